@@ -1,0 +1,91 @@
+"""The exception tree. Every error a user can meet is one line: what, where, limit, remedy.
+
+ManyhandsError                code            meaning
+├─ BadRequest                 bad_request     the caller asked for something impossible
+│  ├─ CutError                bad_request     layers do not cover the model
+│  └─ ContextOverflow         bad_request     prompt + max_tokens exceed the context or the lease
+├─ ModelError                 bad_model       a checkpoint is missing, corrupt or of an unknown family
+├─ WeightsMismatch            weights_mismatch  two nodes hold different weights or precision
+├─ ShardUnavailable           shard_unavailable nobody can serve a needed span (retryable elsewhere)
+│  └─ Busy                    shard_unavailable a hop is full; said before it accepts, never after
+├─ PipelineStalled            pipeline_stalled  no progress within the deadline
+├─ PipelineAborted            pipeline_aborted  a running session cannot go on
+│  └─ Corruption              pipeline_aborted  a hop sent NaN, Inf or nonsense
+├─ ProtocolError              protocol_error  a peer sent bytes that mean nothing; its link is closed
+├─ LinkClosed                 link_closed     a link is gone
+├─ TicketError                bad_ticket      a ticket cannot be read or does not fit
+└─ DiskFull                   disk_full       no room for a download
+"""
+
+
+class ManyhandsError(Exception):
+    """Base of all errors of this package. `code` goes over the wire and into JSON; `http_status` into HTTP answers."""
+
+    code = "internal"
+    http_status = 500
+
+
+class BadRequest(ManyhandsError):
+    code = "bad_request"
+    http_status = 400
+
+
+class CutError(BadRequest):
+    pass
+
+
+class ContextOverflow(BadRequest):
+    pass
+
+
+class ModelError(ManyhandsError):
+    code = "bad_model"
+    http_status = 400
+
+
+class WeightsMismatch(ManyhandsError):
+    code = "weights_mismatch"
+    http_status = 409
+
+
+class ShardUnavailable(ManyhandsError):
+    code = "shard_unavailable"
+    http_status = 503
+
+
+class Busy(ShardUnavailable):
+    pass
+
+
+class PipelineStalled(ManyhandsError):
+    code = "pipeline_stalled"
+    http_status = 504
+
+
+class PipelineAborted(ManyhandsError):
+    code = "pipeline_aborted"
+    http_status = 503
+
+
+class Corruption(PipelineAborted):
+    pass
+
+
+class ProtocolError(ManyhandsError):
+    code = "protocol_error"
+    http_status = 502
+
+
+class LinkClosed(ManyhandsError):
+    code = "link_closed"
+    http_status = 502
+
+
+class TicketError(ManyhandsError):
+    code = "bad_ticket"
+    http_status = 400
+
+
+class DiskFull(ManyhandsError):
+    code = "disk_full"
+    http_status = 507
