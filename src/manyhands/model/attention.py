@@ -1,0 +1,147 @@
+"""Row-invariant attention over the sessions' caches, plugged into transformers by name.
+
+The rows of a step belong to different sessions; each segment attends to its own session's cache. A row's bits must not
+depend on the other rows of its segment (prefill chunk, verify window, single token), so:
+- keys are seen as a view rounded up to KEY_BLOCK, the block of torch's CPU flash kernel, under an additive mask;
+- the query heads that share a key head become rows (token-major), padded to a multiple of 4.
+Checked bit for bit in tests/model/test_attention.py for 1..700 rows at block borders, on 1 and 2 threads.
+
+Attention sinks (gpt_oss) are applied to the kernel's result by its log-sum-exp: out * sigmoid(lse - sink) is the softmax
+with one more key of value zero. Soft-capped scores (gemma2) need tanh before the softmax, so they take `_softcapped`.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from manyhands.model.cache import KEY_BLOCK, LayerShape, Probe, Segment, StepPlan
+from manyhands.model.elementwise import elementwise
+from manyhands.model.linear import invariant_linear
+
+NAME = "manyhands"
+_ROW_BLOCK = 4
+_running = threading.local()
+
+
+@contextmanager
+def running(plan: StepPlan | Probe) -> Iterator[None]:
+    """Make `plan` the step that attention on this thread serves."""
+    _running.plan = plan
+    try:
+        yield
+    finally:
+        del _running.plan
+
+
+def attention(
+    module: nn.Module,
+    query_1HND: Tensor,
+    key_1HND: Tensor,
+    value_1HND: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface. Keys and values of the new rows are written to the sessions' caches.
+
+    Returns [1, N, heads, value_dim]; padding rows are zero.
+    """
+    _, heads, num_rows, key_dim = query_1HND.shape
+    out = query_1HND.new_zeros(1, num_rows, heads, value_1HND.shape[3])
+    plan: StepPlan | Probe = _running.plan
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    if isinstance(plan, Probe):
+        plan.shapes[layer] = LayerShape(key_1HND.shape[1], key_dim, value_1HND.shape[3], key_1HND.dtype)
+        return out, None
+    scale = key_dim**-0.5 if scaling is None else scaling
+    for s in plan.segments:
+        rows = slice(s.row, s.row + s.count)
+        keys, values = _store(s, layer, key_1HND[:, :, rows], value_1HND[:, :, rows])
+        query = _token_major(query_1HND[:, :, rows], keys.shape[1], keys.shape[3])
+        mask = _mask(plan, s, heads // keys.shape[1], sliding_window, query.dtype)
+        if softcap is None:
+            packed = _flash(query, keys, values, mask, scale, s_aux)
+        else:
+            packed = _softcapped(query, keys, values, mask, scale, softcap)
+        out[:, rows] = _head_major(packed, s.count, heads)[..., : out.shape[3]]
+    return out, None
+
+
+AttentionInterface.register(NAME, attention)
+
+
+def _store(s: Segment, layer: int, key_1HTD: Tensor, value_1HTD: Tensor) -> tuple[Tensor, Tensor]:
+    """Write a segment's new keys and values; return the session's, up to its end rounded up to KEY_BLOCK."""
+    keys, values = s.cache.keys[layer], s.cache.values[layer]
+    stop = s.start + s.count
+    keys[:, :, s.start : stop, : key_1HTD.shape[3]] = key_1HTD
+    values[:, :, s.start : stop, : value_1HTD.shape[3]] = value_1HTD
+    end = -(-stop // KEY_BLOCK) * KEY_BLOCK
+    return keys[:, :, :end], values[:, :, :end]
+
+
+def _token_major(query_1HTD: Tensor, key_heads: int, width: int) -> Tensor:
+    """[1, H, T, D] -> [1, key_heads, T * group (padded), width]: row t * group + g is head g of the group at token t."""
+    _, heads, count, dim = query_1HTD.shape
+    group = heads // key_heads
+    packed = query_1HTD.view(1, key_heads, group, count, dim).transpose(2, 3).reshape(1, key_heads, count * group, dim)
+    missing = -(count * group) % _ROW_BLOCK
+    return F.pad(packed, (0, width - dim, 0, missing)) if missing or width > dim else packed
+
+
+def _head_major(packed_1GRD: Tensor, count: int, heads: int) -> Tensor:
+    """Inverse of _token_major, as [1, T, H, D]."""
+    _, key_heads, _, dim = packed_1GRD.shape
+    group = heads // key_heads
+    rows = packed_1GRD[:, :, : count * group].view(1, key_heads, count, group, dim)
+    return rows.transpose(1, 2).reshape(1, count, heads, dim)
+
+
+def _mask(plan: StepPlan, s: Segment, group: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """Additive mask [1, 1, rows (padded), keys], made once per step and shared by the layers."""
+    key = (s.row, group, window, dtype)
+    if key not in plan.masks:
+        end = -(-(s.start + s.count) // KEY_BLOCK) * KEY_BLOCK
+        position = torch.arange(s.start, s.start + s.count).repeat_interleave(group)
+        missing = -len(position) % _ROW_BLOCK
+        position = torch.cat([position, position[:1].expand(missing)])[:, None]
+        column = torch.arange(end)[None]
+        hidden = column > position
+        if window is not None:
+            hidden |= column <= position - window
+        plan.masks[key] = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))[None, None]
+    return plan.masks[key]
+
+
+def _flash(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, sinks_H: Tensor | None) -> Tensor:
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, keys, values, 0.0, False, attn_mask=mask, scale=scale
+    )
+    if sinks_H is None:
+        return out  # type: ignore[no-any-return]
+    group = len(sinks_H) // keys.shape[1]
+    rows = torch.arange(query.shape[2]) % group
+    sinks = sinks_H.float().view(keys.shape[1], group)[:, rows][None]
+    kept = elementwise(torch.sigmoid, lse.float() - sinks)
+    return (out.float() * kept[..., None]).to(out.dtype)  # type: ignore[no-any-return]
+
+
+def _softcapped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
+    """Attention with scores capped to softcap * tanh(score / softcap), in fp32, values summed block by block in order."""
+    out = torch.zeros(*query.shape[:3], values.shape[3], dtype=torch.float32)
+    for head in range(keys.shape[1]):
+        scores = invariant_linear(query[0, head].float(), keys[0, head].float()) * scale
+        scores = elementwise(torch.tanh, scores / softcap) * softcap + mask[0, 0].float()
+        weights = torch.softmax(scores, -1)
+        for block in range(0, keys.shape[2], KEY_BLOCK):
+            part = slice(block, block + KEY_BLOCK)
+            out[0, head] += invariant_linear(weights[:, part], values[0, head, part].float().t())
+    return out.to(query.dtype)

@@ -1,0 +1,102 @@
+"""Keys and values of the sessions on one span, and the plan of one device step.
+
+A session's cache is reserved whole when it is opened (a lease) and written at absolute positions, so a repeated step is
+harmless and a step that starts earlier is a rollback: validity is the length, not the content. Memory is taken from the
+system lazily (zero pages) as positions are written.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+# 512: the key block of torch's CPU flash kernel; shorter views change bits (runtime.md §3).
+KEY_BLOCK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer caches per position: heads and widths. Values are stored as wide as keys (flash needs it)."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+
+    @property
+    def width(self) -> int:
+        return max(self.key_dim, self.value_dim)
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.heads * self.width * self.dtype.itemsize
+
+
+class SessionCache:
+    """Keys and values of one session for the layers of a span; [1, heads, capacity, width] each.
+
+    `length` is the number of valid positions. Content beyond it is stale but finite. Owned by whoever reserved it.
+    """
+
+    def __init__(self, shapes: dict[int, LayerShape], capacity: int) -> None:
+        self.capacity = capacity
+        self.length = 0
+        rows = -(-capacity // KEY_BLOCK) * KEY_BLOCK
+        self.keys = {layer: _zeros(shape, rows) for layer, shape in shapes.items()}
+        self.values = {layer: _zeros(shape, rows) for layer, shape in shapes.items()}
+
+
+def _zeros(shape: LayerShape, rows: int) -> Tensor:
+    # calloc through numpy: pages are not touched until written, unlike torch.zeros.
+    count = shape.heads * rows * shape.width * shape.dtype.itemsize
+    raw = torch.from_numpy(np.zeros(count, dtype=np.uint8))
+    return raw.view(shape.dtype).view(1, shape.heads, rows, shape.width)
+
+
+@dataclass(slots=True)
+class Segment:
+    """Rows [row, row + count) of a device step: positions [start, start + count) of one session."""
+
+    cache: SessionCache
+    start: int
+    row: int
+    count: int
+
+
+@dataclass(slots=True)
+class Probe:
+    """Stands in for a StepPlan once, at load time: records what each layer caches."""
+
+    shapes: dict[int, LayerShape] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One device step: segments of different sessions, side by side in one [num_rows, hidden] tensor (rows padded)."""
+
+    segments: list[Segment]
+    num_rows: int
+    masks: dict[tuple[int, int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def positions(self) -> Tensor:
+        """Absolute positions [1, num_rows]; 0 for padding rows."""
+        out = torch.zeros(1, self.num_rows, dtype=torch.long)
+        for s in self.segments:
+            out[0, s.row : s.row + s.count] = torch.arange(s.start, s.start + s.count)
+        return out
+
+
+class StepCache(Cache):
+    """What transformers' layers see as their cache. It stores nothing: our attention writes the sessions' caches, where
+    keys and values are final (latent attention expands them only after this call)."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def update(self, keys_1HND: Tensor, values_1HND: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        return keys_1HND, values_1HND
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0

@@ -1,0 +1,113 @@
+"""The header of a safetensors file: which tensor lies where. Reads strangers' files, so it believes nothing.
+
+Layout: 8 bytes little-endian length, that many bytes of JSON, then the data, which the tensors tile exactly.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from manyhands.errors import ModelError
+
+MAX_HEADER_BYTES: Final = 100_000_000  # the limit of safetensors itself
+LENGTH_BYTES: Final = 8
+DTYPE_BITS: Final = {
+    **dict.fromkeys(("F4", "E2M1"), 4),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64"), 64),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor and its bytes: [start, end) counted from the start of the file."""
+
+    name: str
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+def header_length(prefix: bytes, file: str, size: int) -> int:
+    """Bytes of JSON that follow the 8-byte `prefix` of a file of `size` bytes. Raises ModelError."""
+    if len(prefix) < LENGTH_BYTES:
+        raise ModelError(f"{file} is truncated: {size} bytes are too few for a safetensors file")
+    length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
+    if length > MAX_HEADER_BYTES:
+        raise ModelError(f"{file} is no safetensors file: its header claims {length} bytes (limit {MAX_HEADER_BYTES})")
+    if LENGTH_BYTES + length > size:
+        raise ModelError(f"{file} is truncated: its header ends at {LENGTH_BYTES + length}, the file has {size} bytes")
+    return length
+
+
+def parse_header(raw: bytes, file: str, size: int) -> list[TensorEntry]:
+    """The tensors of a file of `size` bytes from the JSON `raw`, by offset. Raises ModelError naming the flaw."""
+    try:
+        header = json.loads(raw, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: the safetensors header is not valid JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"{file}: the safetensors header is not an object")
+    base = LENGTH_BYTES + len(raw)
+    entries = [_entry(name, facts, file, base) for name, facts in header.items() if name != "__metadata__"]
+    entries.sort(key=lambda entry: (entry.start, entry.end))
+    _check_tiling(entries, file, base, size)
+    return entries
+
+
+def read_header(path: Path) -> list[TensorEntry]:
+    """The tensors of the file at `path`; their `file` is its name. Raises ModelError."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as handle:
+            length = header_length(handle.read(LENGTH_BYTES), path.name, size)
+            raw = handle.read(length)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
+    return parse_header(raw, path.name, size)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return dict(pairs)
+
+
+def _entry(name: str, facts: object, file: str, base: int) -> TensorEntry:
+    if not isinstance(facts, dict) or not {"dtype", "shape", "data_offsets"} <= facts.keys():
+        raise ModelError(f"{file}: tensor {name} lacks dtype, shape or offsets")
+    dtype, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise ModelError(f"{file}: tensor {name} has the unknown dtype {dtype!r}")
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise ModelError(f"{file}: tensor {name} has the impossible shape {shape!r} or offsets {offsets!r}")
+    entry = TensorEntry(name, file, dtype, tuple(shape), base + offsets[0], base + offsets[1])
+    if (offsets[1] - offsets[0]) * 8 != math.prod(shape) * DTYPE_BITS[dtype]:
+        raise ModelError(f"{file}: tensor {name} ({dtype} {shape}) does not fit offsets {offsets}")
+    return entry
+
+
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in value)
+
+
+def _check_tiling(entries: list[TensorEntry], file: str, base: int, size: int) -> None:
+    reached = base
+    for entry in entries:
+        if entry.start < reached:
+            raise ModelError(f"{file}: tensor {entry.name} overlaps the one before it at byte {entry.start}")
+        if entry.start > reached:
+            raise ModelError(f"{file}: bytes {reached} to {entry.start} before tensor {entry.name} belong to no tensor")
+        reached = entry.end
+    if reached != size:
+        state = "truncated" if size < reached else "too long"
+        raise ModelError(f"{file} is {state}: its tensors end at byte {reached}, the file has {size}")

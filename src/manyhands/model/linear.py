@@ -1,0 +1,212 @@
+"""Row-invariant matrix products: a row's result never depends on how many other rows share the call.
+
+Measured (docs/exactness.md): oneDNN gives a row the same bits for every M >= 4, on any number of threads, in bf16 and
+fp32; M = 1..3 use other kernels, and MKL changes bits with M, threads and alignment. So every product of a layer goes
+through oneDNN with packed weights and at least MIN_ROWS rows. Packing is also 1.8x faster than F.linear at one row.
+
+int8 divides each row by its own largest magnitude, so one row never changes another's scale, and adds the sentinel row
+[-1, 1, 1, ...] that pins the quantiser's range; the int32 sums are exact, hence free of order.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from manyhands.core import Precision
+from manyhands.errors import ModelError
+
+EXPERTS = "manyhands"  # our name in transformers' registry of experts implementations
+
+# 4 rows: the smallest M of the oneDNN class that prefill uses; rows 1 to 6 cost the same (memory-bound).
+MIN_ROWS = 4
+
+DTYPES: dict[Precision, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "int8": torch.bfloat16,  # activations; the weights are int8
+}
+
+
+def pad_rows(x_MK: Tensor) -> Tensor:
+    """Rows of zeros up to MIN_ROWS; the caller cuts them off again."""
+    missing = MIN_ROWS - x_MK.shape[0]
+    return F.pad(x_MK, (0, 0, 0, missing)) if missing > 0 else x_MK
+
+
+def invariant_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias with unpacked weights, for small matrices such as MoE routers. Shapes as F.linear."""
+    x_MK = x.reshape(-1, x.shape[-1])
+    out = torch.ops.mkldnn._linear_pointwise(pad_rows(x_MK), weight_NK.contiguous(), bias_N, "none", [], "")
+    return out[: x_MK.shape[0]].view(*x.shape[:-1], weight_NK.shape[0])
+
+
+class Packed:
+    """One weight matrix [N, K] in oneDNN's blocked layout. Call with [M, K], M >= 1; gives [M, N]."""
+
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None) -> None:
+        # 16 is the row count that oneDNN is told to lay the blocks out for; the bits do not depend on it.
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), 16)
+        self.bias = None if bias_N is None else bias_N.clone()
+
+    def __call__(self, x_MK: Tensor) -> Tensor:
+        out = torch.ops.mkldnn._linear_pointwise(pad_rows(x_MK), self.weight, self.bias, "none", [], "")
+        return out[: x_MK.shape[0]] if x_MK.shape[0] < MIN_ROWS else out
+
+
+class PackedInt8:
+    """One weight matrix quantised to int8 per output row; activations per input row. Call as Packed."""
+
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None) -> None:
+        weight = weight_NK.float()
+        scale = (weight.abs().amax(1) / 127).clamp_min(1e-8).double()
+        zero = torch.zeros(weight.shape[0], dtype=torch.long)
+        quantised = torch.quantize_per_channel(weight, scale, zero, 0, torch.qint8)
+        torch.backends.quantized.engine = "x86"
+        self.weight = torch.ops.quantized.linear_prepack(quantised, None)
+        self.bias = None if bias_N is None else bias_N.float()
+
+    def __call__(self, x_MK: Tensor) -> Tensor:
+        rows = x_MK.float()
+        scale = rows.abs().amax(1, keepdim=True).clamp_min(1e-12)
+        unit = torch.empty(rows.shape[0] + 1, rows.shape[1])
+        torch.div(rows, scale, out=unit[:-1])
+        unit[-1] = 1.0
+        unit[-1, 0] = -1.0
+        out = torch.ops.quantized.linear_dynamic(unit, self.weight, False)[:-1] * scale
+        return (out if self.bias is None else out + self.bias).to(x_MK.dtype)
+
+
+Product = Packed | PackedInt8
+
+
+def pack(weight_NK: Tensor, bias_N: Tensor | None, precision: Precision) -> Product:
+    return PackedInt8(weight_NK, bias_N) if precision == "int8" else Packed(weight_NK, bias_N)
+
+
+class InvariantLinear(nn.Module):
+    """Stands in for nn.Linear; the original weight is dropped once packed."""
+
+    def __init__(self, linear: nn.Linear, precision: Precision) -> None:
+        super().__init__()
+        self.product = pack(linear.weight.detach(), _detached(linear.bias), precision)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+
+class FusedProduct:
+    """Several nn.Linear that are called with the very same tensor, as one product (q, k, v; gate and up)."""
+
+    def __init__(self, linears: list[nn.Linear], precision: Precision) -> None:
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        bias = None
+        if any(linear.bias is not None for linear in linears):
+            bias = torch.cat([_bias_or_zeros(linear) for linear in linears])
+        self.product = pack(weight, bias, precision)
+        self.widths = [linear.out_features for linear in linears]
+        self._input: Tensor | None = None
+        self._parts: list[Tensor] = []
+
+    def part(self, x: Tensor, index: int) -> Tensor:
+        """Columns of linear `index`. The first part asked for with a new `x` computes all; the last one forgets it."""
+        if self._input is not x:
+            out = self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+            self._input, self._parts = x, list(out.split(self.widths, dim=-1))
+        part = self._parts[index]
+        if index == len(self.widths) - 1:
+            self._input, self._parts = None, []
+        return part
+
+
+class FusedPart(nn.Module):
+    """Stands in for one nn.Linear of a FusedProduct."""
+
+    def __init__(self, fused: FusedProduct, index: int) -> None:
+        super().__init__()
+        self.fused, self.index = fused, index
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fused.part(x, self.index)
+
+
+def _detached(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach()
+
+
+def _bias_or_zeros(linear: nn.Linear) -> Tensor:
+    if linear.bias is not None:
+        return linear.bias.detach()
+    return torch.zeros(linear.out_features, dtype=linear.weight.dtype)
+
+
+def replace_linears(root: nn.Module, order: Iterable[tuple[nn.Linear, int]], precision: Precision) -> None:
+    """Replace every nn.Linear below `root`. `order` is a trace of calls: (linear, id of the input tensor).
+
+    Neighbours in the trace that are children of one module and got the same tensor are fused, whatever their names.
+    """
+    parents = {id(c): (p, n, c) for p in root.modules() for n, c in p.named_children() if type(c) is nn.Linear}
+    for group in _fusible(order, parents):
+        fused = FusedProduct([parents[key][2] for key in group], precision)
+        for index, key in enumerate(group):
+            parent, name, _ = parents.pop(key)
+            setattr(parent, name, FusedPart(fused, index))
+    for parent, name, linear in parents.values():
+        setattr(parent, name, InvariantLinear(linear, precision))
+
+
+def _fusible(
+    order: Iterable[tuple[nn.Linear, int]], parents: dict[int, tuple[nn.Module, str, nn.Linear]]
+) -> list[list[int]]:
+    groups: list[list[int]] = []
+    last: tuple[int, int] | None = None
+    seen: set[int] = set()
+    for linear, tensor in order:
+        if id(linear) not in parents or id(linear) in seen:
+            last = None
+            continue
+        seen.add(id(linear))
+        here = (id(parents[id(linear)][0]), tensor)
+        if here == last:
+            groups[-1].append(id(linear))
+        else:
+            groups.append([id(linear)])
+        last = here
+    return [group for group in groups if len(group) > 1]
+
+
+def pack_experts(root: nn.Module, precision: Precision) -> None:
+    """Give every fused-experts module below `root` one Packed product per expert and drop the 3-D parameters."""
+    for module in root.modules():
+        if not isinstance(getattr(module, "down_proj", None), nn.Parameter):
+            continue
+        if module.has_post_expert_norm:
+            raise ModelError(f"{type(module).__name__} normalises each expert's output, which is not supported")
+        module.config._experts_implementation = EXPERTS
+        first = "gate_up_proj" if module.has_gate else "up_proj"
+        for name in (first, "down_proj"):
+            weights = getattr(module, name).detach()
+            biases = getattr(module, f"{name}_bias").detach() if module.has_bias else [None] * len(weights)
+            products = [
+                pack(w.t() if module.is_transposed else w, b, precision) for w, b in zip(weights, biases, strict=True)
+            ]
+            delattr(module, name)
+            setattr(module, "first_products" if name == first else "second_products", products)
+
+
+def _invariant_experts(module: nn.Module, hidden_ND: Tensor, top_NK: Tensor, weight_NK: Tensor) -> Tensor:
+    """Mixture of experts, expert by expert, each token's experts summed in their top-k order in fp32."""
+    out = torch.zeros(*top_NK.shape, hidden_ND.shape[1], dtype=hidden_ND.dtype)
+    for expert in top_NK.unique().tolist():
+        rows, ranks = torch.where(top_NK == expert)
+        y = module.first_products[expert](hidden_ND[rows])
+        y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
+        y = module.second_products[expert](y)
+        out[rows, ranks] = (y * weight_NK[rows, ranks, None]).to(out.dtype)
+    return out.float().sum(1).to(hidden_ND.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _invariant_experts)

@@ -1,0 +1,196 @@
+"""Build the part of a transformers model that one node needs, and nothing else.
+
+The class of the checkpoint's family is subclassed so that absent layers are replaced while still on the meta device
+(never allocated, never read); absolute layer indices stay. `from_pretrained` then gets only the tensors of this part, so
+that conversions (fused experts, tied weights, non-persistent buffers) remain upstream's job (runtime.md §2).
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from manyhands.core import Precision, Span
+from manyhands.errors import ModelError
+from manyhands.model import attention
+from manyhands.model.elementwise import guard
+from manyhands.model.linear import DTYPES, pack_experts
+from manyhands.model.manifest import read_entries
+from manyhands.model.partition import ends_tensors, span_tensors
+
+transformers.logging.set_verbosity_error()
+
+
+class Pass(nn.Module):
+    """Stands where a layer or an end is absent: hands its first argument on."""
+
+    attention_type = "full_attention"
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        return args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values()), None))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of a model to build: a span of layers, or ends (embedding and/or head), or any mix."""
+
+    span: Span | None
+    embed: bool = False
+    head: bool = False
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """The text model's config of a checkpoint folder. Raises ModelError if absent, corrupt or of an unknown family."""
+    if not (folder / "config.json").exists():
+        raise ModelError(f"{folder} holds no config.json: it is not a checkpoint folder")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, OSError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"{folder}/config.json cannot be used: {reason}") from error
+    text = config.get_text_config()
+    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"{folder}: family {text.model_type!r} is no causal language model transformers knows")
+    return text
+
+
+def context_length(config: PreTrainedConfig) -> int:
+    """Positions that may be used. Rotary scalings that switch with the length seen would make a position's numbers
+    depend on its batch, so such models are held to the length before the switch (docs/models.md)."""
+    full = int(getattr(config, "max_position_embeddings", 2048))
+    rope = getattr(config, "rope_parameters", None) or {}
+    scopes = [rope, *(v for v in rope.values() if isinstance(v, dict))]
+    for scope in scopes:
+        if scope.get("rope_type") in ("dynamic", "longrope"):
+            original = scope.get("original_max_position_embeddings")
+            full = min(full, int(original or getattr(config, "original_max_position_embeddings", full)))
+    return full
+
+
+def find_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
+    """The list of decoder layers: the shallowest ModuleList of the right length."""
+    lists = [(n.count("."), m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers]
+    if not lists:
+        raise ModelError(f"{type(model).__name__} has no list of {num_layers} layers: the family is not supported")
+    return min(lists, key=lambda pair: pair[0])[1]
+
+
+def load_part(folder: Path, config: PreTrainedConfig, part: Part, precision: Precision) -> PreTrainedModel:
+    """A model in eval mode that holds `part` alone, with our attention and experts plugged in (linears still stock)."""
+    tensors = read_tensors(folder, config, part)
+    cls = _pruned_class(config, part)
+    config._attn_implementation = attention.NAME
+    try:
+        model, info = cls.from_pretrained(
+            None,
+            config=config,
+            state_dict=tensors,
+            dtype=DTYPES[precision],
+            attn_implementation=attention.NAME,
+            output_loading_info=True,
+        )
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise ModelError(f"{folder}: {str(error).splitlines()[0]}") from error
+    missing = sorted(k for k in info["missing_keys"] if _is_needed(k, part))
+    if missing or info["mismatched_keys"]:
+        names = ", ".join([*missing, *map(str, info["mismatched_keys"])][:3])
+        raise ModelError(f"{folder}: tensors missing or of the wrong shape: {names}")
+    guard(model)
+    pack_experts(model, precision)
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def _is_needed(key: str, part: Part) -> bool:
+    if re.search(r"\.\d+\.", key):
+        return True
+    return part.head or (part.embed and "norm" not in key)
+
+
+def read_tensors(folder: Path, config: PreTrainedConfig, part: Part) -> dict[str, Tensor]:
+    """The tensors of `part`, mapped from the checkpoint's files. Raises ModelError for missing or corrupt ones."""
+    entries = {entry.name: entry for entry in read_entries(folder)}
+    names: set[str] = set()
+    if part.span is not None:
+        names |= set(span_tensors(entries, part.span))
+    if part.embed or part.head:
+        tied = bool(getattr(config, "tie_word_embeddings", False))
+        names |= set(ends_tensors(entries, embed=part.embed, head=part.head, tied=tied))
+    out: dict[str, Tensor] = {}
+    for file in sorted({entries[name].file for name in names}):
+        with safe_open(folder / file, framework="pt") as handle:
+            out.update((name, handle.get_tensor(name)) for name in names if entries[name].file == file)
+    return out
+
+
+def _pruned_class(config: PreTrainedConfig, part: Part) -> type[PreTrainedModel]:
+    base: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+    def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:
+        base.__init__(self, config, *args, **kwargs)
+        layers = find_layers(self, config.num_hidden_layers)
+        for index in range(len(layers)):
+            if part.span is None or not part.span.start <= index < part.span.end:
+                layers[index] = Pass()
+        tied = bool(getattr(config, "tie_word_embeddings", False))
+        if not part.embed and not (part.head and tied):
+            self.set_input_embeddings(Pass())
+        if not part.head:
+            self.set_output_embeddings(Pass())
+            self.all_tied_weights_keys = {}
+
+    return type(base.__name__, (base,), {"__init__": __init__, "__module__": base.__module__})
+
+
+class Captured(Exception):  # noqa: N818 - control flow, not an error
+    """Ends a forward pass early once the wanted hidden state is known."""
+
+
+class Tap:
+    """Hooks on a model's layers that put a hidden state in at one place and take one out at another."""
+
+    def __init__(self) -> None:
+        self.injected: Tensor | None = None
+        self.captured: Tensor | None = None
+
+    def inject_at(self, layer: nn.Module) -> None:
+        layer.register_forward_pre_hook(self._inject, with_kwargs=True)
+
+    def divert_at(self, layer: nn.Module) -> None:
+        """Inject before `layer` if something is to be injected, else capture what would have entered it."""
+        layer.register_forward_pre_hook(self._divert, with_kwargs=True)
+
+    def capture_after(self, layer: nn.Module) -> None:
+        layer.register_forward_hook(self._capture)
+
+    def _inject(self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, object]:
+        if args:
+            return (self.injected, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": self.injected}
+
+    def _divert(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, object]:
+        if self.injected is None:
+            self._capture(module, args, args[0] if args else kwargs["hidden_states"])
+        return self._inject(module, args, kwargs)
+
+    def _capture(self, _: nn.Module, args: object, out: object) -> None:
+        self.captured = out[0] if isinstance(out, tuple) else out  # type: ignore[assignment]
+        raise Captured
+
+    def take(self) -> Tensor:
+        captured, self.captured = self.captured, None
+        assert captured is not None
+        return captured
+
+
+@contextlib.contextmanager
+def until_captured() -> Iterator[None]:
+    with contextlib.suppress(Captured), torch.inference_mode():
+        yield

@@ -1,0 +1,169 @@
+"""Which tensors of a checkpoint belong to which layers, and which to the ends. Pure: names and shapes in, names out.
+
+Layers are found by their place in the name (`model.layers.7.`, `transformer.h.7.`, `blocks.7.`). All other tensors
+belong to the ends, in three roles: "embed" (token and position embeddings), "head" (the output matrix; absent if it is
+tied to the embedding) and "norm" (the final norm, and whatever else has no layer). Layers past the model's count
+(multi-token prediction) belong to nobody.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol, Self
+
+from manyhands.core import Precision, Span
+from manyhands.errors import CutError, ModelError
+
+EndRole = Literal["embed", "norm", "head"]
+
+_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
+# These count layers of their own: towers for other media, encoders, multi-token prediction.
+_TOWER: Final = re.compile(r"^mtp\.|(?:^|\.)(?:vision|audio|encoder)")
+_HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.")
+_EMBED: Final = re.compile(r"(?:^|\.)(?:embed|wte|wpe|word_embeddings|tok_embeddings|position_embeddings)")
+_UNUSED: Final = re.compile(r"^mtp\.")
+
+_SIZES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "int8": 1}
+_FLOATS: Final = ("F", "BF")  # how safetensors' floating types start
+_STORED_SIZES: Final = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
+
+
+class Described(Protocol):
+    """A tensor by name, safetensors dtype and shape."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What config.json says of a text model. `context` is 0 if it says nothing."""
+
+    family: str
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    context: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Read a parsed config.json; a multimodal one is read at its text part. Raises ModelError naming the key."""
+        text = config.get("text_config")
+        scope = {**config, **text} if isinstance(text, dict) else config
+        return cls(
+            family=str(scope.get("model_type", "unknown")),
+            architecture=str((config.get("architectures") or ["unknown"])[0]),
+            num_layers=_count(scope, "num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+            hidden_size=_count(scope, "hidden_size", "n_embd", "d_model"),
+            vocab_size=_count(scope, "vocab_size"),
+            context=_count(scope, "max_position_embeddings", "n_positions", "n_ctx", default=0),
+        )
+
+
+def _count(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 32:
+            return value
+    if default is None:
+        raise ModelError(f"config.json gives no usable {keys[0]}: it is not the config of a language model")
+    return default
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that a tensor belongs to, None for the ends."""
+    match = None if _TOWER.search(name) else _LAYER.search(name)
+    return int(match[1]) if match else None
+
+
+def end_role(name: str) -> EndRole:
+    """The role of a tensor that is in no layer."""
+    if _HEAD.search(name):
+        return "head"
+    return "embed" if _EMBED.search(name) else "norm"
+
+
+def is_unused(name: str, num_layers: int) -> bool:
+    """Whether no node needs the tensor: extra layers that only predict further tokens."""
+    layer = layer_of(name)
+    return _UNUSED.search(name) is not None or (layer is not None and layer >= num_layers)
+
+
+def span_tensors(names: Iterable[str], span: Span) -> list[str]:
+    """The tensors of `span`, sorted. Raises ModelError naming the first layer that has none."""
+    found = sorted(name for name in names if (layer := layer_of(name)) is not None and span.start <= layer < span.end)
+    absent = sorted(set(range(span.start, span.end)) - {layer_of(name) for name in found})
+    if absent:
+        raise ModelError(f"no tensors of layer {absent[0]} (as in model.layers.{absent[0]}.*): the checkpoint lacks it")
+    return found
+
+
+def ends_tensors(names: Iterable[str], *, embed: bool = True, head: bool = True, tied: bool | None = None) -> list[str]:
+    """The tensors of the ends, sorted: with `embed` the embeddings, with `head` the final norm and the head.
+
+    A tied head is the embedding, which `head` alone then needs too; `tied` None means: if there is no head tensor.
+    Raises ModelError if a wanted role has no tensor.
+    """
+    roles = [(name, end_role(name)) for name in sorted(names) if layer_of(name) is None and not _UNUSED.search(name)]
+    present = {role for _, role in roles}
+    is_tied = "head" not in present if tied is None else tied
+    wanted: set[EndRole] = set()
+    if embed or (head and is_tied):
+        wanted.add("embed")
+    if head:
+        wanted |= {"norm"} if is_tied and "head" not in present else {"norm", "head"}
+    if absent := sorted(wanted - present):
+        raise ModelError(f"the checkpoint holds no tensor for {absent[0]} (of embed, norm, head)")
+    return [name for name, role in roles if role in wanted]
+
+
+def needed_tensors(names: Iterable[str], num_layers: int, span: Span | None, with_ends: bool) -> list[str]:
+    """What a node needs that hosts `span` (None: all layers), and the ends if `with_ends`; sorted, each name once.
+
+    Raises CutError if the span leaves the model, ModelError if the checkpoint lacks something.
+    """
+    held = list(names)
+    wanted = span if span is not None else Span(0, num_layers)
+    if wanted.end > num_layers:
+        raise CutError(f"layers {wanted} are out of range: the model has layers 0-{num_layers - 1}")
+    return sorted(span_tensors(held, wanted) + (ends_tensors(held) if with_ends else []))
+
+
+def is_tied(names: Iterable[str]) -> bool:
+    """Whether the head is the embedding, that is: no tensor is a head."""
+    return all(layer_of(name) is not None or end_role(name) != "head" for name in names)
+
+
+def layer_bytes(tensors: Iterable[Described], num_layers: int, precision: Precision) -> list[int]:
+    """Exact bytes of weights of each layer held at `precision`."""
+    sizes = [0] * num_layers
+    for tensor in tensors:
+        layer = layer_of(tensor.name)
+        if layer is not None and layer < num_layers:
+            sizes[layer] += tensor_bytes(tensor, precision)
+    return sizes
+
+
+def ends_bytes(tensors: Iterable[Described], precision: Precision) -> int:
+    """Exact bytes of embedding, final norm and head; at int8 the ends stay bf16."""
+    kept: Precision = "bf16" if precision == "int8" else precision
+    ends = (tensor for tensor in tensors if layer_of(tensor.name) is None and not _UNUSED.search(tensor.name))
+    return sum(tensor_bytes(tensor, kept) for tensor in ends)
+
+
+def tensor_bytes(tensor: Described, precision: Precision) -> int:
+    """Bytes of one tensor held at `precision`: int8 matrices have one fp32 scale a row, int8 vectors stay bf16."""
+    count = math.prod(tensor.shape)
+    if not tensor.dtype.startswith(_FLOATS):
+        return count * _STORED_SIZES.get(tensor.dtype, 8)
+    if precision != "int8":
+        return count * _SIZES[precision]
+    if len(tensor.shape) < 2:
+        return count * _SIZES["bf16"]
+    return count + 4 * (count // tensor.shape[-1] if tensor.shape[-1] else 0)

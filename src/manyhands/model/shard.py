@@ -1,0 +1,81 @@
+"""One span of a model on one node: hidden states in, hidden states out. Knows nothing of sessions' owners or networks."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from manyhands.core import Precision, Span
+from manyhands.errors import CutError
+from manyhands.model import attention
+from manyhands.model.cache import LayerShape, Probe, SessionCache, StepCache, StepPlan
+from manyhands.model.linear import DTYPES, MIN_ROWS, replace_linears
+from manyhands.model.load import Part, Tap, find_layers, load_part, read_config, until_captured
+
+
+class Shard:
+    """Layers `span` of the checkpoint in `folder`, in `precision`. Not thread-safe: one executor thread owns it.
+
+    Raises ModelError (checkpoint), CutError (span outside the model).
+    """
+
+    def __init__(self, folder: Path, span: Span, precision: Precision, config: PreTrainedConfig | None = None) -> None:
+        self.config = config or read_config(folder)
+        self.span, self.precision = span, precision
+        if span.end > self.config.num_hidden_layers:
+            last = self.config.num_hidden_layers - 1
+            raise CutError(f"layers {span} are out of range: the model has layers 0-{last}")
+        model = load_part(folder, self.config, Part(span), precision)
+        self._base = model.base_model
+        layers = find_layers(model, self.config.num_hidden_layers)
+        self._tap = Tap()
+        self._tap.inject_at(layers[span.start])
+        self._tap.capture_after(layers[span.end - 1])
+        self.hidden_size = int(self.config.hidden_size)
+        self.dtype = DTYPES[precision]
+        self.shapes = self._prepare(layers)
+
+    def _prepare(self, layers: nn.ModuleList) -> dict[int, LayerShape]:
+        """Probe once: learn what each layer caches and which linears share an input; then pack the linears."""
+        order: list[tuple[nn.Linear, int]] = []
+        alive: list[Tensor] = []
+
+        def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            alive.append(args[0])  # keeps the ids distinct
+            order.append((module, id(args[0])))  # type: ignore[arg-type]
+
+        hooks = [m.register_forward_pre_hook(record) for m in layers.modules() if type(m) is nn.Linear]
+        probe = Probe()
+        with attention.running(probe):
+            self._run(torch.zeros(MIN_ROWS, self.hidden_size, dtype=self.dtype), torch.arange(MIN_ROWS)[None])
+        for hook in hooks:
+            hook.remove()
+        replace_linears(layers, order, self.precision)
+        return probe.shapes
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache bytes that one position of one session takes on this span."""
+        return sum(shape.bytes_per_token for shape in self.shapes.values())
+
+    def new_cache(self, capacity: int) -> SessionCache:
+        return SessionCache(self.shapes, capacity)
+
+    def forward(self, hidden_ND: Tensor, plan: StepPlan) -> Tensor:
+        """Run the span on the rows of `plan`; hidden_ND [plan.num_rows, hidden], at least MIN_ROWS rows; same shape back.
+
+        Writes the sessions' caches at the rows' positions and sets each session's length to the end of its segment.
+        """
+        with attention.running(plan):
+            out = self._run(hidden_ND, plan.positions())
+        for s in plan.segments:
+            s.cache.length = s.start + s.count
+        return out
+
+    def _run(self, hidden_ND: Tensor, position_1N: Tensor) -> Tensor:
+        hidden_1ND = hidden_ND[None]
+        self._tap.injected = hidden_1ND
+        with until_captured():
+            self._base(inputs_embeds=hidden_1ND, position_ids=position_1N, past_key_values=StepCache(), use_cache=True)
+        return self._tap.take()[0]
