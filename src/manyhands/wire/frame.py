@@ -1,0 +1,280 @@
+"""Frames: a fixed header, then a body. Sans-I/O; knows nothing of sockets and never imports torch.
+
+    header   version u8 · kind u8 · flags u8 · hop u8 · body length u32 · session 16 bytes · epoch · position · count ·
+             reply_from · window · width (u32 each) · dtype u8 · content u8                          all little endian
+    Step     ids as u32[count] if flag 1, then the tensor's count * width * itemsize bytes if flag 2
+    others   JSON (control.py); every header field after the length, the flags and the hop are zero
+
+Nothing is allocated for a body before its header has been checked.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from manyhands.core import SessionId
+from manyhands.errors import ProtocolError
+from manyhands.wire import control
+from manyhands.wire.message import (
+    PROTOCOL_VERSION,
+    Close,
+    Content,
+    Credit,
+    DType,
+    Fault,
+    Hello,
+    Lane,
+    Message,
+    Open,
+    Opened,
+    Payload,
+    Ping,
+    Pong,
+    Step,
+)
+from manyhands.wire.tensor import ITEMSIZE
+
+MAX_CONTROL_BODY = 64 << 10
+MAX_STEP_BODY = 8 << 20
+SCRATCH_BYTES = 64 << 10  # what one read takes in while no body is open: several decode steps, or a whole control body
+
+KINDS: dict[int, type[Any]] = {
+    1: Hello,
+    2: Step,
+    3: Credit,
+    4: Open,
+    5: Opened,
+    6: Close,
+    7: Fault,
+    8: Ping,
+    9: Pong,
+}
+_KIND_OF = {cls: kind for kind, cls in KINDS.items()}
+_DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32", "int32")
+_CONTENTS: tuple[Content, ...] = ("hidden", "ids", "logits")
+_HAS_IDS = 1
+_HAS_PAYLOAD = 2
+_U32 = (1 << 32) - 1
+_LAYOUT = struct.Struct("<4BI16s6I2B")
+HEADER_BYTES = _LAYOUT.size
+
+
+class Header(NamedTuple):
+    """The fields of a header; the defaults are those of a control frame."""
+
+    version: int
+    kind: int
+    flags: int = 0
+    hop: int = 0
+    length: int = 0
+    session: bytes = bytes(16)
+    epoch: int = 0
+    position: int = 0
+    num_rows: int = 0
+    reply_from: int = 0
+    window: int = 0
+    width: int = 0
+    dtype: int = 0
+    content: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Largest bodies accepted, in bytes. A control body can also never exceed MAX_CONTROL_BODY."""
+
+    control_body: int = MAX_CONTROL_BODY
+    step_body: int = MAX_STEP_BODY
+
+
+def encode(message: Message) -> list[bytes | memoryview]:
+    """The bytes of one frame, in order. A Step's tensor is not copied: do not change it until the bytes are sent.
+
+    Raises ProtocolError for what a peer would refuse: too large, shape and size that differ, numbers out of range.
+    """
+    try:
+        return _encode_step(message) if isinstance(message, Step) else _encode_control(message)
+    except struct.error as exc:
+        raise ProtocolError(f"{type(message).__name__} cannot be sent: {exc}") from exc
+
+
+def wire_size(message: Message) -> int:
+    """Number of bytes that `encode` makes of a message."""
+    return sum(len(part) for part in encode(message))
+
+
+def _encode_control(message: Message) -> list[bytes | memoryview]:
+    body = control.encode(message)
+    if len(body) > MAX_CONTROL_BODY:
+        raise ProtocolError(f"{type(message).__name__} of {len(body)} bytes is over the limit of {MAX_CONTROL_BODY}")
+    header = Header(PROTOCOL_VERSION, _KIND_OF[type(message)], length=len(body))
+    return [_LAYOUT.pack(*header) + body]
+
+
+def _encode_step(step: Step) -> list[bytes | memoryview]:
+    ids = b"" if step.ids is None else struct.pack(f"<{len(step.ids)}I", *step.ids)
+    data = memoryview(b"" if step.payload is None else step.payload.data).cast("B")
+    header = Header(
+        version=PROTOCOL_VERSION,
+        kind=_KIND_OF[Step],
+        flags=_HAS_IDS * (step.ids is not None) + _HAS_PAYLOAD * (step.payload is not None),
+        hop=step.hop,
+        length=len(ids) + len(data),
+        session=step.session,
+        epoch=step.epoch,
+        position=step.position,
+        num_rows=step.count,
+        reply_from=step.reply_from,
+        window=step.window,
+        width=0 if step.payload is None else step.payload.width,
+        dtype=0 if step.payload is None else _DTYPES.index(step.payload.dtype),
+        content=_CONTENTS.index(step.content),
+    )
+    if len(step.session) != 16 or (step.ids is not None and len(step.ids) != step.count):
+        raise ProtocolError("Step cannot be sent: a session has 16 bytes, and there are as many ids as rows")
+    _check_step(header, MAX_STEP_BODY)
+    head = _LAYOUT.pack(*header) + ids
+    return [head, data] if len(data) else [head]
+
+
+def _check_step(header: Header, max_body: int) -> None:
+    """Raise ProtocolError unless the header of a Step is consistent and within limits."""
+    if header.length > max_body:
+        raise ProtocolError(f"Step of {header.length} bytes is over the limit of {max_body}")
+    if header.flags > 3 or header.dtype >= len(_DTYPES) or header.content >= len(_CONTENTS):
+        raise ProtocolError("Step has an unknown flag, dtype or content")
+    has_ids, has_payload = bool(header.flags & _HAS_IDS), bool(header.flags & _HAS_PAYLOAD)
+    if has_payload != bool(header.width) or (header.dtype and not has_payload):
+        raise ProtocolError("Step has a width or dtype without a tensor, or a tensor without width")
+    if (has_payload and not header.num_rows) or (header.num_rows and not (has_ids or has_payload)):
+        raise ProtocolError("Step has rows without content, or content without rows")
+    if header.position + header.num_rows > _U32:
+        raise ProtocolError("Step goes beyond position 2**32 - 1")
+    itemsize = ITEMSIZE[_DTYPES[header.dtype]]
+    if header.length != header.num_rows * (4 * has_ids + header.width * itemsize):
+        raise ProtocolError(f"Step of {header.length} bytes does not hold the {header.num_rows} rows that it declares")
+
+
+def _check_control(header: Header, max_body: int) -> None:
+    if header.length > max_body:
+        raise ProtocolError(f"control frame of {header.length} bytes is over the limit of {max_body}")
+    if header != Header(header.version, header.kind, length=header.length):
+        raise ProtocolError("control frame with fields that only a Step has")
+
+
+def _decode_step(header: Header, body: bytearray) -> Step:
+    """Make a Step of a checked header and its whole body; the payload shares the body's memory."""
+    num_ids = header.num_rows if header.flags & _HAS_IDS else 0
+    payload = None
+    if header.flags & _HAS_PAYLOAD:
+        payload = Payload(_DTYPES[header.dtype], header.width, memoryview(body)[4 * num_ids :])
+    return Step(
+        session=SessionId(header.session),
+        epoch=header.epoch,
+        hop=header.hop,
+        position=header.position,
+        count=header.num_rows,
+        reply_from=header.reply_from,
+        window=header.window,
+        content=_CONTENTS[header.content],
+        ids=struct.unpack_from(f"<{num_ids}I", body) if header.flags & _HAS_IDS else None,
+        payload=payload,
+    )
+
+
+class FrameReader:
+    """Bytes in, messages out, for one direction of one link; shaped for asyncio.BufferedProtocol.
+
+    The first message must be Hello. With `lane` None (a listener) it chooses the lane, else it must name `lane`.
+    After an error the reader is dead: buffer_updated raises the same ProtocolError for ever.
+    Memory: SCRATCH_BYTES and one body.
+    """
+
+    def __init__(self, lane: Lane | None, limits: Limits | None = None) -> None:
+        self.lane = lane
+        self._limits = limits or Limits()
+        self._is_greeted = False
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._num_scratch = 0
+        self._open: Header | None = None  # the frame whose body is being read
+        self._body = bytearray()
+        self._num_body = 0
+        self._error: str | None = None
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go; never empty. `sizehint` is ignored: the frame at hand decides."""
+        if self._open is not None:
+            return memoryview(self._body)[self._num_body :]
+        return self._scratch[self._num_scratch :]
+
+    def buffer_updated(self, num_bytes: int) -> list[Message]:
+        """Take note of `num_bytes` written to the last buffer; return the messages now complete, in order.
+
+        Raises ProtocolError. Messages completed by the same read as the error are lost with the link.
+        """
+        if self._error is not None:
+            raise ProtocolError(self._error)
+        try:
+            return self._continue_body(num_bytes) if self._open is not None else self._read_scratch(num_bytes)
+        except ProtocolError as exc:
+            self._error = str(exc)
+            self._open, self._body, self._num_scratch = None, bytearray(), 0
+            raise
+
+    def _continue_body(self, num_bytes: int) -> list[Message]:
+        assert self._open is not None
+        self._num_body += num_bytes
+        if self._num_body < self._open.length:
+            return []
+        header, body = self._open, self._body
+        self._open, self._body = None, bytearray()
+        return [self._decode(header, body)]
+
+    def _read_scratch(self, num_bytes: int) -> list[Message]:
+        messages: list[Message] = []
+        start, end = 0, self._num_scratch + num_bytes
+        while end - start >= HEADER_BYTES:
+            header = self._check(Header._make(_LAYOUT.unpack_from(self._scratch, start)))
+            start += HEADER_BYTES
+            num_here = min(header.length, end - start)
+            body = bytearray(header.length)
+            body[:num_here] = self._scratch[start : start + num_here]
+            start += num_here
+            if num_here < header.length:
+                self._open, self._body, self._num_body = header, body, num_here
+                break
+            messages.append(self._decode(header, body))
+        self._num_scratch = end - start
+        self._scratch[: end - start] = self._scratch[start:end]
+        return messages
+
+    def _check(self, header: Header) -> Header:
+        """Return the header if this frame may come now and is within limits. Raises ProtocolError."""
+        kind = KINDS.get(header.kind)
+        if header.version != PROTOCOL_VERSION or kind is None:
+            raise ProtocolError(f"unknown frame: version {header.version}, kind {header.kind}")
+        if (kind is Hello) == self._is_greeted:
+            raise ProtocolError(f"{kind.__name__} out of place: a link begins with one Hello")
+        if kind is not Hello and (kind is Step) != (self.lane == "data"):
+            raise ProtocolError(f"{kind.__name__} does not belong on the {self.lane} lane")
+        if kind is Step:
+            _check_step(header, self._limits.step_body)
+        else:
+            _check_control(header, min(self._limits.control_body, MAX_CONTROL_BODY))
+        return header
+
+    def _decode(self, header: Header, body: bytearray) -> Message:
+        kind = KINDS[header.kind]
+        if kind is Step:
+            return _decode_step(header, body)
+        message: Message = control.decode(kind, body)
+        if isinstance(message, Hello):
+            self._greet(message)
+        return message
+
+    def _greet(self, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION:
+            raise ProtocolError(f"peer speaks protocol {hello.version}, this node speaks {PROTOCOL_VERSION}")
+        if self.lane not in (None, hello.lane):
+            raise ProtocolError(f"peer opened the {hello.lane} lane, expected {self.lane}")
+        self.lane = hello.lane
+        self._is_greeted = True
