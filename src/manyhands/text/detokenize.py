@@ -38,9 +38,9 @@ class Detokenizer:
     """Turns the generated ids of one request into pieces of text.
 
     Without a stop, the pieces and the flush together are what the generated ids add to the decoded prompt; for an empty
-    prompt, `tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)`. Only where the
-    tokenizer itself rewrites earlier text (byte-fallback tokenizers blank a whole run of bytes when it turns invalid)
-    can text already shown not follow; then the new ids are decoded by themselves.
+    prompt, `tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)`. Only where an id
+    makes the tokenizer rewrite text already shown (a byte-fallback tokenizer blanks a whole run of bytes once it turns
+    invalid; a prompt cut within a character) can it not follow; then the new ids are decoded by themselves.
     """
 
     def __init__(
