@@ -16,6 +16,7 @@ MANIFEST: Final = "manyhands.json"
 JOURNAL: Final = ".ranges.json"  # of a folder that `fetch` fills: which tensors have arrived
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
+SMALL_SUFFIXES: Final = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # config, tokenizer, chat template
 
 
 def parse_config(raw: bytes, where: str = "config.json") -> dict[str, Any]:

@@ -16,7 +16,8 @@ from typing import Any, Final, Protocol, Self
 
 from manyhands.core import ModelId, Span
 from manyhands.errors import ModelError
-from manyhands.model.folder import INDEX, JOURNAL, MANIFEST, parse_config, read_config, read_entries, write_atomic
+from manyhands.model.folder import INDEX, JOURNAL, MANIFEST, parse_config, read_config, write_atomic
+from manyhands.model.folder import read_entries as read_entries  # offered here too
 from manyhands.model.header import DTYPE_BITS, TensorEntry
 from manyhands.model.partition import ends_tensors, span_tensors
 

@@ -1,0 +1,132 @@
+"""`manyhands model`: look into a model, cut it into parts, make a tiny one."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from manyhands.core import PRECISIONS, Precision, even_cut, parse_cut
+from manyhands.errors import BadRequest
+from manyhands.model.fetch import resolve_model
+from manyhands.model.folder import parse_config, read_config
+from manyhands.model.manifest import Manifest, build_manifest, home_dir
+from manyhands.model.partition import ModelFacts, ends_bytes, is_tied, layer_bytes
+from manyhands.model.split import split_model
+
+app = typer.Typer(no_args_is_help=True, help="Look into a model, cut it into parts, make a tiny one.")
+
+Model = Annotated[str, typer.Argument(help='A folder, "tales", or a hub id org/name[@revision].')]
+Out = Annotated[Path, typer.Argument(help="A folder that does not exist yet.")]
+
+
+class Bar:
+    """Progress as bars on stderr, one below the other."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._task = bars.add_task("", total=None, visible=False)
+
+    def start(self, name: str, total: int) -> None:
+        self._task = self._bars.add_task(name, total=total)
+
+    def advance(self, amount: int) -> None:
+        self._bars.advance(self._task, amount)
+
+    def done(self) -> None:
+        self._bars.stop_task(self._task)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Bar]:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        yield Bar(bars)
+
+
+@app.command()
+def inspect(
+    model: Model,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Say what a model is: its family, its sizes at each precision, and its id."""
+    with progress_bar() as progress:
+        folder = resolve_model(model, None, True, home_dir(), progress)
+        manifest = build_manifest(folder, progress)
+    facts = describe(ModelFacts.from_config(parse_config(read_config(folder))), manifest)
+    if as_json:
+        typer.echo(json.dumps({"model": model, **facts}))
+    else:
+        _show(model, facts)
+
+
+def describe(facts: ModelFacts, manifest: Manifest) -> dict[str, Any]:
+    """Everything `inspect` says; bytes are exact."""
+    return {
+        **asdict(facts),
+        "tied": is_tied(manifest.names),
+        "bytes": {precision: _sizes(facts, manifest, precision) for precision in PRECISIONS},
+        "model_id": manifest.id,
+    }
+
+
+def _sizes(facts: ModelFacts, manifest: Manifest, precision: Precision) -> dict[str, int]:
+    layers = layer_bytes(manifest.tensors, facts.num_layers, precision)
+    ends = ends_bytes(manifest.tensors, precision)
+    return {"layer_min": min(layers), "layer_max": max(layers), "ends": ends, "total": sum(layers) + ends}
+
+
+def _show(model: str, facts: dict[str, Any]) -> None:
+    console = Console()
+    about = Table(title=model, show_header=False)
+    for key in ("family", "architecture", "num_layers", "hidden_size", "context", "vocab_size", "tied", "model_id"):
+        about.add_row(key.replace("_", " "), str(facts[key]))
+    sizes = Table("precision", "smallest layer", "largest layer", "ends", "total", title="bytes")
+    for name, row in facts["bytes"].items():
+        sizes.add_row(name, *(f"{row[key]:,}" for key in ("layer_min", "layer_max", "ends", "total")))
+    console.print(about, sizes)
+
+
+@app.command()
+def split(
+    model: Model,
+    out: Out,
+    cut: Annotated[str | None, typer.Option(help="Layers of each part, as in 0-3,4-7.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Cut evenly into this many parts.")] = None,
+) -> None:
+    """Cut a model into folders that can each be served alone."""
+    if (cut is None) == (nodes is None):
+        raise BadRequest("give either --cut 0-3,4-7 or --nodes 2")
+    with progress_bar() as progress:
+        folder = resolve_model(model, None, True, home_dir(), progress)
+        num_layers = ModelFacts.from_config(parse_config(read_config(folder))).num_layers
+        spans = parse_cut(cut, num_layers) if cut is not None else even_cut(num_layers, nodes or 1)
+        parts = split_model(folder, spans, out, progress)
+    for part in parts:
+        typer.echo(str(part))
+
+
+@app.command()
+def tiny(
+    out: Out,
+    family: Annotated[str, typer.Option(help="One of the families that manyhands serves.")] = "llama",
+    layers: Annotated[int, typer.Option(min=1)] = 6,
+    hidden: Annotated[int, typer.Option(min=64)] = 64,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    shard_mb: Annotated[float | None, typer.Option(help="Cut the weights into files of this size.")] = None,
+) -> None:
+    """Make a tiny model with random weights, for tests and demonstrations."""
+    from manyhands.testing.tiny import make_tiny  # brings torch, which the other commands do not need
+
+    if out.exists():
+        raise BadRequest(f"{out} exists already; name a folder that does not")
+    shard_bytes = None if shard_mb is None else int(shard_mb * 1e6)
+    make_tiny(family, out, layers=layers, hidden=hidden, seed=seed, max_shard_bytes=shard_bytes)
+    typer.echo(str(out))

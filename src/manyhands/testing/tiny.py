@@ -1,0 +1,222 @@
+"""Checkpoints of a few hundred kilobytes with random weights, one for every family we serve.
+
+They are real: a config.json, safetensors (one file or shards), a tokenizer with a chat template; anything that loads
+a checkpoint from the hub loads these. The text they write is noise, but it is the same noise on every machine: the
+weights come from integer draws of a counter-based generator and never from torch, whose normals differ by CPU.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from manyhands.core import Precision
+from manyhands.errors import BadRequest
+
+DTYPES: Final[dict[Precision, torch.dtype]] = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+# Ids 0-255 are the bytes; then these, in this order.
+SPECIALS: Final = ("<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|tool|>")
+BOS, EOS, PAD = 256, 257, 258
+MIN_VOCAB: Final = 256 + len(SPECIALS)
+WINDOW: Final = 24  # positions; small, so that tests cross it
+GAIN: Final = 1.5  # of every matrix: enough that layers change the hidden state and the head is decided
+TIED_GAIN: Final = 0.4  # of an embedding that is also the head
+CHAT_TEMPLATE: Final = (
+    "<|bos|>{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+Overrides = dict[str, Any]  # keyword arguments of a transformers config
+
+
+def _mla(hidden: int) -> Overrides:
+    head = hidden // 4
+    return {
+        "q_lora_rank": hidden // 2,
+        "kv_lora_rank": hidden // 4,
+        "qk_nope_head_dim": head // 2,
+        "qk_rope_head_dim": head // 2,
+        "v_head_dim": head,
+        "num_key_value_heads": 4,
+    }
+
+
+def _gemma(hidden: int) -> Overrides:
+    return {"head_dim": hidden // 2, "query_pre_attn_scalar": hidden // 2, "sliding_window": WINDOW}
+
+
+def _experts(hidden: int, count: int) -> Overrides:
+    return {"num_experts": count, "num_experts_per_tok": 2, "moe_intermediate_size": hidden // 2}
+
+
+def _llama3_rope(hidden: int) -> Overrides:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    return {"tie_word_embeddings": True, "rope_parameters": rope}
+
+
+def _deepseek(hidden: int) -> Overrides:
+    routing = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 2}
+    return {**_mla(hidden), **routing, "num_experts_per_tok": 2, "moe_intermediate_size": hidden // 2}
+
+
+def _minicpm(hidden: int) -> Overrides:
+    return {**_mla(hidden), "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": hidden // 2}
+
+
+def _qwen2_moe(hidden: int) -> Overrides:
+    return {**_experts(hidden, 8), "shared_expert_intermediate_size": hidden, "mlp_only_layers": [1]}
+
+
+def _qwen3_moe(hidden: int) -> Overrides:
+    return {**_experts(hidden, 8), "head_dim": hidden // 2, "mlp_only_layers": [2], "decoder_sparse_step": 1}
+
+
+def _gpt_oss(hidden: int) -> Overrides:
+    yarn = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 256}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return {**experts, "head_dim": hidden // 2, "sliding_window": WINDOW, "rope_parameters": yarn}
+
+
+# family -> (model type of transformers, what its config needs at a hidden size)
+_RECIPES: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
+    "llama": ("llama", lambda hidden: {}),
+    "llama_tied": ("llama", _llama3_rope),
+    "qwen2": ("qwen2", lambda hidden: {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", lambda hidden: {"head_dim": hidden // 2}),
+    "mistral": ("mistral", lambda hidden: {"sliding_window": WINDOW}),
+    "gemma2": ("gemma2", _gemma),
+    "gemma3_text": ("gemma3_text", _gemma),
+    "phi3": ("phi3", lambda hidden: {}),
+    "minicpm3": ("minicpm3", _minicpm),
+    "qwen2_moe": ("qwen2_moe", _qwen2_moe),
+    "qwen3_moe": ("qwen3_moe", _qwen3_moe),
+    "mixtral": ("mixtral", lambda hidden: {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "gpt_oss": ("gpt_oss", _gpt_oss),
+    "glm4": ("glm4", lambda hidden: {"head_dim": hidden // 2, "partial_rotary_factor": 0.5}),
+    "olmo2": ("olmo2", lambda hidden: {}),
+    "deepseek_v3": ("deepseek_v3", _deepseek),
+}
+FAMILIES: Final[tuple[str, ...]] = tuple(_RECIPES)
+
+
+def make_tiny(
+    family: str,
+    out: Path,
+    *,
+    layers: int = 6,
+    hidden: int = 64,
+    vocab: int | None = None,
+    seed: int = 0,
+    dtype: Precision = "bf16",
+    max_shard_bytes: int | None = None,
+    context: int = 1024,
+    **config_overrides: Any,
+) -> Path:
+    """Write a checkpoint of `family` (one of FAMILIES, or "gemma3") into the folder `out` and return `out`.
+
+    Equal arguments give equal bytes, in every run and on every machine. `vocab` defaults to the tokenizer's own size;
+    `max_shard_bytes` cuts the weights into shards with an index. Raises BadRequest for impossible arguments.
+    """
+    config = _config(family, layers, hidden, vocab or MIN_VOCAB, context, config_overrides)
+    if dtype not in DTYPES:
+        raise BadRequest(f"a tiny model is stored as {', '.join(DTYPES)}, not {dtype}")
+    with torch.random.fork_rng(devices=[]):  # the caller's generator must not notice
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _fill(model, seed)
+    model.to(DTYPES[dtype])
+    model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD)
+    with _without_progress_bars():
+        model.save_pretrained(out, max_shard_size=max_shard_bytes or "50GB")
+    _tokenizer(context).save_pretrained(out)
+    return out
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
+
+
+def _config(family: str, layers: int, hidden: int, vocab: int, context: int, overrides: Overrides) -> Any:
+    name = "gemma3_text" if family == "gemma3" else family
+    if name not in _RECIPES:
+        raise BadRequest(f"family {family!r} is unknown; there are {', '.join(FAMILIES)}")
+    if hidden < 64 or hidden % 32:
+        raise BadRequest(f"hidden is {hidden}; a tiny model needs a multiple of 32 from 64 up")
+    if vocab < MIN_VOCAB:
+        raise BadRequest(f"vocab is {vocab}; the byte tokenizer needs at least {MIN_VOCAB}")
+    model_type, recipe = _RECIPES[name]
+    sizes = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": hidden * 3 // 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+    shape = {"num_hidden_layers": layers, "max_position_embeddings": context}
+    return AutoConfig.for_model(model_type, **{**sizes, **heads, **ids, **shape, **recipe(hidden), **overrides})
+
+
+def _fill(model: PreTrainedModel, seed: int) -> None:
+    """Set every stored tensor. Each has a stream of its own, so a tensor's bytes do not depend on the others.
+
+    A tied head likes to repeat the token that it just read; a small embedding under a large final norm prevents that.
+    """
+    tied = bool(model.config.tie_word_embeddings)
+    for name, tensor in model.state_dict().items():
+        noise = torch.from_numpy(_noise(f"{seed}/{name}", tuple(tensor.shape)))
+        if tensor.dim() >= 2:
+            gain = TIED_GAIN if tied and name.endswith(("embed_tokens.weight", "lm_head.weight")) else GAIN
+            tensor.copy_(noise * (gain / tensor.shape[-1] ** 0.5))
+        else:  # norms stay near the 1 (or 0) that their family starts from; biases and sinks near 0
+            lift = GAIN / TIED_GAIN - 1.0 if tied and name == "model.norm.weight" else 0.0
+            tensor.copy_(noise * 0.1 + (float(bool((tensor == 1).all())) + lift))
+
+
+def _noise(stream: str, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Nearly normal numbers (mean 0, variance 1): the sum of four 16-bit draws, so exact integers until one product."""
+    key = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:16], "little")
+    draws = np.random.Generator(np.random.Philox(key=key)).integers(0, 65536, size=(4, *shape), dtype=np.uint16)
+    centred = draws.sum(axis=0, dtype=np.int64) - 2 * 65535
+    noise: np.ndarray[Any, np.dtype[np.float32]] = centred.astype(np.float32) * np.float32((3.0**0.5) / 65536)
+    return noise
+
+
+def _tokenizer(context: int) -> Any:
+    """Bytes in, bytes out: ids 0-255 are byte values, so every text round-trips."""
+    alphabet = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=SPECIALS[0],
+        eos_token=SPECIALS[1],
+        pad_token=SPECIALS[2],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=context,
+    )
+
+
+def _byte_symbols() -> list[str]:
+    """The printable character that byte-level BPE writes for each byte (GPT-2's table, in byte order)."""
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(256, 512))
+    return [chr(byte) if byte in plain else chr(next(spare)) for byte in range(256)]
