@@ -1,0 +1,98 @@
+"""Links by (peer, lane): dialled once, shared, and closed here. Knows nothing of what they carry."""
+
+import asyncio
+from dataclasses import replace
+
+from manyhands.core import EdgeHealth, NodeAddr, NodeId
+from manyhands.errors import LinkClosed
+from manyhands.net.transport import Link, Transport
+from manyhands.wire.message import Lane
+
+PeerLane = tuple[NodeId, Lane]
+
+
+class LinkPool:
+    """All open links of a node. Owns their closing; the transport stays its maker's."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._links: dict[PeerLane, list[Link]] = {}
+        self._nodes: dict[tuple[str, int], NodeId] = {}  # who answered at an address, for addresses without a node
+        self._dialling: dict[tuple[NodeAddr, Lane], asyncio.Future[LinkClosed | None]] = {}
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<LinkPool open={sum(map(len, self._open().values()))} dialling={len(self._dialling)}>"
+
+    def find(self, node: NodeId, lane: Lane) -> Link | None:
+        """An open link to `node`, whoever dialled it."""
+        return next((link for link in self._links.get((node, lane), ()) if not link.is_closed), None)
+
+    def add(self, link: Link) -> None:
+        """Take over a link, for example an accepted one."""
+        if self._is_closed:
+            link.abort("this node is stopping")
+            return
+        self._links = self._open()
+        self._links.setdefault((link.peer, link.lane), []).append(link)
+
+    async def get(self, addr: NodeAddr, lane: Lane) -> Link:
+        """An open link to `addr`, dialled if there is none; concurrent callers share one dial and its failure.
+
+        A caller that is cancelled does not take the others down: one of them dials again. Deadline: the caller's.
+        Raises LinkClosed.
+        """
+        while True:
+            if self._is_closed:
+                raise LinkClosed(f"{addr} is not dialled: this node is stopping")
+            link = self._known(addr, lane)
+            if link is not None:
+                return link
+            pending = self._dialling.get((addr, lane))
+            if pending is None:
+                return await self._dial(addr, lane)
+            await asyncio.wait([pending])
+            failure = None if pending.cancelled() else pending.result()
+            if failure is not None:
+                raise LinkClosed(str(failure)) from failure
+
+    def health(self) -> dict[PeerLane, EdgeHealth]:
+        """What is known of each open (peer, lane), as copies."""
+        return {
+            key: replace(links[0].health, rtt_samples=list(links[0].health.rtt_samples))
+            for key, links in self._open().items()
+        }
+
+    async def aclose(self) -> None:
+        """Close every link, at once for all. Dials under way fail."""
+        self._is_closed = True
+        links = [link for some in self._links.values() for link in some]
+        self._links.clear()
+        await asyncio.gather(*(link.aclose() for link in links))
+
+    async def _dial(self, addr: NodeAddr, lane: Lane) -> Link:
+        pending: asyncio.Future[LinkClosed | None] = asyncio.get_running_loop().create_future()
+        self._dialling[addr, lane] = pending
+        try:
+            link = await self._transport.dial(addr, lane)
+            self.add(link)
+            self._nodes[addr.host, addr.port] = link.peer
+            pending.set_result(None)
+        except LinkClosed as exc:
+            pending.set_result(exc)
+            raise
+        finally:
+            del self._dialling[addr, lane]
+            pending.cancel()  # harmless when done
+        if link.is_closed:
+            raise LinkClosed(f"{addr} is not dialled: this node is stopping")
+        return link
+
+    def _known(self, addr: NodeAddr, lane: Lane) -> Link | None:
+        node = addr.node or self._nodes.get((addr.host, addr.port))
+        return self.find(node, lane) if node is not None else None
+
+    def _open(self) -> dict[PeerLane, list[Link]]:
+        """The links without the closed ones."""
+        alive = {key: [link for link in links if not link.is_closed] for key, links in self._links.items()}
+        return {key: links for key, links in alive.items() if links}

@@ -1,0 +1,198 @@
+"""TCP + TLS 1.3, both sides authenticated: the default wherever a machine can be dialled. Plain asyncio or uvloop.
+
+A stranger gets no application byte: the listener speaks only after the TLS handshake has verified the peer's chain and
+the peer has said Hello. Allow and deny lists by NodeId sit on top of membership.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from manyhands.core import NodeAddr, NodeId
+from manyhands.errors import BadRequest, LinkClosed
+from manyhands.net.certificate import client_context, node_id_of, peer_of, server_context
+from manyhands.net.link import CLOSE_S, FramedLink, Handshake
+from manyhands.wire.message import Hello, Lane
+
+logger = logging.getLogger(__name__)
+
+SERVER_NAME = "manyhands"  # sent in clear by TLS (SNI): must tell nothing of host or swarm
+BACKLOG = 128
+RETRY_ACCEPT_S = 0.1  # out of file descriptors: wait for some to be freed
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPolicy:
+    """Whom to admit, and how much of it. `allow` None: every member; `deny` wins. Both apply to dialling too.
+
+    `max_links` counts links that peers dialled and that are still open. Handshakes beyond `max_handshakes` wait in the
+    kernel's queue; each has `handshake_s` seconds from TCP accept to Hello.
+    """
+
+    allow: frozenset[NodeId] | None = None
+    deny: frozenset[NodeId] = frozenset()
+    max_links: int = 256
+    max_handshakes: int = 32
+    handshake_s: float = 5.0
+
+    def admits(self, node: NodeId) -> bool:
+        return node not in self.deny and (self.allow is None or node in self.allow)
+
+
+class TlsTransport:
+    """A Transport (see transport.Transport) for one node of one swarm.
+
+    `secret` is the swarm secret (32 bytes). Owns its listening sockets and one task for each; aclose ends them.
+    """
+
+    def __init__(
+        self, key: Ed25519PrivateKey, secret: bytes, hello: Callable[[Lane], Hello], policy: TlsPolicy | None = None
+    ) -> None:
+        self.node = node_id_of(key.public_key())
+        self._hello = hello
+        self._policy = policy or TlsPolicy()
+        self._server_context = server_context(key, secret)
+        self._client_context = client_context(key, secret)
+        self._listeners: list[asyncio.Task[None]] = []
+        self._accepted: asyncio.Queue[FramedLink | None] = asyncio.Queue()  # bounded by max_links; None ends it
+        self._incoming: set[FramedLink] = set()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<TlsTransport {self.node[:8]} listeners={len(self._listeners)} incoming={len(self._incoming)}>"
+
+    async def listen(self, addr: NodeAddr) -> NodeAddr:
+        listener = await _bind(addr)
+        port: int = listener.getsockname()[1]
+        self._listeners.append(asyncio.create_task(self._serve(listener), name=f"listen {addr.host}:{port}"))
+        return NodeAddr(addr.host, port, self.node)
+
+    async def accept(self) -> FramedLink:
+        while not self._is_closed:
+            link = await self._accepted.get()
+            if link is not None and not link.is_closed:
+                return link
+        self._accepted.put_nowait(None)  # for the next waiter
+        raise LinkClosed("this node stopped listening")
+
+    async def dial(self, addr: NodeAddr, lane: Lane) -> FramedLink:
+        link = FramedLink(Handshake(self._hello, lambda t: self._identify(t, addr.node), time.monotonic, lane))
+        try:
+            await self._connect(link, addr)
+            await link.opened()
+        except ssl.SSLError as exc:
+            raise LinkClosed(f"{addr} is not a member of this swarm (its certificate does not verify)") from exc
+        except OSError as exc:
+            raise LinkClosed(f"{addr} cannot be reached: {exc.strerror or exc}") from exc
+        except LinkClosed as exc:
+            raise LinkClosed(f"{addr} refused: {exc}") from exc
+        except BaseException:
+            link.abort("dial cancelled")
+            raise
+        return link
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        for task in self._listeners:
+            task.cancel()
+        await asyncio.gather(*self._listeners, return_exceptions=True)
+        self._listeners.clear()
+        while not self._accepted.empty():
+            link = self._accepted.get_nowait()
+            if link is not None:
+                await link.aclose()
+        self._accepted.put_nowait(None)
+
+    async def _connect(self, link: FramedLink, addr: NodeAddr) -> None:
+        await asyncio.get_running_loop().create_connection(
+            lambda: link,
+            addr.host,
+            addr.port,
+            ssl=self._client_context,
+            server_hostname=SERVER_NAME,
+            ssl_handshake_timeout=self._policy.handshake_s,
+            ssl_shutdown_timeout=CLOSE_S,
+        )
+
+    def _identify(self, transport: asyncio.BaseTransport, expected: NodeId | None) -> NodeId:
+        """The peer's NodeId, from its verified certificate. Raises LinkClosed if it is not wanted."""
+        peer = peer_of(transport.get_extra_info("ssl_object").getpeercert(binary_form=True))
+        if expected is not None and peer != expected:
+            raise LinkClosed(f"it is node {peer[:16]}, expected {expected[:16]}")
+        if not self._policy.admits(peer):
+            raise LinkClosed(f"node {peer[:16]} is not admitted by this node's allow and deny lists")
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return peer
+
+    async def _serve(self, listener: socket.socket) -> None:
+        """Accept for ever; one short task per handshake. Runs until cancelled."""
+        handshakes = asyncio.Semaphore(self._policy.max_handshakes)
+        loop = asyncio.get_running_loop()
+        with listener:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    await handshakes.acquire()
+                    try:
+                        connection, _ = await loop.sock_accept(listener)
+                    except OSError as exc:
+                        logger.warning("cannot accept: %s", exc)
+                        handshakes.release()
+                        await asyncio.sleep(RETRY_ACCEPT_S)
+                        continue
+                    group.create_task(self._admit(connection)).add_done_callback(lambda _: handshakes.release())
+
+    async def _admit(self, connection: socket.socket) -> None:
+        """Handshake with one caller and queue its link; whatever goes wrong costs only this caller."""
+        self._incoming = {link for link in self._incoming if not link.is_closed}
+        if len(self._incoming) >= self._policy.max_links:
+            logger.warning("refused a link: %d are open, the limit", len(self._incoming))
+            connection.close()
+            return
+        link = FramedLink(Handshake(self._hello, lambda t: self._identify(t, None), time.monotonic, None))
+        self._incoming.add(link)
+        try:
+            async with asyncio.timeout(self._policy.handshake_s):
+                await self._accept_tls(link, connection)
+                await link.opened()
+            self._accepted.put_nowait(link)
+        except (OSError, LinkClosed) as exc:  # OSError includes SSLError and TimeoutError
+            logger.info("refused a link: %s", exc or type(exc).__name__)
+            link.abort("refused")
+        except BaseException:
+            link.abort("this node stopped listening")
+            raise
+
+    async def _accept_tls(self, link: FramedLink, connection: socket.socket) -> None:
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: link,
+            connection,
+            ssl=self._server_context,
+            ssl_handshake_timeout=self._policy.handshake_s,
+            ssl_shutdown_timeout=CLOSE_S,
+        )
+
+
+async def _bind(addr: NodeAddr) -> socket.socket:
+    """A listening, non-blocking socket. Raises BadRequest."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(addr.host, addr.port, type=socket.SOCK_STREAM)
+        family, _, _, _, name = found[0]
+        return _listening(family, name)
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
+            raise BadRequest(f"{addr} is in use: stop what listens there, or choose another port (0: any)") from exc
+        raise BadRequest(f"cannot listen on {addr}: {exc.strerror or exc}; choose an address of this machine") from exc
+
+
+def _listening(family: int, name: Any) -> socket.socket:
+    listener = socket.create_server(name[:2], family=family, backlog=BACKLOG)
+    listener.setblocking(False)
+    return listener

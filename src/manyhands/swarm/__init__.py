@@ -1,0 +1,1 @@
+"""Who belongs together: identity (a node's key), ticket (the text that lets a machine join)."""

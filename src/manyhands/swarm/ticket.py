@@ -1,0 +1,146 @@
+"""The text that lets a machine join a swarm: its secret, its name, and where some members can be dialled.
+
+    "mh1" + URL-safe base64, without padding, of:
+    body length u16 · body · first 8 bytes of SHA-256("mh1" + length + body)
+    body   secret 32 bytes · name (u8 length, UTF-8) · number of addresses u8 · addresses
+    address   host (u8 length, UTF-8) · port u16 · 0, or 1 and the node's 32 bytes                   big endian
+
+Whoever holds a ticket is a member: treat it as a password.
+"""
+
+import base64
+import binascii
+import hashlib
+import secrets
+import struct
+from dataclasses import dataclass, field, replace
+
+from manyhands.core import NodeAddr, NodeId
+from manyhands.errors import BadRequest, TicketError
+
+PREFIX = "mh1"
+SECRET_BYTES = 32
+MAX_ADDRESSES = 16
+MAX_NAME_BYTES = 64
+_CHECK_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Raises TicketError for a secret, name or address that a ticket cannot carry. Its repr hides the secret."""
+
+    secret: bytes = field(repr=False)
+    name: str
+    addresses: tuple[NodeAddr, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != SECRET_BYTES:
+            raise TicketError(f"a swarm secret has {SECRET_BYTES} bytes, not {len(self.secret)}")
+        if not self.name.isprintable() or not 1 <= len(self.name.encode()) <= MAX_NAME_BYTES:
+            raise TicketError(f"a swarm's name has 1 to {MAX_NAME_BYTES} printable bytes")
+        if len(self.addresses) > MAX_ADDRESSES:
+            raise TicketError(f"{len(self.addresses)} addresses; a ticket holds at most {MAX_ADDRESSES}")
+        for addr in self.addresses:
+            _check_address(addr)
+
+    @classmethod
+    def new(cls, name: str) -> "Ticket":
+        """The ticket of a new swarm, with a fresh secret and no addresses."""
+        return cls(secrets.token_bytes(SECRET_BYTES), name)
+
+    def with_address(self, addr: NodeAddr) -> "Ticket":
+        """The same ticket with `addr` first; older entries for that host and port go, then the oldest beyond the limit."""
+        others = [old for old in self.addresses if (old.host, old.port) != (addr.host, addr.port)]
+        return replace(self, addresses=(addr, *others)[:MAX_ADDRESSES])
+
+    def encode(self) -> str:
+        """The ticket as text; equal tickets give equal texts."""
+        name = self.name.encode()
+        body = self.secret + bytes([len(name)]) + name + bytes([len(self.addresses)])
+        body += b"".join(_encode_address(addr) for addr in self.addresses)
+        payload = struct.pack(">H", len(body)) + body
+        return PREFIX + base64.urlsafe_b64encode(payload + _checksum(payload)).rstrip(b"=").decode()
+
+    @classmethod
+    def parse(cls, text: str) -> "Ticket":
+        """Read what `encode` wrote; white space around it is ignored. Raises TicketError with the reason."""
+        text = text.strip()
+        ticket = _read(_open(text))
+        if ticket.encode() != text:  # base64 has several spellings of the same last byte
+            raise TicketError("ticket is damaged: its last character is not the one that was given out")
+        return ticket
+
+
+def _open(text: str) -> bytes:
+    """The body of a ticket whose version, length and checksum are right."""
+    if not text.startswith("mh"):
+        raise TicketError('this is not a ticket: tickets begin with "mh1"')
+    if not text.startswith(PREFIX):
+        raise TicketError(f"ticket has version {text[2:3]!r}, this program reads version '1'; update one of the two")
+    coded = text[len(PREFIX) :]
+    try:
+        raw = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise TicketError("ticket holds characters that no ticket has, or lacks its end; copy it again") from exc
+    size = 2 + int.from_bytes(raw[:2], "big") + _CHECK_BYTES
+    if len(raw) < size:
+        raise TicketError(f"ticket is truncated: {len(raw)} of {size} bytes; copy it again, whole")
+    if len(raw) > size:
+        raise TicketError(f"ticket is too long by {len(raw) - size} bytes; copy it again")
+    payload, check = raw[:-_CHECK_BYTES], raw[-_CHECK_BYTES:]
+    if not secrets.compare_digest(_checksum(payload), check):
+        raise TicketError("ticket has a wrong checksum: a character was changed; copy it again")
+    return payload[2:]
+
+
+def _checksum(payload: bytes) -> bytes:
+    return hashlib.sha256(PREFIX.encode() + payload).digest()[:_CHECK_BYTES]
+
+
+class _Body:
+    """Reads fields off the front of a ticket's body."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def take(self, num_bytes: int) -> bytes:
+        if num_bytes > len(self._data):
+            raise TicketError("ticket is malformed: a field goes beyond its end")
+        head, self._data = self._data[:num_bytes], self._data[num_bytes:]
+        return head
+
+    def byte(self) -> int:
+        return self.take(1)[0]
+
+    def text(self) -> str:
+        try:
+            return self.take(self.byte()).decode()
+        except UnicodeDecodeError as exc:
+            raise TicketError("ticket is malformed: a text in it is not UTF-8") from exc
+
+    def address(self) -> NodeAddr:
+        host = self.text()
+        port = int.from_bytes(self.take(2), "big")
+        return NodeAddr(host, port, NodeId(self.take(32).hex()) if self.byte() else None)
+
+
+def _read(body: bytes) -> Ticket:
+    fields = _Body(body)
+    secret, name = fields.take(SECRET_BYTES), fields.text()
+    return Ticket(secret, name, tuple(fields.address() for _ in range(fields.byte())))
+
+
+def _encode_address(addr: NodeAddr) -> bytes:
+    host = addr.host.encode()
+    node = b"\0" if addr.node is None else b"\1" + bytes.fromhex(addr.node)
+    return bytes([len(host)]) + host + struct.pack(">H", addr.port) + node
+
+
+def _check_address(addr: NodeAddr) -> None:
+    """Refuse what could not be written as "host:port" again, or not dialled."""
+    try:
+        again = NodeAddr.parse(str(addr), addr.node)
+    except BadRequest as exc:
+        raise TicketError(f"a ticket cannot hold an address: {exc}") from exc
+    if again != addr or not 1 <= addr.port <= 65535 or len(addr.host.encode()) > 255:
+        raise TicketError(f"a ticket cannot hold address {addr}: host:port with a port from 1 to 65535")

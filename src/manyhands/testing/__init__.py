@@ -1,0 +1,1 @@
+"""A public test kit: clock (virtual time), wan (an emulated wide area network)."""
