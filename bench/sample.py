@@ -3,8 +3,8 @@
     python bench/sample.py
 
 Rows look like a language model's: a normal bulk and a tail of likely tokens. Median of 60 draws at different positions,
-from a torch row on the CPU (numpy uses one core). Target: at 152k at most 0.5 ms greedy, 4 ms sampled (temperature 0.8, top_p
-0.95; and temperature 1 alone). The last line is JSON: milliseconds, the targets, and whether they hold.
+from a torch row on the CPU; numpy uses one core. Target at 152k: at most 0.5 ms greedy, 4 ms sampled (temperature 1;
+and temperature 0.8 with top_p 0.95). The last line is JSON: milliseconds, the targets, and whether they hold.
 """
 
 import json

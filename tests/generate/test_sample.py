@@ -322,6 +322,16 @@ def test_top_p_agrees_with_sorting_everything(scores: list[float], top_p: float)
     assert len(kept) == 1 or math.fsum(weights[: len(kept) - 1]) < target * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("top_p", [0.001, 0.5, 0.97])
+def test_top_p_of_a_crowded_row_agrees_with_sorting_everything(top_p: float) -> None:
+    """Many entries share each bin of the histogram."""
+    scores = np.random.default_rng(1).normal(0, 0.1, 30_000)
+    order = np.argsort(-scores, kind="stable")
+    weights = np.exp(scores[order])
+    size = int(np.searchsorted(np.cumsum(weights), top_p * weights.sum())) + 1
+    assert np.array_equal(keep_top_p(scores, top_p), np.sort(order[:size]))
+
+
 def test_min_p_is_relative_to_the_likeliest() -> None:
     scores = np.log([0.5, 0.06, 0.04, 0.4])
     assert keep_min_p(scores, 0.1).tolist() == [0, 1, 3]

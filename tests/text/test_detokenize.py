@@ -178,6 +178,12 @@ def test_a_stop_string_that_restarts_inside_itself_is_found() -> None:
     assert "".join(pieces_of(open_detokenizer(byte_level(), stop=["aab"]), bytes_to_ids(b"aaabx"))) == "a"
 
 
+@pytest.mark.parametrize("pieces", [["xabc"], ["xa", "bc"], ["x", "a", "b", "c"]])
+def test_the_stop_string_that_is_complete_first_wins_however_the_text_comes(pieces: list[str]) -> None:
+    assert "".join(pieces_of(open_detokenizer(_Echo(pieces), stop=["abc", "b"]), range(len(pieces)))) == "xa"
+    assert "".join(pieces_of(open_detokenizer(_Echo(pieces), stop=["c", "bc"]), range(len(pieces)))) == "xa"
+
+
 def test_a_stop_string_in_the_prompt_does_not_stop() -> None:
     detokenizer = open_detokenizer(byte_level(), stop=["ab"], prompt_ids=bytes_to_ids(b"xa"))
     assert pieces_of(detokenizer, bytes_to_ids(b"b")) == ["b", ""]
