@@ -72,11 +72,12 @@ def keep_top_p(scores_N: Floats, top_p: float) -> Indices:
     Never empty; among equal scores the lowest index enters first. Entries below half of (1 - top_p) / N of the total
     hold less than 1 - top_p together, so the set ends before them: in a peaked row that leaves hundreds to look at.
     """
-    depth_N = scores_N.max() - scores_N
-    weights_N = np.exp(-depth_N)
+    best = scores_N.max()
+    weights_N = scores_N - best
+    np.exp(weights_N, out=weights_N)
     total = float(weights_N.sum())
     likely = np.flatnonzero(weights_N >= 0.5 * (1 - top_p) / scores_N.size * total)
-    return likely[_reach(depth_N[likely], weights_N[likely], top_p * total)]
+    return likely[_reach(best - scores_N[likely], weights_N[likely], top_p * total)]
 
 
 def _reach(depth_N: Floats, weights_N: Floats, target: float) -> Indices:
@@ -169,9 +170,11 @@ class Sampler:
         """Return the survivor with the highest tempered score plus noise; noise is transformed for survivors only."""
         seed = self._params.seed
         with np.errstate(over="ignore"):  # a tiny temperature: -inf is the right limit
-            tempered_V = np.subtract(scores_V, scores_V.max(), dtype=np.float64) / self._params.temperature
+            tempered_V = np.subtract(scores_V, scores_V.max(), dtype=np.float64)
+            tempered_V /= self._params.temperature
         if not self._filters:
-            return int((tempered_V + gumbel(seed, position, self._vocab_size)).argmax())
+            tempered_V += gumbel(seed, position, self._vocab_size)
+            return int(tempered_V.argmax())
         ids_N = self._survivors(tempered_V)
         bits_N = _random_bits(seed, position, int(ids_N[-1]) + 1)[ids_N]
         return int(ids_N[np.argmax(tempered_V[ids_N] + _to_gumbel(bits_N))])
@@ -180,7 +183,8 @@ class Sampler:
         """Return the ids, ascending and at least one, that may be drawn."""
         ids_N = np.flatnonzero(scores_V > -np.inf)
         for keep in self._filters:
-            ids_N = ids_N[keep(scores_V[ids_N])]
+            scores_N = scores_V if ids_N.size == self._vocab_size else scores_V[ids_N]
+            ids_N = ids_N[keep(scores_N)]
         return ids_N
 
 
