@@ -34,8 +34,8 @@ class NodeKey:
     def load_or_create(cls, path: Path) -> "NodeKey":
         """The key in `path` (mode 0600); made there if absent, also when several processes ask at once.
 
-        Missing parent directories are made with mode 0700. Raises BadRequest for a file that others may read, that is not
-        a key, or that cannot be read or written.
+        Missing parent directories are made with mode 0700. Raises BadRequest for a file that others may read, that is
+        not a key, or that cannot be read or written.
         """
         try:
             if not path.exists():

@@ -49,7 +49,7 @@ class Ticket:
         return cls(secrets.token_bytes(SECRET_BYTES), name)
 
     def with_address(self, addr: NodeAddr) -> "Ticket":
-        """The same ticket with `addr` first; older entries for that host and port go, then the oldest beyond the limit."""
+        """The same ticket with `addr` first, without older entries for its host and port or beyond the limit."""
         others = [old for old in self.addresses if (old.host, old.port) != (addr.host, addr.port)]
         return replace(self, addresses=(addr, *others)[:MAX_ADDRESSES])
 

@@ -1,1 +1,1 @@
-"""A public test kit: clock (virtual time), wan (an emulated wide area network)."""
+"""A public test kit: clock (virtual time), wan (an emulated wide area network), tiny (models that fit a test)."""

@@ -1,7 +1,7 @@
 """Virtual time for asyncio: sleeping costs nothing, and takes exactly as long as it says.
 
 When nothing is ready, `loop.time()` jumps to the next timer. It stands still while executor threads work, so real
-computation takes no virtual time. Sockets are real: a timer may fire before bytes on their way through the kernel arrive;
+computation takes no virtual time. Sockets are real: a timer may fire before bytes in the kernel arrive;
 use memory transports. Code under test must take its time from `loop.time()`.
 """
 
@@ -9,7 +9,7 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -55,9 +55,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual_s
 
-    def run_in_executor(  # type: ignore[override]
-        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
-    ) -> asyncio.Future[T]:
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         future = super().run_in_executor(executor, func, *args)
         self._jumping.num_busy_threads += 1
         future.add_done_callback(self._thread_done)

@@ -108,8 +108,8 @@ class _Delayed:
 class WanLink:
     """A Link (see transport.Link) seen through a WAN: `up` delays what is sent, `down` what is received.
 
-    Takes over `link` and closes it. Owns one task, which ends with the link. Its own ping takes both directions, and the
-    peer's pings are answered through both, so two nodes that are each behind a WAN measure the sum.
+    Takes over `link` and closes it. Owns one task, which ends with the link. Its own ping takes both directions, and
+    the peer's pings are answered through both, so two nodes that are each behind a WAN measure the sum.
     """
 
     def __init__(self, link: Link, up: WanProfile, down: WanProfile | None = None) -> None:
@@ -209,8 +209,7 @@ class WanLink:
             try:
                 message = await self._link.recv()
             except LinkClosed as exc:
-                reason = str(exc)
-                self._down.push(self._now(), 0, lambda: self._inbox.end(reason, drop=False))
+                self._down.push(self._now(), 0, functools.partial(self._inbox.end, str(exc), drop=False))
                 return
             size = wire_size(message)
             self._down.push(self._now(), size, functools.partial(self._inbox.put, message, size))
@@ -227,9 +226,10 @@ class WanLink:
 
 
 class WanTransport:
-    """A Transport (see transport.Transport) that puts a whole node behind a WAN, every link with its own lines. Dialling takes a round trip.
+    """A Transport (see transport.Transport) that puts a whole node behind a WAN, every link with its own lines.
 
-    `links` are those made so far, for stall and cut. Each gets a seed of its own, in the order they are made.
+    Dialling takes one round trip more. `links` are those made so far, for stall and cut; each gets its own seed, in
+    the order they are made.
     """
 
     def __init__(self, transport: Transport, up: WanProfile, down: WanProfile | None = None) -> None:

@@ -1,0 +1,100 @@
+"""One example of every message, and hypothesis strategies for Steps."""
+
+from hypothesis import strategies as st
+
+from manyhands.core import ModelId, NodeAddr, NodeId, SamplingParams, SessionId, Span, SpanInfo
+from manyhands.wire.message import (
+    Close,
+    Credit,
+    DType,
+    Fault,
+    Hello,
+    Lane,
+    Message,
+    Open,
+    Opened,
+    Payload,
+    Ping,
+    Pong,
+    Step,
+)
+from manyhands.wire.tensor import ITEMSIZE
+
+NODE = NodeId("ab" * 32)
+MODEL = ModelId("cd" * 32)
+SESSION = SessionId(bytes(range(16)))
+SPAN_INFO = SpanInfo(MODEL, "tiny", Span(0, 8), 24, "bf16", "avx512", 64, 4096, False, 100_000, 8)
+
+
+def hello(lane: Lane) -> Hello:
+    return Hello(1, lane, "näme", NodeAddr("::1", 4000, NODE), (SPAN_INFO, SPAN_INFO))
+
+
+def step(count: int = 2, width: int = 3) -> Step:
+    payload = Payload("bf16", width, bytes(range(2 * count * width)))
+    return Step(SESSION, 7, 255, 100, count, 101, 3, "hidden", None, payload)
+
+
+SAMPLING = SamplingParams(seed=(1 << 64) - 1, logit_bias=((5, -1.5),), stop=("\n", "ende"), stop_ids=(2,), logprobs=3)
+CONTROL: list[Message] = [
+    hello("control"),
+    Hello(1, "control", "", None, ()),
+    Credit(SESSION, 3, 16),
+    Open(
+        session=SESSION,
+        epoch=1,
+        hop=0,
+        num_hops=3,
+        model=MODEL,
+        precision="bf16",
+        span=Span(0, 8),
+        capacity=4096,
+        prompt_length=12,
+        path="ring",
+        ends="edges",
+        predecessor=NODE,
+        successor=NodeAddr("example.org", 7000),
+        sampling=SAMPLING,
+        window=16,
+    ),
+    Opened(SESSION, 1, 0, "avx512-bf16"),
+    Close(SESSION),
+    Fault(SESSION, 2, "shard_unavailable", "full: 8 sessions"),
+    Fault(SESSION, 2, "pipeline_aborted", "NaN \u2028 at 7", blame=1),
+    Ping((1 << 64) - 1),
+    Pong(0),
+]
+STEPS: list[Message] = [
+    step(),
+    Step(SESSION, 0, 0, 0, 0, 0, 0, "hidden", None, None),
+    Step(SESSION, 0, 0, 0, 0, 0, 0, "hidden", (), None),
+    Step(SESSION, (1 << 32) - 1, 1, 5, 3, 0, 1, "hidden", (1, 0, (1 << 32) - 1), None),
+    Step(SESSION, 1, 1, 5, 1, 0, 1, "ids", (9,), Payload("int32", 1, b"\1\0\0\0")),
+    Step(SESSION, 1, 1, 5, 1, 0, 1, "logits", None, Payload("fp32", 2, bytes(8))),
+]
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    """Any legal Step of at most 4 rows."""
+    u32 = st.integers(0, (1 << 32) - 1)
+    count = draw(st.integers(0, 4))
+    ids = draw(st.none() | st.lists(u32, min_size=count, max_size=count).map(tuple))
+    payload = None
+    if count and (ids is None or draw(st.booleans())):
+        dtype: DType = draw(st.sampled_from(list(ITEMSIZE)))
+        width = draw(st.integers(1, 9))
+        size = count * width * ITEMSIZE[dtype]
+        payload = Payload(dtype, width, draw(st.binary(min_size=size, max_size=size)))
+    return Step(
+        session=SessionId(draw(st.binary(min_size=16, max_size=16))),
+        epoch=draw(u32),
+        hop=draw(st.integers(0, 255)),
+        position=draw(st.integers(0, (1 << 32) - 5)),
+        count=count,
+        reply_from=draw(u32),
+        window=draw(u32),
+        content=draw(st.sampled_from(["hidden", "ids", "logits"])),
+        ids=ids,
+        payload=payload,
+    )

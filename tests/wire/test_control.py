@@ -1,0 +1,125 @@
+"""The strict JSON decoder takes what we write, and nothing else."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyhands.errors import ProtocolError
+from manyhands.wire.control import decode, decoder_for, encode
+from manyhands.wire.message import Fault, Hello, Message, Open, Ping
+from tests.wire.messages import CONTROL, SESSION
+
+OPEN = CONTROL[3]
+
+
+@pytest.mark.parametrize("message", CONTROL)
+def test_round_trip(message: Message) -> None:
+    assert decode(type(message), bytearray(encode(message))) == message
+
+
+def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda body: body.update({key: value})
+
+
+def _inner(outer: str, key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda body: body[outer].update({key: value})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("extra", 1),
+        lambda body: body.pop("epoch"),
+        _set("epoch", True),
+        _set("epoch", 1.0),
+        _set("epoch", "1"),
+        _set("epoch", -1),
+        _set("epoch", 1 << 32),
+        _set("epoch", None),
+        _set("hop", 256),
+        _set("session", "00" * 15),
+        _set("session", "AB" * 16),
+        _set("session", " " * 32),
+        _set("model", "zz" * 32),
+        _set("path", "tree"),
+        _set("path", ["ring"]),
+        _set("predecessor", None),
+        _set("span", {"start": 3, "end": 3}),
+        _set("span", [0, 8]),
+        _inner("span", "end", 1 << 40),
+        _inner("successor", "port", 65536),
+        _inner("sampling", "temperature", -1.0),
+        _inner("sampling", "temperature", 10**400),
+        _inner("sampling", "temperature", "hot"),
+        _inner("sampling", "deterministic", 1),
+        _inner("sampling", "logit_bias", [[1]]),
+        _inner("sampling", "logit_bias", [[1, 2, 3]]),
+        _inner("sampling", "logit_bias", 3),
+        _inner("sampling", "stop", [""]),
+        _inner("sampling", "stop", ["\ud800"]),
+        _inner("sampling", "stop", "end"),
+    ],
+)
+def test_near_misses_are_refused(change: Callable[[dict[str, Any]], None]) -> None:
+    body = json.loads(encode(OPEN))
+    change(body)
+    with pytest.raises(ProtocolError, match="Open is malformed"):
+        decode(Open, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"null",
+        b"[1]",
+        b'{"nonce":1,"nonce":2}',
+        b'{"nonce":NaN}',
+        b'{"nonce":1e999}',
+        b'{"nonce":' + b"1" * 5000 + b"}",
+        b'{"nonce":1} ' + b"x",
+        b"[" * 60_000,
+        b'{"nonce":' * 7000,
+    ],
+)
+def test_nonsense_is_refused(body: bytes) -> None:
+    with pytest.raises(ProtocolError, match="Ping is malformed") as info:
+        decode(Ping, body)
+    assert len(str(info.value)) < 300, "an error must not carry the peer's bytes into the log"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_numbers_are_finite(number: str) -> None:
+    body = encode(OPEN).replace(b'"temperature":0.0', f'"temperature":{number}'.encode())
+    with pytest.raises(ProtocolError):
+        decode(Open, body)
+
+
+def test_whole_numbers_are_numbers() -> None:
+    body = encode(OPEN).replace(b'"temperature":0.0', b'"temperature":1')
+    message = decode(Open, body)
+    assert message.sampling is not None and message.sampling.temperature == 1.0
+
+
+def test_what_json_cannot_hold_is_not_sent() -> None:
+    with pytest.raises(ProtocolError, match="cannot be sent"):
+        encode(Fault(SESSION, 0, "x", "\ud800"))
+
+
+def test_a_hint_without_decoder_is_our_bug() -> None:
+    with pytest.raises(TypeError, match="no decoder"):
+        decoder_for(dict[str, int], "field")
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.floats() | st.text() | st.integers(), lambda x: st.lists(x, max_size=3))
+)
+def test_any_json_value_is_refused_or_read(value: Any) -> None:
+    for kind in (Hello, Open):
+        with pytest.raises(ProtocolError):
+            decode(kind, json.dumps(value).encode())
