@@ -66,7 +66,7 @@ def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, pro
     """
     if name == "tales":
         return Path(tales.model_path())
-    if Path(name).expanduser().is_dir():
+    if name and Path(name).expanduser().is_dir():
         return Path(name).expanduser()
     repo, revision = parse_hub_id(name)
     try:

@@ -25,7 +25,6 @@ T = TypeVar("T")
 TIMEOUT_S: Final = 30.0  # of connecting and of each read; a hub that is silent this long has stalled
 RETRIES: Final = 5  # in a row without a byte of progress
 BACKOFF_S: Final = 0.5  # doubled each time: 0.5 + 1 + 2 + 4 + 8 s in all
-BLOCK_BYTES: Final = 1 << 20
 _HUB_ID: Final = re.compile(r"([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(?:@([\w.-][\w./-]{0,200}))?")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -103,7 +102,7 @@ def _file(name: str, sibling: Any) -> HubFile:
 def read_range(
     model: HubModel, file: str, start: int, end: int, *, may_skip: bool = False
 ) -> Generator[bytes, None, None]:
-    """Bytes [start, end) of `file` in blocks of at most 1 MiB; goes on where a broken connection ended.
+    """Bytes [start, end) of `file` in blocks as they arrive; goes on where a broken connection ended.
 
     Raises RangeIgnored if the server sends whole files only, unless `may_skip`: then the rest is read and dropped.
     """
@@ -150,7 +149,7 @@ def _request(url: str, start: int, end: int, may_skip: bool) -> Iterator[bytes]:
             raise ModelError(f"{urlsplit(url).netloc} sent another range of {url} than asked for")
         if not is_partial and not may_skip:
             raise RangeIgnored
-        yield from _cut(response.iter_bytes(BLOCK_BYTES), 0 if is_partial else start, end - start)
+        yield from _cut(response.iter_bytes(), 0 if is_partial else start, end - start)
 
 
 def _cut(blocks: Iterator[bytes], skip: int, length: int) -> Iterator[bytes]:
