@@ -23,7 +23,7 @@ from manyhands.errors import ModelError
 from manyhands.model import attention
 from manyhands.model.elementwise import guard
 from manyhands.model.linear import DTYPES, pack_experts
-from manyhands.model.manifest import read_entries
+from manyhands.model.folder import read_entries
 from manyhands.model.partition import ends_tensors, span_tensors
 
 transformers.logging.set_verbosity_error()

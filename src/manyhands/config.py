@@ -1,0 +1,48 @@
+"""Configuration: frozen dataclasses with their defaults, read once at start (CLI > environment > default)."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyhands.errors import BadRequest
+
+
+def home_from_env() -> Path:
+    """Where state lives: $MANYHANDS_HOME, else ~/.manyhands."""
+    return Path(os.environ.get("MANYHANDS_HOME") or Path.home() / ".manyhands")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """How a node serves its spans."""
+
+    # Sessions a span serves at once, and cache positions it leases in all; beyond either it says Busy.
+    max_sessions: int = 32
+    cache_tokens: int = 65536
+    # Rows of one device step: 256 keeps a step of a 1B model near 1 s on two CPU cores, so that nobody waits longer.
+    prefill_rows: int = 256
+    # Prefill rows that may join a step in which somebody decodes: they cost about as much again as the decode itself.
+    mixed_rows: int = 32
+    # A span nobody has used for so long is dropped from memory and loaded again when asked for. 0: never.
+    evict_after_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_sessions", "cache_tokens", "prefill_rows", "mixed_rows"):
+            if getattr(self, name) < 1:
+                raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.evict_after_s < 0:
+            raise BadRequest(f"evict_after_s is {self.evict_after_s}; it must be 0 (never) or more")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestConfig:
+    """How an origin runs a request."""
+
+    open_timeout_s: float = 30.0
+    # No step comes back for so long: the pipeline has stalled.
+    stall_timeout_s: float = 60.0
+    # Positions per prefill frame: large enough to fill the device, small enough to overlap on several hops.
+    prefill_chunk: int = 128
+    # Steps that may be on the way to one hop without having been computed (credits), and bytes of one frame.
+    window: int = 16
+    frame_bytes: int = 1 << 20

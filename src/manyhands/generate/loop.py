@@ -1,0 +1,155 @@
+"""The loop: prompt ids in, tokens out. The one place where a request advances.
+
+    prefill   chunks of the prompt go down the route; only the last row comes back
+    repeat    rows ─ logits ─ draw (speculate.verify) ─ commit to the ledger ─ next window = [last token, drafts]
+
+The next window's position is where the committed tokens end, so a wrong draft needs no message of its own: the step
+rolls the hops' caches back. Where `ends` are at the edges, ids go down and ids (or logits) come back.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from manyhands.config import RequestConfig
+from manyhands.core import FinishReason, SamplingParams
+from manyhands.errors import ProtocolError
+from manyhands.generate.sample import Drawn, Sampler
+from manyhands.generate.session import Session
+from manyhands.generate.speculate import Drafter, verify
+from manyhands.generate.turn import EndsHost
+from manyhands.wire.message import Payload, Step
+from manyhands.wire.tensor import decode_tensor, encode_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to generate. `capacity` positions are leased on every hop; prompt and max_tokens fit into it."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+    @property
+    def capacity(self) -> int:
+        return len(self.prompt) + self.params.max_tokens
+
+
+class Generation:
+    """One request on one open session. `tokens()` is consumed once; `finish_reason` is set when it ends.
+
+    Stopping on text is the consumer's affair (text/detokenize.py): it simply stops consuming.
+    """
+
+    def __init__(
+        self, session: Session, ends: EndsHost | None, sampler: Sampler, request: Request, drafter: Drafter,
+        config: RequestConfig,
+    ) -> None:
+        self._session, self._ends, self._sampler = session, ends, sampler
+        self._request, self._drafter, self._config = request, drafter, config
+        self.ledger: list[int] = list(request.prompt)
+        self.finish_reason: FinishReason | None = None
+        self.windows = 0
+        self.drafted = 0
+        self.accepted = 0
+
+    async def tokens(self) -> AsyncGenerator[Drawn, None]:
+        """The tokens as they are committed. Raises what ends the session, ContextOverflow never (the lease fits)."""
+        drafts: Sequence[int] = ()
+        await self._prefill()
+        while self.finish_reason is None:
+            drawn, drafts, payload = await self._next_window(drafts)
+            self.finish_reason = self._finished()
+            if self.finish_reason is None:
+                self._send_window(drafts, payload)  # before the consumer is heard: it must not slow the route down
+            for token in drawn:
+                yield token
+
+    def _finished(self) -> FinishReason | None:
+        if self._sampler.is_stop_id(self.ledger[-1]):
+            return "stop"
+        return "length" if len(self.ledger) >= self._request.capacity else None
+
+    async def _prefill(self) -> None:
+        prompt, chunk = self._request.prompt, self._config.prefill_chunk
+        for start in range(0, len(prompt), chunk):
+            ids = prompt[start : start + chunk]
+            payload = None
+            if self._ends is not None:
+                hidden_TD = await self._ends.turn(None, lambda _, ids=ids: ids)  # type: ignore[misc]
+                assert hidden_TD is not None
+                payload = encode_tensor(hidden_TD)
+            self._send(start, ids, len(prompt) - 1, payload)
+
+    def _send(self, position: int, ids: Sequence[int], reply_from: int, payload: Payload | None) -> None:
+        carried = None if payload is not None else tuple(ids)
+        self._session.send(position, len(ids), reply_from, carried, payload)
+
+    def _send_window(self, drafts: Sequence[int], payload: Payload | None) -> None:
+        position = len(self.ledger) - 1
+        self._send(position, [self.ledger[-1], *drafts], position, payload)
+
+    async def _next_window(self, drafts: Sequence[int]) -> tuple[list[Drawn], Sequence[int], Payload | None]:
+        """Wait for the rows of the window sent, commit what they say, and prepare the next one (not sent yet)."""
+        rows = await self._rows(1 + len(drafts))
+        self.windows += 1
+        proposal: list[Sequence[int]] = [()]
+        drawn: list[Drawn] = []
+
+        def decide(logits_TV: torch.Tensor) -> list[int]:
+            drawn.extend(self._decide(rows, logits_TV, drafts))
+            self._commit(drawn, drafts)
+            proposal[0] = self._propose()
+            return [self.ledger[-1], *proposal[0]]
+
+        payload = None
+        if self._ends is not None:
+            hidden_TD = await self._ends.turn(_tensor(rows), decide)
+            assert hidden_TD is not None
+            payload = encode_tensor(hidden_TD)
+        else:
+            decide(torch.empty(0))
+        return drawn, proposal[0], payload
+
+    def _decide(self, rows: list[Step], logits_TV: torch.Tensor, drafts: Sequence[int]) -> list[Drawn]:
+        if rows[0].content == "ids":
+            ids = [int(i) for i in _tensor(rows)[:, 0]]
+            right = next((i for i, (a, b) in enumerate(zip(ids, drafts, strict=False)) if a != b), len(ids) - 1)
+            return [Drawn(i, None, None) for i in ids[: right + 1]]
+        if rows[0].content == "logits":
+            logits_TV = _tensor(rows)
+        return verify(self._sampler, logits_TV, self.ledger, drafts, len(self._request.prompt))
+
+    def _commit(self, drawn: list[Drawn], drafts: Sequence[int]) -> None:
+        room = self._request.capacity - len(self.ledger)
+        del drawn[room:]
+        stop = next((i for i, d in enumerate(drawn) if self._sampler.is_stop_id(d.token)), len(drawn) - 1)
+        del drawn[stop + 1 :]
+        self.ledger.extend(d.token for d in drawn)
+        self.drafted += len(drafts)
+        self.accepted += max(0, len(drawn) - 1)
+
+    def _propose(self) -> Sequence[int]:
+        """Drafts for the next window: never so many that it would leave the lease."""
+        room = self._request.capacity - len(self.ledger)
+        return self._drafter.propose(self.ledger)[: max(0, room - 1)]
+
+    async def _rows(self, count: int) -> list[Step]:
+        """The steps that carry the `count` wanted rows after the ledger, in order (hops may have split them)."""
+        rows: list[Step] = []
+        expected = len(self.ledger) - 1
+        while count > 0:
+            step = await self._session.next_result()
+            if step.count == 0:
+                continue  # progress of a prefill
+            if step.position != expected or step.count > count or step.payload is None:
+                raise ProtocolError(f"rows from position {step.position} came back where {expected} was due")
+            rows.append(step)
+            expected += step.count
+            count -= step.count
+        return rows
+
+
+def _tensor(rows: list[Step]) -> torch.Tensor:
+    parts = [decode_tensor(s.payload, s.count) for s in rows if s.payload is not None]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

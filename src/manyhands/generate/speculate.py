@@ -1,0 +1,37 @@
+"""Drafts and their verification. Pure. Plain decoding is a window without drafts."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from manyhands.generate.sample import Drawn, Sampler
+
+
+class Drafter(Protocol):
+    def propose(self, ids: Sequence[int]) -> Sequence[int]:
+        """Guesses of the tokens that follow `ids` (prompt and committed), possibly none. Any guess is safe."""
+
+
+class NoDrafter:
+    def propose(self, ids: Sequence[int]) -> Sequence[int]:
+        return ()
+
+
+def verify(
+    sampler: Sampler, logits_TV: Tensor, ids: Sequence[int], drafts: Sequence[int], prompt_length: int
+) -> list[Drawn]:
+    """Draw the tokens that follow `ids`, one per row of logits, as far as the drafts were right.
+
+    Row 0 holds the logits after the last of `ids`, row i those after draft i - 1. A draft is accepted iff it is the very
+    token drawn (docs/design.md §4), so the result is what decoding one by one would give: at least one token, at most
+    len(drafts) + 1.
+    """
+    drawn: list[Drawn] = []
+    history = list(ids)
+    for row in range(logits_TV.shape[0]):
+        drawn.append(sampler.draw(logits_TV[row], len(history), history, prompt_length))
+        if row >= len(drafts) or drafts[row] != drawn[-1].token:
+            break
+        history.append(drawn[-1].token)
+    return drawn

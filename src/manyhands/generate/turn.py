@@ -1,0 +1,97 @@
+"""The origin's device: embeds ids, turns hidden states into logits, and lets requests decide on them, batched.
+
+While the device thread is busy, what other requests need piles up and runs as one batch: eight requests pay for one pass
+over the head's weights. Rows are invariant (model/linear.py), so company changes no bit.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manyhands.errors import Corruption
+from manyhands.model.ends import Ends
+from manyhands.worker.execute import MAX_MAGNITUDE, Device
+
+# logits [T, vocab] -> ids [T'] to embed next (none: nothing more)
+Decide = Callable[[Tensor], Sequence[int]]
+
+
+@dataclass(slots=True)
+class _Turn:
+    hidden_TD: Tensor | None
+    decide: Decide
+    done: "asyncio.Future[Tensor | None]"
+
+
+class EndsHost:
+    """Serves the ends of one model to the requests of this origin. `run` must be running; owned by the Node."""
+
+    def __init__(self, ends: Ends, device: Device) -> None:
+        self.ends = ends
+        self._device = device
+        self._waiting: list[_Turn] = []
+        self._wake = asyncio.Event()
+
+    async def turn(self, hidden_TD: Tensor | None, decide: Decide) -> Tensor | None:
+        """Give `decide` the logits of the rows (an empty tensor without rows) and embed the ids it returns.
+
+        Returns hidden states [T', hidden] of those ids, None if there were none. `decide` runs on the device thread and
+        must not touch the event loop. Raises what `decide` raises; Corruption for rows that are not finite.
+        """
+        done: asyncio.Future[Tensor | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Turn(hidden_TD, decide, done))
+        self._wake.set()
+        return await done
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await asyncio.sleep(0)  # what arrived in the same read joins the same batch
+            turns, self._waiting = self._waiting, []
+            turns = [t for t in turns if not t.done.done()]
+            if turns:
+                self._settle(turns, await self._device.run(lambda turns=turns: self._compute(turns)))  # type: ignore[misc]
+
+    @staticmethod
+    def _settle(turns: list[_Turn], outcomes: list[Tensor | Exception | None]) -> None:
+        for turn, outcome in zip(turns, outcomes, strict=True):
+            if turn.done.done():
+                continue
+            if isinstance(outcome, Exception):
+                turn.done.set_exception(outcome)
+            else:
+                turn.done.set_result(outcome)
+
+    def _compute(self, turns: list[_Turn]) -> list[Tensor | Exception | None]:
+        decided = self._decide_all(turns)
+        ids = [i for d in decided if not isinstance(d, Exception) for i in d]
+        hidden_ND = self.ends.embed(torch.tensor(ids)) if ids else None
+        out: list[Tensor | Exception | None] = []
+        row = 0
+        for d in decided:
+            if isinstance(d, Exception):
+                out.append(d)
+                continue
+            out.append(hidden_ND[row : row + len(d)] if d and hidden_ND is not None else None)
+            row += len(d)
+        return out
+
+    def _decide_all(self, turns: list[_Turn]) -> list[Sequence[int] | Exception]:
+        rows = [t.hidden_TD for t in turns if t.hidden_TD is not None]
+        logits_NV = self.ends.logits(torch.cat(rows)) if rows else torch.empty(0, self.ends.vocab_size)
+        out: list[Sequence[int] | Exception] = []
+        row = 0
+        for turn in turns:
+            count = 0 if turn.hidden_TD is None else turn.hidden_TD.shape[0]
+            try:
+                if turn.hidden_TD is not None and not float(turn.hidden_TD.abs().amax()) <= MAX_MAGNITUDE:
+                    raise Corruption(f"the last hop sent hidden states that are not finite or beyond {MAX_MAGNITUDE:g}")
+                out.append(turn.decide(logits_NV[row : row + count]))
+            except Exception as error:  # one request's error is that request's answer; the others go on
+                out.append(error)
+            row += count
+        return out

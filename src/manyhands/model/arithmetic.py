@@ -1,0 +1,35 @@
+"""Which bits this machine computes: the arithmetic class, part of a span's identity.
+
+Two nodes of the same class give the same bits for the same input. Classes differ by instruction set (AVX2, AVX-512 and
+AMX kernels round differently), by torch build and by precision (runtime.md §3, "ISA").
+"""
+
+import os
+from functools import cache
+
+# Before torch is imported: idle compute threads sleep instead of spinning, so that nodes sharing a machine do not fight
+# (two nodes with two threads each on two cores: 14.5 -> 29 steps/s each), and MKL's leftovers do not depend on alignment.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("MKL_CBWR", "AVX2")
+
+import torch
+
+from manyhands.core import Precision
+
+# Raised whenever our own kernels or their order of operations change.
+PLUGIN_VERSION = 1
+
+
+@cache
+def instruction_set() -> str:
+    """The widest bf16-relevant instruction set oneDNN will use here."""
+    cpu = torch.cpu
+    for name in ("amx_tile", "avx512_bf16", "avx512", "avx2"):
+        probe = getattr(cpu, f"_is_{name}_supported", None)
+        if probe is not None and probe():
+            return name
+    return str(torch.backends.cpu.get_cpu_capability()).lower()
+
+
+def arithmetic_class(precision: Precision) -> str:
+    return f"{precision}/{instruction_set()}/torch-{torch.__version__}/v{PLUGIN_VERSION}"

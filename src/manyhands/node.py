@@ -1,0 +1,330 @@
+"""A node: links in and out, the spans it hosts, the sessions it owns. Every role is a part of this one object.
+
+    links ─ reader (one task a link) ─┬─ Open, Close, Step, Credit ─► SpanHost   (hop)
+                                      └─ Opened, Step, Credit, Fault ─► Session  (origin)
+
+`async with Node(...)` owns one TaskGroup; leaving it closes every link and frees every session.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from manyhands.config import RequestConfig, WorkerConfig
+from manyhands.core import ORIGIN_HOP, NodeAddr, NodeId, Precision, SamplingParams, SessionId, Span, SpanInfo
+from manyhands.errors import BadRequest, LinkClosed, ManyhandsError, ProtocolError, ShardUnavailable
+from manyhands.generate.sample import Sampler
+from manyhands.generate.session import Hop, Lease, Session
+from manyhands.model.arithmetic import arithmetic_class
+from manyhands.model.load import context_length, read_config
+from manyhands.model.manifest import build_manifest
+from manyhands.net.pool import LinkPool
+from manyhands.net.transport import Link, Transport
+from manyhands.route.search import Offer
+from manyhands.text.prompt import load_eos_ids, load_tokenizer
+from manyhands.wire.message import (
+    PROTOCOL_VERSION,
+    Close,
+    Credit,
+    Fault,
+    Hello,
+    Lane,
+    Message,
+    Open,
+    Opened,
+    Step,
+)
+from manyhands.worker.execute import Device, SpanModel
+from manyhands.worker.serve import SpanHost
+
+logger = logging.getLogger(__name__)
+
+# How long a hop waits for the links that an Open implies (its successor's, or the origin's data lane).
+CONNECT_TIMEOUT_S = 10.0
+# How often the round trip of a control link is measured.
+PING_EVERY_S = 5.0
+
+
+class Node:
+    """`make_transport` gets the function that makes this node's Hello. Enter it before use."""
+
+    def __init__(
+        self,
+        make_transport: Callable[[Callable[[Lane], Hello]], Transport],
+        *,
+        name: str = "node",
+        worker: WorkerConfig | None = None,
+        request: RequestConfig | None = None,
+    ) -> None:
+        self.name = name
+        self.worker = worker or WorkerConfig()
+        self.request = request or RequestConfig()
+        self.address: NodeAddr | None = None
+        self.transport = make_transport(self._hello)
+        self.pool = LinkPool(self.transport)
+        self.hosts: list[SpanHost] = []
+        self.sessions: dict[SessionId, Session] = {}
+        self._readers: set[Link] = set()
+        self._arrival = asyncio.Condition()
+        self._tasks = asyncio.TaskGroup()
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name} hosts={self.hosts} sessions={len(self.sessions)} {self.pool}>"
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        self.start(self._accept())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        for session in list(self.sessions.values()):
+            session.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2):
+                await self.pool.aclose()
+                await self.transport.aclose()
+        for task in list(self._own):
+            task.cancel()
+        await self._tasks.__aexit__(None, None, None)
+
+    @property
+    def _own(self) -> set["asyncio.Task[Any]"]:
+        return self._tasks._tasks  # type: ignore[attr-defined,no-any-return]
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` as a task of this node until it ends or the node stops. Its failure stops the node."""
+        self._tasks.create_task(work)
+
+    async def listen(self, addr: NodeAddr) -> NodeAddr:
+        """Accept peers at `addr` (port 0: any). Raises BadRequest if the port is taken."""
+        self.address = await self.transport.listen(addr)
+        return self.address
+
+    def _hello(self, lane: Lane) -> Hello:
+        return Hello(PROTOCOL_VERSION, lane, self.name, self.address, tuple(host.info for host in self.hosts))
+
+    # -- hosting ------------------------------------------------------------------------------------------------------
+
+    async def host(
+        self, folder: Path, span: Span, precision: Precision, device: Device, *, model_name: str, has_ends: bool = False
+    ) -> SpanHost:
+        """Load a span and serve it until the node stops. Raises ModelError, CutError."""
+        info = await device.run(lambda: _describe(folder, span, precision, model_name, has_ends, self.worker))
+        eos = load_eos_ids(folder, load_tokenizer(folder)) if has_ends else frozenset()
+        vocab_size = int(read_config(folder).vocab_size)
+
+        def make_sampler(params: SamplingParams) -> Sampler:
+            return Sampler(params, vocab_size, eos)
+
+        host = SpanHost(info, lambda: SpanModel(folder, span, precision, has_ends), device, self.worker, make_sampler)
+        await host.ensure_loaded()
+        self.hosts.append(host)
+        self.start(host.run())
+        return host
+
+    # -- owning requests ----------------------------------------------------------------------------------------------
+
+    async def survey(self, addrs: Sequence[NodeAddr]) -> list[Offer]:
+        """What the nodes at `addrs` host. Nodes that do not answer are left out; if none does, raises ShardUnavailable."""
+        answers = await asyncio.gather(*(self._ask(addr) for addr in addrs), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, LinkClosed | TimeoutError):
+                raise answer
+        reached = [offer for answer in answers if isinstance(answer, list) for offer in answer]
+        if not any(isinstance(answer, list) for answer in answers):
+            reasons = "; ".join(str(answer) or f"{addr}: no answer" for addr, answer in zip(addrs, answers, strict=True))
+            raise ShardUnavailable(f"no node of the ticket can be reached: {reasons or 'it names no address'}")
+        return reached
+
+    async def _ask(self, addr: NodeAddr) -> list[Offer]:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            link = await self.link(addr, "control")
+        at = NodeAddr(addr.host, addr.port, link.peer)
+        return [Offer(at, link.peer, link.hello.name, info) for info in link.hello.spans]
+
+    async def open_session(self, route: Sequence[Offer], lease: Lease) -> Session:
+        """Open a session on every hop of `route`. The caller closes it with `close_session`.
+
+        Raises Busy, WeightsMismatch, BadRequest, ShardUnavailable, PipelineStalled as the hops answer.
+        """
+        hops = await asyncio.gather(*(self._hop(i, offer, len(route), lease) for i, offer in enumerate(route)))
+        session = Session(self.transport.node, hops, lease, self.request)
+        self.sessions[session.id] = session
+        try:
+            await session.open()
+        except BaseException:
+            self.close_session(session)
+            raise
+        return session
+
+    async def _hop(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
+        needs_data = lease.path == "star" or index in (0, num_hops - 1)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                control = await self.link(offer.addr, "control")
+                data = await self.link(offer.addr, "data") if needs_data else None
+        except (LinkClosed, TimeoutError) as error:
+            raise ShardUnavailable(f"hop {index} ({offer.name} at {offer.addr}) cannot be reached: {error}") from error
+        return Hop(offer, control, data, self.request.window)
+
+    def close_session(self, session: Session) -> None:
+        """Free the session on every hop at once. Harmless when repeated."""
+        self.sessions.pop(session.id, None)
+        session.close()
+
+    # -- links --------------------------------------------------------------------------------------------------------
+
+    async def link(self, addr: NodeAddr, lane: Lane) -> Link:
+        """An open link, watched by a reader. Deadline: the caller's. Raises LinkClosed."""
+        link = await self.pool.get(addr, lane)
+        self._watch(link)
+        return link
+
+    async def _link_back(self, node: NodeId, lane: Lane) -> Link:
+        """A link that `node` dialled or is about to. Deadline: the caller's."""
+        async with self._arrival:
+            while (link := self.pool.find(node, lane)) is None:
+                await self._arrival.wait()
+            return link
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                link = await self.transport.accept()
+            except LinkClosed:
+                return
+            self.pool.add(link)
+            self._watch(link)
+            async with self._arrival:
+                self._arrival.notify_all()
+
+    def _watch(self, link: Link) -> None:
+        if link not in self._readers:
+            self._readers.add(link)
+            self.start(self._read(link))
+            if link.lane == "control":
+                self.start(self._measure(link))
+
+    async def _read(self, link: Link) -> None:
+        """Dispatch what arrives on a link until it ends; then tell whoever depended on it."""
+        reason = "closed"
+        try:
+            while True:
+                self._dispatch(await link.recv(), link)
+        except LinkClosed as error:
+            reason = str(error)
+        except ProtocolError as error:
+            reason = str(error)
+            logger.warning("peer=%s sent nonsense: %s", link.peer[:8], error)
+            link.abort(reason)
+        finally:
+            self._readers.discard(link)
+        self._lost(link, reason)
+
+    async def _measure(self, link: Link) -> None:
+        with contextlib.suppress(LinkClosed, TimeoutError):
+            while not link.is_closed:
+                async with asyncio.timeout(PING_EVERY_S * 4):
+                    await link.ping()
+                await asyncio.sleep(PING_EVERY_S)
+
+    def _lost(self, link: Link, reason: str) -> None:
+        for session in list(self.sessions.values()):
+            session.on_lost(link, reason)
+        for host in self.hosts:
+            if link.lane == "control" and self.pool.find(link.peer, "control") is None:
+                host.drop_origin(link.peer)
+            host.drop_successor(link)
+
+    # -- dispatch -----------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, message: Message, link: Link) -> None:
+        session = self.sessions.get(message.session) if hasattr(message, "session") else None
+        match message:
+            case Step() if session is not None:
+                session.on_step(message, link)
+            case Step():
+                self._serve(message.session, message.hop, lambda host: host.step(message, link))
+            case Credit() if session is not None and message.hop != ORIGIN_HOP:
+                session.on_credit(message)
+            case Credit():
+                before = message.hop if message.hop == ORIGIN_HOP else message.hop - 1
+                self._serve(message.session, before, lambda host: host.credit(message))
+            case Open():
+                self._on_open(message, link)
+            case Close():
+                for host in self.hosts:
+                    host.close_for(message.session, link.peer)
+            case Opened() if session is not None:
+                session.on_opened(message)
+            case Fault() if session is not None:
+                session.on_fault(message)
+            case Hello():
+                raise ProtocolError("a second Hello")
+            case _:
+                logger.debug("peer=%s: %s for a session that is gone", link.peer[:8], type(message).__name__)
+
+    def _serve(self, session: SessionId, hop: int, act: Callable[[SpanHost], None]) -> None:
+        for host in self.hosts:
+            if host.serves(session, hop):
+                act(host)
+                return
+
+    def _on_open(self, message: Open, link: Link) -> None:
+        try:
+            host = self._find_host(message)
+            host.reserve(message)
+        except ManyhandsError as error:
+            link.send(Fault(message.session, message.hop, error.code, str(error)))
+            return
+        self.start(self._open(host, message, link))
+
+    def _find_host(self, message: Open) -> SpanHost:
+        same = [host for host in self.hosts if host.info.span == message.span]
+        exact = [h for h in same if (h.info.model, h.info.precision) == (message.model, message.precision)]
+        if not same:
+            held = ", ".join(str(host.info.span) for host in self.hosts) or "none"
+            raise ShardUnavailable(f"{self.name} does not hold layers {message.span} (it holds {held})")
+        return (exact or same)[0]
+
+    async def _open(self, host: SpanHost, message: Open, origin: Link) -> None:
+        """Connect to the successor, then open. A failure is the session's alone: its origin gets a Fault."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                if message.successor is not None:
+                    successor = await self.link(message.successor, "data")
+                else:
+                    successor = await self._link_back(origin.peer, "data")
+            await host.open(message, origin, successor)
+        except (ManyhandsError, TimeoutError, MemoryError) as error:
+            host.close(message.session)
+            if isinstance(error, LinkClosed | TimeoutError):
+                error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
+            code = error.code if isinstance(error, ManyhandsError) else BadRequest.code
+            with contextlib.suppress(LinkClosed):
+                origin.send(Fault(message.session, message.hop, code, str(error)))
+
+
+def _describe(
+    folder: Path, span: Span, precision: Precision, model_name: str, has_ends: bool, worker: WorkerConfig
+) -> SpanInfo:
+    config = read_config(folder)
+    return SpanInfo(
+        model=build_manifest(folder).id,
+        model_name=model_name,
+        span=span,
+        num_layers=int(config.num_hidden_layers),
+        precision=precision,
+        arithmetic=arithmetic_class(precision),
+        hidden_size=int(config.hidden_size),
+        context_length=context_length(config),
+        has_ends=has_ends,
+        free_tokens=worker.cache_tokens,
+        max_sessions=worker.max_sessions,
+    )

@@ -1,0 +1,149 @@
+"""What can be said between two nodes. Values only: bytes are made in frame.py, tensors in tensor.py.
+
+One link carries one lane: `control` (Hello, Open, Opened, Close, Fault, Credit, Ping, Pong) or `data` (Hello, Step).
+Two lanes so that a cancel overtakes bulk.
+
+    origin ── Open ──► every hop      hop ── Opened | Fault ──► origin
+    origin ── Step ──► hop 0 ── Step ──► hop 1 ── Step ──► origin      (ring; in a star every hop answers the origin)
+    receiver ── Credit ──► sender     either ── Close | Fault ──► the other
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from manyhands.core import (
+    EndsAt,
+    ModelId,
+    NodeAddr,
+    NodeId,
+    PathKind,
+    Precision,
+    SamplingParams,
+    SessionId,
+    Span,
+    SpanInfo,
+)
+
+PROTOCOL_VERSION = 1
+Lane = Literal["control", "data"]
+DType = Literal["bf16", "fp16", "fp32", "int32"]
+# The tensor of a Step: hidden states going on, token ids drawn by the last hop (ends = edges), or logits.
+Content = Literal["hidden", "ids", "logits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A [count, width] tensor as bytes, row by row, little endian. `data` has exactly count * width * itemsize bytes."""
+
+    dtype: DType
+    width: int
+    data: bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Run `hop`'s layers on positions [position, position + count) of `session`, after dropping its cache beyond `position`.
+
+    `hop` is the index of the receiver in the route (ORIGIN_HOP: the origin). Rows at positions >= `reply_from` are wanted by
+    the origin; the last hop sends only those (perhaps none: count 0 then says "computed up to `position`").
+    `ids` are the token ids of the rows; they travel only when ends = edges, else None.
+    `window` numbers the origin's guesses: a hop drops queued steps of a session whose window is older than the newest seen.
+    """
+
+    session: SessionId
+    epoch: int
+    hop: int
+    position: int
+    count: int
+    reply_from: int
+    window: int
+    content: Content
+    ids: tuple[int, ...] | None
+    payload: Payload | None  # None iff ids alone go to the first hop (ends = edges), or count == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """`steps` more Steps of `session` may be sent to `hop` (the sender's window grows by as much)."""
+
+    session: SessionId
+    hop: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message on every link, both ways."""
+
+    version: int
+    lane: Lane
+    name: str
+    listen: NodeAddr | None
+    spans: tuple[SpanInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Reserve cache for `capacity` positions of a session on the receiver's `span` and say who sends and who gets its steps.
+
+    Steps are accepted only from node `predecessor`. `successor` is None where the next receiver is the origin itself.
+    `sampling` is given to the last hop iff it draws the tokens (ends = edges), else it is None; the last hop then returns
+    hidden states (ends = origin) or logits (ends = edges). `prompt_length` is what penalties count from.
+    """
+
+    session: SessionId
+    epoch: int
+    hop: int
+    num_hops: int
+    model: ModelId
+    precision: Precision
+    span: Span
+    capacity: int
+    prompt_length: int
+    path: PathKind
+    ends: EndsAt
+    predecessor: NodeId
+    successor: NodeAddr | None
+    sampling: SamplingParams | None
+    window: int  # steps that may be on the way to one receiver without having been computed
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """`hop` of `session` holds its lease; `arithmetic` is its arithmetic class."""
+
+    session: SessionId
+    epoch: int
+    hop: int
+    arithmetic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The session is over on the receiver's side: free everything at once. Sent to every hop by the origin."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`hop` cannot serve `session` (any longer). `code` is an error code of errors.py; `blame` the hop at fault, if another."""
+
+    session: SessionId
+    hop: int
+    code: str
+    detail: str
+    blame: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    nonce: int
+
+
+Message = Step | Credit | Hello | Open | Opened | Close | Fault | Ping | Pong

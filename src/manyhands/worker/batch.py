@@ -1,0 +1,48 @@
+"""Which waiting steps run together in the next device step. Pure: waiting steps in, picks out.
+
+Decode first: every short step (a token or a verify window) joins, longest waiting first. Prefill fills what is left, in
+pieces, the session served longest ago first; while somebody decodes, prefill gets a small share so that it neither
+starves nor stalls the others. A session has at most one segment in a step, since its steps depend on each other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# A step of more rows counts as prefill. 16: verify windows are 2..9 tokens, chunks are 64 or more.
+WINDOW_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The oldest step of one session. `served` is when the session last ran (any monotonic counter)."""
+
+    key: int
+    num_rows: int
+    served: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Run the first `num_rows` rows of session `key`'s oldest step."""
+
+    key: int
+    num_rows: int
+
+
+def choose(waiting: Sequence[Waiting], prefill_rows: int, mixed_rows: int) -> list[Pick]:
+    """The next device step: never empty unless `waiting` is; at most max(prefill_rows, WINDOW_ROWS) rows."""
+    order = sorted(waiting, key=lambda w: (w.served, w.key))
+    picks: list[Pick] = []
+    room = max(prefill_rows, WINDOW_ROWS)
+    for w in order:
+        if w.num_rows <= WINDOW_ROWS and w.num_rows <= room:
+            picks.append(Pick(w.key, w.num_rows))
+            room -= w.num_rows
+    if picks:
+        room = min(room, mixed_rows)
+    for w in order:
+        if w.num_rows > WINDOW_ROWS and room > 0:
+            rows = min(w.num_rows, room)
+            picks.append(Pick(w.key, rows))
+            room -= rows
+    return picks

@@ -1,0 +1,171 @@
+"""The device of one span: one thread that owns the model, and what it computes for a batch of segments.
+
+Knows nothing of links, leases or order; it is told what to run. Loading and dropping the model happen on its thread too.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from manyhands.core import Precision, Span
+from manyhands.errors import Corruption, ProtocolError
+from manyhands.model.cache import Segment, SessionCache, StepPlan
+from manyhands.model.ends import Ends
+from manyhands.model.linear import MIN_ROWS
+from manyhands.model.shard import Shard
+from manyhands.wire.message import Content, DType, Payload
+from manyhands.wire.tensor import decode_tensor, encode_tensor
+
+T = TypeVar("T")
+# The dtype of hidden states on the wire is the compute dtype.
+WIRE_DTYPES: dict[Precision, DType] = {"bf16": "bf16", "fp32": "fp32", "fp16": "fp16", "int8": "bf16"}
+# Hidden states beyond this magnitude are no model's; they are the mark of a broken or hostile hop.
+MAX_MAGNITUDE = 1e6
+
+
+class Drawn(Protocol):
+    @property
+    def token(self) -> int: ...
+
+
+class Draws(Protocol):
+    """What the last hop needs of a sampler where it draws the tokens (generate/sample.py)."""
+
+    def draw(self, logits_V: Tensor, position: int, history: Sequence[int], prompt_length: int) -> Drawn: ...
+
+
+@dataclass(slots=True)
+class Work:
+    """One segment of a device step: `count` rows at `position` of a session.
+
+    `payload` holds `count` hidden rows, or is None where `ids` are to be embedded here. Rows at positions >= `reply_from`
+    are wanted by the origin. `sampler` and `history` (ids before `position`) are set where this hop draws tokens;
+    `logits` where it returns logits instead. `is_last`: no further hop.
+    """
+
+    cache: SessionCache
+    position: int
+    count: int
+    reply_from: int
+    payload: Payload | None
+    ids: tuple[int, ...] | None
+    is_last: bool
+    logits: bool = False
+    sampler: Draws | None = None
+    history: Sequence[int] = ()
+    prompt_length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What goes on to the next hop or the origin: rows [position, position + count)."""
+
+    position: int
+    count: int
+    content: Content
+    payload: Payload | None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A thread of its own with its number of compute threads."""
+
+    thread: ThreadPoolExecutor
+    num_threads: int
+
+    @classmethod
+    def start(cls, num_threads: int | None = None, name: str = "device") -> "Device":
+        count = num_threads or os.cpu_count() or 1
+        thread = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=torch.set_num_threads, initargs=(count,))
+        return cls(thread, count)
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """`function()` on the device thread. Cancelling the caller does not stop a function that has begun."""
+        return await asyncio.get_running_loop().run_in_executor(self.thread, function)
+
+    def close(self) -> None:
+        self.thread.shutdown(wait=True, cancel_futures=True)
+
+
+class SpanModel:
+    """The layers of one span, and the ends where this node serves them. Only its device's thread may call it."""
+
+    def __init__(self, folder: Path, span: Span, precision: Precision, has_ends: bool) -> None:
+        self.shard = Shard(folder, span, precision)
+        num_layers = self.shard.config.num_hidden_layers
+        embed, head = has_ends and span.start == 0, has_ends and span.end == num_layers
+        self.ends = Ends(folder, precision, embed=embed, head=head) if embed or head else None
+
+        self.wire_dtype = WIRE_DTYPES[precision]
+        self.vocab_size = int(self.shard.config.vocab_size)
+
+    def run(self, works: Sequence[Work]) -> list[Result | Exception]:
+        """One device step. A segment with bad input gets its exception; the others are computed."""
+        inputs: list[Tensor | Exception] = [self._input(work) for work in works]
+        good = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
+        out: list[Result | Exception] = [x if isinstance(x, Exception) else Corruption("not run") for x in inputs]
+        if not good:
+            return out
+        hidden_ND, plan = _side_by_side([works[i] for i in good], [inputs[i] for i in good])  # type: ignore[misc]
+        hidden_ND = self.shard.forward(hidden_ND, plan)
+        for i, s in zip(good, plan.segments, strict=True):
+            try:
+                out[i] = self._output(works[i], hidden_ND[s.row : s.row + s.count])
+            except Corruption as error:
+                out[i] = error
+        return out
+
+    def _input(self, work: Work) -> Tensor | Exception:
+        if work.position > work.cache.length:
+            return ProtocolError(f"a step at position {work.position} skips ahead of the cache ({work.cache.length})")
+        if work.payload is None:
+            assert self.ends is not None and work.ids is not None
+            return self.ends.embed(torch.tensor(work.ids))
+        hidden_TD = decode_tensor(work.payload, work.count)
+        largest = float(hidden_TD.abs().amax())
+        if not largest <= MAX_MAGNITUDE:  # also NaN
+            return Corruption(f"hidden states at position {work.position} are not finite or beyond {MAX_MAGNITUDE:g}")
+        return hidden_TD
+
+    def _output(self, work: Work, hidden_TD: Tensor) -> Result:
+        """All rows for the next hop; for the origin only the wanted ones, as hidden states, ids or logits."""
+        if not work.is_last:
+            return Result(work.position, work.count, "hidden", encode_tensor(hidden_TD))
+        first = min(max(work.reply_from, work.position), work.position + work.count)
+        wanted_TD = hidden_TD[first - work.position :]
+        count = wanted_TD.shape[0]
+        if count == 0:
+            return Result(first, 0, "hidden", None)
+        if work.sampler is None and not work.logits:
+            return Result(first, count, "hidden", encode_tensor(wanted_TD))
+        assert self.ends is not None
+        logits_TV = self.ends.logits(wanted_TD)
+        if work.sampler is None:
+            return Result(first, count, "logits", encode_tensor(logits_TV))
+        ids = [self._draw(work, logits_TV[i], first + i) for i in range(count)]
+        return Result(first, count, "ids", encode_tensor(torch.tensor(ids, dtype=torch.int32)[:, None]))
+
+    @staticmethod
+    def _draw(work: Work, logits_V: Tensor, position: int) -> int:
+        """The token after `position`: drawn with the noise of position + 1, given the ids up to `position`."""
+        assert work.sampler is not None and work.ids is not None
+        history = [*work.history, *work.ids[: position + 1 - work.position]]
+        return work.sampler.draw(logits_V, position + 1, history, work.prompt_length).token
+
+
+def _side_by_side(works: Sequence[Work], inputs: Sequence[Tensor]) -> tuple[Tensor, StepPlan]:
+    segments: list[Segment] = []
+    row = 0
+    for work in works:
+        segments.append(Segment(work.cache, work.position, row, work.count))
+        row += work.count
+    num_rows = max(row, MIN_ROWS)
+    padding = [inputs[0].new_zeros(num_rows - row, inputs[0].shape[1])] if num_rows > row else []
+    return torch.cat([*inputs, *padding]), StepPlan(segments, num_rows)
