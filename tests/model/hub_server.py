@@ -113,7 +113,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {**headers, "Content-Range": f"bytes {start}-{end - 1}/{len(raw)}"}
         return self._answer(206, raw[start:end], headers, is_weights=True)
 
-    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None, is_weights: bool = False) -> None:
+    def _answer(
+        self, status: int, body: bytes, headers: dict[str, str] | None = None, is_weights: bool = False
+    ) -> None:
         self.send_response(status)
         for key, value in (headers or {}).items():
             self.send_header(key, value)

@@ -232,7 +232,7 @@ def test_unknown_model_names_id_host_and_remedy(start: StartHub, home: Path, lla
 
 def test_gated_model_says_how_to_get_in(start: StartHub, home: Path, llama: Path) -> None:
     start(llama).is_gated = True
-    with pytest.raises(ModelError, match="HTTP 403.*HF_TOKEN"):
+    with pytest.raises(ModelError, match=r"HTTP 403.*HF_TOKEN"):
         fetch(home)
 
 
@@ -248,14 +248,12 @@ def test_token_of_the_environment_is_sent(
 def test_server_that_always_fails_gives_up(start: StartHub, home: Path, llama: Path) -> None:
     hub = start(llama, with_manifest=True)
     hub.statuses = [500] * 99
-    with pytest.raises(ModelError, match="no usable answer.*HTTP 500"):
+    with pytest.raises(ModelError, match=r"no usable answer.*HTTP 500"):
         fetch(home)
     assert len(hub.statuses) == 99 - 6
 
 
-def test_offline_uses_what_is_here(
-    start: StartHub, home: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_uses_what_is_here(start: StartHub, home: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start(llama, with_manifest=True)
     folder = fetch(home)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -271,7 +269,7 @@ def test_too_small_a_disk_is_refused_before_the_download(
     start: StartHub, home: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = start(llama, with_manifest=True)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 999, 999))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 999, 999))
     with pytest.raises(DiskFull, match=r"tests--tiny@.*needs \d+ bytes, 999 are free"):
         fetch(home)
     assert hub.weight_bytes < 20_000
@@ -291,7 +289,7 @@ def test_disk_that_fills_up_leaves_only_whole_tensors_marked(
         take(self, entry, at, piece)
 
     monkeypatch.setattr(store.Sink, "_take", full)
-    with pytest.raises(DiskFull, match="the disk is full; needed .* bytes"):
+    with pytest.raises(DiskFull, match=r"the disk is full; needed .* bytes"):
         fetch(home)
     folder = home / "models" / f"tests--tiny@{COMMIT}"
     assert len(read_entries(folder)) == 5

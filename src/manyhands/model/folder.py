@@ -97,7 +97,7 @@ def _arrived(folder: Path) -> dict[str, set[str]] | None:
         return {file: set(names) for file, names in files.items()}
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{folder / JOURNAL} is corrupt: remove {folder} and fetch again") from error
 
 

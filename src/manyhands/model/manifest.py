@@ -236,7 +236,7 @@ def _read_cache(path: Path, stamp: Stamp) -> Manifest | None:
         if body["stamp"] != stamp:
             return None
         return Manifest.decode(body["manifest"].encode(), str(path))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ModelError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ModelError):
         return None  # a cache that cannot be read is no cache
 
 

@@ -43,7 +43,7 @@ class Store:
             self.revisions = set(body["revisions"])
         except FileNotFoundError:
             return
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(f"{self.folder / JOURNAL} is corrupt: remove {self.folder} and fetch again") from error
 
     def has(self, entry_file: str, name: str) -> bool:
