@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from manyhands.core import EdgeHealth, NodeId
 from manyhands.errors import LinkClosed, ProtocolError
@@ -190,10 +191,9 @@ class FramedLink(asyncio.BufferedProtocol):
     # --- what asyncio sees --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         if self._closed is not None:  # given up while connecting
-            transport.abort()
+            self._transport.abort()
             return
         try:
             self._peer = self._handshake.identify(transport)

@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -72,7 +72,9 @@ class TlsTransport:
     async def listen(self, addr: NodeAddr) -> NodeAddr:
         listener = await _bind(addr)
         port: int = listener.getsockname()[1]
-        self._listeners.append(asyncio.create_task(self._serve(listener), name=f"listen {addr.host}:{port}"))
+        task = asyncio.create_task(self._serve(listener), name=f"listen {addr.host}:{port}")
+        task.add_done_callback(lambda _: listener.close())  # even if it is cancelled before it begins
+        self._listeners.append(task)
         return NodeAddr(addr.host, port, self.node)
 
     async def accept(self) -> FramedLink:
@@ -133,21 +135,22 @@ class TlsTransport:
         return peer
 
     async def _serve(self, listener: socket.socket) -> None:
-        """Accept for ever; one short task per handshake. Runs until cancelled."""
-        handshakes = asyncio.Semaphore(self._policy.max_handshakes)
-        loop = asyncio.get_running_loop()
-        with listener:
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    await handshakes.acquire()
-                    try:
-                        connection, _ = await loop.sock_accept(listener)
-                    except OSError as exc:
-                        logger.warning("cannot accept: %s", exc)
-                        handshakes.release()
-                        await asyncio.sleep(RETRY_ACCEPT_S)
-                        continue
-                    group.create_task(self._admit(connection)).add_done_callback(lambda _: handshakes.release())
+        """Accept for ever, with as many doormen as handshakes may run at once. Runs until cancelled."""
+        turn = asyncio.Lock()  # sock_accept takes one caller at a time
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._policy.max_handshakes):
+                group.create_task(self._keep_door(listener, turn))
+
+    async def _keep_door(self, listener: socket.socket, turn: asyncio.Lock) -> NoReturn:
+        while True:
+            try:
+                async with turn:
+                    connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError as exc:
+                logger.warning("cannot accept: %s", exc)
+                await asyncio.sleep(RETRY_ACCEPT_S)
+                continue
+            await self._admit(connection)
 
     async def _admit(self, connection: socket.socket) -> None:
         """Handshake with one caller and queue its link; whatever goes wrong costs only this caller."""

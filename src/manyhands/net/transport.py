@@ -9,7 +9,7 @@ from typing import Protocol
 
 from manyhands.core import EdgeHealth, NodeAddr, NodeId
 from manyhands.errors import ProtocolError
-from manyhands.wire.message import Hello, Lane, Message, Step
+from manyhands.wire.message import LANES, Hello, Lane, Message
 
 MAX_RTT_SAMPLES = 32
 
@@ -95,7 +95,7 @@ class Transport(Protocol):
 
 def check_lane(message: Message, lane: Lane) -> None:
     """Raise ProtocolError unless `message` may be sent on `lane` after Hello."""
-    if isinstance(message, Hello) or isinstance(message, Step) != (lane == "data"):
+    if type(message) not in LANES[lane]:
         raise ProtocolError(f"{type(message).__name__} cannot be sent on the {lane} lane")
 
 

@@ -1,0 +1,317 @@
+"""TLS on loopback, under asyncio and uvloop: members meet, strangers get nothing."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvloop
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from manyhands.core import NodeAddr, NodeId
+from manyhands.errors import BadRequest, LinkClosed
+from manyhands.net.certificate import client_context, server_context
+from manyhands.net.link import FramedLink
+from manyhands.net.tls import TlsPolicy, TlsTransport
+from manyhands.net.transport import Link, Transport
+from manyhands.wire.message import Close, Lane, Step
+from tests.net.links import SESSION, says, step
+
+SECRET, OTHER_SECRET = bytes(32), b"\1" * 32
+LOOPBACK = NodeAddr("127.0.0.1", 0)
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """asyncio.run with a deadline, on either loop."""
+
+    def run_on(main: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(asyncio.wait_for(main, 10))
+
+    return run_on
+
+
+@asynccontextmanager
+async def node(secret: bytes = SECRET, policy: TlsPolicy | None = None) -> AsyncIterator[TlsTransport]:
+    transport = TlsTransport(Ed25519PrivateKey.generate(), secret, says("node"), policy)
+    yield transport
+    await transport.aclose()
+
+
+@asynccontextmanager
+async def linked(a: TlsTransport, b: TlsTransport, addr: NodeAddr, lane: Lane) -> AsyncIterator[tuple[Link, Link]]:
+    near: FramedLink = await a.dial(addr, lane)
+    far = await b.accept()
+    yield near, far
+    await asyncio.gather(near.aclose(), far.aclose())
+
+
+async def read_raw(addr: NodeAddr, context: ssl.SSLContext, hello: bytes = b"") -> bytes:
+    """Every application byte that a caller with this TLS context gets."""
+    received = b""
+    try:
+        reader, writer = await asyncio.open_connection(addr.host, addr.port, ssl=context, server_hostname="x")
+    except OSError:
+        return received
+    try:
+        writer.write(hello)
+        while data := await reader.read(4096):
+            received += data
+    except OSError:
+        pass
+    finally:
+        writer.transport.abort()
+        await asyncio.sleep(0)
+    return received
+
+
+def unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def test_members_meet_and_know_each_other(run: Run) -> None:
+    async def body() -> None:
+        async with node() as a, node() as b:
+            addr = await b.listen(LOOPBACK)
+            assert addr.port > 0 and addr.node == b.node
+            async with linked(a, b, addr, "control") as (near, far):
+                assert (near.peer, far.peer) == (b.node, a.node)
+                assert 0 < await near.ping() < 5 and 0 < await far.ping() < 5
+                near.send(Close(SESSION))
+                assert await far.recv() == Close(SESSION)
+
+    run(body())
+
+
+def test_steps_of_any_size_pass(run: Run) -> None:
+    async def body() -> None:
+        async with node() as a, node() as b:
+            async with linked(a, b, await b.listen(LOOPBACK), "data") as (near, far):
+                for size in (4, 8192, 70_000, 4 << 20, 12):
+                    near.send(step(size, num_bytes=size))
+                    await near.drain()
+                    message = await far.recv()
+                    assert isinstance(message, Step) and message.payload is not None
+                    assert message.position == len(message.payload.data) == size
+
+    run(body())
+
+
+def test_what_was_sent_before_closing_arrives(run: Run) -> None:
+    async def body() -> None:
+        async with node() as a, node() as b:
+            async with linked(a, b, await b.listen(LOOPBACK), "data") as (near, far):
+                for position in range(30):
+                    near.send(step(position, num_bytes=20_000))
+                await near.aclose()
+                for position in range(30):
+                    message = await far.recv()
+                    assert isinstance(message, Step) and message.position == position
+                with pytest.raises(LinkClosed, match="closed by the peer"):
+                    await far.recv()
+
+    run(body())
+
+
+def test_an_aborted_link_is_lost_at_the_other_end(run: Run) -> None:
+    async def body() -> None:
+        async with node() as a, node() as b:
+            async with linked(a, b, await b.listen(LOOPBACK), "data") as (near, far):
+                near.abort("crash")
+                with pytest.raises(LinkClosed):
+                    await far.recv()
+
+    run(body())
+
+
+def test_another_secret_is_refused_by_both_sides(run: Run) -> None:
+    async def body() -> None:
+        async with node() as a, node(OTHER_SECRET) as stranger:
+            for transport, addr in ((stranger, await a.listen(LOOPBACK)), (a, await stranger.listen(LOOPBACK))):
+                with pytest.raises(LinkClosed, match=f"{addr} is not a member of this swarm"):
+                    await transport.dial(addr, "control")
+
+    run(body())
+
+
+@pytest.mark.parametrize("has_certificate", [False, True], ids=["no certificate", "other swarm"])
+def test_a_stranger_who_trusts_anyone_gets_no_byte(run: Run, has_certificate: bool) -> None:
+    """The stranger's own verification is off, so only the listener can keep him out."""
+
+    async def body() -> None:
+        async with node() as a:
+            addr = await a.listen(LOOPBACK)
+            context = client_context(Ed25519PrivateKey.generate(), OTHER_SECRET) if has_certificate else unverified()
+            context.verify_mode = ssl.CERT_NONE
+            assert await read_raw(addr, context, hello=b"hello") == b""
+
+    run(body())
+
+
+def test_old_tls_is_refused(run: Run) -> None:
+    async def body() -> None:
+        async with node() as a:
+            addr = await a.listen(LOOPBACK)
+            context = client_context(Ed25519PrivateKey.generate(), SECRET)
+            context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+            assert await read_raw(addr, context) == b""
+
+    run(body())
+
+
+def test_a_member_who_talks_nonsense_gets_no_byte_and_hurts_nobody(run: Run) -> None:
+    async def body() -> None:
+        async with node() as a, node() as b:
+            addr = await b.listen(LOOPBACK)
+            async with linked(a, b, addr, "data") as (near, far):
+                member = client_context(Ed25519PrivateKey.generate(), SECRET)
+                assert await read_raw(addr, member, hello=b"GET / HTTP/1.1\r\n" + bytes(100)) == b""
+                near.send(step(1))
+                assert isinstance(await far.recv(), Step)
+
+    run(body())
+
+
+def test_a_caller_who_says_nothing_is_dropped_at_the_deadline(run: Run) -> None:
+    async def body() -> None:
+        async with node(policy=TlsPolicy(handshake_s=0.05)) as a:
+            addr = await a.listen(LOOPBACK)
+            member = client_context(Ed25519PrivateKey.generate(), SECRET)
+            assert await read_raw(addr, member) == b""
+            reader, writer = await asyncio.open_connection(addr.host, addr.port)
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+
+    run(body())
+
+
+def test_wrong_node(run: Run) -> None:
+    async def body() -> None:
+        async with node() as a, node() as b:
+            addr = await b.listen(LOOPBACK)
+            with pytest.raises(LinkClosed, match=f"it is node {b.node[:16]}, expected ffff"):
+                await a.dial(NodeAddr(addr.host, addr.port, NodeId("ff" * 32)), "data")
+
+    run(body())
+
+
+def test_lists_bind_both_sides(run: Run) -> None:
+    async def body() -> None:
+        async with node() as a, node(policy=TlsPolicy(deny=frozenset({a.node}))) as b:
+            with pytest.raises(LinkClosed, match=r"closed by the peer|lost"):
+                await a.dial(await b.listen(LOOPBACK), "data")
+            with pytest.raises(LinkClosed, match="not admitted"):
+                await b.dial(await a.listen(LOOPBACK), "data")
+
+    run(body())
+
+
+def test_allow_and_deny() -> None:
+    one, two = NodeId("11" * 32), NodeId("22" * 32)
+    assert TlsPolicy().admits(one)
+    assert TlsPolicy(allow=frozenset({one})).admits(one) and not TlsPolicy(allow=frozenset({one})).admits(two)
+    assert not TlsPolicy(allow=frozenset({one}), deny=frozenset({one})).admits(one)
+
+
+def test_links_are_bounded_and_room_comes_back(run: Run) -> None:
+    async def body() -> None:
+        async with node() as a, node(policy=TlsPolicy(max_links=1)) as b:
+            addr = await b.listen(LOOPBACK)
+            async with linked(a, b, addr, "data"):
+                with pytest.raises(LinkClosed):
+                    await a.dial(addr, "data")
+            async with linked(a, b, addr, "data") as (near, _):
+                assert not near.is_closed
+
+    run(body())
+
+
+def test_handshakes_beyond_the_bound_wait_for_their_turn(run: Run) -> None:
+    async def body() -> None:
+        async with node() as a, node(policy=TlsPolicy(max_handshakes=1)) as b:
+            addr = await b.listen(LOOPBACK)
+            links = await asyncio.gather(*(a.dial(addr, "control") for _ in range(4)))
+            links += [await b.accept() for _ in range(4)]
+            await asyncio.gather(*(link.aclose() for link in links))
+
+    run(body())
+
+
+def test_listening_where_one_cannot(run: Run) -> None:
+    async def body() -> None:
+        async with node() as a, node() as b:
+            addr = await a.listen(LOOPBACK)
+            with pytest.raises(BadRequest, match=f"{addr} is in use: .* choose another port"):
+                await b.listen(addr)
+            with pytest.raises(BadRequest, match=r"cannot listen on 192\.0\.2\.1:0: .*address of this machine"):
+                await b.listen(NodeAddr("192.0.2.1", 0))
+
+    run(body())
+
+
+def test_dialling_nobody(run: Run) -> None:
+    async def body() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        async with node() as a:
+            with pytest.raises(LinkClosed, match=f"127.0.0.1:{port} cannot be reached: .+"):
+                await a.dial(NodeAddr("127.0.0.1", port), "data")
+
+    run(body())
+
+
+def test_a_cancelled_dial_leaves_nothing(run: Run) -> None:
+    """The peer accepts TCP, or even TLS, and then is silent."""
+
+    async def body() -> None:
+        async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)
+
+        for context in (None, server_context(Ed25519PrivateKey.generate(), SECRET)):
+            writers: list[asyncio.StreamWriter] = []
+            server = await asyncio.start_server(silent, "127.0.0.1", 0, ssl=context)
+            async with server, node() as a:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await a.dial(NodeAddr("127.0.0.1", server.sockets[0].getsockname()[1]), "data")
+                for writer in writers:
+                    writer.transport.abort()
+
+    run(body())
+
+
+def test_closing_ends_accept_handshakes_and_unclaimed_links(run: Run) -> None:
+    async def body() -> None:
+        async with node() as a, node() as b:
+            addr = await b.listen(LOOPBACK)
+            reader, writer = await asyncio.open_connection(addr.host, addr.port)
+            near = await a.dial(addr, "control")
+            await b.aclose()
+            with pytest.raises(LinkClosed):
+                await near.recv()
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+            with pytest.raises(LinkClosed, match="stopped listening"):
+                await b.accept()
+            await near.aclose()
+
+    run(body())
+
+
+def test_it_is_a_transport() -> None:
+    async def body() -> None:
+        async with node() as a:
+            transport: Transport = a
+            assert len(transport.node) == 64
+
+    asyncio.run(body())
