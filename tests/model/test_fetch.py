@@ -11,6 +11,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
+from manyhands import tales
 from manyhands.core import Span
 from manyhands.errors import BadRequest, CutError, DiskFull, ModelError
 from manyhands.model import store
@@ -335,6 +336,11 @@ def test_span_outside_the_model_is_refused(start: StartHub, home: Path, llama: P
 
 def test_local_folder_is_itself(home: Path, llama: Path) -> None:
     assert fetch(home, name=str(llama)) == llama
+
+
+def test_tales_come_with_the_package(home: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tales, "model_path", lambda: llama, raising=False)
+    assert fetch(home, name="tales") == llama
 
 
 @pytest.mark.parametrize("name", ["nonsense", "a/b/c", "../x", "a/b@../c", "", "/no/such/folder"])

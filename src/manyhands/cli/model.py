@@ -13,11 +13,12 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedCo
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from manyhands.core import PRECISIONS, Precision, even_cut, parse_cut
+from manyhands.config import home_from_env
+from manyhands.core import PRECISIONS, Precision, Span, even_cut, parse_cut
 from manyhands.errors import BadRequest
 from manyhands.model.fetch import resolve_model
 from manyhands.model.folder import parse_config, read_config
-from manyhands.model.manifest import Manifest, build_manifest, home_dir
+from manyhands.model.manifest import Manifest, build_manifest
 from manyhands.model.partition import ModelFacts, ends_bytes, is_tied, layer_bytes
 from manyhands.model.split import split_model
 
@@ -58,7 +59,7 @@ def inspect(
 ) -> None:
     """Say what a model is: its family, its sizes at each precision, and its id."""
     with progress_bar() as progress:
-        folder = resolve_model(model, None, True, home_dir(), progress)
+        folder = resolve_model(model, Span(0, 1), False, home_from_env(), progress)  # the manifest tells of the rest
         manifest = build_manifest(folder, progress)
     facts = describe(ModelFacts.from_config(parse_config(read_config(folder))), manifest)
     if as_json:
@@ -105,7 +106,7 @@ def split(
     if (cut is None) == (nodes is None):
         raise BadRequest("give either --cut 0-3,4-7 or --nodes 2")
     with progress_bar() as progress:
-        folder = resolve_model(model, None, True, home_dir(), progress)
+        folder = resolve_model(model, None, True, home_from_env(), progress)
         num_layers = ModelFacts.from_config(parse_config(read_config(folder))).num_layers
         spans = parse_cut(cut, num_layers) if cut is not None else even_cut(num_layers, nodes or 1)
         parts = split_model(folder, spans, out, progress)

@@ -8,16 +8,15 @@ manifest as `manyhands.json`; its own tensors are checked against it.
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
+from manyhands.config import home_from_env
 from manyhands.core import ModelId, Span
 from manyhands.errors import ModelError
-from manyhands.model.folder import INDEX, JOURNAL, MANIFEST, parse_config, read_config, write_atomic
-from manyhands.model.folder import read_entries as read_entries  # offered here too
+from manyhands.model.folder import INDEX, JOURNAL, MANIFEST, parse_config, read_config, read_entries, write_atomic
 from manyhands.model.header import DTYPE_BITS, TensorEntry
 from manyhands.model.partition import ends_tensors, span_tensors
 
@@ -157,22 +156,18 @@ def _sha256(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def home_dir() -> Path:
-    """Where manyhands keeps what it may lose: $MANYHANDS_HOME, else ~/.manyhands."""
-    return Path(os.environ.get("MANYHANDS_HOME") or Path.home() / ".manyhands")
-
-
 def build_manifest(folder: Path, progress: Progress | None = None, home: Path | None = None) -> Manifest:
     """The manifest of the model that `folder` holds, whole or in part.
 
-    Every tensor present is read and hashed, unless the same files (by path, size and mtime) were hashed before; the
-    cache is in `home`/manifests. If the folder carries a manifest of its own (manyhands.json), that one is returned
-    once config and tensors agree with it. Raises ModelError naming the file or tensor at fault.
+    Every tensor present is read and hashed, unless the same files (by path, size and mtime) were hashed before; that
+    is remembered in `home`/manifests ($MANYHANDS_HOME by default). If the folder carries a manifest of its own
+    (manyhands.json), that one is returned once config and tensors agree with it. Raises ModelError naming the file or
+    tensor at fault.
     """
     folder = folder.resolve()
     entries = read_entries(folder)
     stamp = _stamp(folder, entries)
-    cache = (home or home_dir()) / "manifests" / f"{hashlib.sha256(str(folder).encode()).hexdigest()}.json"
+    cache = (home or home_from_env()) / "manifests" / f"{hashlib.sha256(str(folder).encode()).hexdigest()}.json"
     known = _read_cache(cache, stamp)
     if known is not None:
         return known

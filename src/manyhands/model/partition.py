@@ -89,12 +89,6 @@ def end_role(name: str) -> EndRole:
     return "embed" if _EMBED.search(name) else "norm"
 
 
-def is_unused(name: str, num_layers: int) -> bool:
-    """Whether no node needs the tensor: extra layers that only predict further tokens."""
-    layer = layer_of(name)
-    return _UNUSED.search(name) is not None or (layer is not None and layer >= num_layers)
-
-
 def span_tensors(names: Iterable[str], span: Span) -> list[str]:
     """The tensors of `span`, sorted. Raises ModelError naming the first layer that has none."""
     found = sorted(name for name in names if (layer := layer_of(name)) is not None and span.start <= layer < span.end)
