@@ -70,6 +70,10 @@ class Generation:
             return "stop"
         return "length" if len(self.ledger) >= self._request.capacity else None
 
+    def is_last(self, num_tokens: int) -> bool:
+        """Whether the answer ends with its `num_tokens`-th token (stop strings aside)."""
+        return self.finish_reason is not None and len(self._request.prompt) + num_tokens == len(self.ledger)
+
     async def _prefill(self) -> None:
         prompt, chunk = self._request.prompt, self._config.prefill_chunk
         for start in range(0, len(prompt), chunk):

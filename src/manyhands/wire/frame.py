@@ -16,6 +16,7 @@ from manyhands.core import SessionId
 from manyhands.errors import ProtocolError
 from manyhands.wire import control
 from manyhands.wire.message import (
+    LANES,
     PROTOCOL_VERSION,
     Close,
     Content,
@@ -254,7 +255,7 @@ class FrameReader:
             raise ProtocolError(f"unknown frame: version {header.version}, kind {header.kind}")
         if (kind is Hello) == self._is_greeted:
             raise ProtocolError(f"{kind.__name__} out of place: a link begins with one Hello")
-        if kind is not Hello and (kind is Step) != (self.lane == "data"):
+        if self.lane is not None and kind is not Hello and kind not in LANES[self.lane]:
             raise ProtocolError(f"{kind.__name__} does not belong on the {self.lane} lane")
         if kind is Step:
             _check_step(header, self._limits.step_body)

@@ -1,7 +1,7 @@
 """What can be said between two nodes. Values only: bytes are made in frame.py, tensors in tensor.py.
 
-One link carries one lane: `control` (Hello, Open, Opened, Close, Fault, Credit, Ping, Pong) or `data` (Hello, Step).
-Two lanes so that a cancel overtakes bulk.
+One link carries one lane: `control` (Hello, Open, Opened, Close, Fault, Ping, Pong) or `data` (Hello, Step, Credit).
+Two lanes so that a cancel overtakes bulk; credits go against the stream of steps that they pay for.
 
     origin ── Open ──► every hop      hop ── Opened | Fault ──► origin
     origin ── Step ──► hop 0 ── Step ──► hop 1 ── Step ──► origin      (ring; in a star every hop answers the origin)
@@ -147,3 +147,9 @@ class Pong:
 
 
 Message = Step | Credit | Hello | Open | Opened | Close | Fault | Ping | Pong
+
+# What may be sent on a lane after the first Hello.
+LANES: dict[Lane, tuple[type, ...]] = {
+    "control": (Open, Opened, Close, Fault, Ping, Pong),
+    "data": (Step, Credit),
+}

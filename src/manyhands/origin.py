@@ -1,0 +1,218 @@
+"""A request from text to text: what an origin has of a model, and the stream of one answer.
+
+    text ─ ids ─ route ─ session ─ loop ─ ids ─ text        (text/ · route/ · node.py · generate/ · text/)
+"""
+
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from manyhands.core import EndsAt, Exactness, FinishReason, NodeAddr, PathKind, Precision, SamplingParams
+from manyhands.errors import BadRequest, ContextOverflow, ShardUnavailable, WeightsMismatch
+from manyhands.generate.loop import Generation, Request
+from manyhands.generate.sample import Sampler
+from manyhands.generate.session import Lease, Session
+from manyhands.generate.speculate import Drafter, NoDrafter
+from manyhands.generate.turn import EndsHost
+from manyhands.model.arithmetic import arithmetic_class
+from manyhands.model.ends import Ends
+from manyhands.model.load import context_length, read_config
+from manyhands.model.manifest import build_manifest
+from manyhands.node import Node
+from manyhands.route.search import Offer, find_route
+from manyhands.text.detokenize import Detokenizer
+from manyhands.text.prompt import encode_prompt, load_eos_ids, load_tokenizer, render_chat
+from manyhands.worker.execute import Device
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One committed token: the text it released (often of several tokens at once, sometimes none) and its odds."""
+
+    id: int
+    text: str
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] | None
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds; None until known. `open_s`: Open to all hops ready. `ttft_s`: request to first token."""
+
+    open_s: float | None = None
+    ttft_s: float | None = None
+    total_s: float | None = None
+    first_at: float | None = None
+    last_at: float | None = None
+
+    def decode_tokens_per_s(self, num_tokens: int) -> float | None:
+        """Tokens after the first, over the time since the first."""
+        if self.first_at is None or self.last_at is None or num_tokens < 2 or self.last_at <= self.first_at:
+            return None
+        return (num_tokens - 1) / (self.last_at - self.first_at)
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request's answer as it grows. `pieces()` is consumed once; the rest is filled in meanwhile."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    precision: Precision
+    route: tuple[Offer, ...] = ()
+    exactness: Exactness = "E0"
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    timings: Timings = field(default_factory=Timings)
+
+
+class OriginModel:
+    """A model as its origin holds it: tokenizer and, unless the edges have them, the ends. Blocking to make.
+
+    Raises ModelError.
+    """
+
+    def __init__(self, folder: Path, precision: Precision, ends: EndsAt = "origin") -> None:
+        self.folder, self.precision, self.ends_at = folder, precision, ends
+        self.config = read_config(folder)
+        self.num_layers = int(self.config.num_hidden_layers)
+        self.context_length = context_length(self.config)
+        self.id = build_manifest(folder).id
+        self.tokenizer = load_tokenizer(folder)
+        self.eos_ids = load_eos_ids(folder, self.tokenizer)
+        self.ends = Ends(folder, precision) if ends == "origin" else None
+
+    def encode(self, prompt: str | Messages) -> tuple[int, ...]:
+        """Ids of a text, or of a conversation by the chat template. Raises BadRequest."""
+        if isinstance(prompt, str):
+            return tuple(encode_prompt(self.tokenizer, prompt))
+        return tuple(render_chat(self.tokenizer, prompt))
+
+
+class Origin:
+    """Owns the requests of one model on a node. `addrs` are the nodes it asks for spans; none means: those it knows."""
+
+    def __init__(self, node: Node, model: OriginModel, device: Device, addrs: Sequence[NodeAddr]) -> None:
+        self.node, self.model, self._device = node, model, device
+        self.addrs = list(addrs)
+        self._ends = None if model.ends is None else EndsHost(model.ends, device)
+        if self._ends is not None:
+            node.start(self._ends.run())
+
+    async def find_route(self) -> tuple[Offer, ...]:
+        """A route over spans of this model's weights and precision. Raises ShardUnavailable, WeightsMismatch."""
+        offers = await self.node.survey(self.addrs)
+        route = find_route(offers, self.model.num_layers)
+        info = route[0].info
+        if (info.model, info.precision) != (self.model.id, self.model.precision):
+            raise WeightsMismatch(
+                f"the swarm holds {info.model_name} {info.model[:12]} in {info.precision}, this origin has "
+                f"{self.model.id[:12]} in {self.model.precision}: use the same weights and --dtype"
+            )
+        if self.model.ends_at == "edges" and not (route[0].info.has_ends and route[-1].info.has_ends):
+            raise ShardUnavailable("the first and last hop do not hold the ends: serve them with --ends, or use origin")
+        return route
+
+    def request(self, prompt: str | Messages, params: SamplingParams) -> Request:
+        """Check a request against the model. Raises BadRequest, ContextOverflow naming both numbers."""
+        return self.request_ids(self.model.encode(prompt), params)
+
+    def request_ids(self, ids: Sequence[int], params: SamplingParams) -> Request:
+        """As `request`, for a prompt of token ids."""
+        request = Request(tuple(ids), params)
+        vocab_size = int(self.model.config.vocab_size)
+        if not ids or min(ids) < 0 or max(ids) >= vocab_size:
+            raise BadRequest(f"a prompt is one or more token ids from 0 to {vocab_size - 1}")
+        if request.capacity > self.model.context_length:
+            raise ContextOverflow(
+                f"prompt of {len(ids)} tokens + max_tokens {params.max_tokens} exceed the context of "
+                f"{self.model.context_length}: shorten the prompt or lower max_tokens"
+            )
+        return request
+
+    def answer(self, request: Request) -> Answer:
+        return Answer(request.prompt, request.params, self.model.precision)
+
+    async def stream(
+        self,
+        answer: Answer,
+        *,
+        route: Sequence[Offer] | None = None,
+        path: PathKind = "ring",
+        drafter: Drafter | None = None,
+    ) -> AsyncGenerator[Token, None]:
+        """Generate; yields tokens, fills `answer`. Close the generator (or let it end) to free the session."""
+        request = Request(answer.prompt, answer.params)
+        began = time.monotonic()
+        answer.route = tuple(route) if route is not None else await self.find_route()
+        session = await self.node.open_session(answer.route, self._lease(request, path))
+        answer.timings.open_s = time.monotonic() - began
+        answer.exactness = self._exactness(session)
+        try:
+            async for token in self._tokens(session, request, answer, drafter or NoDrafter()):
+                now = time.monotonic()
+                answer.timings.first_at = answer.timings.first_at or now
+                answer.timings.ttft_s = answer.timings.first_at - began
+                answer.timings.last_at, answer.timings.total_s = now, now - began
+                yield token
+        finally:
+            self.node.close_session(session)
+
+    async def complete(self, request: Request, **options: Any) -> Answer:
+        """The whole answer at once. Options as for `stream`."""
+        answer = self.answer(request)
+        async for _ in self.stream(answer, **options):
+            pass
+        return answer
+
+    async def _tokens(
+        self, session: Session, request: Request, answer: Answer, drafter: Drafter
+    ) -> AsyncGenerator[Token, None]:
+        params, model = request.params, self.model
+        sampler = Sampler(params, int(model.config.vocab_size), model.eos_ids)
+        generation = Generation(session, self._ends, sampler, request, drafter, self.node.request)
+        eos = frozenset[int]() if params.ignore_eos else model.eos_ids
+        detokenizer = Detokenizer(model.tokenizer, params.stop, params.stop_ids, eos, request.prompt)
+        tokens = generation.tokens()
+        try:
+            async for drawn in tokens:
+                piece = detokenizer.feed(drawn.token)
+                answer.token_ids.append(drawn.token)
+                text = piece.text
+                if piece.finished is None and generation.is_last(len(answer.token_ids)):
+                    text += detokenizer.flush()
+                answer.text += text
+                if piece.finished is not None:
+                    answer.finish_reason = "stop"
+                elif generation.is_last(len(answer.token_ids)):
+                    answer.finish_reason = generation.finish_reason
+                yield Token(drawn.token, text, drawn.logprob, drawn.top)
+                if piece.finished is not None:
+                    return
+        finally:
+            await tokens.aclose()
+
+    def _lease(self, request: Request, path: PathKind) -> Lease:
+        edges = self.model.ends_at == "edges"
+        at_the_last_hop = edges and request.params.logprobs is None
+        return Lease(
+            model=self.model.id,
+            precision=self.model.precision,
+            capacity=request.capacity,
+            prompt_length=len(request.prompt),
+            path=path,
+            ends=self.model.ends_at,
+            sampling=request.params if at_the_last_hop else None,
+        )
+
+    def _exactness(self, session: Session) -> Exactness:
+        """E0 if every hop (and this origin's ends) computes in one arithmetic class, else E2."""
+        classes = {hop.arithmetic for hop in session.hops}
+        if self.model.ends_at == "origin":
+            classes.add(arithmetic_class(self.model.precision))
+        return "E0" if len(classes) == 1 else "E2"

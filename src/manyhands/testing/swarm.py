@@ -1,0 +1,88 @@
+"""A swarm in one process over memory links: several nodes, each with its own span, device thread and links.
+
+    async with memory_swarm(folder, "0-2,3-5") as swarm:
+        answer = await swarm.origin.complete(swarm.origin.request("Once upon a time", SamplingParams(max_tokens=20)))
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyhands.config import RequestConfig, WorkerConfig
+from manyhands.core import EndsAt, NodeAddr, NodeId, Precision, Span, parse_cut
+from manyhands.model.load import read_config
+from manyhands.net.memory import MemoryNetwork
+from manyhands.net.transport import Transport
+from manyhands.node import Node
+from manyhands.origin import Origin, OriginModel
+from manyhands.wire.message import Hello, Lane
+from manyhands.worker.execute import Device
+
+Wrap = Callable[[Transport], Transport]
+
+
+@dataclass(slots=True)
+class MemorySwarm:
+    """`origin` asks `hops`, which listen at `addrs`, in the order of the cut."""
+
+    network: MemoryNetwork
+    origin: Origin
+    hops: list[Node]
+    addrs: list[NodeAddr]
+
+
+def node_id(name: str) -> NodeId:
+    """A made-up NodeId."""
+    return NodeId(hashlib.sha256(name.encode()).hexdigest())
+
+
+def memory_node(network: MemoryNetwork, name: str, wrap: Wrap | None = None, **options: object) -> Node:
+    """A node on `network`; `wrap` may put an emulated WAN around its transport."""
+
+    def make(hello: Callable[[Lane], Hello]) -> Transport:
+        transport: Transport = network.transport(node_id(name), hello)
+        return wrap(transport) if wrap else transport
+
+    return Node(make, name=name, **options)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def memory_swarm(
+    folder: Path,
+    cut: str,
+    *,
+    precision: Precision = "bf16",
+    ends: EndsAt = "origin",
+    threads: int = 1,
+    worker: WorkerConfig | None = None,
+    request: RequestConfig | None = None,
+    wrap: Wrap | None = None,
+) -> AsyncIterator[MemorySwarm]:
+    """Nodes n0, n1, ... serving the spans of `cut` ("0-2,3-5"), and an origin. Closed on leaving, threads too."""
+    spans = parse_cut(cut, int(read_config(folder).num_hidden_layers))
+    async with AsyncExitStack() as stack:
+        network = MemoryNetwork()
+        hops: list[Node] = []
+        addrs: list[NodeAddr] = []
+        for index, span in enumerate(spans):
+            node = await stack.enter_async_context(memory_node(network, f"n{index}", wrap, worker=worker))
+            await _host(node, folder, span, precision, _device(stack, threads), ends)
+            hops.append(node)
+            addrs.append(await node.listen(NodeAddr("mem", 0)))
+        home = await stack.enter_async_context(memory_node(network, "origin", wrap, request=request))
+        model = OriginModel(folder, precision, ends)
+        yield MemorySwarm(network, Origin(home, model, _device(stack, threads), addrs), hops, addrs)
+
+
+def _device(stack: AsyncExitStack, threads: int) -> Device:
+    device = Device.start(threads)
+    stack.callback(device.close)
+    return device
+
+
+async def _host(
+    node: Node, folder: Path, span: Span, precision: Precision, device: Device, ends: EndsAt
+) -> None:
+    await node.host(folder, span, precision, device, model_name="test", has_ends=ends == "edges")
