@@ -30,6 +30,7 @@ def test_inspect_says_what_a_model_is(tied: Path) -> None:
 def test_inspect_shows_a_table(llama: Path) -> None:
     shown = run("inspect", str(llama))
     assert "LlamaForCausalLM" in shown and "smallest layer" in shown
+    assert build_manifest(llama).id[:60] in shown
 
 
 def test_inspect_bytes_are_those_on_disk(llama: Path) -> None:

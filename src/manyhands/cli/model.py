@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
+from rich.table import Column, Table
 
 from manyhands.config import home_from_env
 from manyhands.core import PRECISIONS, Precision, Span, even_cut, parse_cut
@@ -86,7 +86,7 @@ def _sizes(facts: ModelFacts, manifest: Manifest, precision: Precision) -> dict[
 
 def _show(model: str, facts: dict[str, Any]) -> None:
     console = Console()
-    about = Table(title=model, show_header=False)
+    about = Table("", Column(overflow="fold"), title=model, show_header=False)  # ids are copied: never cut them
     for key in ("family", "architecture", "num_layers", "hidden_size", "context", "vocab_size", "tied", "model_id"):
         about.add_row(key.replace("_", " "), str(facts[key]))
     sizes = Table("precision", "smallest layer", "largest layer", "ends", "total", title="bytes")
