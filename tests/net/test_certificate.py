@@ -43,6 +43,8 @@ def test_a_leaf_is_issued_by_the_ca_and_names_the_node() -> None:
 def test_no_certificate_or_another_kind_of_key_is_nobody() -> None:
     curve = ec.generate_private_key(ec.SECP256R1()).public_key()
     builder = x509.CertificateBuilder(_name("x"), _name("y"), curve, 1, _NOT_BEFORE, _NOT_AFTER)
+    with pytest.raises(LinkClosed, match="cannot be read"):
+        peer_of(b"nonsense")
     for der in (None, builder.sign(KEY, None).public_bytes(Encoding.DER)):
         with pytest.raises(LinkClosed, match="does not hold a node key"):
             peer_of(der)

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from manyhands.core import NodeId
 from manyhands.errors import LinkClosed, ProtocolError
-from manyhands.net.link import MAX_QUEUED_MESSAGES
+from manyhands.net.link import CLOSE_S, MAX_QUEUED_MESSAGES, FramedLink, Handshake
+from manyhands.testing.clock import run_virtual
 from manyhands.wire.message import Close, Hello, Message, Ping, Pong, Step
-from tests.net.links import SESSION, A, B, Pair, memory_pair, step
+from tests.net.links import SESSION, A, B, Pair, memory_pair, says, step
 
 
 def over(lane: Any, body: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
@@ -182,6 +184,52 @@ def test_close_wakes_whoever_waits() -> None:
         await pair.near.aclose()
 
     over("data", body)
+
+
+class Deaf(asyncio.Transport):
+    """Never finishes closing by itself."""
+
+    def close(self) -> None:
+        pass
+
+    def write(self, data: object) -> None:
+        pass
+
+    def abort(self) -> None:
+        asyncio.get_running_loop().call_soon(self.get_protocol().connection_lost, None)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+
+def test_closing_towards_a_deaf_peer_is_bounded() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        link, transport = FramedLink(Handshake(says("x"), lambda _: A, loop.time, "data")), Deaf()
+        transport.set_protocol(link)
+        link.connection_made(transport)
+        await link.aclose()
+        assert loop.time() == pytest.approx(CLOSE_S) and link.is_closed
+
+    run_virtual(main())
+
+
+def test_a_peer_that_is_not_wanted_is_dropped_unheard() -> None:
+    def unwanted(_: asyncio.BaseTransport) -> NodeId:
+        raise LinkClosed("not wanted")
+
+    async def main() -> None:
+        link, transport = FramedLink(Handshake(says("x"), unwanted, lambda: 0.0, "data")), Deaf()
+        transport.set_protocol(link)
+        link.connection_made(transport)
+        with pytest.raises(LinkClosed, match="link: not wanted"):
+            await link.opened()
+        assert link.health.frames_sent == 0
+
+    run_virtual(main())
 
 
 def test_garbage_costs_the_link_that_carried_it() -> None:

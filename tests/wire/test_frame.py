@@ -12,6 +12,7 @@ from manyhands.core import SessionId
 from manyhands.errors import ProtocolError
 from manyhands.wire.frame import (
     HEADER_BYTES,
+    KINDS,
     MAX_CONTROL_BODY,
     MAX_STEP_BODY,
     SCRATCH_BYTES,
@@ -20,9 +21,13 @@ from manyhands.wire.frame import (
     encode,
     wire_size,
 )
-from manyhands.wire.message import Fault, Hello, Lane, Message, Payload, Ping, Step
+from manyhands.wire.message import LANES, Credit, Fault, Hello, Lane, Message, Payload, Ping, Step
 from tests.wire.messages import CONTROL, SESSION, STEPS, hello, step, steps
 
+# Everything that a link carries after Hello, by lane.
+ON_LANE: dict[Lane, list[Message]] = {
+    lane: [message for message in [*STEPS, *CONTROL] if type(message) in LANES[lane]] for lane in LANES
+}
 HELLO = {lane: b"".join(encode(hello(lane))) for lane in ("control", "data")}
 
 
@@ -66,14 +71,13 @@ def plain(messages: list[Message]) -> list[Message]:
     ]
 
 
-@pytest.mark.parametrize("message", CONTROL[2:])
-def test_control_round_trip(message: Message) -> None:
-    assert greeted("control").feed(to_bytes(message)) == [message]
+@pytest.mark.parametrize(("lane", "message"), [(lane, m) for lane, some in ON_LANE.items() for m in some])
+def test_round_trip(lane: Lane, message: Message) -> None:
+    assert plain(greeted(lane).feed(to_bytes(message))) == [message]
 
 
-@pytest.mark.parametrize("message", STEPS)
-def test_step_round_trip(message: Message) -> None:
-    assert plain(greeted("data").feed(to_bytes(message))) == [message]
+def test_the_examples_leave_no_message_out() -> None:
+    assert {type(message) for some in ON_LANE.values() for message in some} == {*KINDS.values()} - {Hello}
 
 
 @given(steps())
@@ -98,7 +102,7 @@ def test_payloads_outlive_later_reads() -> None:
 
 @pytest.mark.parametrize("lane", ["control", "data"])
 def test_split_at_every_byte(lane: Lane) -> None:
-    messages = CONTROL[2:] if lane == "control" else STEPS
+    messages = ON_LANE[lane]
     data = HELLO[lane] + to_bytes(*messages)
     for cut in range(len(data)):
         feeder = Feeder(lane)
@@ -138,6 +142,7 @@ def test_a_listener_takes_the_lane_that_hello_names() -> None:
         ("control", HELLO["control"] + HELLO["control"]),
         ("control", HELLO["control"] + to_bytes(STEPS[0])),
         ("data", HELLO["data"] + to_bytes(Ping(1))),
+        ("control", HELLO["control"] + to_bytes(Credit(SESSION, 0, 1))),
         ("control", to_bytes(Hello(2, "control", "", None, ()))),
     ],
 )
@@ -262,7 +267,7 @@ def test_random_bytes_after_hello(data: bytes, lane: Lane) -> None:
 @settings(max_examples=300)
 @given(st.data(), st.sampled_from(["control", "data"]))
 def test_mutated_frames(data: st.DataObject, lane: Lane) -> None:
-    stream = bytearray(HELLO[lane] + to_bytes(*(CONTROL[2:] if lane == "control" else STEPS)))
+    stream = bytearray(HELLO[lane] + to_bytes(*ON_LANE[lane]))
     for _ in range(data.draw(st.integers(1, 4))):
         stream[data.draw(st.integers(0, len(stream) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(stream)))

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -37,7 +38,10 @@ def node_id_of(key: Ed25519PublicKey) -> NodeId:
 
 def peer_of(leaf_der: bytes | None) -> NodeId:
     """The NodeId of a leaf certificate that TLS has verified. Raises LinkClosed for none, or another kind of key."""
-    key = x509.load_der_x509_certificate(leaf_der).public_key() if leaf_der else None
+    try:
+        key = x509.load_der_x509_certificate(leaf_der).public_key() if leaf_der else None
+    except (ValueError, UnsupportedAlgorithm) as exc:  # stricter than the TLS library, or a key it does not know
+        raise LinkClosed(f"the peer's certificate cannot be read: {exc}") from exc
     if not isinstance(key, Ed25519PublicKey):
         raise LinkClosed("the peer's certificate does not hold a node key")
     return node_id_of(key)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -50,6 +51,7 @@ class Inbox:
         self._end = self._end or reason
         if drop:
             self._queue.clear()
+            self._num_bytes = 0
         self._wake()
 
     async def get(self) -> Message:
@@ -182,8 +184,9 @@ class FramedLink(asyncio.BufferedProtocol):
             return
         self._transport.close()
         try:
-            async with asyncio.timeout(CLOSE_S):
-                await self._lost.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._lost.wait()
         finally:
             self._transport.abort()  # harmless when lost
         await self._lost.wait()

@@ -73,7 +73,7 @@ class TlsTransport:
         listener = await _bind(addr)
         port: int = listener.getsockname()[1]
         task = asyncio.create_task(self._serve(listener), name=f"listen {addr.host}:{port}")
-        task.add_done_callback(lambda _: listener.close())  # even if it is cancelled before it begins
+        task.add_done_callback(lambda done: self._end_listener(done, listener))
         self._listeners.append(task)
         return NodeAddr(addr.host, port, self.node)
 
@@ -91,7 +91,7 @@ class TlsTransport:
             await self._connect(link, addr)
             await link.opened()
         except ssl.SSLError as exc:
-            raise LinkClosed(f"{addr} is not a member of this swarm (its certificate does not verify)") from exc
+            raise LinkClosed(f"{addr} is not a member of this swarm (TLS: {exc.reason})") from exc
         except OSError as exc:
             raise LinkClosed(f"{addr} cannot be reached: {exc.strerror or exc}") from exc
         except LinkClosed as exc:
@@ -112,6 +112,14 @@ class TlsTransport:
             if link is not None:
                 await link.aclose()
         self._accepted.put_nowait(None)
+
+    def _end_listener(self, task: asyncio.Task[None], listener: socket.socket) -> None:
+        """Close the socket, even if the task was cancelled before it began. A bug in it ends accept, loudly."""
+        listener.close()
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("%s ended", task.get_name(), exc_info=task.exception())
+            self._is_closed = True
+            self._accepted.put_nowait(None)
 
     async def _connect(self, link: FramedLink, addr: NodeAddr) -> None:
         await asyncio.get_running_loop().create_connection(

@@ -245,7 +245,8 @@ class FrameReader:
                 break
             messages.append(self._decode(header, body))
         self._num_scratch = end - start
-        self._scratch[: end - start] = self._scratch[start:end]
+        if 0 < self._num_scratch < end:
+            self._scratch[: self._num_scratch] = self._scratch[start:end]
         return messages
 
     def _check(self, header: Header) -> Header:
