@@ -11,6 +11,7 @@ session   one request's cache on the hops of its route. position: absolute token
 epoch     version of a session's route. step: run layers on new positions. window: a step that carries drafts.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -98,7 +99,7 @@ def even_cut(num_layers: int, num_nodes: int) -> list[Span]:
     edges = [0]
     for index in range(num_nodes):
         edges.append(edges[-1] + base + (index < extra))
-    return [Span(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [Span(a, b) for a, b in itertools.pairwise(edges)]
 
 
 @dataclass(frozen=True, slots=True)

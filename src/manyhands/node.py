@@ -82,7 +82,9 @@ class Node:
         self.start(self._accept())
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         for session in list(self.sessions.values()):
             session.close()
         with contextlib.suppress(TimeoutError):
@@ -138,7 +140,9 @@ class Node:
                 raise answer
         reached = [offer for answer in answers if isinstance(answer, list) for offer in answer]
         if not any(isinstance(answer, list) for answer in answers):
-            reasons = "; ".join(str(answer) or f"{addr}: no answer" for addr, answer in zip(addrs, answers, strict=True))
+            reasons = "; ".join(
+                str(answer) or f"{addr}: no answer" for addr, answer in zip(addrs, answers, strict=True)
+            )
             raise ShardUnavailable(f"no node of the ticket can be reached: {reasons or 'it names no address'}")
         return reached
 

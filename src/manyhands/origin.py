@@ -1,6 +1,6 @@
 """A request from text to text: what an origin has of a model, and the stream of one answer.
 
-    text ─ ids ─ route ─ session ─ loop ─ ids ─ text        (text/ · route/ · node.py · generate/ · text/)
+text ─ ids ─ route ─ session ─ loop ─ ids ─ text        (text/ · route/ · node.py · generate/ · text/)
 """
 
 import time

@@ -42,7 +42,12 @@ class Generation:
     """
 
     def __init__(
-        self, session: Session, ends: EndsHost | None, sampler: Sampler, request: Request, drafter: Drafter,
+        self,
+        session: Session,
+        ends: EndsHost | None,
+        sampler: Sampler,
+        request: Request,
+        drafter: Drafter,
         config: RequestConfig,
     ) -> None:
         self._session, self._ends, self._sampler = session, ends, sampler

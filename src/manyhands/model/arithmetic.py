@@ -4,13 +4,7 @@ Two nodes of the same class give the same bits for the same input. Classes diffe
 AMX kernels round differently), by torch build and by precision (runtime.md §3, "ISA").
 """
 
-import os
 from functools import cache
-
-# Before torch is imported: idle compute threads sleep instead of spinning, so that nodes sharing a machine do not fight
-# (two nodes with two threads each on two cores: 14.5 -> 29 steps/s each), and MKL's leftovers do not depend on alignment.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("MKL_CBWR", "AVX2")
 
 import torch
 

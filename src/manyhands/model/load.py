@@ -22,11 +22,12 @@ from manyhands.core import Precision, Span
 from manyhands.errors import ModelError
 from manyhands.model import attention
 from manyhands.model.elementwise import guard
-from manyhands.model.linear import DTYPES, pack_experts
 from manyhands.model.folder import read_entries
+from manyhands.model.linear import DTYPES, pack_experts
 from manyhands.model.partition import ends_tensors, span_tensors
 
 transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
 
 
 class Pass(nn.Module):
@@ -77,7 +78,9 @@ def context_length(config: PreTrainedConfig) -> int:
 
 def find_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
     """The list of decoder layers: the shallowest ModuleList of the right length."""
-    lists = [(n.count("."), m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers]
+    lists = [
+        (n.count("."), m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers
+    ]
     if not lists:
         raise ModelError(f"{type(model).__name__} has no list of {num_layers} layers: the family is not supported")
     return min(lists, key=lambda pair: pair[0])[1]
@@ -149,7 +152,7 @@ def _pruned_class(config: PreTrainedConfig, part: Part) -> type[PreTrainedModel]
     return type(base.__name__, (base,), {"__init__": __init__, "__module__": base.__module__})
 
 
-class Captured(Exception):  # noqa: N818 - control flow, not an error
+class Captured(Exception):
     """Ends a forward pass early once the wanted hidden state is known."""
 
 

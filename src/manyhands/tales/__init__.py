@@ -1,0 +1,24 @@
+"""The bundled model *tales* and its drafter: trained by train.py, described in CARD.md. Knows no torch."""
+
+from pathlib import Path
+
+from manyhands.errors import ModelError
+
+_DATA = Path(__file__).parent / "data"
+
+
+def model_path() -> Path:
+    """The checkpoint folder of tales. Raises ModelError if the package was built without it."""
+    return _folder("main")
+
+
+def drafter_path() -> Path:
+    """The checkpoint folder of its drafter (same tokenizer). Raises ModelError as `model_path`."""
+    return _folder("drafter")
+
+
+def _folder(role: str) -> Path:
+    folder = _DATA / role
+    if not (folder / "model.safetensors").exists():
+        raise ModelError(f"tales is not in this installation ({folder}): train it with python -m manyhands.tales.train")
+    return folder

@@ -30,25 +30,24 @@ BEGIN, END = "<|begin|>", "<|end|>"
 VOCAB_SIZE = 4096
 SHAPES = {
     # 5.5 M parameters, 11 MB in bf16: twelve layers so that cutting means something.
-    "main": dict(
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=12,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-    ),
+    "main": {
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+    },
     # 0.9 M parameters, 1.8 MB in bf16; most of it is the embedding.
-    "drafter": dict(
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    ),
+    "drafter": {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
 }
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['content'] }}"
-    "{% if not loop.last %}{{ '\\n\\n' }}{% endif %}{% endfor %}"
+    "{% for message in messages %}{{ message['content'] }}{% if not loop.last %}{{ '\\n\\n' }}{% endif %}{% endfor %}"
 )
 _HEADING = re.compile(r"\n\n(?=[A-Z][A-Z0-9 ,.'!?;:()\"-]{4,70}\n\n)")
 

@@ -1,7 +1,7 @@
 """A swarm in one process over memory links: several nodes, each with its own span, device thread and links.
 
-    async with memory_swarm(folder, "0-2,3-5") as swarm:
-        answer = await swarm.origin.complete(swarm.origin.request("Once upon a time", SamplingParams(max_tokens=20)))
+async with memory_swarm(folder, "0-2,3-5") as swarm:
+    answer = await swarm.origin.complete(swarm.origin.request("Once upon a time", SamplingParams(max_tokens=20)))
 """
 
 import hashlib
@@ -82,7 +82,5 @@ def _device(stack: AsyncExitStack, threads: int) -> Device:
     return device
 
 
-async def _host(
-    node: Node, folder: Path, span: Span, precision: Precision, device: Device, ends: EndsAt
-) -> None:
+async def _host(node: Node, folder: Path, span: Span, precision: Precision, device: Device, ends: EndsAt) -> None:
     await node.host(folder, span, precision, device, model_name="test", has_ends=ends == "edges")

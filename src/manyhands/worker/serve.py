@@ -14,7 +14,16 @@ from dataclasses import dataclass, field, replace
 
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, SpanInfo
-from manyhands.errors import BadRequest, Busy, ContextOverflow, Corruption, LinkClosed, ManyhandsError, ProtocolError, WeightsMismatch
+from manyhands.errors import (
+    BadRequest,
+    Busy,
+    ContextOverflow,
+    Corruption,
+    LinkClosed,
+    ManyhandsError,
+    ProtocolError,
+    WeightsMismatch,
+)
 from manyhands.model.cache import SessionCache
 from manyhands.net.transport import Link
 from manyhands.wire.message import Credit, Fault, Open, Opened, Step

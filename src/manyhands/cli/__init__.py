@@ -1,0 +1,52 @@
+"""The command `manyhands`: one file a command, heavy imports inside the commands so that help is instant.
+
+    local   a swarm on this machine      serve   host layers       infer, chat   ask a swarm
+    model   inspect, split, tiny         ticket  new, show         demo          see it work
+
+Exit codes: 0 fine, 1 an error while running, 2 bad input or usage, 130 interrupted.
+"""
+
+import os
+import sys
+
+import typer
+
+from manyhands import __version__
+from manyhands.cli import chat, demo, infer, local, model, serve, ticket
+from manyhands.errors import ManyhandsError
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True, rich_markup_mode=None)
+app.command("local")(local.local)
+app.command("serve")(serve.serve)
+app.command("infer")(infer.infer)
+app.command("chat")(chat.chat)
+app.command("demo")(demo.demo)
+app.add_typer(model.app, name="model")
+app.add_typer(ticket.app, name="ticket")
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"manyhands {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    """Run a language model over several machines; see `manyhands demo`."""
+
+
+def main() -> None:
+    """Entry point. Every expected error is one line on stderr and an exit code."""
+    try:
+        app()
+    except ManyhandsError as error:
+        print(f"manyhands: {error}", file=sys.stderr)
+        sys.exit(2 if error.http_status < 500 else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,3 @@
+from manyhands.cli import main
+
+main()

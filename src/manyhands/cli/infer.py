@@ -1,0 +1,95 @@
+"""`manyhands infer`: one prompt to a swarm of explicit addresses."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from manyhands.cli import options
+from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
+
+if TYPE_CHECKING:
+    from manyhands.origin import Origin
+
+
+def infer(
+    model: options.Model,
+    prompt: options.Prompt,
+    ticket: options.Ticket,
+    max_tokens: options.MaxTokens = 64,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = 0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    stop: options.Stop = None,
+    dtype: options.DType = "bf16",
+    path: options.Path_ = "ring",
+    ends: options.Ends = "origin",
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+) -> None:
+    """Ask a swarm to go on from a prompt; this machine is the origin."""
+    params = options.sampling_of(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        repetition_penalty=repetition_penalty,
+        stop=stop,
+    )
+    precision, at, kind = options.precision_of(dtype), options.ends_of(ends), options.path_of(path)
+    options.run(_infer(model, prompt, ticket, params, precision, kind, at, threads, as_json))
+
+
+async def _infer(
+    model: str,
+    prompt: str,
+    ticket: str,
+    params: SamplingParams,
+    precision: Precision,
+    path: PathKind,
+    ends: EndsAt,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    from manyhands.cli.show import print_figures, print_json, show_answer
+
+    began = time.monotonic()
+    async with swarm_origin(model, ticket, precision, ends, threads) as origin:
+        load_s = time.monotonic() - began
+        answer = origin.answer(origin.request(prompt, params))
+        await show_answer(origin, answer, as_json=as_json, path=path)
+        if as_json:
+            print_json(answer, load_s)
+        else:
+            print_figures(answer, load_s)
+
+
+@asynccontextmanager
+async def swarm_origin(
+    model: str, ticket_text: str, precision: Precision, ends: EndsAt, threads: int | None
+) -> AsyncIterator["Origin"]:
+    """An origin in this process that asks the nodes of a ticket. Raises TicketError, ModelError, BadRequest."""
+    from manyhands.cli.connect import load_origin, tls_node
+    from manyhands.cli.model import progress_bar
+    from manyhands.config import home_from_env
+    from manyhands.core import Span
+    from manyhands.model.fetch import resolve_model
+    from manyhands.swarm.ticket import Ticket
+    from manyhands.worker.execute import Device
+
+    ticket = Ticket.parse(ticket_text)
+    with progress_bar() as bar:
+        # Layer 0 comes along with the ends: a folder without any layer is no checkpoint.
+        folder = await asyncio.to_thread(resolve_model, model, Span(0, 1), True, home_from_env(), bar)
+    device = Device.start(threads)
+    try:
+        async with tls_node(ticket, None, is_ephemeral=True, name="origin") as node:
+            yield await load_origin(node, folder, precision, ends, device, list(ticket.addresses))
+    finally:
+        device.close()

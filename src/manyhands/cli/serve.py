@@ -1,0 +1,137 @@
+"""`manyhands serve`: host layers of a model until stopped."""
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from manyhands.cli import options
+from manyhands.core import NodeAddr, Precision, Span
+from manyhands.errors import BadRequest, ManyhandsError
+
+
+def serve(
+    model: options.Model,
+    layers: Annotated[str, typer.Option("--layers", help='Layers to host, for example "0-7" (counted from 0).')],
+    listen: Annotated[str, typer.Option("--listen", help="Address to accept peers at; port 0: any.")] = "127.0.0.1:0",
+    ticket: Annotated[
+        str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="The swarm to serve; none: found a new one.")
+    ] = "",
+    dtype: options.DType = "bf16",
+    ends: Annotated[bool, typer.Option("--ends", help="Also hold embedding or head (first and last hop).")] = False,
+    advertise: Annotated[str, typer.Option(help="Address for others, if it is not the one listened at.")] = "",
+    name: Annotated[str, typer.Option(help="What to call this node; default: the host's name.")] = "",
+    key: Annotated[Path | None, typer.Option(help="This node's key file; default: $MANYHANDS_HOME/node.key.")] = None,
+    threads: options.Threads = None,
+    max_sessions: Annotated[int, typer.Option(help="Sessions served at once; beyond it: Busy.")] = 32,
+    cache_tokens: Annotated[int, typer.Option(help="Positions of cache leased in all; beyond it: Busy.")] = 65536,
+    evict_after: Annotated[float, typer.Option(help="Drop the weights after so many idle seconds; 0: never.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines.")] = False,
+    while_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Host layers of a model for whoever holds the ticket. Ctrl-C stops it."""
+    from manyhands.config import WorkerConfig
+
+    try:
+        worker = WorkerConfig(max_sessions=max_sessions, cache_tokens=cache_tokens, evict_after_s=evict_after)
+        precision, addr = options.precision_of(dtype), NodeAddr.parse(listen)
+        shown = NodeAddr.parse(advertise) if advertise else None
+        job = _Job(model, Span.parse(layers), precision, ends, addr, shown, name or socket.gethostname(), key, threads)
+        options.run(_serve(job, ticket, worker, as_json, while_stdin))
+    except ManyhandsError as error:
+        if as_json:
+            _say(True, "error", code=error.code, message=str(error))
+        raise
+
+
+class _Job:
+    """What to serve, and as whom."""
+
+    def __init__(
+        self,
+        model: str,
+        span: Span,
+        precision: Precision,
+        has_ends: bool,
+        listen: NodeAddr,
+        advertise: NodeAddr | None,
+        name: str,
+        key: Path | None,
+        threads: int | None,
+    ) -> None:
+        self.model, self.span, self.precision, self.has_ends = model, span, precision, has_ends
+        self.listen, self.advertise, self.name, self.key, self.threads = listen, advertise, name, key, threads
+
+
+async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_stdin: bool) -> None:
+    from manyhands.cli.connect import tls_node
+    from manyhands.cli.model import progress_bar
+    from manyhands.config import home_from_env
+    from manyhands.model.fetch import resolve_model
+    from manyhands.swarm.ticket import Ticket
+    from manyhands.worker.execute import Device
+
+    ticket = Ticket.parse(ticket_text) if ticket_text else Ticket.new("home")
+    with progress_bar() as bar:
+        folder = await asyncio.to_thread(resolve_model, job.model, job.span, job.has_ends, home_from_env(), bar)
+    device = Device.start(job.threads)
+    stop = _stop_event(while_stdin)
+    try:
+        async with tls_node(ticket, job.key, name=job.name, worker=worker) as node:
+            host = await node.host(folder, job.span, job.precision, device, model_name=job.model, has_ends=job.has_ends)
+            bound = await node.listen(job.listen)
+            addr = job.advertise or _reachable(bound)
+            ticket = ticket.with_address(NodeAddr(addr.host, addr.port, bound.node))
+            _say(
+                as_json,
+                "serving",
+                model=job.model,
+                layers=str(job.span),
+                dtype=job.precision,
+                address=str(addr),
+                node=bound.node,
+                model_id=host.info.model,
+                ticket=ticket.encode(),
+            )
+            await stop.wait()
+        _say(as_json, "stopped")
+    finally:
+        device.close()
+
+
+def _stop_event(while_stdin: bool) -> asyncio.Event:
+    """Set by SIGINT and SIGTERM and, if asked for, at the end of stdin (the parent has died)."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if while_stdin:
+        loop.add_reader(sys.stdin.fileno(), lambda: None if sys.stdin.buffer.read1(4096) else stop.set())
+    return stop
+
+
+def _reachable(bound: NodeAddr) -> NodeAddr:
+    """The address to tell others: for a wildcard, this machine's own on its default route."""
+    if bound.host not in ("0.0.0.0", "::"):
+        return bound
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET: picks the interface, sends nothing
+            return NodeAddr(probe.getsockname()[0], bound.port, bound.node)
+        except OSError as error:
+            raise BadRequest(f"no address to tell others for {bound}: name one with --advertise") from error
+
+
+def _say(as_json: bool, event: str, **facts: str) -> None:
+    if as_json:
+        print(json.dumps({"event": event, **facts}), flush=True)
+    elif event == "serving":
+        print(f"serving {facts['model']} layers {facts['layers']} in {facts['dtype']} at {facts['address']}")
+        print(f"ticket for other nodes and origins (a password):\n{facts['ticket']}", flush=True)
+    else:
+        print(event, flush=True)

@@ -1,0 +1,74 @@
+"""What people see of an answer: the route, the text as it grows, the figures; or one JSON object."""
+
+import json
+from typing import Any
+
+import typer
+
+from manyhands.origin import Answer, Origin
+
+
+async def show_answer(origin: Origin, answer: Answer, *, as_json: bool, **options: Any) -> None:
+    """Stream an answer to the terminal, or collect it silently for `print_json`."""
+    async for token in origin.stream(answer, **options):
+        if not as_json:
+            if len(answer.token_ids) == 1:
+                print_route(answer)
+            typer.echo(token.text, nl=False)
+    if not as_json:
+        typer.echo()
+
+
+def print_route(answer: Answer) -> None:
+    for index, offer in enumerate(answer.route):
+        where = f"{offer.addr.host}:{offer.addr.port}"
+        typer.secho(
+            f"hop {index}  layers {offer.info.span!s:<7} {offer.name:<12} {where:<21} {offer.node[:8]}",
+            dim=True,
+            err=True,
+        )
+
+
+def print_figures(answer: Answer, load_s: float) -> None:
+    speed = answer.timings.decode_tokens_per_s(len(answer.token_ids))
+    parts = [
+        f"{len(answer.token_ids)} tokens",
+        f"{speed:.1f} tokens/s" if speed else "",
+        f"first after {answer.timings.ttft_s:.3f} s" if answer.timings.ttft_s is not None else "",
+        f"loaded in {load_s:.1f} s",
+        f"exactness {answer.exactness}",
+        f"finish: {answer.finish_reason}",
+    ]
+    typer.secho(" · ".join(p for p in parts if p), dim=True, err=True)
+
+
+def as_object(answer: Answer, load_s: float) -> dict[str, Any]:
+    """The JSON form of an answer (docs/cli.md)."""
+    return {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "exactness": answer.exactness,
+        "route": [
+            {"node": o.node, "name": o.name, "layers": str(o.info.span), "address": str(o.addr)} for o in answer.route
+        ],
+        "usage": {
+            "prompt_tokens": len(answer.prompt),
+            "completion_tokens": len(answer.token_ids),
+            "total_tokens": len(answer.prompt) + len(answer.token_ids),
+        },
+        "timings": {
+            "load_s": round(load_s, 3),
+            "open_s": _rounded(answer.timings.open_s),
+            "ttft_s": _rounded(answer.timings.ttft_s),
+            "decode_tokens_per_s": _rounded(answer.timings.decode_tokens_per_s(len(answer.token_ids))),
+        },
+    }
+
+
+def print_json(answer: Answer, load_s: float) -> None:
+    typer.echo(json.dumps(as_object(answer, load_s), ensure_ascii=False))
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

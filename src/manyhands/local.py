@@ -1,0 +1,135 @@
+"""A swarm of node processes on this machine, for trying, testing and measuring: real processes, real TLS on loopback.
+
+Each node is `manyhands serve --json` in a process of its own with its own key. Its stdin is a pipe that we hold: a node
+whose parent dies reads the end of it and leaves, so nothing is left behind.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from manyhands.core import NodeAddr, Precision, Span
+from manyhands.errors import ManyhandsError, ModelError
+from manyhands.swarm.ticket import Ticket
+
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class NodeProcess:
+    """One running `serve` process and where it listens."""
+
+    name: str
+    span: Span
+    address: NodeAddr
+    process: asyncio.subprocess.Process
+    stderr: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """What every node of a local swarm is started with."""
+
+    model: str
+    precision: Precision = "bf16"
+    has_ends: bool = False
+    threads: int | None = None
+    extra: tuple[str, ...] = ()
+
+
+@asynccontextmanager
+async def node_processes(
+    spans: Sequence[Span], options: NodeOptions, ticket: Ticket
+) -> AsyncIterator[list[NodeProcess]]:
+    """Start one node per span at once, wait until all serve, stop them on leaving. Deadline: START_TIMEOUT_S.
+
+    Raises what a node said when it could not start (its code and its one line).
+    """
+    with tempfile.TemporaryDirectory(prefix="manyhands-") as keys:
+        started: list[asyncio.subprocess.Process] = []
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S), asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(_start(f"node-{i}", span, options, ticket, Path(keys), started))
+                    for i, span in enumerate(spans)
+                ]
+        except* ManyhandsError as errors:
+            await _stop(started)
+            raise errors.exceptions[0] from None
+        except* TimeoutError:
+            await _stop(started)
+            raise ModelError(f"the nodes did not start within {START_TIMEOUT_S:g} s") from None
+        nodes = [task.result() for task in tasks]
+        drains = [asyncio.ensure_future(_drain(node)) for node in nodes]
+        try:
+            yield nodes
+        finally:
+            await _stop(started)
+            for drain in drains:
+                await drain
+
+
+async def _start(
+    name: str,
+    span: Span,
+    options: NodeOptions,
+    ticket: Ticket,
+    keys: Path,
+    started: list[asyncio.subprocess.Process],
+) -> NodeProcess:
+    arguments = ["serve", options.model, "--layers", str(span), "--listen", "127.0.0.1:0", "--name", name]
+    arguments += ["--key", str(keys / f"{name}.key"), "--dtype", options.precision, "--json", "--while-stdin"]
+    arguments += ["--ends"] if options.has_ends else []
+    arguments += ["--threads", str(options.threads)] if options.threads else []
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "manyhands.cli", *arguments, *options.extra),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        # In the environment, not in argv: a ticket is a password, and argv is there for every user to read.
+        env={**os.environ, "MANYHANDS_TICKET": ticket.encode()},
+    )
+    started.append(process)
+    assert process.stdout is not None and process.stderr is not None
+    while line := await process.stdout.readline():
+        event = json.loads(line)
+        if event["event"] == "serving":
+            return NodeProcess(name, span, NodeAddr.parse(event["address"], event["node"]), process)
+        if event["event"] == "error":
+            raise _error(event["code"], f"{name} (layers {span}): {event['message']}")
+    said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+    raise ModelError(f"{name} (layers {span}) ended before it served: {said[-1] if said else 'without a word'}")
+
+
+def _error(code: str, message: str) -> ManyhandsError:
+    kinds = {kind.code: kind for kind in ManyhandsError.__subclasses__()}
+    return kinds.get(code, ModelError)(message)
+
+
+async def _drain(node: NodeProcess) -> None:
+    """Keep the last lines of a node's stderr, so that its pipe never fills."""
+    assert node.process.stderr is not None
+    while line := await node.process.stderr.readline():
+        node.stderr.append(line.decode(errors="replace").rstrip())
+
+
+async def _stop(processes: Sequence[asyncio.subprocess.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+    for process in processes:
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
