@@ -97,7 +97,7 @@ class Node:
 
     @property
     def _own(self) -> set["asyncio.Task[Any]"]:
-        return self._tasks._tasks  # type: ignore[attr-defined,no-any-return]
+        return self._tasks._tasks
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` as a task of this node until it ends or the node stops. Its failure stops the node."""

@@ -32,7 +32,7 @@ Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Compute t
 def precision_of(text: str) -> Precision:
     if text not in PRECISIONS or text == "fp16":
         raise BadRequest(f"--dtype is {text!r}; on a CPU it is one of bf16, fp32, int8")
-    return text  # type: ignore[return-value]
+    return text
 
 
 def path_of(text: str) -> PathKind:

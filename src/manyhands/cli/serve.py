@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -94,7 +95,7 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
                 layers=str(job.span),
                 dtype=job.precision,
                 address=str(addr),
-                node=bound.node,
+                node=str(bound.node),
                 model_id=host.info.model,
                 ticket=ticket.encode(),
             )
@@ -111,7 +112,7 @@ def _stop_event(while_stdin: bool) -> asyncio.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     if while_stdin:
-        loop.add_reader(sys.stdin.fileno(), lambda: None if sys.stdin.buffer.read1(4096) else stop.set())
+        loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(sys.stdin.fileno(), 4096) else stop.set())
     return stop
 
 

@@ -13,6 +13,7 @@ with one more key of value zero. Soft-capped scores (gemma2) need tanh before th
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +49,7 @@ def attention(
     softcap: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
-    **_: object,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface. Keys and values of the new rows are written to the sessions' caches.
 
@@ -57,7 +58,7 @@ def attention(
     _, heads, num_rows, key_dim = query_1HND.shape
     out = query_1HND.new_zeros(1, num_rows, heads, value_1HND.shape[3])
     plan: StepPlan | Probe = _running.plan
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    layer = cast(int, module.layer_idx)
     if isinstance(plan, Probe):
         plan.shapes[layer] = LayerShape(key_1HND.shape[1], key_dim, value_1HND.shape[3], key_1HND.dtype)
         return out, None

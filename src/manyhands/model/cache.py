@@ -88,7 +88,7 @@ class StepPlan:
         return out
 
 
-class StepCache(Cache):
+class StepCache(Cache):  # type: ignore[misc]
     """What transformers' layers see as their cache. It stores nothing: our attention writes the sessions' caches, where
     keys and values are final (latent attention expands them only after this call)."""
 

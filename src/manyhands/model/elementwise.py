@@ -30,13 +30,13 @@ def is_tail_free(num_elements: int, num_threads: int) -> bool:
 
 def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """function(x), its bits independent of x's other elements. `function` must act on each element alone."""
-    if x.is_contiguous() and is_tail_free(x.numel(), torch.get_num_threads()):
-        return function(x)
-    flat = x.reshape(-1)
-    padded = F.pad(flat, (0, -len(flat) % _VECTOR))
-    if len(padded) <= _GRAIN:
-        return function(padded)[: len(flat)].view(x.shape)
-    return torch.cat([function(piece) for piece in padded.split(_GRAIN)])[: len(flat)].view(x.shape)
+    flat = x.reshape(-1)  # a copy where x is a slice of a fused product
+    count = flat.numel()
+    if is_tail_free(count, torch.get_num_threads()):
+        return function(flat).view(x.shape)
+    padded = F.pad(flat, (0, -count % _VECTOR))
+    pieces = [function(padded[at : at + _GRAIN]) for at in range(0, padded.numel(), _GRAIN)]
+    return torch.cat(pieces)[:count].view(x.shape)
 
 
 class InvariantActivation(nn.Module):

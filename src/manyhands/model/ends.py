@@ -48,6 +48,6 @@ class Ends:
         rows = pad_rows(hidden_TD)
         self._tap.injected = rows[None]
         with torch.inference_mode(), InvariantMode():
-            out = self._model(inputs_embeds=rows[None], use_cache=False).logits
+            out: Tensor = self._model(inputs_embeds=rows[None], use_cache=False).logits
         self._tap.injected = None
         return out[0, : hidden_TD.shape[0]]

@@ -9,6 +9,7 @@ int8 divides each row by its own largest magnitude, so one row never changes ano
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +41,7 @@ def pad_rows(x_MK: Tensor) -> Tensor:
 def invariant_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias with unpacked weights, for small matrices such as MoE routers. Shapes as F.linear."""
     x_MK = x.reshape(-1, x.shape[-1])
-    out = torch.ops.mkldnn._linear_pointwise(pad_rows(x_MK), weight_NK.contiguous(), bias_N, "none", [], "")
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(pad_rows(x_MK), weight_NK.contiguous(), bias_N, "none", [], "")
     return out[: x_MK.shape[0]].view(*x.shape[:-1], weight_NK.shape[0])
 
 
@@ -53,7 +54,7 @@ class Packed:
         self.bias = None if bias_N is None else bias_N.clone()
 
     def __call__(self, x_MK: Tensor) -> Tensor:
-        out = torch.ops.mkldnn._linear_pointwise(pad_rows(x_MK), self.weight, self.bias, "none", [], "")
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(pad_rows(x_MK), self.weight, self.bias, "none", [], "")
         return out[: x_MK.shape[0]] if x_MK.shape[0] < MIN_ROWS else out
 
 
@@ -76,7 +77,7 @@ class PackedInt8:
         torch.div(rows, scale, out=unit[:-1])
         unit[-1] = 1.0
         unit[-1, 0] = -1.0
-        out = torch.ops.quantized.linear_dynamic(unit, self.weight, False)[:-1] * scale
+        out: Tensor = torch.ops.quantized.linear_dynamic(unit, self.weight, False)[:-1] * scale
         return (out if self.bias is None else out + self.bias).to(x_MK.dtype)
 
 
@@ -115,7 +116,7 @@ class FusedProduct:
         """Columns of linear `index`. The first part asked for with a new `x` computes all; the last one forgets it."""
         if self._input is not x:
             out = self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
-            self._input, self._parts = x, list(out.split(self.widths, dim=-1))
+            self._input, self._parts = x, list(torch.split(out, self.widths, dim=-1))
         part = self._parts[index]
         if index == len(self.widths) - 1:
             self._input, self._parts = None, []
@@ -185,7 +186,7 @@ def pack_experts(root: nn.Module, precision: Precision) -> None:
             continue
         if module.has_post_expert_norm:
             raise ModelError(f"{type(module).__name__} normalises each expert's output, which is not supported")
-        module.config._experts_implementation = EXPERTS
+        setattr(module.config, "_experts_implementation", EXPERTS)  # noqa: B010 - the config is a stranger to mypy
         first = "gate_up_proj" if module.has_gate else "up_proj"
         for name in (first, "down_proj"):
             weights = getattr(module, name).detach()
@@ -197,10 +198,10 @@ def pack_experts(root: nn.Module, precision: Precision) -> None:
             setattr(module, "first_products" if name == first else "second_products", products)
 
 
-def _invariant_experts(module: nn.Module, hidden_ND: Tensor, top_NK: Tensor, weight_NK: Tensor) -> Tensor:
+def _invariant_experts(module: Any, hidden_ND: Tensor, top_NK: Tensor, weight_NK: Tensor) -> Tensor:
     """Mixture of experts, expert by expert, each token's experts summed in their top-k order in fp32."""
     out = torch.zeros(*top_NK.shape, hidden_ND.shape[1], dtype=hidden_ND.dtype)
-    for expert in top_NK.unique().tolist():
+    for expert in torch.unique(top_NK).tolist():
         rows, ranks = torch.where(top_NK == expert)
         y = module.first_products[expert](hidden_ND[rows])
         y = module._apply_gate(y) if module.has_gate else module.act_fn(y)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -71,8 +72,8 @@ def context_length(config: PreTrainedConfig) -> int:
     scopes = [rope, *(v for v in rope.values() if isinstance(v, dict))]
     for scope in scopes:
         if scope.get("rope_type") in ("dynamic", "longrope"):
-            original = scope.get("original_max_position_embeddings")
-            full = min(full, int(original or getattr(config, "original_max_position_embeddings", full)))
+            outer = getattr(config, "original_max_position_embeddings", full)
+            full = min(full, int(scope.get("original_max_position_embeddings", outer)))
     return full
 
 
@@ -108,7 +109,7 @@ def load_part(folder: Path, config: PreTrainedConfig, part: Part, precision: Pre
         raise ModelError(f"{folder}: tensors missing or of the wrong shape: {names}")
     guard(model)
     pack_experts(model, precision)
-    return model.eval()  # type: ignore[no-any-return]
+    return model.eval()
 
 
 def _is_needed(key: str, part: Part) -> bool:
@@ -173,18 +174,18 @@ class Tap:
     def capture_after(self, layer: nn.Module) -> None:
         layer.register_forward_hook(self._capture)
 
-    def _inject(self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, object]:
+    def _inject(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if args:
             return (self.injected, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": self.injected}
 
-    def _divert(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, object]:
+    def _divert(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if self.injected is None:
             self._capture(module, args, args[0] if args else kwargs["hidden_states"])
         return self._inject(module, args, kwargs)
 
-    def _capture(self, _: nn.Module, args: object, out: object) -> None:
-        self.captured = out[0] if isinstance(out, tuple) else out  # type: ignore[assignment]
+    def _capture(self, _: nn.Module, args: object, out: Any) -> None:
+        self.captured = out[0] if isinstance(out, tuple) else out
         raise Captured
 
     def take(self) -> Tensor:

@@ -168,7 +168,7 @@ class Run:
         self.base_rates = [3e-3, 3e-3]
 
     def advance(self, loss: Tensor, progress: float) -> None:
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer, base in zip(self.optimizers, self.base_rates, strict=True):
             for group in optimizer.param_groups:
