@@ -1,0 +1,196 @@
+"""The promise of the project on the model's side: a position's bits do not depend on how its row was computed.
+
+Every family, in bf16 and fp32, on random checkpoints whose weights make neighbouring logits differ. The reference is the
+whole model on one thread in one step. Everything else (cuts, chunks, windows, company, threads) must give its very bits.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from manyhands.core import Precision
+from manyhands.model import linear
+from manyhands.model.linear import Packed
+from manyhands.testing.tiny import EOS, FAMILIES, WINDOW, make_tiny
+from tests.model.pipeline import Feed, Loader, Pipeline, pieces, random_ids, threads
+
+LAYERS = 6
+LENGTH = 68  # positions: crosses the sliding window (24) and a chunk of 64
+IDS = random_ids(LENGTH, seed=1)
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32")
+
+# name -> family and what its checkpoint is made with. Odd widths: no vector, block or tile fits them.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in FAMILIES},
+    "qwen3 at 96": ("qwen3", {"hidden": 96}),
+    "llama of odd widths": ("llama", {"hidden_size": 72, "intermediate_size": 88, "head_dim": 24}),
+    "llama of prime widths": ("llama", {"vocab": 307, "hidden_size": 76, "intermediate_size": 101, "head_dim": 14}),
+}
+
+
+class Subject(NamedTuple):
+    """One checkpoint in one precision, and its reference logits [LENGTH, vocab]."""
+
+    loader: Loader
+    whole: Pipeline
+    reference: Tensor
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family, options = MODELS[request.param]
+    return make_tiny(family, tmp_path_factory.mktemp("exact") / "model", layers=LAYERS, seed=3, **options)
+
+
+@pytest.fixture(scope="module", params=PRECISIONS)
+def subject(request: pytest.FixtureRequest, folder: Path) -> Iterator[Subject]:
+    with threads(1):
+        loader = Loader(folder, request.param)
+        whole = loader.cut(0, LAYERS)
+        yield Subject(loader, whole, whole.run(IDS, [LENGTH]))
+
+
+def assert_same_bits(got: Tensor, want: Tensor) -> None:
+    if not torch.equal(got, want):
+        rows = (got != want).any(1).nonzero().flatten().tolist()
+        largest = float((got.float() - want.float()).abs().max())
+        raise AssertionError(f"rows {rows[:8]} of {len(want)} differ by up to {largest:.2g}")
+
+
+def test_the_logits_are_not_degenerate(subject: Subject) -> None:
+    """Equal bits prove something only where logits vary: by row, by token, and without saturating a soft cap."""
+    rows = subject.reference.float()
+    top = rows.topk(2).values
+    assert bool((rows.std(1) > 0.1).all())
+    assert float((top[:, 0] - top[:, 1]).median()) > 0.01
+    assert len(set(rows.argmax(1).tolist())) > LENGTH // 4
+    assert float(rows.abs().max()) < 29, "gemma2 caps logits at 30"
+
+
+@pytest.mark.parametrize("edges", [(0, 1, 6), (0, 4, 6), (0, 1, 4, 6), (0, 1, 2, 4, 6)], ids=str)
+def test_any_cut_gives_the_same_bits(subject: Subject, edges: tuple[int, ...]) -> None:
+    """Layers compute the same wherever they live; with the uncut reference, 1 to 4 spans."""
+    assert_same_bits(subject.loader.cut(*edges).run(IDS, [LENGTH]), subject.reference)
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 64])
+def test_prefill_in_any_chunks_gives_the_same_bits(subject: Subject, size: int) -> None:
+    """A row's bits do not depend on the rows that share its step."""
+    assert_same_bits(subject.whole.run(IDS, pieces(LENGTH, size)), subject.reference)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 9])
+def test_verify_windows_and_rollback_give_the_same_bits(subject: Subject, size: int) -> None:
+    """A window of wrong drafts leaves no trace: the next step starts earlier and overwrites them."""
+    pipeline = subject.loader.cut(0, 1, 4, 6)
+    caches = pipeline.session(LENGTH + size)
+    got = [pipeline.step([Feed(caches, 0, IDS[:30])])[0]]
+    at = 30
+    while at < LENGTH:
+        right = IDS[at : at + size]
+        wrong = torch.cat([right[:1], (IDS[at + 1 : at + size] + 1) % 256, random_ids(1, seed=at)])
+        first = pipeline.step([Feed(caches, at, wrong)])[0][:1]
+        again = pipeline.step([Feed(caches, at, right)])[0]
+        assert_same_bits(first, again[:1])
+        got.append(again)
+        at += len(right)
+    assert_same_bits(torch.cat(got), subject.reference)
+
+
+def test_strangers_in_a_ragged_batch_change_no_bit(subject: Subject) -> None:
+    """Decoding beside a prefill, a window and a longer session, before and behind them, is decoding alone."""
+    pipeline = subject.whole
+    caches, long, short = pipeline.session(), pipeline.session(200), pipeline.session()
+    pipeline.step([Feed(long, 0, random_ids(90, seed=2))])
+    got = [pipeline.step([Feed(short, 0, random_ids(5, seed=4)), Feed(caches, 0, IDS[:40])])[1]]
+    for turn, at in enumerate(range(40, LENGTH)):
+        mine = Feed(caches, at, IDS[at : at + 1])
+        others = [Feed(long, 90 + turn, random_ids([1, 3, 17][turn % 3], seed=turn)), Feed(short, 5, IDS[:2])]
+        place = turn % 3
+        feeds = [*others[:place], mine, *others[place:]]
+        got.append(pipeline.step(feeds)[place])
+    assert_same_bits(torch.cat(got), subject.reference)
+
+
+def test_two_threads_give_the_bits_of_one(subject: Subject) -> None:
+    """Work is split among threads by blocks that the number of rows does not move."""
+    with threads(2):
+        for sizes in ([LENGTH], pieces(LENGTH, 5), [40] + [1] * 28):
+            assert_same_bits(subject.loader.cut(0, 1, 4, 6).run(IDS, sizes), subject.reference)
+
+
+def test_greedy_ids_are_those_of_transformers(folder: Path) -> None:
+    """In fp32, 24 tokens equal transformers' own generate: eager attention, stock linears, no code of ours."""
+    prompt = IDS[: WINDOW + 8]
+    logging.disable_progress_bar()
+    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    wanted = stock.generate(
+        prompt[None],
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=24,
+        eos_token_id=None,
+        pad_token_id=EOS,
+    )[0, len(prompt) :]
+    assert Loader(folder, "fp32").cut(0, 2, LAYERS).greedy(prompt, 24) == wanted.tolist()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3"])
+def test_sessions_that_cross_key_blocks(family: str, precision: Precision, tmp_path: Path) -> None:
+    """Keys are seen in blocks of 512: prefill and decode across the border give the bits of one step."""
+    ids = random_ids(530, seed=8)
+    folder = make_tiny(family, tmp_path, layers=2, seed=5)
+    with threads(1):
+        loader = Loader(folder, precision)
+        want = loader.cut(0, 2).run(ids, [530])
+        for sizes in ([100, 200, 200, 30], [505] + [1] * 10 + [5, 10]):
+            assert_same_bits(loader.cut(0, 1, 2).run(ids, sizes), want)
+    with threads(2):
+        assert_same_bits(loader.cut(0, 2).run(ids, [511, 1, 1, 17]), want)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_layers_as_wide_as_real_ones(precision: Precision, tmp_path: Path) -> None:
+    """Reductions over 1024 to 2816 columns (norms, products) take other kernels than tiny ones, and must not notice rows."""
+    options: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 4}
+    folder = make_tiny("llama", tmp_path, layers=1, seed=5, **options)
+    with threads(1):
+        pipeline = Loader(folder, precision).cut(0, 1)
+        want = pipeline.run(IDS, [LENGTH])
+        assert_same_bits(pipeline.run(IDS, [40] + [1] * 5 + [3, 2, 18]), want)
+    with threads(2):
+        assert_same_bits(pipeline.run(IDS, [LENGTH]), want)
+        assert_same_bits(pipeline.run(IDS, [17, 9, 5] + [1] * 37), want)
+
+
+def test_these_tests_can_fail(tmp_path: Path) -> None:
+    """Stock transformers fails them: its products (MKL) and its attention sum in an order that the row count decides."""
+    folder = make_tiny("llama", tmp_path, layers=2, seed=3)
+    logging.disable_progress_bar()
+    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with threads(1), torch.inference_mode():
+        want = stock(IDS[None]).logits[0]
+        first = stock(IDS[None, :40], use_cache=True)
+        rest = stock(IDS[None, 40:], past_key_values=first.past_key_values)
+        singles = [stock(IDS[None, :1]).logits[0]]
+    assert not torch.equal(torch.cat([first.logits[0], rest.logits[0]]), want)
+    assert not torch.equal(singles[0], want[:1])
+    assert_close(singles[0], want[:1])
+
+
+def test_fewer_than_four_rows_go_to_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why products are padded: at 2048 columns oneDNN sums one row in another order than many."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(8, 2048, generator=generator), torch.randn(64, 2048, generator=generator)
+    product = Packed(weight, None)
+    assert_same_bits(torch.cat([product(row[None]) for row in x]), product(x))
+    monkeypatch.setattr(linear, "MIN_ROWS", 1)
+    assert not torch.equal(torch.cat([product(row[None]) for row in x]), product(x))
