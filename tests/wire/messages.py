@@ -39,7 +39,6 @@ SAMPLING = SamplingParams(seed=(1 << 64) - 1, logit_bias=((5, -1.5),), stop=("\n
 CONTROL: list[Message] = [
     hello("control"),
     Hello(1, "control", "", None, ()),
-    Credit(SESSION, 3, 16),
     Open(
         session=SESSION,
         epoch=1,
@@ -64,13 +63,14 @@ CONTROL: list[Message] = [
     Ping((1 << 64) - 1),
     Pong(0),
 ]
-STEPS: list[Message] = [
+STEPS: list[Message] = [  # what the data lane carries
     step(),
     Step(SESSION, 0, 0, 0, 0, 0, 0, "hidden", None, None),
     Step(SESSION, 0, 0, 0, 0, 0, 0, "hidden", (), None),
     Step(SESSION, (1 << 32) - 1, 1, 5, 3, 0, 1, "hidden", (1, 0, (1 << 32) - 1), None),
     Step(SESSION, 1, 1, 5, 1, 0, 1, "ids", (9,), Payload("int32", 1, b"\1\0\0\0")),
     Step(SESSION, 1, 1, 5, 1, 0, 1, "logits", None, Payload("fp32", 2, bytes(8))),
+    Credit(SESSION, 3, 16),
 ]
 
 

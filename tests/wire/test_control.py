@@ -13,7 +13,7 @@ from manyhands.wire.control import decode, decoder_for, encode
 from manyhands.wire.message import Fault, Hello, Message, Open, Ping
 from tests.wire.messages import CONTROL, SESSION
 
-OPEN = CONTROL[3]
+OPEN = CONTROL[2]
 
 
 @pytest.mark.parametrize("message", CONTROL)

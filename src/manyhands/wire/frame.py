@@ -3,6 +3,7 @@
     header   version u8 · kind u8 · flags u8 · hop u8 · body length u32 · session 16 bytes · epoch · position · count ·
              reply_from · window · width (u32 each) · dtype u8 · content u8                          all little endian
     Step     ids as u32[count] if flag 1, then the tensor's count * width * itemsize bytes if flag 2
+    Credit   no body; its steps stand in count
     others   JSON (control.py); every header field after the length, the flags and the hop are zero
 
 Nothing is allocated for a body before its header has been checked.
@@ -93,7 +94,13 @@ def encode(message: Message) -> list[bytes | memoryview]:
     Raises ProtocolError for what a peer would refuse: too large, shape and size that differ, numbers out of range.
     """
     try:
-        return _encode_step(message) if isinstance(message, Step) else _encode_control(message)
+        match message:
+            case Step():
+                return _encode_step(message)
+            case Credit(session, hop, steps):
+                return [_LAYOUT.pack(*_credit_header(session, hop, steps))]
+            case _:
+                return _encode_control(message)
     except struct.error as exc:
         raise ProtocolError(f"{type(message).__name__} cannot be sent: {exc}") from exc
 
@@ -109,6 +116,11 @@ def _encode_control(message: Message) -> list[bytes | memoryview]:
         raise ProtocolError(f"{type(message).__name__} of {len(body)} bytes is over the limit of {MAX_CONTROL_BODY}")
     header = Header(PROTOCOL_VERSION, _KIND_OF[type(message)], length=len(body))
     return [_LAYOUT.pack(*header) + body]
+
+
+def _credit_header(session: bytes, hop: int, steps: int) -> Header:
+    """A Credit is its header alone: its steps stand where a Step has its rows."""
+    return Header(PROTOCOL_VERSION, _KIND_OF[Credit], hop=hop, session=session, num_rows=steps)
 
 
 def _encode_step(step: Step) -> list[bytes | memoryview]:
@@ -260,6 +272,9 @@ class FrameReader:
             raise ProtocolError(f"{kind.__name__} does not belong on the {self.lane} lane")
         if kind is Step:
             _check_step(header, self._limits.step_body)
+        elif kind is Credit:
+            if header != _credit_header(header.session, header.hop, header.num_rows):
+                raise ProtocolError("Credit with a body or fields that only a Step has")
         else:
             _check_control(header, min(self._limits.control_body, MAX_CONTROL_BODY))
         return header
@@ -268,6 +283,8 @@ class FrameReader:
         kind = KINDS[header.kind]
         if kind is Step:
             return _decode_step(header, body)
+        if kind is Credit:
+            return Credit(SessionId(header.session), header.hop, header.num_rows)
         message: Message = control.decode(kind, body)
         if isinstance(message, Hello):
             self._greet(message)
