@@ -14,11 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from manyhands.config import RequestConfig, WorkerConfig
+from manyhands.config import RequestConfig, WorkerConfig, home_from_env
 from manyhands.core import ORIGIN_HOP, NodeAddr, NodeId, Precision, SamplingParams, SessionId, Span, SpanInfo
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError, ProtocolError, ShardUnavailable
 from manyhands.generate.sample import Sampler
 from manyhands.generate.session import Hop, Lease, Session
+from manyhands.model.admit import admit
 from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.load import context_length, read_config
 from manyhands.model.manifest import build_manifest
@@ -319,6 +320,7 @@ def _describe(
     folder: Path, span: Span, precision: Precision, model_name: str, has_ends: bool, worker: WorkerConfig
 ) -> SpanInfo:
     config = read_config(folder)
+    admit(config, home_from_env())
     return SpanInfo(
         model=build_manifest(folder).id,
         model_name=model_name,

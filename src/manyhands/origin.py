@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from manyhands.config import home_from_env
 from manyhands.core import EndsAt, Exactness, FinishReason, NodeAddr, PathKind, Precision, SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow, ShardUnavailable, WeightsMismatch
 from manyhands.generate.loop import Generation, Request
@@ -16,6 +17,7 @@ from manyhands.generate.sample import Sampler
 from manyhands.generate.session import Lease, Session
 from manyhands.generate.speculate import Drafter, NoDrafter
 from manyhands.generate.turn import EndsHost
+from manyhands.model.admit import admit
 from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.ends import Ends
 from manyhands.model.load import context_length, read_config
@@ -80,6 +82,7 @@ class OriginModel:
     def __init__(self, folder: Path, precision: Precision, ends: EndsAt = "origin") -> None:
         self.folder, self.precision, self.ends_at = folder, precision, ends
         self.config = read_config(folder)
+        admit(self.config, home_from_env())
         self.num_layers = int(self.config.num_hidden_layers)
         self.context_length = context_length(self.config)
         self.id = build_manifest(folder).id

@@ -184,8 +184,8 @@ def pack_experts(root: nn.Module, precision: Precision) -> None:
     for module in root.modules():
         if not isinstance(getattr(module, "down_proj", None), nn.Parameter):
             continue
-        if module.has_post_expert_norm:
-            raise ModelError(f"{type(module).__name__} normalises each expert's output, which is not supported")
+        if getattr(module, "has_post_expert_norm", True):  # absent: experts that are not dispatched by name
+            raise ModelError(f"{type(module).__name__} computes its experts in a way that is not supported")
         setattr(module.config, "_experts_implementation", EXPERTS)  # noqa: B010 - the config is a stranger to mypy
         first = "gate_up_proj" if module.has_gate else "up_proj"
         for name in (first, "down_proj"):
