@@ -160,7 +160,12 @@ def test_sessions_that_cross_key_blocks(family: str, precision: Precision, tmp_p
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_layers_as_wide_as_real_ones(precision: Precision, tmp_path: Path) -> None:
     """Reductions over 1024 to 2816 columns (norms, products) take other kernels than tiny ones, and must not notice rows."""
-    options: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 4}
+    options: dict[str, Any] = {
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    }
     folder = make_tiny("llama", tmp_path, layers=1, seed=5, **options)
     with threads(1):
         pipeline = Loader(folder, precision).cut(0, 1)
