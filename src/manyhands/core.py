@@ -58,7 +58,7 @@ class Span:
         return cls(first, last + 1)
 
     def __str__(self) -> str:
-        return f"{self.start}-{self.end - 1}"
+        return f"{self.start}-{self.end - 1}" if len(self) > 1 else str(self.start)
 
     def __len__(self) -> int:
         return self.end - self.start

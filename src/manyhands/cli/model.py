@@ -48,7 +48,8 @@ class Bar:
 @contextmanager
 def progress_bar() -> Iterator[Bar]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         yield Bar(bars)
 
 

@@ -3,7 +3,9 @@
 The rows of a step belong to different sessions; each segment attends to its own session's cache. A row's bits must not
 depend on the other rows of its segment (prefill chunk, verify window, single token), so:
 - keys are seen as a view rounded up to KEY_BLOCK, the block of torch's CPU flash kernel, under an additive mask;
-- the query heads that share a key head become rows (token-major), padded to a multiple of 4.
+- the query heads that share a key head become rows (token-major), padded to a multiple of 4;
+- a single key head is shown to the kernel as two, each with half of the query heads: a lone task would run outside any
+  parallel region, where MKL splits its products among the threads by their size (gemma3-1b has one key head).
 Checked bit for bit in tests/model/test_attention.py for 1..700 rows at block borders, on 1 and 2 threads.
 
 Attention sinks (gpt_oss) are applied to the kernel's result by its log-sum-exp: out * sigmoid(lse - sink) is the softmax
@@ -63,16 +65,22 @@ def attention(
         plan.shapes[layer] = LayerShape(key_1HND.shape[1], key_dim, value_1HND.shape[3], key_1HND.dtype)
         return out, None
     scale = key_dim**-0.5 if scaling is None else scaling
+    if key_1HND.shape[1] == 1 and heads % 2:
+        query_1HND = F.pad(query_1HND, (0, 0, 0, 0, 0, 1))
+        s_aux = None if s_aux is None else F.pad(s_aux, (0, 1))
+    run_heads = query_1HND.shape[1]
     for s in plan.segments:
         rows = slice(s.row, s.row + s.count)
         keys, values = _store(s, layer, key_1HND[:, :, rows], value_1HND[:, :, rows])
+        if keys.shape[1] == 1:
+            keys, values = keys.expand(-1, 2, -1, -1), values.expand(-1, 2, -1, -1)
         query = _token_major(query_1HND[:, :, rows], keys.shape[1], keys.shape[3])
-        mask = _mask(plan, s, heads // keys.shape[1], sliding_window, query.dtype)
+        mask = _mask(plan, s, run_heads // keys.shape[1], sliding_window, query.dtype)
         if softcap is None:
             packed = _flash(query, keys, values, mask, scale, s_aux)
         else:
             packed = _softcapped(query, keys, values, mask, scale, softcap)
-        out[:, rows] = _head_major(packed, s.count, heads)[..., : out.shape[3]]
+        out[:, rows] = _head_major(packed, s.count, run_heads)[:, :, :heads, : out.shape[3]]
     return out, None
 
 

@@ -8,6 +8,7 @@ int8 divides each row by its own largest magnitude, so one row never changes ano
 [-1, 1, 1, ...] that pins the quantiser's range; the int32 sums are exact, hence free of order.
 """
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -65,7 +66,9 @@ class PackedInt8:
         weight = weight_NK.float()
         scale = (weight.abs().amax(1) / 127).clamp_min(1e-8).double()
         zero = torch.zeros(weight.shape[0], dtype=torch.long)
-        quantised = torch.quantize_per_channel(weight, scale, zero, 0, torch.qint8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecated for torchao, which has no x86 kernel of this kind
+            quantised = torch.quantize_per_channel(weight, scale, zero, 0, torch.qint8)
         torch.backends.quantized.engine = "x86"
         self.weight = torch.ops.quantized.linear_prepack(quantised, None)
         self.bias = None if bias_N is None else bias_N.float()
