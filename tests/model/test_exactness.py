@@ -29,6 +29,7 @@ PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32")
 # name -> family and what its checkpoint is made with. Odd widths: no vector, block or tile fits them.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in FAMILIES},
+    "gemma3 of one key head": ("gemma3_text", {"num_key_value_heads": 1}),
     "qwen3 at 96": ("qwen3", {"hidden": 96}),
     "llama of odd widths": ("llama", {"hidden_size": 72, "intermediate_size": 88, "head_dim": 24}),
     "llama of prime widths": ("llama", {"vocab": 307, "hidden_size": 76, "intermediate_size": 101, "head_dim": 14}),

@@ -67,7 +67,7 @@ class PackedInt8:
         scale = (weight.abs().amax(1) / 127).clamp_min(1e-8).double()
         zero = torch.zeros(weight.shape[0], dtype=torch.long)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecated for torchao, which has no x86 kernel of this kind
+            warnings.simplefilter("ignore")  # deprecated, with no other row-invariant int8 product in torch
             quantised = torch.quantize_per_channel(weight, scale, zero, 0, torch.qint8)
         torch.backends.quantized.engine = "x86"
         self.weight = torch.ops.quantized.linear_prepack(quantised, None)
