@@ -23,6 +23,9 @@ class WorkerConfig:
     prefill_rows: int = 256
     # Prefill rows that may join a step in which somebody decodes: they cost about as much again as the decode itself.
     mixed_rows: int = 32
+    # Memory for output logs, from which a lost successor is rebuilt (2 x hidden bytes per position and session). 0: none;
+    # replay then comes from further upstream, at worst from the origin's token ids.
+    log_bytes: int = 256 << 20
     # A span nobody has used for so long is dropped from memory and loaded again when asked for. 0: never.
     evict_after_s: float = 0.0
 
@@ -30,6 +33,8 @@ class WorkerConfig:
         for name in ("max_sessions", "cache_tokens", "prefill_rows", "mixed_rows"):
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.log_bytes < 0:
+            raise BadRequest(f"log_bytes is {self.log_bytes}; it must be 0 (no logs) or more")
         if self.evict_after_s < 0:
             raise BadRequest(f"evict_after_s is {self.evict_after_s}; it must be 0 (never) or more")
 
@@ -39,6 +44,12 @@ class RequestConfig:
     """How an origin runs a request."""
 
     open_timeout_s: float = 30.0
+    # As open_timeout_s, for hops of a running session that is being repaired.
+    reopen_timeout_s: float = 5.0
+    # Repairs without a token between them before the request is given up.
+    max_repairs: int = 2
+    # How long a repair looks for nodes that cover the lost layers.
+    patience_s: float = 30.0
     # No step comes back for so long: the pipeline has stalled.
     stall_timeout_s: float = 60.0
     # Positions per prefill frame: large enough to fill the device, small enough to overlap on several hops.

@@ -9,7 +9,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -46,8 +46,9 @@ logger = logging.getLogger(__name__)
 
 # How long a hop waits for the links that an Open implies (its successor's, or the origin's data lane).
 CONNECT_TIMEOUT_S = 10.0
-# How often the round trip of a control link is measured.
-PING_EVERY_S = 5.0
+# Heartbeat on every control link, and how long one may go unanswered before the peer counts as gone.
+HEARTBEAT_S = 1.0
+SUSPECT_S = 3.0
 
 
 class Node:
@@ -153,12 +154,22 @@ class Node:
         at = NodeAddr(addr.host, addr.port, link.peer)
         return [Offer(at, link.peer, link.hello.name, info) for info in link.hello.spans]
 
+    def known_offers(self, addrs: Sequence[NodeAddr], excluded: Collection[NodeId]) -> list[Offer]:
+        """What the nodes at `addrs` said they host, of those that a control link is open to now."""
+        links = [(addr, self.pool.find_at(addr, "control")) for addr in addrs]
+        return [
+            Offer(NodeAddr(addr.host, addr.port, link.peer), link.peer, link.hello.name, info)
+            for addr, link in links
+            if link is not None and link.peer not in excluded
+            for info in link.hello.spans
+        ]
+
     async def open_session(self, route: Sequence[Offer], lease: Lease) -> Session:
         """Open a session on every hop of `route`. The caller closes it with `close_session`.
 
         Raises Busy, WeightsMismatch, BadRequest, ShardUnavailable, PipelineStalled as the hops answer.
         """
-        hops = await asyncio.gather(*(self._hop(i, offer, len(route), lease) for i, offer in enumerate(route)))
+        hops = await asyncio.gather(*(self.connect(i, offer, len(route), lease) for i, offer in enumerate(route)))
         session = Session(self.transport.node, hops, lease, self.request)
         self.sessions[session.id] = session
         try:
@@ -168,7 +179,8 @@ class Node:
             raise
         return session
 
-    async def _hop(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
+    async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
+        """Links to hop `index` of a route. Deadline: CONNECT_TIMEOUT_S. Raises ShardUnavailable."""
         needs_data = lease.path == "star" or index in (0, num_hops - 1)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -233,11 +245,16 @@ class Node:
         self._lost(link, reason)
 
     async def _measure(self, link: Link) -> None:
-        with contextlib.suppress(LinkClosed, TimeoutError):
+        """Heartbeats, both ways: a peer that is frozen or cut off is told from one that is merely slow."""
+        with contextlib.suppress(LinkClosed):
             while not link.is_closed:
-                async with asyncio.timeout(PING_EVERY_S * 4):
-                    await link.ping()
-                await asyncio.sleep(PING_EVERY_S)
+                try:
+                    async with asyncio.timeout(SUSPECT_S):
+                        await link.ping()
+                except TimeoutError:
+                    link.abort(f"no heartbeat for {SUSPECT_S:g} s")
+                    return
+                await asyncio.sleep(HEARTBEAT_S)
 
     def _lost(self, link: Link, reason: str) -> None:
         for session in list(self.sessions.values()):
@@ -255,17 +272,21 @@ class Node:
             case Step() if session is not None:
                 session.on_step(message, link)
             case Step():
-                self._serve(message.session, message.hop, lambda host: host.step(message, link))
+                for host in self.hosts:
+                    if (place := host.find(message.session, message.hop)) is not None:
+                        host.step(place, message, link)
             case Credit() if session is not None and message.hop != ORIGIN_HOP:
                 session.on_credit(message)
             case Credit():
-                before = message.hop if message.hop == ORIGIN_HOP else message.hop - 1
-                self._serve(message.session, before, lambda host: host.credit(message))
+                sender = message.hop if message.hop == ORIGIN_HOP else message.hop - 1
+                for host in self.hosts:
+                    if (place := host.find(message.session, sender)) is not None:
+                        host.credit(place, message.steps)
             case Open():
                 self._on_open(message, link)
             case Close():
                 for host in self.hosts:
-                    host.close_for(message.session, link.peer)
+                    host.close(message.session, link.peer)
             case Opened() if session is not None:
                 session.on_opened(message)
             case Fault() if session is not None:
@@ -275,28 +296,24 @@ class Node:
             case _:
                 logger.debug("peer=%s: %s for a session that is gone", link.peer[:8], type(message).__name__)
 
-    def _serve(self, session: SessionId, hop: int, act: Callable[[SpanHost], None]) -> None:
-        for host in self.hosts:
-            if host.serves(session, hop):
-                act(host)
-                return
-
     def _on_open(self, message: Open, link: Link) -> None:
         try:
             host = self._find_host(message)
             host.reserve(message)
         except ManyhandsError as error:
-            link.send(Fault(message.session, message.hop, error.code, str(error)))
+            _try_send(link, _refusal(message, error.code, str(error)))
             return
         self.start(self._open(host, message, link))
 
     def _find_host(self, message: Open) -> SpanHost:
-        same = [host for host in self.hosts if host.info.span == message.span]
-        exact = [h for h in same if (h.info.model, h.info.precision) == (message.model, message.precision)]
-        if not same:
+        """The host of the layers: one that has the session already, or the right weights, or any (which will refuse)."""
+        holding = [host for host in self.hosts if host.info.span.covers(message.span)]
+        if not holding:
             held = ", ".join(str(host.info.span) for host in self.hosts) or "none"
             raise ShardUnavailable(f"{self.name} does not hold layers {message.span} (it holds {held})")
-        return (exact or same)[0]
+        here = [h for h in holding if h.has_place(message)]
+        exact = [h for h in holding if (h.info.model, h.info.precision) == (message.model, message.precision)]
+        return (here or exact or holding)[0]
 
     async def _open(self, host: SpanHost, message: Open, origin: Link) -> None:
         """Connect to the successor, then open. A failure is the session's alone: its origin gets a Fault."""
@@ -312,8 +329,7 @@ class Node:
             if isinstance(error, LinkClosed | TimeoutError):
                 error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
             code = error.code if isinstance(error, ManyhandsError) else BadRequest.code
-            with contextlib.suppress(LinkClosed):
-                origin.send(Fault(message.session, message.hop, code, str(error)))
+            _try_send(origin, _refusal(message, code, str(error)))
 
 
 def _describe(
@@ -334,3 +350,12 @@ def _describe(
         free_tokens=worker.cache_tokens,
         max_sessions=worker.max_sessions,
     )
+
+
+def _refusal(message: Open, code: str, detail: str) -> Fault:
+    return Fault(message.session, message.epoch, message.hop, code, detail)
+
+
+def _try_send(link: Link, message: Fault) -> None:
+    with contextlib.suppress(LinkClosed):
+        link.send(message)

@@ -4,17 +4,19 @@ text ─ ids ─ route ─ session ─ loop ─ ids ─ text        (text/ · ro
 """
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from manyhands.config import home_from_env
-from manyhands.core import EndsAt, Exactness, FinishReason, NodeAddr, PathKind, Precision, SamplingParams
+from manyhands.core import EndsAt, Exactness, FinishReason, NodeAddr, NodeId, PathKind, Precision, SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow, ShardUnavailable, WeightsMismatch
+from manyhands.generate.heal import Healer
 from manyhands.generate.loop import Generation, Request
+from manyhands.generate.repair import Repair
 from manyhands.generate.sample import Sampler
-from manyhands.generate.session import Lease, Session
+from manyhands.generate.session import Hop, Lease, Session
 from manyhands.generate.speculate import Drafter, NoDrafter
 from manyhands.generate.turn import EndsHost
 from manyhands.model.admit import admit
@@ -69,6 +71,7 @@ class Answer:
     exactness: Exactness = "E0"
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    repairs: list[Repair] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     timings: Timings = field(default_factory=Timings)
 
@@ -106,6 +109,15 @@ class Origin:
         self._ends = None if model.ends is None else EndsHost(model.ends, device)
         if self._ends is not None:
             node.start(self._ends.run())
+
+    async def offers(self, excluded: Collection[NodeId]) -> list[Offer]:
+        """Spans on nodes that a link is open to; if there is none left, of all nodes that answer now."""
+        known = self.node.known_offers(self.addrs, excluded)
+        return known or [o for o in await self.node.survey(self.addrs) if o.node not in excluded]
+
+    async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
+        """Links to a hop. Raises ShardUnavailable."""
+        return await self.node.connect(index, offer, num_hops, lease)
 
     async def find_route(self) -> tuple[Offer, ...]:
         """A route over spans of this model's weights and precision. Raises ShardUnavailable, WeightsMismatch."""
@@ -178,7 +190,9 @@ class Origin:
     ) -> AsyncGenerator[Token, None]:
         params, model = request.params, self.model
         sampler = Sampler(params, int(model.config.vocab_size), model.eos_ids)
-        generation = Generation(session, self._ends, sampler, request, drafter, self.node.request)
+        healer = Healer(session, self, self.node.request)
+        answer.repairs = healer.repairs
+        generation = Generation(session, self._ends, sampler, request, drafter, healer, self.node.request)
         eos = frozenset[int]() if params.ignore_eos else model.eos_ids
         detokenizer = Detokenizer(model.tokenizer, params.stop, params.stop_ids, eos, request.prompt)
         tokens = generation.tokens()

@@ -14,9 +14,10 @@ import torch
 
 from manyhands.config import RequestConfig
 from manyhands.core import FinishReason, SamplingParams
-from manyhands.errors import ProtocolError
+from manyhands.errors import Corruption, ProtocolError
+from manyhands.generate.heal import Healer
 from manyhands.generate.sample import Drawn, Sampler
-from manyhands.generate.session import Session
+from manyhands.generate.session import HopLost, Session
 from manyhands.generate.speculate import Drafter, verify
 from manyhands.generate.turn import EndsHost
 from manyhands.wire.message import Payload, Step
@@ -48,20 +49,22 @@ class Generation:
         sampler: Sampler,
         request: Request,
         drafter: Drafter,
+        healer: Healer,
         config: RequestConfig,
     ) -> None:
         self._session, self._ends, self._sampler = session, ends, sampler
-        self._request, self._drafter, self._config = request, drafter, config
+        self._request, self._drafter, self._healer, self._config = request, drafter, healer, config
         self.ledger: list[int] = list(request.prompt)
         self.finish_reason: FinishReason | None = None
         self.windows = 0
         self.drafted = 0
         self.accepted = 0
+        self._reached = 0  # positions whose results, or the news of them, came back
 
     async def tokens(self) -> AsyncGenerator[Drawn, None]:
         """The tokens as they are committed. Raises what ends the session, ContextOverflow never (the lease fits)."""
         drafts: Sequence[int] = ()
-        await self._prefill()
+        await self._send_known(0, drafts)
         while self.finish_reason is None:
             drawn, drafts, payload = await self._next_window(drafts)
             self.finish_reason = self._finished()
@@ -79,16 +82,24 @@ class Generation:
         """Whether the answer ends with its `num_tokens`-th token (stop strings aside)."""
         return self.finish_reason is not None and len(self._request.prompt) + num_tokens == len(self.ledger)
 
-    async def _prefill(self) -> None:
-        prompt, chunk = self._request.prompt, self._config.prefill_chunk
-        for start in range(0, len(prompt), chunk):
-            ids = prompt[start : start + chunk]
+    async def _send_known(self, start: int, drafts: Sequence[int]) -> None:
+        """Send everything known from position `start` on: the ledger and the drafts, in prefill-sized steps."""
+        reply_from = len(self.ledger) - 1
+        ids = (*self.ledger[start:], *drafts)
+        chunk = self._chunk()
+        for at in range(0, len(ids), chunk):
+            part = ids[at : at + chunk]
             payload = None
             if self._ends is not None:
-                hidden_TD = await self._ends.turn(None, lambda _, ids=ids: ids)  # type: ignore[misc]
+                hidden_TD = await self._ends.turn(None, lambda _, part=part: part)  # type: ignore[misc]
                 assert hidden_TD is not None
                 payload = encode_tensor(hidden_TD)
-            self._send(start, ids, len(prompt) - 1, payload)
+            self._send(start + at, part, reply_from, payload)
+
+    def _chunk(self) -> int:
+        """Rows of one step: at most prefill_chunk, and no more bytes than frame_bytes."""
+        row_bytes = self._session.hops[0].offer.info.hidden_size * (4 if self._session.lease.precision == "fp32" else 2)
+        return max(1, min(self._config.prefill_chunk, self._config.frame_bytes // row_bytes))
 
     def _send(self, position: int, ids: Sequence[int], reply_from: int, payload: Payload | None) -> None:
         carried = None if payload is not None else tuple(ids)
@@ -99,6 +110,23 @@ class Generation:
         self._send(position, [self.ledger[-1], *drafts], position, payload)
 
     async def _next_window(self, drafts: Sequence[int]) -> tuple[list[Drawn], Sequence[int], Payload | None]:
+        """As _advance; lost hops are replaced meanwhile, and the window is sent again."""
+        while True:
+            try:
+                return await self._advance(drafts)
+            except HopLost:
+                pass
+            except (Corruption, ProtocolError) as error:
+                self._session.lose(len(self._session.hops) - 1, f"sent what cannot be: {error}")
+            await self._repair(drafts)
+
+    async def _repair(self, drafts: Sequence[int]) -> None:
+        committed = min(self._reached, len(self.ledger) - 1)
+        at_token = len(self.ledger) - len(self._request.prompt)
+        origin_replays = await self._healer.repair(committed, at_token)
+        await self._send_known(0 if origin_replays else committed, drafts)
+
+    async def _advance(self, drafts: Sequence[int]) -> tuple[list[Drawn], Sequence[int], Payload | None]:
         """Wait for the rows of the window sent, commit what they say, and prepare the next one (not sent yet)."""
         rows = await self._rows(1 + len(drafts))
         self.windows += 1
@@ -149,6 +177,7 @@ class Generation:
         expected = len(self.ledger) - 1
         while count > 0:
             step = await self._session.next_result()
+            self._reached = max(self._reached, step.position + step.count)
             if step.count == 0:
                 continue  # progress of a prefill
             if step.position != expected or step.count > count or step.payload is None:

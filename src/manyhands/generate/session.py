@@ -23,6 +23,7 @@ from manyhands.errors import (
     ShardUnavailable,
     WeightsMismatch,
 )
+from manyhands.generate.repair import Slot
 from manyhands.net.transport import Link
 from manyhands.route.search import Offer
 from manyhands.wire.message import Close, Content, Credit, Fault, Open, Opened, Payload, Step
@@ -54,47 +55,89 @@ class Hop:
     control: Link
     data: Link | None
     window_left: int
-    arithmetic: str | None = None
+    arithmetic: str = ""
+    epoch: int = 0  # of the last Opened
+    has_log: bool = True
+    is_whole: bool = True  # its cache holds the committed positions, or they are on their way
     owed: int = 0
     outbox: deque[Step] = field(default_factory=deque)
 
 
+class HopLost(PipelineAborted):
+    """A running session has lost hops (`Session.losses`); it can be repaired."""
+
+
 class Session:
-    """An open route. Created by `Node.open_session`, which also closes it; not shared between requests."""
+    """An open route. Created by `Node.open_session`, which also closes it; not shared between requests.
+
+    `losses` maps hops of the present route that are lost to the reason. While there are any, nothing is sent.
+    """
 
     def __init__(self, origin: NodeId, hops: Sequence[Hop], lease: Lease, config: RequestConfig) -> None:
         self.id = SessionId(os.urandom(16))
-        self.epoch = 1
+        self.epoch = 0
         self.window = 0
         self.hops = list(hops)
         self.lease = lease
+        self.losses: dict[int, str] = {}
+        self.last_progress: float = 0.0
         self._origin, self._config = origin, config
         self._results: deque[Step] = deque()
         self._error: ManyhandsError | None = None
         self._arrived = asyncio.Event()
+        self._is_running = False
 
     def __repr__(self) -> str:
         return f"<Session {self.id.hex()[:8]} epoch={self.epoch} hops={len(self.hops)} error={self._error}>"
 
-    # -- opening and closing ------------------------------------------------------------------------------------------
+    # -- opening, changing and closing the route ----------------------------------------------------------------------
 
     async def open(self) -> None:
         """Open every hop at once and wait until all have a lease. Deadline: config.open_timeout_s.
 
         Raises Busy, WeightsMismatch, ContextOverflow, ... as the hops say; PipelineStalled at the deadline.
         """
-        for index, hop in enumerate(self.hops):
-            hop.control.send(self._open_message(index))
+        self.epoch += 1
+        await self._place([Slot(hop.offer, None) for hop in self.hops], range(len(self.hops)))
+        self._is_running = True
+
+    async def reshape(self, slots: Sequence[Slot], hops: Sequence[Hop]) -> None:
+        """Put the route into a new shape, in a new epoch: first the new hops, then the survivors, which replay.
+
+        `hops` are those of `slots`, survivors among them. Deadline: config.reopen_timeout_s for each of the two. Raises
+        HopLost if one of them is lost meanwhile or does not answer; what ended the session otherwise.
+        """
+        for index in self.losses:
+            _try_send(self.hops[index].control, Close(self.id))
+        self.epoch += 1
+        self.hops = list(hops)
+        self.losses.clear()
+        self._results.clear()
+        for hop in hops:
+            hop.window_left, hop.owed = self._config.window, 0
+            hop.outbox.clear()
+        await self._place(slots, [i for i, slot in enumerate(slots) if slot.kept is None])
+        await self._place(slots, [i for i, slot in enumerate(slots) if slot.kept is not None])
+
+    async def _place(self, slots: Sequence[Slot], indices: Sequence[int]) -> None:
+        limit = self._config.reopen_timeout_s if self._is_running else self._config.open_timeout_s
+        for index in indices:
+            _try_send(self.hops[index].control, self._open_message(index, slots[index]))
         try:
-            async with asyncio.timeout(self._config.open_timeout_s):
-                while not all(hop.arithmetic for hop in self.hops):
+            async with asyncio.timeout(limit):
+                while any(self.hops[index].epoch < self.epoch for index in indices):
                     await self._wait()
         except TimeoutError:
-            silent = [f"{i} ({h.offer.name})" for i, h in enumerate(self.hops) if h.arithmetic is None]
-            limit = self._config.open_timeout_s
-            raise PipelineStalled(f"hops {', '.join(silent)} did not answer Open within {limit:g} s") from None
+            silent = [i for i in indices if self.hops[i].epoch < self.epoch]
+            reason = f"did not answer Open within {limit:g} s"
+            if self._is_running:
+                for index in silent:
+                    self.lose(index, reason)
+                raise HopLost(f"hops {silent} {reason}") from None
+            names = ", ".join(f"{i} ({self.hops[i].offer.name})" for i in silent)
+            raise PipelineStalled(f"hops {names} {reason}") from None
 
-    def _open_message(self, index: int) -> Open:
+    def _open_message(self, index: int, slot: Slot) -> Open:
         last = index == len(self.hops) - 1
         lease = self.lease
         ring = lease.path == "ring"
@@ -105,7 +148,7 @@ class Session:
             num_hops=len(self.hops),
             model=lease.model,
             precision=lease.precision,
-            span=self.hops[index].offer.info.span,
+            span=slot.offer.info.span,
             capacity=lease.capacity,
             prompt_length=lease.prompt_length,
             path=lease.path,
@@ -114,6 +157,8 @@ class Session:
             successor=self.hops[index + 1].offer.addr if ring and not last else None,
             sampling=lease.sampling if last else None,
             window=self._config.window,
+            replay_until=slot.replay_until,
+            emit_from=slot.emit_from,
         )
 
     def close(self) -> None:
@@ -128,9 +173,14 @@ class Session:
     def send(
         self, position: int, count: int, reply_from: int, ids: tuple[int, ...] | None, payload: Payload | None
     ) -> None:
-        """Send one step to hop 0, now or as soon as its credits allow. Raises the session's error if it has one."""
+        """Send one step to hop 0, now or as soon as its credits allow. Raises the session's error if it has one.
+
+        While hops are lost nothing is sent: whoever repairs the route sends it again.
+        """
         if self._error is not None:
             raise self._error
+        if self.losses:
+            return
         content: Content = "hidden"
         step = Step(self.id, self.epoch, 0, position, count, reply_from, self.window, content, ids, payload)
         self._forward(step)
@@ -156,10 +206,17 @@ class Session:
     async def _wait(self) -> None:
         if self._error is not None:
             raise self._error
+        self._raise_losses()
         self._arrived.clear()
         await self._arrived.wait()
         if self._error is not None and not self._results:
             raise self._error
+        self._raise_losses()
+
+    def _raise_losses(self) -> None:
+        if self.losses:
+            said = "; ".join(f"hop {i} ({self.hops[i].offer.name}) {why}" for i, why in sorted(self.losses.items()))
+            raise HopLost(said)
 
     def _forward(self, step: Step) -> None:
         hop = self.hops[step.hop]
@@ -177,7 +234,8 @@ class Session:
 
     def on_opened(self, message: Opened) -> None:
         if message.hop < len(self.hops) and message.epoch == self.epoch:
-            self.hops[message.hop].arithmetic = message.arithmetic
+            hop = self.hops[message.hop]
+            hop.arithmetic, hop.epoch, hop.has_log = message.arithmetic, message.epoch, message.has_log
             self._arrived.set()
 
     def on_step(self, step: Step, link: Link) -> None:
@@ -190,6 +248,7 @@ class Session:
         sender = len(self.hops) - 1 if step.hop == ORIGIN_HOP else step.hop - 1
         if not 0 <= sender < len(self.hops) or link.peer != self.hops[sender].offer.node:
             raise ProtocolError("a step came from a node that is not the sender its route names")
+        self.last_progress = asyncio.get_running_loop().time()
         self._owe(sender, link)
         if step.window < self.window:
             return
@@ -215,22 +274,35 @@ class Session:
             self._flush(hop)
 
     def on_fault(self, message: Fault) -> None:
-        blamed = message.hop if message.blame is None else message.blame
-        name = self.hops[blamed].offer.name if blamed < len(self.hops) else "origin"
-        self._fail(_ERRORS.get(message.code, PipelineAborted)(f"hop {blamed} ({name}): {message.detail}"))
+        """A hop cannot go on, or blames another. Before the route has opened, and where the request itself is at fault,
+        that ends the session; else the hop at fault is lost."""
+        at_fault = message.hop if message.blame in (None, ORIGIN_HOP) else message.blame
+        if at_fault is None or at_fault >= len(self.hops) or message.epoch != self.epoch:
+            return
+        kind = _ERRORS.get(message.code, PipelineAborted)
+        blames_origin = message.blame == ORIGIN_HOP and message.hop == 0
+        if not self._is_running or kind is BadRequest or blames_origin:
+            self._fail(kind(f"hop {at_fault} ({self.hops[at_fault].offer.name}): {message.detail}"))
+        else:
+            self.lose(at_fault, message.detail)
 
     def on_lost(self, link: Link, reason: str) -> None:
-        """One of our links is gone; the session cannot go on if a hop was behind it."""
+        """One of our links is gone: the hops behind it are lost."""
         for index, hop in enumerate(self.hops):
             if link in (hop.control, hop.data):
-                self._fail(PipelineAborted(f"hop {index} ({hop.offer.name}) is gone: {reason}"))
+                self.lose(index, f"is gone: {reason}")
+
+    def lose(self, index: int, reason: str) -> None:
+        """Hop `index` cannot be relied on any more; whoever waits for results gets HopLost."""
+        self.losses.setdefault(index, reason)
+        self._arrived.set()
 
     def _fail(self, error: ManyhandsError) -> None:
         self._error = self._error or error
         self._arrived.set()
 
 
-def _try_send(link: Link, message: Step | Credit | Close) -> None:
+def _try_send(link: Link, message: Step | Credit | Close | Open) -> None:
     """Send unless the link is gone: its loss reaches the session through on_lost."""
     if not link.is_closed:
         try:

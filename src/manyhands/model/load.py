@@ -77,14 +77,14 @@ def context_length(config: PreTrainedConfig) -> int:
     return full
 
 
-def find_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
-    """The list of decoder layers: the shallowest ModuleList of the right length."""
-    lists = [
-        (n.count("."), m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers
-    ]
-    if not lists:
+def find_layers(model: nn.Module, num_layers: int) -> tuple[nn.Module, str, nn.ModuleList]:
+    """The list of decoder layers, its owner and its name there: the shallowest ModuleList of the right length."""
+    found = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers]
+    if not found:
         raise ModelError(f"{type(model).__name__} has no list of {num_layers} layers: the family is not supported")
-    return min(lists, key=lambda pair: pair[0])[1]
+    path, _, name = min(found, key=lambda n: n.count(".")).rpartition(".")
+    owner = model.get_submodule(path)
+    return owner, name, getattr(owner, name)
 
 
 def load_part(folder: Path, config: PreTrainedConfig, part: Part, precision: Precision) -> PreTrainedModel:
@@ -139,7 +139,7 @@ def _pruned_class(config: PreTrainedConfig, part: Part) -> type[PreTrainedModel]
 
     def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:
         base.__init__(self, config, *args, **kwargs)
-        layers = find_layers(self, config.num_hidden_layers)
+        _, _, layers = find_layers(self, config.num_hidden_layers)
         for index in range(len(layers)):
             if part.span is None or not part.span.start <= index < part.span.end:
                 layers[index] = Pass()
@@ -158,33 +158,43 @@ class Captured(Exception):
 
 
 class Tap:
-    """Hooks on a model's layers that put a hidden state in at one place and take one out at another."""
+    """Hooks on a model's layers that put a hidden state in before `first` and take one out after `last`."""
 
     def __init__(self) -> None:
+        self.first: nn.Module | None = None
+        self.last: nn.Module | None = None
         self.injected: Tensor | None = None
         self.captured: Tensor | None = None
 
-    def inject_at(self, layer: nn.Module) -> None:
-        layer.register_forward_pre_hook(self._inject, with_kwargs=True)
+    def watch(self, layer: nn.Module) -> None:
+        """Let `layer` be `first` or `last` of a later run."""
+        layer.register_forward_pre_hook(self._inject_first, with_kwargs=True)
+        layer.register_forward_hook(self._capture_last)
 
     def divert_at(self, layer: nn.Module) -> None:
         """Inject before `layer` if something is to be injected, else capture what would have entered it."""
         layer.register_forward_pre_hook(self._divert, with_kwargs=True)
 
-    def capture_after(self, layer: nn.Module) -> None:
-        layer.register_forward_hook(self._capture)
+    def _inject_first(
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
+        return self._inject(args, kwargs) if layer is self.first else None
 
-    def _inject(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _inject(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if args:
             return (self.injected, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": self.injected}
 
-    def _divert(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _divert(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if self.injected is None:
-            self._capture(module, args, args[0] if args else kwargs["hidden_states"])
-        return self._inject(module, args, kwargs)
+            self._capture(args[0] if args else kwargs["hidden_states"])
+        return self._inject(args, kwargs)
 
-    def _capture(self, _: nn.Module, args: object, out: Any) -> None:
+    def _capture_last(self, layer: nn.Module, _: object, out: Any) -> None:
+        if layer is self.last:
+            self._capture(out)
+
+    def _capture(self, out: Any) -> None:
         self.captured = out[0] if isinstance(out, tuple) else out
         raise Captured
 

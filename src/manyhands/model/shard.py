@@ -11,7 +11,7 @@ from manyhands.errors import CutError
 from manyhands.model import attention
 from manyhands.model.cache import LayerShape, Probe, SessionCache, StepCache, StepPlan
 from manyhands.model.linear import DTYPES, MIN_ROWS, replace_linears
-from manyhands.model.load import Part, Tap, find_layers, load_part, read_config, until_captured
+from manyhands.model.load import Part, Pass, Tap, find_layers, load_part, read_config, until_captured
 
 
 class Shard:
@@ -28,15 +28,16 @@ class Shard:
             raise CutError(f"layers {span} are out of range: the model has layers 0-{last}")
         model = load_part(folder, self.config, Part(span), precision)
         self._base = model.base_model
-        layers = find_layers(model, self.config.num_hidden_layers)
+        self._owner, self._name, self._layers = find_layers(model, self.config.num_hidden_layers)
         self._tap = Tap()
-        self._tap.inject_at(layers[span.start])
-        self._tap.capture_after(layers[span.end - 1])
+        for index in range(span.start, span.end):
+            self._tap.watch(self._layers[index])
+        self._views: dict[Span, nn.ModuleList] = {span: self._layers}
         self.hidden_size = int(self.config.hidden_size)
         self.dtype = DTYPES[precision]
-        self.shapes = self._prepare(layers)
+        self.shapes = self._prepare()
 
-    def _prepare(self, layers: nn.ModuleList) -> dict[int, LayerShape]:
+    def _prepare(self) -> dict[int, LayerShape]:
         """Probe once: learn what each layer caches and which linears share an input; then pack the linears."""
         order: list[tuple[nn.Linear, int]] = []
         alive: list[Tensor] = []
@@ -45,37 +46,52 @@ class Shard:
             alive.append(args[0])  # keeps the ids distinct
             order.append((module, id(args[0])))  # type: ignore[arg-type]
 
-        hooks = [m.register_forward_pre_hook(record) for m in layers.modules() if type(m) is nn.Linear]
+        hooks = [m.register_forward_pre_hook(record) for m in self._layers.modules() if type(m) is nn.Linear]
         probe = Probe()
         with attention.running(probe):
-            self._run(torch.zeros(MIN_ROWS, self.hidden_size, dtype=self.dtype), torch.arange(MIN_ROWS)[None])
+            self._run(torch.zeros(MIN_ROWS, self.hidden_size, dtype=self.dtype), torch.arange(MIN_ROWS)[None], self.span)
         for hook in hooks:
             hook.remove()
-        replace_linears(layers, order, self.precision)
+        replace_linears(self._layers, order, self.precision)
         return probe.shapes
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Cache bytes that one position of one session takes on this span."""
-        return sum(shape.bytes_per_token for shape in self.shapes.values())
+    def bytes_per_token(self, span: Span | None = None) -> int:
+        """Cache bytes that one position of one session takes on `span` (default: all of this)."""
+        return sum(shape.bytes_per_token for shape in self._shapes_of(span).values())
 
-    def new_cache(self, capacity: int) -> SessionCache:
-        return SessionCache(self.shapes, capacity)
+    def new_cache(self, capacity: int, span: Span | None = None) -> SessionCache:
+        """An empty cache for a session on `span`, which lies within this one's (default: all of it)."""
+        return SessionCache(self._shapes_of(span), capacity)
 
-    def forward(self, hidden_ND: Tensor, plan: StepPlan) -> Tensor:
-        """Run the span on the rows of `plan`; hidden_ND [plan.num_rows, hidden], at least MIN_ROWS rows; same shape back.
+    def _shapes_of(self, span: Span | None) -> dict[int, LayerShape]:
+        inside = span or self.span
+        return {layer: shape for layer, shape in self.shapes.items() if inside.start <= layer < inside.end}
+
+    def forward(self, hidden_ND: Tensor, plan: StepPlan, span: Span | None = None) -> Tensor:
+        """Run `span` (within this one's; default: all of it) on the rows of `plan`.
+
+        hidden_ND has shape [plan.num_rows, hidden], at least MIN_ROWS rows; the result has the same.
 
         Writes the sessions' caches at the rows' positions and sets each session's length to the end of its segment.
         """
         with attention.running(plan):
-            out = self._run(hidden_ND, plan.positions())
+            out = self._run(hidden_ND, plan.positions(), span or self.span)
         for s in plan.segments:
             s.cache.length = s.start + s.count
         return out
 
-    def _run(self, hidden_ND: Tensor, position_1N: Tensor) -> Tensor:
+    def _run(self, hidden_ND: Tensor, position_1N: Tensor, span: Span) -> Tensor:
         hidden_1ND = hidden_ND[None]
         self._tap.injected = hidden_1ND
+        self._tap.first, self._tap.last = self._layers[span.start], self._layers[span.end - 1]
+        setattr(self._owner, self._name, self._view(span))
         with until_captured():
             self._base(inputs_embeds=hidden_1ND, position_ids=position_1N, past_key_values=StepCache(), use_cache=True)
         return self._tap.take()[0]
+
+    def _view(self, span: Span) -> nn.ModuleList:
+        """The layer list with nothing but `span` in it, sharing the layers."""
+        if span not in self._views:
+            inside = range(span.start, span.end)
+            self._views[span] = nn.ModuleList([x if i in inside else Pass() for i, x in enumerate(self._layers)])
+        return self._views[span]

@@ -28,6 +28,10 @@ class LinkPool:
         """An open link to `node`, whoever dialled it."""
         return next((link for link in self._links.get((node, lane), ()) if not link.is_closed), None)
 
+    def find_at(self, addr: NodeAddr, lane: Lane) -> Link | None:
+        """An open link to whoever `addr` names or was found at it."""
+        return self._known(addr, lane)
+
     def add(self, link: Link) -> None:
         """Take over a link, for example an accepted one."""
         if self._is_closed:

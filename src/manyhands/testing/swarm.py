@@ -5,7 +5,7 @@ async with memory_swarm(folder, "0-2,3-5") as swarm:
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ Wrap = Callable[[Transport], Transport]
 
 @dataclass(slots=True)
 class MemorySwarm:
-    """`origin` asks `hops`, which listen at `addrs`, in the order of the cut."""
+    """`origin` asks `hops`, which listen at `addrs`: those of the cut in order, then the spares."""
 
     network: MemoryNetwork
     origin: Origin
@@ -59,9 +59,13 @@ async def memory_swarm(
     worker: WorkerConfig | None = None,
     request: RequestConfig | None = None,
     wrap: Wrap | None = None,
+    spares: Sequence[str] = (),
 ) -> AsyncIterator[MemorySwarm]:
-    """Nodes n0, n1, ... serving the spans of `cut` ("0-2,3-5"), and an origin. Closed on leaving, threads too."""
-    spans = parse_cut(cut, int(read_config(folder).num_hidden_layers))
+    """Nodes n0, n1, ... serving the spans of `cut` ("0-2,3-5") and then of `spares`, and an origin.
+
+    Closed on leaving, threads too.
+    """
+    spans = parse_cut(cut, int(read_config(folder).num_hidden_layers)) + [Span.parse(spare) for spare in spares]
     async with AsyncExitStack() as stack:
         network = MemoryNetwork()
         hops: list[Node] = []

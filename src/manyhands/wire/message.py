@@ -84,7 +84,11 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Reserve cache for `capacity` positions of a session on the receiver's `span` and say who sends and who gets its steps.
+    """Reserve cache for `capacity` positions of a session on `span` and say who sends and who gets its steps.
+
+    A higher `epoch` of a session that the receiver already serves gives it a new place in the route: it keeps its cache,
+    forgets what waits, and first re-sends its output log of positions [0, replay_until). A hop computes what it gets but
+    sends on only positions from `emit_from`: those its successor lacks.
 
     Steps are accepted only from node `predecessor`. `successor` is None where the next receiver is the origin itself.
     `sampling` is given to the last hop iff it draws the tokens (ends = edges), else it is None; the last hop then returns
@@ -106,16 +110,22 @@ class Open:
     successor: NodeAddr | None
     sampling: SamplingParams | None
     window: int  # steps that may be on the way to one receiver without having been computed
+    replay_until: int
+    emit_from: int
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`hop` of `session` holds its lease; `arithmetic` is its arithmetic class."""
+    """`hop` of `session` holds its lease; `arithmetic` is its arithmetic class.
+
+    `has_log`: the replay that Open asked for is on its way; false if the log has been dropped (it was bounded out).
+    """
 
     session: SessionId
     epoch: int
     hop: int
     arithmetic: str
+    has_log: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +137,13 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`hop` cannot serve `session` (any longer). `code` is an error code of errors.py; `blame` the hop at fault, if another."""
+    """Something is wrong with `session`, says `hop`. `code` is an error code of errors.py.
+
+    With `blame` None the hop itself cannot go on and has freed the session; else it is well and blames that hop.
+    """
 
     session: SessionId
+    epoch: int
     hop: int
     code: str
     detail: str

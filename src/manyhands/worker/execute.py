@@ -51,6 +51,7 @@ class Work:
     """
 
     cache: SessionCache
+    span: Span
     position: int
     count: int
     reply_from: int
@@ -107,19 +108,22 @@ class SpanModel:
         self.vocab_size = int(self.shard.config.vocab_size)
 
     def run(self, works: Sequence[Work]) -> list[Result | Exception]:
-        """One device step. A segment with bad input gets its exception; the others are computed."""
+        """One device step. A segment with bad input gets its exception; the others are computed.
+
+        Segments on the same layers run side by side; others one after the other.
+        """
         inputs: list[Tensor | Exception] = [self._input(work) for work in works]
         good = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
         out: list[Result | Exception] = [x if isinstance(x, Exception) else Corruption("not run") for x in inputs]
-        if not good:
-            return out
-        hidden_ND, plan = _side_by_side([works[i] for i in good], [inputs[i] for i in good])  # type: ignore[misc]
-        hidden_ND = self.shard.forward(hidden_ND, plan)
-        for i, s in zip(good, plan.segments, strict=True):
-            try:
-                out[i] = self._output(works[i], hidden_ND[s.row : s.row + s.count])
-            except Corruption as error:
-                out[i] = error
+        for span in dict.fromkeys(works[i].span for i in good):
+            here = [i for i in good if works[i].span == span]
+            hidden_ND, plan = _side_by_side([works[i] for i in here], [inputs[i] for i in here])  # type: ignore[misc]
+            hidden_ND = self.shard.forward(hidden_ND, plan, span)
+            for i, s in zip(here, plan.segments, strict=True):
+                try:
+                    out[i] = self._output(works[i], hidden_ND[s.row : s.row + s.count])
+                except Corruption as error:
+                    out[i] = error
         return out
 
     def _input(self, work: Work) -> Tensor | Exception:
@@ -137,7 +141,8 @@ class SpanModel:
     def _output(self, work: Work, hidden_TD: Tensor) -> Result:
         """All rows for the next hop; for the origin only the wanted ones, as hidden states, ids or logits."""
         if not work.is_last:
-            return Result(work.position, work.count, "hidden", encode_tensor(hidden_TD))
+            # A copy: the output log must not keep the whole step's tensor alive for the sake of these rows.
+            return Result(work.position, work.count, "hidden", encode_tensor(hidden_TD.clone()))
         first = min(max(work.reply_from, work.position), work.position + work.count)
         wanted_TD = hidden_TD[first - work.position :]
         count = wanted_TD.shape[0]

@@ -1,65 +1,26 @@
-"""A hop: Open, Step and Close of sessions on one span of one node.
+"""A hop: leases, sessions and the device loop of one span on one node. Links come and go outside (node.py).
 
-Sessions hold leases of cache; their steps wait in order, run in batches on the span's device and go on to the successor
-the origin named. Time never decides here except for eviction; links come and go outside (node.py).
-
-    Open ─ lease ─► waiting steps ─ batch.choose ─► device ─► outbox ─ credit ─► successor
+    Open ─ reserve ─► open ─► sessions ─ batch.choose ─► device ─► sessions ─► successors
 """
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from manyhands.config import WorkerConfig
-from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, SpanInfo
-from manyhands.errors import (
-    BadRequest,
-    Busy,
-    ContextOverflow,
-    Corruption,
-    LinkClosed,
-    ManyhandsError,
-    ProtocolError,
-    WeightsMismatch,
-)
-from manyhands.model.cache import SessionCache
+from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo
+from manyhands.errors import BadRequest, Busy, ContextOverflow, LinkClosed, ManyhandsError, WeightsMismatch
+from manyhands.errors import Corruption
 from manyhands.net.transport import Link
-from manyhands.wire.message import Credit, Fault, Open, Opened, Step
+from manyhands.wire.message import Open, Step
 from manyhands.worker.batch import Waiting, choose
-from manyhands.worker.execute import Device, Draws, Result, SpanModel, Work
+from manyhands.worker.execute import Device, Draws, Result, SpanModel
+from manyhands.worker.session import Fit, HopSession, Taken
 
 logger = logging.getLogger(__name__)
 
-# Steps computed before their credits go back together: half the window, so that the sender never waits for them.
-CREDIT_BATCH = 8
-
-
-@dataclass(slots=True)
-class HopSession:
-    """One session on this span. `peers`: links to the origin (control) and to whoever gets our steps (data)."""
-
-    opened: Open
-    cache: SessionCache
-    origin: Link
-    successor: Link
-    sampler: Draws | None
-    capacity: int
-    window_left: int
-    key: int
-    served: int = 0
-    newest_window: int = 0
-    owed: int = 0
-    predecessor: Link | None = None
-    ids: list[int] = field(default_factory=list)
-    waiting: deque[Step] = field(default_factory=deque)
-    outbox: deque[Step] = field(default_factory=deque)
-    is_closed: bool = False
-
-    @property
-    def is_last(self) -> bool:
-        return self.opened.hop == self.opened.num_hops - 1
+Place = tuple[SessionId, Span]
 
 
 class SpanHost:
@@ -80,9 +41,11 @@ class SpanHost:
         self._make_sampler = make_sampler
         self._model: SpanModel | None = None
         self._loading = asyncio.Lock()
-        self._sessions: dict[SessionId, HopSession] = {}
+        # A session may have several places here: adjacent or not, after a repair that this node took part in twice.
+        self._places: dict[Place, HopSession] = {}
+        self._by_hop: dict[tuple[SessionId, int], HopSession] = {}
         self._by_key: dict[int, HopSession] = {}
-        self._pending: dict[SessionId, int] = {}  # leases of sessions that are being opened
+        self._pending: dict[Place, int] = {}  # leases of places that are being opened
         self._wake = asyncio.Event()
         self._clock = 0
         self.steps_run = 0
@@ -90,7 +53,7 @@ class SpanHost:
 
     def __repr__(self) -> str:
         state = "loaded" if self._model else "not loaded"
-        return f"<SpanHost {self._info.model_name} {self._info.span} {state}, {len(self._sessions)} sessions>"
+        return f"<SpanHost {self._info.model_name} {self._info.span} {state}, {self.num_sessions} sessions>"
 
     @property
     def info(self) -> SpanInfo:
@@ -99,14 +62,14 @@ class SpanHost:
 
     @property
     def num_sessions(self) -> int:
-        return len(self._sessions)
+        return len(self._places)
 
     @property
     def is_loaded(self) -> bool:
         return self._model is not None
 
     def _leased(self) -> int:
-        return sum(s.capacity for s in self._sessions.values()) + sum(self._pending.values())
+        return sum(s.capacity for s in self._places.values()) + sum(self._pending.values())
 
     # -- life of a session --------------------------------------------------------------------------------------------
 
@@ -118,266 +81,188 @@ class SpanHost:
             return self._model
 
     def reserve(self, message: Open) -> None:
-        """Take a lease or say no, before anything is accepted. Raises Busy, WeightsMismatch, ContextOverflow, BadRequest."""
+        """Take a lease or say no, before anything is accepted; for a session that is here already, check the epoch.
+
+        Raises Busy, WeightsMismatch, ContextOverflow, BadRequest.
+        """
         info = self._info
         if message.model != info.model or message.precision != info.precision:
             raise WeightsMismatch(
                 f"hop {message.hop} holds {info.model_name} {info.model[:12]} in {info.precision}, "
                 f"the request is for {message.model[:12]} in {message.precision}: serve the same weights and precision"
             )
-        if message.span != info.span:
+        if not info.span.covers(message.span):
             raise BadRequest(f"hop {message.hop} holds layers {info.span}, not {message.span}")
+        place = (message.session, message.span)
+        here = self._places.get(place)
+        if here is not None and message.epoch > here.opened.epoch:
+            return
+        if here is not None or place in self._pending:
+            raise BadRequest(f"session {message.session.hex()} is already open on layers {info.span}")
+        self._lease(message)
+
+    def _lease(self, message: Open) -> None:
+        info = self._info
         if message.capacity > info.context_length:
             raise ContextOverflow(f"{message.capacity} positions exceed the model's context of {info.context_length}")
-        if message.session in self._sessions or message.session in self._pending:
-            raise BadRequest(f"session {message.session.hex()} is already open on layers {info.span}")
-        sessions = len(self._sessions) + len(self._pending)
+        sessions = len(self._places) + len(self._pending)
         if sessions >= self._config.max_sessions:
             raise Busy(f"layers {info.span} already serve {sessions} sessions, the limit; try another node or later")
         free = self._config.cache_tokens - self._leased()
         if message.capacity > free:
             raise Busy(f"layers {info.span} have cache for {free} more positions, {message.capacity} are asked for")
-        self._pending[message.session] = message.capacity
+        self._pending[message.session, message.span] = message.capacity
 
     async def open(self, message: Open, origin: Link, successor: Link) -> None:
-        """Turn the reservation into a session and tell the origin. The caller has connected `successor`."""
+        """Turn a reservation into a session, or give a session its new place; tell the origin.
+
+        The caller has connected `successor`. Deadline: the caller's.
+        """
         try:
             model = await self.ensure_loaded()
         finally:
-            capacity = self._pending.pop(message.session, None)
-        if capacity is None:  # closed while it was being opened
-            return
+            capacity = self._pending.pop((message.session, message.span), None)
+        sampler = self._make_sampler(message.sampling) if message.sampling is not None else None
+        session = self._places.get((message.session, message.span))
+        has_log = True
+        if session is not None:
+            self._forget_hop(session)
+            has_log = session.place(message, origin, successor, sampler)
+        elif capacity is not None:
+            session = self._add(message, model, sampler, origin, successor)
+        else:
+            return  # closed while it was being opened
+        self._by_hop[message.session, message.hop] = session
+        if session.is_last:
+            self._by_hop[message.session, ORIGIN_HOP] = session
+        session.answer_open(self._info.arithmetic, has_log=has_log)
+        logger.info("session=%s epoch=%d hop=%d layers=%s", session.name, message.epoch, message.hop, message.span)
+
+    def _add(
+        self, message: Open, model: SpanModel, sampler: Draws | None, origin: Link, successor: Link
+    ) -> HopSession:
         self._clock += 1
-        session = HopSession(
-            opened=message,
-            cache=model.shard.new_cache(capacity),
-            origin=origin,
-            successor=successor,
-            sampler=self._make_sampler(message.sampling) if message.sampling is not None else None,
-            capacity=capacity,
-            window_left=message.window,
-            key=self._clock,
-        )
-        self._sessions[message.session] = self._by_key[session.key] = session
-        origin.send(Opened(message.session, message.epoch, message.hop, self._info.arithmetic))
-        logger.info("session=%s opened hop=%d layers=%s", message.session.hex()[:8], message.hop, self._info.span)
+        fit = Fit(model.shard.hidden_size, model.wire_dtype, model.vocab_size)
+        cache = model.shard.new_cache(message.capacity, message.span)
+        session = HopSession(message, cache, sampler, fit, self._clock, origin, successor)
+        self._places[message.session, message.span] = self._by_key[session.key] = session
+        return session
 
-    def close_for(self, session_id: SessionId, node: NodeId) -> None:
-        """Close a session on behalf of `node`; ignored unless that is its origin."""
-        session = self._sessions.get(session_id)
-        if session is None or session.origin.peer == node:
-            self.close(session_id)
+    def _forget_hop(self, session: HopSession) -> None:
+        for key in [k for k, s in self._by_hop.items() if s is session]:
+            del self._by_hop[key]
 
-    def close(self, session_id: SessionId) -> None:
-        """Free a session at once; unknown ids are ignored (it may have been closed from two sides)."""
-        self._pending.pop(session_id, None)
-        session = self._sessions.pop(session_id, None)
-        if session is None:
-            return
-        session.is_closed = True
-        session.waiting.clear()
-        session.outbox.clear()
-        del self._by_key[session.key]
-        logger.info("session=%s closed layers=%s", session_id.hex()[:8], self._info.span)
+    def close(self, session_id: SessionId, node: NodeId | None = None) -> None:
+        """Free a session at once, on behalf of `node` (ignored unless that is its origin).
+
+        Unknown ids are ignored: a session may be closed from two sides.
+        """
+        for place in [p for p in self._pending if p[0] == session_id]:
+            del self._pending[place]
+        for place, session in [(p, s) for p, s in self._places.items() if p[0] == session_id]:
+            if node is None or session.origin.peer == node:
+                self._free(place, session)
+
+    def _free(self, place: Place, session: HopSession) -> None:
+        session.close()
+        del self._places[place], self._by_key[session.key]
+        self._forget_hop(session)
+        self._wake.set()  # idle time, and so eviction, begins when the last session goes
+        logger.info("session=%s closed layers=%s", session.name, place[1])
 
     def drop_origin(self, node: NodeId) -> None:
         """The control link to an origin is gone: free its sessions."""
-        for session_id in [i for i, s in self._sessions.items() if s.origin.peer == node]:
-            self.close(session_id)
+        for place, session in [(p, s) for p, s in self._places.items() if s.origin.peer == node]:
+            self._free(place, session)
 
     def drop_successor(self, link: Link) -> None:
-        """A data link is gone: sessions that send over it cannot go on; their origins are told."""
-        for session in [s for s in self._sessions.values() if s.successor is link]:
-            self._fault(session, LinkClosed(f"hop {session.opened.hop} lost its successor"), session.opened.hop + 1)
+        """A data link is gone: the origins of sessions that send over it are told, and may repair their routes."""
+        for session in self._places.values():
+            if session.successor is link:
+                blame = ORIGIN_HOP if session.is_last else session.opened.hop + 1
+                session.fault(LinkClosed.code, f"hop {session.opened.hop} lost its link to the next", blame)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def serves(self, session_id: SessionId, hop: int) -> bool:
-        """Whether this span is hop `hop` of the session (ORIGIN_HOP: the last one)."""
-        session = self._sessions.get(session_id)
-        return session is not None and (hop == session.opened.hop or (hop == ORIGIN_HOP and session.is_last))
+    def find(self, session_id: SessionId, hop: int) -> HopSession | None:
+        """The place of hop `hop` of the session, if it is here (ORIGIN_HOP: of the last hop)."""
+        return self._by_hop.get((session_id, hop))
 
-    def step(self, step: Step, link: Link) -> None:
-        """Queue a step, or drop it if its session is gone or its epoch or window is old.
+    def has_place(self, message: Open) -> bool:
+        return (message.session, message.span) in self._places
 
-        Raises ProtocolError (the link is to be closed) if the sender is not the session's predecessor. Steps that do
-        not fit the session fault the session alone.
-        """
-        session = self._sessions.get(step.session)
-        if session is None or step.epoch < session.opened.epoch:
-            return
-        if link.peer != session.opened.predecessor:
-            raise ProtocolError("a step came from a node that the origin did not name as predecessor")
-        try:
-            self._check(step, session)
-        except ManyhandsError as error:
-            self._fault(session, error, session.opened.hop - 1)
-            return
-        session.predecessor = link
-        if step.window > session.newest_window:
-            session.newest_window = step.window
-            self._owe(session, sum(s.window < step.window for s in session.waiting))
-            session.waiting = deque(s for s in session.waiting if s.window >= step.window)
-        if step.window < session.newest_window:
-            self._owe(session, 1)
-            return
-        session.waiting.append(step)
+    def step(self, session: HopSession, step: Step, link: Link) -> None:
+        """Queue a step. Raises ProtocolError (close the link) if the sender is not the session's predecessor."""
+        session.step(step, link)
         self._wake.set()
 
-    def _check(self, step: Step, session: HopSession) -> None:
-        embeds = session.opened.ends == "edges" and session.opened.hop == 0
-        if step.count < 1 or step.position + step.count > session.capacity:
-            end = step.position + step.count
-            raise ContextOverflow(f"positions up to {end} exceed the lease of {session.capacity}")
-        if (step.payload is None) != embeds or (session.opened.ends == "edges" and step.ids is None):
-            raise ProtocolError("a step lacks the tensor or the ids that its route calls for")
-        if step.payload is not None:
-            model = self._model
-            if model is None or step.payload.width != model.shard.hidden_size or step.content != "hidden":
-                raise ProtocolError(f"a step of width {step.payload.width} does not fit this model")
-            if step.payload.dtype != model.wire_dtype:
-                raise ProtocolError(f"a step in {step.payload.dtype} does not fit a span in {model.wire_dtype}")
-        if step.ids is not None and self._model is not None and max(step.ids) >= self._model.vocab_size:
-            raise BadRequest(f"token id {max(step.ids)} is outside the vocabulary of {self._model.vocab_size}")
-
-    def credit(self, message: Credit) -> None:
+    def credit(self, session: HopSession, steps: int) -> None:
         """The successor has computed steps: send what waits for it."""
-        session = self._sessions.get(message.session)
-        if session is None:
-            return
-        session.window_left += message.steps
-        self._flush(session)
+        session.credit(steps)
         self._wake.set()
-
-    def _owe(self, session: HopSession, steps: int) -> None:
-        session.owed += steps
-        if session.owed >= CREDIT_BATCH and session.predecessor is not None:
-            _send(session.predecessor, Credit(session.opened.session, session.opened.hop, session.owed))
-            session.owed = 0
-
-    def _flush(self, session: HopSession) -> None:
-        while session.outbox and session.window_left > 0:
-            session.window_left -= 1
-            _send(session.successor, session.outbox.popleft())
-
-    def _fault(self, session: HopSession, error: Exception, blame: int | None) -> None:
-        code = error.code if isinstance(error, ManyhandsError) else "internal"
-        logger.warning("session=%s fault: %s", session.opened.session.hex()[:8], error)
-        self.close(session.opened.session)
-        _send(session.origin, Fault(session.opened.session, session.opened.hop, code, str(error), blame))
 
     # -- the device loop ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Compute waiting steps for ever. Evicts the model when nobody has used it for `evict_after_s`."""
         while True:
-            idle_s = self._config.evict_after_s if self._model is not None and not self._sessions else 0
+            idle_s = self._config.evict_after_s if self._model is not None and not self._places else 0
             try:
                 async with asyncio.timeout(idle_s or None):
                     await self._wake.wait()
             except TimeoutError:
-                await self._evict()
+                self._evict()
                 continue
             self._wake.clear()
-            while works := self._choose():
-                await self._run_batch(works)
+            while taken := self._choose():
+                await self._run_batch(taken)
 
-    def _choose(self) -> list[tuple[HopSession, Step, Work]]:
+    def _choose(self) -> list[Taken]:
         waiting = [
             Waiting(s.key, s.waiting[0].count, s.served)
-            for s in self._sessions.values()
+            for s in self._places.values()
             if s.waiting and not s.outbox  # a full successor pauses its upstream
         ]
-        picks = choose(waiting, self._config.prefill_rows, self._config.mixed_rows)
-        return [self._take(self._by_key[pick.key], pick.num_rows) for pick in picks]
+        taken: list[Taken] = []
+        for pick in choose(waiting, self._config.prefill_rows, self._config.mixed_rows):
+            self._clock += 1
+            session = self._by_key[pick.key]
+            session.served = self._clock
+            taken.append(session.take(pick.num_rows))
+        return taken
 
-    def _take(self, session: HopSession, num_rows: int) -> tuple[HopSession, Step, Work]:
-        """The first `num_rows` rows of the session's oldest step, which leaves the queue when it is used up."""
-        step = session.waiting.popleft()
-        head, rest = split_step(step, num_rows)
-        if rest is not None:
-            session.waiting.appendleft(rest)
-        self._clock += 1
-        session.served = self._clock
-        opened = session.opened
-        edges = opened.ends == "edges" and session.is_last
-        if edges and head.ids is not None:
-            del session.ids[head.position :]
-        work = Work(
-            cache=session.cache,
-            position=head.position,
-            count=head.count,
-            reply_from=head.reply_from,
-            payload=head.payload,
-            ids=head.ids,
-            is_last=session.is_last,
-            logits=edges and session.sampler is None,
-            sampler=session.sampler,
-            history=tuple(session.ids) if session.sampler is not None else (),
-            prompt_length=opened.prompt_length,
-        )
-        if edges and head.ids is not None:
-            session.ids.extend(head.ids)
-        return session, head, work
-
-    async def _run_batch(self, taken: list[tuple[HopSession, Step, Work]]) -> None:
-        model = await self.ensure_loaded()
-        results = await self._device.run(lambda: model.run([work for _, _, work in taken]))
+    async def _run_batch(self, batch: list[Taken]) -> None:
+        try:
+            model = await self.ensure_loaded()
+            results = await self._device.run(lambda: model.run([taken.work for taken in batch]))
+        except Exception as error:  # out of memory, a kernel's complaint: these sessions' trouble, not the node's
+            logger.exception("layers=%s: a device step failed", self._info.span)
+            results = [error for _ in batch]
         self.steps_run += 1
-        self.rows_run += sum(work.count for _, _, work in taken)
-        for (session, step, _), result in zip(taken, results, strict=True):
-            if session.is_closed:
-                continue
-            if isinstance(result, Exception):
-                self._fault(session, result, session.opened.hop - 1 if isinstance(result, Corruption) else None)
-                continue
-            self._owe(session, 1)
-            session.outbox.append(_onward(session, step, result))
-            self._flush(session)
+        self.rows_run += sum(taken.work.count for taken in batch)
+        for taken, result in zip(batch, results, strict=True):
+            self._settle(taken, result)
+        self._bound_logs()
 
-    async def _evict(self) -> None:
+    def _settle(self, taken: Taken, result: Result | Exception) -> None:
+        session = taken.session
+        if isinstance(result, Result):
+            session.deliver(taken, result)
+        elif session.is_closed or taken.step.epoch != session.opened.epoch:
+            return
+        elif isinstance(result, Corruption):
+            session.fault(result.code, str(result), session.opened.hop - 1 if session.opened.hop else ORIGIN_HOP)
+        else:
+            code = result.code if isinstance(result, ManyhandsError) else ManyhandsError.code
+            session.fault(code, str(result) or type(result).__name__, None)
+            self.close(session.opened.session)
+
+    def _bound_logs(self) -> None:
+        """Keep all output logs together within `log_bytes`: the largest goes first, whole."""
+        logs = [s.log for s in self._places.values()]
+        while sum(log.num_bytes for log in logs) > self._config.log_bytes:
+            max(logs, key=lambda log: log.num_bytes).drop()
+
+    def _evict(self) -> None:
         logger.info("layers=%s evicted after %g s idle", self._info.span, self._config.evict_after_s)
-        model, self._model = self._model, None
-        del model
-        await asyncio.sleep(0)
-
-
-def split_step(step: Step, num_rows: int) -> tuple[Step, Step | None]:
-    """The first `num_rows` rows of a step and the rest (None if it is used up). No bytes are copied."""
-    if num_rows >= step.count:
-        return step, None
-    head_payload = rest_payload = step.payload
-    if step.payload is not None:
-        data = memoryview(step.payload.data)
-        edge = len(data) // step.count * num_rows
-        head_payload = replace(step.payload, data=data[:edge])
-        rest_payload = replace(step.payload, data=data[edge:])
-    ids = step.ids
-    head = replace(step, count=num_rows, ids=ids and ids[:num_rows], payload=head_payload)
-    position, count = step.position + num_rows, step.count - num_rows
-    return head, replace(step, position=position, count=count, ids=ids and ids[num_rows:], payload=rest_payload)
-
-
-def _onward(session: HopSession, step: Step, result: Result) -> Step:
-    """The step that carries a result to the next hop, or to the origin."""
-    opened = session.opened
-    return Step(
-        session=step.session,
-        epoch=opened.epoch,
-        hop=ORIGIN_HOP if session.is_last else opened.hop + 1,
-        position=result.position,
-        count=result.count,
-        reply_from=step.reply_from,
-        window=step.window,
-        content=result.content,
-        ids=step.ids if opened.ends == "edges" and not session.is_last else None,
-        payload=result.payload,
-    )
-
-
-def _send(link: Link, message: Step | Credit | Fault) -> None:
-    """Send unless the link is gone; its loss is handled where links are watched."""
-    try:
-        link.send(message)
-    except LinkClosed:
-        logger.debug("link to %s is gone", link.peer[:8])
+        self._model = None

@@ -1,0 +1,115 @@
+"""Carry out repairs of one session: ask for offers, plan (repair.py), connect, reshape, until the route stands again."""
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from manyhands.config import RequestConfig
+from manyhands.core import NodeId
+from manyhands.errors import PipelineAborted, ShardUnavailable
+from manyhands.generate.repair import Repair, RepairPlan, Slot, plan_repair
+from manyhands.generate.session import Hop, HopLost, Lease, Session
+from manyhands.route.search import Offer
+
+logger = logging.getLogger(__name__)
+
+# How often a repair that finds nobody asks again.
+ASK_AGAIN_S = 0.25
+
+
+class Surroundings(Protocol):
+    """What a repair needs of the node."""
+
+    async def offers(self, excluded: Collection[NodeId]) -> Sequence[Offer]:
+        """Spans on nodes that can be reached now."""
+
+    async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
+        """Links to a new hop. Raises ShardUnavailable."""
+
+
+class Healer:
+    """Repairs one session. `excluded` grows: a node that was lost once is not trusted with this session again."""
+
+    def __init__(self, session: Session, around: Surroundings, config: RequestConfig) -> None:
+        self._session, self._around, self._config = session, around, config
+        self.excluded: set[NodeId] = set()
+        self.repairs: list[Repair] = []
+        self._fruitless = 0
+        self._committed = -1
+
+    async def repair(self, committed: int, at_token: int) -> bool:
+        """Make the route stand again with the caches of positions [0, committed) intact.
+
+        Returns whether the origin must replay those to hop 0. Deadlines: config.patience_s to find nodes,
+        config.reopen_timeout_s for each exchange. Raises ShardUnavailable if nobody covers the lost layers,
+        PipelineAborted after config.max_repairs without progress.
+        """
+        now = asyncio.get_running_loop().time
+        began, session = now(), self._session
+        silent_s = began - session.last_progress if session.last_progress else 0.0
+        reason = "; ".join(session.losses.values())
+        lost: list[str] = []
+        self._count(committed, reason)
+        while session.losses or not all(hop.is_whole for hop in session.hops):
+            lost += [session.hops[i].offer.name for i in session.losses]
+            plan = await self._find_plan(committed, began)
+            planned = now()
+            try:
+                await self._reshape(plan)
+            except HopLost as error:
+                reason = f"{reason}; then {error}"
+                continue
+            if all(hop.has_log for hop, slot in zip(session.hops, plan.slots, strict=True) if slot.replay_until):
+                for hop in session.hops:
+                    hop.is_whole = True
+        names = tuple(slot.offer.name for slot in plan.slots if slot.kept is None)
+        self.repairs.append(Repair(reason, tuple(lost), names, at_token, silent_s, now() - planned, now() - began))
+        logger.info("session=%s repaired at token %d: %s -> %s", session.id.hex()[:8], at_token, lost, names)
+        return plan.origin_replays
+
+    def _count(self, committed: int, reason: str) -> None:
+        """Raise PipelineAborted if too many repairs have brought no new position."""
+        self._fruitless = 0 if committed > self._committed else self._fruitless + 1
+        self._committed = max(committed, self._committed)
+        if self._fruitless > self._config.max_repairs:
+            raise PipelineAborted(f"given up after {self._config.max_repairs} repairs without progress: {reason}")
+
+    async def _find_plan(self, committed: int, began: float) -> RepairPlan:
+        session = self._session
+        route = [hop.offer for hop in session.hops]
+        self.excluded |= {route[i].node for i in session.losses}
+        empty = [i for i, hop in enumerate(session.hops) if not hop.is_whole]
+        logless = [i for i, hop in enumerate(session.hops) if not hop.has_log]
+        while True:
+            offers = await self._around.offers(self.excluded)
+            try:
+                return plan_repair(route, session.losses, empty, logless, offers, self.excluded, committed)
+            except ShardUnavailable as error:
+                waited = asyncio.get_running_loop().time() - began
+                if waited > self._config.patience_s:
+                    raise ShardUnavailable(f"{error}, after {waited:.0f} s of looking") from error
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    async def _reshape(self, plan: RepairPlan) -> None:
+        """Connect the new hops and reshape; a node that cannot be reached is excluded and counts as lost."""
+        session, num_hops = self._session, len(plan.slots)
+        answers = await asyncio.gather(
+            *(self._hop(i, slot, num_hops) for i, slot in enumerate(plan.slots)), return_exceptions=True
+        )
+        for slot, answer in zip(plan.slots, answers, strict=True):
+            if isinstance(answer, ShardUnavailable):
+                self.excluded.add(slot.offer.node)
+                raise HopLost(str(answer)) from answer
+            if isinstance(answer, BaseException):
+                raise answer
+        hops = [answer for answer in answers if isinstance(answer, Hop)]
+        for hop, slot in zip(hops, plan.slots, strict=True):
+            hop.is_whole = hop.is_whole and not slot.recomputes
+        await session.reshape(plan.slots, hops)
+
+    async def _hop(self, index: int, slot: Slot, num_hops: int) -> Hop:
+        if slot.kept is not None:
+            return self._session.hops[slot.kept]
+        return await self._around.connect(index, slot.offer, num_hops, self._session.lease)
+

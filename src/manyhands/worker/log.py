@@ -1,0 +1,107 @@
+"""The output log of one session on one hop: what it sent, so that a lost successor can be rebuilt from it. Pure."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+
+from manyhands.wire.message import Payload, Step
+
+# Rows of one replayed step: prefill-sized, so that the replacement computes at prefill speed.
+REPLAY_ROWS = 128
+
+
+class OutputLog:
+    """Steps with positions [0, end), each position once, as encoded when they were sent. In memory only.
+
+    A step that starts before `end` is a rollback: what it overwrites is forgotten. Dropped logs stay dropped.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[Step] = deque()
+        self._is_dropped = False
+        self.num_bytes = 0
+
+    @property
+    def end(self) -> int:
+        """Positions held: [0, end)."""
+        return self._steps[-1].position + self._steps[-1].count if self._steps else 0
+
+    def append(self, step: Step) -> None:
+        """Take note of a step with at least one row. A gap before it drops the log: it could not be replayed."""
+        if self._is_dropped or step.count == 0:
+            return
+        self._cut(step.position)
+        if step.position != self.end:
+            self.drop()
+            return
+        self._steps.append(step)
+        self.num_bytes += _size(step)
+
+    def drop(self) -> None:
+        """Forget everything, for good."""
+        self._steps.clear()
+        self.num_bytes = 0
+        self._is_dropped = True
+
+    def covers(self, until: int) -> bool:
+        return until == 0 or self.end >= until
+
+    def replay(self, until: int) -> Iterator[Step]:
+        """Positions [0, until) again, in steps of at most REPLAY_ROWS rows (longer ones as they were)."""
+        group: list[Step] = []
+        for step in self._steps:
+            if step.position >= until:
+                break
+            part = first_rows(step, until - step.position)
+            if group and sum(s.count for s in group) + part.count > REPLAY_ROWS:
+                yield join(group)
+                group = []
+            group.append(part)
+        if group:
+            yield join(group)
+
+    def _cut(self, position: int) -> None:
+        while self._steps and self._steps[-1].position + self._steps[-1].count > position:
+            step = self._steps.pop()
+            self.num_bytes -= _size(step)
+            if step.position < position:
+                kept = first_rows(step, position - step.position)
+                self._steps.append(kept)
+                self.num_bytes += _size(kept)
+
+
+def split_step(step: Step, num_rows: int) -> tuple[Step, Step | None]:
+    """The first `num_rows` rows of a step and the rest (None if it is used up). No bytes are copied."""
+    if num_rows >= step.count:
+        return step, None
+    head_payload = rest_payload = step.payload
+    if step.payload is not None:
+        data = memoryview(step.payload.data)
+        edge = len(data) // step.count * num_rows
+        head_payload = replace(step.payload, data=data[:edge])
+        rest_payload = replace(step.payload, data=data[edge:])
+    ids = step.ids
+    head = replace(step, count=num_rows, ids=ids and ids[:num_rows], payload=head_payload)
+    position, count = step.position + num_rows, step.count - num_rows
+    return head, replace(step, position=position, count=count, ids=ids and ids[num_rows:], payload=rest_payload)
+
+
+def first_rows(step: Step, num_rows: int) -> Step:
+    return split_step(step, num_rows)[0]
+
+
+def join(steps: list[Step]) -> Step:
+    """One step of consecutive steps; their bytes are copied if there are several."""
+    first = steps[0]
+    if len(steps) == 1:
+        return first
+    payload = first.payload
+    if payload is not None:
+        data = b"".join(s.payload.data for s in steps if s.payload is not None)
+        payload = Payload(payload.dtype, payload.width, data)
+    ids = None if first.ids is None else tuple(i for s in steps if s.ids is not None for i in s.ids)
+    return replace(first, count=sum(s.count for s in steps), ids=ids, payload=payload)
+
+
+def _size(step: Step) -> int:
+    return len(step.payload.data) if step.payload is not None else 4 * len(step.ids or ())

@@ -1,0 +1,231 @@
+"""One session on one hop: what waits, what was sent, what may be sent. Synchronous; links are given to it.
+
+    step() ─► waiting ─ take() ─► device ─ deliver() ─► log, outbox ─ credits ─► successor
+"""
+
+import logging
+from collections import deque
+from dataclasses import dataclass, replace
+
+from manyhands.core import ORIGIN_HOP
+from manyhands.errors import BadRequest, ContextOverflow, LinkClosed, ProtocolError
+from manyhands.model.cache import SessionCache
+from manyhands.net.transport import Link
+from manyhands.wire.message import Credit, DType, Fault, Open, Opened, Step
+from manyhands.worker.execute import Draws, Result, Work
+from manyhands.worker.log import OutputLog, split_step
+
+logger = logging.getLogger(__name__)
+
+# Steps computed before their credits go back together: half the window, so that the sender never waits for them.
+CREDIT_BATCH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What steps must look like to fit a span's model."""
+
+    hidden_size: int
+    wire_dtype: DType
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Rows taken from a session's oldest step for the device. `uses_up`: no row of that step is left."""
+
+    session: "HopSession"
+    step: Step
+    work: Work
+    uses_up: bool
+
+
+class HopSession:
+    """A session's place on this hop. `place` changes it (a repair); the cache stays."""
+
+    def __init__(
+        self, opened: Open, cache: SessionCache, sampler: Draws | None, fit: Fit, key: int, origin: Link, successor: Link
+    ) -> None:
+        self.opened, self.cache, self.sampler, self.key = opened, cache, sampler, key
+        self.origin, self.successor = origin, successor
+        self.capacity = opened.capacity
+        self.log = OutputLog()
+        self.served = 0
+        self.is_closed = False
+        self.waiting: deque[Step] = deque()
+        self.outbox: deque[Step] = deque()
+        self._fit = fit
+        self._window_left = opened.window
+        self._newest_window = 0
+        self._owed = 0
+        self._predecessor: Link | None = None
+        self._ids: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<HopSession {self.name} hop={self.opened.hop} epoch={self.opened.epoch} waiting={len(self.waiting)}>"
+
+    @property
+    def name(self) -> str:
+        """The first digits of the session's id, for logs."""
+        return self.opened.session.hex()[:8]
+
+    @property
+    def is_last(self) -> bool:
+        return self.opened.hop == self.opened.num_hops - 1
+
+    @property
+    def _predecessor_hop(self) -> int:
+        return self.opened.hop - 1 if self.opened.hop else ORIGIN_HOP
+
+    # -- its place in the route ---------------------------------------------------------------------------------------
+
+    def place(self, opened: Open, origin: Link, successor: Link, sampler: Draws | None) -> bool:
+        """Take a new place in the route: forget what waits, keep the cache, re-send the log as far as asked.
+
+        Returns whether the log reaches as far.
+        """
+        self.opened, self.origin, self.successor, self.sampler = opened, origin, successor, sampler
+        self.waiting.clear()
+        self.outbox.clear()
+        self._window_left, self._owed, self._predecessor = opened.window, 0, None
+        if not self.log.covers(opened.replay_until):
+            return False
+        self.outbox.extend(self._addressed(step) for step in self.log.replay(opened.replay_until))
+        return True
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.waiting.clear()
+        self.outbox.clear()
+        self.log.drop()
+
+    def answer_open(self, arithmetic: str, *, has_log: bool) -> None:
+        """Tell the origin that this place is taken; then send what the log holds for the successor."""
+        send(self.origin, Opened(self.opened.session, self.opened.epoch, self.opened.hop, arithmetic, has_log))
+        self.flush()
+
+    def fault(self, code: str, detail: str, blame: int | None) -> None:
+        """Tell the origin that something is wrong; `blame` None: this hop cannot go on."""
+        logger.warning("session=%s hop=%d fault (blame %s): %s", self.name, self.opened.hop, blame, detail)
+        send(self.origin, Fault(self.opened.session, self.opened.epoch, self.opened.hop, code, detail, blame))
+
+    # -- steps in -----------------------------------------------------------------------------------------------------
+
+    def step(self, step: Step, link: Link) -> None:
+        """Queue a step, or drop it if its epoch or window is not the current one.
+
+        Raises ProtocolError if the sender is not the predecessor (the link is to be closed).
+        """
+        if step.epoch != self.opened.epoch:
+            return
+        if link.peer != self.opened.predecessor:
+            raise ProtocolError("a step came from a node that the origin did not name as predecessor")
+        self._predecessor = link
+        try:
+            self._check(step)
+        except (BadRequest, ProtocolError) as error:
+            self.fault(error.code, str(error), self._predecessor_hop)
+            return
+        if step.window > self._newest_window:
+            self._newest_window = step.window
+            self._owe(sum(s.window < step.window for s in self.waiting))
+            self.waiting = deque(s for s in self.waiting if s.window >= step.window)
+        if step.window < self._newest_window:
+            self._owe(1)
+        else:
+            self.waiting.append(step)
+
+    def _check(self, step: Step) -> None:
+        opened, end = self.opened, step.position + step.count
+        if step.count < 1 or end > self.capacity:
+            raise ContextOverflow(f"positions up to {end} exceed the lease of {self.capacity}")
+        embeds = opened.ends == "edges" and opened.hop == 0
+        if (step.payload is None) != embeds or (opened.ends == "edges" and step.ids is None):
+            raise ProtocolError("a step lacks the tensor or the ids that its route calls for")
+        if step.payload is not None and (step.payload.width, step.content) != (self._fit.hidden_size, "hidden"):
+            raise ProtocolError(f"a step of width {step.payload.width} does not fit this model")
+        if step.payload is not None and step.payload.dtype != self._fit.wire_dtype:
+            raise ProtocolError(f"a step in {step.payload.dtype} does not fit a span in {self._fit.wire_dtype}")
+        if step.ids is not None and max(step.ids) >= self._fit.vocab_size:
+            raise BadRequest(f"token id {max(step.ids)} is outside the vocabulary of {self._fit.vocab_size}")
+
+    def _owe(self, steps: int) -> None:
+        """Give `steps` back to the predecessor's window, in batches."""
+        self._owed += steps
+        if self._owed >= CREDIT_BATCH and self._predecessor is not None:
+            send(self._predecessor, Credit(self.opened.session, self.opened.hop, self._owed))
+            self._owed = 0
+
+    # -- through the device -------------------------------------------------------------------------------------------
+
+    def take(self, num_rows: int) -> Taken:
+        """The first `num_rows` rows of the oldest step, as work for the device."""
+        head, rest = split_step(self.waiting.popleft(), num_rows)
+        if rest is not None:
+            self.waiting.appendleft(rest)
+        draws = self.opened.ends == "edges" and self.is_last
+        if draws:
+            del self._ids[head.position :]
+        work = Work(
+            cache=self.cache,
+            span=self.opened.span,
+            position=head.position,
+            count=head.count,
+            reply_from=head.reply_from,
+            payload=head.payload,
+            ids=head.ids,
+            is_last=self.is_last,
+            logits=draws and self.sampler is None,
+            sampler=self.sampler,
+            history=tuple(self._ids) if self.sampler is not None else (),
+            prompt_length=self.opened.prompt_length,
+        )
+        if draws and head.ids is not None:
+            self._ids.extend(head.ids)
+        return Taken(self, head, work, rest is None)
+
+    def deliver(self, taken: Taken, result: Result) -> None:
+        """A device step's rows: log them, send on what the successor lacks. Ignored if the place has changed since."""
+        if self.is_closed or taken.step.epoch != self.opened.epoch:
+            return
+        if taken.uses_up:
+            self._owe(1)
+        step = self._addressed(replace(taken.step, position=result.position, count=result.count, payload=result.payload))
+        step = replace(step, content=result.content)
+        if not self.is_last:
+            self.log.append(step)
+        skipped = self.opened.emit_from - step.position
+        if skipped <= 0:
+            self.outbox.append(step)
+        elif skipped < step.count:
+            rest = split_step(step, skipped)[1]
+            assert rest is not None
+            self.outbox.append(rest)
+        self.flush()
+
+    # -- steps out ----------------------------------------------------------------------------------------------------
+
+    def _addressed(self, step: Step) -> Step:
+        """`step` as it goes to the next receiver of the current route."""
+        opened = self.opened
+        keeps_ids = opened.ends == "edges" and not self.is_last
+        hop = ORIGIN_HOP if self.is_last else opened.hop + 1
+        return replace(step, epoch=opened.epoch, hop=hop, ids=step.ids if keeps_ids else None)
+
+    def credit(self, steps: int) -> None:
+        """The successor has computed `steps` steps: send what waits for it."""
+        self._window_left += steps
+        self.flush()
+
+    def flush(self) -> None:
+        while self.outbox and self._window_left > 0:
+            self._window_left -= 1
+            send(self.successor, self.outbox.popleft())
+
+
+def send(link: Link, message: Step | Credit | Fault | Opened) -> None:
+    """Send unless the link is gone; its loss is handled where links are watched."""
+    try:
+        link.send(message)
+    except LinkClosed:
+        logger.debug("link to %s is gone", link.peer[:8])
