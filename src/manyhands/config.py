@@ -52,6 +52,13 @@ class RequestConfig:
     patience_s: float = 30.0
     # No step comes back for so long: the pipeline has stalled.
     stall_timeout_s: float = 60.0
+    # A step counts as overdue after this many times the usual step, but not before step_floor_s (other requests' prefill
+    # may be in its way); a step of more than 16 rows after prefill_overdue_s. An overdue step makes the origin ask the hops
+    # who holds it up, and replace that one if somebody else can serve its layers.
+    overdue_factor: float = 10.0
+    step_floor_s: float = 1.0
+    prefill_overdue_s: float = 15.0
+    probe_timeout_s: float = 0.5
     # Positions per prefill frame: large enough to fill the device, small enough to overlap on several hops.
     prefill_chunk: int = 128
     # Steps that may be on the way to one hop without having been computed (credits), and bytes of one frame.

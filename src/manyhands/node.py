@@ -37,6 +37,8 @@ from manyhands.wire.message import (
     Message,
     Open,
     Opened,
+    Probe,
+    Progress,
     Step,
 )
 from manyhands.worker.execute import Device, SpanModel
@@ -287,6 +289,11 @@ class Node:
             case Close():
                 for host in self.hosts:
                     host.close(message.session, link.peer)
+            case Probe():
+                for host in self.hosts:
+                    host.report(message)
+            case Progress() if session is not None:
+                session.on_progress(message)
             case Opened() if session is not None:
                 session.on_opened(message)
             case Fault() if session is not None:

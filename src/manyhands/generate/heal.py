@@ -1,7 +1,10 @@
 """Carry out repairs of one session: ask for offers, plan (repair.py), connect, reshape, until the route stands again."""
 
 import asyncio
+import contextlib
 import logging
+import statistics
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
@@ -26,6 +29,24 @@ class Surroundings(Protocol):
 
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
         """Links to a new hop. Raises ShardUnavailable."""
+
+
+class Pace:
+    """Learns how long a step usually takes, and says when one is overdue. Pure."""
+
+    def __init__(self, config: RequestConfig) -> None:
+        self._config = config
+        self._recent_s: deque[float] = deque(maxlen=32)
+
+    def note(self, seconds: float) -> None:
+        self._recent_s.append(seconds)
+
+    def deadline_s(self, *, is_prefill: bool) -> float:
+        """Seconds after which the next step is overdue."""
+        if is_prefill or not self._recent_s:
+            return self._config.prefill_overdue_s
+        usual_s = statistics.median(self._recent_s)
+        return min(self._config.prefill_overdue_s, max(self._config.step_floor_s, self._config.overdue_factor * usual_s))
 
 
 class Healer:
@@ -67,6 +88,20 @@ class Healer:
         self.repairs.append(Repair(reason, tuple(lost), names, at_token, silent_s, now() - planned, now() - began))
         logger.info("session=%s repaired at token %d: %s -> %s", session.id.hex()[:8], at_token, lost, names)
         return plan.origin_replays
+
+    async def suspect(self, waited_s: float, committed: int) -> None:
+        """A step is overdue: if another node can take the place of the hop that holds it up, count that hop as lost.
+
+        Raises HopLost through the session's next wait; returns if there is nothing better than to wait on.
+        """
+        session = self._session
+        culprit = await session.probe()
+        node = session.hops[culprit].offer.node
+        offers = await self._around.offers(self.excluded | {node})
+        route = [hop.offer for hop in session.hops]
+        with contextlib.suppress(ShardUnavailable):
+            plan_repair(route, {culprit}, (), (), offers, self.excluded | {node}, committed)
+            session.lose(culprit, f"holds a step up: none for {waited_s:.1f} s")
 
     def _count(self, committed: int, reason: str) -> None:
         """Raise PipelineAborted if too many repairs have brought no new position."""

@@ -7,6 +7,7 @@ The next window's position is where the committed tokens end, so a wrong draft n
 rolls the hops' caches back. Where `ends` are at the edges, ids go down and ids (or logits) come back.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
@@ -14,14 +15,15 @@ import torch
 
 from manyhands.config import RequestConfig
 from manyhands.core import FinishReason, SamplingParams
-from manyhands.errors import Corruption, ProtocolError
-from manyhands.generate.heal import Healer
+from manyhands.errors import Corruption, PipelineStalled, ProtocolError
+from manyhands.generate.heal import Healer, Pace
 from manyhands.generate.sample import Drawn, Sampler
 from manyhands.generate.session import HopLost, Session
 from manyhands.generate.speculate import Drafter, verify
 from manyhands.generate.turn import EndsHost
 from manyhands.wire.message import Payload, Step
 from manyhands.wire.tensor import decode_tensor, encode_tensor
+from manyhands.worker.batch import WINDOW_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Generation:
         self.windows = 0
         self.drafted = 0
         self.accepted = 0
+        self._pace = Pace(config)
         self._reached = 0  # positions whose results, or the news of them, came back
 
     async def tokens(self) -> AsyncGenerator[Drawn, None]:
@@ -176,7 +179,7 @@ class Generation:
         rows: list[Step] = []
         expected = len(self.ledger) - 1
         while count > 0:
-            step = await self._session.next_result()
+            step = await self._next_step()
             self._reached = max(self._reached, step.position + step.count)
             if step.count == 0:
                 continue  # progress of a prefill
@@ -186,6 +189,27 @@ class Generation:
             expected += step.count
             count -= step.count
         return rows
+
+    async def _next_step(self) -> Step:
+        """The next result. While it is overdue, the hop that holds it up is looked for and, if it can be, replaced.
+
+        Raises HopLost then; PipelineStalled after config.stall_timeout_s.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            is_prefill = self._session.sent_until - self._reached > WINDOW_ROWS
+            try:
+                step = await self._session.next_result(self._pace.deadline_s(is_prefill=is_prefill))
+            except TimeoutError:
+                waited = loop.time() - began
+                if waited > self._config.stall_timeout_s:
+                    raise PipelineStalled(f"no step came back within {self._config.stall_timeout_s:g} s") from None
+                await self._healer.suspect(waited, min(self._reached, len(self.ledger) - 1))
+                continue
+            if not is_prefill:
+                self._pace.note(loop.time() - began)
+            return step
 
 
 def _tensor(rows: list[Step]) -> torch.Tensor:

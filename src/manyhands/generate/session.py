@@ -5,6 +5,7 @@ synchronous but `opened`, `next_result` and `aclose`, which wait.
 """
 
 import asyncio
+import contextlib
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from manyhands.errors import (
 from manyhands.generate.repair import Slot
 from manyhands.net.transport import Link
 from manyhands.route.search import Offer
-from manyhands.wire.message import Close, Content, Credit, Fault, Open, Opened, Payload, Step
+from manyhands.wire.message import Close, Content, Credit, Fault, Open, Opened, Payload, Probe, Progress, Step
 
 _ERRORS: dict[str, type[ManyhandsError]] = {
     e.code: e for e in (BadRequest, ModelError, WeightsMismatch, ShardUnavailable, PipelineStalled, PipelineAborted)
@@ -81,6 +82,8 @@ class Session:
         self.lease = lease
         self.losses: dict[int, str] = {}
         self.last_progress: float = 0.0
+        self.sent_until = 0  # the end of the last step sent: what every hop should come to compute
+        self._progress: dict[int, Progress] = {}
         self._origin, self._config = origin, config
         self._results: deque[Step] = deque()
         self._error: ManyhandsError | None = None
@@ -113,6 +116,7 @@ class Session:
         self.hops = list(hops)
         self.losses.clear()
         self._results.clear()
+        self.sent_until = 0
         for hop in hops:
             hop.window_left, hop.owed = self._config.window, 0
             hop.outbox.clear()
@@ -181,6 +185,7 @@ class Session:
             raise self._error
         if self.losses:
             return
+        self.sent_until = position + count
         content: Content = "hidden"
         step = Step(self.id, self.epoch, 0, position, count, reply_from, self.window, content, ids, payload)
         self._forward(step)
@@ -189,19 +194,31 @@ class Session:
         """Steps sent so far and not yet computed need not be: hops drop them when the next one arrives."""
         self.window += 1
 
-    async def next_result(self) -> Step:
-        """The next step that reached the origin. Deadline: config.stall_timeout_s without any.
+    async def next_result(self, deadline_s: float) -> Step:
+        """The next step that reached the origin. Raises TimeoutError if none does within `deadline_s`.
 
-        Raises PipelineStalled, or what ended the session (PipelineAborted, Corruption, ...).
+        Raises HopLost if the route is broken, or what ended the session.
         """
-        try:
-            async with asyncio.timeout(self._config.stall_timeout_s):
-                while not self._results:
-                    await self._wait()
-        except TimeoutError:
-            limit = self._config.stall_timeout_s
-            raise PipelineStalled(f"no step came back within {limit:g} s") from None
+        async with asyncio.timeout(deadline_s):
+            while not self._results:
+                await self._wait()
         return self._results.popleft()
+
+    async def probe(self) -> int:
+        """Ask every hop how far it is; return the hop that holds the route up. Deadline: config.probe_timeout_s.
+
+        That is the first that has not computed what was sent: it is slow, frozen, or cut off from the hop before it. If
+        all have, the last hop's answer got lost.
+        """
+        self._progress.clear()
+        for hop in self.hops:
+            _try_send(hop.control, Probe(self.id, self.epoch))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.probe_timeout_s):
+                while len(self._progress) < len(self.hops):
+                    await self._wait()
+        done = {i for i, p in self._progress.items() if p.computed >= self.sent_until}
+        return next((i for i in range(len(self.hops)) if i not in done), len(self.hops) - 1)
 
     async def _wait(self) -> None:
         if self._error is not None:
@@ -273,6 +290,11 @@ class Session:
             hop.window_left += message.steps
             self._flush(hop)
 
+    def on_progress(self, message: Progress) -> None:
+        if message.epoch == self.epoch and message.hop < len(self.hops):
+            self._progress[message.hop] = message
+            self._arrived.set()
+
     def on_fault(self, message: Fault) -> None:
         """A hop cannot go on, or blames another. Before the route has opened, and where the request itself is at fault,
         that ends the session; else the hop at fault is lost."""
@@ -302,7 +324,7 @@ class Session:
         self._arrived.set()
 
 
-def _try_send(link: Link, message: Step | Credit | Close | Open) -> None:
+def _try_send(link: Link, message: Step | Credit | Close | Open | Probe) -> None:
     """Send unless the link is gone: its loss reaches the session through on_lost."""
     if not link.is_closed:
         try:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 from manyhands.core import ModelId, NodeId, SessionId
 from manyhands.errors import ManyhandsError, ProtocolError
-from manyhands.wire.message import Close, Fault, Hello, Message, Open, Opened, Ping, Pong
+from manyhands.wire.message import Close, Fault, Hello, Message, Open, Opened, Ping, Pong, Probe, Progress
 
 Decoder = Callable[[Any], Any]  # JSON value -> Python value; raises ValueError
 M = TypeVar("M", bound=Message)
@@ -173,5 +173,5 @@ def decoder_for(hint: Any, name: str) -> Decoder:
 
 
 _DECODERS: dict[type[Any], Decoder] = {
-    cls: _record(cls) for cls in (Hello, Open, Opened, Close, Fault, Ping, Pong)
+    cls: _record(cls) for cls in (Hello, Open, Opened, Close, Fault, Probe, Progress, Ping, Pong)
 }

@@ -32,6 +32,8 @@ from manyhands.wire.message import (
     Payload,
     Ping,
     Pong,
+    Probe,
+    Progress,
     Step,
 )
 from manyhands.wire.tensor import ITEMSIZE
@@ -50,6 +52,8 @@ KINDS: dict[int, type[Any]] = {
     7: Fault,
     8: Ping,
     9: Pong,
+    10: Probe,
+    11: Progress,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32", "int32")

@@ -1,11 +1,11 @@
 """What can be said between two nodes. Values only: bytes are made in frame.py, tensors in tensor.py.
 
-One link carries one lane: `control` (Hello, Open, Opened, Close, Fault, Ping, Pong) or `data` (Hello, Step, Credit).
+One link carries one lane: `control` (everything else) or `data` (Hello, Step, Credit).
 Two lanes so that a cancel overtakes bulk; credits go against the stream of steps that they pay for.
 
     origin ── Open ──► every hop      hop ── Opened | Fault ──► origin
     origin ── Step ──► hop 0 ── Step ──► hop 1 ── Step ──► origin      (ring; in a star every hop answers the origin)
-    receiver ── Credit ──► sender     either ── Close | Fault ──► the other
+    origin ── Probe ──► hop ── Progress ──► origin     receiver ── Credit ──► sender     origin ── Close ──► hops
 """
 
 from dataclasses import dataclass
@@ -151,6 +151,25 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """How far is the session on your hop(s)? Answered by Progress, from each place the receiver has in it."""
+
+    session: SessionId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Hop `hop` has received steps up to position `received` in this epoch and has computed up to `computed`."""
+
+    session: SessionId
+    epoch: int
+    hop: int
+    received: int
+    computed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     nonce: int
 
@@ -160,10 +179,10 @@ class Pong:
     nonce: int
 
 
-Message = Step | Credit | Hello | Open | Opened | Close | Fault | Ping | Pong
+Message = Step | Credit | Hello | Open | Opened | Close | Fault | Probe | Progress | Ping | Pong
 
 # What may be sent on a lane after the first Hello.
 LANES: dict[Lane, tuple[type, ...]] = {
-    "control": (Open, Opened, Close, Fault, Ping, Pong),
+    "control": (Open, Opened, Close, Fault, Probe, Progress, Ping, Pong),
     "data": (Step, Credit),
 }

@@ -10,10 +10,9 @@ from dataclasses import replace
 
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo
-from manyhands.errors import BadRequest, Busy, ContextOverflow, LinkClosed, ManyhandsError, WeightsMismatch
-from manyhands.errors import Corruption
+from manyhands.errors import BadRequest, Busy, ContextOverflow, Corruption, LinkClosed, ManyhandsError, WeightsMismatch
 from manyhands.net.transport import Link
-from manyhands.wire.message import Open, Step
+from manyhands.wire.message import Open, Probe, Step
 from manyhands.worker.batch import Waiting, choose
 from manyhands.worker.execute import Device, Draws, Result, SpanModel
 from manyhands.worker.session import Fit, HopSession, Taken
@@ -187,6 +186,12 @@ class SpanHost:
     def find(self, session_id: SessionId, hop: int) -> HopSession | None:
         """The place of hop `hop` of the session, if it is here (ORIGIN_HOP: of the last hop)."""
         return self._by_hop.get((session_id, hop))
+
+    def report(self, message: Probe) -> None:
+        """Answer a Probe for every place the session has here."""
+        for (session_id, _), session in self._places.items():
+            if session_id == message.session and session.opened.epoch == message.epoch:
+                session.report()
 
     def has_place(self, message: Open) -> bool:
         return (message.session, message.span) in self._places

@@ -11,7 +11,7 @@ from manyhands.core import ORIGIN_HOP
 from manyhands.errors import BadRequest, ContextOverflow, LinkClosed, ProtocolError
 from manyhands.model.cache import SessionCache
 from manyhands.net.transport import Link
-from manyhands.wire.message import Credit, DType, Fault, Open, Opened, Step
+from manyhands.wire.message import Credit, DType, Fault, Open, Opened, Progress, Step
 from manyhands.worker.execute import Draws, Result, Work
 from manyhands.worker.log import OutputLog, split_step
 
@@ -51,6 +51,8 @@ class HopSession:
         self.capacity = opened.capacity
         self.log = OutputLog()
         self.served = 0
+        self.received = 0
+        self.computed = 0
         self.is_closed = False
         self.waiting: deque[Step] = deque()
         self.outbox: deque[Step] = deque()
@@ -88,6 +90,7 @@ class HopSession:
         self.waiting.clear()
         self.outbox.clear()
         self._window_left, self._owed, self._predecessor = opened.window, 0, None
+        self.received = self.computed = 0
         if not self.log.covers(opened.replay_until):
             return False
         self.outbox.extend(self._addressed(step) for step in self.log.replay(opened.replay_until))
@@ -109,6 +112,11 @@ class HopSession:
         logger.warning("session=%s hop=%d fault (blame %s): %s", self.name, self.opened.hop, blame, detail)
         send(self.origin, Fault(self.opened.session, self.opened.epoch, self.opened.hop, code, detail, blame))
 
+    def report(self) -> None:
+        """Answer a Probe."""
+        opened = self.opened
+        send(self.origin, Progress(opened.session, opened.epoch, opened.hop, self.received, self.computed))
+
     # -- steps in -----------------------------------------------------------------------------------------------------
 
     def step(self, step: Step, link: Link) -> None:
@@ -126,6 +134,7 @@ class HopSession:
         except (BadRequest, ProtocolError) as error:
             self.fault(error.code, str(error), self._predecessor_hop)
             return
+        self.received = step.position + step.count
         if step.window > self._newest_window:
             self._newest_window = step.window
             self._owe(sum(s.window < step.window for s in self.waiting))
@@ -188,6 +197,7 @@ class HopSession:
         """A device step's rows: log them, send on what the successor lacks. Ignored if the place has changed since."""
         if self.is_closed or taken.step.epoch != self.opened.epoch:
             return
+        self.computed = taken.step.position + taken.step.count
         if taken.uses_up:
             self._owe(1)
         step = self._addressed(replace(taken.step, position=result.position, count=result.count, payload=result.payload))
@@ -223,7 +233,7 @@ class HopSession:
             send(self.successor, self.outbox.popleft())
 
 
-def send(link: Link, message: Step | Credit | Fault | Opened) -> None:
+def send(link: Link, message: Step | Credit | Fault | Opened | Progress) -> None:
     """Send unless the link is gone; its loss is handled where links are watched."""
     try:
         link.send(message)
