@@ -8,6 +8,7 @@ ManyhandsError                code            meaning
 ├─ WeightsMismatch            weights_mismatch  two nodes hold different weights or precision
 ├─ ShardUnavailable           shard_unavailable nobody can serve a needed span (retryable elsewhere)
 │  └─ Busy                    shard_unavailable a hop is full; said before it accepts, never after
+│  └─ Draining               draining        a hop would like to leave; it serves on until it is replaced
 ├─ PipelineStalled            pipeline_stalled  no progress within the deadline
 ├─ PipelineAborted            pipeline_aborted  a running session cannot go on
 │  └─ Corruption              pipeline_aborted  a hop sent NaN, Inf or nonsense
@@ -55,6 +56,10 @@ class ShardUnavailable(ManyhandsError):
 
 class Busy(ShardUnavailable):
     pass
+
+
+class Draining(ShardUnavailable):
+    code = "draining"
 
 
 class PipelineStalled(ManyhandsError):

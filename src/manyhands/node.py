@@ -118,9 +118,17 @@ class Node:
     # -- hosting ------------------------------------------------------------------------------------------------------
 
     async def host(
-        self, folder: Path, span: Span, precision: Precision, device: Device, *, model_name: str, has_ends: bool = False
+        self,
+        folder: Path,
+        span: Span,
+        precision: Precision,
+        device: Device,
+        *,
+        model_name: str,
+        has_ends: bool = False,
+        is_lazy: bool = False,
     ) -> SpanHost:
-        """Load a span and serve it until the node stops. Raises ModelError, CutError."""
+        """Load a span (if lazy: when it is first opened) and serve it until the node stops. Raises ModelError, CutError."""
         info = await device.run(lambda: _describe(folder, span, precision, model_name, has_ends, self.worker))
         eos = load_eos_ids(folder, load_tokenizer(folder)) if has_ends else frozenset()
         vocab_size = int(read_config(folder).vocab_size)
@@ -129,10 +137,18 @@ class Node:
             return Sampler(params, vocab_size, eos)
 
         host = SpanHost(info, lambda: SpanModel(folder, span, precision, has_ends), device, self.worker, make_sampler)
-        await host.ensure_loaded()
+        if not is_lazy:
+            await host.ensure_loaded()
         self.hosts.append(host)
         self.start(host.run())
         return host
+
+    async def drain(self) -> None:
+        """Leave politely: accept no session, hand those here over, return when none is left. Deadline: the caller's."""
+        for host in self.hosts:
+            host.drain()
+        while any(host.num_sessions for host in self.hosts):
+            await asyncio.sleep(0.05)
 
     # -- owning requests ----------------------------------------------------------------------------------------------
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.config import home_from_env
-from manyhands.core import EndsAt, Exactness, FinishReason, NodeAddr, NodeId, PathKind, Precision, SamplingParams
+from manyhands.core import EndsAt, Exactness, FinishReason, NodeAddr, NodeId, PathKind, Precision, SamplingParams, Span
 from manyhands.errors import BadRequest, ContextOverflow, ShardUnavailable, WeightsMismatch
 from manyhands.generate.heal import Healer
 from manyhands.generate.loop import Generation, Request
-from manyhands.generate.repair import Repair
+from manyhands.generate.repair import Event, Repair
 from manyhands.generate.sample import Sampler
 from manyhands.generate.session import Hop, Lease, Session
 from manyhands.generate.speculate import Drafter, NoDrafter
@@ -72,6 +72,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     repairs: list[Repair] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     timings: Timings = field(default_factory=Timings)
 
@@ -106,9 +107,23 @@ class Origin:
     def __init__(self, node: Node, model: OriginModel, device: Device, addrs: Sequence[NodeAddr]) -> None:
         self.node, self.model, self._device = node, model, device
         self.addrs = list(addrs)
+        self.last_resort: Offer | None = None
         self._ends = None if model.ends is None else EndsHost(model.ends, device)
         if self._ends is not None:
             node.start(self._ends.run())
+
+    async def add_fallback(self, folder: Path, device: Device) -> None:
+        """Keep the whole model of `folder` at hand on this machine, loaded only when nobody else can go on.
+
+        The node must be listening: it opens a link to itself. Raises ModelError.
+        """
+        assert self.node.address is not None, "a fallback needs a listening node"
+        span = Span(0, self.model.num_layers)
+        ends = self.model.ends_at == "edges"
+        host = await self.node.host(
+            folder, span, self.model.precision, device, model_name="fallback", has_ends=ends, is_lazy=True
+        )
+        self.last_resort = Offer(self.node.address, self.node.transport.node, "fallback", host.info)
 
     async def offers(self, excluded: Collection[NodeId]) -> list[Offer]:
         """Spans on nodes that a link is open to; if there is none left, of all nodes that answer now."""
@@ -190,8 +205,8 @@ class Origin:
     ) -> AsyncGenerator[Token, None]:
         params, model = request.params, self.model
         sampler = Sampler(params, int(model.config.vocab_size), model.eos_ids)
-        healer = Healer(session, self, self.node.request)
-        answer.repairs = healer.repairs
+        healer = Healer(session, self, self.node.request, self.last_resort)
+        answer.repairs, answer.events = healer.repairs, healer.events
         generation = Generation(session, self._ends, sampler, request, drafter, healer, self.node.request)
         eos = frozenset[int]() if params.ignore_eos else model.eos_ids
         detokenizer = Detokenizer(model.tokenizer, params.stop, params.stop_ids, eos, request.prompt)

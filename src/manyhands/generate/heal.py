@@ -6,12 +6,12 @@ import logging
 import statistics
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from manyhands.config import RequestConfig
 from manyhands.core import NodeId
 from manyhands.errors import PipelineAborted, ShardUnavailable
-from manyhands.generate.repair import Repair, RepairPlan, Slot, plan_repair
+from manyhands.generate.repair import Event, Repair, RepairPlan, Slot, plan_repair
 from manyhands.generate.session import Hop, HopLost, Lease, Session
 from manyhands.route.search import Offer
 
@@ -46,16 +46,21 @@ class Pace:
         if is_prefill or not self._recent_s:
             return self._config.prefill_overdue_s
         usual_s = statistics.median(self._recent_s)
-        return min(self._config.prefill_overdue_s, max(self._config.step_floor_s, self._config.overdue_factor * usual_s))
+        return min(
+            self._config.prefill_overdue_s, max(self._config.step_floor_s, self._config.overdue_factor * usual_s)
+        )
 
 
 class Healer:
     """Repairs one session. `excluded` grows: a node that was lost once is not trusted with this session again."""
 
-    def __init__(self, session: Session, around: Surroundings, config: RequestConfig) -> None:
-        self._session, self._around, self._config = session, around, config
+    def __init__(
+        self, session: Session, around: Surroundings, config: RequestConfig, last_resort: Offer | None = None
+    ) -> None:
+        self._session, self._around, self._config, self._last_resort = session, around, config, last_resort
         self.excluded: set[NodeId] = set()
         self.repairs: list[Repair] = []
+        self.events: list[Event] = []
         self._fruitless = 0
         self._committed = -1
 
@@ -63,51 +68,71 @@ class Healer:
         """Make the route stand again with the caches of positions [0, committed) intact.
 
         Returns whether the origin must replay those to hop 0. Deadlines: config.patience_s to find nodes,
-        config.reopen_timeout_s for each exchange. Raises ShardUnavailable if nobody covers the lost layers,
-        PipelineAborted after config.max_repairs without progress.
+        config.reopen_timeout_s for each exchange. Without a last resort raises ShardUnavailable if nobody covers the
+        lost layers, PipelineAborted after config.max_repairs without progress.
         """
         now = asyncio.get_running_loop().time
         began, session = now(), self._session
         silent_s = began - session.last_progress if session.last_progress else 0.0
         reason = "; ".join(session.losses.values())
         lost: list[str] = []
-        self._count(committed, reason)
-        while session.losses or not all(hop.is_whole for hop in session.hops):
-            lost += [session.hops[i].offer.name for i in session.losses]
-            plan = await self._find_plan(committed, began)
-            planned = now()
-            try:
-                await self._reshape(plan)
-            except HopLost as error:
-                reason = f"{reason}; then {error}"
-                continue
-            if all(hop.has_log for hop, slot in zip(session.hops, plan.slots, strict=True) if slot.replay_until):
-                for hop in session.hops:
-                    hop.is_whole = True
+        try:
+            self._count(committed, reason)
+            while session.losses or not all(hop.is_whole for hop in session.hops):
+                names = tuple(session.hops[i].offer.name for i in session.losses)
+                self.events.append(Event("shard_status", names, at_token, f"degraded: {reason}"))
+                lost += names
+                plan = await self._find_plan(committed, began)
+                planned = now()
+                reason = await self._try(plan, reason)
+        except (ShardUnavailable, PipelineAborted) as error:
+            self.events.append(Event("pipeline_aborted", tuple(lost), at_token, str(error)))
+            raise
         names = tuple(slot.offer.name for slot in plan.slots if slot.kept is None)
+        kind: Literal["shard_failover", "reshard"] = "shard_failover" if len(names) == len(lost) else "reshard"
+        self.events.append(Event(kind, names, at_token, f"{', '.join(lost)} -> {', '.join(names)}"))
         self.repairs.append(Repair(reason, tuple(lost), names, at_token, silent_s, now() - planned, now() - began))
         logger.info("session=%s repaired at token %d: %s -> %s", session.id.hex()[:8], at_token, lost, names)
         return plan.origin_replays
+
+    async def _try(self, plan: RepairPlan, reason: str) -> str:
+        """Carry `plan` out; the hops are whole if it went through. Returns the reason, longer if it did not."""
+        try:
+            await self._reshape(plan)
+        except HopLost as error:
+            return f"{reason}; then {error}"
+        if all(hop.has_log for hop, slot in zip(self._session.hops, plan.slots, strict=True) if slot.replay_until):
+            for hop in self._session.hops:
+                hop.is_whole = True
+        return reason
+
+    async def hand_over(self, committed: int) -> None:
+        """Count hops that would like to leave as lost, if others can take their place; else they serve on."""
+        for index, reason in list(self._session.leaving.items()):
+            del self._session.leaving[index]
+            await self._lose_if_covered(index, reason, committed)
 
     async def suspect(self, waited_s: float, committed: int) -> None:
         """A step is overdue: if another node can take the place of the hop that holds it up, count that hop as lost.
 
         Raises HopLost through the session's next wait; returns if there is nothing better than to wait on.
         """
+        culprit = await self._session.probe()
+        await self._lose_if_covered(culprit, f"holds a step up: none for {waited_s:.1f} s", committed)
+
+    async def _lose_if_covered(self, index: int, reason: str, committed: int) -> None:
         session = self._session
-        culprit = await session.probe()
-        node = session.hops[culprit].offer.node
-        offers = await self._around.offers(self.excluded | {node})
-        route = [hop.offer for hop in session.hops]
+        excluded = self.excluded | {session.hops[index].offer.node}
+        offers = await self._around.offers(excluded)
         with contextlib.suppress(ShardUnavailable):
-            plan_repair(route, {culprit}, (), (), offers, self.excluded | {node}, committed)
-            session.lose(culprit, f"holds a step up: none for {waited_s:.1f} s")
+            plan_repair([hop.offer for hop in session.hops], {index}, (), (), offers, excluded, committed)
+            session.lose(index, reason)
 
     def _count(self, committed: int, reason: str) -> None:
-        """Raise PipelineAborted if too many repairs have brought no new position."""
+        """Raise PipelineAborted if too many repairs have brought no new position (with a last resort: take it)."""
         self._fruitless = 0 if committed > self._committed else self._fruitless + 1
         self._committed = max(committed, self._committed)
-        if self._fruitless > self._config.max_repairs:
+        if self._fruitless > self._config.max_repairs and self._last_resort is None:
             raise PipelineAborted(f"given up after {self._config.max_repairs} repairs without progress: {reason}")
 
     async def _find_plan(self, committed: int, began: float) -> RepairPlan:
@@ -116,15 +141,19 @@ class Healer:
         self.excluded |= {route[i].node for i in session.losses}
         empty = [i for i, hop in enumerate(session.hops) if not hop.is_whole]
         logless = [i for i, hop in enumerate(session.hops) if not hop.has_log]
-        while True:
+        while self._last_resort is None or self._fruitless <= self._config.max_repairs:
             offers = await self._around.offers(self.excluded)
             try:
                 return plan_repair(route, session.losses, empty, logless, offers, self.excluded, committed)
             except ShardUnavailable as error:
                 waited = asyncio.get_running_loop().time() - began
-                if waited > self._config.patience_s:
+                if waited > self._config.patience_s and self._last_resort is None:
                     raise ShardUnavailable(f"{error}, after {waited:.0f} s of looking") from error
+                if waited > self._config.patience_s:
+                    break
             await asyncio.sleep(ASK_AGAIN_S)
+        assert self._last_resort is not None
+        return plan_repair(route, range(len(route)), (), (), [self._last_resort], (), committed)
 
     async def _reshape(self, plan: RepairPlan) -> None:
         """Connect the new hops and reshape; a node that cannot be reached is excluded and counts as lost."""
@@ -147,4 +176,3 @@ class Healer:
         if slot.kept is not None:
             return self._session.hops[slot.kept]
         return await self._around.connect(index, slot.offer, num_hops, self._session.lease)
-

@@ -116,6 +116,8 @@ class Generation:
         """As _advance; lost hops are replaced meanwhile, and the window is sent again."""
         while True:
             try:
+                if self._session.leaving:
+                    await self._healer.hand_over(min(self._reached, len(self.ledger) - 1))
                 return await self._advance(drafts)
             except HopLost:
                 pass

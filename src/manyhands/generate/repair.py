@@ -10,6 +10,7 @@ the origin from the ids.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from manyhands.core import NodeId, Span
 from manyhands.errors import ShardUnavailable
@@ -49,6 +50,20 @@ class Repair:
     detect_s: float
     replay_s: float
     total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a running route (names: HN-40, L9-23).
+
+    shard_status (a hop is degraded) · shard_failover (replaced one for one) · reshard (the layers are cut anew) ·
+    pipeline_aborted. `nodes` are those it is about, `at_token` the tokens committed then.
+    """
+
+    kind: Literal["shard_status", "shard_failover", "reshard", "pipeline_aborted"]
+    nodes: tuple[str, ...]
+    at_token: int
+    detail: str
 
 
 def plan_repair(

@@ -15,6 +15,7 @@ from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, EndsAt, ModelId, NodeId, PathKind, Precision, SamplingParams, SessionId
 from manyhands.errors import (
     BadRequest,
+    Draining,
     LinkClosed,
     ManyhandsError,
     ModelError,
@@ -71,7 +72,8 @@ class HopLost(PipelineAborted):
 class Session:
     """An open route. Created by `Node.open_session`, which also closes it; not shared between requests.
 
-    `losses` maps hops of the present route that are lost to the reason. While there are any, nothing is sent.
+    `losses` maps hops of the present route that are lost to the reason. While there are any, nothing is sent. `leaving`
+    does so for hops that would like to leave.
     """
 
     def __init__(self, origin: NodeId, hops: Sequence[Hop], lease: Lease, config: RequestConfig) -> None:
@@ -81,6 +83,7 @@ class Session:
         self.hops = list(hops)
         self.lease = lease
         self.losses: dict[int, str] = {}
+        self.leaving: dict[int, str] = {}
         self.last_progress: float = 0.0
         self.sent_until = 0  # the end of the last step sent: what every hop should come to compute
         self._progress: dict[int, Progress] = {}
@@ -115,6 +118,7 @@ class Session:
         self.epoch += 1
         self.hops = list(hops)
         self.losses.clear()
+        self.leaving.clear()
         self._results.clear()
         self.sent_until = 0
         for hop in hops:
@@ -300,6 +304,9 @@ class Session:
         that ends the session; else the hop at fault is lost."""
         at_fault = message.hop if message.blame in (None, ORIGIN_HOP) else message.blame
         if at_fault is None or at_fault >= len(self.hops) or message.epoch != self.epoch:
+            return
+        if message.code == Draining.code and self._is_running:
+            self.leaving[message.hop] = message.detail
             return
         kind = _ERRORS.get(message.code, PipelineAborted)
         blames_origin = message.blame == ORIGIN_HOP and message.hop == 0

@@ -49,7 +49,9 @@ class Shard:
         hooks = [m.register_forward_pre_hook(record) for m in self._layers.modules() if type(m) is nn.Linear]
         probe = Probe()
         with attention.running(probe):
-            self._run(torch.zeros(MIN_ROWS, self.hidden_size, dtype=self.dtype), torch.arange(MIN_ROWS)[None], self.span)
+            self._run(
+                torch.zeros(MIN_ROWS, self.hidden_size, dtype=self.dtype), torch.arange(MIN_ROWS)[None], self.span
+            )
         for hook in hooks:
             hook.remove()
         replace_linears(self._layers, order, self.precision)

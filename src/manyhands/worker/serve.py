@@ -1,6 +1,6 @@
 """A hop: leases, sessions and the device loop of one span on one node. Links come and go outside (node.py).
 
-    Open ─ reserve ─► open ─► sessions ─ batch.choose ─► device ─► sessions ─► successors
+Open ─ reserve ─► open ─► sessions ─ batch.choose ─► device ─► sessions ─► successors
 """
 
 import asyncio
@@ -10,7 +10,16 @@ from dataclasses import replace
 
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo
-from manyhands.errors import BadRequest, Busy, ContextOverflow, Corruption, LinkClosed, ManyhandsError, WeightsMismatch
+from manyhands.errors import (
+    BadRequest,
+    Busy,
+    ContextOverflow,
+    Corruption,
+    Draining,
+    LinkClosed,
+    ManyhandsError,
+    WeightsMismatch,
+)
 from manyhands.net.transport import Link
 from manyhands.wire.message import Open, Probe, Step
 from manyhands.worker.batch import Waiting, choose
@@ -47,6 +56,7 @@ class SpanHost:
         self._pending: dict[Place, int] = {}  # leases of places that are being opened
         self._wake = asyncio.Event()
         self._clock = 0
+        self.is_draining = False
         self.steps_run = 0
         self.rows_run = 0
 
@@ -96,6 +106,8 @@ class SpanHost:
         here = self._places.get(place)
         if here is not None and message.epoch > here.opened.epoch:
             return
+        if self.is_draining:
+            raise Draining(f"layers {info.span} are being drained: try another node")
         if here is not None or place in self._pending:
             raise BadRequest(f"session {message.session.hex()} is already open on layers {info.span}")
         self._lease(message)
@@ -137,9 +149,7 @@ class SpanHost:
         session.answer_open(self._info.arithmetic, has_log=has_log)
         logger.info("session=%s epoch=%d hop=%d layers=%s", session.name, message.epoch, message.hop, message.span)
 
-    def _add(
-        self, message: Open, model: SpanModel, sampler: Draws | None, origin: Link, successor: Link
-    ) -> HopSession:
+    def _add(self, message: Open, model: SpanModel, sampler: Draws | None, origin: Link, successor: Link) -> HopSession:
         self._clock += 1
         fit = Fit(model.shard.hidden_size, model.wire_dtype, model.vocab_size)
         cache = model.shard.new_cache(message.capacity, message.span)
@@ -173,6 +183,12 @@ class SpanHost:
         """The control link to an origin is gone: free its sessions."""
         for place, session in [(p, s) for p, s in self._places.items() if s.origin.peer == node]:
             self._free(place, session)
+
+    def drain(self) -> None:
+        """Accept no more sessions; let the origins of those here look for other nodes."""
+        self.is_draining = True
+        for session in self._places.values():
+            session.fault(Draining.code, "drains", session.opened.hop)
 
     def drop_successor(self, link: Link) -> None:
         """A data link is gone: the origins of sessions that send over it are told, and may repair their routes."""

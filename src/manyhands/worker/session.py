@@ -1,6 +1,6 @@
 """One session on one hop: what waits, what was sent, what may be sent. Synchronous; links are given to it.
 
-    step() ─► waiting ─ take() ─► device ─ deliver() ─► log, outbox ─ credits ─► successor
+step() ─► waiting ─ take() ─► device ─ deliver() ─► log, outbox ─ credits ─► successor
 """
 
 import logging
@@ -44,7 +44,14 @@ class HopSession:
     """A session's place on this hop. `place` changes it (a repair); the cache stays."""
 
     def __init__(
-        self, opened: Open, cache: SessionCache, sampler: Draws | None, fit: Fit, key: int, origin: Link, successor: Link
+        self,
+        opened: Open,
+        cache: SessionCache,
+        sampler: Draws | None,
+        fit: Fit,
+        key: int,
+        origin: Link,
+        successor: Link,
     ) -> None:
         self.opened, self.cache, self.sampler, self.key = opened, cache, sampler, key
         self.origin, self.successor = origin, successor
@@ -200,7 +207,9 @@ class HopSession:
         self.computed = taken.step.position + taken.step.count
         if taken.uses_up:
             self._owe(1)
-        step = self._addressed(replace(taken.step, position=result.position, count=result.count, payload=result.payload))
+        step = self._addressed(
+            replace(taken.step, position=result.position, count=result.count, payload=result.payload)
+        )
         step = replace(step, content=result.content)
         if not self.is_last:
             self.log.append(step)
