@@ -32,7 +32,7 @@ from manyhands.worker.execute import Device, Draws, Result, SpanModel, Work
 
 logger = logging.getLogger(__name__)
 
-# Steps computed before their credits go back together: half the window, so that the sender never waits for them.
+# Steps computed before their credits go back together: at most half the window, so that the sender never waits for them.
 CREDIT_BATCH = 8
 
 
@@ -60,6 +60,10 @@ class HopSession:
     @property
     def is_last(self) -> bool:
         return self.opened.hop == self.opened.num_hops - 1
+
+    @property
+    def hop_before(self) -> int:
+        return self.opened.hop - 1 if self.opened.hop else ORIGIN_HOP
 
 
 class SpanHost:
@@ -138,6 +142,7 @@ class SpanHost:
         if message.capacity > free:
             raise Busy(f"layers {info.span} have cache for {free} more positions, {message.capacity} are asked for")
         self._pending[message.session] = message.capacity
+        self._wake.set()  # no longer idle
 
     async def open(self, message: Open, origin: Link, successor: Link) -> None:
         """Turn the reservation into a session and tell the origin. The caller has connected `successor`."""
@@ -178,6 +183,7 @@ class SpanHost:
         session.waiting.clear()
         session.outbox.clear()
         del self._by_key[session.key]
+        self._wake.set()  # perhaps idle from now on
         logger.info("session=%s closed layers=%s", session_id.hex()[:8], self._info.span)
 
     def drop_origin(self, node: NodeId) -> None:
@@ -211,7 +217,7 @@ class SpanHost:
         try:
             self._check(step, session)
         except ManyhandsError as error:
-            self._fault(session, error, session.opened.hop - 1)
+            self._fault(session, error, session.hop_before)
             return
         session.predecessor = link
         if step.window > session.newest_window:
@@ -251,7 +257,8 @@ class SpanHost:
 
     def _owe(self, session: HopSession, steps: int) -> None:
         session.owed += steps
-        if session.owed >= CREDIT_BATCH and session.predecessor is not None:
+        batch = min(CREDIT_BATCH, max(1, session.opened.window // 2))
+        if session.owed >= batch and session.predecessor is not None:
             _send(session.predecessor, Credit(session.opened.session, session.opened.hop, session.owed))
             session.owed = 0
 
@@ -268,15 +275,20 @@ class SpanHost:
 
     # -- the device loop ----------------------------------------------------------------------------------------------
 
+    @property
+    def _is_idle(self) -> bool:
+        return self._model is not None and not self._sessions and not self._pending
+
     async def run(self) -> None:
         """Compute waiting steps for ever. Evicts the model when nobody has used it for `evict_after_s`."""
         while True:
-            idle_s = self._config.evict_after_s if self._model is not None and not self._sessions else 0
+            idle_s = self._config.evict_after_s if self._is_idle else 0
             try:
                 async with asyncio.timeout(idle_s or None):
                     await self._wake.wait()
             except TimeoutError:
-                await self._evict()
+                if self._is_idle:
+                    await self._evict()
                 continue
             self._wake.clear()
             while works := self._choose():
@@ -322,14 +334,18 @@ class SpanHost:
 
     async def _run_batch(self, taken: list[tuple[HopSession, Step, Work]]) -> None:
         model = await self.ensure_loaded()
-        results = await self._device.run(lambda: model.run([work for _, _, work in taken]))
+        try:
+            results = await self._device.run(lambda: model.run([work for _, _, work in taken]))
+        except Exception as error:  # out of memory, say: these sessions end, the node goes on
+            logger.exception("layers=%s a step of %d sessions failed", self._info.span, len(taken))
+            results = [error] * len(taken)
         self.steps_run += 1
         self.rows_run += sum(work.count for _, _, work in taken)
         for (session, step, _), result in zip(taken, results, strict=True):
             if session.is_closed:
                 continue
             if isinstance(result, Exception):
-                self._fault(session, result, session.opened.hop - 1 if isinstance(result, Corruption) else None)
+                self._fault(session, result, session.hop_before if isinstance(result, Corruption) else None)
                 continue
             self._owe(session, 1)
             session.outbox.append(_onward(session, step, result))
