@@ -202,7 +202,7 @@ class Session:
     def _owe(self, sender: int, link: Link) -> None:
         hop = self.hops[sender]
         hop.owed += 1
-        if hop.owed >= CREDIT_BATCH:
+        if hop.owed >= min(CREDIT_BATCH, max(1, self._config.window // 2)):
             last = sender == len(self.hops) - 1
             _try_send(link, Credit(self.id, ORIGIN_HOP if last else sender + 1, hop.owed))
             hop.owed = 0
@@ -216,8 +216,8 @@ class Session:
 
     def on_fault(self, message: Fault) -> None:
         blamed = message.hop if message.blame is None else message.blame
-        name = self.hops[blamed].offer.name if blamed < len(self.hops) else "origin"
-        self._fail(_ERRORS.get(message.code, PipelineAborted)(f"hop {blamed} ({name}): {message.detail}"))
+        who = f"hop {blamed} ({self.hops[blamed].offer.name})" if blamed < len(self.hops) else "the origin"
+        self._fail(_ERRORS.get(message.code, PipelineAborted)(f"{who}: {message.detail}"))
 
     def on_lost(self, link: Link, reason: str) -> None:
         """One of our links is gone; the session cannot go on if a hop was behind it."""
