@@ -54,6 +54,11 @@ def module_name(path: Path) -> str:
     return ".".join(("manyhands", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
 
 
+def is_module(package: str, name: str) -> bool:
+    """Whether `from package import name` names a part of manyhands and not a value."""
+    return package == "manyhands" and ((ROOT / name).is_dir() or (ROOT / f"{name}.py").exists())
+
+
 def imports(path: Path) -> Iterator[str]:
     """Every module named by an import statement, also inside functions and under TYPE_CHECKING."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -63,7 +68,7 @@ def imports(path: Path) -> Iterator[str]:
             assert node.level == 0, f"{path}: relative imports hide where they point"
             assert node.module is not None
             yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "manyhands")
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if is_module(node.module, alias.name))
 
 
 def rank(name: str) -> int:
