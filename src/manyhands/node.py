@@ -147,8 +147,8 @@ class Node:
         """Leave politely: accept no session, hand those here over, return when none is left. Deadline: the caller's."""
         for host in self.hosts:
             host.drain()
-        while any(host.num_sessions for host in self.hosts):
-            await asyncio.sleep(0.05)
+        for host in self.hosts:
+            await host.emptied()
 
     # -- owning requests ----------------------------------------------------------------------------------------------
 

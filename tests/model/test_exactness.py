@@ -92,8 +92,8 @@ def test_verify_windows_and_rollback_give_the_same_bits(subject: Subject, size: 
     """A window of wrong drafts leaves no trace: the next step starts earlier and overwrites them."""
     pipeline = subject.loader.cut(0, 1, 4, 6)
     caches = pipeline.session(LENGTH + size)
-    got = [pipeline.step([Feed(caches, 0, IDS[:30])])[0]]
-    at = 30
+    got = [pipeline.step([Feed(caches, 0, IDS[:41])])[0]]
+    at = 41
     while at < LENGTH:
         right = IDS[at : at + size]
         wrong = torch.cat([right[:1], (IDS[at + 1 : at + size] + 1) % 256, random_ids(1, seed=at)])
@@ -110,8 +110,8 @@ def test_strangers_in_a_ragged_batch_change_no_bit(subject: Subject) -> None:
     pipeline = subject.whole
     caches, long, short = pipeline.session(), pipeline.session(200), pipeline.session()
     pipeline.step([Feed(long, 0, random_ids(90, seed=2))])
-    got = [pipeline.step([Feed(short, 0, random_ids(5, seed=4)), Feed(caches, 0, IDS[:40])])[1]]
-    for turn, at in enumerate(range(40, LENGTH)):
+    got = [pipeline.step([Feed(short, 0, random_ids(5, seed=4)), Feed(caches, 0, IDS[:53])])[1]]
+    for turn, at in enumerate(range(53, LENGTH)):
         mine = Feed(caches, at, IDS[at : at + 1])
         others = [Feed(long, 90 + turn, random_ids([1, 3, 17][turn % 3], seed=turn)), Feed(short, 5, IDS[:2])]
         place = turn % 3
@@ -123,7 +123,7 @@ def test_strangers_in_a_ragged_batch_change_no_bit(subject: Subject) -> None:
 def test_two_threads_give_the_bits_of_one(subject: Subject) -> None:
     """Work is split among threads by blocks that the number of rows does not move."""
     with threads(2):
-        for sizes in ([LENGTH], pieces(LENGTH, 5), [40] + [1] * 28):
+        for sizes in ([LENGTH], pieces(LENGTH, 9), [56] + [1] * 12):
             assert_same_bits(subject.loader.cut(0, 1, 4, 6).run(IDS, sizes), subject.reference)
 
 

@@ -55,6 +55,8 @@ CONTROL: list[Message] = [
         successor=NodeAddr("example.org", 7000),
         sampling=SAMPLING,
         window=16,
+        replay_until=0,
+        emit_from=0,
     ),
     Opened(SESSION, 1, 0, "avx512-bf16"),
     Close(SESSION),

@@ -10,6 +10,7 @@ rolls the hops' caches back. Where `ends` are at the edges, ids go down and ids 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 
@@ -21,9 +22,10 @@ from manyhands.generate.sample import Drawn, Sampler
 from manyhands.generate.session import HopLost, Session
 from manyhands.generate.speculate import Drafter, verify
 from manyhands.generate.turn import EndsHost
-from manyhands.wire.message import Payload, Step
+from manyhands.wire.message import Content, Payload, Step
 from manyhands.wire.tensor import decode_tensor, encode_tensor
 from manyhands.worker.batch import WINDOW_ROWS
+from manyhands.worker.execute import WIRE_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,8 @@ class Generation:
     def _decide(self, rows: list[Step], logits_TV: torch.Tensor, drafts: Sequence[int]) -> list[Drawn]:
         if rows[0].content == "ids":
             ids = [int(i) for i in _tensor(rows)[:, 0]]
+            if not all(0 <= i < self._sampler.vocab_size for i in ids):
+                raise Corruption(f"the last hop drew tokens {ids}; there are 0 to {self._sampler.vocab_size - 1}")
             right = next((i for i, (a, b) in enumerate(zip(ids, drafts, strict=False)) if a != b), len(ids) - 1)
             return [Drawn(i, None, None) for i in ids[: right + 1]]
         if rows[0].content == "logits":
@@ -172,9 +176,22 @@ class Generation:
         self.accepted += max(0, len(drawn) - 1)
 
     def _propose(self) -> Sequence[int]:
-        """Drafts for the next window: never so many that it would leave the lease."""
+        """Drafts for the next window: tokens that exist, and never so many that it would leave the lease."""
         room = self._request.capacity - len(self.ledger)
-        return self._drafter.propose(self.ledger)[: max(0, room - 1)]
+        drafts = self._drafter.propose(self.ledger)[: max(0, room - 1)]
+        return list(takewhile(lambda i: 0 <= i < self._sampler.vocab_size, drafts))
+
+    def _check_shape(self, content: Content, payload: Payload) -> None:
+        """Rows join those of other requests (turn.py), so they must be what this session's last hop owes."""
+        lease, dtype = self._session.lease, WIRE_DTYPES[self._session.lease.precision]
+        if self._ends is not None:
+            due = ("hidden", dtype, int(self._ends.ends.config.hidden_size))
+        elif lease.sampling is not None:
+            due = ("ids", "int32", 1)
+        else:
+            due = ("logits", dtype, self._sampler.vocab_size)
+        if (content, payload.dtype, payload.width) != due:
+            raise ProtocolError(f"{content} of width {payload.width} in {payload.dtype} came back, not {due}")
 
     async def _rows(self, count: int) -> list[Step]:
         """The steps that carry the `count` wanted rows after the ledger, in order (hops may have split them)."""
@@ -187,6 +204,7 @@ class Generation:
                 continue  # progress of a prefill
             if step.position != expected or step.count > count or step.payload is None:
                 raise ProtocolError(f"rows from position {step.position} came back where {expected} was due")
+            self._check_shape(step.content, step.payload)
             rows.append(step)
             expected += step.count
             count -= step.count

@@ -134,6 +134,10 @@ class Sampler:
         self._filters = _read_filters(self._params)
         self._is_raw = not (self._bias_ids.size or self._banned_ids.size or _has_penalty(self._params))
 
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
     def __repr__(self) -> str:
         return f"Sampler({self._params}, vocab_size={self._vocab_size})"
 

@@ -282,7 +282,7 @@ class Session:
     def _owe(self, sender: int, link: Link) -> None:
         hop = self.hops[sender]
         hop.owed += 1
-        if hop.owed >= CREDIT_BATCH:
+        if hop.owed >= min(CREDIT_BATCH, max(1, self._config.window // 2)):
             last = sender == len(self.hops) - 1
             _try_send(link, Credit(self.id, ORIGIN_HOP if last else sender + 1, hop.owed))
             hop.owed = 0
@@ -302,16 +302,17 @@ class Session:
     def on_fault(self, message: Fault) -> None:
         """A hop cannot go on, or blames another. Before the route has opened, and where the request itself is at fault,
         that ends the session; else the hop at fault is lost."""
-        at_fault = message.hop if message.blame in (None, ORIGIN_HOP) else message.blame
-        if at_fault is None or at_fault >= len(self.hops) or message.epoch != self.epoch:
+        if message.epoch != self.epoch or message.hop >= len(self.hops):
             return
         if message.code == Draining.code and self._is_running:
             self.leaving[message.hop] = message.detail
             return
+        at_fault = message.hop if message.blame is None or message.blame >= len(self.hops) else message.blame
         kind = _ERRORS.get(message.code, PipelineAborted)
         blames_origin = message.blame == ORIGIN_HOP and message.hop == 0
-        if not self._is_running or kind is BadRequest or blames_origin:
-            self._fail(kind(f"hop {at_fault} ({self.hops[at_fault].offer.name}): {message.detail}"))
+        if not self._is_running or blames_origin or (kind is BadRequest and message.blame is None):
+            who = "the origin" if blames_origin else f"hop {at_fault} ({self.hops[at_fault].offer.name})"
+            self._fail(kind(f"{who}: {message.detail}"))
         else:
             self.lose(at_fault, message.detail)
 

@@ -54,7 +54,13 @@ class EndsHost:
             turns, self._waiting = self._waiting, []
             turns = [t for t in turns if not t.done.done()]
             if turns:
-                self._settle(turns, await self._device.run(lambda turns=turns: self._compute(turns)))  # type: ignore[misc]
+                self._settle(turns, await self._run(turns))
+
+    async def _run(self, turns: list[_Turn]) -> list[Tensor | Exception | None]:
+        try:
+            return await self._device.run(lambda: self._compute(turns))
+        except Exception as error:  # out of memory, say: these requests end, the node goes on
+            return [error] * len(turns)
 
     @staticmethod
     def _settle(turns: list[_Turn], outcomes: list[Tensor | Exception | None]) -> None:

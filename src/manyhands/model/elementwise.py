@@ -18,14 +18,16 @@ from manyhands.model.linear import invariant_linear
 
 # Two AVX-512 registers of fp32 (bf16 is computed as fp32 pairs: 64 elements a step).
 _VECTOR = 64
-# at::internal::GRAIN_SIZE: shorter ranges are never split among threads.
+# at::internal::GRAIN_SIZE: shorter ranges are never split among threads, longer ones into at most one part a grain ...
 _GRAIN = 32768
+# ... except by GELU, which splits what is longer than this among all threads (ATen's Activation.cpp).
+_PIECE = 16384
 
 
 def is_tail_free(num_elements: int, num_threads: int) -> bool:
     """Whether ATen covers a contiguous range of so many elements in whole vectors, on that many threads."""
-    parts = min(num_threads, math.ceil(num_elements / _GRAIN)) if num_elements > _GRAIN else 1
-    return num_elements % (_VECTOR * max(parts, 1)) == 0
+    splits = {1} if num_elements <= _PIECE else {num_threads, min(num_threads, math.ceil(num_elements / _GRAIN))}
+    return all(num_elements % (_VECTOR * parts) == 0 for parts in splits)
 
 
 def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -35,7 +37,7 @@ def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if is_tail_free(count, torch.get_num_threads()):
         return function(flat).view(x.shape)
     padded = F.pad(flat, (0, -count % _VECTOR))
-    pieces = [function(padded[at : at + _GRAIN]) for at in range(0, padded.numel(), _GRAIN)]
+    pieces = [function(padded[at : at + _PIECE]) for at in range(0, padded.numel(), _PIECE)]
     return torch.cat(pieces)[:count].view(x.shape)
 
 

@@ -100,12 +100,14 @@ def load_part(folder: Path, config: PreTrainedConfig, part: Part, precision: Pre
             dtype=DTYPES[precision],
             attn_implementation=attention.NAME,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are listed in `info`, and refused below by name
         )
     except (RuntimeError, ValueError, KeyError) as error:
         raise ModelError(f"{folder}: {str(error).splitlines()[0]}") from error
     missing = sorted(k for k in info["missing_keys"] if _is_needed(k, part))
     if missing or info["mismatched_keys"]:
-        names = ", ".join([*missing, *map(str, info["mismatched_keys"])][:3])
+        wrong = [f"{key} (stored {list(stored)}, needed {list(needed)})" for key, stored, needed in info["mismatched_keys"]]
+        names = ", ".join([*missing, *wrong][:3])
         raise ModelError(f"{folder}: tensors missing or of the wrong shape: {names}")
     guard(model)
     pack_experts(model, precision)

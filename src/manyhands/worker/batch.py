@@ -34,10 +34,14 @@ def choose(waiting: Sequence[Waiting], prefill_rows: int, mixed_rows: int) -> li
     order = sorted(waiting, key=lambda w: (w.served, w.key))
     picks: list[Pick] = []
     room = max(prefill_rows, WINDOW_ROWS)
+    # A prefill that waits longest keeps a share even if short steps could fill the whole step.
+    kept = min(mixed_rows, room // 2) if order and order[0].num_rows > WINDOW_ROWS else 0
+    room -= kept
     for w in order:
         if w.num_rows <= WINDOW_ROWS and w.num_rows <= room:
             picks.append(Pick(w.key, w.num_rows))
             room -= w.num_rows
+    room += kept
     if picks:
         room = min(room, mixed_rows)
     for w in order:

@@ -55,6 +55,7 @@ class SpanHost:
         self._by_key: dict[int, HopSession] = {}
         self._pending: dict[Place, int] = {}  # leases of places that are being opened
         self._wake = asyncio.Event()
+        self._freed = asyncio.Event()
         self._clock = 0
         self.is_draining = False
         self.steps_run = 0
@@ -123,6 +124,7 @@ class SpanHost:
         if message.capacity > free:
             raise Busy(f"layers {info.span} have cache for {free} more positions, {message.capacity} are asked for")
         self._pending[message.session, message.span] = message.capacity
+        self._wake.set()  # no longer idle
 
     async def open(self, message: Open, origin: Link, successor: Link) -> None:
         """Turn a reservation into a session, or give a session its new place; tell the origin.
@@ -177,6 +179,7 @@ class SpanHost:
         del self._places[place], self._by_key[session.key]
         self._forget_hop(session)
         self._wake.set()  # idle time, and so eviction, begins when the last session goes
+        self._freed.set()
         logger.info("session=%s closed layers=%s", session.name, place[1])
 
     def drop_origin(self, node: NodeId) -> None:
@@ -189,6 +192,12 @@ class SpanHost:
         self.is_draining = True
         for session in self._places.values():
             session.fault(Draining.code, "drains", session.opened.hop)
+
+    async def emptied(self) -> None:
+        """Wait until no session is left. Deadline: the caller's."""
+        while self._places:
+            self._freed.clear()
+            await self._freed.wait()
 
     def drop_successor(self, link: Link) -> None:
         """A data link is gone: the origins of sessions that send over it are told, and may repair their routes."""
@@ -224,15 +233,20 @@ class SpanHost:
 
     # -- the device loop ----------------------------------------------------------------------------------------------
 
+    @property
+    def _is_idle(self) -> bool:
+        return self._model is not None and not self._places and not self._pending
+
     async def run(self) -> None:
         """Compute waiting steps for ever. Evicts the model when nobody has used it for `evict_after_s`."""
         while True:
-            idle_s = self._config.evict_after_s if self._model is not None and not self._places else 0
+            idle_s = self._config.evict_after_s if self._is_idle else 0
             try:
                 async with asyncio.timeout(idle_s or None):
                     await self._wake.wait()
             except TimeoutError:
-                self._evict()
+                if self._is_idle:
+                    self._evict()
                 continue
             self._wake.clear()
             while taken := self._choose():

@@ -17,7 +17,7 @@ from manyhands.worker.log import OutputLog, split_step
 
 logger = logging.getLogger(__name__)
 
-# Steps computed before their credits go back together: half the window, so that the sender never waits for them.
+# Steps computed before their credits go back together: at most half the window, so that the sender never waits for them.
 CREDIT_BATCH = 8
 
 
@@ -168,7 +168,8 @@ class HopSession:
     def _owe(self, steps: int) -> None:
         """Give `steps` back to the predecessor's window, in batches."""
         self._owed += steps
-        if self._owed >= CREDIT_BATCH and self._predecessor is not None:
+        batch = min(CREDIT_BATCH, max(1, self.opened.window // 2))
+        if self._owed >= batch and self._predecessor is not None:
             send(self._predecessor, Credit(self.opened.session, self.opened.hop, self._owed))
             self._owed = 0
 

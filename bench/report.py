@@ -1,0 +1,90 @@
+"""What every benchmark says at the end, and how it takes its samples: arms interleaved, median and spread, one JSON line.
+
+A script prints one JSON object as the last line of stdout (figures, target, holds), stores it with machine, date and
+command under bench/results/, and exits with 0 if the targets hold, else 1. Progress goes to stderr: "measuring ARM" and
+"measured ARM VALUE" enclose every timed part.
+"""
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def spread(samples: Sequence[float], digits: int = 2) -> dict[str, float]:
+    """Median, extremes and number of samples."""
+    return {
+        "median": round(statistics.median(samples), digits),
+        "min": round(min(samples), digits),
+        "max": round(max(samples), digits),
+        "n": len(samples),
+    }
+
+
+def paired(numerator: Sequence[float], denominator: Sequence[float], digits: int = 3) -> dict[str, float]:
+    """The ratio of two arms, taken rep by rep: what slows the whole machine for a while slows both alike."""
+    return spread([a / b for a, b in zip(numerator, denominator, strict=True)], digits)
+
+
+@contextmanager
+def measuring(arm: str) -> Iterator[None]:
+    """Encloses a timed part on stderr."""
+    print(f"measuring {arm}", file=sys.stderr, flush=True)
+    time.sleep(0.02)  # whoever listens to this line may still the machine
+    try:
+        yield
+    finally:
+        print(f"measured {arm}", file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """Where and when the figures were taken."""
+    import torch
+    import transformers
+
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def finish(script: str, figures: Mapping[str, Any], target: Mapping[str, Any], holds: Mapping[str, bool]) -> int:
+    """Print the last line, store it, and give the exit code. `holds` names every target; all must hold."""
+    last = {**figures, "target": target, "holds_each": holds, "holds": all(holds.values())}
+    command = " ".join(["python", "-m", f"bench.{script}", *sys.argv[1:]])
+    RESULTS.mkdir(exist_ok=True)
+    stored = {"command": command, "machine": machine(), **last}
+    (RESULTS / f"{_name(script)}.json").write_text(json.dumps(stored, indent=1) + "\n")
+    print(json.dumps(last), flush=True)
+    return 0 if last["holds"] else 1
+
+
+def _name(script: str) -> str:
+    """One file for each thing measured, so that --shape 1.1b does not overwrite 0.5b, nor a quick run a full one."""
+    shape = [sys.argv[i + 1] for i, a in enumerate(sys.argv[:-1]) if a == "--shape"]
+    return "-".join([script, *shape, *(["quick"] if "--quick" in sys.argv else [])])

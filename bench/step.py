@@ -1,0 +1,215 @@
+"""How fast is a token on one node, against transformers, against llama.cpp, and against what the memory can deliver?
+
+Arms, interleaved, on one checkpoint in bf16 and with the same number of threads:
+  transformers  `generate`, sdpa, greedy
+  ours          in this process, without a network: Ends.embed, Shard.forward, Ends.logits, argmax
+  node          the product: an origin here, one `serve` process, TLS on loopback
+  llama_cpp     llama-cpp-python where it is importable (the same weights as GGUF, bench/gguf.py)
+Decode: tokens/s after the first of NEW tokens that follow a prompt of 64. Prefill: 256 tokens over the time to the first.
+The floor is the machine's read bandwidth, measured in the same run, over the bytes of weights that a token reads.
+Holds if `ours` decodes at 1.6x transformers and prefills at 1.0x (medians of the ratios rep by rep), and `node` likewise.
+Run: python -m bench.step [--shape 0.5b|1.1b] [--reps N] [--quick]
+"""
+
+import argparse
+import sys
+import time
+from collections import defaultdict
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from bench.report import finish, measuring, note, paired, spread
+from bench.shapes import checkpoint
+from bench.swarm import base, generate, origin, prompt_ids
+from torch import Tensor
+
+from manyhands.cli.options import run as run_loop
+from manyhands.core import Span
+from manyhands.model.cache import Segment, SessionCache, StepPlan
+from manyhands.model.ends import Ends
+from manyhands.model.folder import read_entries
+from manyhands.model.linear import MIN_ROWS
+from manyhands.model.load import read_config
+from manyhands.model.shard import Shard
+
+PROMPT, NEW, PREFILL = 64, 32, 256
+TARGET = {"decode_x": 1.6, "prefill_x": 1.0}
+
+
+class Arm(Protocol):
+    """`times`: seconds from the request to each of `new` tokens. Called on the compute thread."""
+
+    def times(self, ids: list[int], new: int) -> list[float]: ...
+
+
+class Transformers:
+    """Stock `generate`."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
+        self.model.eval().generation_config.eos_token_id = None
+
+    def times(self, ids: list[int], new: int) -> list[float]:
+        clock = Stopwatch()
+        with torch.inference_mode():
+            self.model.generate(torch.tensor([ids]), max_new_tokens=new, do_sample=False, streamer=clock)
+        return clock.at[1:]  # the first call brings the prompt
+
+
+class Stopwatch:
+    """A streamer that keeps only when it was called."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.at: list[float] = []
+
+    def put(self, _: object) -> None:
+        self.at.append(time.perf_counter() - self.began)
+
+    def end(self) -> None:
+        pass
+
+
+class Ours:
+    """Our arithmetic in one plain loop."""
+
+    def __init__(self, folder: Path) -> None:
+        config = read_config(folder)
+        self.ends = Ends(folder, "bf16", config=config)
+        self.shard = Shard(folder, Span(0, int(config.num_hidden_layers)), "bf16", config)
+
+    def times(self, ids: list[int], new: int) -> list[float]:
+        cache = self.shard.new_cache(len(ids) + new)
+        clock = Stopwatch()
+        for _ in range(new):
+            ids = [self.next(cache, ids)]
+            clock.put(None)
+        return clock.at
+
+    def next(self, cache: SessionCache, ids: list[int]) -> int:
+        """Run `ids` at the end of the cache; the greedy token after them."""
+        hidden_ND = self.forward(cache, self.ends.embed(torch.tensor(ids)))
+        return int(self.ends.logits(hidden_ND[-1:])[0].argmax())
+
+    def forward(self, cache: SessionCache, hidden_TD: Tensor) -> Tensor:
+        count = hidden_TD.shape[0]
+        rows = max(count, MIN_ROWS)
+        padded_ND = torch.cat([hidden_TD, hidden_TD.new_zeros(rows - count, hidden_TD.shape[1])])
+        plan = StepPlan([Segment(cache, cache.length, 0, count)], rows)
+        return self.shard.forward(padded_ND, plan)[:count]
+
+
+def llama_cpp(folder: Path, threads: int) -> Arm | None:
+    """llama.cpp on the same weights, or None where it is not installed."""
+    if find_spec("llama_cpp") is None:
+        return None
+    from bench.gguf import LlamaCpp
+
+    return LlamaCpp(folder, threads)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One repetition of one arm."""
+
+    decode_tps: float
+    prefill_tps: float
+
+
+def figures(decode: list[float], prefill: list[float]) -> Figures:
+    return Figures((len(decode) - 1) / (decode[-1] - decode[0]), PREFILL / prefill[0])
+
+
+def bandwidth_gbs(buffer: Tensor) -> float:
+    """Bytes/s of reading a buffer far larger than the caches: the best of three sums on all threads."""
+    best = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        buffer.sum()
+        best = min(best, time.perf_counter() - began)
+    return buffer.numel() * buffer.element_size() / best / 1e9
+
+
+def bytes_per_token(folder: Path) -> int:
+    """Bytes of weights that one decoded token reads: everything but an embedding that is not the head too."""
+    tied = bool(getattr(read_config(folder), "tie_word_embeddings", False))
+    return sum(len(e) for e in read_entries(folder) if tied or "embed_tokens" not in e.name)
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[Any]]:
+    samples: dict[str, list[Any]] = defaultdict(list)
+    decode_ids, prefill_ids = prompt_ids(PROMPT), prompt_ids(PREFILL, 1)
+    async with AsyncExitStack() as stack:
+        home = await stack.enter_async_context(base(folder, options.threads))
+        node = await origin(stack, home, 1, options.threads)
+        arms: dict[str, Arm | None] = {
+            "transformers": await home.device.run(lambda: Transformers(folder)),
+            "ours": await home.device.run(lambda: Ours(folder)),
+            "node": None,
+        }
+        if (other := await home.device.run(lambda: llama_cpp(folder, options.threads))) is not None:
+            arms["llama_cpp"] = other
+        buffer = torch.ones(1 << 28)  # 1 GiB of float32
+
+        async def times(arm: Arm | None, ids: list[int], new: int) -> list[float]:
+            if arm is not None:
+                return await home.device.run(lambda: arm.times(ids, new))
+            run = await generate(node, ids, new)
+            return [at - run.began for at in run.at]
+
+        for rep in range(-1, options.reps):  # the first one warms up
+            for name, arm in arms.items():
+                with measuring(f"{name} rep {rep}"):
+                    decode = await times(arm, decode_ids, NEW if rep >= 0 else 4)
+                    prefill = await times(arm, prefill_ids, 1)
+                if rep >= 0:
+                    samples[name].append(figures(decode, prefill))
+                    note(
+                        f"  decode {samples[name][-1].decode_tps:.1f} tok/s, prefill {samples[name][-1].prefill_tps:.0f}"
+                    )
+            with measuring(f"bandwidth rep {rep}"):
+                gbs = await home.device.run(lambda: bandwidth_gbs(buffer))
+            samples["bandwidth"].append(gbs)
+    return samples
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=["0.5b", "1.1b", "tales"], default="0.5b")
+    parser.add_argument("--reps", type=int, default=0, help="default: 7, or 3 with --quick")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    options.reps = options.reps or (3 if options.quick else 7)
+    folder = checkpoint(options.shape)
+    torch.set_num_threads(options.threads)
+    return report(options, folder, run_loop(measure(options, folder)))
+
+
+def report(options: argparse.Namespace, folder: Path, samples: dict[str, list[Any]]) -> int:
+    gbs = samples.pop("bandwidth")
+    size = bytes_per_token(folder)
+    floor_tps = max(gbs) * 1e9 / size
+    out: dict[str, Any] = {"shape": options.shape, "threads": options.threads, "read_gbs": spread(gbs)}
+    out |= {"mb_per_token": round(size / 1e6), "floor_tps": round(floor_tps, 1)}
+    ratios: dict[str, dict[str, float]] = {}
+    for what in ("decode", "prefill"):
+        series = {arm: [getattr(f, f"{what}_tps") for f in taken] for arm, taken in samples.items()}
+        out[f"{what}_tps"] = {arm: spread(taken) for arm, taken in series.items()}
+        others = [arm for arm in series if arm != "transformers"]
+        ratios[what] = {arm: paired(series[arm], series["transformers"])["median"] for arm in others}
+        out[f"{what}_x"] = {arm: paired(series[arm], series["transformers"]) for arm in others}
+        if what == "decode":
+            out["of_floor"] = {arm: round(spread(taken)["median"] / floor_tps, 3) for arm, taken in series.items()}
+    holds = {f"{what}_{arm}": ratios[what][arm] >= TARGET[f"{what}_x"] for what in ratios for arm in ("ours", "node")}
+    return finish("step", out, TARGET, holds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""DESIGN §3: the tree is the diagram; imports only point upward in its list."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import manyhands
+
+ROOT = Path(manyhands.__file__).parent
+# Upper lines know nothing of lower ones. Parts of one line may import each other.
+ORDER = [
+    {"core", "errors", "config"},
+    {"wire"},
+    {"net"},
+    {"model"},
+    {"worker"},
+    {"swarm"},
+    {"route"},
+    {"place"},
+    {"generate"},
+    {"verify"},
+    {"text"},
+    {"api"},
+    {"node"},
+    {"origin"},
+    {"local"},  # a swarm of processes on this machine
+    {"tales"},  # the bundled model and its training
+    {"cli", "__main__"},
+    {"testing"},
+]
+# "importer -> imported" that may point down, each with its reason. Keep it short.
+EXCEPTIONS = {
+    "manyhands.model.fetch -> manyhands.tales": "the bundled model is one of the names that fetch resolves to a folder",
+    "manyhands.cli.model -> manyhands.testing.tiny": "`manyhands model tiny` is the test kit's maker as a command",
+}
+# Parts that must be usable without loading torch (a directory node, a gateway, `manyhands --help`).
+WITHOUT_TORCH = ["core", "errors", "config", "wire", "net", "swarm", "route", "place"]
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in ROOT.rglob("*.py") if path.name != "__init__.py" or path.parent != ROOT)
+
+
+def part(name: str) -> str:
+    """The first word of a module's name below the package."""
+    return name.split(".")[1] if "." in name else ""
+
+
+def module_name(path: Path) -> str:
+    return ".".join(("manyhands", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def is_module(package: str, name: str) -> bool:
+    """Whether `from package import name` names a part of manyhands and not a value."""
+    return package == "manyhands" and ((ROOT / name).is_dir() or (ROOT / f"{name}.py").exists())
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module named by an import statement, also inside functions and under TYPE_CHECKING."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide where they point"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if is_module(node.module, alias.name))
+
+
+def rank(name: str) -> int:
+    return next(index for index, parts in enumerate(ORDER) if part(name) in parts)
+
+
+def test_every_part_has_a_place_in_the_order() -> None:
+    """A new package must be given its line here, and so in the design."""
+    known = {word for parts in ORDER for word in parts}
+    assert {part(module_name(path)) for path in modules()} <= known
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: module_name(path))
+def test_imports_point_upward(path: Path) -> None:
+    """A module imports only parts of its own line or of lines above it."""
+    name = module_name(path)
+    inner = {i for i in imports(path) if i.startswith("manyhands.")}
+    down = {i for i in inner if rank(i) > rank(name) and f"{name} -> {i}" not in EXCEPTIONS}
+    assert not down, f"{name} imports {', '.join(sorted(down))}, which stand below it"
+
+
+def test_no_exception_is_out_of_date() -> None:
+    """An exception that nothing needs any more must go."""
+    real = {f"{module_name(path)} -> {i}" for path in modules() for i in imports(path)}
+    assert set(EXCEPTIONS) <= real
+
+
+def test_words_that_say_nothing_name_no_module() -> None:
+    """DESIGN §3: no utils, common, manager."""
+    words = {word for path in modules() for word in module_name(path).split(".")}
+    assert not words & {"utils", "util", "common", "manager", "helpers", "misc", "base"}
+
+
+@pytest.mark.parametrize("name", [name for name in WITHOUT_TORCH if list(ROOT.glob(f"{name}*"))])
+def test_the_network_side_does_not_load_torch(name: str) -> None:
+    """Importing every module of these parts in a fresh interpreter leaves torch and transformers unloaded."""
+    found = [module_name(path) for path in modules() if part(module_name(path)) == name]
+    code = (
+        f"import sys\nfor name in {found!r}: __import__(name)\nprint(*{{'torch', 'transformers'}} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,95 @@
+"""manyhands.worker.batch: who runs in the next device step."""
+
+from dataclasses import replace
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyhands.worker.batch import WINDOW_ROWS, Pick, Waiting, choose
+
+ROWS = st.one_of(st.integers(1, WINDOW_ROWS), st.integers(1, 2000))
+LIMITS = st.tuples(st.integers(1, 400), st.integers(1, 64))
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> list[Waiting]:
+    rows = draw(st.lists(ROWS, min_size=1, max_size=40))
+    served = draw(st.lists(st.integers(0, 30), min_size=len(rows), max_size=len(rows)))
+    return [Waiting(key, count, at) for key, (count, at) in enumerate(zip(rows, served, strict=True))]
+
+
+def test_decode_comes_first_and_longest_waiting_first() -> None:
+    """Short steps lead, in the order in which their sessions last ran; a prefill fills the rest of its share."""
+    waiting = [Waiting(1, 500, 1), Waiting(2, 1, 9), Waiting(3, 5, 4), Waiting(4, 400, 2)]
+    assert choose(waiting, 256, 32) == [Pick(3, 5), Pick(2, 1), Pick(1, 32)]
+
+
+def test_prefill_alone_fills_the_step() -> None:
+    """Without anybody decoding a prefill gets all rows, and the next one what is left."""
+    assert choose([Waiting(1, 500, 1)], 256, 32) == [Pick(1, 256)]
+    assert choose([Waiting(1, 200, 1), Waiting(2, 300, 2)], 256, 32) == [Pick(1, 200), Pick(2, 56)]
+
+
+def test_beside_decode_prefill_is_held_to_its_share() -> None:
+    """Decoding must not become slow because somebody sent a long prompt."""
+    picks = choose([Waiting(1, 5000, 0), Waiting(2, 1, 7)], 256, 32)
+    assert picks == [Pick(2, 1), Pick(1, 32)]
+
+
+def test_nobody_waits_nobody_runs() -> None:
+    assert choose([], 256, 32) == []
+
+
+def test_a_window_counts_as_decode_and_one_row_more_as_prefill() -> None:
+    """The border between the two kinds is WINDOW_ROWS."""
+    decode, prefill = Waiting(1, WINDOW_ROWS, 5), Waiting(2, WINDOW_ROWS + 1, 0)
+    assert choose([decode, prefill], 256, 4) == [Pick(1, WINDOW_ROWS), Pick(2, 4)]
+
+
+@given(queues(), LIMITS)
+def test_a_step_is_within_its_limits(waiting: list[Waiting], limits: tuple[int, int]) -> None:
+    """Never empty, never more rows than the limit or than a session has, no session twice."""
+    picks = choose(waiting, *limits)
+    rows = {w.key: w.num_rows for w in waiting}
+    assert picks
+    assert sum(pick.num_rows for pick in picks) <= max(limits[0], WINDOW_ROWS)
+    assert len({pick.key for pick in picks}) == len(picks)
+    assert all(1 <= pick.num_rows <= rows[pick.key] for pick in picks)
+
+
+@given(queues(), LIMITS)
+def test_short_steps_run_whole_and_prefill_keeps_its_share(waiting: list[Waiting], limits: tuple[int, int]) -> None:
+    """A verify window is never cut in two; beside it prefill takes at most `mixed_rows`."""
+    picks = choose(waiting, *limits)
+    rows = {w.key: w.num_rows for w in waiting}
+    short = [p for p in picks if rows[p.key] <= WINDOW_ROWS]
+    assert all(p.num_rows == rows[p.key] for p in short)
+    if short:
+        assert sum(p.num_rows for p in picks if rows[p.key] > WINDOW_ROWS) <= limits[1]
+
+
+@given(queues(), LIMITS)
+def test_nobody_starves(waiting: list[Waiting], limits: tuple[int, int]) -> None:
+    """If everybody always has another step, everybody runs within as many rounds as there are sessions.
+
+    Found here: enough sessions decoding filled every step, and a prefill waited for ever.
+    """
+    clock = 1000
+    ran: set[int] = set()
+    for _ in range(len(waiting)):
+        for pick in choose(waiting, *limits):
+            clock += 1
+            ran.add(pick.key)
+            waiting = [replace(w, served=clock) if w.key == pick.key else w for w in waiting]
+    assert ran == {w.key for w in waiting}
+
+
+@given(queues(), LIMITS, st.randoms(use_true_random=False))
+def test_the_order_of_the_queue_does_not_matter(
+    waiting: list[Waiting], limits: tuple[int, int], random: Random
+) -> None:
+    """A pure function of who waits."""
+    shuffled = list(waiting)
+    random.shuffle(shuffled)
+    assert choose(shuffled, *limits) == choose(waiting, *limits)

@@ -1,0 +1,180 @@
+"""manyhands.worker.execute: one device step over segments of several sessions, and the thread it runs on."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyhands.core import SamplingParams, Span
+from manyhands.errors import Corruption, ProtocolError
+from manyhands.generate.sample import Sampler
+from manyhands.model.ends import Ends
+from manyhands.testing.clock import run_virtual
+from manyhands.testing.tiny import make_tiny
+from manyhands.wire.tensor import decode_tensor, encode_tensor
+from manyhands.worker.execute import MAX_MAGNITUDE, Device, Result, SpanModel, Work
+from tests.model.pipeline import random_ids
+from tests.worker.hop import hidden
+
+LAYERS = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("llama", tmp_path_factory.mktemp("execute") / "llama", layers=LAYERS, seed=4)
+
+
+@pytest.fixture(scope="module")
+def inner(folder: Path) -> SpanModel:
+    return SpanModel(folder, Span(1, 3), "bf16", False)
+
+
+@pytest.fixture(scope="module")
+def last(folder: Path) -> SpanModel:
+    """The last span, with the head."""
+    return SpanModel(folder, Span(2, LAYERS), "bf16", True)
+
+
+def work(model: SpanModel, rows: Tensor, position: int = 0, *, is_last: bool = False, reply_from: int = 0) -> Work:
+    cache = model.shard.new_cache(64)
+    cache.length = position
+    return Work(cache, position, rows.shape[0], reply_from, encode_tensor(rows), None, is_last)
+
+
+def result(outcome: Result | Exception) -> Result:
+    assert isinstance(outcome, Result), outcome
+    return outcome
+
+
+def tensor(outcome: Result | Exception) -> Tensor:
+    got = result(outcome)
+    assert got.payload is not None
+    return decode_tensor(got.payload, got.count)
+
+
+def test_segments_come_back_in_order_and_as_if_alone(inner: SpanModel) -> None:
+    """Each result belongs to its work, whatever its length and its neighbours."""
+    parts = [hidden(1, 1), hidden(7, 2), hidden(2, 3)]
+    alone = [tensor(inner.run([work(inner, rows)])[0]) for rows in parts]
+    works = [work(inner, rows) for rows in parts]
+    for outcome, one, want in zip(inner.run(works), works, alone, strict=True):
+        assert torch.equal(tensor(outcome), want)
+        assert result(outcome).content == "hidden" and one.cache.length == one.count
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2 * MAX_MAGNITUDE])
+def test_numbers_that_no_model_makes_are_refused_before_computing(inner: SpanModel, value: float) -> None:
+    """NaN, Inf and absurd magnitudes; the same step still computes the others, and the cache stays clean."""
+    bad, good = hidden(5, 1), hidden(3, 2)
+    want = tensor(inner.run([work(inner, good)])[0])
+    bad[3, 7] = value
+    works = [work(inner, bad), work(inner, good)]
+    outcomes = inner.run(works)
+    assert isinstance(outcomes[0], Corruption) and torch.equal(tensor(outcomes[1]), want)
+    assert works[0].cache.length == 0 and not any(keys.any() for keys in works[0].cache.keys.values())
+    assert isinstance(inner.run([works[0]])[0], Corruption), "also alone"
+
+
+def test_a_step_may_repeat_but_not_skip(inner: SpanModel) -> None:
+    """Positions up to the end of the cache are fine (rollback, retry); beyond would attend to nothing."""
+    fine = work(inner, hidden(2), position=6)
+    fine.cache.length = 9
+    skips = work(inner, hidden(2), position=6)
+    skips.cache.length = 5
+    outcomes = inner.run([skips, fine])
+    assert isinstance(outcomes[0], ProtocolError) and "skips ahead" in str(outcomes[0])
+    assert result(outcomes[1]).position == 6 and fine.cache.length == 8
+
+
+@pytest.mark.parametrize(
+    ("position", "reply_from", "first", "count"),
+    [(0, 0, 0, 6), (0, 4, 4, 2), (10, 3, 10, 6), (0, 6, 6, 0), (0, 90, 6, 0)],
+)
+def test_the_last_hop_sends_only_rows_that_are_wanted(
+    inner: SpanModel, position: int, reply_from: int, first: int, count: int
+) -> None:
+    """Of a prefill the origin needs the last row alone; with none wanted a result only says how far it got."""
+    one = work(inner, hidden(6), position, is_last=True, reply_from=reply_from)
+    got = result(inner.run([one])[0])
+    assert (got.position, got.count, got.payload is None) == (first, count, count == 0)
+    inner_hop = result(inner.run([work(inner, hidden(6), position, reply_from=reply_from)])[0])
+    assert inner_hop.count == 6, "an inner hop sends all rows on"
+
+
+def test_ends_at_the_edges_embed_and_draw(folder: Path, last: SpanModel) -> None:
+    """The first hop embeds ids; the last one gives logits, or draws with the position's noise: all as the origin would."""
+    first, ends = SpanModel(folder, Span(0, 2), "bf16", True), Ends(folder, "bf16")
+    ids = [int(i) for i in random_ids(5, seed=1)]
+    embeds = Work(first.shard.new_cache(8), 0, 5, 0, None, tuple(ids), False)
+    here = work(first, ends.embed(torch.tensor(ids)))
+    middle = tensor(first.run([embeds])[0])
+    assert torch.equal(middle, tensor(first.run([here])[0]))
+
+    plain = tensor(last.run([work(last, middle, is_last=True)])[0])
+    wants_logits = work(last, middle, is_last=True)
+    wants_logits.logits = True
+    (got,) = last.run([wants_logits])
+    assert result(got).content == "logits" and torch.equal(tensor(got), ends.logits(plain))
+
+    params = SamplingParams(temperature=1.2, seed=5, repetition_penalty=1.7)
+    sampler = Sampler(params, last.vocab_size, frozenset())
+    draws = work(last, middle, is_last=True, reply_from=2)
+    draws.sampler, draws.ids, draws.history, draws.prompt_length = sampler, tuple(ids), (), 2
+    (drawn,) = last.run([draws])
+    logits = ends.logits(plain)
+    want = [sampler.draw(logits[i], i + 1, ids[: i + 1], 2).token for i in (2, 3, 4)]
+    assert result(drawn).content == "ids" and tensor(drawn)[:, 0].tolist() == want
+
+
+def test_broken_weights_are_noticed_where_tokens_are_drawn(last: SpanModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN logits fault the session that drew, not the step."""
+    one, other = work(last, hidden(1), is_last=True), work(last, hidden(1), is_last=True)
+    one.sampler, one.ids = Sampler(SamplingParams(), last.vocab_size, frozenset()), (3,)
+    assert last.ends is not None
+    monkeypatch.setattr(last.ends, "logits", lambda rows: torch.full((len(rows), last.vocab_size), float("nan")))
+    outcomes = last.run([one, other])
+    assert isinstance(outcomes[0], Corruption) and isinstance(outcomes[1], Result)
+
+
+@pytest.mark.parametrize(
+    ("span", "embeds", "heads"), [((0, 1), True, False), ((1, 3), False, False), ((3, 4), False, True)]
+)
+def test_only_the_edges_load_ends(folder: Path, span: tuple[int, int], embeds: bool, heads: bool) -> None:
+    """A first hop holds no head, a last one no embedding, an inner one neither."""
+    model = SpanModel(folder, Span(*span), "bf16", True)
+    assert (model.ends is not None) == (embeds or heads)
+    if model.ends is not None:
+        names = {name for name, p in model.ends._model.named_parameters() if p.dim() > 1}
+        assert names == ({"model.embed_tokens.weight"} if embeds else set())
+
+
+def test_a_device_is_one_thread_with_its_own_thread_count() -> None:
+    """Everything runs on that thread, in order, and the loop goes on meanwhile; errors come back to the caller."""
+    before = torch.get_num_threads()
+
+    async def main() -> None:
+        device = Device.start(1)
+        release = threading.Event()
+        order: list[int] = []
+
+        def job(number: int) -> int:
+            release.wait(5)
+            order.append(number)
+            return threading.get_ident()
+
+        jobs = [asyncio.ensure_future(device.run(lambda n=n: job(n))) for n in range(3)]  # type: ignore[misc]
+        await asyncio.sleep(0)
+        assert not order, "the loop is not blocked"
+        release.set()
+        threads = set(await asyncio.gather(*jobs))
+        assert order == [0, 1, 2] and len(threads) == 1 and threads != {threading.get_ident()}
+        assert await device.run(torch.get_num_threads) == 1
+        with pytest.raises(ZeroDivisionError):
+            await device.run(lambda: 1 // 0)
+        device.close()
+
+    run_virtual(main())
+    assert torch.get_num_threads() == before

@@ -1,0 +1,186 @@
+"""manyhands.worker.serve over time: credits, lost links, eviction."""
+
+import asyncio
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+
+from manyhands.core import SessionId
+from manyhands.net.transport import Link
+from manyhands.wire.message import Credit, Fault, Step
+from tests.worker.hop import AFTER, BEFORE, ORIGIN, Hop, Notes, hidden, session_id
+from tests.worker.test_serve import computed, folder, play
+
+__all__ = ["folder"]  # a fixture
+
+
+def credit(one: Hop, session: SessionId, steps: int) -> None:
+    one.host.credit(Credit(session, 2, steps))
+
+
+@pytest.mark.parametrize("window", [1, 3, 16])
+def test_a_successor_without_credits_pauses_its_upstream(folder: Path, window: int) -> None:
+    """At most `window` steps are on the way; one more is computed and held, the rest waits uncomputed."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1, window=window)
+        await one.open(2, window=window)
+        for position in range(window + 5):
+            one.step(1, position, hidden(1, seed=position))
+        one.step(2, 0, hidden(7))
+        await one.quiet()
+        assert len(one.after.of(Step, session_id(1))) == window
+        assert one.host.rows_run == window + 1 + 7, "and nobody else is paused"
+        credit(one, session_id(1), 2)
+        await one.quiet()
+        assert len(one.after.of(Step, session_id(1))) == window + 2
+        credit(one, session_id(1), 50)
+        await one.quiet()
+        assert len(one.after.of(Step, session_id(1))) == window + 5
+
+    play(folder, scenario)
+
+
+@pytest.mark.parametrize("window", [1, 2, 4, 7, 16])
+def test_credits_come_back_before_the_window_is_used_up(folder: Path, window: int) -> None:
+    """A sender that keeps to its window never waits for ever. (With windows below 8 it did.)"""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1, window=window)
+        one.host.credit(Credit(session_id(1), 2, 1000))
+        left, position = window, 0
+        for _ in range(3):
+            while left:
+                one.step(1, position, hidden(1))
+                left, position = left - 1, position + 1
+            await computed(one, 1, position)
+            left = window + sum(c.steps for c in one.before.of(Credit)) - position
+            assert left > 0
+
+    play(folder, scenario)
+
+
+def test_a_lost_origin_frees_its_sessions(folder: Path) -> None:
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        one.host.drop_origin(BEFORE)
+        assert one.host.num_sessions == 1
+        one.host.drop_origin(ORIGIN)
+        assert one.host.num_sessions == 0
+        one.step(1, 0, hidden(1))  # late, and ignored
+        await one.quiet()
+        assert not one.after.sent and not one.faults()
+
+    play(folder, scenario)
+
+
+def test_a_lost_successor_is_reported_and_blamed(folder: Path) -> None:
+    """Only the sessions that send over that link end."""
+
+    async def scenario(one: Hop) -> None:
+        other = Notes(AFTER)
+        await one.open(1, after=other)
+        await one.open(2)
+        one.host.drop_successor(cast(Link, other))
+        (fault,) = one.origin.of(Fault)
+        assert (fault.session, fault.code, fault.blame) == (session_id(1), "link_closed", 2)
+        one.step(2, 0, hidden(1))
+        await computed(one, 2, 1)
+
+    play(folder, scenario)
+
+
+def test_links_that_are_gone_break_nothing(folder: Path) -> None:
+    """Results and faults for a closed link are dropped; its loss is handled where links are watched."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        await one.open(2)
+        one.after.is_closed = one.origin.is_closed = True
+        one.step(1, 0, hidden(1))
+        one.step(2, 7, hidden(1))
+        await one.until(lambda: one.host.num_sessions == 1)
+        one.after.is_closed = False
+        one.step(1, 1, hidden(1))
+        await computed(one, 1, 1)
+
+    play(folder, scenario)
+
+
+def test_an_error_of_the_device_ends_the_sessions_of_that_step_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of memory in one step: its sessions hear of it, the host serves the next. (It stopped the node.)"""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        model = await one.host.ensure_loaded()
+        forward = model.shard.forward
+
+        def fail(*_: object) -> torch.Tensor:
+            raise MemoryError("no room for the step")
+
+        monkeypatch.setattr(model.shard, "forward", fail)
+        one.step(1, 0, hidden(1))
+        await one.until(lambda: len(one.faults()) == 1)
+        monkeypatch.setattr(model.shard, "forward", forward)
+        await one.open(2)
+        one.step(2, 0, hidden(1))
+        await computed(one, 2, 1)
+        assert one.faults()[0].code == "internal"
+
+    play(folder, scenario)
+
+
+# -- eviction ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_span_is_evicted_and_comes_back_with_the_same_bits(folder: Path) -> None:
+    """After `evict_after_s` without sessions the model leaves memory; the next Open loads it again."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        one.step(1, 0, hidden(9))
+        await computed(one, 1, 1)
+        one.host.close(session_id(1))
+        assert one.host.is_loaded
+        await asyncio.sleep(99)
+        assert one.host.is_loaded
+        await asyncio.sleep(2)
+        assert not one.host.is_loaded and one.loads == 1
+        await one.open(2)
+        assert one.host.is_loaded and one.loads == 2
+        one.step(2, 0, hidden(9))
+        await computed(one, 2, 1)
+        assert torch.equal(one.rows(1), one.rows(2))
+
+    play(folder, scenario, evict_after_s=100.0)
+
+
+def test_a_span_with_a_session_is_never_evicted(folder: Path) -> None:
+    """However long its reader thinks, and also if it was opened just before the time was up. (It was evicted.)"""
+
+    async def scenario(one: Hop) -> None:
+        await one.host.ensure_loaded()
+        one.host._wake.set()  # as any message would
+        await asyncio.sleep(90)
+        await one.open(1)
+        await asyncio.sleep(1000)
+        assert one.host.is_loaded
+        one.step(1, 0, hidden(2))
+        await computed(one, 1, 1)
+        assert not one.faults() and one.loads == 1
+
+    play(folder, scenario, evict_after_s=100.0)
+
+
+def test_zero_means_never(folder: Path) -> None:
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        one.host.close(session_id(1))
+        await asyncio.sleep(1e6)
+        assert one.host.is_loaded
+
+    play(folder, scenario, evict_after_s=0.0)

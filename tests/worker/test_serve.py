@@ -1,0 +1,285 @@
+"""manyhands.worker.serve: leases before acceptance, one session's error is that session's, credits, eviction."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from manyhands.config import WorkerConfig
+from manyhands.core import ORIGIN_HOP, Span
+from manyhands.errors import BadRequest, Busy, ContextOverflow, ProtocolError, WeightsMismatch
+from manyhands.net.transport import Link
+from manyhands.testing.clock import run_virtual
+from manyhands.testing.tiny import make_tiny
+from manyhands.wire.message import Credit, Opened, Step
+from manyhands.wire.tensor import decode_tensor
+from tests.worker.hop import AFTER, ORIGIN, Hop, Notes, hidden, hop, opening, session_id
+
+Scenario = Callable[[Hop], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("llama", tmp_path_factory.mktemp("hop") / "llama", seed=4)
+
+
+def play(folder: Path, scenario: Scenario, **config: Any) -> None:
+    """Run a scenario against a fresh hop under the virtual clock."""
+
+    async def main() -> None:
+        async with hop(folder, WorkerConfig(**config)) as one:
+            await scenario(one)
+
+    run_virtual(main())
+
+
+async def computed(one: Hop, number: int, count: int) -> None:
+    """Wait until the successor has `count` steps of a session."""
+    await one.until(lambda: len(one.after.of(Step, session_id(number))) >= count)
+
+
+# -- before acceptance ------------------------------------------------------------------------------------------------
+
+
+def test_too_many_sessions_are_refused_before_they_are_accepted(folder: Path) -> None:
+    """Busy comes from `reserve`, with the limit; nothing is leased by the refused one, and a close makes room."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        one.host.reserve(opening(2))  # being opened counts
+        with pytest.raises(Busy, match="2 sessions, the limit"):
+            one.host.reserve(opening(3))
+        assert one.host.info.free_tokens == 1000 - 128
+        one.host.close(session_id(2))
+        one.host.reserve(opening(3))
+
+    play(folder, scenario, max_sessions=2, cache_tokens=1000)
+
+
+def test_a_lease_beyond_the_cache_is_refused_before_it_is_accepted(folder: Path) -> None:
+    """Both numbers are named."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1, capacity=70)
+        with pytest.raises(Busy, match="30 more positions, 31 are asked for"):
+            one.host.reserve(opening(2, capacity=31))
+        await one.open(2, capacity=30)
+        assert one.host.info.free_tokens == 0
+
+    play(folder, scenario, cache_tokens=100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"model": "cd" * 32}, WeightsMismatch),
+        ({"precision": "fp32"}, WeightsMismatch),
+        ({"span": Span(0, 4)}, BadRequest),
+        ({"capacity": 1025}, ContextOverflow),
+    ],
+)
+def test_a_session_that_does_not_fit_the_span_is_refused(
+    folder: Path, changes: dict[str, Any], error: type[Exception]
+) -> None:
+    """Other weights, other precision, other layers, more positions than the model was built for."""
+
+    async def scenario(one: Hop) -> None:
+        with pytest.raises(error):
+            await one.open(1, **changes)
+        assert one.host.info.free_tokens == WorkerConfig().cache_tokens
+
+    play(folder, scenario)
+
+
+def test_a_session_is_opened_once(folder: Path) -> None:
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        with pytest.raises(BadRequest, match="already open"):
+            one.host.reserve(opening(1))
+
+    play(folder, scenario)
+
+
+def test_a_close_frees_the_lease_at_once_also_while_opening(folder: Path) -> None:
+    """A session that is closed before it is open never comes to life; a second close is harmless."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1, capacity=300)
+        one.host.close_for(session_id(1), AFTER)
+        assert one.host.num_sessions == 1, "only its origin may close a session"
+        one.host.close_for(session_id(1), ORIGIN)
+        assert (one.host.num_sessions, one.host.info.free_tokens) == (0, 1000)
+        message = opening(2, capacity=300)
+        one.host.reserve(message)
+        assert one.host.info.free_tokens == 700
+        one.host.close_for(session_id(2), ORIGIN)
+        one.host.close(session_id(2))
+        assert one.host.info.free_tokens == 1000
+        await one.host.open(message, cast(Link, one.origin), cast(Link, one.after))
+        assert one.host.num_sessions == 0 and not one.origin.of(Opened, session_id(2))
+
+    play(folder, scenario, cache_tokens=1000)
+
+
+def test_a_close_while_computing_sends_nothing_more(folder: Path) -> None:
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        one.step(1, 0, hidden(9))
+        one.host.close(session_id(1))
+        await one.quiet()
+        assert not one.after.sent and one.host.info.free_tokens == WorkerConfig().cache_tokens
+
+    play(folder, scenario)
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_and_a_cut_prefill_give_the_bits_of_one_session_alone(folder: Path) -> None:
+    """Strangers, and the pieces in which a prefill is computed, are invisible downstream."""
+    alone: list[torch.Tensor] = []
+
+    async def one_alone(one: Hop) -> None:
+        await one.open(1)
+        one.step(1, 0, hidden(40))
+        one.step(1, 40, hidden(1, seed=2))
+        await computed(one, 1, 2)
+        assert [s.count for s in one.after.of(Step)] == [40, 1]
+        alone.append(one.rows(1))
+
+    async def in_company(one: Hop) -> None:
+        for number in (1, 2, 3):
+            await one.open(number)
+        one.step(2, 0, hidden(33, seed=7))
+        one.step(3, 0, hidden(1, seed=8))
+        one.step(1, 0, hidden(40))
+        one.step(1, 40, hidden(1, seed=2))
+        await one.until(lambda: sum(s.count for s in one.after.of(Step)) == 33 + 1 + 41)
+        assert len(one.after.of(Step, session_id(1))) > 3
+        assert torch.equal(one.rows(1), alone[0])
+
+    play(folder, one_alone)
+    play(folder, in_company, prefill_rows=17, mixed_rows=5)
+
+
+def test_a_step_from_a_stranger_costs_the_stranger_its_link_alone(folder: Path) -> None:
+    """ProtocolError tells the node to close that link; the session does not notice."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        with pytest.raises(ProtocolError, match="predecessor"):
+            one.step(1, 0, hidden(3), link=Notes(AFTER))
+        one.step(1, 0, hidden(3))
+        await computed(one, 1, 1)
+        assert not one.faults()
+
+    play(folder, scenario)
+
+
+NAN, HUGE = hidden(3), hidden(3)
+NAN[1, 5] = float("nan")
+HUGE[2, 0] = float("-inf")
+
+
+@pytest.mark.parametrize(
+    ("position", "rows", "changes", "code", "blame"),
+    [
+        (62, hidden(3), {}, "bad_request", 0),
+        (5, hidden(3), {}, "protocol_error", None),
+        (0, NAN, {}, "pipeline_aborted", 0),
+        (0, HUGE, {}, "pipeline_aborted", 0),
+        (0, hidden(3).float(), {}, "protocol_error", 0),
+        (0, hidden(3)[:, :32], {}, "protocol_error", 0),
+        (0, hidden(3), {"content": "logits"}, "protocol_error", 0),
+        (0, None, {"count": 1, "ids": (3,)}, "protocol_error", 0),
+        (0, None, {}, "bad_request", 0),
+    ],
+    ids=["beyond the lease", "skips ahead", "nan", "inf", "dtype", "width", "content", "ids", "empty"],
+)
+def test_a_bad_step_ends_its_session_and_no_other(
+    folder: Path, position: int, rows: torch.Tensor | None, changes: dict[str, Any], code: str, blame: int | None
+) -> None:
+    """The origin is told, with the hop at fault; the lease is free; a session in the same batch goes on."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        await one.open(2)
+        one.step(2, 0, hidden(3))
+        one.step(1, position, rows, **changes)
+        await one.until(lambda: len(one.faults()) == 1)
+        await computed(one, 2, 1)
+        one.step(2, 3, hidden(1))
+        await computed(one, 2, 2)
+        (fault,) = one.faults()
+        assert (fault.session, fault.hop, fault.code, fault.blame) == (session_id(1), 1, code, blame)
+        assert one.host.num_sessions == 1 and not one.after.of(Step, session_id(1))
+
+    play(folder, scenario)
+
+
+def test_the_first_hop_blames_the_origin(folder: Path) -> None:
+    """There is no hop -1: such a Fault could not be decoded and would cost the link of all sessions. (It did.)"""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1, hop=0, predecessor=ORIGIN)
+        one.step(1, 0, NAN, link=one.origin, hop=0)
+        await one.until(lambda: len(one.faults()) == 1)
+        await one.open(2, hop=0, predecessor=ORIGIN)
+        one.step(2, 70, hidden(1), link=one.origin, hop=0)
+        assert [fault.blame for fault in one.faults()] == [ORIGIN_HOP, ORIGIN_HOP]
+
+    play(folder, scenario)
+
+
+def test_steps_of_an_older_epoch_are_dropped_uncomputed(folder: Path) -> None:
+    async def scenario(one: Hop) -> None:
+        await one.open(1, epoch=5)
+        one.step(1, 0, hidden(3, seed=1), epoch=4)
+        one.step(1, 0, hidden(2), epoch=5)
+        await one.quiet()
+        assert (one.host.rows_run, [s.count for s in one.after.of(Step)]) == (2, [2])
+
+    play(folder, scenario)
+
+
+def test_steps_of_an_older_window_are_dropped_uncomputed(folder: Path) -> None:
+    """Queued ones when a newer arrives, and late ones; their senders get the credits back."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1, window=4)
+        for _ in range(3):
+            one.step(1, 0, hidden(2, seed=1), window=0)
+        one.step(1, 0, hidden(5), window=1)
+        one.step(1, 0, hidden(2, seed=1), window=0)
+        await one.quiet()
+        assert (one.host.rows_run, [s.count for s in one.after.of(Step)]) == (5, [5])
+        assert sum(c.steps for c in one.before.of(Credit)) >= 4
+
+    play(folder, scenario)
+
+
+def test_a_rollback_overwrites(folder: Path) -> None:
+    """A step at an earlier position continues from there, as if the steps behind it had never been."""
+    wanted: list[torch.Tensor] = []
+
+    async def straight(one: Hop) -> None:
+        await one.open(1)
+        one.step(1, 0, hidden(5))
+        one.step(1, 5, hidden(2, seed=3))
+        await computed(one, 1, 2)
+        wanted.append(one.rows(1)[5:])
+
+    async def crooked(one: Hop) -> None:
+        await one.open(1)
+        one.step(1, 0, hidden(5))
+        one.step(1, 5, hidden(9, seed=1))
+        one.step(1, 5, hidden(2, seed=3))
+        await computed(one, 1, 3)
+        last = one.after.of(Step)[-1]
+        assert last.payload is not None
+        assert torch.equal(decode_tensor(last.payload, 2), wanted[0])
+
+    play(folder, straight)
+    play(folder, crooked)
