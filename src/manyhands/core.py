@@ -137,6 +137,7 @@ class SpanInfo:
     has_ends: bool  # this node also loaded embedding, norm and head (ends = "edges")
     free_tokens: int  # cache that can still be leased, in positions
     max_sessions: int
+    is_spare: bool = False  # serves only where nobody else does: in a repair, or a gap
 
 
 @dataclass(frozen=True, slots=True)

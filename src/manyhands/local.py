@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections import deque
@@ -32,6 +33,7 @@ class NodeProcess:
     span: Span
     address: NodeAddr
     process: asyncio.subprocess.Process
+    fault_file: Path
     stderr: deque[str] = field(default_factory=lambda: deque(maxlen=20))
 
 
@@ -43,6 +45,8 @@ class NodeOptions:
     precision: Precision = "bf16"
     has_ends: bool = False
     threads: int | None = None
+    num_spares: int = 0  # the last so many spans are spares
+    module: str = "manyhands.cli"  # testing/faulty_node.py: nodes that can be made to misbehave
     extra: tuple[str, ...] = ()
 
 
@@ -59,7 +63,7 @@ async def node_processes(
         try:
             async with asyncio.timeout(START_TIMEOUT_S), asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(_start(f"node-{i}", span, options, ticket, Path(keys), started))
+                    group.create_task(_start(i, span, options, ticket, Path(keys), started, len(spans)))
                     for i, span in enumerate(spans)
                 ]
         except* ManyhandsError as errors:
@@ -79,31 +83,36 @@ async def node_processes(
 
 
 async def _start(
-    name: str,
+    index: int,
     span: Span,
     options: NodeOptions,
     ticket: Ticket,
     keys: Path,
     started: list[asyncio.subprocess.Process],
+    num_nodes: int,
 ) -> NodeProcess:
+    is_spare = index >= num_nodes - options.num_spares
+    name = f"spare-{index}" if is_spare else f"node-{index}"
     arguments = ["serve", options.model, "--layers", str(span), "--listen", "127.0.0.1:0", "--name", name]
     arguments += ["--key", str(keys / f"{name}.key"), "--dtype", options.precision, "--json", "--while-stdin"]
     arguments += ["--ends"] if options.has_ends else []
+    arguments += ["--spare"] if is_spare else []
+    fault_file = keys / f"{name}.fault"
     arguments += ["--threads", str(options.threads)] if options.threads else []
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "manyhands.cli", *arguments, *options.extra),
+        *(sys.executable, "-m", options.module, *arguments, *options.extra),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         # In the environment, not in argv: a ticket is a password, and argv is there for every user to read.
-        env={**os.environ, "MANYHANDS_TICKET": ticket.encode()},
+        env={**os.environ, "MANYHANDS_TICKET": ticket.encode(), "MANYHANDS_FAULT_FILE": str(fault_file)},
     )
     started.append(process)
     assert process.stdout is not None and process.stderr is not None
     while line := await process.stdout.readline():
         event = json.loads(line)
         if event["event"] == "serving":
-            return NodeProcess(name, span, NodeAddr.parse(event["address"], event["node"]), process)
+            return NodeProcess(name, span, NodeAddr.parse(event["address"], event["node"]), process, fault_file)
         if event["event"] == "error":
             raise _error(event["code"], f"{name} (layers {span}): {event['message']}")
     said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
@@ -123,9 +132,13 @@ async def _drain(node: NodeProcess) -> None:
 
 
 async def _stop(processes: Sequence[asyncio.subprocess.Process]) -> None:
+    """SIGTERM twice (leave at once), SIGCONT for the frozen, SIGKILL for those that do not care."""
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+        for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGTERM):
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+        if process.stdin is not None:
+            process.stdin.close()
     for process in processes:
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):

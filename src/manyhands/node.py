@@ -126,10 +126,11 @@ class Node:
         *,
         model_name: str,
         has_ends: bool = False,
+        is_spare: bool = False,
         is_lazy: bool = False,
     ) -> SpanHost:
         """Load a span (if lazy: when it is first opened) and serve it until the node stops. Raises ModelError, CutError."""
-        info = await device.run(lambda: _describe(folder, span, precision, model_name, has_ends, self.worker))
+        info = await device.run(lambda: _describe(folder, span, precision, model_name, has_ends, is_spare, self.worker))
         eos = load_eos_ids(folder, load_tokenizer(folder)) if has_ends else frozenset()
         vocab_size = int(read_config(folder).vocab_size)
 
@@ -356,7 +357,13 @@ class Node:
 
 
 def _describe(
-    folder: Path, span: Span, precision: Precision, model_name: str, has_ends: bool, worker: WorkerConfig
+    folder: Path,
+    span: Span,
+    precision: Precision,
+    model_name: str,
+    has_ends: bool,
+    is_spare: bool,
+    worker: WorkerConfig,
 ) -> SpanInfo:
     config = read_config(folder)
     admit(config, home_from_env())
@@ -372,6 +379,7 @@ def _describe(
         has_ends=has_ends,
         free_tokens=worker.cache_tokens,
         max_sessions=worker.max_sessions,
+        is_spare=is_spare,
     )
 
 

@@ -1,7 +1,7 @@
 """The command `manyhands`: one file a command, heavy imports inside the commands so that help is instant.
 
     local   a swarm on this machine      serve   host layers       infer, chat   ask a swarm
-    model   inspect, split, tiny         ticket  new, show         demo          see it work
+    model   inspect, split, tiny         ticket  new, add, show    drain         let a node leave     demo  see it work
 
 Exit codes: 0 fine, 1 an error while running, 2 bad input or usage, 130 interrupted.
 """
@@ -12,7 +12,7 @@ import sys
 import typer
 
 from manyhands import __version__
-from manyhands.cli import chat, demo, infer, local, model, serve, ticket
+from manyhands.cli import chat, demo, drain, infer, local, model, serve, ticket
 from manyhands.errors import ManyhandsError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True, rich_markup_mode=None)
@@ -20,6 +20,7 @@ app.command("local")(local.local)
 app.command("serve")(serve.serve)
 app.command("infer")(infer.infer)
 app.command("chat")(chat.chat)
+app.command("drain")(drain.drain)
 app.command("demo")(demo.demo)
 app.add_typer(model.app, name="model")
 app.add_typer(ticket.app, name="ticket")

@@ -1,18 +1,26 @@
-"""`manyhands local`: a swarm of node processes on this machine, for trying and testing."""
+"""`manyhands local`: a swarm of node processes on this machine, for trying and testing, with faults on request."""
 
 import asyncio
+import re
+import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from manyhands.cli import options
-from manyhands.core import EndsAt, Precision, SamplingParams
+from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
+from manyhands.errors import BadRequest
 
 if TYPE_CHECKING:
-    from manyhands.origin import Origin
+    from manyhands.local import NodeProcess
+    from manyhands.origin import Answer, Origin
+
+FaultKind = Literal["kill", "freeze", "slow", "poison", "drain"]
+HopAtToken = "HOP@TOKEN: when so many tokens have come; may be repeated."
 
 
 def local(
@@ -20,6 +28,19 @@ def local(
     prompt: options.Prompt,
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=255, help="How many node processes.")] = 2,
     cut: Annotated[str, typer.Option("--cut", help='Layers of each node, for example "0-7,8-15,16-23".')] = "",
+    spares: Annotated[
+        int, typer.Option("--spares", min=0, help="Further nodes that hold every layer, just in case.")
+    ] = 0,
+    kill: Annotated[list[str] | None, typer.Option("--kill", help=f"kill -9 a hop, {HopAtToken}")] = None,
+    freeze: Annotated[list[str] | None, typer.Option("--freeze", help=f"Stop a hop's process, {HopAtToken}")] = None,
+    slow: Annotated[list[str] | None, typer.Option("--slow", help="HOP@TOKEN:SECONDS, each of its steps.")] = None,
+    poison: Annotated[
+        list[str] | None, typer.Option("--poison", help="HOP@TOKEN:nan|inf|scale|zero, what it computes.")
+    ] = None,
+    drain: Annotated[list[str] | None, typer.Option("--drain", help=f"Ask a hop to leave, {HopAtToken}")] = None,
+    fallback: Annotated[
+        bool, typer.Option("--fallback", help="This process goes on alone if nobody else can.")
+    ] = False,
     max_tokens: options.MaxTokens = 64,
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
@@ -34,7 +55,7 @@ def local(
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
-    """Run a model cut over several node processes on this machine."""
+    """Run a model cut over several node processes on this machine, and disturb them if asked to."""
     params = options.sampling_of(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -45,29 +66,92 @@ def local(
         repetition_penalty=repetition_penalty,
         stop=stop,
     )
-    precision, at, kind = options.precision_of(dtype), options.ends_of(ends), options.path_of(path)
-    options.run(_local(model, prompt, nodes, cut, params, precision, kind, at, threads, as_json))
+    given: dict[FaultKind, list[str] | None] = {
+        "kill": kill, "freeze": freeze, "slow": slow, "poison": poison, "drain": drain
+    }  # fmt: skip
+    faults = [Fault.parse(kind, text) for kind, texts in given.items() for text in texts or ()]
+    plan = LocalPlan(
+        model, nodes, cut, options.precision_of(dtype), options.ends_of(ends), threads, spares, bool(faults), fallback
+    )
+    options.run(_local(plan, prompt, params, options.path_of(path), faults, as_json))
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Disturb the process of hop `hop` (of the first route) once `at_token` tokens have come."""
+
+    kind: FaultKind
+    hop: int
+    at_token: int
+    value: str
+
+    @classmethod
+    def parse(cls, kind: FaultKind, text: str) -> "Fault":
+        """Read "1@20" or, for slow and poison, "1@20:value". Raises BadRequest."""
+        needs = {"slow": r":(\d+(?:\.\d+)?)s?", "poison": r":(nan|inf|scale|zero)"}.get(kind, r"()")
+        match = re.fullmatch(r"(\d+)@(\d+)" + needs, text)
+        if match is None:
+            form = {"slow": "1@20:1.5", "poison": "1@20:nan"}.get(kind, "1@20")
+            raise BadRequest(f"--{kind} {text!r} is not of the form {form} (hop, @, tokens)")
+        return cls(kind, int(match[1]), int(match[2]), match[3])
+
+    def apply(self, node: "NodeProcess") -> None:
+        match self.kind:
+            case "kill":
+                node.process.send_signal(signal.SIGKILL)
+            case "freeze":
+                node.process.send_signal(signal.SIGSTOP)
+            case "drain":
+                node.process.send_signal(signal.SIGTERM)
+            case _:
+                node.fault_file.write_text(f"{self.kind} {self.value}")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlan:
+    """What to start."""
+
+    model: str
+    nodes: int
+    cut: str = ""
+    precision: Precision = "bf16"
+    ends: EndsAt = "origin"
+    threads: int | None = None
+    spares: int = 0
+    is_faulty: bool = False
+    fallback: bool = False
+
+
+class Disturber:
+    """Applies faults as an answer grows; `check` is called after every token."""
+
+    def __init__(self, faults: Sequence[Fault], nodes: "Sequence[NodeProcess]", answer: "Answer") -> None:
+        self._waiting, self._nodes, self._answer = list(faults), nodes, answer
+        self._first_route: list[str] = []
+        num_hops = len([n for n in nodes if not n.name.startswith("spare")])
+        for fault in faults:
+            if fault.hop >= num_hops:
+                raise BadRequest(f"--{fault.kind}: there is no hop {fault.hop}; hops are 0 to {num_hops - 1}")
+
+    def check(self) -> None:
+        self._first_route = self._first_route or [offer.name for offer in self._answer.route]
+        for fault in [f for f in self._waiting if len(self._answer.token_ids) >= f.at_token]:
+            self._waiting.remove(fault)
+            name = self._first_route[fault.hop]
+            fault.apply(next(node for node in self._nodes if node.name == name))
 
 
 async def _local(
-    model: str,
-    prompt: str,
-    nodes: int,
-    cut: str,
-    params: SamplingParams,
-    precision: Precision,
-    path: str,
-    ends: EndsAt,
-    threads: int | None,
-    as_json: bool,
+    plan: LocalPlan, prompt: str, params: SamplingParams, path: PathKind, faults: Sequence[Fault], as_json: bool
 ) -> None:
     from manyhands.cli.show import print_figures, print_json, show_answer
 
     began = time.monotonic()
-    async with local_swarm(model, nodes, cut, precision, ends, threads) as origin:
+    async with local_swarm(plan) as (origin, nodes):
         load_s = time.monotonic() - began
         answer = origin.answer(origin.request(prompt, params))
-        await show_answer(origin, answer, as_json=as_json, path=path)
+        disturber = Disturber(faults, nodes, answer)
+        await show_answer(origin, answer, as_json=as_json, on_token=disturber.check, path=path)
         if as_json:
             print_json(answer, load_s)
         else:
@@ -75,14 +159,12 @@ async def _local(
 
 
 @asynccontextmanager
-async def local_swarm(
-    model: str, nodes: int, cut: str, precision: Precision, ends: EndsAt, threads: int | None
-) -> AsyncIterator["Origin"]:
+async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[NodeProcess]]]":
     """An origin in this process and its node processes. Raises ModelError, CutError, and what a node says."""
     from manyhands.cli.connect import load_origin, tls_node
     from manyhands.cli.model import progress_bar
     from manyhands.config import home_from_env
-    from manyhands.core import even_cut, parse_cut
+    from manyhands.core import NodeAddr, Span, even_cut, parse_cut
     from manyhands.local import NodeOptions, node_processes
     from manyhands.model.fetch import resolve_model
     from manyhands.model.load import read_config
@@ -91,15 +173,22 @@ async def local_swarm(
     from manyhands.worker.execute import Device
 
     with progress_bar() as bar:
-        folder = await asyncio.to_thread(resolve_model, model, None, True, home_from_env(), bar)
+        folder = await asyncio.to_thread(resolve_model, plan.model, None, True, home_from_env(), bar)
         num_layers = int(read_config(folder).num_hidden_layers)
-        spans = parse_cut(cut, num_layers) if cut else even_cut(num_layers, nodes)
+        spans = parse_cut(plan.cut, num_layers) if plan.cut else even_cut(num_layers, plan.nodes)
         await asyncio.to_thread(build_manifest, folder, bar)  # once, before every node wants it
+    spans += [Span(0, num_layers)] * plan.spares
     ticket = Ticket.new("local")
-    device = Device.start(threads)
-    what = NodeOptions(str(folder), precision, ends == "edges", threads)
+    device = Device.start(plan.threads)
+    module = "manyhands.testing.faulty_node" if plan.is_faulty else "manyhands.cli"
+    what = NodeOptions(str(folder), plan.precision, plan.ends == "edges", plan.threads, plan.spares, module)
     try:
         async with node_processes(spans, what, ticket) as running, tls_node(ticket, None, is_ephemeral=True) as node:
-            yield await load_origin(node, folder, precision, ends, device, [n.address for n in running])
+            addrs = [n.address for n in running]
+            origin = await load_origin(node, folder, plan.precision, plan.ends, device, addrs)
+            if plan.fallback:
+                await node.listen(NodeAddr("127.0.0.1", 0))
+                await origin.add_fallback(folder, device)
+            yield origin, running
     finally:
         device.close()

@@ -1,11 +1,13 @@
 """`manyhands serve`: host layers of a model until stopped."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import sys
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,24 +27,32 @@ def serve(
     ] = "",
     dtype: options.DType = "bf16",
     ends: Annotated[bool, typer.Option("--ends", help="Also hold embedding or head (first and last hop).")] = False,
+    spare: Annotated[bool, typer.Option("--spare", help="Serve only where nobody else does: after a death.")] = False,
     advertise: Annotated[str, typer.Option(help="Address for others, if it is not the one listened at.")] = "",
     name: Annotated[str, typer.Option(help="What to call this node; default: the host's name.")] = "",
     key: Annotated[Path | None, typer.Option(help="This node's key file; default: $MANYHANDS_HOME/node.key.")] = None,
     threads: options.Threads = None,
     max_sessions: Annotated[int, typer.Option(help="Sessions served at once; beyond it: Busy.")] = 32,
     cache_tokens: Annotated[int, typer.Option(help="Positions of cache leased in all; beyond it: Busy.")] = 65536,
+    log_bytes: Annotated[int, typer.Option(help="Memory for output logs (repairs replay them); 0: none.")] = 256 << 20,
     evict_after: Annotated[float, typer.Option(help="Drop the weights after so many idle seconds; 0: never.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines.")] = False,
     while_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Host layers of a model for whoever holds the ticket. Ctrl-C stops it."""
+    """Host layers of a model for whoever holds the ticket.
+
+    Ctrl-C once: hand the sessions over to other nodes, then leave. Twice: leave at once.
+    """
     from manyhands.config import WorkerConfig
 
     try:
-        worker = WorkerConfig(max_sessions=max_sessions, cache_tokens=cache_tokens, evict_after_s=evict_after)
+        worker = WorkerConfig(
+            max_sessions=max_sessions, cache_tokens=cache_tokens, log_bytes=log_bytes, evict_after_s=evict_after
+        )
         precision, addr = options.precision_of(dtype), NodeAddr.parse(listen)
         shown = NodeAddr.parse(advertise) if advertise else None
-        job = _Job(model, Span.parse(layers), precision, ends, addr, shown, name or socket.gethostname(), key, threads)
+        name = name or socket.gethostname()
+        job = _Job(model, Span.parse(layers), precision, ends, spare, addr, shown, name, key, threads)
         options.run(_serve(job, ticket, worker, as_json, while_stdin))
     except ManyhandsError as error:
         if as_json:
@@ -59,6 +69,7 @@ class _Job:
         span: Span,
         precision: Precision,
         has_ends: bool,
+        is_spare: bool,
         listen: NodeAddr,
         advertise: NodeAddr | None,
         name: str,
@@ -66,6 +77,7 @@ class _Job:
         threads: int | None,
     ) -> None:
         self.model, self.span, self.precision, self.has_ends = model, span, precision, has_ends
+        self.is_spare = is_spare
         self.listen, self.advertise, self.name, self.key, self.threads = listen, advertise, name, key, threads
 
 
@@ -81,10 +93,18 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
     with progress_bar() as bar:
         folder = await asyncio.to_thread(resolve_model, job.model, job.span, job.has_ends, home_from_env(), bar)
     device = Device.start(job.threads)
-    stop = _stop_event(while_stdin)
+    stop, leave = _signals(while_stdin)
     try:
         async with tls_node(ticket, job.key, name=job.name, worker=worker) as node:
-            host = await node.host(folder, job.span, job.precision, device, model_name=job.model, has_ends=job.has_ends)
+            host = await node.host(
+                folder,
+                job.span,
+                job.precision,
+                device,
+                model_name=job.model,
+                has_ends=job.has_ends,
+                is_spare=job.is_spare,
+            )
             bound = await node.listen(job.listen)
             addr = job.advertise or _reachable(bound)
             ticket = ticket.with_address(NodeAddr(addr.host, addr.port, bound.node))
@@ -99,21 +119,61 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
                 model_id=host.info.model,
                 ticket=ticket.encode(),
             )
-            await stop.wait()
+            with run_file(job.name):
+                await _first(stop, leave)
+                if not stop.is_set():
+                    _say(as_json, "draining")
+                    await _drain(node.drain(), stop)
         _say(as_json, "stopped")
     finally:
         device.close()
 
 
-def _stop_event(while_stdin: bool) -> asyncio.Event:
-    """Set by SIGINT and SIGTERM and, if asked for, at the end of stdin (the parent has died)."""
-    stop = asyncio.Event()
+def _signals(while_stdin: bool) -> tuple[asyncio.Event, asyncio.Event]:
+    """(stop, leave). SIGINT or SIGTERM sets `leave`, a second one `stop`; so does the end of stdin (the parent died)."""
+    stop, leave = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, lambda: stop.set() if leave.is_set() else leave.set())
     if while_stdin:
         loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(sys.stdin.fileno(), 4096) else stop.set())
-    return stop
+    return stop, leave
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+
+
+async def _drain(drain: Awaitable[None], stop: asyncio.Event) -> None:
+    """Run `drain` until it is done or `stop` is set."""
+    tasks = [asyncio.ensure_future(drain), asyncio.ensure_future(stop.wait())]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+@contextlib.contextmanager
+def run_file(name: str) -> Iterator[None]:
+    """While this node runs, $MANYHANDS_HOME/run/NAME.pid holds its process id (for `manyhands drain`)."""
+    path = run_path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(str(os.getpid()))
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def run_path(name: str) -> Path:
+    from manyhands.config import home_from_env
+
+    if "/" in name or name in ("", ".", ".."):
+        raise BadRequest(f"{name!r} cannot name a node")
+    return home_from_env() / "run" / f"{name}.pid"
 
 
 def _reachable(bound: NodeAddr) -> NodeAddr:

@@ -1,6 +1,8 @@
 """What people see of an answer: the route, the text as it grows, the figures; or one JSON object."""
 
 import json
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -8,13 +10,20 @@ import typer
 from manyhands.origin import Answer, Origin
 
 
-async def show_answer(origin: Origin, answer: Answer, *, as_json: bool, **options: Any) -> None:
-    """Stream an answer to the terminal, or collect it silently for `print_json`."""
+async def show_answer(
+    origin: Origin, answer: Answer, *, as_json: bool, on_token: Callable[[], None] = lambda: None, **options: Any
+) -> None:
+    """Stream an answer to the terminal, or collect it silently for `print_json`. `on_token` is called after each token."""
+    shown_events = 0
     async for token in origin.stream(answer, **options):
         if not as_json:
             if len(answer.token_ids) == 1:
                 print_route(answer)
+            for event in answer.events[shown_events:]:
+                typer.secho(f"\n[{event.kind} at token {event.at_token}: {event.detail}]", dim=True, err=True)
+            shown_events = len(answer.events)
             typer.echo(token.text, nl=False)
+        on_token()
     if not as_json:
         typer.echo()
 
@@ -57,6 +66,8 @@ def as_object(answer: Answer, load_s: float) -> dict[str, Any]:
             "completion_tokens": len(answer.token_ids),
             "total_tokens": len(answer.prompt) + len(answer.token_ids),
         },
+        "repairs": [_rounded_floats(asdict(repair)) for repair in answer.repairs],
+        "events": [asdict(event) for event in answer.events],
         "timings": {
             "load_s": round(load_s, 3),
             "open_s": _rounded(answer.timings.open_s),
@@ -68,6 +79,10 @@ def as_object(answer: Answer, load_s: float) -> dict[str, Any]:
 
 def print_json(answer: Answer, load_s: float) -> None:
     typer.echo(json.dumps(as_object(answer, load_s), ensure_ascii=False))
+
+
+def _rounded_floats(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}
 
 
 def _rounded(value: float | None) -> float | None:

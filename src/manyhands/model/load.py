@@ -106,7 +106,9 @@ def load_part(folder: Path, config: PreTrainedConfig, part: Part, precision: Pre
         raise ModelError(f"{folder}: {str(error).splitlines()[0]}") from error
     missing = sorted(k for k in info["missing_keys"] if _is_needed(k, part))
     if missing or info["mismatched_keys"]:
-        wrong = [f"{key} (stored {list(stored)}, needed {list(needed)})" for key, stored, needed in info["mismatched_keys"]]
+        wrong = [
+            f"{key} (stored {list(stored)}, needed {list(needed)})" for key, stored, needed in info["mismatched_keys"]
+        ]
         names = ", ".join([*missing, *wrong][:3])
         raise ModelError(f"{folder}: tensors missing or of the wrong shape: {names}")
     guard(model)

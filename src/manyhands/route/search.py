@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from manyhands.core import NodeAddr, NodeId, Span, SpanInfo
 from manyhands.errors import ShardUnavailable, WeightsMismatch
@@ -22,7 +23,7 @@ class Offer:
 
 
 def find_route(offers: Sequence[Offer], num_layers: int) -> tuple[Offer, ...]:
-    """The chain of spans for [0, num_layers) with the fewest hops; among equals the one with the most free cache.
+    """The chain of spans for [0, num_layers) with the fewest spares and hops; among equals that with most free cache.
 
     Raises WeightsMismatch if the offers disagree on weights or precision and no one kind covers the model,
     ShardUnavailable naming the layers that nobody holds.
@@ -38,26 +39,38 @@ def find_route(offers: Sequence[Offer], num_layers: int) -> tuple[Offer, ...]:
     raise ShardUnavailable(f"nobody holds layers {_missing(offers, num_layers)} of {num_layers}: serve them on a node")
 
 
-def cover(offers: Sequence[Offer], span: Span) -> tuple[Offer, ...]:
-    """The chain of (parts of) offers for `span` with the fewest hops, then with the most free cache; () if there is none.
+class _Cost(NamedTuple):
+    """Of a chain, compared in this order: spares used, hops, minus the free cache."""
 
-    A node may serve any part of what it holds, so each hop goes as far as its offer reaches (fewest hops: the greedy
-    cover is optimal for intervals; here a pass over the borders, so that ties can be broken).
+    spares: int
+    hops: int
+    free: int
+
+    def plus(self, offer: Offer) -> "_Cost":
+        return _Cost(self.spares + offer.info.is_spare, self.hops + 1, self.free - offer.info.free_tokens)
+
+
+def cover(offers: Sequence[Offer], span: Span) -> tuple[Offer, ...]:
+    """The cheapest chain of (parts of) offers for `span`: fewest spares, then fewest hops, then most free cache.
+
+    () if there is none. A node may serve any part of what it holds; each hop goes as far as its offer reaches or to where
+    another begins, so a pass over the layers settles the best chain to each.
     """
-    # Best chain that ends right before each layer reached so far. Layers only grow, so one pass in order settles them.
-    best: dict[int, tuple[tuple[int, int], tuple[Offer, ...]]] = {span.start: ((0, 0), ())}
+    best: dict[int, tuple[_Cost, tuple[Offer, ...]]] = {span.start: (_Cost(0, 0, 0), ())}
+    borders = {o.info.span.start for o in offers} | {span.end}
     for layer in range(span.start, span.end):
         if layer not in best:
             continue
-        (hops, free), chain = best[layer]
+        so_far, chain = best[layer]
         for offer in offers:
             if not offer.info.span.start <= layer < offer.info.span.end:
                 continue
-            end = min(offer.info.span.end, span.end)
-            cost = (hops + 1, free - offer.info.free_tokens)
-            if end not in best or cost < best[end][0]:
-                best[end] = (cost, (*chain, offer.part(Span(layer, end))))
-    return best.get(span.end, ((0, 0), ()))[1]
+            reach = min(offer.info.span.end, span.end)
+            cost = so_far.plus(offer)
+            for end in {reach} | {b for b in borders if layer < b < reach}:
+                if end not in best or cost < best[end][0]:
+                    best[end] = (cost, (*chain, offer.part(Span(layer, end))))
+    return best[span.end][1] if span.end in best else ()
 
 
 def _missing(offers: Sequence[Offer], num_layers: int) -> str:
