@@ -1,7 +1,7 @@
 """A text through three nodes in this process: each has its own layers, its own thread, and links to the others.
 
-    python examples/library.py                       a tiny random model (its text is noise)
-    python examples/library.py tales "Once upon"     a folder, "tales" or a hub id, and a prompt
+python examples/library.py                       a tiny random model (its text is noise)
+python examples/library.py tales "Once upon"     a folder, "tales" or a hub id, and a prompt
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Two real node processes on this machine, TLS between them, and this process as the origin that asks them.
 
-    python examples/two_nodes.py                     a tiny random model (its text is noise)
-    python examples/two_nodes.py FOLDER "a prompt"   any checkpoint folder
+python examples/two_nodes.py                     a tiny random model (its text is noise)
+python examples/two_nodes.py FOLDER "a prompt"   any checkpoint folder
 """
 
 import asyncio

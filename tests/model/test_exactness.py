@@ -84,7 +84,8 @@ def test_any_cut_gives_the_same_bits(subject: Subject, edges: tuple[int, ...]) -
 @pytest.mark.parametrize("size", [1, 7, 16, 64])
 def test_prefill_in_any_chunks_gives_the_same_bits(subject: Subject, size: int) -> None:
     """A row's bits do not depend on the rows that share its step."""
-    assert_same_bits(subject.whole.run(IDS, pieces(LENGTH, size)), subject.reference)
+    length = LENGTH if size > 1 else 40
+    assert_same_bits(subject.whole.run(IDS[:length], pieces(length, size)), subject.reference[:length])
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 9])

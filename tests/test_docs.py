@@ -1,0 +1,210 @@
+"""The pages say what is so: links lead somewhere, commands parse, names exist, marked snippets run, tables are complete.
+
+A Python fence marked `run` is executed in an empty folder (`run slow`: in the slow ring); `json answer` is compared with
+what the command prints.
+"""
+
+import ast
+import asyncio
+import dataclasses
+import json
+import re
+import shlex
+import struct
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer.main
+
+from manyhands.cli import app
+from manyhands.cli.show import as_object
+from manyhands.config import RequestConfig, WorkerConfig
+from manyhands.core import SamplingParams
+from manyhands.net.tls import TlsPolicy
+from manyhands.testing.swarm import memory_swarm
+from manyhands.testing.tiny import make_tiny
+from manyhands.wire import frame
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND: Any = typer.main.get_command(app)
+
+
+class Block(NamedTuple):
+    """A fenced block: its language with marks ("python run slow"), and its text."""
+
+    page: str
+    line: int
+    info: list[str]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        text = page.read_text("utf8")
+        for match in FENCE.finditer(text):
+            yield Block(page.name, text.count("\n", 0, match.start()) + 1, match[1].split(), match[2])
+
+
+def snippets() -> list[Any]:
+    marked = [block for block in blocks() if block.info[:2] == ["python", "run"]]
+    return [pytest.param(b, id=str(b), marks=[pytest.mark.slow] if "slow" in b.info else []) for b in marked]
+
+
+def command_lines() -> list[Any]:
+    """Every `manyhands ...` line of the shell blocks, with its continuation lines."""
+    found = []
+    for block in blocks():
+        if block.info[:1] == ["sh"]:
+            lines = block.text.replace("\\\n", " ").splitlines()
+            wanted = [line.strip() for line in lines if re.match(r"\s*(\.venv/bin/)?manyhands\s", line)]
+            exports = "export MANYHANDS_TICKET=" in block.text
+            found += [pytest.param(line, exports, id=f"{block}: {line[:60]}") for line in wanted]
+    return found
+
+
+def slugs(page: Path) -> set[str]:
+    """What GitHub makes of the page's headings."""
+    headings = re.findall(r"^#+ +(.+)$", FENCE.sub("", page.read_text("utf8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text("utf8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in slugs(file), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("block", snippets())
+def test_snippets_run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path / "home"))
+    code = compile("\n" * block.line + block.text, block.page, "exec")
+    exec(code, {"__name__": "__main__"})  # our own pages
+
+
+@pytest.mark.parametrize("line, has_ticket", command_lines())
+def test_commands_parse(line: str, has_ticket: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MANYHANDS_TICKET", raising=False)
+    if has_ticket:
+        monkeypatch.setenv("MANYHANDS_TICKET", "mh1")
+    words = shlex.split(re.split(r"\s[|&>]", line)[0])[1:]
+    command, name = COMMAND, "manyhands"
+    while True:
+        with command.make_context(name, list(words)) as context:
+            if not hasattr(command, "resolve_command"):
+                return
+            rest = [*context._protected_args, *context.args] if hasattr(context, "_protected_args") else context.args
+            name, command, words = command.resolve_command(context, rest)
+
+
+def leaves(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if hasattr(command, "commands"):
+        for name, inner in command.commands.items():
+            yield from leaves(inner, f"{path} {name}".strip())
+    else:
+        yield path, command
+
+
+@pytest.mark.parametrize("path, command", [pytest.param(*leaf, id=leaf[0]) for leaf in leaves(COMMAND)])
+def test_every_option_is_described(path: str, command: Any) -> None:
+    page = (ROOT / "docs" / "cli.md").read_text("utf8")
+    assert path in page
+    for parameter in command.params:
+        for name in parameter.opts:
+            if name.startswith("--") and not getattr(parameter, "hidden", False):
+                assert f"`{name}`" in page or f" {name} " in page, f"{path} {name}"
+
+
+def test_make_targets_and_modules_exist() -> None:
+    made = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text("utf8")
+        assert set(re.findall(r"(?:^|`)make (\w+)", text, re.MULTILINE)) <= made
+        for module in re.findall(r"python -m bench\.(\w+)", text):
+            assert module == "NAME" or (ROOT / "bench" / f"{module}.py").exists(), module
+        for script in re.findall(r"\b((?:examples|tests|bench)/[\w/]+\.py)\b", text):
+            assert (ROOT / script).exists(), f"{page.name}: {script}"
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Names of a module: functions, classes, Class.method."""
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {
+                f"{node.name}.{n.name}" for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_of_the_code_exist(page: Path) -> None:
+    for file, name in re.findall(r"`([\w/]+\.py):([A-Za-z_][\w.]*)`", page.read_text("utf8")):
+        path = ROOT / "src" / "manyhands" / file
+        assert path.exists(), f"{page.name}: {file}"
+        assert name in defined(ast.parse(path.read_text("utf8"))), f"{page.name}: {file}:{name}"
+
+
+def test_the_header_is_laid_out_as_described() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text("utf8")
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\w+) \|", page, re.MULTILINE)
+    assert [name for _, _, name in rows] == [n if n != "num_rows" else "count" for n in frame.Header._fields]
+    sizes = [int(size) for _, size, _ in rows]
+    assert [int(offset) for offset, _, _ in rows] == [sum(sizes[:i]) for i in range(len(sizes))]
+    assert sum(sizes) == frame.HEADER_BYTES == struct.calcsize("<4BI16s6I2B")
+    assert f"{frame.HEADER_BYTES} bytes" in page
+    for kind, message in frame.KINDS.items():
+        assert re.search(rf"^\| ([\d, ]*\b)?{kind}\b[\d, ]* \| .*{message.__name__}", page, re.MULTILINE), message
+
+
+@pytest.mark.parametrize("config", [WorkerConfig, RequestConfig, TlsPolicy, SamplingParams], ids=lambda c: c.__name__)
+def test_every_field_is_described(config: Any) -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text("utf8")
+    for field in dataclasses.fields(config):
+        assert f"`{field.name}`" in page, field.name
+
+
+def test_every_dependency_has_its_reason() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text("utf8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))["project"]
+    for line in project["dependencies"]:
+        name = re.match(r"[\w-]+", line)
+        assert name and f"| {name[0]} |" in page, line
+
+
+def test_an_answer_has_the_documented_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path / "home"))
+    folder = make_tiny("llama", tmp_path / "tiny", layers=2)
+    (documented,) = [json.loads(block.text) for block in blocks() if block.info == ["json", "answer"]]
+
+    async def main() -> dict[str, Any]:
+        async with memory_swarm(folder, "0-0,1-1") as swarm:
+            return as_object(await swarm.origin.complete(swarm.origin.request("Hi", SamplingParams(max_tokens=3))), 1.0)
+
+    assert form(asyncio.run(main())) == form(documented)
+
+
+def form(value: Any) -> Any:
+    """Keys and types; lists by their first item, numbers alike."""
+    if isinstance(value, dict):
+        return {key: form(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [form(value[0])]
+    return "number" if isinstance(value, int | float) else type(value).__name__
