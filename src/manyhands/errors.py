@@ -20,10 +20,14 @@ ManyhandsError                code            meaning
 
 
 class ManyhandsError(Exception):
-    """Base of all errors of this package. `code` goes over the wire and into JSON; `http_status` into HTTP answers."""
+    """Base of all errors of this package. `code` goes over the wire and into JSON; `http_status` into HTTP answers.
+
+    `node` is the id of the node that said no, where one did: others may be asked.
+    """
 
     code = "internal"
     http_status = 500
+    node: str | None = None
 
 
 class BadRequest(ManyhandsError):

@@ -206,7 +206,9 @@ class Node:
                 control = await self.link(offer.addr, "control")
                 data = await self.link(offer.addr, "data") if needs_data else None
         except (LinkClosed, TimeoutError) as error:
-            raise ShardUnavailable(f"hop {index} ({offer.name} at {offer.addr}) cannot be reached: {error}") from error
+            refusal = ShardUnavailable(f"hop {index} ({offer.name} at {offer.addr}) cannot be reached: {error}")
+            refusal.node = offer.node
+            raise refusal from error
         return Hop(offer, control, data, self.request.window)
 
     def close_session(self, session: Session) -> None:
@@ -294,12 +296,12 @@ class Node:
                 for host in self.hosts:
                     if (place := host.find(message.session, message.hop)) is not None:
                         host.step(place, message, link)
-            case Credit() if session is not None and message.hop != ORIGIN_HOP:
+            case Credit() if session is not None and session.is_from(message.hop, link):
                 session.on_credit(message)
             case Credit():
                 sender = message.hop if message.hop == ORIGIN_HOP else message.hop - 1
                 for host in self.hosts:
-                    if (place := host.find(message.session, sender)) is not None:
+                    if (place := host.find(message.session, sender)) is not None and place.successor.peer == link.peer:
                         host.credit(place, message.steps)
             case Open():
                 self._on_open(message, link)
@@ -308,12 +310,12 @@ class Node:
                     host.close(message.session, link.peer)
             case Probe():
                 for host in self.hosts:
-                    host.report(message)
-            case Progress() if session is not None:
+                    host.report(message, link.peer)
+            case Progress() if session is not None and session.is_from(message.hop, link):
                 session.on_progress(message)
-            case Opened() if session is not None:
+            case Opened() if session is not None and session.is_from(message.hop, link):
                 session.on_opened(message)
-            case Fault() if session is not None:
+            case Fault() if session is not None and session.is_from(message.hop, link):
                 session.on_fault(message)
             case Hello():
                 raise ProtocolError("a second Hello")
@@ -323,7 +325,7 @@ class Node:
     def _on_open(self, message: Open, link: Link) -> None:
         try:
             host = self._find_host(message)
-            host.reserve(message)
+            host.reserve(message, link.peer)
         except ManyhandsError as error:
             _try_send(link, _refusal(message, error.code, str(error)))
             return

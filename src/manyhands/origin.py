@@ -134,9 +134,9 @@ class Origin:
         """Links to a hop. Raises ShardUnavailable."""
         return await self.node.connect(index, offer, num_hops, lease)
 
-    async def find_route(self) -> tuple[Offer, ...]:
+    async def find_route(self, excluded: Collection[NodeId] = ()) -> tuple[Offer, ...]:
         """A route over spans of this model's weights and precision. Raises ShardUnavailable, WeightsMismatch."""
-        offers = await self.node.survey(self.addrs)
+        offers = [o for o in await self.node.survey(self.addrs) if o.node not in excluded]
         route = find_route(offers, self.model.num_layers)
         info = route[0].info
         if (info.model, info.precision) != (self.model.id, self.model.precision):
@@ -179,8 +179,7 @@ class Origin:
         """Generate; yields tokens, fills `answer`. Close the generator (or let it end) to free the session."""
         request = Request(answer.prompt, answer.params)
         began = time.monotonic()
-        answer.route = tuple(route) if route is not None else await self.find_route()
-        session = await self.node.open_session(answer.route, self._lease(request, path))
+        answer.route, session = await self._open(route, self._lease(request, path))
         answer.timings.open_s = time.monotonic() - began
         answer.exactness = self._exactness(session)
         try:
@@ -192,6 +191,27 @@ class Origin:
                 yield token
         finally:
             self.node.close_session(session)
+
+    async def _open(self, route: Sequence[Offer] | None, lease: Lease) -> tuple[tuple[Offer, ...], Session]:
+        """Open a session on `route`, or on the best one whose nodes all have room: a full node is passed over (HN-32).
+
+        Raises what the last node to refuse said, once no other route is left.
+        """
+        if route is not None:
+            return tuple(route), await self.node.open_session(route, lease)
+        full: set[NodeId] = set()
+        found = await self.find_route()
+        while True:
+            try:
+                return found, await self.node.open_session(found, lease)
+            except ShardUnavailable as refusal:
+                if refusal.node is None:
+                    raise
+                full.add(NodeId(refusal.node))
+                try:
+                    found = await self.find_route(full)
+                except ShardUnavailable:
+                    raise refusal from None
 
     async def complete(self, request: Request, **options: Any) -> Answer:
         """The whole answer at once. Options as for `stream`."""

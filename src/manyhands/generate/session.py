@@ -253,8 +253,12 @@ class Session:
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 
+    def is_from(self, hop: int, link: Link) -> bool:
+        """Whether `link` leads to the node of hop `hop`: what others say in its name is not heard."""
+        return hop < len(self.hops) and link.peer == self.hops[hop].offer.node
+
     def on_opened(self, message: Opened) -> None:
-        if message.hop < len(self.hops) and message.epoch == self.epoch:
+        if message.epoch == self.epoch:
             hop = self.hops[message.hop]
             hop.arithmetic, hop.epoch, hop.has_log = message.arithmetic, message.epoch, message.has_log
             self._arrived.set()
@@ -289,20 +293,19 @@ class Session:
 
     def on_credit(self, message: Credit) -> None:
         """Hop `message.hop` has computed steps that this origin sent it."""
-        if message.hop < len(self.hops):
-            hop = self.hops[message.hop]
-            hop.window_left += message.steps
-            self._flush(hop)
+        hop = self.hops[message.hop]
+        hop.window_left += message.steps
+        self._flush(hop)
 
     def on_progress(self, message: Progress) -> None:
-        if message.epoch == self.epoch and message.hop < len(self.hops):
+        if message.epoch == self.epoch:
             self._progress[message.hop] = message
             self._arrived.set()
 
     def on_fault(self, message: Fault) -> None:
         """A hop cannot go on, or blames another. Before the route has opened, and where the request itself is at fault,
         that ends the session; else the hop at fault is lost."""
-        if message.epoch != self.epoch or message.hop >= len(self.hops):
+        if message.epoch != self.epoch:
             return
         if message.code == Draining.code and self._is_running:
             self.leaving[message.hop] = message.detail
@@ -312,7 +315,9 @@ class Session:
         blames_origin = message.blame == ORIGIN_HOP and message.hop == 0
         if not self._is_running or blames_origin or (kind is BadRequest and message.blame is None):
             who = "the origin" if blames_origin else f"hop {at_fault} ({self.hops[at_fault].offer.name})"
-            self._fail(kind(f"{who}: {message.detail}"))
+            error = kind(f"{who}: {message.detail}")
+            error.node = self.hops[at_fault].offer.node
+            self._fail(error)
         else:
             self.lose(at_fault, message.detail)
 

@@ -53,7 +53,7 @@ class SpanHost:
         self._places: dict[Place, HopSession] = {}
         self._by_hop: dict[tuple[SessionId, int], HopSession] = {}
         self._by_key: dict[int, HopSession] = {}
-        self._pending: dict[Place, int] = {}  # leases of places that are being opened
+        self._pending: dict[Place, tuple[int, NodeId]] = {}  # lease and origin of places that are being opened
         self._wake = asyncio.Event()
         self._freed = asyncio.Event()
         self._clock = 0
@@ -79,7 +79,7 @@ class SpanHost:
         return self._model is not None
 
     def _leased(self) -> int:
-        return sum(s.capacity for s in self._places.values()) + sum(self._pending.values())
+        return sum(s.capacity for s in self._places.values()) + sum(capacity for capacity, _ in self._pending.values())
 
     # -- life of a session --------------------------------------------------------------------------------------------
 
@@ -90,8 +90,8 @@ class SpanHost:
                 self._model = await self._device.run(self._load)
             return self._model
 
-    def reserve(self, message: Open) -> None:
-        """Take a lease or say no, before anything is accepted; for a session that is here already, check the epoch.
+    def reserve(self, message: Open, origin: NodeId) -> None:
+        """Take a lease for `origin` or say no, before anything is accepted; for a session that is here, check the epoch.
 
         Raises Busy, WeightsMismatch, ContextOverflow, BadRequest.
         """
@@ -105,15 +105,15 @@ class SpanHost:
             raise BadRequest(f"hop {message.hop} holds layers {info.span}, not {message.span}")
         place = (message.session, message.span)
         here = self._places.get(place)
-        if here is not None and message.epoch > here.opened.epoch:
+        if here is not None and message.epoch > here.opened.epoch and here.origin.peer == origin:
             return
         if self.is_draining:
             raise Draining(f"layers {info.span} are being drained: try another node")
         if here is not None or place in self._pending:
             raise BadRequest(f"session {message.session.hex()} is already open on layers {info.span}")
-        self._lease(message)
+        self._lease(message, origin)
 
-    def _lease(self, message: Open) -> None:
+    def _lease(self, message: Open, origin: NodeId) -> None:
         info = self._info
         if message.capacity > info.context_length:
             raise ContextOverflow(f"{message.capacity} positions exceed the model's context of {info.context_length}")
@@ -123,7 +123,7 @@ class SpanHost:
         free = self._config.cache_tokens - self._leased()
         if message.capacity > free:
             raise Busy(f"layers {info.span} have cache for {free} more positions, {message.capacity} are asked for")
-        self._pending[message.session, message.span] = message.capacity
+        self._pending[message.session, message.span] = (message.capacity, origin)
         self._wake.set()  # no longer idle
 
     async def open(self, message: Open, origin: Link, successor: Link) -> None:
@@ -134,14 +134,14 @@ class SpanHost:
         try:
             model = await self.ensure_loaded()
         finally:
-            capacity = self._pending.pop((message.session, message.span), None)
+            reserved = self._pending.pop((message.session, message.span), None)
         sampler = self._make_sampler(message.sampling) if message.sampling is not None else None
         session = self._places.get((message.session, message.span))
         has_log = True
         if session is not None:
             self._forget_hop(session)
             has_log = session.place(message, origin, successor, sampler)
-        elif capacity is not None:
+        elif reserved is not None:
             session = self._add(message, model, sampler, origin, successor)
         else:
             return  # closed while it was being opened
@@ -168,8 +168,9 @@ class SpanHost:
 
         Unknown ids are ignored: a session may be closed from two sides.
         """
-        for place in [p for p in self._pending if p[0] == session_id]:
-            del self._pending[place]
+        for place, (_, origin) in list(self._pending.items()):
+            if place[0] == session_id and node in (None, origin):
+                del self._pending[place]
         for place, session in [(p, s) for p, s in self._places.items() if p[0] == session_id]:
             if node is None or session.origin.peer == node:
                 self._free(place, session)
@@ -212,10 +213,10 @@ class SpanHost:
         """The place of hop `hop` of the session, if it is here (ORIGIN_HOP: of the last hop)."""
         return self._by_hop.get((session_id, hop))
 
-    def report(self, message: Probe) -> None:
-        """Answer a Probe for every place the session has here."""
+    def report(self, message: Probe, node: NodeId) -> None:
+        """Answer a Probe of the session's origin for every place the session has here."""
         for (session_id, _), session in self._places.items():
-            if session_id == message.session and session.opened.epoch == message.epoch:
+            if session_id == message.session and (session.opened.epoch, session.origin.peer) == (message.epoch, node):
                 session.report()
 
     def has_place(self, message: Open) -> bool:
