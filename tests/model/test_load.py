@@ -81,7 +81,7 @@ def test_absent_layers_hold_nothing(llama: Path) -> None:
     """A part's parameters are those of its layers, all real (none on the meta device), and no embedding or head."""
     config = read_config(llama)
     model = load_part(llama, config, Part(Span(1, 3)), "fp32")
-    layers = find_layers(model, LAYERS)
+    _, _, layers = find_layers(model, LAYERS)
     held = {index for index, layer in enumerate(layers) if any(True for _ in layer.parameters())}
     assert held == {1, 2}
     assert all(p.device.type == "cpu" for p in layers.parameters())
@@ -218,5 +218,5 @@ def test_stored_precision_and_computed_precision_are_independent(tmp_path: Path)
     """A checkpoint in fp32 can be served in bf16: what is computed is the precision asked for."""
     folder = make_tiny("llama", tmp_path, layers=1, dtype="fp32")
     shard = Shard(folder, Span(0, 1), "bf16")
-    assert shard.dtype == torch.bfloat16 and shard.bytes_per_token == 2 * 2 * 16 * 2
-    assert Shard(folder, Span(0, 1), "fp32").bytes_per_token == 2 * 2 * 16 * 4
+    assert shard.dtype == torch.bfloat16 and shard.bytes_per_token() == 2 * 2 * 16 * 2
+    assert Shard(folder, Span(0, 1), "fp32").bytes_per_token() == 2 * 2 * 16 * 4

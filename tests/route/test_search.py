@@ -52,10 +52,26 @@ def test_among_equals_the_most_free_cache_wins() -> None:
     ]
 
 
-def test_spans_that_overlap_do_not_join() -> None:
-    """A hop runs its whole span, so the next one must begin where it ends."""
-    with pytest.raises(ShardUnavailable, match="fit end to end"):
-        find_route([offer("a", 0, 7), offer("b", 6, 12)], 12)
+def test_spans_that_overlap_join_by_their_parts() -> None:
+    """A node may serve any part of what it holds, so the second takes what the first has not."""
+    route = find_route([offer("a", 0, 7), offer("b", 6, 12)], 12)
+    assert [(o.name, str(o.info.span)) for o in route] == [("a", "0-6"), ("b", "7-11")]
+
+
+def test_hn_44_overlapping_shards() -> None:
+    """HN-44: 16 layers held as 0-7, 4-11 and 8-15 are served by 0-7 and 8-15."""
+    route = find_route([offer("b", 4, 12), offer("c", 8, 16), offer("a", 0, 8)], 16)
+    assert [(o.name, str(o.info.span)) for o in route] == [("a", "0-7"), ("c", "8-15")]
+
+
+def test_a_spare_serves_only_where_nobody_else_does() -> None:
+    """Fewest layers of spares before fewest hops; a gap it does fill."""
+    halves = [offer("a", 0, 6), offer("b", 6, 12)]
+    spare = offer("s", 0, 12)
+    spare = replace(spare, info=replace(spare.info, is_spare=True))
+    assert names([spare, *halves]) == ["a", "b"]
+    assert names([spare, halves[1]]) == ["s", "b"]
+    assert names([spare]) == ["s"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +110,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 11), st.integers(1, 12)).filter(lambda
 
 def fewest(spans: list[tuple[int, int]], at: int = 0) -> int:
     """The least number of spans from layer `at` to 12, by trying all; 99 if there is no way."""
-    return 0 if at == 12 else 1 + min((fewest(spans, b) for a, b in spans if a == at), default=98)
+    return 0 if at == 12 else 1 + min((fewest(spans, b) for a, b in spans if a <= at < b), default=98)
 
 
 @given(SPANS, st.integers(0, 1000))

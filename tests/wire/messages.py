@@ -16,6 +16,8 @@ from manyhands.wire.message import (
     Payload,
     Ping,
     Pong,
+    Probe,
+    Progress,
     Step,
 )
 from manyhands.wire.tensor import ITEMSIZE
@@ -58,10 +60,12 @@ CONTROL: list[Message] = [
         replay_until=0,
         emit_from=0,
     ),
-    Opened(SESSION, 1, 0, "avx512-bf16"),
+    Opened(SESSION, 1, 0, "avx512-bf16", True),
     Close(SESSION),
-    Fault(SESSION, 2, "shard_unavailable", "full: 8 sessions"),
-    Fault(SESSION, 2, "pipeline_aborted", "NaN \u2028 at 7", blame=1),
+    Fault(SESSION, 1, 2, "shard_unavailable", "full: 8 sessions"),
+    Fault(SESSION, 1, 2, "pipeline_aborted", "NaN \u2028 at 7", blame=1),
+    Probe(SESSION, 3),
+    Progress(SESSION, 3, 2, 1 << 20, 0),
     Ping((1 << 64) - 1),
     Pong(0),
 ]

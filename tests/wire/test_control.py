@@ -108,7 +108,7 @@ def test_whole_numbers_are_numbers() -> None:
 
 def test_what_json_cannot_hold_is_not_sent() -> None:
     with pytest.raises(ProtocolError, match="cannot be sent"):
-        encode(Fault(SESSION, 0, "x", "\ud800"))
+        encode(Fault(SESSION, 1, 0, "x", "\ud800"))
 
 
 def test_a_hint_without_decoder_is_our_bug() -> None:

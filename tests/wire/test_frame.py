@@ -228,7 +228,7 @@ def test_a_dead_reader_stays_dead() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Fault(SESSION, 0, "x", "y" * MAX_CONTROL_BODY),
+        Fault(SESSION, 1, 0, "x", "y" * MAX_CONTROL_BODY),
         Step(SESSION, -1, 0, 0, 0, 0, 0, "hidden", None, None),
         Step(SESSION, 0, 256, 0, 0, 0, 0, "hidden", None, None),
         Step(SESSION, 0, 0, 0, 2, 0, 0, "hidden", (1,), None),

@@ -79,6 +79,8 @@ def opening(number: int, capacity: int = 64, **changes: Any) -> Open:
         successor=NodeAddr("mem", 1),
         sampling=None,
         window=16,
+        replay_until=0,
+        emit_from=0,
     )
     return replace(plain, **changes)
 
@@ -119,7 +121,16 @@ class Hop:
 
     def step(self, number: int, position: int, rows: Tensor | None, link: Notes | None = None, **changes: Any) -> None:
         """Let a step arrive, from the predecessor unless another link is given."""
-        self.host.step(step(number, position, rows, **changes), cast(Link, link or self.before))
+        message = step(number, position, rows, **changes)
+        place = self.host.find(message.session, message.hop)
+        if place is not None:  # else it is late, and ignored
+            self.host.step(place, message, cast(Link, link or self.before))
+
+    def credit(self, number: int, steps: int) -> None:
+        """Let the successor of session `number` have computed `steps` steps."""
+        place = self.host.find(session_id(number), 1)
+        assert place is not None
+        self.host.credit(place, steps)
 
     def faults(self) -> list[Fault]:
         return self.origin.of(Fault)

@@ -41,7 +41,7 @@ def last(folder: Path) -> SpanModel:
 def work(model: SpanModel, rows: Tensor, position: int = 0, *, is_last: bool = False, reply_from: int = 0) -> Work:
     cache = model.shard.new_cache(64)
     cache.length = position
-    return Work(cache, position, rows.shape[0], reply_from, encode_tensor(rows), None, is_last)
+    return Work(cache, model.shard.span, position, rows.shape[0], reply_from, encode_tensor(rows), None, is_last)
 
 
 def result(outcome: Result | Exception) -> Result:
@@ -108,7 +108,7 @@ def test_ends_at_the_edges_embed_and_draw(folder: Path, last: SpanModel) -> None
     """The first hop embeds ids; the last one gives logits, or draws with the position's noise: all as the origin would."""
     first, ends = SpanModel(folder, Span(0, 2), "bf16", True), Ends(folder, "bf16")
     ids = [int(i) for i in random_ids(5, seed=1)]
-    embeds = Work(first.shard.new_cache(8), 0, 5, 0, None, tuple(ids), False)
+    embeds = Work(first.shard.new_cache(8), Span(0, 2), 0, 5, 0, None, tuple(ids), False)
     here = work(first, ends.embed(torch.tensor(ids)))
     middle = tensor(first.run([embeds])[0])
     assert torch.equal(middle, tensor(first.run([here])[0]))

@@ -7,17 +7,12 @@ from typing import cast
 import pytest
 import torch
 
-from manyhands.core import SessionId
 from manyhands.net.transport import Link
 from manyhands.wire.message import Credit, Fault, Step
 from tests.worker.hop import AFTER, BEFORE, ORIGIN, Hop, Notes, hidden, session_id
 from tests.worker.test_serve import computed, folder, play
 
 __all__ = ["folder"]  # a fixture
-
-
-def credit(one: Hop, session: SessionId, steps: int) -> None:
-    one.host.credit(Credit(session, 2, steps))
 
 
 @pytest.mark.parametrize("window", [1, 3, 16])
@@ -33,10 +28,10 @@ def test_a_successor_without_credits_pauses_its_upstream(folder: Path, window: i
         await one.quiet()
         assert len(one.after.of(Step, session_id(1))) == window
         assert one.host.rows_run == window + 1 + 7, "and nobody else is paused"
-        credit(one, session_id(1), 2)
+        one.credit(1, 2)
         await one.quiet()
         assert len(one.after.of(Step, session_id(1))) == window + 2
-        credit(one, session_id(1), 50)
+        one.credit(1, 50)
         await one.quiet()
         assert len(one.after.of(Step, session_id(1))) == window + 5
 
@@ -49,7 +44,7 @@ def test_credits_come_back_before_the_window_is_used_up(folder: Path, window: in
 
     async def scenario(one: Hop) -> None:
         await one.open(1, window=window)
-        one.host.credit(Credit(session_id(1), 2, 1000))
+        one.credit(1, 1000)
         left, position = window, 0
         for _ in range(3):
             while left:
@@ -77,7 +72,7 @@ def test_a_lost_origin_frees_its_sessions(folder: Path) -> None:
 
 
 def test_a_lost_successor_is_reported_and_blamed(folder: Path) -> None:
-    """Only the sessions that send over that link end."""
+    """Only the sessions that send over that link; they stay, for their origins may repair the route."""
 
     async def scenario(one: Hop) -> None:
         other = Notes(AFTER)
@@ -86,6 +81,7 @@ def test_a_lost_successor_is_reported_and_blamed(folder: Path) -> None:
         one.host.drop_successor(cast(Link, other))
         (fault,) = one.origin.of(Fault)
         assert (fault.session, fault.code, fault.blame) == (session_id(1), "link_closed", 2)
+        assert one.host.num_sessions == 2
         one.step(2, 0, hidden(1))
         await computed(one, 2, 1)
 
