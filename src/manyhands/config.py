@@ -60,7 +60,7 @@ class RequestConfig:
     prefill_overdue_s: float = 15.0
     probe_timeout_s: float = 0.5
     # Positions per prefill frame: large enough to fill the device, small enough to overlap on several hops.
-    prefill_chunk: int = 128
+    prefill_chunk: int = 256
     # Steps that may be on the way to one hop without having been computed (credits), and bytes of one frame.
     window: int = 16
     frame_bytes: int = 1 << 20
