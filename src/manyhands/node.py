@@ -281,8 +281,7 @@ class Node:
         for session in list(self.sessions.values()):
             session.on_lost(link, reason)
         for host in self.hosts:
-            if link.lane == "control" and self.pool.find(link.peer, "control") is None:
-                host.drop_origin(link.peer)
+            host.drop_origin(link)
             host.drop_successor(link)
 
     # -- dispatch -----------------------------------------------------------------------------------------------------
@@ -325,7 +324,7 @@ class Node:
     def _on_open(self, message: Open, link: Link) -> None:
         try:
             host = self._find_host(message)
-            host.reserve(message, link.peer)
+            host.reserve(message, link)
         except ManyhandsError as error:
             _try_send(link, _refusal(message, error.code, str(error)))
             return
@@ -351,7 +350,8 @@ class Node:
                     successor = await self._link_back(origin.peer, "data")
             await host.open(message, origin, successor)
         except (ManyhandsError, TimeoutError, MemoryError) as error:
-            host.close(message.session)
+            if not host.abandon(message):
+                return
             if isinstance(error, LinkClosed | TimeoutError):
                 error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
             code = error.code if isinstance(error, ManyhandsError) else BadRequest.code

@@ -116,7 +116,7 @@ class Hop:
 
     async def open(self, number: int, capacity: int = 64, after: Notes | None = None, **changes: Any) -> None:
         message = opening(number, capacity, **changes)
-        self.host.reserve(message, ORIGIN)
+        self.host.reserve(message, cast(Link, self.origin))
         await self.host.open(message, cast(Link, self.origin), cast(Link, after or self.after))
 
     def step(self, number: int, position: int, rows: Tensor | None, link: Notes | None = None, **changes: Any) -> None:

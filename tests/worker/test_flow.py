@@ -9,7 +9,7 @@ import torch
 
 from manyhands.net.transport import Link
 from manyhands.wire.message import Credit, Fault, Step
-from tests.worker.hop import AFTER, BEFORE, ORIGIN, Hop, Notes, hidden, session_id
+from tests.worker.hop import AFTER, ORIGIN, Hop, Notes, hidden, session_id
 from tests.worker.test_serve import computed, folder, play
 
 __all__ = ["folder"]  # a fixture
@@ -60,9 +60,9 @@ def test_credits_come_back_before_the_window_is_used_up(folder: Path, window: in
 def test_a_lost_origin_frees_its_sessions(folder: Path) -> None:
     async def scenario(one: Hop) -> None:
         await one.open(1)
-        one.host.drop_origin(BEFORE)
+        one.host.drop_origin(cast(Link, Notes(ORIGIN)))
         assert one.host.num_sessions == 1
-        one.host.drop_origin(ORIGIN)
+        one.host.drop_origin(cast(Link, one.origin))
         assert one.host.num_sessions == 0
         one.step(1, 0, hidden(1))  # late, and ignored
         await one.quiet()

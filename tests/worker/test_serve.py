@@ -48,12 +48,12 @@ def test_too_many_sessions_are_refused_before_they_are_accepted(folder: Path) ->
 
     async def scenario(one: Hop) -> None:
         await one.open(1)
-        one.host.reserve(opening(2), ORIGIN)  # being opened counts
+        one.host.reserve(opening(2), cast(Link, one.origin))  # being opened counts
         with pytest.raises(Busy, match="2 sessions, the limit"):
-            one.host.reserve(opening(3), ORIGIN)
+            one.host.reserve(opening(3), cast(Link, one.origin))
         assert one.host.info.free_tokens == 1000 - 128
         one.host.close(session_id(2))
-        one.host.reserve(opening(3), ORIGIN)
+        one.host.reserve(opening(3), cast(Link, one.origin))
 
     play(folder, scenario, max_sessions=2, cache_tokens=1000)
 
@@ -64,7 +64,7 @@ def test_a_lease_beyond_the_cache_is_refused_before_it_is_accepted(folder: Path)
     async def scenario(one: Hop) -> None:
         await one.open(1, capacity=70)
         with pytest.raises(Busy, match="30 more positions, 31 are asked for"):
-            one.host.reserve(opening(2, capacity=31), ORIGIN)
+            one.host.reserve(opening(2, capacity=31), cast(Link, one.origin))
         await one.open(2, capacity=30)
         assert one.host.info.free_tokens == 0
 
@@ -97,7 +97,7 @@ def test_a_session_is_opened_once(folder: Path) -> None:
     async def scenario(one: Hop) -> None:
         await one.open(1)
         with pytest.raises(BadRequest, match="already open"):
-            one.host.reserve(opening(1), ORIGIN)
+            one.host.reserve(opening(1), cast(Link, one.origin))
 
     play(folder, scenario)
 
@@ -112,7 +112,7 @@ def test_a_close_frees_the_lease_at_once_also_while_opening(folder: Path) -> Non
         one.host.close(session_id(1), ORIGIN)
         assert (one.host.num_sessions, one.host.info.free_tokens) == (0, 1000)
         message = opening(2, capacity=300)
-        one.host.reserve(message, ORIGIN)
+        one.host.reserve(message, cast(Link, one.origin))
         assert one.host.info.free_tokens == 700
         one.host.close(session_id(2), ORIGIN)
         one.host.close(session_id(2))

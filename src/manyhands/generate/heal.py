@@ -123,9 +123,10 @@ class Healer:
     async def _lose_if_covered(self, index: int, reason: str, committed: int) -> None:
         session = self._session
         excluded = self.excluded | {session.hops[index].offer.node}
-        offers = await self._around.offers(excluded)
+        lost = {i for i, hop in enumerate(session.hops) if hop.offer.node in excluded}
         with contextlib.suppress(ShardUnavailable):
-            plan_repair([hop.offer for hop in session.hops], {index}, (), (), offers, excluded, committed)
+            offers = await self._around.offers(excluded)
+            plan_repair([hop.offer for hop in session.hops], lost, (), (), offers, excluded, committed)
             session.lose(index, reason)
 
     def _count(self, committed: int, reason: str) -> None:
@@ -142,8 +143,8 @@ class Healer:
         empty = [i for i, hop in enumerate(session.hops) if not hop.is_whole]
         logless = [i for i, hop in enumerate(session.hops) if not hop.has_log]
         while self._last_resort is None or self._fruitless <= self._config.max_repairs:
-            offers = await self._around.offers(self.excluded)
             try:
+                offers = await self._around.offers(self.excluded)
                 return plan_repair(route, session.losses, empty, logless, offers, self.excluded, committed)
             except ShardUnavailable as error:
                 waited = asyncio.get_running_loop().time() - began
@@ -167,6 +168,8 @@ class Healer:
                 raise HopLost(str(answer)) from answer
             if isinstance(answer, BaseException):
                 raise answer
+        if any(slot.kept in session.losses for slot in plan.slots):
+            raise HopLost("; ".join(session.losses.values()))
         hops = [answer for answer in answers if isinstance(answer, Hop)]
         for hop, slot in zip(hops, plan.slots, strict=True):
             hop.is_whole = hop.is_whole and not slot.recomputes

@@ -108,13 +108,15 @@ class Session:
         self._is_running = True
 
     async def reshape(self, slots: Sequence[Slot], hops: Sequence[Hop]) -> None:
-        """Put the route into a new shape, in a new epoch: first the new hops, then the survivors, which replay.
+        """Put the route into a new shape, in a new epoch: first the hops that recompute, then those that feed them.
 
+        The order matters: a hop drops what reaches it before it has heard of the epoch.
         `hops` are those of `slots`, survivors among them. Deadline: config.reopen_timeout_s for each of the two. Raises
         HopLost if one of them is lost meanwhile or does not answer; what ended the session otherwise.
         """
-        for index in self.losses:
-            _try_send(self.hops[index].control, Close(self.id))
+        for hop in self.hops:
+            if not any(hop is kept for kept in hops):
+                _try_send(hop.control, Close(self.id))
         self.epoch += 1
         self.hops = list(hops)
         self.losses.clear()
@@ -124,8 +126,11 @@ class Session:
         for hop in hops:
             hop.window_left, hop.owed = self._config.window, 0
             hop.outbox.clear()
-        await self._place(slots, [i for i, slot in enumerate(slots) if slot.kept is None])
-        await self._place(slots, [i for i, slot in enumerate(slots) if slot.kept is not None])
+        for index, hop in enumerate(hops):
+            if hop.control.is_closed or (hop.data is not None and hop.data.is_closed):
+                self.lose(index, "is gone")
+        await self._place(slots, [i for i, slot in enumerate(slots) if slot.recomputes])
+        await self._place(slots, [i for i, slot in enumerate(slots) if not slot.recomputes])
 
     async def _place(self, slots: Sequence[Slot], indices: Sequence[int]) -> None:
         limit = self._config.reopen_timeout_s if self._is_running else self._config.open_timeout_s
@@ -328,8 +333,11 @@ class Session:
                 self.lose(index, f"is gone: {reason}")
 
     def lose(self, index: int, reason: str) -> None:
-        """Hop `index` cannot be relied on any more; whoever waits for results gets HopLost."""
-        self.losses.setdefault(index, reason)
+        """Hop `index` cannot be relied on any more, nor can others on its node; who waits for results gets HopLost."""
+        node = self.hops[index].offer.node
+        for other, hop in enumerate(self.hops):
+            if hop.offer.node == node:
+                self.losses.setdefault(other, reason)
         self._arrived.set()
 
     def _fail(self, error: ManyhandsError) -> None:

@@ -53,7 +53,7 @@ class SpanHost:
         self._places: dict[Place, HopSession] = {}
         self._by_hop: dict[tuple[SessionId, int], HopSession] = {}
         self._by_key: dict[int, HopSession] = {}
-        self._pending: dict[Place, tuple[int, NodeId]] = {}  # lease and origin of places that are being opened
+        self._opening: dict[Place, tuple[Open, Link]] = {}  # the newest Open of each place that is being opened
         self._wake = asyncio.Event()
         self._freed = asyncio.Event()
         self._clock = 0
@@ -79,7 +79,8 @@ class SpanHost:
         return self._model is not None
 
     def _leased(self) -> int:
-        return sum(s.capacity for s in self._places.values()) + sum(capacity for capacity, _ in self._pending.values())
+        new = [message.capacity for place, (message, _) in self._opening.items() if place not in self._places]
+        return sum(s.capacity for s in self._places.values()) + sum(new)
 
     # -- life of a session --------------------------------------------------------------------------------------------
 
@@ -90,9 +91,10 @@ class SpanHost:
                 self._model = await self._device.run(self._load)
             return self._model
 
-    def reserve(self, message: Open, origin: NodeId) -> None:
+    def reserve(self, message: Open, origin: Link) -> None:
         """Take a lease for `origin` or say no, before anything is accepted; for a session that is here, check the epoch.
 
+        To be followed by `open` or `abandon`. A newer Open of a place overtakes one that is still being carried out.
         Raises Busy, WeightsMismatch, ContextOverflow, BadRequest.
         """
         info = self._info
@@ -105,51 +107,69 @@ class SpanHost:
             raise BadRequest(f"hop {message.hop} holds layers {info.span}, not {message.span}")
         place = (message.session, message.span)
         here = self._places.get(place)
-        if here is not None and message.epoch > here.opened.epoch and here.origin.peer == origin:
-            return
+        known = [(here.opened, here.origin)] if here is not None else []
+        if place in self._opening:
+            known.append(self._opening[place])
+        if any(message.epoch <= opened.epoch or link.peer != origin.peer for opened, link in known):
+            raise BadRequest(f"session {message.session.hex()} is already open on layers {info.span}")
+        if not known:
+            self._lease(message)
+        elif here is None and message.capacity != known[0][0].capacity:
+            raise BadRequest(f"session {message.session.hex()} has a lease of {known[0][0].capacity} positions")
+        self._opening[place] = (message, origin)
+        self._wake.set()  # no longer idle
+
+    def _lease(self, message: Open) -> None:
+        info = self._info
         if self.is_draining:
             raise Draining(f"layers {info.span} are being drained: try another node")
-        if here is not None or place in self._pending:
-            raise BadRequest(f"session {message.session.hex()} is already open on layers {info.span}")
-        self._lease(message, origin)
-
-    def _lease(self, message: Open, origin: NodeId) -> None:
-        info = self._info
         if message.capacity > info.context_length:
             raise ContextOverflow(f"{message.capacity} positions exceed the model's context of {info.context_length}")
-        sessions = len(self._places) + len(self._pending)
+        sessions = len({*self._places, *self._opening})
         if sessions >= self._config.max_sessions:
             raise Busy(f"layers {info.span} already serve {sessions} sessions, the limit; try another node or later")
         free = self._config.cache_tokens - self._leased()
         if message.capacity > free:
             raise Busy(f"layers {info.span} have cache for {free} more positions, {message.capacity} are asked for")
-        self._pending[message.session, message.span] = (message.capacity, origin)
-        self._wake.set()  # no longer idle
 
     async def open(self, message: Open, origin: Link, successor: Link) -> None:
         """Turn a reservation into a session, or give a session its new place; tell the origin.
 
-        The caller has connected `successor`. Deadline: the caller's.
+        The caller has connected `successor`. Deadline: the caller's. Raises LinkClosed if that link is gone by now.
         """
-        try:
-            model = await self.ensure_loaded()
-        finally:
-            reserved = self._pending.pop((message.session, message.span), None)
+        model = await self.ensure_loaded()
+        place = (message.session, message.span)
+        if not self._is_newest(message):
+            return  # closed, or overtaken, while it was being opened
+        if successor.is_closed:
+            raise LinkClosed("the link broke while layers were being loaded")
         sampler = self._make_sampler(message.sampling) if message.sampling is not None else None
-        session = self._places.get((message.session, message.span))
+        session = self._places.get(place)
         has_log = True
         if session is not None:
             self._forget_hop(session)
             has_log = session.place(message, origin, successor, sampler)
-        elif reserved is not None:
-            session = self._add(message, model, sampler, origin, successor)
         else:
-            return  # closed while it was being opened
+            session = self._add(message, model, sampler, origin, successor)
+        del self._opening[place]
         self._by_hop[message.session, message.hop] = session
         if session.is_last:
             self._by_hop[message.session, ORIGIN_HOP] = session
         session.answer_open(self._info.arithmetic, has_log=has_log)
+        if self.is_draining:  # what was said before may have been lost in the change of epochs
+            session.fault(Draining.code, "drains", session.opened.hop)
         logger.info("session=%s epoch=%d hop=%d layers=%s", session.name, message.epoch, message.hop, message.span)
+
+    def _is_newest(self, message: Open) -> bool:
+        newest, _ = self._opening.get((message.session, message.span), (None, None))
+        return newest is message
+
+    def abandon(self, message: Open) -> bool:
+        """An Open cannot be carried out: free its session. Ignored (False) if that was closed or overtaken meanwhile."""
+        is_newest = self._is_newest(message)
+        if is_newest:
+            self.close(message.session)
+        return is_newest
 
     def _add(self, message: Open, model: SpanModel, sampler: Draws | None, origin: Link, successor: Link) -> HopSession:
         self._clock += 1
@@ -168,9 +188,9 @@ class SpanHost:
 
         Unknown ids are ignored: a session may be closed from two sides.
         """
-        for place, (_, origin) in list(self._pending.items()):
-            if place[0] == session_id and node in (None, origin):
-                del self._pending[place]
+        for place, (_, origin) in list(self._opening.items()):
+            if place[0] == session_id and node in (None, origin.peer):
+                self._forget_opening(place)
         for place, session in [(p, s) for p, s in self._places.items() if p[0] == session_id]:
             if node is None or session.origin.peer == node:
                 self._free(place, session)
@@ -183,9 +203,16 @@ class SpanHost:
         self._freed.set()
         logger.info("session=%s closed layers=%s", session.name, place[1])
 
-    def drop_origin(self, node: NodeId) -> None:
-        """The control link to an origin is gone: free its sessions."""
-        for place, session in [(p, s) for p, s in self._places.items() if s.origin.peer == node]:
+    def _forget_opening(self, place: Place) -> None:
+        del self._opening[place]
+        self._wake.set()
+        self._freed.set()
+
+    def drop_origin(self, link: Link) -> None:
+        """The control link of origins is gone: free the sessions that were opened over it, also those half open."""
+        for place in [p for p, (_, origin) in self._opening.items() if origin is link]:
+            self._forget_opening(place)
+        for place, session in [(p, s) for p, s in self._places.items() if s.origin is link]:
             self._free(place, session)
 
     def drain(self) -> None:
@@ -196,7 +223,7 @@ class SpanHost:
 
     async def emptied(self) -> None:
         """Wait until no session is left. Deadline: the caller's."""
-        while self._places:
+        while self._places or self._opening:
             self._freed.clear()
             await self._freed.wait()
 
@@ -220,7 +247,8 @@ class SpanHost:
                 session.report()
 
     def has_place(self, message: Open) -> bool:
-        return (message.session, message.span) in self._places
+        place = (message.session, message.span)
+        return place in self._places or place in self._opening
 
     def step(self, session: HopSession, step: Step, link: Link) -> None:
         """Queue a step. Raises ProtocolError (close the link) if the sender is not the session's predecessor."""
@@ -236,7 +264,7 @@ class SpanHost:
 
     @property
     def _is_idle(self) -> bool:
-        return self._model is not None and not self._places and not self._pending
+        return self._model is not None and not self._places and not self._opening
 
     async def run(self) -> None:
         """Compute waiting steps for ever. Evicts the model when nobody has used it for `evict_after_s`."""

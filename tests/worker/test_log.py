@@ -1,0 +1,117 @@
+"""manyhands.worker.log: what a lost successor had, again and exactly."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyhands.core import SessionId
+from manyhands.wire.message import Payload, Step
+from manyhands.worker.log import REPLAY_ROWS, OutputLog, join, split_step
+
+SESSION = SessionId(bytes(16))
+WIDTH = 2
+ROW_BYTES = 2 * WIDTH
+Row = tuple[int, int]  # what a row is made of: its position and the attempt it belongs to
+
+
+def step(position: int, count: int, attempt: int, *, has_ids: bool = False, has_rows: bool = True) -> Step:
+    """Rows that tell their position and their attempt."""
+    rows = [(position + i, attempt) for i in range(count)]
+    payload = Payload("bf16", WIDTH, b"".join(map(encoded, rows))) if has_rows and count else None
+    ids = tuple(p * 1000 + a for p, a in rows) if has_ids else None
+    return Step(SESSION, 1, 1, position, count, 0, attempt, "hidden", ids, payload)
+
+
+def encoded(row: Row) -> bytes:
+    return row[0].to_bytes(2, "little") + row[1].to_bytes(2, "little")
+
+
+def rows_of(steps: list[Step]) -> list[Row]:
+    """The rows of steps that follow each other from position 0."""
+    assert all(b.position == a.position + a.count for a, b in pairwise(steps))
+    assert not steps or steps[0].position == 0
+    out: list[Row] = []
+    for s in steps:
+        if s.ids is not None:
+            out += [(i // 1000, i % 1000) for i in s.ids]
+            assert s.payload is None or bytes(s.payload.data) == b"".join(map(encoded, out[-s.count :]))
+        else:
+            assert s.payload is not None
+            data = bytes(s.payload.data)
+            assert len(data) == s.count * ROW_BYTES
+            out += [
+                (int.from_bytes(data[i : i + 2], "little"), int.from_bytes(data[i + 2 : i + 4], "little"))
+                for i in range(0, len(data), ROW_BYTES)
+            ]
+    return out
+
+
+# (how far back from the end, rows): a plain step, a rollback, or (negative) a gap
+STEPS = st.tuples(
+    st.one_of(st.just(0), st.integers(0, 400), st.integers(-2, 0)), st.integers(0, 40) | st.integers(0, 300)
+)
+
+
+@given(st.lists(STEPS, max_size=25), st.integers(0, 900), st.sampled_from([(False, True), (True, True), (True, False)]))
+def test_the_log_holds_what_the_successor_should_have(
+    actions: list[tuple[int, int]], until: int, kind: tuple[bool, bool]
+) -> None:
+    """Against a list of rows: appending overwrites what a rollback took back, a gap drops all for good; bytes are exact."""
+    log, want = OutputLog(), list[Row]()
+    is_dropped, longest = False, 0
+    for attempt, (back, count) in enumerate(actions):
+        position = max(0, len(want) - back)
+        log.append(step(position, count, attempt, has_ids=kind[0], has_rows=kind[1]))
+        if count and not is_dropped:
+            is_dropped = position > len(want)
+            want = [] if is_dropped else want[:position] + [(position + i, attempt) for i in range(count)]
+            longest = max(longest, count)
+        assert log.end == len(want) and log.num_bytes == len(want) * 4
+        assert log.covers(len(want)) and not log.covers(len(want) + 1)
+    replayed = list(log.replay(until))
+    assert rows_of(replayed) == want[:until]
+    assert all(1 <= s.count <= max(REPLAY_ROWS, longest) for s in replayed)
+    assert list(log.replay(until)) == replayed, "a replay takes nothing away"
+
+
+def test_short_steps_are_replayed_together_and_long_ones_as_they_were() -> None:
+    """Prefill-sized steps, so that the replacement computes at prefill speed; nothing is cut that came in one piece."""
+    log = OutputLog()
+    log.append(step(0, 300, 0))
+    for position in range(300, 300 + REPLAY_ROWS + 5):
+        log.append(step(position, 1, 1))
+    assert [s.count for s in log.replay(10_000)] == [300, REPLAY_ROWS, 5]
+    assert [s.count for s in log.replay(310)] == [300, 10]
+    assert [s.count for s in log.replay(7)] == [7]
+    assert list(log.replay(0)) == []
+
+
+def test_a_dropped_log_stays_dropped() -> None:
+    """Half a log would be replayed as if it were whole."""
+    log = OutputLog()
+    log.append(step(0, 5, 0))
+    log.drop()
+    log.append(step(0, 5, 0))
+    log.append(step(5, 5, 0))
+    assert (log.end, log.num_bytes, list(log.replay(9)), log.covers(1), log.covers(0)) == (0, 0, [], False, True)
+
+
+def test_news_without_rows_are_not_logged() -> None:
+    """The last hop's "computed up to here" has no rows, and is no gap either."""
+    log = OutputLog()
+    log.append(step(0, 3, 0))
+    log.append(step(90, 0, 0))
+    assert log.covers(3) and log.end == 3
+
+
+@given(st.integers(1, 30), st.integers(1, 40), st.booleans(), st.booleans())
+def test_a_split_step_joins_to_itself(count: int, at: int, has_ids: bool, has_rows: bool) -> None:
+    """Nothing but the cut; no bytes are copied by splitting."""
+    whole = step(7, count, 1, has_ids=has_ids or not has_rows, has_rows=has_rows)
+    head, rest = split_step(whole, at)
+    assert (rest is None) == (at >= count)
+    joined = join([head] if rest is None else [head, rest])
+    assert joined.ids == whole.ids and joined.count == count and joined.position == 7
+    if whole.payload is not None:
+        assert joined.payload is not None and bytes(joined.payload.data) == whole.payload.data
