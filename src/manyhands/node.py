@@ -137,7 +137,13 @@ class Node:
         def make_sampler(params: SamplingParams) -> Sampler:
             return Sampler(params, vocab_size, eos)
 
-        host = SpanHost(info, lambda: SpanModel(folder, span, precision, has_ends), device, self.worker, make_sampler)
+        host = SpanHost(
+            info,
+            lambda: SpanModel(folder, span, precision, has_ends, device.num_threads),
+            device,
+            self.worker,
+            make_sampler,
+        )
         if not is_lazy:
             await host.ensure_loaded()
         self.hosts.append(host)

@@ -26,7 +26,10 @@ Path_ = Annotated[str, typer.Option("--path", help="ring: hop to hop; star: each
 Ends = Annotated[str, typer.Option("--ends", help="Where embedding and head are: origin, or edges (first, last hop).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Ticket = Annotated[str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="The swarm's ticket (mh1...).")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Compute threads; default: all cores.")]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="Compute threads; default: all cores, or one where that is faster."),
+]
 
 
 def precision_of(text: str) -> Precision:

@@ -1,14 +1,15 @@
 """Train the bundled *tales* model and its drafter on a plain-text corpus.
 
-    python -m manyhands.tales.train --corpus tales.txt.gz --out build/tales --tokens 14e6
-    python -m manyhands.tales.train --corpus tales.txt.gz --out build/tales --role drafter --tokens 20e6
+    python -m manyhands.tales.train --corpus tales.txt.gz --out build/tales --tokens 11.8e6
+    python -m manyhands.tales.train --corpus tales.txt.gz --out build/tales --role drafter --tokens 8e6
 
 Books are separated by two blank lines; a line in capitals inside a book starts a new story. The last 2 % of every book
 are held out. The corpus is never copied into the output: only the tokenizer, the weights and the figures of the card are.
 
 Interrupt it at will: the state is saved every `--save-every` seconds and picked up by the next run of the same command.
 Hidden matrices are trained with Muon, embeddings and norms with AdamW (K. Jordan, "Muon", 2024); the rate is warmed up,
-held, and brought to zero over the last 40 % (WSD). The drafter learns from the main model's distribution (Hinton 2015).
+held, and brought to zero over the last 40 % (WSD). With --distil a model learns from the main model's distribution as
+well (Hinton 2015).
 """
 
 import argparse
@@ -234,6 +235,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--role", choices=sorted(SHAPES), default="main")
+    parser.add_argument("--distil", action="store_true", help="learn from OUT/main's distribution too (3x slower)")
     parser.add_argument("--tokens", type=float, default=14e6)
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument("--length", type=int, default=512)
@@ -256,7 +258,7 @@ def main() -> None:
     tokenizer = load_tokenizer(args.out / "tokenizer", books)
     corpus = encode_corpus(books, tokenizer)
     teacher = None
-    if args.role == "drafter":
+    if args.distil:
         teacher = LlamaForCausalLM.from_pretrained(args.out / "main", dtype=torch.float32).eval()
     run = Run(new_model(args.role, tokenizer, args.seed), args.seed)
     state = args.out / f"{args.role}.state"

@@ -61,18 +61,27 @@ async def memory_swarm(
     wrap: Wrap | None = None,
     spares: Sequence[str] = (),
 ) -> AsyncIterator[MemorySwarm]:
-    """Nodes n0, n1, ... serving the spans of `cut` ("0-2,3-5") and then of `spares`, and an origin.
+    """Nodes n0, n1, ... serving the spans of `cut` ("0-2,3-5") and, as spares, those of `spares`, and an origin.
 
     Closed on leaving, threads too.
     """
-    spans = parse_cut(cut, int(read_config(folder).num_hidden_layers)) + [Span.parse(spare) for spare in spares]
+    serving = parse_cut(cut, int(read_config(folder).num_hidden_layers))
+    spans = serving + [Span.parse(spare) for spare in spares]
     async with AsyncExitStack() as stack:
         network = MemoryNetwork()
         hops: list[Node] = []
         addrs: list[NodeAddr] = []
         for index, span in enumerate(spans):
             node = await stack.enter_async_context(memory_node(network, f"n{index}", wrap, worker=worker))
-            await _host(node, folder, span, precision, _device(stack, threads), ends)
+            await node.host(
+                folder,
+                span,
+                precision,
+                _device(stack, threads),
+                model_name="test",
+                has_ends=ends == "edges",
+                is_spare=index >= len(serving),
+            )
             hops.append(node)
             addrs.append(await node.listen(NodeAddr("mem", 0)))
         home = await stack.enter_async_context(memory_node(network, "origin", wrap, request=request))
@@ -84,7 +93,3 @@ def _device(stack: AsyncExitStack, threads: int) -> Device:
     device = Device.start(threads)
     stack.callback(device.close)
     return device
-
-
-async def _host(node: Node, folder: Path, span: Span, precision: Precision, device: Device, ends: EndsAt) -> None:
-    await node.host(folder, span, precision, device, model_name="test", has_ends=ends == "edges")

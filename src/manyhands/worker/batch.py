@@ -12,6 +12,21 @@ from dataclasses import dataclass
 WINDOW_ROWS = 16
 
 
+# How long a decode step may be held for others, as a share of its own duration. Two sessions out of phase pay for a step
+# each; held together they share one, so waiting pays while it is shorter than a step. The rest is margin for a guess.
+HOLD_SHARE = 0.7
+
+
+def hold_until(held_since: float, step_s: float, expected: Sequence[float]) -> float:
+    """Until when a decode step that could begin at `held_since` should wait for others that decode here too.
+
+    `expected` are the times at which their next steps are due, as learnt from their past turnarounds; `step_s` is the usual
+    duration of a decode step. Returns `held_since` if nobody comes in time.
+    """
+    horizon = held_since + HOLD_SHARE * step_s
+    return max((t for t in expected if t <= horizon), default=held_since)
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """The oldest step of one session. `served` is when the session last ran (any monotonic counter)."""

@@ -5,6 +5,7 @@ Knows nothing of links, leases or order; it is told what to run. Loading and dro
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -76,16 +77,16 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A thread of its own with its number of compute threads."""
+    """A thread of its own. `num_threads`: its compute threads, None where the model may choose."""
 
     thread: ThreadPoolExecutor
-    num_threads: int
+    num_threads: int | None
 
     @classmethod
     def start(cls, num_threads: int | None = None, name: str = "device") -> "Device":
-        count = num_threads or os.cpu_count() or 1
-        thread = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=torch.set_num_threads, initargs=(count,))
-        return cls(thread, count)
+        initial = num_threads or os.cpu_count() or 1
+        thread = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=torch.set_num_threads, initargs=(initial,))
+        return cls(thread, num_threads)
 
     async def run(self, function: Callable[[], T]) -> T:
         """`function()` on the device thread. Cancelling the caller does not stop a function that has begun."""
@@ -96,9 +97,14 @@ class Device:
 
 
 class SpanModel:
-    """The layers of one span, and the ends where this node serves them. Only its device's thread may call it."""
+    """The layers of one span, and the ends where this node serves them. Only its device's thread may call it.
 
-    def __init__(self, folder: Path, span: Span, precision: Precision, has_ends: bool) -> None:
+    `num_threads` None: as many compute threads as are fastest for this span (small layers lose by sharing).
+    """
+
+    def __init__(
+        self, folder: Path, span: Span, precision: Precision, has_ends: bool, num_threads: int | None = None
+    ) -> None:
         self.shard = Shard(folder, span, precision)
         num_layers = self.shard.config.num_hidden_layers
         embed, head = has_ends and span.start == 0, has_ends and span.end == num_layers
@@ -106,6 +112,13 @@ class SpanModel:
 
         self.wire_dtype = WIRE_DTYPES[precision]
         self.vocab_size = int(self.shard.config.vocab_size)
+        torch.set_num_threads(num_threads or fastest_threads(self._decode_once, os.cpu_count() or 1))
+
+    def _decode_once(self) -> None:
+        """One decode step of nobody's session."""
+        cache = self.shard.new_cache(1)
+        plan = StepPlan([Segment(cache, 0, 0, 1)], MIN_ROWS)
+        self.shard.forward(torch.zeros(MIN_ROWS, self.shard.hidden_size, dtype=self.shard.dtype), plan)
 
     def run(self, works: Sequence[Work]) -> list[Result | Exception]:
         """One device step. A segment with bad input gets its exception; the others are computed.
@@ -163,6 +176,18 @@ class SpanModel:
         assert work.sampler is not None and work.ids is not None
         history = [*work.history, *work.ids[: position + 1 - work.position]]
         return work.sampler.draw(logits_V, position + 1, history, work.prompt_length).token
+
+
+def fastest_threads(run: Callable[[], None], num_cores: int) -> int:
+    """All cores or one, whichever runs `run` faster on this thread (best of 5 each, interleaved). Changes no bit."""
+    best = dict.fromkeys((num_cores, 1), float("inf"))
+    for _ in range(5):
+        for count in best:
+            torch.set_num_threads(count)
+            began = time.perf_counter()
+            run()
+            best[count] = min(best[count], time.perf_counter() - began)
+    return min(best, key=lambda count: best[count])
 
 
 def _side_by_side(works: Sequence[Work], inputs: Sequence[Tensor]) -> tuple[Tensor, StepPlan]:

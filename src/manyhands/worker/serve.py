@@ -4,6 +4,7 @@ Open ─ reserve ─► open ─► sessions ─ batch.choose ─► device ─�
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,7 @@ from manyhands.errors import (
 )
 from manyhands.net.transport import Link
 from manyhands.wire.message import Open, Probe, Step
-from manyhands.worker.batch import Waiting, choose
+from manyhands.worker.batch import WINDOW_ROWS, Waiting, choose, hold_until
 from manyhands.worker.execute import Device, Draws, Result, SpanModel
 from manyhands.worker.session import Fit, HopSession, Taken
 
@@ -58,6 +59,7 @@ class SpanHost:
         self._freed = asyncio.Event()
         self._clock = 0
         self.is_draining = False
+        self._step_s = 0.0  # usual duration of a decode step
         self.steps_run = 0
         self.rows_run = 0
 
@@ -252,6 +254,7 @@ class SpanHost:
 
     def step(self, session: HopSession, step: Step, link: Link) -> None:
         """Queue a step. Raises ProtocolError (close the link) if the sender is not the session's predecessor."""
+        session.pace.returned(asyncio.get_running_loop().time())
         session.step(step, link)
         self._wake.set()
 
@@ -278,17 +281,35 @@ class SpanHost:
                     self._evict()
                 continue
             self._wake.clear()
-            while taken := self._choose():
-                await self._run_batch(taken)
+            while self._waiting():
+                await self._hold()
+                if taken := self._choose():
+                    await self._run_batch(taken)
 
-    def _choose(self) -> list[Taken]:
-        waiting = [
+    def _waiting(self) -> list[Waiting]:
+        return [
             Waiting(s.key, s.waiting[0].count, s.served)
             for s in self._places.values()
             if s.waiting and not s.outbox  # a full successor pauses its upstream
         ]
+
+    async def _hold(self) -> None:
+        """Let decode steps that are due any moment join the ones that wait, so that they share one device step."""
+        now = asyncio.get_running_loop().time
+        began = now()
+        while all(w.num_rows <= WINDOW_ROWS for w in self._waiting()):
+            due = (s.pace.expected_at() for s in self._places.values() if not s.waiting)
+            until = hold_until(began, self._step_s, [at for at in due if at is not None and at > now()])
+            if until <= now():
+                return
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._wake.wait()
+
+    def _choose(self) -> list[Taken]:
         taken: list[Taken] = []
-        for pick in choose(waiting, self._config.prefill_rows, self._config.mixed_rows):
+        for pick in choose(self._waiting(), self._config.prefill_rows, self._config.mixed_rows):
             self._clock += 1
             session = self._by_key[pick.key]
             session.served = self._clock
@@ -296,6 +317,8 @@ class SpanHost:
         return taken
 
     async def _run_batch(self, batch: list[Taken]) -> None:
+        now = asyncio.get_running_loop().time
+        began = now()
         try:
             model = await self.ensure_loaded()
             results = await self._device.run(lambda: model.run([taken.work for taken in batch]))
@@ -304,8 +327,12 @@ class SpanHost:
             results = [error for _ in batch]
         self.steps_run += 1
         self.rows_run += sum(taken.work.count for taken in batch)
+        if all(taken.work.count <= WINDOW_ROWS for taken in batch):
+            self._step_s = now() - began if self._step_s == 0 else 0.8 * self._step_s + 0.2 * (now() - began)
         for taken, result in zip(batch, results, strict=True):
             self._settle(taken, result)
+            if taken.work.count <= WINDOW_ROWS:
+                taken.session.pace.sent(now())
         self._bound_logs()
 
     def _settle(self, taken: Taken, result: Result | Exception) -> None:
