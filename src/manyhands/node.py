@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -347,7 +348,10 @@ class Node:
         return (here or exact or holding)[0]
 
     async def _open(self, host: SpanHost, message: Open, origin: Link) -> None:
-        """Connect to the successor, then open. A failure is the session's alone: its origin gets a Fault."""
+        """Connect to the successor, then open. A failure is the session's alone: its origin gets a Fault.
+
+        A successor that cannot be reached is blamed; a session that had its place before keeps it.
+        """
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 if message.successor is not None:
@@ -356,12 +360,14 @@ class Node:
                     successor = await self._link_back(origin.peer, "data")
             await host.open(message, origin, successor)
         except (ManyhandsError, TimeoutError, MemoryError) as error:
-            if not host.abandon(message):
+            is_cut_off = isinstance(error, LinkClosed | TimeoutError)
+            blame = message.hop + 1 if is_cut_off and message.successor is not None else None
+            if not host.abandon(message, keep=blame is not None):
                 return
-            if isinstance(error, LinkClosed | TimeoutError):
+            if is_cut_off:
                 error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
             code = error.code if isinstance(error, ManyhandsError) else BadRequest.code
-            _try_send(origin, _refusal(message, code, str(error)))
+            _try_send(origin, replace(_refusal(message, code, str(error)), blame=blame))
 
 
 def _describe(

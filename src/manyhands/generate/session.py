@@ -101,10 +101,16 @@ class Session:
     async def open(self) -> None:
         """Open every hop at once and wait until all have a lease. Deadline: config.open_timeout_s.
 
-        Raises Busy, WeightsMismatch, ContextOverflow, ... as the hops say; PipelineStalled at the deadline.
+        Raises Busy, WeightsMismatch, ContextOverflow, ... as the hops say; ShardUnavailable naming the node if one is
+        lost meanwhile; PipelineStalled at the deadline.
         """
         self.epoch += 1
-        await self._place([Slot(hop.offer, None) for hop in self.hops], range(len(self.hops)))
+        try:
+            await self._place([Slot(hop.offer, None) for hop in self.hops], range(len(self.hops)))
+        except HopLost as error:
+            refusal = ShardUnavailable(str(error))
+            refusal.node = self.hops[min(self.losses)].offer.node
+            raise refusal from error
         self._is_running = True
 
     async def reshape(self, slots: Sequence[Slot], hops: Sequence[Hop]) -> None:

@@ -166,12 +166,17 @@ class SpanHost:
         newest, _ = self._opening.get((message.session, message.span), (None, None))
         return newest is message
 
-    def abandon(self, message: Open) -> bool:
-        """An Open cannot be carried out: free its session. Ignored (False) if that was closed or overtaken meanwhile."""
-        is_newest = self._is_newest(message)
-        if is_newest:
+    def abandon(self, message: Open, *, keep: bool) -> bool:
+        """An Open cannot be carried out: free its lease, or its session unless that may `keep` the place it has.
+
+        Ignored (False) if the session was closed or the Open overtaken meanwhile.
+        """
+        if not self._is_newest(message):
+            return False
+        self._forget_opening((message.session, message.span))
+        if not keep:
             self.close(message.session)
-        return is_newest
+        return True
 
     def _add(self, message: Open, model: SpanModel, sampler: Draws | None, origin: Link, successor: Link) -> HopSession:
         self._clock += 1

@@ -1,0 +1,134 @@
+"""What the kill matrix shares: models loaded once, requests, the answers as they must be, and one cell."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyhands.config import RequestConfig
+from manyhands.core import SamplingParams
+from manyhands.generate.speculate import Drafter
+from manyhands.node import Node
+from manyhands.origin import Answer, OriginModel
+from manyhands.testing.clock import run_virtual
+from manyhands.testing.faults import Faults
+from manyhands.testing.swarm import MemorySwarm, memory_swarm
+from manyhands.worker.execute import SpanModel
+from tests.generate.scenes import Oracle
+from tests.model.pipeline import random_ids
+
+CUT = "0-1,2-3,4-5"
+NEW = 24
+# Prefill in pieces, so that a node can die between them.
+REQUEST = RequestConfig(prefill_chunk=16)
+PROMPTS = [tuple(int(i) for i in random_ids(37 + 9 * n, seed=n)) for n in range(3)]
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=NEW, ignore_eos=True),
+    "hot": SamplingParams(max_tokens=NEW, ignore_eos=True, temperature=0.8, seed=5, presence_penalty=0.5),
+}
+
+
+def request_of(kind: str, number: int) -> tuple[tuple[int, ...], SamplingParams]:
+    return PROMPTS[number], replace(PARAMS[kind], seed=number)
+
+
+class Models:
+    """Span models by what they hold, each used by one node of a swarm at a time: loading them is what tests wait for."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[object, ...], list[SpanModel]] = {}
+        self._used: dict[tuple[object, ...], int] = {}
+        self.origin = cache(OriginModel)
+
+    def span(self, *args: Any) -> SpanModel:
+        """As SpanModel(...)."""
+        key = args
+        index = self._used.get(key, 0)
+        self._used[key] = index + 1
+        kept = self._kept.setdefault(key, [])
+        if index == len(kept):
+            kept.append(SpanModel(*args))
+        return kept[index]
+
+    def give_back(self) -> None:
+        """A new swarm begins."""
+        self._used.clear()
+
+
+@contextmanager
+def kept_models() -> Iterator[Models]:
+    models = Models()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("manyhands.node.SpanModel", models.span)
+        patch.setattr("manyhands.testing.swarm.OriginModel", models.origin)
+        yield models
+
+
+@dataclass
+class Scene:
+    """A swarm with faults. `answers` are those of `ask`, in the order asked."""
+
+    swarm: MemorySwarm
+    faults: Faults
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def hops(self) -> list[Node]:
+        return self.swarm.hops
+
+    async def ask(self, kind: str = "greedy", number: int = 0, **options: Any) -> list[int]:
+        """One request's tokens."""
+        origin = self.swarm.origin
+        answer = origin.answer(origin.request_ids(*request_of(kind, number)))
+        self.answers.append(answer)
+        async for _ in origin.stream(answer, **options):
+            pass
+        return answer.token_ids
+
+    async def free(self) -> None:
+        """Wait until no node that lives holds a lease, nor the origin a session."""
+        living = [n for n in self.hops if n.transport.node not in self.faults.dead | self.faults.frozen]
+        for _ in range(200):
+            if all(h.info.free_tokens == n.worker.cache_tokens and not h._opening for n in living for h in n.hosts):
+                assert not self.swarm.origin.node.sessions
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"leases are left: {[h for n in living for h in n.hosts]}")
+
+
+class Bench:
+    """Plays scenes on one checkpoint; knows the undisturbed answers."""
+
+    def __init__(self, folder: Path, models: Models) -> None:
+        self.folder, self._models = folder, models
+        self.wanted: dict[tuple[str, int], list[int]] = {}
+        self.play(self._undisturbed)
+
+    async def _undisturbed(self) -> None:
+        async with self.scene(CUT) as scene:
+            for kind in PARAMS:
+                for number in range(len(PROMPTS)):
+                    self.wanted[kind, number] = await scene.ask(kind, number)
+
+    @asynccontextmanager
+    async def scene(self, cut: str = CUT, spares: Sequence[str] = ("0-5",), **options: Any) -> AsyncIterator[Scene]:
+        """A swarm whose living nodes hold no lease in the end."""
+        self._models.give_back()
+        faults = Faults()
+        options = {"request": REQUEST, **options}
+        async with memory_swarm(self.folder, cut, spares=spares, wrap=faults.wrap, **options) as swarm:
+            scene = Scene(swarm, faults)
+            yield scene
+            await scene.free()
+
+    def half_right(self, kind: str, number: int) -> Drafter:
+        """Three drafts a window; every other one is wrong."""
+        return Oracle([*PROMPTS[number], *self.wanted[kind, number]], 3, lambda position: position % 2 == 0)
+
+    def play(self, main: Callable[[], Any]) -> Any:
+        return run_virtual(main())
