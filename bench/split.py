@@ -49,13 +49,13 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[Arm, list[f
     async with AsyncExitStack() as stack:
         home = await stack.enter_async_context(base(folder, 2))
         origins: dict[tuple[int, int], Origin] = {}
-        for threads in THREADS:
+        for threads in options.threads:
             device = Device.start(threads)
             stack.callback(device.close)
             for nodes in NODES:
                 origins[nodes, threads] = await origin(stack, home, nodes, threads, device)
                 note(f"{nodes} nodes of {threads} threads are ready")
-        arms = [Arm(*sizes) for sizes in itertools.product(NODES, THREADS, STREAMS)]
+        arms = [Arm(*sizes) for sizes in itertools.product(NODES, options.threads, options.streams)]
         for arm in arms:
             await one(origins[arm.nodes, arm.threads], arm, 3)  # warm up
         for rep, arm in itertools.product(range(options.reps), arms):
@@ -71,10 +71,11 @@ def report(options: argparse.Namespace, samples: dict[Arm, list[float]]) -> int:
 
     out: dict[str, Any] = {"shape": options.shape, "tps": {str(arm): spread(s) for arm, s in samples.items()}}
     out["nodes_x"] = {str(a): ratio(a, Arm(1, a.threads, a.streams)) for a in samples if a.nodes > 1}
-    out["two_threads_x"] = {str(a): ratio(a, Arm(a.nodes, 1, a.streams)) for a in samples if a.threads == 2}
+    slower = {a: Arm(a.nodes, 1, a.streams) for a in samples if a.threads == 2}
+    out["two_threads_x"] = {str(a): ratio(a, one) for a, one in slower.items() if one in samples}
     holds = {
         f"threads_{threads}": out["nodes_x"][str(Arm(3, threads, 1))]["median"] >= TARGET["three_nodes_x"]
-        for threads in THREADS
+        for threads in options.threads
     }
     return finish("split", out, TARGET, holds)
 
@@ -84,6 +85,8 @@ def main() -> int:
     parser.add_argument("--shape", choices=["0.5b", "1.1b", "tales"], default="0.5b")
     parser.add_argument("--reps", type=int, default=0, help="default: 5, or 2 with --quick")
     parser.add_argument("--new", type=int, default=24, help="tokens per stream")
+    parser.add_argument("--threads", type=int, nargs="+", default=THREADS, choices=THREADS)
+    parser.add_argument("--streams", type=int, nargs="+", default=STREAMS, choices=STREAMS)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     options.reps = options.reps or (2 if options.quick else 5)

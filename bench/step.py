@@ -198,6 +198,7 @@ def report(options: argparse.Namespace, folder: Path, samples: dict[str, list[An
     floor_tps = max(gbs) * 1e9 / size
     out: dict[str, Any] = {"shape": options.shape, "threads": options.threads, "read_gbs": spread(gbs)}
     out |= {"mb_per_token": round(size / 1e6), "floor_tps": round(floor_tps, 1)}
+    out["floor_at_median_read_tps"] = round(spread(gbs)["median"] * 1e9 / size, 1)
     ratios: dict[str, dict[str, float]] = {}
     for what in ("decode", "prefill"):
         series = {arm: [getattr(f, f"{what}_tps") for f in taken] for arm, taken in samples.items()}
