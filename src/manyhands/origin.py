@@ -137,7 +137,11 @@ class Origin:
     async def find_route(self, excluded: Collection[NodeId] = ()) -> tuple[Offer, ...]:
         """A route over spans of this model's weights and precision. Raises ShardUnavailable, WeightsMismatch."""
         offers = [o for o in await self.node.survey(self.addrs) if o.node not in excluded]
-        route = find_route(offers, self.model.num_layers)
+        mine = [o for o in offers if (o.info.model, o.info.precision) == (self.model.id, self.model.precision)]
+        try:
+            route = find_route(mine, self.model.num_layers)
+        except ShardUnavailable:  # say what there is, if there is something
+            route = find_route(offers, self.model.num_layers)
         info = route[0].info
         if (info.model, info.precision) != (self.model.id, self.model.precision):
             raise WeightsMismatch(

@@ -52,7 +52,8 @@ class Pace:
 
 
 class Healer:
-    """Repairs one session. `excluded` grows: a node that was lost once is not trusted with this session again."""
+    """Repairs one session. `excluded` grows: a node that was lost once comes back into this session only if nobody else
+    covers its layers (a link may have been cut, a node restarted), and never if it lied."""
 
     def __init__(
         self, session: Session, around: Surroundings, config: RequestConfig, last_resort: Offer | None = None
@@ -138,14 +139,15 @@ class Healer:
 
     async def _find_plan(self, committed: int, began: float) -> RepairPlan:
         session = self._session
+        self.excluded |= {session.hops[i].offer.node for i in session.losses}
         route = [hop.offer for hop in session.hops]
-        self.excluded |= {route[i].node for i in session.losses}
-        empty = [i for i, hop in enumerate(session.hops) if not hop.is_whole]
-        logless = [i for i, hop in enumerate(session.hops) if not hop.has_log]
         while self._last_resort is None or self._fruitless <= self._config.max_repairs:
             try:
-                offers = await self._around.offers(self.excluded)
-                return plan_repair(route, session.losses, empty, logless, offers, self.excluded, committed)
+                return await self._plan_without(self.excluded, committed)
+            except ShardUnavailable:
+                pass
+            try:
+                return await self._plan_without(session.liars, committed)
             except ShardUnavailable as error:
                 waited = asyncio.get_running_loop().time() - began
                 if waited > self._config.patience_s and self._last_resort is None:
@@ -155,6 +157,15 @@ class Healer:
             await asyncio.sleep(ASK_AGAIN_S)
         assert self._last_resort is not None
         return plan_repair(route, range(len(route)), (), (), [self._last_resort], (), committed)
+
+    async def _plan_without(self, excluded: Collection[NodeId], committed: int) -> RepairPlan:
+        session = self._session
+        offers = await self._around.offers(excluded)
+        self.excluded |= {session.hops[i].offer.node for i in session.losses}
+        empty = [i for i, hop in enumerate(session.hops) if not hop.is_whole]
+        logless = [i for i, hop in enumerate(session.hops) if not hop.has_log]
+        route = [hop.offer for hop in session.hops]
+        return plan_repair(route, session.losses, empty, logless, offers, excluded, committed)
 
     async def _reshape(self, plan: RepairPlan) -> None:
         """Connect the new hops and reshape; a node that cannot be reached is excluded and counts as lost."""

@@ -124,7 +124,7 @@ class Generation:
             except HopLost:
                 pass
             except (Corruption, ProtocolError) as error:
-                self._session.lose(len(self._session.hops) - 1, f"sent what cannot be: {error}")
+                self._session.lose(len(self._session.hops) - 1, f"sent what cannot be: {error}", lied=True)
             await self._repair(drafts)
 
     async def _repair(self, drafts: Sequence[int]) -> None:

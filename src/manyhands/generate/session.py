@@ -15,6 +15,7 @@ from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, EndsAt, ModelId, NodeId, PathKind, Precision, SamplingParams, SessionId
 from manyhands.errors import (
     BadRequest,
+    Corruption,
     Draining,
     LinkClosed,
     ManyhandsError,
@@ -84,6 +85,7 @@ class Session:
         self.lease = lease
         self.losses: dict[int, str] = {}
         self.leaving: dict[int, str] = {}
+        self.liars: set[NodeId] = set()
         self.last_progress: float = 0.0
         self.sent_until = 0  # the end of the last step sent: what every hop should come to compute
         self._progress: dict[int, Progress] = {}
@@ -330,7 +332,7 @@ class Session:
             error.node = self.hops[at_fault].offer.node
             self._fail(error)
         else:
-            self.lose(at_fault, message.detail)
+            self.lose(at_fault, message.detail, lied=message.code in (Corruption.code, ProtocolError.code))
 
     def on_lost(self, link: Link, reason: str) -> None:
         """One of our links is gone: the hops behind it are lost."""
@@ -338,9 +340,14 @@ class Session:
             if link in (hop.control, hop.data):
                 self.lose(index, f"is gone: {reason}")
 
-    def lose(self, index: int, reason: str) -> None:
-        """Hop `index` cannot be relied on any more, nor can others on its node; who waits for results gets HopLost."""
+    def lose(self, index: int, reason: str, *, lied: bool = False) -> None:
+        """Hop `index` cannot be relied on any more, nor can others on its node; who waits for results gets HopLost.
+
+        `lied`: it sent what cannot be, so its node is not to come back into this session.
+        """
         node = self.hops[index].offer.node
+        if lied:
+            self.liars.add(node)
         for other, hop in enumerate(self.hops):
             if hop.offer.node == node:
                 self.losses.setdefault(other, reason)

@@ -83,6 +83,7 @@ class Faults:
     frozen: set[NodeId] = field(default_factory=set)
     fired: list[Phase] = field(default_factory=list)
     _cuts: set[tuple[NodeId, NodeId, Lane | None]] = field(default_factory=set)
+    _delays: dict[tuple[NodeId, NodeId, Lane], float] = field(default_factory=dict)
     _triggers: list[_Trigger] = field(default_factory=list)
     _spoilers: list[_Spoiler] = field(default_factory=list)
     _thawed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -130,6 +131,10 @@ class Faults:
     def cut(self, sender: Node, receiver: Node, lane: Lane | None = None) -> None:
         """From now on nothing gets from `sender` to `receiver` (on one lane, or both); the other direction works."""
         self._cuts.add((sender.transport.node, receiver.transport.node, lane))
+
+    def delay(self, sender: Node, receiver: Node, lane: Lane, seconds: float) -> None:
+        """From now on what `sender` sends to `receiver` on a lane takes so long (pings aside)."""
+        self._delays[sender.transport.node, receiver.transport.node, lane] = seconds
 
     def duplicate(self, sender: Node, receiver: Node, phase: Phase = "any", skip: int = 0) -> None:
         """One step from `sender` to `receiver` arrives twice."""
@@ -211,6 +216,9 @@ class Faults:
     def is_cut(self, sender: NodeId, receiver: NodeId, lane: Lane) -> bool:
         return bool(self._cuts & {(sender, receiver, None), (sender, receiver, lane)})
 
+    def delay_of(self, sender: NodeId, receiver: NodeId, lane: Lane) -> float:
+        return self._delays.get((sender, receiver, lane), 0.0)
+
     async def until_thawed(self, *nodes: NodeId) -> None:
         while self.frozen.intersection(nodes):
             await self._thawed.wait()
@@ -259,7 +267,11 @@ class FaultyLink:
         if spoiler is not None and isinstance(message, Step):
             spoiler.change(self, message)
             return
-        self.send_now(message)
+        delay_s = self._faults.delay_of(self.owner, self.peer, self.lane)
+        if delay_s:
+            asyncio.get_running_loop().call_later(delay_s, self.send_now, message)
+        else:
+            self.send_now(message)
         self._release()
 
     def send_now(self, message: Message) -> None:
