@@ -170,7 +170,7 @@ def test_a_survivor_that_holds_the_layers_takes_them_too(bench: Bench, path: Pat
             offers = await scene.swarm.origin.node.survey(scene.swarm.addrs)
             route = [offers[0].part(Span(0, 2)), offers[1], offers[2]]
             scene.faults.at("decode", scene.hops[1], lambda: scene.faults.die(scene.hops[1]), 4)
-            scene.faults.at("any", scene.hops[2], lambda: scene.faults.die(scene.hops[2]), 30)
+            scene.faults.at("replay", scene.hops[2], lambda: scene.faults.die(scene.hops[2]), 9)
             async with asyncio.timeout(DEADLINE_S):
                 assert await scene.ask("hot", 1, route=route, path=path) == bench.wanted["hot", 1]
             assert [r.replacement for r in scene.answers[0].repairs] == [("n0",), ("n0",)]
@@ -423,9 +423,8 @@ def test_a_lost_origin_frees_its_hops(bench: Bench, path: PathKind) -> None:
                 origin = scene.swarm.origin.node
                 scene.faults.at("decode", scene.hops[1], lambda: fault(scene.faults, origin), 6)  # noqa: B023
                 task = asyncio.ensure_future(scene.ask(path=path))
-                while not scene.faults.fired:
-                    await asyncio.sleep(0.001)
                 await asyncio.sleep(within)
+                assert scene.faults.fired
                 assert not any(h.num_sessions or h._opening for n in scene.hops for h in n.hosts)
                 task.cancel()
                 with suppress(asyncio.CancelledError, ManyhandsError):
@@ -450,10 +449,15 @@ SPOILS: dict[str, Spoil] = {
 @pytest.mark.parametrize("edge", [(3, 0), (0, 1), (1, 2), (2, 3)], ids=["origin-0", "0-1", "1-2", "2-origin"])
 @pytest.mark.parametrize("how", SPOILS)
 def test_a_spoiled_frame_never_spoils_the_text(bench: Bench, how: str, edge: tuple[int, int]) -> None:
-    """No transport of ours does this; a hostile node may. The text is right as far as it goes, and the end is soon."""
+    """No transport of ours does this; a hostile node may. The text is right as far as it goes, and the end is soon.
+
+    Prefill rows at an earlier position are left out: they overwrite, as finite wrong numbers do, and nobody can tell.
+    """
 
     async def main() -> None:
         for phase, kind in (("prefill", "greedy"), ("decode", "hot"), ("window", "hot")):
+            if (how, phase) == ("early", "prefill"):
+                continue
             async with bench.scene(spares=["0-5"] * 2) as scene:
                 nodes = [*scene.hops[:3], scene.swarm.origin.node]
                 at: Any = "any" if edge[1] == 3 else phase

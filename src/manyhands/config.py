@@ -64,3 +64,11 @@ class RequestConfig:
     # Steps that may be on the way to one hop without having been computed (credits), and bytes of one frame.
     window: int = 16
     frame_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("window", "frame_bytes", "prefill_chunk", "max_repairs"):
+            if getattr(self, name) < (name != "max_repairs"):
+                raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least {int(name != 'max_repairs')}")
+        for name in ("open_timeout_s", "reopen_timeout_s", "stall_timeout_s", "patience_s", "step_floor_s"):
+            if not getattr(self, name) > 0:
+                raise BadRequest(f"{name} is {getattr(self, name)}; it must be more than 0 seconds")

@@ -167,6 +167,7 @@ class Node:
             if isinstance(answer, BaseException) and not isinstance(answer, LinkClosed | TimeoutError):
                 raise answer
         reached = [offer for answer in answers if isinstance(answer, list) for offer in answer]
+        _refuse_twins(reached)
         if not any(isinstance(answer, list) for answer in answers):
             reasons = "; ".join(
                 str(answer) or f"{addr}: no answer" for addr, answer in zip(addrs, answers, strict=True)
@@ -359,14 +360,14 @@ class Node:
                 else:
                     successor = await self._link_back(origin.peer, "data")
             await host.open(message, origin, successor)
-        except (ManyhandsError, TimeoutError, MemoryError) as error:
+        except Exception as error:  # also what a failing load raises: this session's trouble, not the node's
             is_cut_off = isinstance(error, LinkClosed | TimeoutError)
             blame = message.hop + 1 if is_cut_off and message.successor is not None else None
             if not host.abandon(message, keep=blame is not None):
                 return
             if is_cut_off:
                 error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
-            code = error.code if isinstance(error, ManyhandsError) else BadRequest.code
+            code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
             _try_send(origin, replace(_refusal(message, code, str(error)), blame=blame))
 
 
@@ -395,6 +396,15 @@ def _describe(
         max_sessions=worker.max_sessions,
         is_spare=is_spare,
     )
+
+
+def _refuse_twins(offers: Sequence[Offer]) -> None:
+    """Raise BadRequest if two nodes have one key: everything that is sent to one might go to the other."""
+    homes: dict[NodeId, NodeAddr] = {}
+    for offer in offers:
+        first = homes.setdefault(offer.node, offer.addr)
+        if (first.host, first.port) != (offer.addr.host, offer.addr.port):
+            raise BadRequest(f"{first} and {offer.addr} have the same node key: start one of them with another --key")
 
 
 def _refusal(message: Open, code: str, detail: str) -> Fault:

@@ -45,7 +45,7 @@ class Token:
 
 @dataclass(slots=True)
 class Timings:
-    """Seconds; None until known. `open_s`: Open to all hops ready. `ttft_s`: request to first token."""
+    """Seconds; None until known. `open_s`: finding a route and opening it. `ttft_s`: request to first token."""
 
     open_s: float | None = None
     ttft_s: float | None = None
@@ -62,7 +62,7 @@ class Timings:
 
 @dataclass(slots=True)
 class Answer:
-    """One request's answer as it grows. `pieces()` is consumed once; the rest is filled in meanwhile."""
+    """One request's answer, filled in as it grows."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -136,12 +136,13 @@ class Origin:
 
     async def find_route(self, excluded: Collection[NodeId] = ()) -> tuple[Offer, ...]:
         """A route over spans of this model's weights and precision. Raises ShardUnavailable, WeightsMismatch."""
-        offers = [o for o in await self.node.survey(self.addrs) if o.node not in excluded]
+        # Who has just been excluded may be frozen: asking it again would take the deadline.
+        offers = await (self.offers(excluded) if excluded else self.node.survey(self.addrs))
         mine = [o for o in offers if (o.info.model, o.info.precision) == (self.model.id, self.model.precision)]
         try:
             route = find_route(mine, self.model.num_layers)
         except ShardUnavailable:  # say what there is, if there is something
-            route = find_route(offers, self.model.num_layers)
+            route = find_route(offers, self.model.num_layers, (self.model.id, self.model.precision))
         info = route[0].info
         if (info.model, info.precision) != (self.model.id, self.model.precision):
             raise WeightsMismatch(

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -12,11 +14,7 @@ from manyhands.config import RequestConfig
 from manyhands.core import EndsAt, ModelId, NodeAddr, PathKind
 from manyhands.errors import (
     ContextOverflow,
-    Corruption,
-    ManyhandsError,
-    PipelineAborted,
     PipelineStalled,
-    ProtocolError,
     ShardUnavailable,
     WeightsMismatch,
 )
@@ -55,6 +53,11 @@ def data_link(swarm: MemorySwarm, sender: int, receiver: int) -> Link:
     link = swarm.hops[sender].pool.find(swarm.hops[receiver].transport.node, "data")
     assert link is not None
     return link
+
+
+def strangers_link() -> Link:
+    """Some link: whose it is does not matter to those who only count leases."""
+    return cast(Link, SimpleNamespace(peer=node_id("stranger"), is_closed=False))
 
 
 def leased(swarm: MemorySwarm) -> list[int]:
@@ -149,7 +152,7 @@ def test_a_hop_that_falls_silent_stalls_the_session_and_is_not_waited_for(
             monkeypatch.setattr(swarm.hops[1].hosts[0], "step", lambda *_: None)
             with pytest.raises(PipelineStalled, match="7 s"):
                 await rest(stream)
-            assert 7 <= asyncio.get_running_loop().time() - began < 8
+            assert 7 <= asyncio.get_running_loop().time() - began < 10
 
     play(main)
 
@@ -161,23 +164,22 @@ def payload(rows: torch.Tensor) -> Payload:
     return encode_tensor(rows)
 
 
-FORGERIES: dict[str, tuple[EndsAt, Forge, type[ManyhandsError]]] = {
-    "position": ("origin", lambda r: replace(r, position=r.position + 1), ProtocolError),
+FORGERIES: dict[str, tuple[EndsAt, Forge]] = {
+    "position": ("origin", lambda r: replace(r, position=r.position + 1)),
     "too many rows": (
         "origin",
         lambda r: replace(r, count=2, payload=payload(torch.zeros(2, 64).bfloat16())),
-        ProtocolError,
     ),
-    "nan": ("origin", lambda r: replace(r, payload=payload(torch.full((1, 64), float("nan")).bfloat16())), Corruption),
-    "huge": ("origin", lambda r: replace(r, payload=payload(torch.full((1, 64), 1e30).bfloat16())), Corruption),
-    "dtype": ("origin", lambda r: replace(r, payload=payload(torch.zeros(1, 64))), ProtocolError),
-    "width": ("origin", lambda r: replace(r, payload=payload(torch.zeros(1, 65).bfloat16())), ProtocolError),
-    "ids": ("origin", lambda r: replace(r, content="ids", payload=payload(torch.ones(1, 1).int())), ProtocolError),
-    "logits": ("origin", lambda r: replace(r, content="logits"), ProtocolError),
-    "no such id": ("edges", lambda r: replace(r, payload=payload(torch.full((1, 1), 1 << 30).int())), Corruption),
-    "negative id": ("edges", lambda r: replace(r, payload=payload(torch.full((1, 1), -1).int())), Corruption),
-    "hidden for ids": ("edges", lambda r: replace(r, content="hidden"), ProtocolError),
-    "wide ids": ("edges", lambda r: replace(r, payload=payload(torch.ones(1, 9).int())), ProtocolError),
+    "nan": ("origin", lambda r: replace(r, payload=payload(torch.full((1, 64), float("nan")).bfloat16()))),
+    "huge": ("origin", lambda r: replace(r, payload=payload(torch.full((1, 64), 1e30).bfloat16()))),
+    "dtype": ("origin", lambda r: replace(r, payload=payload(torch.zeros(1, 64)))),
+    "width": ("origin", lambda r: replace(r, payload=payload(torch.zeros(1, 65).bfloat16()))),
+    "ids": ("origin", lambda r: replace(r, content="ids", payload=payload(torch.ones(1, 1).int()))),
+    "logits": ("origin", lambda r: replace(r, content="logits")),
+    "no such id": ("edges", lambda r: replace(r, payload=payload(torch.full((1, 1), 1 << 30).int()))),
+    "negative id": ("edges", lambda r: replace(r, payload=payload(torch.full((1, 1), -1).int()))),
+    "hidden for ids": ("edges", lambda r: replace(r, content="hidden")),
+    "wide ids": ("edges", lambda r: replace(r, payload=payload(torch.ones(1, 9).int()))),
 }
 
 
@@ -185,11 +187,13 @@ FORGERIES: dict[str, tuple[EndsAt, Forge, type[ManyhandsError]]] = {
 def test_a_hostile_last_hop_ruins_its_session_alone(
     folder: Path, greedy: list[int], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forged rows are an error of that session; others in the same batches, and later ones, get their text.
+    """Forged rows cost the hop its place, for good; without a spare that ends the session, after patience_s.
+
+    Others in the same batches, and later ones, get their text.
 
     Found here: rows of another shape broke the batch of all requests, and with it the origin.
     """
-    ends, forge, error = FORGERIES[name]
+    ends, forge = FORGERIES[name]
     victim = len(PROMPT) + LONG.max_tokens
 
     async def main() -> None:
@@ -208,7 +212,7 @@ def test_a_hostile_last_hop_ruins_its_session_alone(
             stream = await begun(swarm)
             monkeypatch.setattr(model, "run", run)
             other = asyncio.ensure_future(ids_of(swarm, PROMPT, GREEDY))
-            with pytest.raises(error):
+            with pytest.raises(ShardUnavailable, match="nobody else holds layers 4-5"):
                 await rest(stream)
             assert await other == greedy
             await all_free(swarm)
@@ -228,8 +232,9 @@ def test_a_busy_hop_refuses_and_nothing_stays_leased(folder: Path, greedy: list[
         async with swarm_of(folder, CUT) as swarm:
             host = swarm.hops[1].hosts[0]
             strangers = [opening(number, model=host.info.model) for number in range(host.info.max_sessions)]
+            a_link = strangers_link()
             for stranger in strangers:
-                host.reserve(stranger)
+                host.reserve(stranger, a_link)
             with pytest.raises(ShardUnavailable, match=r"hop 1 \(n1\): layers 2-3 already serve 32 sessions"):
                 await ids_of(swarm, PROMPT, GREEDY, path=path)
             await asyncio.sleep(1)  # virtual: what is on its way arrives

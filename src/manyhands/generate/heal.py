@@ -63,6 +63,7 @@ class Healer:
         self.repairs: list[Repair] = []
         self.events: list[Event] = []
         self._fruitless = 0
+        self._attempts = 0  # in this repair
         self._committed = -1
 
     async def repair(self, committed: int, at_token: int) -> bool:
@@ -79,11 +80,13 @@ class Healer:
         lost: list[str] = []
         try:
             self._count(committed, reason)
+            self._attempts = 0
             while session.losses or not all(hop.is_whole for hop in session.hops):
                 names = tuple(session.hops[i].offer.name for i in session.losses)
                 self.events.append(Event("shard_status", names, at_token, f"degraded: {reason}"))
                 lost += names
                 plan = await self._find_plan(committed, began)
+                self._attempts += 1
                 planned = now()
                 reason = await self._try(plan, reason)
         except (ShardUnavailable, PipelineAborted) as error:
@@ -146,14 +149,19 @@ class Healer:
                 return await self._plan_without(self.excluded, committed)
             except ShardUnavailable:
                 pass
-            try:
-                return await self._plan_without(session.liars, committed)
-            except ShardUnavailable as error:
-                waited = asyncio.get_running_loop().time() - began
-                if waited > self._config.patience_s and self._last_resort is None:
+            waited = asyncio.get_running_loop().time() - began
+            error = ShardUnavailable(f"nobody could take over: {'; '.join(session.losses.values())}")
+            if self._attempts:  # whoever failed just now needs some time, and patience ends that way too
+                await asyncio.sleep(ASK_AGAIN_S)
+            if not self._attempts or waited <= self._config.patience_s:
+                try:
+                    return await self._plan_without(session.liars, committed)
+                except ShardUnavailable as nobody:
+                    error = nobody
+            if waited > self._config.patience_s:
+                if self._last_resort is None:
                     raise ShardUnavailable(f"{error}, after {waited:.0f} s of looking") from error
-                if waited > self._config.patience_s:
-                    break
+                break
             await asyncio.sleep(ASK_AGAIN_S)
         assert self._last_resort is not None
         return plan_repair(route, range(len(route)), (), (), [self._last_resort], (), committed)

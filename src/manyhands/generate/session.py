@@ -32,7 +32,8 @@ from manyhands.route.search import Offer
 from manyhands.wire.message import Close, Content, Credit, Fault, Open, Opened, Payload, Probe, Progress, Step
 
 _ERRORS: dict[str, type[ManyhandsError]] = {
-    e.code: e for e in (BadRequest, ModelError, WeightsMismatch, ShardUnavailable, PipelineStalled, PipelineAborted)
+    e.code: e
+    for e in (BadRequest, ModelError, WeightsMismatch, ShardUnavailable, Draining, PipelineStalled, PipelineAborted)
 }
 CREDIT_BATCH = 8
 
@@ -316,14 +317,15 @@ class Session:
             self._arrived.set()
 
     def on_fault(self, message: Fault) -> None:
-        """A hop cannot go on, or blames another. Before the route has opened, and where the request itself is at fault,
-        that ends the session; else the hop at fault is lost."""
+        """A hop cannot go on, or blames a neighbour. Before the route has opened, and where the request itself is at fault,
+        that ends the session; else the hop at fault is lost. A hop knows nothing of others: such a blame falls on itself."""
         if message.epoch != self.epoch:
             return
         if message.code == Draining.code and self._is_running:
             self.leaving[message.hop] = message.detail
             return
-        at_fault = message.hop if message.blame is None or message.blame >= len(self.hops) else message.blame
+        near = range(max(0, message.hop - 1), min(len(self.hops), message.hop + 2))
+        at_fault = message.blame if message.blame is not None and message.blame in near else message.hop
         kind = _ERRORS.get(message.code, PipelineAborted)
         blames_origin = message.blame == ORIGIN_HOP and message.hop == 0
         if not self._is_running or blames_origin or (kind is BadRequest and message.blame is None):

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from manyhands.core import Precision, even_cut
 from manyhands.errors import ManyhandsError, ModelError
-from manyhands.model.arithmetic import PLUGIN_VERSION, arithmetic_class
+from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.ends import Ends
 from manyhands.model.folder import write_atomic
@@ -51,7 +50,7 @@ def admit(config: PreTrainedConfig, home: Path) -> None:
     """
     if config.model_type in TESTED:
         return
-    mark = f"{config.model_type}/{arithmetic_class('fp32')}/transformers-{transformers.__version__}/v{PLUGIN_VERSION}"
+    mark = f"{config.model_type}/{arithmetic_class('fp32')}"
     path = home / "admitted.json"
     passed = _read(path)
     if mark in passed:
@@ -121,9 +120,10 @@ def _write_likeness(config: PreTrainedConfig, folder: Path, ids_T: Tensor) -> Te
     for parameter in model.parameters():
         if parameter.dim() >= 2:
             parameter.data.mul_(4.0)  # initial weights are so small that every layer would be nearly the identity
-    model.to(torch.bfloat16).save_pretrained(folder)
+        parameter.data.copy_(parameter.data.bfloat16())  # what bf16 can hold; buffers such as inv_freq stay exact
+    model.save_pretrained(folder)
     with torch.inference_mode():
-        logits: Tensor = model.to(torch.float32).eval()(ids_T[None]).logits[0]
+        logits: Tensor = model.eval()(ids_T[None]).logits[0]
     return logits
 
 

@@ -7,6 +7,7 @@ AMX kernels round differently), by torch build and by precision (runtime.md §3,
 from functools import cache
 
 import torch
+import transformers
 
 from manyhands.core import Precision
 
@@ -26,4 +27,5 @@ def instruction_set() -> str:
 
 
 def arithmetic_class(precision: Precision) -> str:
-    return f"{precision}/{instruction_set()}/torch-{torch.__version__}/v{PLUGIN_VERSION}"
+    versions = f"torch-{torch.__version__}/transformers-{transformers.__version__}/v{PLUGIN_VERSION}"
+    return f"{precision}/{instruction_set()}/{versions}"

@@ -76,7 +76,7 @@ class PackedInt8:
     def __call__(self, x_MK: Tensor) -> Tensor:
         rows = x_MK.float()
         scale = rows.abs().amax(1, keepdim=True).clamp_min(1e-12)
-        unit = torch.empty(rows.shape[0] + 1, rows.shape[1])
+        unit = torch.empty(rows.shape[0] + 1, rows.shape[1], dtype=torch.float32)
         torch.div(rows, scale, out=unit[:-1])
         unit[-1] = 1.0
         unit[-1, 0] = -1.0

@@ -7,6 +7,7 @@ that conversions (fused experts, tied weights, non-persistent buffers) remain up
 
 import contextlib
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,10 @@ from manyhands.model.partition import ends_tensors, span_tensors
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
+
+
+# from_pretrained changes torch's default dtype for the whole process while it runs: one at a time.
+_loading = threading.Lock()
 
 
 class Pass(nn.Module):
@@ -93,15 +98,16 @@ def load_part(folder: Path, config: PreTrainedConfig, part: Part, precision: Pre
     cls = _pruned_class(config, part)
     config._attn_implementation = attention.NAME
     try:
-        model, info = cls.from_pretrained(
-            None,
-            config=config,
-            state_dict=tensors,
-            dtype=DTYPES[precision],
-            attn_implementation=attention.NAME,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are listed in `info`, and refused below by name
-        )
+        with _loading:
+            model, info = cls.from_pretrained(
+                None,
+                config=config,
+                state_dict=tensors,
+                dtype=DTYPES[precision],
+                attn_implementation=attention.NAME,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are listed in `info`, and refused below by name
+            )
     except (RuntimeError, ValueError, KeyError) as error:
         raise ModelError(f"{folder}: {str(error).splitlines()[0]}") from error
     missing = sorted(k for k in info["missing_keys"] if _is_needed(k, part))

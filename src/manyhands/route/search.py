@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from manyhands.core import NodeAddr, NodeId, Span, SpanInfo
+from manyhands.core import ModelId, NodeAddr, NodeId, Precision, Span, SpanInfo
 from manyhands.errors import ShardUnavailable, WeightsMismatch
+
+Kind = tuple[ModelId, Precision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,13 @@ class Offer:
         return replace(self, info=replace(self.info, span=span))
 
 
-def find_route(offers: Sequence[Offer], num_layers: int) -> tuple[Offer, ...]:
+def find_route(offers: Sequence[Offer], num_layers: int, wanted: Kind | None = None) -> tuple[Offer, ...]:
     """The chain of spans for [0, num_layers) with the fewest spares and hops; among equals that with most free cache.
 
-    Raises WeightsMismatch if the offers disagree on weights or precision and no one kind covers the model,
-    ShardUnavailable naming the layers that nobody holds.
+    `wanted`: weights and precision to prefer, if they cover the model. Raises WeightsMismatch if the offers disagree on
+    weights or precision and no one kind covers the model, ShardUnavailable naming the layers that nobody holds.
     """
-    kinds = sorted({(o.info.model, o.info.precision) for o in offers})
+    kinds = sorted({(o.info.model, o.info.precision) for o in offers}, key=lambda kind: (kind != wanted, kind))
     for kind in kinds:
         route = cover([o for o in offers if (o.info.model, o.info.precision) == kind], Span(0, num_layers))
         if route:
