@@ -1,7 +1,7 @@
 """Configuration: frozen dataclasses with their defaults, read once at start (CLI > environment > default)."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from manyhands.errors import BadRequest
@@ -12,6 +12,11 @@ def home_from_env() -> Path:
     return Path(os.environ.get("MANYHANDS_HOME") or Path.home() / ".manyhands")
 
 
+def physical_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """How a node serves its spans."""
@@ -19,6 +24,9 @@ class WorkerConfig:
     # Sessions a span serves at once, and cache positions it leases in all; beyond either it says Busy.
     max_sessions: int = 32
     cache_tokens: int = 65536
+    # The same in bytes; the smaller counts. Half of the machine's memory: pages are taken only as they are written, but a
+    # lease that could not be filled would be a promise broken in the middle of an answer.
+    cache_bytes: int = field(default_factory=lambda: physical_memory() // 2)
     # Rows of one device step: 256 keeps a step of a 1B model near 1 s on two CPU cores, so that nobody waits longer.
     prefill_rows: int = 256
     # Prefill rows that may join a step in which somebody decodes: they cost about as much again as the decode itself.
@@ -30,7 +38,7 @@ class WorkerConfig:
     evict_after_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("max_sessions", "cache_tokens", "prefill_rows", "mixed_rows"):
+        for name in ("max_sessions", "cache_tokens", "cache_bytes", "prefill_rows", "mixed_rows"):
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.log_bytes < 0:

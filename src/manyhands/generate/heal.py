@@ -78,6 +78,7 @@ class Healer:
         silent_s = began - session.last_progress if session.last_progress else 0.0
         reason = "; ".join(session.losses.values())
         lost: list[str] = []
+        num_hops = len(session.hops)
         try:
             self._count(committed, reason)
             self._attempts = 0
@@ -93,7 +94,7 @@ class Healer:
             self.events.append(Event("pipeline_aborted", tuple(lost), at_token, str(error)))
             raise
         names = tuple(slot.offer.name for slot in plan.slots if slot.kept is None)
-        kind: Literal["shard_failover", "reshard"] = "shard_failover" if len(names) == len(lost) else "reshard"
+        kind: Literal["shard_failover", "reshard"] = "shard_failover" if len(plan.slots) == num_hops else "reshard"
         self.events.append(Event(kind, names, at_token, f"{', '.join(lost)} -> {', '.join(names)}"))
         self.repairs.append(Repair(reason, tuple(lost), names, at_token, silent_s, now() - planned, now() - began))
         logger.info("session=%s repaired at token %d: %s -> %s", session.id.hex()[:8], at_token, lost, names)

@@ -60,7 +60,7 @@ class _Trigger:
     phase: Phase
     node: NodeId
     skip: int
-    action: Callable[[], None]
+    action: Callable[[], object]
     sender: NodeId | None = None
 
 
@@ -181,7 +181,7 @@ class Faults:
 
     # -- moments ------------------------------------------------------------------------------------------------------
 
-    def at(self, phase: Phase, node: Node, action: Callable[[], None], skip: int = 0) -> None:
+    def at(self, phase: Phase, node: Node, action: Callable[[], object], skip: int = 0) -> None:
         """Call `action` just before a message of `phase` reaches `node`, letting `skip` of them pass."""
         self._triggers.append(_Trigger(phase, node.transport.node, skip, action))
 

@@ -49,6 +49,7 @@ class SpanHost:
         self._info, self._load, self._device, self._config = info, load, device, config
         self._make_sampler = make_sampler
         self._model: SpanModel | None = None
+        self._cache_tokens = config.cache_tokens
         self._loading = asyncio.Lock()
         # A session may have several places here: adjacent or not, after a repair that this node took part in twice.
         self._places: dict[Place, HopSession] = {}
@@ -70,7 +71,7 @@ class SpanHost:
     @property
     def info(self) -> SpanInfo:
         """What this span says of itself now."""
-        return replace(self._info, free_tokens=self._config.cache_tokens - self._leased())
+        return replace(self._info, free_tokens=self._cache_tokens - self._leased())
 
     @property
     def num_sessions(self) -> int:
@@ -91,6 +92,8 @@ class SpanHost:
         async with self._loading:
             if self._model is None:
                 self._model = await self._device.run(self._load)
+                fits = self._config.cache_bytes // max(1, self._model.shard.bytes_per_token())
+                self._cache_tokens = min(self._config.cache_tokens, fits)
             return self._model
 
     def reserve(self, message: Open, origin: Link) -> None:
@@ -130,7 +133,7 @@ class SpanHost:
         sessions = len({*self._places, *self._opening})
         if sessions >= self._config.max_sessions:
             raise Busy(f"layers {info.span} already serve {sessions} sessions, the limit; try another node or later")
-        free = self._config.cache_tokens - self._leased()
+        free = self._cache_tokens - self._leased()
         if message.capacity > free:
             raise Busy(f"layers {info.span} have cache for {free} more positions, {message.capacity} are asked for")
 
