@@ -161,7 +161,7 @@ def test_a_lost_node_comes_back_only_if_nobody_else_covers_and_it_did_not_lie() 
     """A link may have been cut, a node restarted; but who sent nonsense stays out."""
 
     async def main() -> None:
-        patient = Patient(offer("b", 0, 12, free=99), offer("s", 0, 12))
+        patient = Patient(offer("b", 0, 12, free=2000), offer("s", 0, 12))
         await patient.lose(1)
         assert patient.route.names == ["a", "s", "c"]
         await patient.lose(1, committed=9)
@@ -242,7 +242,7 @@ def test_a_survivor_lost_while_others_are_connected_is_not_forgotten() -> None:
                 patient.route.lose(2, "is gone meanwhile")
             return await plain(index, one, num_hops, lease)
 
-        patient.world.connect = connect  # type: ignore[method-assign]
+        setattr(patient.world, "connect", connect)  # noqa: B010
         await patient.lose(1)
         assert patient.route.names == ["a", "s"] and len(patient.route.shapes) == 1
         assert set(patient.healer.repairs[0].lost) == {"b", "c"}
