@@ -23,10 +23,13 @@ from manyhands.cli import app
 from manyhands.cli.show import as_object
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import SamplingParams
+from manyhands.errors import ManyhandsError
 from manyhands.net.tls import TlsPolicy
+from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import memory_swarm
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire import frame
+from manyhands.wire.message import LANES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -189,16 +192,31 @@ def test_every_dependency_has_its_reason() -> None:
         assert name and f"| {name[0]} |" in page, line
 
 
+def test_lanes_and_errors_are_described() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text("utf8")
+    for lane, kinds in LANES.items():
+        assert f"| {lane} | {', '.join(kind.__name__ for kind in kinds)} |" in page
+    errors = [ManyhandsError]
+    while errors:
+        error = errors.pop()
+        errors += error.__subclasses__()
+        assert error.__module__ != "manyhands.errors" or f"`{error.code}`" in page, error
+
+
 def test_an_answer_has_the_documented_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path / "home"))
     folder = make_tiny("llama", tmp_path / "tiny", layers=2)
     (documented,) = [json.loads(block.text) for block in blocks() if block.info == ["json", "answer"]]
 
     async def main() -> dict[str, Any]:
-        async with memory_swarm(folder, "0-0,1-1") as swarm:
-            return as_object(await swarm.origin.complete(swarm.origin.request("Hi", SamplingParams(max_tokens=3))), 1.0)
+        faults = Faults()
+        async with memory_swarm(folder, "0-0,1-1", spares=["0-1"], wrap=faults.wrap) as swarm:
+            faults.at("decode", swarm.hops[1], lambda: faults.die(swarm.hops[1]), skip=1)
+            return as_object(await swarm.origin.complete(swarm.origin.request("Hi", SamplingParams(max_tokens=4))), 1.0)
 
-    assert form(asyncio.run(main())) == form(documented)
+    said = json.loads(json.dumps(asyncio.run(main())))
+    assert form(said) == form(documented)
+    assert [e["kind"] for e in said["events"]] == [e["kind"] for e in documented["events"]]
 
 
 def form(value: Any) -> Any:

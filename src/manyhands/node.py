@@ -297,7 +297,7 @@ class Node:
     def _dispatch(self, message: Message, link: Link) -> None:
         session = self.sessions.get(message.session) if hasattr(message, "session") else None
         match message:
-            case Step() if session is not None:
+            case Step() if session is not None and not self._serves(message, link):
                 session.on_step(message, link)
             case Step():
                 for host in self.hosts:
@@ -328,6 +328,13 @@ class Node:
                 raise ProtocolError("a second Hello")
             case _:
                 logger.debug("peer=%s: %s for a session that is gone", link.peer[:8], type(message).__name__)
+
+    def _serves(self, message: Step, link: Link) -> bool:
+        """Whether a step of a session of this node's own is for a hop on this node (in a star: unless it is to be sent on)."""
+        session = self.sessions[message.session]
+        is_to_forward = session.lease.path == "star" and link.peer != self.transport.node
+        is_for_hop = message.hop != ORIGIN_HOP and not is_to_forward
+        return is_for_hop and any(host.find(message.session, message.hop) for host in self.hosts)
 
     def _on_open(self, message: Open, link: Link) -> None:
         try:

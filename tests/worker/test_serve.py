@@ -1,5 +1,6 @@
 """manyhands.worker.serve: leases before acceptance, one session's error is that session's, credits, eviction."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -9,7 +10,7 @@ import torch
 
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, Span
-from manyhands.errors import BadRequest, Busy, ContextOverflow, ProtocolError, WeightsMismatch
+from manyhands.errors import BadRequest, Busy, ContextOverflow, Draining, LinkClosed, ProtocolError, WeightsMismatch
 from manyhands.net.transport import Link
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
@@ -286,3 +287,175 @@ def test_a_rollback_overwrites(folder: Path) -> None:
 
     play(folder, straight)
     play(folder, crooked)
+
+
+# -- epochs -----------------------------------------------------------------------------------------------------------
+
+
+def link(notes: Notes) -> Link:
+    return cast(Link, notes)
+
+
+def test_a_newer_open_overtakes_one_that_is_being_carried_out(folder: Path) -> None:
+    """Whichever is carried out first: the newer counts, with one lease, and the older can do no harm. (It could.)"""
+
+    async def scenario(one: Hop) -> None:
+        old, new = opening(1, capacity=300), opening(1, capacity=300, epoch=2)
+        one.host.reserve(old, link(one.origin))
+        one.host.reserve(new, link(one.origin))
+        assert one.host.info.free_tokens == 700
+        await one.host.open(old, link(one.origin), link(one.after))
+        assert not one.origin.of(Opened)
+        assert not one.host.abandon(old, keep=False)
+        await one.host.open(new, link(one.origin), link(one.after))
+        assert not one.host.abandon(old, keep=False)
+        await one.host.open(old, link(one.origin), link(one.after))
+        assert [o.epoch for o in one.origin.of(Opened)] == [2]
+        assert (one.host.num_sessions, one.host.info.free_tokens) == (1, 700)
+
+    play(folder, scenario, cache_tokens=1000)
+
+
+def test_a_place_is_changed_by_newer_epochs_of_its_own_origin_alone(folder: Path) -> None:
+    async def scenario(one: Hop) -> None:
+        await one.open(1, epoch=3)
+        for origin, epoch in ((one.origin, 3), (one.origin, 2), (Notes(AFTER), 4)):
+            with pytest.raises(BadRequest, match="already open"):
+                one.host.reserve(opening(1, epoch=epoch), link(origin))
+        await one.open(1, epoch=4)
+
+    play(folder, scenario)
+
+
+def test_a_new_place_that_cannot_be_had_leaves_the_old_one(folder: Path) -> None:
+    """Its next successor cannot be reached: the origin hears of it and thinks again, the cache stays."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        one.step(1, 0, hidden(5))
+        await computed(one, 1, 1)
+        message = opening(1, epoch=2)
+        one.host.reserve(message, link(one.origin))
+        assert one.host.abandon(message, keep=True) and one.host.num_sessions == 1
+        await one.open(1, epoch=3)
+        one.step(1, 5, hidden(1), epoch=3)
+        await computed(one, 1, 2)
+        assert not one.faults()
+
+    play(folder, scenario)
+
+
+def test_an_origin_that_is_lost_while_a_session_opens_leaves_no_lease(folder: Path) -> None:
+    """Neither reserved nor, when the opening comes through after all, held for ever. (It was.)"""
+
+    async def scenario(one: Hop) -> None:
+        message = opening(1)
+        one.host.reserve(message, link(one.origin))
+        one.host.drop_origin(link(one.origin))
+        await one.host.open(message, link(one.origin), link(one.after))
+        assert one.host.num_sessions == 0 and one.host.info.free_tokens == WorkerConfig().cache_tokens
+
+    play(folder, scenario)
+
+
+def test_a_successor_that_is_lost_while_layers_load_is_noticed(folder: Path) -> None:
+    """Nobody would have told the session: its steps would have gone nowhere."""
+
+    async def scenario(one: Hop) -> None:
+        message = opening(1)
+        one.host.reserve(message, link(one.origin))
+        one.after.is_closed = True
+        with pytest.raises(LinkClosed):
+            await one.host.open(message, link(one.origin), link(one.after))
+        assert one.host.abandon(message, keep=False) and one.host.info.free_tokens == WorkerConfig().cache_tokens
+
+    play(folder, scenario)
+
+
+def test_who_drains_says_so_in_every_epoch(folder: Path) -> None:
+    """A session that was being opened hears of it too; what was said in an older epoch may not have been heard."""
+
+    async def scenario(one: Hop) -> None:
+        message = opening(1)
+        one.host.reserve(message, link(one.origin))
+        one.host.drain()
+        with pytest.raises(Draining):
+            one.host.reserve(opening(2), link(one.origin))
+        emptied = asyncio.ensure_future(one.host.emptied())
+        await one.host.open(message, link(one.origin), link(one.after))
+        await one.open(1, epoch=2)
+        assert [(f.epoch, f.code) for f in one.faults()] == [(1, "draining"), (2, "draining")]
+        assert not emptied.done()
+        one.host.close(session_id(1))
+        await asyncio.wait_for(emptied, 1)
+
+    play(folder, scenario)
+
+
+def test_a_step_on_the_device_while_the_place_changes_is_not_sent(folder: Path) -> None:
+    """Its rows belong to the old route; the new one starts from what both sides know, with the same bits."""
+    wanted: list[torch.Tensor] = []
+
+    async def straight(one: Hop) -> None:
+        await one.open(1)
+        one.step(1, 0, hidden(5))
+        one.step(1, 5, hidden(2, seed=3))
+        await computed(one, 1, 2)
+        wanted.append(one.rows(1))
+
+    async def changing(one: Hop) -> None:
+        await one.open(1)
+        one.step(1, 0, hidden(5))
+        await computed(one, 1, 1)
+        one.step(1, 5, hidden(4, seed=9))
+        await asyncio.sleep(0)  # it is on the device now
+        place = one.host.find(session_id(1), 1)
+        assert place is not None and not place.waiting
+        one.after.sent.clear()
+        await one.open(1, epoch=2, replay_until=5)
+        await one.quiet()
+        assert [(s.epoch, s.position, s.count) for s in one.after.of(Step)] == [(2, 0, 5)]
+        one.step(1, 5, hidden(2, seed=3), epoch=2)
+        await computed(one, 1, 2)
+        assert torch.equal(one.rows(1), wanted[0])
+
+    play(folder, straight)
+    play(folder, changing)
+
+
+def test_a_rebuilt_hop_sends_on_only_what_its_successor_lacks(folder: Path) -> None:
+    """It computes and logs all it gets; rows before `emit_from` go nowhere, also in the middle of a step."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1, emit_from=7)
+        one.step(1, 0, hidden(5))
+        one.step(1, 5, hidden(4, seed=1))
+        await computed(one, 1, 1)
+        await one.quiet()
+        assert [(s.position, s.count) for s in one.after.of(Step)] == [(7, 2)]
+        one.after.sent.clear()
+        await one.open(1, epoch=2, replay_until=9)
+        assert [(s.position, s.count) for s in one.after.of(Step)] == [(0, 9)]
+        assert one.origin.of(Opened)[-1].has_log
+        await one.open(1, epoch=3, replay_until=10)
+        assert not one.origin.of(Opened)[-1].has_log, "so many it has not"
+
+    play(folder, scenario)
+
+
+@pytest.mark.parametrize("log_bytes", [0, 128 * 10])
+def test_logs_are_bounded_together_and_the_largest_goes_first(folder: Path, log_bytes: int) -> None:
+    """Without its log a hop still serves; it only says that it cannot replay."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        await one.open(2)
+        one.step(1, 0, hidden(8))
+        await computed(one, 1, 1)
+        one.step(2, 0, hidden(4))
+        await computed(one, 2, 1)
+        for number, rows in ((1, 8), (2, 4)):
+            await one.open(number, epoch=2, replay_until=rows)
+        assert [o.has_log for o in one.origin.of(Opened)[-2:]] == [False, log_bytes > 0]
+
+    play(folder, scenario, log_bytes=log_bytes)

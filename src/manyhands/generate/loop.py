@@ -8,6 +8,7 @@ rolls the hops' caches back. Where `ends` are at the edges, ids go down and ids 
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -65,6 +66,9 @@ class Generation:
         self.accepted = 0
         self._pace = Pace(config)
         self._reached = 0  # positions whose results, or the news of them, came back
+        self._moved_at = self._asked_at = (
+            0.0  # when the last of them came; when that was last waited for or looked into
+        )
 
     async def tokens(self) -> AsyncGenerator[Drawn, None]:
         """The tokens as they are committed. Raises what ends the session, ContextOverflow never (the lease fits)."""
@@ -197,9 +201,15 @@ class Generation:
         """The steps that carry the `count` wanted rows after the ledger, in order (hops may have split them)."""
         rows: list[Step] = []
         expected = len(self.ledger) - 1
+        self._moved_at = self._asked_at = asyncio.get_running_loop().time()
         while count > 0:
             step = await self._next_step()
-            self._reached = max(self._reached, step.position + step.count)
+            end = step.position + step.count
+            if end > self._session.sent_until:
+                raise ProtocolError(f"news of position {end - 1} came back, which was never sent")
+            if step.count == 0 and end <= self._reached:
+                continue  # no news: time goes on
+            self._note_progress(end)
             if step.count == 0:
                 continue  # progress of a prefill
             if step.position != expected or step.count > count or step.payload is None:
@@ -210,26 +220,34 @@ class Generation:
             count -= step.count
         return rows
 
-    async def _next_step(self) -> Step:
-        """The next result. While it is overdue, the hop that holds it up is looked for and, if it can be, replaced.
+    def _note_progress(self, end: int) -> None:
+        """Positions up to `end` have come back: the pace is learnt from it, and the clocks start anew."""
+        now = asyncio.get_running_loop().time()
+        if not self._is_prefill:
+            self._pace.note(now - self._moved_at)
+        self._moved_at = self._asked_at = now
+        self._reached = max(self._reached, end)
 
-        Raises HopLost then; PipelineStalled after config.stall_timeout_s.
+    @property
+    def _is_prefill(self) -> bool:
+        return self._session.sent_until - self._reached > WINDOW_ROWS
+
+    async def _next_step(self) -> Step:
+        """The next result. While progress is overdue, the hop that holds it up is looked for and, if it can be, replaced.
+
+        Raises HopLost then; PipelineStalled after config.stall_timeout_s without progress, whatever else comes back.
         """
         loop = asyncio.get_running_loop()
-        began = loop.time()
         while True:
-            is_prefill = self._session.sent_until - self._reached > WINDOW_ROWS
-            try:
-                step = await self._session.next_result(self._pace.deadline_s(is_prefill=is_prefill))
-            except TimeoutError:
-                waited = loop.time() - began
-                if waited > self._config.stall_timeout_s:
-                    raise PipelineStalled(f"no step came back within {self._config.stall_timeout_s:g} s") from None
-                await self._healer.suspect(waited, min(self._reached, len(self.ledger) - 1))
-                continue
-            if not is_prefill:
-                self._pace.note(loop.time() - began)
-            return step
+            left_s = self._asked_at + self._pace.deadline_s(is_prefill=self._is_prefill) - loop.time()
+            if left_s > 0:
+                with contextlib.suppress(TimeoutError):
+                    return await self._session.next_result(left_s)
+            waited_s = loop.time() - self._moved_at
+            if waited_s > self._config.stall_timeout_s:
+                raise PipelineStalled(f"no step came back within {self._config.stall_timeout_s:g} s")
+            await self._healer.suspect(waited_s, min(self._reached, len(self.ledger) - 1))
+            self._asked_at = loop.time()
 
 
 def _tensor(rows: list[Step]) -> torch.Tensor:

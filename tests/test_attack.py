@@ -1,0 +1,237 @@
+"""Hostile peers and Murphy against a live session: lies, floods, races, leaks. Under the virtual clock."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from manyhands.core import NodeAddr, PathKind
+from manyhands.errors import PipelineStalled, ShardUnavailable
+from manyhands.net.transport import Link
+from manyhands.node import Node
+from manyhands.testing.tiny import make_tiny
+from manyhands.wire.message import Fault, Progress, Step
+from manyhands.worker.execute import Device
+from tests.kill import PARAMS, REQUEST, Bench, Scene, kept_models
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with kept_models() as models:
+        yield Bench(make_tiny("qwen3", tmp_path_factory.mktemp("attack") / "qwen3", seed=21), models)
+
+
+def link_between(node: Node, peer: Node, lane: Any) -> Link:
+    link = node.pool.find(peer.transport.node, lane)
+    assert link is not None
+    return link
+
+
+def die_at(scene: Scene, victim: int, skip: int = 7) -> None:
+    node = scene.hops[victim]
+    scene.faults.at("decode", node, lambda: scene.faults.die(node), skip)
+
+
+# -- floods and lies --------------------------------------------------------------------------------------------------
+
+
+def test_news_that_are_none_do_not_keep_a_stalled_session_alive(bench: Bench) -> None:
+    """A last hop that says "computed so far" for ever, and nothing else: the pipeline has stalled. (It never ended.)"""
+
+    async def main() -> None:
+        async with bench.scene(spares=[], request=replace(REQUEST, stall_timeout_s=20.0)) as scene:
+            origin = scene.swarm.origin.node
+            scene.faults.drop(scene.hops[0], scene.hops[1], "decode", 5)
+
+            async def flood() -> None:
+                await asyncio.sleep(0.01)
+                link = link_between(scene.hops[2], origin, "data")
+                while True:
+                    for s in origin.sessions.values():
+                        link.send(Step(s.id, s.epoch, 255, 1, 0, 0, 0, "hidden", None, None))
+                    await asyncio.sleep(0.2)
+
+            task = asyncio.ensure_future(flood())
+            with pytest.raises(PipelineStalled):
+                async with asyncio.timeout(25.0):
+                    await scene.ask()
+            task.cancel()
+
+    bench.play(main)
+
+
+def test_a_hop_blames_only_its_neighbours(bench: Bench) -> None:
+    """The last hop accuses the first: it knows nothing of it, so the accuser goes."""
+
+    async def main() -> None:
+        async with bench.scene() as scene:
+            origin = scene.swarm.origin.node
+
+            def accuse() -> None:
+                (s,) = origin.sessions.values()
+                link = link_between(scene.hops[2], origin, "control")
+                link.send(Fault(s.id, s.epoch, 2, "pipeline_aborted", "hop 0 is evil", blame=0))
+
+            scene.faults.at("decode", scene.hops[1], accuse, 5)
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            assert [r.lost for r in scene.answers[0].repairs] == [("n2",)]
+
+    bench.play(main)
+
+
+def test_nobody_speaks_in_the_name_of_another(bench: Bench) -> None:
+    """Faults, progress and steps that hop 2 sends as hop 0 or 1 are not heard."""
+
+    async def main() -> None:
+        async with bench.scene(spares=[]) as scene:
+            origin = scene.swarm.origin.node
+
+            def lie() -> None:
+                (s,) = origin.sessions.values()
+                link = link_between(scene.hops[2], origin, "control")
+                link.send(Fault(s.id, s.epoch, 0, "pipeline_aborted", "I am dead, says hop 0", blame=None))
+                link.send(Progress(s.id, s.epoch, 1, 0, 0))
+
+            scene.faults.at("decode", scene.hops[1], lie, 5)
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            assert not scene.answers[0].events
+
+    bench.play(main)
+
+
+def test_a_stale_fault_is_not_heard(bench: Bench) -> None:
+    """What a survivor said of the old route does not hurt the new one."""
+
+    async def main() -> None:
+        async with bench.scene() as scene:
+            origin = scene.swarm.origin.node
+            die_at(scene, 1)
+
+            def late() -> None:
+                (s,) = origin.sessions.values()
+                link = link_between(scene.hops[0], origin, "control")
+                link.send(Fault(s.id, 1, 0, "link_closed", "lost its link to the next", blame=1))
+
+            scene.faults.at("replay", scene.hops[3], late, 4)
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            assert len(scene.answers[0].repairs) == 1
+
+    bench.play(main)
+
+
+@pytest.mark.parametrize("forgetful", [0, 1])
+def test_a_survivor_that_has_lost_its_cache_is_found_out(bench: Bench, forgetful: int) -> None:
+    """It says Opened as if nothing were; the text is right all the same."""
+
+    async def main() -> None:
+        async with bench.scene(spares=["0-5", "0-5"]) as scene:
+
+            def forget() -> None:
+                for host in scene.hops[forgetful].hosts:
+                    for session_id, _ in list(host._places):
+                        host.close(session_id)
+                scene.faults.die(scene.hops[2])
+
+            scene.faults.at("decode", scene.hops[2], forget, 6)
+            async with asyncio.timeout(1.0):
+                assert await scene.ask("hot") == bench.wanted["hot", 0]
+
+    bench.play(main)
+
+
+def test_a_full_spare_ends_the_patience_not_the_world(bench: Bench) -> None:
+    """The only spare has no room: the request asks until its patience ends; a close in time saves it."""
+
+    async def main() -> None:
+        for frees in (False, True):
+            async with bench.scene(request=replace(REQUEST, patience_s=5.0)) as scene:
+                spare = scene.hops[3]
+                (host,) = spare.hosts
+                room, host._cache_tokens = host._cache_tokens, 1
+                if frees:
+                    asyncio.get_running_loop().call_later(3.0, setattr, host, "_cache_tokens", room)
+                die_at(scene, 1)
+                async with asyncio.timeout(6.0):
+                    if frees:
+                        assert await scene.ask("hot") == bench.wanted["hot", 0]
+                    else:
+                        with pytest.raises(ShardUnavailable):
+                            await scene.ask("hot")
+                host._cache_tokens = room
+
+    bench.play(main)
+
+
+# -- fallback ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["ring", "star"])
+def test_the_local_model_goes_on_where_nobody_else_can(bench: Bench, path: PathKind) -> None:
+    """HN-29, HN-30: all nodes die; after the request's patience the text continues from the ledger, here."""
+
+    async def main() -> None:
+        async with bench.scene(spares=[], request=replace(REQUEST, patience_s=2.0)) as scene:
+            origin = scene.swarm.origin
+            device = Device.start(1)
+            await origin.node.listen(NodeAddr("mem", 0))
+            await origin.add_fallback(bench.folder, device)
+
+            def die() -> None:
+                for node in scene.hops:
+                    scene.faults.die(node)
+
+            scene.faults.at("decode", scene.hops[1], die, 7)
+            async with asyncio.timeout(30.0):
+                assert await scene.ask("hot", path=path) == bench.wanted["hot", 0]
+            assert scene.answers[0].repairs[-1].replacement == ("fallback",)
+            assert asyncio.get_running_loop().time() < 4.0
+            device.close()
+
+    bench.play(main)
+
+
+def test_hops_that_the_local_model_replaces_are_freed(bench: Bench) -> None:
+    """Two survivors are not needed any more; their leases are free before the answer ends."""
+
+    async def main() -> None:
+        async with bench.scene(spares=[], request=replace(REQUEST, patience_s=1.0)) as scene:
+            origin = scene.swarm.origin
+            device = Device.start(1)
+            await origin.node.listen(NodeAddr("mem", 0))
+            await origin.add_fallback(bench.folder, device)
+            die_at(scene, 1)
+            answer = origin.answer(origin.request_ids((1, 2, 3), PARAMS["greedy"]))
+            async for _ in origin.stream(answer):
+                if answer.repairs:
+                    await asyncio.sleep(0.1)
+                    assert not any(h.num_sessions for n in scene.hops for h in n.hosts)
+            assert answer.repairs
+            device.close()
+
+    bench.play(main)
+
+
+# -- leaks ------------------------------------------------------------------------------------------------------------
+
+
+def test_repairs_leave_no_tasks_links_or_readers_behind(bench: Bench) -> None:
+    """Five spares die one after the other; what is left are the links that are open."""
+
+    async def main() -> None:
+        async with bench.scene(spares=["0-5"] * 6) as scene:
+            die_at(scene, 1, 3)
+            for spare in scene.hops[3:8]:
+                scene.faults.at("replay", spare, lambda n=spare: scene.faults.die(n), 4)  # type: ignore[misc]
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            assert len(scene.answers[0].repairs) == 6
+            await asyncio.sleep(5.0)
+            for node in [scene.swarm.origin.node, scene.hops[0], scene.hops[2], scene.hops[8]]:
+                open_links = [link for links in node.pool._open().values() for link in links]
+                assert node._readers == set(open_links)
+                # a reader each, heartbeats on control links, and accept, device loop or ends
+                heartbeats = sum(link.lane == "control" for link in open_links)
+                assert len(node._own) <= len(open_links) + heartbeats + 2
+
+    bench.play(main)
