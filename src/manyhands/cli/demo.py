@@ -48,7 +48,6 @@ async def _tell(plan: LocalPlan, prompt: str, params: SamplingParams, faults: Se
         load_s = time.monotonic() - began
         answer = origin.answer(origin.request(prompt, params))
         disturber = Disturber(faults, nodes, answer)
-        typer.echo(prompt, nl=False)
-        await show_answer(origin, answer, as_json=False, on_token=disturber.check)
+        await show_answer(origin, answer, as_json=False, lead=prompt, on_token=disturber.check)
         print_figures(answer, load_s)
         return answer.text

@@ -11,14 +11,24 @@ from manyhands.origin import Answer, Origin
 
 
 async def show_answer(
-    origin: Origin, answer: Answer, *, as_json: bool, on_token: Callable[[], None] = lambda: None, **options: Any
+    origin: Origin,
+    answer: Answer,
+    *,
+    as_json: bool,
+    lead: str = "",
+    on_token: Callable[[], None] = lambda: None,
+    **options: Any,
 ) -> None:
-    """Stream an answer to the terminal, or collect it silently for `print_json`. `on_token` is called after each token."""
+    """Stream the route, `lead` and an answer to the terminal, or collect it silently for `print_json`.
+
+    `on_token` is called after each token.
+    """
     shown_events = 0
     async for token in origin.stream(answer, **options):
         if not as_json:
             if len(answer.token_ids) == 1:
                 print_route(answer)
+                typer.echo(lead, nl=False)
             for event in answer.events[shown_events:]:
                 typer.secho(f"\n[{event.kind} at token {event.at_token}: {event.detail}]", dim=True, err=True)
             shown_events = len(answer.events)
