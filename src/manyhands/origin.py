@@ -3,6 +3,8 @@
 text ─ ids ─ route ─ session ─ loop ─ ids ─ text        (text/ · route/ · node.py · generate/ · text/)
 """
 
+import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +31,9 @@ from manyhands.route.search import Offer, find_route
 from manyhands.text.detokenize import Detokenizer
 from manyhands.text.prompt import encode_prompt, load_eos_ids, load_tokenizer, render_chat
 from manyhands.worker.execute import Device
+
+# How long a repair that finds nobody waits for nodes to answer a dial: those that are back answer at once.
+LOOK_AROUND_S = 2.0
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -126,9 +131,14 @@ class Origin:
         self.last_resort = Offer(self.node.address, self.node.transport.node, "fallback", host.info)
 
     async def offers(self, excluded: Collection[NodeId]) -> list[Offer]:
-        """Spans on nodes that a link is open to; if there is none left, of all nodes that answer now."""
-        known = self.node.known_offers(self.addrs, excluded)
-        return known or [o for o in await self.node.survey(self.addrs) if o.node not in excluded]
+        """Spans on nodes that a link is open to."""
+        return self.node.known_offers(self.addrs, excluded)
+
+    async def look_around(self) -> None:
+        """Dial the nodes that no link is open to. Deadline: LOOK_AROUND_S."""
+        with contextlib.suppress(ShardUnavailable, TimeoutError):
+            async with asyncio.timeout(LOOK_AROUND_S):
+                await self.node.survey(self.addrs)
 
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
         """Links to a hop. Raises ShardUnavailable."""
@@ -193,6 +203,7 @@ class Origin:
                 answer.timings.first_at = answer.timings.first_at or now
                 answer.timings.ttft_s = answer.timings.first_at - began
                 answer.timings.last_at, answer.timings.total_s = now, now - began
+                answer.exactness = max(answer.exactness, self._exactness(session))  # a replacement may lower it
                 yield token
         finally:
             self.node.close_session(session)

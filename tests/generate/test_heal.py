@@ -41,6 +41,7 @@ class Route:
     liars: set[NodeId] = field(default_factory=set)
     id: SessionId = field(default_factory=lambda: SessionId(bytes(16)))
     lease: Lease = field(default_factory=lambda: cast(Lease, None))
+    needs_ends: bool = False
 
     def lose(self, index: int, reason: str) -> None:
         self.losses[index] = reason
@@ -74,6 +75,9 @@ class World:
         if self.silent:
             raise ShardUnavailable("no node of the ticket can be reached")
         return [o for o in self.offers_now if o.node not in excluded]
+
+    async def look_around(self) -> None:
+        """Nobody comes back."""
 
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
         if offer.name in self.unreachable:

@@ -344,7 +344,12 @@ def test_tales_come_with_the_package(home: Path, llama: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["nonsense", "a/b/c", "../x", "a/b@../c", "", "/no/such/folder"])
-def test_names_that_mean_nothing_are_refused(home: Path, name: str) -> None:
+def test_names_that_mean_nothing_are_refused(
+    home: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried in a folder of its own: "../x" may well exist beside a checkout."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises((ModelError, BadRequest), match="neither a folder"):
         fetch(home, name=name)
 

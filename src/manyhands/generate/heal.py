@@ -27,6 +27,9 @@ class Surroundings(Protocol):
     async def offers(self, excluded: Collection[NodeId]) -> Sequence[Offer]:
         """Spans on nodes that can be reached now."""
 
+    async def look_around(self) -> None:
+        """Try to reach nodes that no link is open to: they may have come back. Takes at most a second or two."""
+
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
         """Links to a new hop. Raises ShardUnavailable."""
 
@@ -155,6 +158,7 @@ class Healer:
             if self._attempts:  # whoever failed just now needs some time, and patience ends that way too
                 await asyncio.sleep(ASK_AGAIN_S)
             if not self._attempts or waited <= self._config.patience_s:
+                await self._around.look_around()
                 try:
                     return await self._plan_without(session.liars, committed)
                 except ShardUnavailable as nobody:
@@ -174,6 +178,8 @@ class Healer:
         empty = [i for i, hop in enumerate(session.hops) if not hop.is_whole]
         logless = [i for i, hop in enumerate(session.hops) if not hop.has_log]
         route = [hop.offer for hop in session.hops]
+        if session.needs_ends:
+            offers = [o for o in offers if o.info.has_ends or not _holds_an_edge(o)]
         return plan_repair(route, session.losses, empty, logless, offers, excluded, committed)
 
     async def _reshape(self, plan: RepairPlan) -> None:
@@ -199,3 +205,7 @@ class Healer:
         if slot.kept is not None:
             return self._session.hops[slot.kept]
         return await self._around.connect(index, slot.offer, num_hops, self._session.lease)
+
+
+def _holds_an_edge(offer: Offer) -> bool:
+    return offer.info.span.start == 0 or offer.info.span.end == offer.info.num_layers

@@ -87,6 +87,7 @@ class Session:
         self.losses: dict[int, str] = {}
         self.leaving: dict[int, str] = {}
         self.liars: set[NodeId] = set()
+        self._unclosed: list[Hop] = []  # out of the route, but the route that leaves them out does not stand yet
         self.last_progress: float = 0.0
         self.sent_until = 0  # the end of the last step sent: what every hop should come to compute
         self._progress: dict[int, Progress] = {}
@@ -98,6 +99,11 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session {self.id.hex()[:8]} epoch={self.epoch} hops={len(self.hops)} error={self._error}>"
+
+    @property
+    def needs_ends(self) -> bool:
+        """Whether the first and the last hop must hold the model's ends."""
+        return self.lease.ends == "edges"
 
     # -- opening, changing and closing the route ----------------------------------------------------------------------
 
@@ -119,13 +125,14 @@ class Session:
     async def reshape(self, slots: Sequence[Slot], hops: Sequence[Hop]) -> None:
         """Put the route into a new shape, in a new epoch: first the hops that recompute, then those that feed them.
 
-        The order matters: a hop drops what reaches it before it has heard of the epoch.
+        The order matters: a hop drops what reaches it before it has heard of the epoch. Hops that are no longer in the route
+        are closed last: one that only wished to leave can be taken back if its replacement refuses.
         `hops` are those of `slots`, survivors among them. Deadline: config.reopen_timeout_s for each of the two. Raises
         HopLost if one of them is lost meanwhile or does not answer; what ended the session otherwise.
         """
-        for hop in self.hops:
-            if not any(hop is kept for kept in hops):
-                _try_send(hop.control, Close(self.id))
+        staying = {hop.offer.node for hop in hops}
+        gone = [hop for hop in (*self.hops, *self._unclosed) if hop.offer.node not in staying]
+        self._unclosed = gone
         self.epoch += 1
         self.hops = list(hops)
         self.losses.clear()
@@ -140,6 +147,9 @@ class Session:
                 self.lose(index, "is gone")
         await self._place(slots, [i for i, slot in enumerate(slots) if slot.recomputes])
         await self._place(slots, [i for i, slot in enumerate(slots) if not slot.recomputes])
+        for hop in gone:
+            _try_send(hop.control, Close(self.id))
+        self._unclosed = []
 
     async def _place(self, slots: Sequence[Slot], indices: Sequence[int]) -> None:
         limit = self._config.reopen_timeout_s if self._is_running else self._config.open_timeout_s
@@ -186,7 +196,7 @@ class Session:
     def close(self) -> None:
         """Tell every hop to free the session at once. Harmless when repeated or when links are gone."""
         self._error = self._error or PipelineAborted("the session is closed")
-        for hop in self.hops:
+        for hop in (*self.hops, *self._unclosed):
             hop.outbox.clear()
             _try_send(hop.control, Close(self.id))
 
@@ -321,7 +331,7 @@ class Session:
         that ends the session; else the hop at fault is lost. A hop knows nothing of others: such a blame falls on itself."""
         if message.epoch != self.epoch:
             return
-        if message.code == Draining.code and self._is_running:
+        if message.code == Draining.code and self._is_running and self._has_opened(message.hop):
             self.leaving[message.hop] = message.detail
             return
         near = range(max(0, message.hop - 1), min(len(self.hops), message.hop + 2))
@@ -334,7 +344,15 @@ class Session:
             error.node = self.hops[at_fault].offer.node
             self._fail(error)
         else:
-            self.lose(at_fault, message.detail, lied=message.code in (Corruption.code, ProtocolError.code))
+            self.lose(
+                at_fault,
+                message.detail,
+                lied=message.blame is not None and message.code in (Corruption.code, ProtocolError.code),
+            )
+
+    def _has_opened(self, hop: int) -> bool:
+        """Whether the hop has its place in this epoch: else a fault of it answers our Open."""
+        return self.hops[hop].epoch == self.epoch
 
     def on_lost(self, link: Link, reason: str) -> None:
         """One of our links is gone: the hops behind it are lost."""

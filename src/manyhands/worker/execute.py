@@ -135,7 +135,7 @@ class SpanModel:
             for i, s in zip(here, plan.segments, strict=True):
                 try:
                     out[i] = self._output(works[i], hidden_ND[s.row : s.row + s.count])
-                except Corruption as error:
+                except (Corruption, ProtocolError) as error:
                     out[i] = error
         return out
 
@@ -143,7 +143,8 @@ class SpanModel:
         if work.position > work.cache.length:
             return ProtocolError(f"a step at position {work.position} skips ahead of the cache ({work.cache.length})")
         if work.payload is None:
-            assert self.ends is not None and work.ids is not None
+            if self.ends is None or work.ids is None:
+                return ProtocolError("ids came to a hop that does not hold the embedding")
             return self.ends.embed(torch.tensor(work.ids))
         hidden_TD = decode_tensor(work.payload, work.count)
         largest = float(hidden_TD.abs().amax())
@@ -163,7 +164,8 @@ class SpanModel:
             return Result(first, 0, "hidden", None)
         if work.sampler is None and not work.logits:
             return Result(first, count, "hidden", encode_tensor(wanted_TD))
-        assert self.ends is not None
+        if self.ends is None:
+            raise ProtocolError("logits are asked of a hop that does not hold the head")
         logits_TV = self.ends.logits(wanted_TD)
         if work.sampler is None:
             return Result(first, count, "logits", encode_tensor(logits_TV))

@@ -350,6 +350,7 @@ class SpanHost:
         elif session.is_closed or taken.step.epoch != session.opened.epoch:
             return
         elif isinstance(result, Corruption):
+            session.spoil()
             session.fault(result.code, str(result), session.opened.hop - 1 if session.opened.hop else ORIGIN_HOP)
         else:
             code = result.code if isinstance(result, ManyhandsError) else ManyhandsError.code

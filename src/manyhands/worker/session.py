@@ -87,6 +87,7 @@ class HopSession:
         self.computed = 0
         self.is_closed = False
         self.pace = Turnaround()
+        self._is_spoiled = False
         self.waiting: deque[Step] = deque()
         self.outbox: deque[Step] = deque()
         self._fit = fit
@@ -124,10 +125,16 @@ class HopSession:
         self.outbox.clear()
         self._window_left, self._owed, self._predecessor = opened.window, 0, None
         self.received = self.computed = 0
+        self._is_spoiled = False
         if not self.log.covers(opened.replay_until):
             return False
         self.outbox.extend(self._addressed(step) for step in self.log.replay(opened.replay_until))
         return True
+
+    def spoil(self) -> None:
+        """A step of this epoch was bad: what follows it cannot be right either and is dropped, until a new place."""
+        self._is_spoiled = True
+        self.waiting.clear()
 
     def close(self) -> None:
         self.is_closed = True
@@ -157,7 +164,7 @@ class HopSession:
 
         Raises ProtocolError if the sender is not the predecessor (the link is to be closed).
         """
-        if step.epoch != self.opened.epoch:
+        if step.epoch != self.opened.epoch or self._is_spoiled:
             return
         if link.peer != self.opened.predecessor:
             raise ProtocolError("a step came from a node that the origin did not name as predecessor")
