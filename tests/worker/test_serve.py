@@ -223,6 +223,26 @@ def test_a_bad_step_is_blamed_on_its_sender_and_hurts_no_other_session(
     play(folder, scenario)
 
 
+@pytest.mark.parametrize("bad", [NAN, hidden(3).float()], ids=["nan", "dtype"])
+def test_what_follows_a_bad_step_is_dropped(folder: Path, bad: torch.Tensor) -> None:
+    """One fault, and the place stays; the next step would seem to skip ahead, and the hop would blame itself. (It did.)"""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        one.step(1, 0, hidden(2))
+        one.step(1, 2, bad)
+        one.step(1, 5, hidden(3))
+        await one.quiet()
+        one.step(1, 8, hidden(3))
+        await one.quiet()
+        assert [f.blame for f in one.faults()] == [0] and one.host.num_sessions == 1
+        await one.open(1, epoch=2)
+        one.step(1, 2, hidden(3), epoch=2)
+        await computed(one, 1, 2)
+
+    play(folder, scenario)
+
+
 def test_the_first_hop_blames_the_origin(folder: Path) -> None:
     """There is no hop -1: such a Fault could not be decoded and would cost the link of all sessions. (It did.)"""
 

@@ -351,6 +351,7 @@ class SpanHost:
             return
         elif isinstance(result, Corruption):
             session.spoil()
+            session.waiting.clear()
             session.fault(result.code, str(result), session.opened.hop - 1 if session.opened.hop else ORIGIN_HOP)
         else:
             code = result.code if isinstance(result, ManyhandsError) else ManyhandsError.code

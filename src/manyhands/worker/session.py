@@ -132,9 +132,8 @@ class HopSession:
         return True
 
     def spoil(self) -> None:
-        """A step of this epoch was bad: what follows it cannot be right either and is dropped, until a new place."""
+        """A step of this epoch was bad: what comes after it cannot be right either and is dropped, until a new place."""
         self._is_spoiled = True
-        self.waiting.clear()
 
     def close(self) -> None:
         self.is_closed = True
@@ -172,6 +171,7 @@ class HopSession:
         try:
             self._check(step)
         except (BadRequest, ProtocolError) as error:
+            self.spoil()
             self.fault(error.code, str(error), self._predecessor_hop)
             return
         self.received = step.position + step.count
