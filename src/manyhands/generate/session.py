@@ -218,10 +218,6 @@ class Session:
         step = Step(self.id, self.epoch, 0, position, count, reply_from, self.window, content, ids, payload)
         self._forward(step)
 
-    def abandon_window(self) -> None:
-        """Steps sent so far and not yet computed need not be: hops drop them when the next one arrives."""
-        self.window += 1
-
     async def next_result(self, deadline_s: float) -> Step:
         """The next step that reached the origin. Raises TimeoutError if none does within `deadline_s`.
 
