@@ -24,9 +24,9 @@ ORDER = [
     {"generate"},
     {"verify"},
     {"text"},
-    {"api"},
     {"node"},
     {"origin"},
+    {"api"},
     {"local"},  # a swarm of processes on this machine
     {"tales"},  # the bundled model and its training
     {"cli", "__main__"},
