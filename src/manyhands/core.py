@@ -141,6 +141,19 @@ class SpanInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanLoad:
+    """How busy a span is and how fast, as its node measured it before the work it speaks of began (IN-W02).
+
+    Seconds are those of one layer: of a decode step, and of one prefill row. 0: not measured yet.
+    """
+
+    sessions: int = 0
+    queue: int = 0  # steps that wait for the device
+    layer_s: float = 0.0
+    row_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request draws its tokens. Raises BadRequest naming the parameter, its value and its limits.
 
