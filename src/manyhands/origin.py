@@ -67,12 +67,16 @@ class Timings:
 
 @dataclass(slots=True)
 class Answer:
-    """One request's answer, filled in as it grows."""
+    """One request's answer, filled in as it grows.
+
+    `route` is the first one; `session` (once open) knows the present one, also after the answer has ended.
+    """
 
     prompt: tuple[int, ...]
     params: SamplingParams
     precision: Precision
     route: tuple[Offer, ...] = ()
+    session: Session | None = field(default=None, repr=False)
     exactness: Exactness = "E0"
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -113,6 +117,7 @@ class Origin:
         self.node, self.model, self._device = node, model, device
         self.addrs = list(addrs)
         self.last_resort: Offer | None = None
+        self.evicted: set[NodeId] = set()  # not used, whatever they offer, until readmitted
         self._ends = None if model.ends is None else EndsHost(model.ends, device)
         if self._ends is not None:
             node.start(self._ends.run())
@@ -131,8 +136,8 @@ class Origin:
         self.last_resort = Offer(self.node.address, self.node.transport.node, "fallback", host.info)
 
     async def offers(self, excluded: Collection[NodeId]) -> list[Offer]:
-        """Spans on nodes that a link is open to."""
-        return self.node.known_offers(self.addrs, excluded)
+        """Spans on nodes that a link is open to, evicted ones left out."""
+        return self.node.known_offers(self.addrs, self.evicted.union(excluded))
 
     async def look_around(self) -> None:
         """Dial the nodes that no link is open to. Deadline: LOOK_AROUND_S."""
@@ -142,12 +147,39 @@ class Origin:
 
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
         """Links to a hop. Raises ShardUnavailable."""
-        return await self.node.connect(index, offer, num_hops, lease)
+        hop = await self.node.connect(index, offer, num_hops, lease)
+        if offer.node in self.evicted:  # while we connected
+            refusal = ShardUnavailable(f"hop {index} ({offer.name}) was evicted")
+            refusal.node = offer.node
+            raise refusal
+        return hop
+
+    def evict(self, node: NodeId) -> int:
+        """Use `node` no more until it is readmitted; sessions that run through it repair to others (L9-W01).
+
+        Returns how many those are. They wait, as after a death, while nobody else covers its layers.
+        """
+        self.evicted.add(node)
+        here = (self.model.id, self.model.precision)
+        mine = [s for s in self.node.sessions.values() if (s.lease.model, s.lease.precision) == here]
+        return sum([self._lose_evicted(session) for session in mine])
+
+    def readmit(self, node: NodeId) -> None:
+        """Let new sessions and repairs use `node` again."""
+        self.evicted.discard(node)
+
+    def _lose_evicted(self, session: Session) -> bool:
+        """Count hops on evicted nodes as lost; whether there were any."""
+        lost = [i for i, h in enumerate(session.hops) if h.offer.node in self.evicted and i not in session.losses]
+        for index in lost:
+            session.lose(index, "was evicted")
+        return bool(lost)
 
     async def find_route(self, excluded: Collection[NodeId] = ()) -> tuple[Offer, ...]:
         """A route over spans of this model's weights and precision. Raises ShardUnavailable, WeightsMismatch."""
         # Who has just been excluded may be frozen: asking it again would take the deadline.
         offers = await (self.offers(excluded) if excluded else self.node.survey(self.addrs))
+        offers = [o for o in offers if o.node not in self.evicted]
         mine = [o for o in offers if (o.info.model, o.info.precision) == (self.model.id, self.model.precision)]
         try:
             route = find_route(mine, self.model.num_layers)
@@ -195,6 +227,7 @@ class Origin:
         request = Request(answer.prompt, answer.params)
         began = time.monotonic()
         answer.route, session = await self._open(route, self._lease(request, path))
+        answer.session = session
         answer.timings.open_s = time.monotonic() - began
         answer.exactness = self._exactness(session)
         try:
@@ -248,7 +281,9 @@ class Origin:
         detokenizer = Detokenizer(model.tokenizer, params.stop, params.stop_ids, eos, request.prompt)
         tokens = generation.tokens()
         try:
+            self._lose_evicted(session)  # who was evicted while it opened
             async for drawn in tokens:
+                self._lose_evicted(session)
                 piece = detokenizer.feed(drawn.token)
                 answer.token_ids.append(drawn.token)
                 text = piece.text
