@@ -32,6 +32,7 @@ from manyhands.wire.message import (
     PROTOCOL_VERSION,
     Close,
     Credit,
+    Directory,
     Fault,
     Hello,
     Lane,
@@ -73,6 +74,7 @@ class Node:
         self.pool = LinkPool(self.transport)
         self.hosts: list[SpanHost] = []
         self.sessions: dict[SessionId, Session] = {}
+        self.directory: Callable[[NodeId, bytes], None] | None = None  # takes what peers' directories say
         self._readers: set[Link] = set()
         self._arrival = asyncio.Condition()
         self._tasks = asyncio.TaskGroup()
@@ -324,6 +326,9 @@ class Node:
                 session.on_opened(message)
             case Fault() if session is not None and session.is_from(message.hop, link):
                 session.on_fault(message)
+            case Directory():
+                if self.directory is not None:
+                    self.directory(link.peer, message.body)
             case Hello():
                 raise ProtocolError("a second Hello")
             case _:

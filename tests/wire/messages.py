@@ -4,11 +4,16 @@ from hypothesis import strategies as st
 
 from manyhands.core import ModelId, NodeAddr, NodeId, SamplingParams, SessionId, Span, SpanInfo
 from manyhands.wire.message import (
+    MAX_CHUNK_BYTES,
+    MAX_DIRECTORY_BYTES,
+    Chunk,
     Close,
     Credit,
+    Directory,
     DType,
     Fault,
     Hello,
+    Lack,
     Lane,
     Message,
     Open,
@@ -19,6 +24,7 @@ from manyhands.wire.message import (
     Probe,
     Progress,
     Step,
+    Want,
 )
 from manyhands.wire.tensor import ITEMSIZE
 
@@ -68,7 +74,17 @@ CONTROL: list[Message] = [
     Progress(SESSION, 3, 2, 1 << 20, 0),
     Ping((1 << 64) - 1),
     Pong(0),
+    Want(7, MODEL, "tensor", "model.layers.3.näme", (1 << 64) - 1, MAX_CHUNK_BYTES),
+    Want(0, MODEL, "file", "config.json", 0, 1),
+    Lack((1 << 32) - 1, "bad_model"),
 ]
+RAW: list[Message] = [  # bodies that are bytes and not JSON
+    Directory(b""),
+    Directory(bytes(range(256))),
+    Chunk(7, (1 << 64) - 1, b"weights"),
+    Chunk(0, 0, b""),
+]
+LARGEST: list[Message] = [Directory(bytes(MAX_DIRECTORY_BYTES)), Chunk(1, 2, bytes(MAX_CHUNK_BYTES))]
 STEPS: list[Message] = [  # what the data lane carries
     step(),
     Step(SESSION, 0, 0, 0, 0, 0, 0, "hidden", None, None),

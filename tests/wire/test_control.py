@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from manyhands.errors import ProtocolError
 from manyhands.wire.control import decode, decoder_for, encode
-from manyhands.wire.message import Fault, Hello, Message, Open, Ping
+from manyhands.wire.message import MAX_CHUNK_BYTES, Fault, Hello, Message, Open, Ping, Want
 from tests.wire.messages import CONTROL, SESSION
 
 OPEN = CONTROL[2]
+WANT = next(message for message in CONTROL if isinstance(message, Want))
 
 
 @pytest.mark.parametrize("message", CONTROL)
@@ -72,6 +73,27 @@ def test_near_misses_are_refused(change: Callable[[dict[str, Any]], None]) -> No
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        _set("offset", -1),
+        _set("offset", 1 << 64),
+        _set("length", MAX_CHUNK_BYTES + 1),
+        _set("length", -1),
+        _set("part", "folder"),
+        _set("name", None),
+        _set("name", "\ud800"),
+        _set("model", "cd" * 31),
+        _set("request", 1 << 32),
+    ],
+)
+def test_near_misses_of_a_want_are_refused(change: Callable[[dict[str, Any]], None]) -> None:
+    body = json.loads(encode(WANT))
+    change(body)
+    with pytest.raises(ProtocolError, match="Want is malformed"):
+        decode(Want, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",
@@ -120,6 +142,6 @@ def test_a_hint_without_decoder_is_our_bug() -> None:
     st.recursive(st.none() | st.booleans() | st.floats() | st.text() | st.integers(), lambda x: st.lists(x, max_size=3))
 )
 def test_any_json_value_is_refused_or_read(value: Any) -> None:
-    for kind in (Hello, Open):
+    for kind in (Hello, Open, Want):
         with pytest.raises(ProtocolError):
             decode(kind, json.dumps(value).encode())

@@ -21,14 +21,29 @@ from manyhands.wire.frame import (
     encode,
     wire_size,
 )
-from manyhands.wire.message import LANES, Credit, Fault, Hello, Lane, Message, Payload, Ping, Step
-from tests.wire.messages import CONTROL, SESSION, STEPS, hello, step, steps
+from manyhands.wire.message import (
+    LANES,
+    MAX_CHUNK_BYTES,
+    MAX_DIRECTORY_BYTES,
+    Chunk,
+    Credit,
+    Directory,
+    Fault,
+    Hello,
+    Lack,
+    Lane,
+    Message,
+    Payload,
+    Ping,
+    Step,
+)
+from tests.wire.messages import CONTROL, LARGEST, RAW, SESSION, STEPS, hello, step, steps
 
 # Everything that a link carries after Hello, by lane.
 ON_LANE: dict[Lane, list[Message]] = {
-    lane: [message for message in [*STEPS, *CONTROL] if type(message) in LANES[lane]] for lane in LANES
+    lane: [message for message in [*STEPS, *CONTROL, *RAW] if type(message) in LANES[lane]] for lane in LANES
 }
-HELLO = {lane: b"".join(encode(hello(lane))) for lane in ("control", "data")}
+HELLO = {lane: b"".join(encode(hello(lane))) for lane in LANES}
 
 
 def to_bytes(*messages: Message) -> bytes:
@@ -62,13 +77,18 @@ def greeted(lane: Lane, limits: Limits | None = None) -> Feeder:
 
 
 def plain(messages: list[Message]) -> list[Message]:
-    """With payloads as bytes, so that they compare equal."""
-    return [
-        replace(m, payload=replace(p, data=bytes(p.data)))
-        if isinstance(m, Step) and (p := m.payload) is not None
-        else m
-        for m in messages
-    ]
+    """With tensors as bytes, so that they compare equal."""
+    return [_plain(message) for message in messages]
+
+
+def _plain(message: Message) -> Message:
+    match message:
+        case Step(payload=Payload() as payload):
+            return replace(message, payload=replace(payload, data=bytes(payload.data)))
+        case Chunk():
+            return replace(message, data=bytes(message.data))
+        case _:
+            return message
 
 
 @pytest.mark.parametrize(("lane", "message"), [(lane, m) for lane, some in ON_LANE.items() for m in some])
@@ -100,7 +120,7 @@ def test_payloads_outlive_later_reads() -> None:
     assert plain(kept) == [first]
 
 
-@pytest.mark.parametrize("lane", ["control", "data"])
+@pytest.mark.parametrize("lane", LANES)
 def test_split_at_every_byte(lane: Lane) -> None:
     messages = ON_LANE[lane]
     data = HELLO[lane] + to_bytes(*messages)
@@ -144,6 +164,10 @@ def test_a_listener_takes_the_lane_that_hello_names() -> None:
         ("data", HELLO["data"] + to_bytes(Ping(1))),
         ("control", HELLO["control"] + to_bytes(Credit(SESSION, 0, 1))),
         ("control", to_bytes(Hello(2, "control", "", None, ()))),
+        ("bulk", HELLO["bulk"] + to_bytes(Directory(b"x"))),
+        ("bulk", HELLO["bulk"] + to_bytes(STEPS[0])),
+        ("data", HELLO["data"] + to_bytes(Chunk(1, 0, b"x"))),
+        ("control", HELLO["control"] + to_bytes(Lack(1, "bad_model"))),
     ],
 )
 def test_messages_out_of_place_are_refused(lane: Lane, data: bytes) -> None:
@@ -216,6 +240,42 @@ def test_limits_hold() -> None:
     assert len(feeder.reader._body) == 0
 
 
+@pytest.mark.parametrize("message", LARGEST, ids=lambda m: type(m).__name__)
+def test_raw_bodies_end_at_their_limit(message: Message) -> None:
+    lane: Lane = "control" if isinstance(message, Directory) else "bulk"
+    largest = to_bytes(message)
+    assert plain(greeted(lane).feed(largest)) == [message]
+    longer = bytearray(largest[:HEADER_BYTES])
+    longer[4:8] = (len(largest) - HEADER_BYTES + 1).to_bytes(4, "little")
+    feeder = greeted(lane)
+    with pytest.raises(ProtocolError, match="outside its limits"):
+        feeder.feed(bytes(longer))
+    assert len(feeder.reader._body) == 0
+
+
+def test_a_chunk_has_room_for_its_numbers() -> None:
+    data = bytearray(to_bytes(Chunk(1, 0, b"")))
+    data[4] -= 1
+    with pytest.raises(ProtocolError, match="Chunk of 11 bytes is outside its limits, 12 to"):
+        greeted("bulk").feed(bytes(data))
+
+
+@pytest.mark.parametrize("offset", range(8, HEADER_BYTES))
+def test_raw_frames_have_no_field_of_a_step(offset: int) -> None:
+    for lane, message in (("control", Directory(b"x")), ("bulk", Chunk(1, 0, b"x"))):
+        data = bytearray(to_bytes(message))
+        data[offset] = 1
+        with pytest.raises(ProtocolError, match="fields that only a Step has"):
+            greeted("control" if lane == "control" else "bulk").feed(bytes(data))
+
+
+def test_a_chunk_is_not_copied_on_encoding() -> None:
+    data = bytearray(12)
+    parts = encode(Chunk(1, 0, data))
+    data[0] = 7
+    assert isinstance(parts[-1], memoryview) and parts[-1][0] == 7
+
+
 def test_a_dead_reader_stays_dead() -> None:
     reader = Feeder("control").reader
     for _ in range(2):
@@ -237,6 +297,10 @@ def test_a_dead_reader_stays_dead() -> None:
         Step(SESSION, 0, 0, 0, 1, 0, 0, "hidden", None, Payload("bf16", 2, bytes(3))),
         Step(SESSION, 0, 0, 0, 1, 0, 0, "hidden", None, Payload("bf16", MAX_STEP_BODY, bytes(2 * MAX_STEP_BODY))),
         Step(SessionId(bytes(15)), 0, 0, 0, 0, 0, 0, "hidden", None, None),
+        Directory(bytes(MAX_DIRECTORY_BYTES + 1)),
+        Chunk(1, 0, bytes(MAX_CHUNK_BYTES + 1)),
+        Chunk(-1, 0, b""),
+        Chunk(1, 1 << 64, b""),
     ],
 )
 def test_what_a_peer_would_refuse_is_not_encoded(message: Message) -> None:
@@ -252,20 +316,20 @@ def only_protocol_errors(feeder: Feeder, data: bytes) -> None:
     assert feeder.largest_buffer <= MAX_STEP_BODY
 
 
-@given(st.binary(max_size=300), st.sampled_from(["control", "data", None]))
+@given(st.binary(max_size=300), st.sampled_from([*LANES, None]))
 def test_random_bytes_before_hello(data: bytes, lane: Lane | None) -> None:
     feeder = Feeder(lane)
     only_protocol_errors(feeder, data)
     assert feeder.largest_buffer <= SCRATCH_BYTES
 
 
-@given(st.binary(max_size=300), st.sampled_from(["control", "data"]))
+@given(st.binary(max_size=300), st.sampled_from(list(LANES)))
 def test_random_bytes_after_hello(data: bytes, lane: Lane) -> None:
     only_protocol_errors(greeted(lane), data)
 
 
 @settings(max_examples=300)
-@given(st.data(), st.sampled_from(["control", "data"]))
+@given(st.data(), st.sampled_from(list(LANES)))
 def test_mutated_frames(data: st.DataObject, lane: Lane) -> None:
     stream = bytearray(HELLO[lane] + to_bytes(*ON_LANE[lane]))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -275,9 +339,14 @@ def test_mutated_frames(data: st.DataObject, lane: Lane) -> None:
 
 
 def test_every_single_byte_change_is_survived() -> None:
-    for lane, messages in (("control", CONTROL[3:4]), ("data", STEPS[3:5])):
+    changed: list[tuple[Lane, list[Message]]] = [
+        ("control", [CONTROL[3], Directory(b"abc")]),
+        ("data", STEPS[3:5]),
+        ("bulk", ON_LANE["bulk"]),
+    ]
+    for lane, messages in changed:
         stream = to_bytes(*messages)
         for offset in range(len(stream)):
             mutated = bytearray(stream)
             mutated[offset] ^= 0xFF
-            only_protocol_errors(greeted("control" if lane == "control" else "data"), bytes(mutated))
+            only_protocol_errors(greeted(lane), bytes(mutated))

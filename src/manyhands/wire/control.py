@@ -13,7 +13,21 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 from manyhands.core import ModelId, NodeId, SessionId
 from manyhands.errors import ManyhandsError, ProtocolError
-from manyhands.wire.message import Close, Fault, Hello, Message, Open, Opened, Ping, Pong, Probe, Progress
+from manyhands.wire.message import (
+    MAX_CHUNK_BYTES,
+    Close,
+    Fault,
+    Hello,
+    Lack,
+    Message,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    Probe,
+    Progress,
+    Want,
+)
 
 Decoder = Callable[[Any], Any]  # JSON value -> Python value; raises ValueError
 M = TypeVar("M", bound=Message)
@@ -22,6 +36,7 @@ U32 = (1 << 32) - 1
 U64 = (1 << 64) - 1
 # Largest value by field name; other integers are u32. None is negative.
 LIMITS = {"hop": 255, "blame": 255, "num_hops": 255, "port": 65535, "nonce": U64, "seed": U64}
+LIMITS |= {"offset": U64, "length": MAX_CHUNK_BYTES}
 MAX_ERROR_CHARS = 200  # an error quotes the peer's bytes; logs must not be flooded by them
 
 
@@ -173,5 +188,5 @@ def decoder_for(hint: Any, name: str) -> Decoder:
 
 
 _DECODERS: dict[type[Any], Decoder] = {
-    cls: _record(cls) for cls in (Hello, Open, Opened, Close, Fault, Probe, Progress, Ping, Pong)
+    cls: _record(cls) for cls in (Hello, Open, Opened, Close, Fault, Probe, Progress, Ping, Pong, Want, Lack)
 }

@@ -4,7 +4,10 @@
              reply_from · window · width (u32 each) · dtype u8 · content u8                          all little endian
     Step     ids as u32[count] if flag 1, then the tensor's count * width * itemsize bytes if flag 2
     Credit   no body; its steps stand in count
-    others   JSON (control.py); every header field after the length, the flags and the hop are zero
+    Directory    its body as it is
+    Chunk    request u32 · offset u64, then its data
+    others   JSON (control.py)
+             in all but Step and Credit every header field after the length, the flags and the hop are zero
 
 Nothing is allocated for a body before its header has been checked.
 """
@@ -18,13 +21,18 @@ from manyhands.errors import ProtocolError
 from manyhands.wire import control
 from manyhands.wire.message import (
     LANES,
+    MAX_CHUNK_BYTES,
+    MAX_DIRECTORY_BYTES,
     PROTOCOL_VERSION,
+    Chunk,
     Close,
     Content,
     Credit,
+    Directory,
     DType,
     Fault,
     Hello,
+    Lack,
     Lane,
     Message,
     Open,
@@ -35,6 +43,7 @@ from manyhands.wire.message import (
     Probe,
     Progress,
     Step,
+    Want,
 )
 from manyhands.wire.tensor import ITEMSIZE
 
@@ -54,6 +63,10 @@ KINDS: dict[int, type[Any]] = {
     9: Pong,
     10: Probe,
     11: Progress,
+    12: Directory,
+    13: Want,
+    14: Chunk,
+    15: Lack,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32", "int32")
@@ -63,6 +76,12 @@ _HAS_PAYLOAD = 2
 _U32 = (1 << 32) - 1
 _LAYOUT = struct.Struct("<4BI16s6I2B")
 HEADER_BYTES = _LAYOUT.size
+_CHUNK = struct.Struct("<IQ")  # request, offset
+# Bodies that are bytes and not JSON: the least and the most of them.
+RAW_BODIES: dict[type[Any], tuple[int, int]] = {
+    Directory: (0, MAX_DIRECTORY_BYTES),
+    Chunk: (_CHUNK.size, _CHUNK.size + MAX_CHUNK_BYTES),
+}
 
 
 class Header(NamedTuple):
@@ -103,6 +122,10 @@ def encode(message: Message) -> list[bytes | memoryview]:
                 return _encode_step(message)
             case Credit(session, hop, steps):
                 return [_LAYOUT.pack(*_credit_header(session, hop, steps))]
+            case Directory(body):
+                return _encode_raw(message, b"", body)
+            case Chunk(request, offset, data):
+                return _encode_raw(message, _CHUNK.pack(request, offset), data)
             case _:
                 return _encode_control(message)
     except struct.error as exc:
@@ -120,6 +143,14 @@ def _encode_control(message: Message) -> list[bytes | memoryview]:
         raise ProtocolError(f"{type(message).__name__} of {len(body)} bytes is over the limit of {MAX_CONTROL_BODY}")
     header = Header(PROTOCOL_VERSION, _KIND_OF[type(message)], length=len(body))
     return [_LAYOUT.pack(*header) + body]
+
+
+def _encode_raw(message: Message, prefix: bytes, data: bytes | bytearray | memoryview) -> list[bytes | memoryview]:
+    """The frame of a message whose body is bytes and not JSON; `data` is not copied."""
+    view = memoryview(data).cast("B")
+    header = Header(PROTOCOL_VERSION, _KIND_OF[type(message)], length=len(prefix) + len(view))
+    _check_raw(header)
+    return [_LAYOUT.pack(*header) + prefix, view]
 
 
 def _credit_header(session: bytes, hop: int, steps: int) -> Header:
@@ -176,6 +207,19 @@ def _check_control(header: Header, max_body: int) -> None:
         raise ProtocolError(f"control frame of {header.length} bytes is over the limit of {max_body}")
     if header != Header(header.version, header.kind, length=header.length):
         raise ProtocolError("control frame with fields that only a Step has")
+
+
+def _check_raw(header: Header) -> None:
+    """Raise ProtocolError unless the header of a Directory or Chunk is within limits."""
+    kind = KINDS[header.kind]
+    low, high = RAW_BODIES[kind]
+    if not low <= header.length <= high:
+        raise ProtocolError(f"{kind.__name__} of {header.length} bytes is outside its limits, {low} to {high}")
+
+
+def _decode_chunk(body: bytearray) -> Chunk:
+    request, offset = _CHUNK.unpack_from(body)
+    return Chunk(request, offset, memoryview(body)[_CHUNK.size :])
 
 
 def _decode_step(header: Header, body: bytearray) -> Step:
@@ -279,6 +323,9 @@ class FrameReader:
         elif kind is Credit:
             if header != _credit_header(header.session, header.hop, header.num_rows):
                 raise ProtocolError("Credit with a body or fields that only a Step has")
+        elif kind in RAW_BODIES:
+            _check_raw(header)
+            _check_control(header, RAW_BODIES[kind][1])
         else:
             _check_control(header, min(self._limits.control_body, MAX_CONTROL_BODY))
         return header
@@ -289,6 +336,10 @@ class FrameReader:
             return _decode_step(header, body)
         if kind is Credit:
             return Credit(SessionId(header.session), header.hop, header.num_rows)
+        if kind is Directory:
+            return Directory(bytes(body))
+        if kind is Chunk:
+            return _decode_chunk(body)
         message: Message = control.decode(kind, body)
         if isinstance(message, Hello):
             self._greet(message)

@@ -1,11 +1,12 @@
 """What can be said between two nodes. Values only: bytes are made in frame.py, tensors in tensor.py.
 
-One link carries one lane: `control` (everything else) or `data` (Hello, Step, Credit).
-Two lanes so that a cancel overtakes bulk; credits go against the stream of steps that they pay for.
+One link carries one lane: `control` (everything else), `data` (Step, Credit) or `bulk` (weights: Want, Chunk, Lack).
+Lanes so that a cancel overtakes steps, and both overtake weights; credits go against the stream of steps that they pay for.
 
     origin ── Open ──► every hop      hop ── Opened | Fault ──► origin
     origin ── Step ──► hop 0 ── Step ──► hop 1 ── Step ──► origin      (ring; in a star every hop answers the origin)
     origin ── Probe ──► hop ── Progress ──► origin     receiver ── Credit ──► sender     origin ── Close ──► hops
+    node ── Directory ──► node            joining node ── Want ──► holder ── Chunk | Lack ──► joining node
 """
 
 from dataclasses import dataclass
@@ -25,10 +26,14 @@ from manyhands.core import (
 )
 
 PROTOCOL_VERSION = 1
-Lane = Literal["control", "data"]
+Lane = Literal["control", "data", "bulk"]
 DType = Literal["bf16", "fp16", "fp32", "int32"]
 # The tensor of a Step: hidden states going on, token ids drawn by the last hop (ends = edges), or logits.
 Content = Literal["hidden", "ids", "logits"]
+Part = Literal["tensor", "file"]  # what can be had of a model: bytes of a tensor, or of a small file beside the weights
+
+MAX_DIRECTORY_BYTES = 48 << 10  # of one message of the directory
+MAX_CHUNK_BYTES = 1 << 20  # of weights in one Chunk: 84 ms at 100 Mbit/s
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +184,67 @@ class Pong:
     nonce: int
 
 
-Message = Step | Credit | Hello | Open | Opened | Close | Fault | Probe | Progress | Ping | Pong
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """One message of the directory's back-end (gossip, dht), which alone knows what is in it. At most 48 KiB."""
+
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Send bytes [offset, offset + length) of `name` of `model`; `request` is the asker's number for it.
+
+    A tensor's bytes are those its manifest hashes. A file is one of a fixed list (model/wants.py) and may be shorter than
+    asked: then fewer bytes come, perhaps none. `length` is 1 to MAX_CHUNK_BYTES.
+    """
+
+    request: int
+    model: ModelId
+    part: Part
+    name: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The answer to Want `request`: `data` stands at `offset`. Received data is a view of the frame's body."""
+
+    request: int
+    offset: int
+    data: bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """The answer to Want `request` if it cannot be met. `code` is an error code of errors.py."""
+
+    request: int
+    code: str
+
+
+Message = (
+    Step
+    | Credit
+    | Hello
+    | Open
+    | Opened
+    | Close
+    | Fault
+    | Probe
+    | Progress
+    | Ping
+    | Pong
+    | Directory
+    | Want
+    | Chunk
+    | Lack
+)
 
 # What may be sent on a lane after the first Hello.
 LANES: dict[Lane, tuple[type, ...]] = {
-    "control": (Open, Opened, Close, Fault, Probe, Progress, Ping, Pong),
+    "control": (Open, Opened, Close, Fault, Probe, Progress, Ping, Pong, Directory),
     "data": (Step, Credit),
+    "bulk": (Want, Chunk, Lack),
 }
