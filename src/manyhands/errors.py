@@ -4,6 +4,11 @@ ManyhandsError                code            meaning
 ├─ BadRequest                 bad_request     the caller asked for something impossible
 │  ├─ CutError                bad_request     layers do not cover the model
 │  └─ ContextOverflow         bad_request     prompt + max_tokens exceed the context or the lease
+├─ Unauthorized               unauthorized    no key, or one that is not known
+├─ Forbidden                  forbidden       this key may not do that
+├─ NotFound                   not_found       no model, job or path of that name
+├─ TooLarge                   too_large       a body beyond the limit
+├─ RateLimited                rate_limited    a quota is used up or the queue is full; `retry_after_s` says until when
 ├─ ModelError                 bad_model       a checkpoint is missing, corrupt or of an unknown family
 ├─ WeightsMismatch            weights_mismatch  two nodes hold different weights or precision
 ├─ ShardUnavailable           shard_unavailable nobody can serve a needed span (retryable elsewhere)
@@ -41,6 +46,37 @@ class CutError(BadRequest):
 
 class ContextOverflow(BadRequest):
     pass
+
+
+class Unauthorized(ManyhandsError):
+    code = "unauthorized"
+    http_status = 401
+
+
+class Forbidden(ManyhandsError):
+    code = "forbidden"
+    http_status = 403
+
+
+class NotFound(ManyhandsError):
+    code = "not_found"
+    http_status = 404
+
+
+class TooLarge(ManyhandsError):
+    code = "too_large"
+    http_status = 413
+
+
+class RateLimited(ManyhandsError):
+    """Try again in `retry_after_s` seconds."""
+
+    code = "rate_limited"
+    http_status = 429
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class ModelError(ManyhandsError):

@@ -1,0 +1,314 @@
+"""The HTTP application around a gateway, and the server that runs it in our own event loop.
+
+    bytes ─ Http (slow headers are cut) ─ Guard (key, size, time of the body) ─ routes ─ errors in OpenAI's shape
+
+Who is let in, and how much of what they send is read, is decided before any route runs.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from http import HTTPStatus
+from typing import Any
+
+import uvicorn
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from manyhands import __version__
+from manyhands.api.auth import KeyRing
+from manyhands.api.gateway import Caller, Gateway
+from manyhands.api.limits import Limits
+from manyhands.core import NodeAddr
+from manyhands.errors import BadRequest, ManyhandsError, PipelineStalled, RateLimited, TooLarge
+
+logger = logging.getLogger(__name__)
+
+# Nothing behind these tells of a request, a node or a key, so they need none.
+OPEN_PATHS = frozenset({"/health", "/ready", "/api/health", "/docs", "/openapi.json"})
+STOP_TIMEOUT_S = 2
+MAX_HEADER_BYTES = 64 << 10
+KEEP_ALIVE_S = 75  # an idle connection
+
+
+def create_app(
+    gateway: Gateway,
+    *,
+    keys: KeyRing | None = None,
+    routers: Sequence[APIRouter] = (),
+    cors: Sequence[str] = (),
+    open_paths: Sequence[str] = (),
+) -> FastAPI:
+    """The application: `routers` and /docs. Handlers find `app.state.gateway` and `request.state.caller` (a Caller).
+
+    `keys`: while it holds any, everything but OPEN_PATHS and `open_paths` needs one. `cors`: origins that browsers may
+    call from; none unless named.
+    """
+    app = FastAPI(title="manyhands", version=__version__, redoc_url=None, separate_input_output_schemas=False)
+    app.state.gateway, app.state.keys = gateway, keys
+    for router in routers:
+        app.include_router(router)
+    app.add_exception_handler(ManyhandsError, _on_error)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(Exception, _on_bug)
+    app.add_middleware(Guard, limits=gateway.limits, keys=keys, open_paths=OPEN_PATHS | set(open_paths))
+    if cors:
+        allowed = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["retry-after"]}
+        app.add_middleware(CORSMiddleware, allow_origins=list(cors), **allowed)  # type: ignore[arg-type]
+    return app
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def error_object(error: Exception) -> dict[str, Any]:
+    """What OpenAI's clients understand; `code` is ours (errors.py). A bug tells nothing of itself."""
+    is_ours = isinstance(error, ManyhandsError)
+    status = error.http_status if isinstance(error, ManyhandsError) else 500
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    message = str(error) if is_ours else "this is a bug in the gateway: see its log"
+    code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
+    return {"message": message, "type": kind, "param": getattr(error, "param", None), "code": code}
+
+
+def error_response(error: Exception) -> JSONResponse:
+    """`error` as HTTP: its status, Retry-After where trying again helps."""
+    status = error.http_status if isinstance(error, ManyhandsError) else 500
+    headers = {}
+    if isinstance(error, RateLimited):
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    elif status == 503:
+        headers["retry-after"] = "1"
+    elif status == 401:
+        headers["www-authenticate"] = "Bearer"
+    elif status == 413:
+        headers["connection"] = "close"
+    return JSONResponse({"error": error_object(error)}, status, headers)
+
+
+async def _on_error(_: Request, error: Exception) -> JSONResponse:
+    return error_response(error)
+
+
+async def _on_http(request: Request, error: Exception) -> JSONResponse:
+    """What the router itself says: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}; /docs lists what there is"
+    body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return JSONResponse({"error": body}, error.status_code, error.headers)
+
+
+async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
+    """What FastAPI found wrong with a parameter or a body, one problem at a time."""
+    assert isinstance(error, RequestValidationError)
+    first: Mapping[str, Any] = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:]) or "the body"
+    body = {
+        "message": f"{where}: {first['msg']}",
+        "type": "invalid_request_error",
+        "param": where,
+        "code": "bad_request",
+    }
+    return JSONResponse({"error": body}, 400)
+
+
+async def _on_bug(request: Request, error: Exception) -> JSONResponse:
+    logger.error("%s %s failed: %s", request.method, request.url.path, type(error).__name__)
+    return error_response(error)
+
+
+# -- before the routes ------------------------------------------------------------------------------------------------
+
+
+class Guard:
+    """Lets in who has a key, and reads the body: at most max_body_bytes, within read_timeout_s, before a route runs."""
+
+    def __init__(self, app: ASGIApp, limits: Limits, keys: KeyRing | None, open_paths: frozenset[str]) -> None:
+        self._app, self._limits, self._keys, self._open_paths = app, limits, keys, open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+            scope.setdefault("state", {})["caller"] = self._caller(scope["path"], headers)
+            body = await self._read(headers, receive)
+        except ManyhandsError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        if body is not None:
+            await self._app(scope, _replay(body, receive), send)
+
+    def _caller(self, path: str, headers: Mapping[bytes, str]) -> Caller:
+        if path in self._open_paths or self._keys is None or self._keys.is_empty:
+            return Caller()
+        return self._keys.check(headers.get(b"authorization"))
+
+    async def _read(self, headers: Mapping[bytes, str], receive: Receive) -> bytes | None:
+        """The body; None if the client left. Raises TooLarge before it is read where its length says so."""
+        limit = self._limits.max_body_bytes
+        length = headers.get(b"content-length", "0")
+        if length.isdecimal() and int(length) > limit:
+            raise TooLarge(f"the body has {length} bytes; at most {limit} are read: send less")
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._limits.read_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > limit:
+                        raise TooLarge(f"the body has more than {limit} bytes, no more are read: send less")
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise _SlowBody(f"the body did not arrive within {self._limits.read_timeout_s:g} s") from None
+
+
+class _SlowBody(PipelineStalled):
+    code = "request_timeout"
+    http_status = 408
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """`receive` as it was before the body was read."""
+    told = False
+
+    async def again() -> Message:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+# -- the server -------------------------------------------------------------------------------------------------------
+
+
+class Http(H11Protocol):
+    """Cuts a connection whose next request header does not come within read_timeout_s of its first byte (slowloris).
+
+    `request.state.abort()` ends the connection at once, whatever is still to be written.
+    """
+
+    read_timeout_s = 30.0
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, "abort": transport.abort}
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_busy and self._deadline is None:
+            self._arm()
+        super().data_received(data)
+        if self._is_busy:
+            self._disarm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _arm(self) -> None:
+        self._deadline = self.loop.call_later(self.read_timeout_s, self.transport.abort)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class _Server(uvicorn.Server):
+    """Tells when it listens, and leaves signals to the command that runs us."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_listening.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+        yield
+
+
+@asynccontextmanager
+async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False) -> AsyncIterator[NodeAddr]:
+    """Serve `app` while the block runs; yields where (port 0: any). Streams end STOP_TIMEOUT_S after it at the latest.
+
+    Raises BadRequest if the address is taken or unknown, or wider than this machine while nobody needs a key.
+    """
+    gateway: Gateway = app.state.gateway
+    keys: KeyRing | None = app.state.keys
+    if not insecure and not _is_loopback(host) and (keys is None or keys.is_empty):
+        raise BadRequest(
+            f"{host} lets other machines in without a key: make one (manyhands key add NAME) or --insecure"
+        )
+    bound = _bind(host, port)
+    protocol = type("Http", (Http,), {"read_timeout_s": gateway.limits.read_timeout_s})
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_TIMEOUT_S,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+    server = _Server(config)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(sockets=[bound]))
+        await server.is_listening.wait()
+        try:
+            yield NodeAddr(*bound.getsockname()[:2])
+        finally:
+            server.should_exit = True
+
+
+async def serve(app: FastAPI, host: str, port: int, *, insecure: bool = False) -> None:
+    """As `serving`, until cancelled."""
+    async with serving(app, host, port, insecure=insecure):
+        await asyncio.get_running_loop().create_future()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise BadRequest(f"cannot listen at {host}:{port} ({error}): choose another --api HOST:PORT") from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,120 @@
+"""API keys: made here, shown once, kept as hashes in $MANYHANDS_HOME/keys.json (mode 0600).
+
+A key is 256 random bits, so one SHA-256 of it is as good as any slow hash: there is nothing to guess.
+"""
+
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from manyhands.api.gateway import Caller
+from manyhands.api.limits import NO_QUOTA, Quota
+from manyhands.errors import BadRequest, NotFound, Unauthorized
+
+PREFIX = "mhk_"
+FILE = "keys.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is known of a key. Times are Unix seconds; `revoked` is None while it is good."""
+
+    name: str
+    sha256: str
+    created: int
+    quota: Quota = NO_QUOTA
+    models: tuple[str, ...] | None = None
+    is_admin: bool = False
+    revoked: int | None = None
+
+    @property
+    def caller(self) -> Caller:
+        models = None if self.models is None else frozenset(self.models)
+        return Caller(self.name, self.quota, models, self.is_admin)
+
+
+class KeyRing:
+    """The keys of a file. Read again whenever the file changes, so a revoked key ends at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: tuple[int, int] | None = None
+        self._keys: tuple[Key, ...] = ()
+        self._by_hash: dict[str, Key] = {}
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """In the order they were made. Raises BadRequest for a file that cannot be read."""
+        try:
+            stat = self.path.stat()
+        except FileNotFoundError:
+            self._seen, self._keys, self._by_hash = None, (), {}
+            return ()
+        if (stat.st_mtime_ns, stat.st_ino) != self._seen:
+            self._keys = _read(self.path)
+            self._by_hash = {key.sha256: key for key in self._keys}
+            self._seen = (stat.st_mtime_ns, stat.st_ino)
+        return self._keys
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody needs a key: none was ever made. One that has been revoked still locks the door."""
+        return not self.keys
+
+    def check(self, authorization: str | None) -> Caller:
+        """Whose key an Authorization header carries. Raises Unauthorized."""
+        if not authorization:
+            raise Unauthorized("this gateway wants a key: send the header Authorization: Bearer mhk_...")
+        scheme, _, secret = authorization.partition(" ")
+        keys = self.keys
+        key = self._by_hash.get(hash_of(secret.strip())) if keys and scheme.lower() == "bearer" else None
+        if key is None or key.revoked is not None:
+            raise Unauthorized("this key is not known or was revoked: ask for one (manyhands key add NAME)")
+        return key.caller
+
+    def add(self, name: str, now: float, **limits: Any) -> str:
+        """Make a key and return its text, which nothing else keeps. Raises BadRequest for a name that is taken."""
+        if not re.fullmatch(r"[\w.@-]{1,64}", name):
+            raise BadRequest(f"name {name!r} is not 1 to 64 letters, digits or ._@-")
+        if any(key.name == name for key in self.keys):
+            raise BadRequest(f"there is a key named {name!r}: choose another name (revoked ones keep theirs)")
+        secret = PREFIX + secrets.token_urlsafe(32)
+        self._write([*self.keys, Key(name, hash_of(secret), int(now), **limits)])
+        return secret
+
+    def revoke(self, name: str, now: float) -> None:
+        """From now on the key is refused. Raises NotFound."""
+        if not any(key.name == name for key in self.keys):
+            raise NotFound(f"there is no key named {name!r}; manyhands key list shows them")
+        self._write([replace(k, revoked=k.revoked or int(now)) if k.name == name else k for k in self.keys])
+
+    def _write(self, keys: Sequence[Key]) -> None:
+        """Replace the file in one step; nobody but its owner reads it at any time."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            json.dump({"keys": [asdict(key) for key in keys]}, file, indent=1)
+        draft.replace(self.path)
+
+
+def hash_of(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _read(path: Path) -> tuple[Key, ...]:
+    try:
+        return tuple(_key(entry) for entry in json.loads(path.read_text("utf-8"))["keys"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadRequest(f"{path} is not a file of keys ({error!r}): repair or remove it") from error
+
+
+def _key(entry: Mapping[str, Any]) -> Key:
+    models = entry["models"]
+    known = {**entry, "quota": Quota(**entry["quota"]), "models": None if models is None else tuple(models)}
+    return Key(**known)

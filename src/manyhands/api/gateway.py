@@ -1,0 +1,235 @@
+"""From an admitted request to tokens: whoever speaks HTTP asks here, whoever measures or remembers looks on from here.
+
+    async with gateway.run(Ask("tales", "chat", prompt_ids, params, key)) as run:      admission; waits for its turn
+        async for token in run.tokens():                                              the route opens with the first
+            ...                                                                        run.answer, run.job grow
+                                                                    leaving it, however, frees session, place and quota
+
+A consumer that stops pulling pauses its own generation and nobody else's: nothing is buffered here.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+from uuid import uuid4
+
+from manyhands.api.limits import NO_QUOTA, Admission, Limits, Quota
+from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
+from manyhands.errors import Forbidden, ManyhandsError, NotFound, RateLimited
+from manyhands.generate.repair import Event, Repair
+from manyhands.origin import Answer, Origin, Timings, Token
+from manyhands.route.search import Offer
+
+Api = Literal["chat", "completions", "responses", "native"]
+# done: a finish reason · cancelled: the client left · refused: never admitted · failed: an error after that
+Outcome = Literal["done", "cancelled", "refused", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is: the name of a key (None: nobody was asked for one) and what it may do.
+
+    `models`: those it may use (None: all). `is_admin`: it may also change the swarm (evict, reassign).
+    """
+
+    name: str | None = None
+    quota: Quota = NO_QUOTA
+    models: frozenset[str] | None = None
+    is_admin: bool = True
+
+    def check_model(self, model: str) -> None:
+        """Raise Forbidden if this key may not use `model`."""
+        if self.models is not None and model not in self.models:
+            raise Forbidden(
+                f"key {self.name!r} may not use model {model[:100]!r}, only {', '.join(sorted(self.models))}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What to generate. `prompt` is token ids (Origin.model.encode); a request for n choices asks n times."""
+
+    model: str
+    api: Api
+    prompt: Sequence[int]
+    params: SamplingParams
+    caller: Caller = Caller()
+    path: PathKind = "ring"
+
+
+@dataclass(slots=True)
+class Job:
+    """What may be told of a request: never its prompt, its text or its key. Grows until `outcome` is set.
+
+    `created` and `ended` are Unix times. `queue_s` is the wait for admission; `timings` begin after it.
+    """
+
+    id: str
+    model: str
+    api: Api
+    key: str | None
+    created: float
+    prompt_tokens: int
+    max_tokens: int
+    queue_s: float | None = None  # None: not admitted yet
+    completion_tokens: int = 0
+    timings: Timings = field(default_factory=Timings)
+    route: tuple[Offer, ...] = ()
+    repairs: list[Repair] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    exactness: Exactness = "E0"
+    finish_reason: FinishReason | None = None
+    outcome: Outcome | None = None
+    error: str | None = None  # the code of what failed (errors.py)
+    ended: float | None = None
+
+
+class Observer(Protocol):
+    """Looks on. Called on the event loop, so it must be quick; what it raises is the gateway's bug, not the client's."""
+
+    def started(self, job: Job) -> None:
+        """It was admitted; its route opens next."""
+
+    def token(self, job: Job, token: Token) -> None:
+        """`job` counts it already."""
+
+    def event(self, job: Job, event: Event) -> None:
+        """Something happened to its route. Told before the token that follows it, and at the end."""
+
+    def ended(self, job: Job, outcome: Outcome) -> None:
+        """Exactly once for every job, also for one that never started."""
+
+
+class Run:
+    """One admitted request. Made by `Gateway.run`, which also ends it."""
+
+    def __init__(self, job: Job, answer: Answer, origin: Origin, path: PathKind, observers: Sequence[Observer]) -> None:
+        self.job, self.answer, self.origin = job, answer, origin
+        self._path, self._observers = path, observers
+
+    async def tokens(self) -> AsyncGenerator[Token, None]:
+        """The tokens, to be pulled once. Raises what refuses or ends the session (errors.py)."""
+        async with aclosing(self.origin.stream(self.answer, path=self._path)) as stream:
+            try:
+                async for token in stream:
+                    self._follow()
+                    self.job.completion_tokens += 1
+                    for observer in self._observers:
+                        observer.token(self.job, token)
+                    yield token
+            finally:
+                self._follow()
+
+    def _follow(self) -> None:
+        """Copy what may be told from the answer, and tell of new events."""
+        job, answer = self.job, self.answer
+        job.route, job.exactness, job.finish_reason = answer.route, answer.exactness, answer.finish_reason
+        job.timings, job.repairs = answer.timings, answer.repairs
+        fresh = answer.events[len(job.events) :]
+        job.events = [*job.events, *fresh]
+        for event in fresh:
+            for observer in self._observers:
+                observer.event(job, event)
+
+
+class Gateway:
+    """The models served here by name, and the requests that run. One event loop; not shared between loops."""
+
+    def __init__(
+        self,
+        origins: Mapping[str, Origin],
+        limits: Limits | None = None,
+        observers: Iterable[Observer] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.origins = dict(origins)
+        self.limits = limits or Limits()
+        self.observers = list(observers)
+        self.jobs: dict[str, Job] = {}  # those that wait or run
+        self.started_at = wall_clock()
+        self._admission = Admission(self.limits, self._turn_has_come)
+        self._turns: dict[str, asyncio.Future[None]] = {}
+        self._clock, self._wall_clock = clock, wall_clock
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._admission.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._admission.running)
+
+    def origin(self, model: str) -> Origin:
+        """The origin of a model served here. Raises NotFound naming those that are."""
+        if model not in self.origins:
+            raise NotFound(f"model {model[:100]!r} is not served here; there is {', '.join(self.origins) or 'none'}")
+        return self.origins[model]
+
+    def run(self, ask: Ask) -> AbstractAsyncContextManager[Run]:
+        """Admit `ask` and run it until the block is left. Waits for its turn: limits.patience_s.
+
+        Raises NotFound, Forbidden, BadRequest, ContextOverflow; RateLimited if a quota is used up, the queue is full or
+        too slow.
+        """
+        return self._run(ask)
+
+    @asynccontextmanager
+    async def _run(self, ask: Ask) -> AsyncIterator[Run]:
+        ask.caller.check_model(ask.model)
+        origin = self.origin(ask.model)
+        answer = origin.answer(origin.request_ids(ask.prompt, ask.params))
+        job = self._new_job(ask)
+        outcome: Outcome = "cancelled"
+        try:
+            await self._admit(job, ask.caller)
+            self._tell_started(job)
+            yield Run(job, answer, origin, ask.path, self.observers)
+        except ManyhandsError as error:
+            outcome, job.error = ("refused" if job.queue_s is None else "failed"), error.code
+            raise
+        except Exception:
+            outcome, job.error = "failed", ManyhandsError.code
+            raise
+        finally:
+            self._end(job, "done" if job.finish_reason is not None and outcome == "cancelled" else outcome)
+
+    def _new_job(self, ask: Ask) -> Job:
+        size, limit = len(ask.prompt), ask.params.max_tokens
+        return Job(uuid4().hex, ask.model, ask.api, ask.caller.name, self._wall_clock(), size, limit)
+
+    async def _admit(self, job: Job, caller: Caller) -> None:
+        asked_at = self._clock()
+        self.jobs[job.id] = job
+        turn = self._turns[job.id] = asyncio.get_running_loop().create_future()
+        self._admission.ask(job.id, caller.name, caller.quota, job.prompt_tokens + job.max_tokens, asked_at)
+        try:
+            async with asyncio.timeout(self.limits.patience_s):
+                await turn
+        except TimeoutError:
+            waited = f"no place within {self.limits.patience_s:g} s ({self.num_running} requests are running)"
+            raise RateLimited(f"{waited}: try again later", self._admission.retry_after_s()) from None
+        job.queue_s = self._clock() - asked_at
+
+    def _turn_has_come(self, job: str) -> None:
+        turn = self._turns[job]
+        if not turn.done():
+            turn.set_result(None)
+
+    def _tell_started(self, job: Job) -> None:
+        for observer in self.observers:
+            observer.started(job)
+
+    def _end(self, job: Job, outcome: Outcome) -> None:
+        job.outcome, job.ended = outcome, self._wall_clock()
+        self._turns.pop(job.id, None)
+        self.jobs.pop(job.id, None)
+        self._admission.leave(
+            job.id, job.prompt_tokens * (job.queue_s is not None) + job.completion_tokens, self._clock()
+        )
+        for observer in self.observers:
+            observer.ended(job, outcome)

@@ -1,0 +1,186 @@
+"""Who may run now. Pure: time is an argument, jobs are ids; gateway.py does the waiting.
+
+A request runs at once, waits in the one bounded queue, or is refused with the seconds after which to try again. The
+queue is fair by key: whoever has the fewest running goes next, among those the longest waiting. What a request may use
+at most (prompt + max_tokens) is taken from its key's buckets when it is asked for; what it did not use comes back.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from manyhands.errors import BadRequest, RateLimited
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the gateway takes on. Seconds and bytes."""
+
+    max_running: int = 64
+    max_queue: int = 256
+    patience_s: float = 30.0  # how long a request waits for its turn
+    default_max_tokens: int = 1024  # where a request names none (and the context has room)
+    max_choices: int = 16  # n
+    max_body_bytes: int = 16 << 20
+    read_timeout_s: float = 30.0  # for a request's header, and for its body
+    write_timeout_s: float = 30.0  # a reader that takes nothing for so long is cut
+    keep_alive_s: float = 15.0  # an SSE comment where there was nothing else
+
+    def __post_init__(self) -> None:
+        for name in ("max_running", "default_max_tokens", "max_choices", "max_body_bytes"):
+            if getattr(self, name) < 1:
+                raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.max_queue < 0:
+            raise BadRequest(f"max_queue is {self.max_queue}; it must be 0 (no queue) or more")
+        for name in ("patience_s", "read_timeout_s", "write_timeout_s", "keep_alive_s"):
+            if not getattr(self, name) > 0:
+                raise BadRequest(f"{name} is {getattr(self, name)}; it must be more than 0 seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one key may use; None: no limit of its own."""
+
+    concurrency: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= 1 << 50:
+                raise BadRequest(f"{name} is {value}; it must be at least 1, or left out for no limit")
+
+
+NO_QUOTA = Quota()
+
+
+class Bucket:
+    """A token bucket: holds `capacity`, refilled evenly over `period_s`; starts full."""
+
+    def __init__(self, capacity: int, period_s: float, now: float) -> None:
+        self.capacity, self._rate = capacity, capacity / period_s
+        self._level, self._at = float(capacity), now
+
+    def wait_s(self, amount: int, now: float) -> float:
+        """Seconds until `amount` is there; 0 if it is, inf if it never will be."""
+        self._level, self._at = min(self.capacity, self._level + (now - self._at) * self._rate), now
+        if amount > self.capacity:
+            return math.inf
+        return max(0.0, (amount - self._level) / self._rate)
+
+    def take(self, amount: int) -> None:
+        self._level -= amount
+
+    def give_back(self, amount: int) -> None:
+        self._level = min(self.capacity, self._level + amount)
+
+
+class _Account:
+    """One key's buckets, and how many of its requests run."""
+
+    def __init__(self, quota: Quota, now: float) -> None:
+        self.quota = quota
+        self.running = 0
+        self._requests = _bucket(quota.requests_per_minute, 60.0, now)
+        self._tokens = {
+            name: bucket
+            for name, bucket in (
+                ("tokens_per_minute", _bucket(quota.tokens_per_minute, 60.0, now)),
+                ("tokens_per_day", _bucket(quota.tokens_per_day, 86400.0, now)),
+            )
+            if bucket is not None
+        }
+
+    @property
+    def has_room(self) -> bool:
+        return self.quota.concurrency is None or self.running < self.quota.concurrency
+
+    def take(self, tokens: int, now: float) -> None:
+        """Take one request and its tokens, or nothing. Raises RateLimited naming the limit."""
+        wants = [(name, bucket, tokens) for name, bucket in self._tokens.items()]
+        if self._requests is not None:
+            wants.append(("requests_per_minute", self._requests, 1))
+        for name, bucket, amount in wants:
+            wait_s = bucket.wait_s(amount, now)
+            if wait_s == math.inf:
+                limit = f"{name} of this key is {bucket.capacity}, and this request may use {amount}"
+                raise RateLimited(f"{limit}: lower max_tokens", 60.0)
+            if wait_s > 0:
+                raise RateLimited(f"{name} of this key ({bucket.capacity}) is used up: wait {wait_s:.0f} s", wait_s)
+        for _, bucket, amount in wants:
+            bucket.take(amount)
+
+    def give_back(self, tokens: int) -> None:
+        for bucket in self._tokens.values():
+            bucket.give_back(tokens)
+
+
+def _bucket(capacity: int | None, period_s: float, now: float) -> Bucket | None:
+    return None if capacity is None else Bucket(capacity, period_s, now)
+
+
+@dataclass(slots=True)
+class _Entry:
+    key: str | None
+    reserved: int
+    began: float
+
+
+@dataclass(slots=True)
+class Admission:
+    """The queue and the accounts. `start` is told the ids of jobs whose turn has come, within `ask` or `leave`."""
+
+    limits: Limits
+    start: Callable[[str], None]
+    running: dict[str, _Entry] = field(default_factory=dict)
+    waiting: dict[str, _Entry] = field(default_factory=dict)  # in order of arrival
+    _accounts: dict[str | None, _Account] = field(default_factory=dict)
+    _usual_s: float = 5.0  # how long a job runs, smoothed
+
+    def ask(self, job: str, key: str | None, quota: Quota, tokens: int, now: float) -> None:
+        """Let `job` run or wait. Raises RateLimited if the key's quota is used up or the queue is full."""
+        account = self._accounts.get(key)
+        if account is None or account.quota != quota:
+            fresh = _Account(quota, now)
+            fresh.running = account.running if account else 0
+            account = self._accounts[key] = fresh
+        is_free = len(self.running) < self.limits.max_running and account.has_room
+        if not is_free and len(self.waiting) >= self.limits.max_queue:
+            raise RateLimited(
+                f"{len(self.running)} requests are running and {len(self.waiting)} wait (max_queue "
+                f"{self.limits.max_queue}): try again later",
+                self.retry_after_s(),
+            )
+        account.take(tokens, now)
+        self.waiting[job] = _Entry(key, tokens, now)
+        self._fill(now)
+
+    def leave(self, job: str, used_tokens: int, now: float) -> None:
+        """`job` has ended, or waits no longer. Harmless when repeated."""
+        entry = self.running.pop(job, None)
+        if entry is not None:
+            self._accounts[entry.key].running -= 1
+            self._usual_s += 0.1 * (now - entry.began - self._usual_s)
+        else:
+            entry = self.waiting.pop(job, None)
+        if entry is not None:
+            self._accounts[entry.key].give_back(max(0, entry.reserved - used_tokens))
+        self._fill(now)
+
+    def retry_after_s(self) -> float:
+        """About when the queue will have moved by one place."""
+        return max(1.0, self._usual_s * (1 + len(self.waiting)) / self.limits.max_running)
+
+    def _fill(self, now: float) -> None:
+        while len(self.running) < self.limits.max_running and (job := self._next()) is not None:
+            entry = self.waiting.pop(job)
+            entry.began = now
+            self.running[job] = entry
+            self._accounts[entry.key].running += 1
+            self.start(job)
+
+    def _next(self) -> str | None:
+        ready = [job for job, entry in self.waiting.items() if self._accounts[entry.key].has_room]
+        return min(ready, key=lambda job: self._accounts[self.waiting[job].key].running, default=None)
