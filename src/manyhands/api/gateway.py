@@ -64,7 +64,8 @@ class Ask:
 class Job:
     """What may be told of a request: never its prompt, its text or its key. Grows until `outcome` is set.
 
-    `created` and `ended` are Unix times. `queue_s` is the wait for admission; `timings` begin after it.
+    `created` and `ended` are Unix times. `queue_s` is the wait for admission; `timings` begin after it. `route` is the first
+    one, `hops` the present one; `session` is its id in hex, `liars` how many nodes it caught sending what cannot be.
     """
 
     id: str
@@ -77,7 +78,10 @@ class Job:
     queue_s: float | None = None  # None: not admitted yet
     completion_tokens: int = 0
     timings: Timings = field(default_factory=Timings)
+    session: str | None = None
     route: tuple[Offer, ...] = ()
+    hops: tuple[Offer, ...] = ()
+    liars: int = 0
     repairs: list[Repair] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     exactness: Exactness = "E0"
@@ -128,6 +132,9 @@ class Run:
         job, answer = self.job, self.answer
         job.route, job.exactness, job.finish_reason = answer.route, answer.exactness, answer.finish_reason
         job.timings, job.repairs = answer.timings, answer.repairs
+        if (session := answer.session) is not None:
+            job.session, job.hops = session.id.hex(), tuple([hop.offer for hop in session.hops])
+            job.liars = len(session.liars)
         fresh = answer.events[len(job.events) :]
         job.events = [*job.events, *fresh]
         for event in fresh:
