@@ -1,7 +1,8 @@
 """Configuration: frozen dataclasses with their defaults, read once at start (CLI > environment > default)."""
 
+import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from manyhands.errors import BadRequest
@@ -67,6 +68,9 @@ class RequestConfig:
     step_floor_s: float = 1.0
     prefill_overdue_s: float = 15.0
     probe_timeout_s: float = 0.5
+    # Keep a shadow of every hop where a node outside the route can be one: it costs that node a cache and one step in 16
+    # tokens, and makes a repair a matter of one short step.
+    shadow: bool = False
     # Positions per prefill frame: large enough to fill the device, small enough to overlap on several hops.
     prefill_chunk: int = 256
     # Steps that may be on the way to one hop without having been computed (credits), and bytes of one frame.
@@ -77,6 +81,9 @@ class RequestConfig:
         for name in ("window", "frame_bytes", "prefill_chunk", "max_repairs"):
             if getattr(self, name) < (name != "max_repairs"):
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least {int(name != 'max_repairs')}")
-        for name in ("open_timeout_s", "reopen_timeout_s", "stall_timeout_s", "patience_s", "step_floor_s"):
-            if not getattr(self, name) > 0:
-                raise BadRequest(f"{name} is {getattr(self, name)}; it must be more than 0 seconds")
+        for field_ in fields(self):
+            value = getattr(self, field_.name)
+            if field_.name.endswith("_s") and not 0 < value < math.inf:
+                raise BadRequest(f"{field_.name} is {value}; it must be more than 0 seconds")
+        if not 1 <= self.overdue_factor < math.inf:
+            raise BadRequest(f"overdue_factor is {self.overdue_factor}; it must be at least 1")

@@ -34,6 +34,7 @@ from manyhands.wire.message import (
     Credit,
     Directory,
     Fault,
+    Feed,
     Hello,
     Lane,
     Message,
@@ -45,6 +46,7 @@ from manyhands.wire.message import (
 )
 from manyhands.worker.execute import Device, SpanModel
 from manyhands.worker.serve import SpanHost
+from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)
 
@@ -320,6 +322,12 @@ class Node:
             case Probe():
                 for host in self.hosts:
                     host.report(message, link.peer)
+            case Feed():
+                for host in self.hosts:
+                    if (place := host.feeder(message, link.peer)) is not None:
+                        self.start(self._feed(place, message))
+            case Opened() | Progress() | Fault() if session is not None and session.is_from_shadow(message.hop, link):
+                session.on_shadow(message)
             case Progress() if session is not None and session.is_from(message.hop, link):
                 session.on_progress(message)
             case Opened() if session is not None and session.is_from(message.hop, link):
@@ -381,6 +389,14 @@ class Node:
                 error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
             code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
             _try_send(origin, replace(_refusal(message, code, str(error)), blame=blame))
+
+    async def _feed(self, place: HopSession, message: Feed) -> None:
+        """Deadline: CONNECT_TIMEOUT_S to reach the shadow. A failure leaves the shadow behind, nothing else."""
+        with contextlib.suppress(LinkClosed, TimeoutError):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                shadow = await self.link(message.to, "data")
+            if place.opened.epoch == message.epoch:
+                place.feed(shadow, message.start, message.until)
 
 
 def _describe(

@@ -6,7 +6,7 @@ text ─ ids ─ route ─ session ─ loop ─ ids ─ text        (text/ · ro
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,10 @@ class Origin:
             refusal.node = offer.node
             raise refusal
         return hop
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` beside the requests, as a task of the node."""
+        self.node.start(work)
 
     def evict(self, node: NodeId) -> int:
         """Use `node` no more until it is readmitted; sessions that run through it repair to others (L9-W01).

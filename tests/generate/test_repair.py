@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from manyhands.core import NodeId, check_cover
 from manyhands.errors import ShardUnavailable
-from manyhands.generate.repair import RepairPlan, plan_repair
+from manyhands.generate.repair import RepairPlan, Warm, plan_repair
 from manyhands.route.search import Offer
 from tests.route.test_search import OTHER, offer
 
@@ -25,6 +25,7 @@ class Case:
     logless: set[int]
     offers: list[Offer]
     excluded: set[NodeId]
+    warm: tuple[Warm, ...] = ()
 
     def plan(self, committed: int = COMMITTED) -> RepairPlan:
         return plan_repair(
@@ -35,6 +36,7 @@ class Case:
             self.offers,
             self.excluded | self.nodes(self.lost),
             committed,
+            self.warm,
         )
 
     def nodes(self, indices: set[int]) -> set[NodeId]:
@@ -95,7 +97,7 @@ def test_every_hop_gets_exactly_what_it_lacks(case: Case) -> None:
     if not is_covered(case):
         return
     plan = case.plan()
-    comes_in = plan.origin_replays
+    comes_in = plan.replay_from < COMMITTED
     for slot in plan.slots:
         assert comes_in == slot.recomputes
         if slot.recomputes:
@@ -125,7 +127,7 @@ def test_nothing_committed_means_nothing_replayed(case: Case) -> None:
     """Before the first position has come through, the origin sends everything anyway."""
     if is_covered(case):
         plan = case.plan(committed=0)
-        assert not plan.origin_replays and all(s.replay_until == s.emit_from == 0 for s in plan.slots)
+        assert plan.replay_from == 0 and all(s.replay_until == s.emit_from == 0 for s in plan.slots)
 
 
 @given(cases())
@@ -138,6 +140,54 @@ def test_nodes_of_the_route_are_the_last_choice(case: Case) -> None:
     slots = case.plan().slots
     if is_covered(others):
         assert not {slot.offer.node for slot in slots if slot.kept is None} & staying
+
+
+@given(cases(), st.data())
+def test_shadows_take_over_and_get_what_they_lack(case: Case, data: st.DataObject) -> None:
+    """Following the rows through the route: every hop gets each position that its cache lacks, from one that has it."""
+    spans = {i: case.route[i].info.span for i in data.draw(st.sets(st.sampled_from(range(len(case.route)))))}
+    warm = tuple(
+        Warm(offer(f"w{i}", span.start, span.end), data.draw(st.integers(0, COMMITTED + 5)))
+        for i, span in sorted(spans.items())
+    )
+    case = replace(case, warm=warm, offers=[*case.offers, *(w.offer for w in warm)])
+    if not is_covered(case):
+        return
+    plan = case.plan()
+    held = {w.offer: w.computed for w in warm}
+    comes_from = plan.replay_from  # the first position that arrives at a hop; all later ones do
+    for slot in plan.slots:
+        has = (
+            min(held.get(slot.offer, 0), COMMITTED) if slot.kept is None else COMMITTED * (slot.kept not in case.empty)
+        )
+        assert comes_from <= has, "no hole"
+        assert slot.recomputes == (comes_from < COMMITTED or slot.kept is None or slot.kept in case.empty)
+        logged = 0 if slot.kept in case.logless else comes_from
+        assert slot.replay_until <= logged, "only what it had computed before can be replayed"
+        if slot.replay_until:
+            assert slot.replay_until == comes_from > slot.replay_from
+            comes_from = slot.replay_from
+        elif slot.recomputes:
+            comes_from = max(comes_from, slot.emit_from)
+        else:
+            comes_from = COMMITTED
+    assert comes_from == COMMITTED, "the origin has the tokens"
+
+
+def test_a_shadow_costs_its_predecessor_the_rows_since() -> None:
+    """The hop before replays what the shadow lacks; with two in a row, so does the first of them for the second."""
+    route = [offer("a", 0, 4), offer("b", 4, 8), offer("c", 8, 12)]
+    warm = [Warm(offer("s", 4, 8), 30), Warm(offer("t", 8, 12), 20)]
+    spare = [offer("u", 0, 12)]
+    (a, s, c) = plan_repair(route, {1}, (), (), spare, {NodeId("b")}, 40, warm).slots
+    assert (a.replay_from, a.replay_until, s.offer.name, s.emit_from, c.replay_until) == (30, 40, "s", 40, 0)
+    (a, s, t) = plan_repair(route, {1, 2}, (), (), spare, {NodeId("b"), NodeId("c")}, 40, warm).slots
+    assert (a.replay_from, a.replay_until) == (30, 40)
+    assert (s.replay_from, s.replay_until, s.emit_from, t.emit_from) == (20, 30, 20, 40)
+    plan = plan_repair(route, {1}, (), {0}, spare, {NodeId("b")}, 40, warm)
+    assert plan.replay_from == 30 and plan.slots[0].recomputes, "without a log it computes those rows again"
+    gone = plan_repair(route, {1}, (), (), spare, {NodeId("b"), NodeId("s")}, 40, warm).slots
+    assert gone[1].offer.name == "u" and gone[0].replay_from == 0
 
 
 def test_one_spare_several_spares_or_a_survivor() -> None:

@@ -79,6 +79,7 @@ def opening(number: int, capacity: int = 64, **changes: Any) -> Open:
         successor=NodeAddr("mem", 1),
         sampling=None,
         window=16,
+        replay_from=0,
         replay_until=0,
         emit_from=0,
     )

@@ -5,33 +5,21 @@ import contextlib
 import logging
 import statistics
 from collections import deque
-from collections.abc import Collection, Sequence
-from typing import Literal, Protocol
+from collections.abc import Collection
+from typing import Literal
 
 from manyhands.config import RequestConfig
 from manyhands.core import NodeId
 from manyhands.errors import PipelineAborted, ShardUnavailable
-from manyhands.generate.repair import Event, Repair, RepairPlan, Slot, plan_repair
-from manyhands.generate.session import Hop, HopLost, Lease, Session
+from manyhands.generate.repair import Event, Repair, RepairPlan, Slot, Warm, plan_repair
+from manyhands.generate.session import Hop, HopLost, Session
+from manyhands.generate.shadow import Followers, Surroundings
 from manyhands.route.search import Offer
 
 logger = logging.getLogger(__name__)
 
 # How often a repair that finds nobody asks again.
 ASK_AGAIN_S = 0.25
-
-
-class Surroundings(Protocol):
-    """What a repair needs of the node."""
-
-    async def offers(self, excluded: Collection[NodeId]) -> Sequence[Offer]:
-        """Spans on nodes that can be reached now."""
-
-    async def look_around(self) -> None:
-        """Try to reach nodes that no link is open to: they may have come back. Takes at most a second or two."""
-
-    async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
-        """Links to a new hop. Raises ShardUnavailable."""
 
 
 class Pace:
@@ -62,6 +50,7 @@ class Healer:
         self, session: Session, around: Surroundings, config: RequestConfig, last_resort: Offer | None = None
     ) -> None:
         self._session, self._around, self._config, self._last_resort = session, around, config, last_resort
+        self.followers = Followers(session, around)
         self.excluded: set[NodeId] = set()
         self.repairs: list[Repair] = []
         self.events: list[Event] = []
@@ -69,19 +58,19 @@ class Healer:
         self._attempts = 0  # in this repair
         self._committed = -1
 
-    async def repair(self, committed: int, at_token: int) -> bool:
+    async def repair(self, committed: int, at_token: int) -> int:
         """Make the route stand again with the caches of positions [0, committed) intact.
 
-        Returns whether the origin must replay those to hop 0. Deadlines: config.patience_s to find nodes,
-        config.reopen_timeout_s for each exchange. Without a last resort raises ShardUnavailable if nobody covers the
-        lost layers, PipelineAborted after config.max_repairs without progress.
+        Returns the position from which on the origin must send to hop 0 (at most `committed`). Deadlines:
+        config.patience_s to find nodes, config.reopen_timeout_s for each exchange. Without a last resort raises
+        ShardUnavailable if nobody covers the lost layers, PipelineAborted after config.max_repairs without progress.
         """
         now = asyncio.get_running_loop().time
         began, session = now(), self._session
         silent_s = began - session.last_progress if session.last_progress else 0.0
         reason = "; ".join(session.losses.values())
         lost: list[str] = []
-        num_hops = len(session.hops)
+        before = [hop.offer for hop in session.hops]
         try:
             self._count(committed, reason)
             self._attempts = 0
@@ -96,12 +85,12 @@ class Healer:
         except (ShardUnavailable, PipelineAborted) as error:
             self.events.append(Event("pipeline_aborted", tuple(lost), at_token, str(error)))
             raise
-        names = tuple(slot.offer.name for slot in plan.slots if slot.kept is None)
-        kind: Literal["shard_failover", "reshard"] = "shard_failover" if len(plan.slots) == num_hops else "reshard"
+        names = tuple(slot.offer.name for slot in plan.slots if slot.offer not in before)
+        kind: Literal["shard_failover", "reshard"] = "shard_failover" if len(plan.slots) == len(before) else "reshard"
         self.events.append(Event(kind, names, at_token, f"{', '.join(lost)} -> {', '.join(names)}"))
         self.repairs.append(Repair(reason, tuple(lost), names, at_token, silent_s, now() - planned, now() - began))
         logger.info("session=%s repaired at token %d: %s -> %s", session.id.hex()[:8], at_token, lost, names)
-        return plan.origin_replays
+        return plan.replay_from
 
     async def _try(self, plan: RepairPlan, reason: str) -> str:
         """Carry `plan` out; the hops are whole if it went through. Returns the reason, longer if it did not."""
@@ -115,10 +104,22 @@ class Healer:
         return reason
 
     async def hand_over(self, committed: int) -> None:
-        """Count hops that would like to leave as lost, if others can take their place; else they serve on."""
-        for index, reason in list(self._session.leaving.items()):
-            del self._session.leaving[index]
-            await self._lose_if_covered(index, reason, committed)
+        """Make before break: a hop that would like to leave gets a shadow, and counts as lost when that has caught up.
+
+        Where no single node can be its shadow, it counts as lost if others together can take its place; else it serves on.
+        """
+        session = self._session
+        for index, reason in list(session.leaving.items()):
+            span = session.hops[index].offer.info.span
+            match self.followers.recruit(span, committed, self.excluded):
+                case "ready":
+                    del session.leaving[index]
+                    session.lose(index, reason)
+                case "nobody":
+                    del session.leaving[index]
+                    await self._lose_if_covered(index, reason, committed)
+                case "following":
+                    pass
 
     async def suspect(self, waited_s: float, committed: int) -> None:
         """A step is overdue: if another node can take the place of the hop that holds it up, count that hop as lost.
@@ -180,7 +181,8 @@ class Healer:
         route = [hop.offer for hop in session.hops]
         if session.needs_ends:
             offers = [o for o in offers if o.info.has_ends or not _holds_an_edge(o)]
-        return plan_repair(route, session.losses, empty, logless, offers, excluded, committed)
+        warm = [Warm(s.hop.offer, s.computed) for s in session.shadows.values() if s.is_open]
+        return plan_repair(route, session.losses, empty, logless, offers, excluded, committed, warm)
 
     async def _reshape(self, plan: RepairPlan) -> None:
         """Connect the new hops and reshape; a node that cannot be reached is excluded and counts as lost."""

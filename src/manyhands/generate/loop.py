@@ -79,6 +79,7 @@ class Generation:
             self.finish_reason = self._finished()
             if self.finish_reason is None:
                 self._send_window(drafts, payload)  # before the consumer is heard: it must not slow the route down
+                await self._feed_shadows()
             for token in drawn:
                 yield token
 
@@ -94,7 +95,13 @@ class Generation:
     async def _send_known(self, start: int, drafts: Sequence[int]) -> None:
         """Send everything known from position `start` on: the ledger and the drafts, in prefill-sized steps."""
         reply_from = len(self.ledger) - 1
-        ids = (*self.ledger[start:], *drafts)
+        async for position, ids, payload in self._embedded(start, (*self.ledger[start:], *drafts)):
+            self._send(position, ids, reply_from, payload)
+
+    async def _embedded(
+        self, start: int, ids: Sequence[int]
+    ) -> AsyncGenerator[tuple[int, Sequence[int], Payload | None], None]:
+        """(position, ids, hidden rows) of prefill-sized steps for `ids` at `start`; no rows where hop 0 embeds them."""
         chunk = self._chunk()
         for at in range(0, len(ids), chunk):
             part = ids[at : at + chunk]
@@ -103,7 +110,7 @@ class Generation:
                 hidden_TD = await self._ends.turn(None, lambda _, part=part: part)  # type: ignore[misc]
                 assert hidden_TD is not None
                 payload = encode_tensor(hidden_TD)
-            self._send(start + at, part, reply_from, payload)
+            yield start + at, part, payload
 
     def _chunk(self) -> int:
         """Rows of one step: at most prefill_chunk, and no more bytes than frame_bytes."""
@@ -123,7 +130,7 @@ class Generation:
         while True:
             try:
                 if self._session.leaving:
-                    await self._healer.hand_over(min(self._reached, len(self.ledger) - 1))
+                    await self._healer.hand_over(self._committed)
                 return await self._advance(drafts)
             except HopLost:
                 pass
@@ -131,11 +138,28 @@ class Generation:
                 self._session.lose(len(self._session.hops) - 1, f"sent what cannot be: {error}", lied=True)
             await self._repair(drafts)
 
+    @property
+    def _committed(self) -> int:
+        """Positions that every hop has computed and that nothing will take back."""
+        return min(self._reached, len(self.ledger) - 1)
+
+    async def _feed_shadows(self) -> None:
+        followers, committed = self._healer.followers, self._committed
+        if self._config.shadow:
+            followers.follow_all(committed, self._healer.excluded)
+        due = followers.due(committed)
+        for span, _, until in due:
+            if span.start > 0:
+                self._session.feed(span, until)
+        for _, shadow, until in [d for d in due if d[0].start == 0]:
+            start, shadow.fed = shadow.fed, until
+            async for position, ids, payload in self._embedded(start, self.ledger[start:until]):
+                self._session.feed_first(shadow, position, ids, payload)
+
     async def _repair(self, drafts: Sequence[int]) -> None:
-        committed = min(self._reached, len(self.ledger) - 1)
+        committed = self._committed
         at_token = len(self.ledger) - len(self._request.prompt)
-        origin_replays = await self._healer.repair(committed, at_token)
-        await self._send_known(0 if origin_replays else committed, drafts)
+        await self._send_known(await self._healer.repair(committed, at_token), drafts)
 
     async def _advance(self, drafts: Sequence[int]) -> tuple[list[Drawn], Sequence[int], Payload | None]:
         """Wait for the rows of the window sent, commit what they say, and prepare the next one (not sent yet)."""
@@ -246,7 +270,7 @@ class Generation:
             waited_s = loop.time() - self._moved_at
             if waited_s > self._config.stall_timeout_s:
                 raise PipelineStalled(f"no step came back within {self._config.stall_timeout_s:g} s")
-            await self._healer.suspect(waited_s, min(self._reached, len(self.ledger) - 1))
+            await self._healer.suspect(waited_s, self._committed)
             self._asked_at = loop.time()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from manyhands.config import RequestConfig
-from manyhands.core import ORIGIN_HOP, EndsAt, ModelId, NodeId, PathKind, Precision, SamplingParams, SessionId
+from manyhands.core import ORIGIN_HOP, EndsAt, ModelId, NodeId, PathKind, Precision, SamplingParams, SessionId, Span
 from manyhands.errors import (
     BadRequest,
     Corruption,
@@ -29,7 +29,20 @@ from manyhands.errors import (
 from manyhands.generate.repair import Slot
 from manyhands.net.transport import Link
 from manyhands.route.search import Offer
-from manyhands.wire.message import Close, Content, Credit, Fault, Open, Opened, Payload, Probe, Progress, Step
+from manyhands.wire.message import (
+    SHADOW,
+    Close,
+    Content,
+    Credit,
+    Fault,
+    Feed,
+    Open,
+    Opened,
+    Payload,
+    Probe,
+    Progress,
+    Step,
+)
 
 _ERRORS: dict[str, type[ManyhandsError]] = {
     e.code: e
@@ -67,6 +80,20 @@ class Hop:
     outbox: deque[Step] = field(default_factory=deque)
 
 
+@dataclass(slots=True)
+class Shadow:
+    """A standby for the hop with the same span. Positions [0, fed) were sent to it, all committed; it has computed some."""
+
+    hop: Hop
+    fed: int = 0
+    computed: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has had a place in the session."""
+        return self.hop.epoch > 0
+
+
 class HopLost(PipelineAborted):
     """A running session has lost hops (`Session.losses`); it can be repaired."""
 
@@ -75,7 +102,7 @@ class Session:
     """An open route. Created by `Node.open_session`, which also closes it; not shared between requests.
 
     `losses` maps hops of the present route that are lost to the reason. While there are any, nothing is sent. `leaving`
-    does so for hops that would like to leave.
+    does so for hops that would like to leave. `shadows` stand by for the hops of their spans (shadow.py).
     """
 
     def __init__(self, origin: NodeId, hops: Sequence[Hop], lease: Lease, config: RequestConfig) -> None:
@@ -87,6 +114,8 @@ class Session:
         self.losses: dict[int, str] = {}
         self.leaving: dict[int, str] = {}
         self.liars: set[NodeId] = set()
+        self.shadows: dict[Span, Shadow] = {}
+        self.refused: set[NodeId] = set()  # nodes that would not, or could not, go on being a shadow
         self._unclosed: list[Hop] = []  # out of the route, but the route that leaves them out does not stand yet
         self.last_progress: float = 0.0
         self.sent_until = 0  # the end of the last step sent: what every hop should come to compute
@@ -99,6 +128,11 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session {self.id.hex()[:8]} epoch={self.epoch} hops={len(self.hops)} error={self._error}>"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the session has ended, well or badly."""
+        return self._error is not None
 
     @property
     def needs_ends(self) -> bool:
@@ -133,6 +167,8 @@ class Session:
         staying = {hop.offer.node for hop in hops}
         gone = [hop for hop in (*self.hops, *self._unclosed) if hop.offer.node not in staying]
         self._unclosed = gone
+        # A node of the route is no shadow any more; places it has beside the route's are closed with the session.
+        self.shadows = {span: s for span, s in self.shadows.items() if s.hop.offer.node not in staying}
         self.epoch += 1
         self.hops = list(hops)
         self.losses.clear()
@@ -150,6 +186,7 @@ class Session:
         for hop in gone:
             _try_send(hop.control, Close(self.id))
         self._unclosed = []
+        self._move_shadows()
 
     async def _place(self, slots: Sequence[Slot], indices: Sequence[int]) -> None:
         limit = self._config.reopen_timeout_s if self._is_running else self._config.open_timeout_s
@@ -189,6 +226,7 @@ class Session:
             successor=self.hops[index + 1].offer.addr if ring and not last else None,
             sampling=lease.sampling if last else None,
             window=self._config.window,
+            replay_from=slot.replay_from,
             replay_until=slot.replay_until,
             emit_from=slot.emit_from,
         )
@@ -196,9 +234,78 @@ class Session:
     def close(self) -> None:
         """Tell every hop to free the session at once. Harmless when repeated or when links are gone."""
         self._error = self._error or PipelineAborted("the session is closed")
-        for hop in (*self.hops, *self._unclosed):
+        for hop in (*self.hops, *self._unclosed, *(shadow.hop for shadow in self.shadows.values())):
             hop.outbox.clear()
             _try_send(hop.control, Close(self.id))
+
+    # -- shadows ------------------------------------------------------------------------------------------------------
+
+    def index_of(self, span: Span) -> int | None:
+        """The hop of the present route that serves exactly `span`."""
+        return next((i for i, hop in enumerate(self.hops) if hop.offer.info.span == span), None)
+
+    def open_shadow(self, hop: Hop) -> None:
+        """Ask `hop`, whose node is not in the route, to stand by for the hop of its span, which is."""
+        self.shadows[hop.offer.info.span] = Shadow(hop)
+        self._place_shadow(hop)
+
+    def _place_shadow(self, hop: Hop) -> None:
+        index = self.index_of(hop.offer.info.span)
+        assert index is not None
+        _try_send(hop.control, self._open_message(index, Slot(hop.offer, None, emit_from=SHADOW)))
+
+    def _move_shadows(self) -> None:
+        """The route has changed: shadows of hops that stayed get their place in the new epoch, others are let go.
+
+        What was on its way to them is dropped there, so it is to be fed again.
+        """
+        for span, shadow in list(self.shadows.items()):
+            if self.index_of(span) is None:
+                self._drop_shadow(span)
+            else:
+                shadow.fed = shadow.computed
+                self._place_shadow(shadow.hop)
+
+    def _drop_shadow(self, span: Span) -> None:
+        gone = self.shadows.pop(span).hop
+        if all(shadow.hop.offer.node != gone.offer.node for shadow in self.shadows.values()):
+            _try_send(gone.control, Close(self.id))
+
+    def feed(self, span: Span, until: int) -> None:
+        """Have the hop before `span` (not the first) send its shadow the committed positions it lacks, up to `until`."""
+        shadow, index = self.shadows[span], self.index_of(span)
+        assert index
+        feeder = self.hops[index - 1]
+        _try_send(feeder.control, Feed(self.id, self.epoch, index - 1, shadow.hop.offer.addr, shadow.fed, until))
+        shadow.fed = until
+
+    def feed_first(self, shadow: Shadow, position: int, ids: Sequence[int], payload: Payload | None) -> None:
+        """Send the shadow of the first hop one step of committed positions, which this origin alone knows."""
+        count, carried = len(ids), None if payload is not None else tuple(ids)
+        step = Step(self.id, self.epoch, 0, position, count, position + count, 0, "hidden", carried, payload)
+        assert shadow.hop.data is not None
+        _try_send(shadow.hop.data, step)
+
+    def is_from_shadow(self, hop: int, link: Link) -> bool:
+        """Whether `link` leads to the node of the shadow of hop `hop`."""
+        return self._shadow(hop) is not None and link.peer == self._shadow(hop).hop.offer.node  # type: ignore[union-attr]
+
+    def _shadow(self, hop: int) -> Shadow | None:
+        return self.shadows.get(self.hops[hop].offer.info.span) if hop < len(self.hops) else None
+
+    def on_shadow(self, message: Opened | Progress | Fault) -> None:
+        """What the shadow of hop `message.hop` says. It is worth no repair: one that is in trouble is let go."""
+        shadow = self._shadow(message.hop)
+        if shadow is None or message.epoch != self.epoch:
+            return
+        match message:
+            case Opened():
+                shadow.hop.epoch, shadow.hop.arithmetic = message.epoch, message.arithmetic
+            case Progress():
+                shadow.computed = max(shadow.computed, min(message.computed, shadow.fed))
+            case Fault(blame=None) | Fault(code=Draining.code):
+                self.refused.add(shadow.hop.offer.node)
+                self._drop_shadow(shadow.hop.offer.info.span)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -355,6 +462,9 @@ class Session:
         for index, hop in enumerate(self.hops):
             if link in (hop.control, hop.data):
                 self.lose(index, f"is gone: {reason}")
+        for span, shadow in list(self.shadows.items()):
+            if link in (shadow.hop.control, shadow.hop.data):
+                del self.shadows[span]
 
     def lose(self, index: int, reason: str, *, lied: bool = False) -> None:
         """Hop `index` cannot be relied on any more, nor can others on its node; who waits for results gets HopLost.
@@ -374,7 +484,7 @@ class Session:
         self._arrived.set()
 
 
-def _try_send(link: Link, message: Step | Credit | Close | Open | Probe) -> None:
+def _try_send(link: Link, message: Step | Credit | Close | Open | Probe | Feed) -> None:
     """Send unless the link is gone: its loss reaches the session through on_lost."""
     if not link.is_closed:
         try:

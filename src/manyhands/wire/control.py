@@ -17,6 +17,7 @@ from manyhands.wire.message import (
     MAX_CHUNK_BYTES,
     Close,
     Fault,
+    Feed,
     Hello,
     Lack,
     Message,
@@ -188,5 +189,5 @@ def decoder_for(hint: Any, name: str) -> Decoder:
 
 
 _DECODERS: dict[type[Any], Decoder] = {
-    cls: _record(cls) for cls in (Hello, Open, Opened, Close, Fault, Probe, Progress, Ping, Pong, Want, Lack)
+    cls: _record(cls) for cls in (Hello, Open, Opened, Close, Fault, Probe, Progress, Feed, Ping, Pong, Want, Lack)
 }

@@ -31,6 +31,7 @@ from manyhands.wire.message import (
     Directory,
     DType,
     Fault,
+    Feed,
     Hello,
     Lack,
     Lane,
@@ -67,6 +68,7 @@ KINDS: dict[int, type[Any]] = {
     13: Want,
     14: Chunk,
     15: Lack,
+    16: Feed,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32", "int32")

@@ -5,7 +5,8 @@ Lanes so that a cancel overtakes steps, and both overtake weights; credits go ag
 
     origin ── Open ──► every hop      hop ── Opened | Fault ──► origin
     origin ── Step ──► hop 0 ── Step ──► hop 1 ── Step ──► origin      (ring; in a star every hop answers the origin)
-    origin ── Probe ──► hop ── Progress ──► origin     receiver ── Credit ──► sender     origin ── Close ──► hops
+    origin ── Probe ──► hop ── Progress ──► origin     origin ── Feed ──► hop ── Step ──► shadow of the next hop
+    receiver ── Credit ──► sender     origin ── Close ──► hops
     node ── Directory ──► node            joining node ── Want ──► holder ── Chunk | Lack ──► joining node
 """
 
@@ -26,6 +27,9 @@ from manyhands.core import (
 )
 
 PROTOCOL_VERSION = 1
+# `emit_from` of a shadow: a standby for a hop, which computes when its device is idle and sends nothing on. It says how far it
+# is by Progress whenever it has computed what it had. Beyond every position.
+SHADOW = (1 << 32) - 1
 Lane = Literal["control", "data", "bulk"]
 DType = Literal["bf16", "fp16", "fp32", "int32"]
 # The tensor of a Step: hidden states going on, token ids drawn by the last hop (ends = edges), or logits.
@@ -92,8 +96,8 @@ class Open:
     """Reserve cache for `capacity` positions of a session on `span` and say who sends and who gets its steps.
 
     A higher `epoch` of a session that the receiver already serves gives it a new place in the route: it keeps its cache,
-    forgets what waits, and first re-sends its output log of positions [0, replay_until). A hop computes what it gets but
-    sends on only positions from `emit_from`: those its successor lacks.
+    forgets what waits, and first re-sends its output log of positions [replay_from, replay_until). A hop computes what it
+    gets but sends on only positions from `emit_from`: those its successor lacks; none with `emit_from` = SHADOW.
 
     Steps are accepted only from node `predecessor`. `successor` is None where the next receiver is the origin itself.
     `sampling` is given to the last hop iff it draws the tokens (ends = edges), else it is None; the last hop then returns
@@ -115,6 +119,7 @@ class Open:
     successor: NodeAddr | None
     sampling: SamplingParams | None
     window: int  # steps that may be on the way to one receiver without having been computed
+    replay_from: int
     replay_until: int
     emit_from: int
 
@@ -172,6 +177,21 @@ class Progress:
     hop: int
     received: int
     computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Hop `hop`: send positions [start, until) of your output log to the shadow of the next hop, at `to`.
+
+    If the log does not reach as far, nothing is sent.
+    """
+
+    session: SessionId
+    epoch: int
+    hop: int
+    to: NodeAddr
+    start: int
+    until: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +254,7 @@ Message = (
     | Fault
     | Probe
     | Progress
+    | Feed
     | Ping
     | Pong
     | Directory
@@ -244,7 +265,7 @@ Message = (
 
 # What may be sent on a lane after the first Hello.
 LANES: dict[Lane, tuple[type, ...]] = {
-    "control": (Open, Opened, Close, Fault, Probe, Progress, Ping, Pong, Directory),
+    "control": (Open, Opened, Close, Fault, Probe, Progress, Feed, Ping, Pong, Directory),
     "data": (Step, Credit),
     "bulk": (Want, Chunk, Lack),
 }

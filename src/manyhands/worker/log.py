@@ -46,13 +46,15 @@ class OutputLog:
     def covers(self, until: int) -> bool:
         return until == 0 or self.end >= until
 
-    def replay(self, until: int) -> Iterator[Step]:
-        """Positions [0, until) again, in steps of at most REPLAY_ROWS rows (longer ones as they were)."""
+    def replay(self, until: int, start: int = 0) -> Iterator[Step]:
+        """Positions [start, until) again, in steps of at most REPLAY_ROWS rows (longer ones as they were)."""
         group: list[Step] = []
         for step in self._steps:
             if step.position >= until:
                 break
-            part = first_rows(step, until - step.position)
+            if step.position + step.count <= start:
+                continue
+            part = rows_from(first_rows(step, until - step.position), start - step.position)
             if group and sum(s.count for s in group) + part.count > REPLAY_ROWS:
                 yield join(group)
                 group = []
@@ -88,6 +90,13 @@ def split_step(step: Step, num_rows: int) -> tuple[Step, Step | None]:
 
 def first_rows(step: Step, num_rows: int) -> Step:
     return split_step(step, num_rows)[0]
+
+
+def rows_from(step: Step, skipped: int) -> Step:
+    """`step` without its first `skipped` rows (fewer than it has; negative: all of it)."""
+    rest = split_step(step, skipped)[1] if skipped > 0 else step
+    assert rest is not None
+    return rest
 
 
 def join(steps: list[Step]) -> Step:

@@ -22,7 +22,7 @@ from manyhands.errors import (
     WeightsMismatch,
 )
 from manyhands.net.transport import Link
-from manyhands.wire.message import Open, Probe, Step
+from manyhands.wire.message import Feed, Open, Probe, Step
 from manyhands.worker.batch import WINDOW_ROWS, Waiting, choose, hold_until
 from manyhands.worker.execute import Device, Draws, Result, SpanModel
 from manyhands.worker.session import Fit, HopSession, Taken
@@ -256,6 +256,12 @@ class SpanHost:
             if session_id == message.session and (session.opened.epoch, session.origin.peer) == (message.epoch, node):
                 session.report()
 
+    def feeder(self, message: Feed, node: NodeId) -> HopSession | None:
+        """The place that `message` of the session's origin `node` speaks to, if it is here in that epoch."""
+        place = self._by_hop.get((message.session, message.hop))
+        is_asked = place is not None and (place.opened.epoch, place.origin.peer) == (message.epoch, node)
+        return place if is_asked else None
+
     def has_place(self, message: Open) -> bool:
         place = (message.session, message.span)
         return place in self._places or place in self._opening
@@ -295,11 +301,10 @@ class SpanHost:
                     await self._run_batch(taken)
 
     def _waiting(self) -> list[Waiting]:
-        return [
-            Waiting(s.key, s.waiting[0].count, s.served)
-            for s in self._places.values()
-            if s.waiting and not s.outbox  # a full successor pauses its upstream
-        ]
+        """The sessions that wait for the device; shadows only if nobody else does."""
+        ready = [s for s in self._places.values() if s.waiting and not s.outbox]  # a full successor pauses its upstream
+        ready = [s for s in ready if not s.is_shadow] or ready
+        return [Waiting(s.key, s.waiting[0].count, s.served) for s in ready]
 
     async def _hold(self) -> None:
         """Let decode steps that are due any moment join the ones that wait, so that they share one device step."""

@@ -11,7 +11,7 @@ from manyhands.core import ORIGIN_HOP
 from manyhands.errors import BadRequest, ContextOverflow, LinkClosed, ProtocolError
 from manyhands.model.cache import SessionCache
 from manyhands.net.transport import Link
-from manyhands.wire.message import Credit, DType, Fault, Open, Opened, Progress, Step
+from manyhands.wire.message import SHADOW, Credit, DType, Fault, Open, Opened, Progress, Step
 from manyhands.worker.execute import Draws, Result, Work
 from manyhands.worker.log import OutputLog, split_step
 
@@ -126,10 +126,24 @@ class HopSession:
         self._window_left, self._owed, self._predecessor = opened.window, 0, None
         self.received = self.computed = 0
         self._is_spoiled = False
+        self._newest_window = 0
         if not self.log.covers(opened.replay_until):
             return False
-        self.outbox.extend(self._addressed(step) for step in self.log.replay(opened.replay_until))
+        self.outbox.extend(self._addressed(s) for s in self.log.replay(opened.replay_until, opened.replay_from))
         return True
+
+    @property
+    def is_shadow(self) -> bool:
+        return self.opened.emit_from == SHADOW
+
+    def feed(self, shadow: Link, start: int, until: int) -> None:
+        """Send positions [start, until) of the log to the shadow of the next hop; nobody wants their results.
+
+        Not paid with credits: the origin asks for more when the shadow has computed what it got.
+        """
+        if self.log.covers(until):
+            for step in self.log.replay(until, start):
+                send(shadow, replace(self._addressed(step), reply_from=until))
 
     def spoil(self) -> None:
         """A step of this epoch was bad: what comes after it cannot be right either and is dropped, until a new place."""
@@ -255,6 +269,8 @@ class HopSession:
             assert rest is not None
             self.outbox.append(rest)
         self.flush()
+        if self.is_shadow and not self.waiting:
+            self.report()
 
     # -- steps out ----------------------------------------------------------------------------------------------------
 
