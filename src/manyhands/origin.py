@@ -179,7 +179,10 @@ class Origin:
         """A route over spans of this model's weights and precision. Raises ShardUnavailable, WeightsMismatch."""
         # Who has just been excluded may be frozen: asking it again would take the deadline.
         offers = await (self.offers(excluded) if excluded else self.node.survey(self.addrs))
-        offers = [o for o in offers if o.node not in self.evicted]
+        return self.choose_route([o for o in offers if o.node not in self.evicted])
+
+    def choose_route(self, offers: Sequence[Offer]) -> tuple[Offer, ...]:
+        """The best route over `offers`. Raises ShardUnavailable, WeightsMismatch."""
         mine = [o for o in offers if (o.info.model, o.info.precision) == (self.model.id, self.model.precision)]
         try:
             route = find_route(mine, self.model.num_layers)
