@@ -253,7 +253,7 @@ class _Server(uvicorn.Server):
         self.is_listening.set()
 
     @contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         yield
 
 
