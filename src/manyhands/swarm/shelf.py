@@ -4,7 +4,8 @@ Freshness is judged by *our* clock: a record is fresh for FRESH_S after it, or a
 matters only for the lifetime (120 s) and against records from the future (60 s).
 
     FRESH_S = 13 s: a beat every 5 s that takes up to 6 s to get here leaves 2 s for a node that is held up; and a node that
-    crashed is gone from every view after at most 6 + 13 = 19 s. A lost link (`suspect`) takes it out at once, until it speaks.
+    crashed is gone from every view after at most 6 + 13 = 19 s. A lost link (`suspect`) takes it out at once, until the link
+    is back or the node spoke twice: the first beat to come may have been on its way already.
 
 A withdrawn record stays as a tombstone until everything it replaced has ended, so that nobody can replay it.
 """
@@ -12,7 +13,7 @@ A withdrawn record stays as a tombstone until everything it replaced has ended, 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from manyhands.core import ModelId, NodeAddr, NodeId
 from manyhands.swarm.record import (
@@ -34,9 +35,9 @@ from manyhands.swarm.record import (
 FRESH_S = 13.0
 MAX_RECORDS_PER_NODE = 64
 MAX_NODES = 10_000
+MAX_RECORDS = 20_000
 MAX_NOTES = 64  # nodes whose clock or key is remembered as odd
 V = TypeVar("V")
-LONG_AGO = float("-inf")
 
 
 @dataclass(slots=True)
@@ -46,7 +47,9 @@ class Entry:
     record: Record
     signed: bytes
     value: bytes
-    heard_at: float  # when it last became newer here; LONG_AGO: suspect
+    heard_at: float  # when it last became newer here
+    tag: bytes  # of the record's key
+    trusted_from: int = 0  # the version from which the node is no longer suspect
 
     @property
     def data(self) -> bytes:
@@ -56,13 +59,26 @@ class Entry:
     def is_fresh(self, now: float) -> bool:
         """Whether the record may be offered: its node spoke lately and it is neither withdrawn nor over."""
         record = self.record
-        return not record.is_withdrawn and now - self.heard_at <= FRESH_S and now < record.expires_at
+        return not record.is_withdrawn and record.version >= self.trusted_from and self.is_current(now)
+
+    def is_current(self, now: float) -> bool:
+        """Whether others should have it too: its node spoke lately, or withdrew it."""
+        record = self.record
+        return now < record.expires_at and (record.is_withdrawn or now - self.heard_at <= FRESH_S)
 
     def is_over(self, now: float) -> bool:
         """Whether it may be forgotten. A tombstone outlives every older record of its key."""
         if self.record.is_withdrawn:
             return now > self.record.issued_at + MAX_LIFETIME_S + MAX_FUTURE_S
         return now >= self.record.expires_at
+
+
+class Change(NamedTuple):
+    """What a statement did to the shelf. `entry`: where it stands now, if it was news; `is_arrival`: its key was not known."""
+
+    verdict: Verdict
+    entry: Entry | None
+    is_arrival: bool
 
 
 class Shelf:
@@ -72,7 +88,8 @@ class Shelf:
     `forks`: node -> the two lists of addresses under which its key said different things with one number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_records: int = MAX_RECORDS) -> None:
+        self._max_records = max_records
         self.counts: Counter[Verdict] = Counter()
         self.skews: dict[NodeId, float] = {}
         self.forks: dict[NodeId, tuple[tuple[NodeAddr, ...], tuple[NodeAddr, ...]]] = {}
@@ -82,12 +99,16 @@ class Shelf:
 
     def put(self, data: bytes, now: float) -> Verdict:
         """Take a statement. "new": it, or its beat, was news. Everything else left the shelf as it was, or ("fork") nearly."""
+        return self.take(data, now).verdict
+
+    def take(self, data: bytes, now: float) -> Change:
+        """As `put`, and says what changed."""
         try:
-            verdict = self._put(data, now)
+            change = self._take(data, now)
         except RecordRefused as exc:
-            verdict = exc.verdict
-        self.counts[verdict] += 1
-        return verdict
+            change = Change(exc.verdict, None, False)
+        self.counts[change.verdict] += 1
+        return change
 
     def put_beat(self, tag: bytes, version: int, value: bytes, now: float) -> Verdict:
         """Take the beat that brings the record of key `tag` to `version`. "unknown": the record itself is needed."""
@@ -100,9 +121,14 @@ class Shelf:
         return verdict
 
     def suspect(self, node: NodeId) -> None:
-        """The link to `node` was lost: offer nothing of it until it speaks again."""
-        for key in self._of_node.get(node, ()):
-            self._entries[key].heard_at = LONG_AGO
+        """The link to `node` was lost: offer nothing of it until it has spoken twice, or `trust`."""
+        for entry in self.of_node(node):
+            entry.trusted_from = entry.record.version + 2
+
+    def trust(self, node: NodeId) -> None:
+        """A link to `node` is up (again)."""
+        for entry in self.of_node(node):
+            entry.trusted_from = 0
 
     def expire(self, now: float) -> list[Record]:
         """Forget what is over; returns it."""
@@ -130,18 +156,17 @@ class Shelf:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _put(self, data: bytes, now: float) -> Verdict:
+    def _take(self, data: bytes, now: float) -> Change:
         record, size = read(data)
         signed, beat = data[:size], read_beat(data[size:])
-        entry = self._entries.get(record.key)
-        if entry is None or entry.signed != signed:
-            verdict = self._replace(entry, record, signed, now)
-            if verdict != "new" or beat is None:
-                return verdict
-            # The record was news, so a bad beat behind it takes nothing away.
-            self._beat(self._entries[record.key], *beat, now)
-            return "new"
-        return "same" if beat is None else self._beat(entry, *beat, now)
+        key, known = record.key, self._entries.get(record.key)
+        verdict: Verdict = "same"
+        if known is None or known.signed != signed:
+            verdict = self._replace(known, record, signed, now)
+        if beat is not None and verdict in ("new", "same"):
+            beat_verdict = self._beat(self._entries[key], *beat, now)
+            verdict = "new" if verdict == "new" else beat_verdict  # a bad beat takes nothing from a good record
+        return Change(verdict, self._entries[key] if verdict == "new" else None, known is None)
 
     def _replace(self, entry: Entry | None, record: Record, signed: bytes, now: float) -> Verdict:
         if entry is not None and record.sequence <= entry.record.version and record.sequence != entry.record.sequence:
@@ -156,7 +181,7 @@ class Shelf:
             return "fork"
         if entry is None and not self._has_room(record.node):
             return "full"
-        self._keep(record, signed, now)
+        self._keep(record, signed, now, 0 if entry is None else entry.trusted_from)
         return "new"
 
     def _check_time(self, record: Record, now: float) -> None:
@@ -180,19 +205,22 @@ class Shelf:
         return "new"
 
     def _has_room(self, node: NodeId) -> bool:
+        if len(self._entries) >= self._max_records:
+            return False
         keys = self._of_node.get(node)
         return len(self._of_node) < MAX_NODES if keys is None else len(keys) < MAX_RECORDS_PER_NODE
 
-    def _keep(self, record: Record, signed: bytes, now: float) -> None:
+    def _keep(self, record: Record, signed: bytes, now: float, trusted_from: int = 0) -> None:
         key = record.key
-        self._entries[key] = Entry(record, signed, b"", now)
-        self._by_tag[key.tag] = key
+        entry = Entry(record, signed, b"", now, key.tag, trusted_from)
+        self._entries[key] = entry
+        self._by_tag[entry.tag] = key
         self._of_node.setdefault(record.node, set()).add(key)
         self.skews.pop(record.node, None)
 
     def _remove(self, key: Key) -> Entry:
         entry = self._entries.pop(key)
-        del self._by_tag[key.tag]
+        del self._by_tag[entry.tag]
         keys = self._of_node[key.node]
         keys.remove(key)
         if not keys:
