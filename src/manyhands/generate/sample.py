@@ -129,8 +129,8 @@ class Sampler:
     """Draws the tokens of one request. Holds no state between draws.
 
     Order: logit_bias, repetition penalty, presence and frequency penalty, ignore_eos, constraint, temperature, top_k,
-    top_p, min_p, noise. Each truncation sees the renormalised survivors of the one before. Temperature 0 is the argmax after the
-    penalties, the lowest id winning ties. `deterministic` is the argmax of the raw logits, every processor off.
+    top_p, min_p, noise. Each truncation sees the renormalised survivors of the one before. Temperature 0 is the argmax
+    after the penalties, the lowest id winning ties. `deterministic` is the argmax of the raw logits, every processor off.
     `ignore_eos` sets the end tokens to -inf, so they are never drawn (nor, by is_stop_id, obeyed).
     """
 
@@ -168,8 +168,8 @@ class Sampler:
         """Draw the token at `position`.
 
         `history` holds the ids before `position`, prompt first (`prompt_length` of them), committed and drafted alike;
-        it is read only where a penalty or a constraint is on. Raises Corruption if the row is not V finite numbers. Inputs are not
-        changed.
+        it is read only where a penalty or a constraint is on. Raises Corruption if the row is not V finite numbers.
+        Inputs are not changed.
         """
         row_V = _read_row(logits_V, self._vocab_size, position)
         scores_V = row_V if self._is_raw else self._adjust(row_V, history, prompt_length)

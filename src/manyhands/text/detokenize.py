@@ -131,10 +131,10 @@ class _StopTail:
 
     def _count_suspect(self) -> int:
         """Return the length of the longest end of the text that begins a stop string."""
-        return max((_overlap(self._held, stop) for stop in self._stop), default=0)
+        return max((overlap(self._held, stop) for stop in self._stop), default=0)
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Return the length of the longest end of `text` with which `stop` begins (0 if none)."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
