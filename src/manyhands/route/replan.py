@@ -1,7 +1,8 @@
 """Routes repaired when costs change: D* Lite (dstar.py) over stages of nodes, and over spans that overlap. Pure."""
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -76,10 +77,19 @@ class SpanPlan:
 
     def __init__(self, spans: Spans, run: Span) -> None:
         self._spans, self._run, self._num = spans, run, len(spans.start)
+        self._held = [
+            range(max(a, run.start), min(b, run.end))
+            for a, b in zip(spans.start.tolist(), spans.end.tolist(), strict=True)
+        ]
         edges: dict[int, dict[int, float]] = {}
-        for u, v, cost in self._edges(spans, set(range(self._num)), set(range(self._num))):
+        for u, v, cost in self._edges(spans, range(self._num), itertools.product(range(self._num), repeat=2)):
             edges.setdefault(u, {})[v] = cost
         self._search = DStarLite(edges, START, GOAL)
+
+    @property
+    def expanded(self) -> int:
+        """Vertices looked at so far: the work done."""
+        return self._search.expanded
 
     def path(self) -> list[Part]:
         """As `chain.cheapest`; [] if some layer is held by none."""
@@ -95,26 +105,16 @@ class SpanPlan:
                 parts.append(Part(at, Span(layer, layer + 1)))
         return parts
 
-    @property
-    def expanded(self) -> int:
-        """Vertices looked at so far: the work done."""
-        return self._search.expanded
-
     def update(self, spans: Spans) -> None:
         """The same spans with other costs: only what differs is looked at again. Raises BadRequest for other spans."""
-        old, self._spans = self._spans, spans
+        old = self._spans
         if not (np.array_equal(old.start, spans.start) and np.array_equal(old.end, spans.end)):
             raise BadRequest("these are other spans: a new plan is needed")
-        receivers = _differing(old.layer != spans.layer, _hop_costs(old) != _hop_costs(spans), old.entry != spans.entry)
-        senders = _differing(old.closing != spans.closing)
-        table = old.legs != spans.legs
-        # A row that differs is a sender, a column a receiver; whichever way names fewer.
-        rows, columns = _differing(table.any(axis=1)), _differing(table.any(axis=0))
-        if len(columns) <= len(rows):
-            receivers |= columns
-        else:
-            senders |= rows
-        self._search.change(self._edges(spans, receivers, senders))
+        self._spans = spans
+        begins = _hop_costs(old) != _hop_costs(spans)
+        alone = (old.layer != spans.layer) | begins | (old.entry != spans.entry) | (old.closing != spans.closing)
+        pairs = np.argwhere((old.legs != spans.legs) | begins)
+        self._search.change(self._edges(spans, np.flatnonzero(alone).tolist(), pairs.tolist()))
 
     def _ready(self, layer: int, at: int) -> int:
         return 2 * (layer * self._num + at)
@@ -122,33 +122,29 @@ class SpanPlan:
     def _done(self, layer: int, at: int) -> int:
         return self._ready(layer, at) + 1
 
-    def _edges(self, spans: Spans, receivers: set[int], senders: set[int]) -> Iterator[tuple[int, int, float]]:
-        """Every edge into or within one of `receivers`, or out of one of `senders`."""
-        hop, end = _hop_costs(spans).tolist(), self._run.end - 1
-        legs, layers = spans.legs.tolist(), spans.layer.tolist()
-        for at in receivers & self._holders(self._run.start):
-            yield START, self._ready(self._run.start, at), int(spans.entry[at]) + hop[at]
-        for at in senders & self._holders(end):
-            yield self._done(end, at), GOAL, int(spans.closing[at])
-        for layer in range(self._run.start, self._run.end):
-            holders = self._holders(layer)
-            for at in receivers & holders:
-                yield self._ready(layer, at), self._done(layer, at), layers[at]
-            if layer == self._run.start:
-                continue
-            before = self._holders(layer - 1)
-            for a in before:
-                for b in holders if a in senders else holders & receivers:
-                    cost = 0 if a == b else legs[a][b] + hop[b]
-                    yield self._done(layer - 1, a), self._ready(layer, b), cost
+    def _edges(
+        self, spans: Spans, alone: Iterable[int], pairs: Iterable[Sequence[int]]
+    ) -> Iterator[tuple[int, int, float]]:
+        """The edges of each span `alone`, and those of a hop of one (a) to another (b) for each of `pairs`."""
+        hop = _hop_costs(spans)
+        for at in alone:
+            held, layer_ns = self._held[at], int(spans.layer[at])
+            if held and held[0] == self._run.start:
+                yield START, self._ready(held[0], at), int(spans.entry[at] + hop[at])
+            if held and held[-1] == self._run.end - 1:
+                yield self._done(held[-1], at), GOAL, int(spans.closing[at])
+            for layer in held:
+                yield self._ready(layer, at), self._done(layer, at), layer_ns
+        for a, b in pairs:
+            cost = 0 if a == b else int(spans.legs[a, b] + hop[b])
+            for layer in _meeting(self._held[a], self._held[b]):
+                yield self._done(layer - 1, a), self._ready(layer, b), cost
 
-    def _holders(self, layer: int) -> set[int]:
-        return _differing((self._spans.start <= layer) & (layer < self._spans.end))
+
+def _meeting(a: range, b: range) -> range:
+    """Layers that can be the first of b after a's last."""
+    return range(max(a.start + 1, b.start), min(a.stop + 1, b.stop)) if a and b else range(0)
 
 
 def _hop_costs(spans: Spans) -> Ints:
     return spans.fixed + SPARE * spans.is_spare
-
-
-def _differing(*masks: np.ndarray) -> set[int]:
-    return {int(i) for mask in masks for i in np.flatnonzero(mask)}

@@ -125,10 +125,12 @@ def _refusal(
 
 def _missing(offers: Sequence[Offer], num_layers: int) -> str:
     """Layers that no offer holds; "" if there are none."""
-    held = {layer for o in offers for layer in range(o.info.span.start, o.info.span.end)}
+    held = 0  # a bit a layer
+    for o in offers:
+        held |= (1 << min(o.info.span.end, num_layers)) - (1 << min(o.info.span.start, num_layers))
     gaps: list[Span] = []
     for layer in range(num_layers):
-        if layer not in held:
+        if not held >> layer & 1:
             start = gaps.pop().start if gaps and gaps[-1].end == layer else layer
             gaps.append(Span(start, layer + 1))
     return ", ".join(map(str, gaps))
@@ -142,11 +144,11 @@ def _choose(candidates: Sequence[Offer], run: Span, terms: Terms) -> tuple[Offer
     if terms.policy == "greedy":
         return _greedy(candidates, run, terms)
     space = Space.of(candidates, terms)
-    alike, best = _prefer_one_class(space, run)
     kept = space.find(terms.current)
-    if kept and _is_near(space.spans.cost(kept), alike.spans.cost(best), 1 / (1 - HYSTERESIS) - 1):
-        return space.route(kept)
-    return _spread(alike, run, terms.key) if terms.key else alike.route(best)
+    space, whole = _prefer_one_class(space, run), space
+    if kept and _is_near(whole.spans.cost(kept), _cost(space, run), 1 / (1 - HYSTERESIS) - 1):
+        return whole.route(kept)
+    return _spread(space, run, terms.key) if terms.key else space.route(_find(space, run))
 
 
 def _greedy(candidates: Sequence[Offer], run: Span, terms: Terms) -> tuple[Offer, ...]:
@@ -158,16 +160,18 @@ def _greedy(candidates: Sequence[Offer], run: Span, terms: Terms) -> tuple[Offer
     return tuple(route)
 
 
-def _prefer_one_class(space: Space, run: Span) -> tuple[Space, list[Part]]:
-    """The cheapest chain, or one of a single arithmetic class for at most CLASS_WORTH more; with the offers to choose from."""
-    best = _find(space, run)
-    classes = {o.info.arithmetic for o in space.offers}
+def _prefer_one_class(space: Space, run: Span) -> Space:
+    """The offers of the arithmetic class with the cheapest chain, if that costs at most CLASS_WORTH more than a mixed one."""
+    classes = sorted({o.info.arithmetic for o in space.offers})
     if len(classes) == 1:
-        return space, best
-    pure = [(alike, chain) for a in sorted(classes) if (chain := (alike := space.only(a)).cheapest(run))]
-    alike, chain = min(pure, key=lambda p: p[0].spans.cost(p[1]), default=(space, best))
-    is_worth = _is_near(alike.spans.cost(chain), space.spans.cost(best), CLASS_WORTH)
-    return (alike, chain) if is_worth else (space, best)
+        return space
+    pure = [alike for a in classes if (alike := space.only(a)).cheapest(run)]
+    best = min(pure, key=lambda alike: _cost(alike, run), default=space)
+    return best if _is_near(_cost(best, run), _cost(space, run), CLASS_WORTH) else space
+
+
+def _cost(space: Space, run: Span) -> int:
+    return space.spans.cost(_find(space, run))
 
 
 def _find(space: Space, run: Span) -> list[Part]:

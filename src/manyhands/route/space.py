@@ -1,11 +1,11 @@
 """Offers as numbers: what each span, and each leg between two, would cost on given terms. Pure; decides nothing."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from manyhands.core import NodeId, Span
 from manyhands.route.chain import Floats, Part, Spans, cheapest, nanoseconds
@@ -29,7 +29,7 @@ class Space:
     @classmethod
     def of(cls, offers: Sequence[Offer], terms: Terms, between: Pair | None = None) -> "Space":
         """`between`: who sends to the first hop and whom the last sends to; the origin if None."""
-        order = sorted(offers, key=lambda o: (-o.info.free_tokens, o.node, o.info.span, str(o.addr)))
+        order = sorted(offers, key=lambda o: (-o.info.free_tokens, o.node, o.info.span, o.addr.host, o.addr.port))
         return cls(tuple(order), _spans(order, terms, between or (terms.origin, terms.origin)))
 
     def only(self, arithmetic: str) -> "Space":
@@ -65,8 +65,9 @@ def rtt_between(sender: NodeId, offer: Offer, terms: Terms) -> float:
 
 
 def _spans(offers: Sequence[Offer], terms: Terms, between: Pair) -> Spans:
-    fastest = min((o.layer_s for o in offers if o.layer_s), default=DEFAULT_LAYER_S)
-    layer_s = [o.layer_s or fastest for o in offers]
+    measured = [o.layer_s for o in offers]
+    fastest = min(filter(None, measured), default=DEFAULT_LAYER_S)
+    layer_s = [s or fastest for s in measured]
     waits = [queue_s(o.load, s, len(o.info.span)) for o, s in zip(offers, layer_s, strict=True)]
     nodes = list(dict.fromkeys((terms.origin, *between, *(o.node for o in offers))))
     index = {node: i for i, node in enumerate(nodes)}
@@ -98,17 +99,23 @@ def _rtts(index: Mapping[NodeId, int], offers: Sequence[Offer], terms: Terms) ->
     Measured ones first. Else, as far apart as the farther of the two is from the origin; else that of a LAN if both are on
     the origin's; else the median of what is known.
     """
-    known = [
-        (index[a], index[b], s) for (a, b), s in terms.rtts.items() if a in index and b in index and 0 <= s < math.inf
-    ]
-    table = np.full((len(index), len(index)), statistics.median(s for *_, s in known) if known else DEFAULT_RTT_S)
+    at, seconds = _known(index, terms)
+    table = np.full((len(index), len(index)), np.median(seconds) if len(seconds) else DEFAULT_RTT_S)
+    origin = index[terms.origin]
     near = [index[node] for node in {terms.origin, *(o.node for o in offers if o.is_lan)}]
     table[np.ix_(near, near)] = LAN_RTT_S
-    away = {a + b - index[terms.origin]: s for a, b, s in known if index[terms.origin] in (a, b)}
-    seen, far = list(away), np.array(list(away.values()))
-    if away:
-        table[np.ix_(seen, seen)] = np.maximum.outer(far, far)
-    for a, b, s in known:
-        table[a, b] = table[b, a] = s
+    to_origin = (at == origin).any(axis=1)
+    seen, far = at[to_origin].sum(axis=1) - origin, seconds[to_origin]
+    table[np.ix_(seen, seen)] = np.maximum.outer(far, far)
+    table[at[:, 0], at[:, 1]] = table[at[:, 1], at[:, 0]] = seconds
     np.fill_diagonal(table, 0)
     return table
+
+
+def _known(index: Mapping[NodeId, int], terms: Terms) -> tuple[npt.NDArray[np.intp], Floats]:
+    """Measured round trips between nodes of `index`: their indices (N, 2) and the seconds (N,)."""
+    named = [(index.get(a, -1), index.get(b, -1), s) for (a, b), s in terms.rtts.items()]
+    rows = np.array(named, dtype=np.float64).reshape(-1, 3)
+    at, seconds = rows[:, :2].astype(np.intp), rows[:, 2]
+    usable = (at >= 0).all(axis=1) & (seconds >= 0) & (seconds < math.inf)
+    return at[usable], seconds[usable]
