@@ -37,26 +37,44 @@ class ModelShape:
         return sum(self.layer_bytes[span.start : span.end]) + len(span) * tokens * self.cache_bytes
 
 
-def read_shape(model: str, precision: Precision, home: Path) -> ModelShape:
-    """The shape of a folder, "tales" or a hub model, from its config and the headers of its files alone.
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What can be known of a model before it is loaded. `config`: its config.json; `folder` holds it whole, if one does."""
+
+    shape: ModelShape
+    config: bytes
+    folder: Path | None
+
+
+def look_up(model: str, precision: Precision, home: Path) -> Checkpoint:
+    """A folder, "tales" or a hub model, from its config and the headers of its files alone.
 
     Blocking; asks the hub for a few hundred kilobytes where the model is not here. Raises ModelError.
     """
     from manyhands.model.folder import parse_config, read_config
 
-    folder = local_folder(model, home)
-    if folder is not None:
-        return shape_of(model, parse_config(read_config(folder)), _tensors(folder), precision)
-    return shape_of(model, *_from_hub(model, home), precision)
+    folder = _local_folder(model, home)
+    if folder is None:
+        raw, tensors = _from_hub(model, home)
+        return Checkpoint(shape_of(model, parse_config(raw, f"{model}: config.json"), tensors, precision), raw, None)
+    raw, tensors = read_config(folder), _tensors(folder)
+    shape = shape_of(model, parse_config(raw, str(folder / "config.json")), tensors, precision)
+    return Checkpoint(shape, raw, folder if _is_whole(folder, tensors) else None)
 
 
-def local_folder(model: str, home: Path) -> Path | None:
+def _local_folder(model: str, home: Path) -> Path | None:
     """The folder of a model that needs no hub: "tales", or a folder's own path."""
     from manyhands.model.fetch import resolve_model
     from manyhands.model.manifest import Silent
 
     is_local = model == "tales" or (model != "" and Path(model).expanduser().is_dir())
     return resolve_model(model, None, False, home, Silent()) if is_local else None
+
+
+def _is_whole(folder: Path, tensors: Sequence[Any]) -> bool:
+    from manyhands.model.folder import read_entries
+
+    return {tensor.name for tensor in tensors} <= {entry.name for entry in read_entries(folder)}
 
 
 def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], precision: Precision) -> ModelShape:
@@ -82,9 +100,9 @@ def _tensors(folder: Path) -> Sequence[Any]:
     return Manifest.decode(path.read_bytes(), str(path)).tensors if path.exists() else read_entries(folder)
 
 
-def _from_hub(model: str, home: Path) -> tuple[Mapping[str, Any], Sequence[Any]]:
-    """Config and tensors; from an earlier fetch if the hub gives no answer."""
-    from manyhands.model.folder import INDEX, MANIFEST, SINGLE, parse_config, parse_index, read_config
+def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any]]:
+    """config.json and tensors; from an earlier fetch if the hub gives no answer."""
+    from manyhands.model.folder import INDEX, MANIFEST, SINGLE, parse_index, read_config
     from manyhands.model.hub import HubUnreachable, find_model, parse_hub_id, read_remote_header, read_whole
 
     repo, revision = parse_hub_id(model)
@@ -94,8 +112,8 @@ def _from_hub(model: str, home: Path) -> tuple[Mapping[str, Any], Sequence[Any]]
         here = sorted((home / "models").glob(f"{repo.replace('/', '--')}@*/{MANIFEST}"))
         if not here:
             raise
-        return parse_config(read_config(here[-1].parent)), _tensors(here[-1].parent)
-    config = parse_config(read_whole(found, found.describe("config.json"), _CONFIG_BYTES), f"{repo}: config.json")
+        return read_config(here[-1].parent), _tensors(here[-1].parent)
+    config = read_whole(found, found.describe("config.json"), _CONFIG_BYTES)
     files = {SINGLE}
     if INDEX in found.names:
         files = set(parse_index(read_whole(found, found.describe(INDEX), 4 * _CONFIG_BYTES)).values())
