@@ -9,16 +9,16 @@
     dense     hash of the tags 8 · versions u16 ...     sparse   (tag 8 · version u16) ...     news, rumour   see news.py
 
 Neighbours: each node compares with NEIGHBOURS others that it draws by a salted hash, and with those who drew it. A
-random graph of out-degree 5 is connected and spreads as fast as random calls do, but needs 10 links of a node instead of all.
+random graph of out-degree 6 is connected and spreads as fast as random calls do, but needs 12 links of a node instead of all.
 Nodes that were lost are remembered and tried in turn, so that a swarm that was cut in two grows together again.
 
 Bytes sent per node and second in an idle swarm of N = 100 nodes with one record of 270 bytes each:
 
-    dense digests       2 a second x (9 + 2 N)                            418
-    beats               N / 5 s x 18, each sent to a node once            360      N x 270 / 5 s would be 5400
-    records signed anew N / 60 s x 272, each sent to a node once          453
-    wants, rumours, what two neighbours sent at once (measured)           about 250
-    together            about 1.5 KB; docs/swarm.md has the measured figures
+    dense digests       1 a second x (9 + 2 N)                            209
+    beats               N / 5 s x 18, each told to a node once            360      whole records would be 5400
+    records signed anew N / 60 s x 280, each told to a node once          467
+    wants, rumours, answers by two neighbours at once (measured)          about 70
+    together            1.1 KB in 4.2 bodies, 1.5 KB with 90 bytes below each: frame, TLS, TCP, IP
 
 Defence: a body is answered by at most one of NEWS_BYTES; a sender has a budget of bytes; the shelf judges all statements.
 """
@@ -34,10 +34,10 @@ from manyhands.swarm.news import VERSION, News, expand, is_newer
 from manyhands.swarm.record import TAG_BYTES, Record
 from manyhands.swarm.shelf import Entry, Shelf
 
-ROUND_S = 0.5
+ROUND_S = 0.9  # that is 1 s for whoever ticks twice a second
 RETRY_S = 5.0  # how often one lost node is tried again
-NEIGHBOURS = 5
-FAN_OUT = 4
+NEIGHBOURS = 6
+FAN_OUT = 2
 MAX_RECORDS = 4096  # a sparse digest of so many fits into one body
 MAX_LOST = 256
 BURST_BYTES, BYTES_PER_S = 512 << 10, 64 << 10  # of one sender
@@ -127,19 +127,20 @@ class Gossip:
         if kind == DENSE:
             return self._compare_dense(sender, content, now)
         if kind == SPARSE:
-            return _news_to(sender, self._compare(dict(VERSION.iter_unpack(content)), now))
+            return _news_to(sender, self._compare(dict(VERSION.iter_unpack(content)), self._list(now), now))
         if kind in (NEWS, RUMOUR):
             return self._take(sender, News.decode(content), kind == RUMOUR, now)
         raise ValueError(f"kind {kind}")
 
     def _compare_dense(self, sender: Peer, content: bytes, now: float) -> list[Outgoing]:
-        tags = [tag for tag, _ in self._list(now)]
+        listed = self._list(now)
+        tags = [tag for tag, _ in listed]
         if content[:TAG_BYTES] != _hash_of(tags) or len(content) != TAG_BYTES + 2 * len(tags):
             return [Outgoing(sender, self._sparse(now))]
         versions = struct.unpack_from(f">{len(tags)}H", content, TAG_BYTES)
-        return _news_to(sender, self._compare(dict(zip(tags, versions, strict=True)), now))
+        return _news_to(sender, self._compare(dict(zip(tags, versions, strict=True)), listed, now))
 
-    def _compare(self, theirs: dict[bytes, int], now: float) -> News:
+    def _compare(self, theirs: dict[bytes, int], listed: list[tuple[bytes, Entry]], now: float) -> News:
         """What to tell a node whose list is `theirs`, and what to ask of it."""
         news = News()
         for tag, version in theirs.items():
@@ -150,7 +151,7 @@ class Gossip:
                 news.want(tag, ours.record.version & 0xFFFF)
             elif is_newer(ours.record.version, version) and ours.is_current(now):
                 news.tell(ours, version)
-        for tag, entry in self._list(now):
+        for tag, entry in listed:
             if tag not in theirs:
                 news.tell(entry, 0)
         return news
@@ -166,7 +167,7 @@ class Gossip:
             elif verdict == "new" and entry is not None and entry.record.node == sender.node:
                 hot.append(entry)
         for data in news.statements:
-            _, entry, is_arrival = self.shelf.take(data, now)
+            _, entry, is_arrival = self.shelf.take(data, now, sender.node)
             if entry is not None and (is_arrival or entry.record.is_withdrawn or entry.record.node == sender.node):
                 hot.append(entry)
         for tag, version in news.wants:

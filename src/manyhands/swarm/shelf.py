@@ -10,8 +10,9 @@ matters only for the lifetime (120 s) and against records from the future (60 s)
 A withdrawn record stays as a tombstone until everything it replaced has ended, so that nobody can replay it.
 """
 
+import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -84,7 +85,7 @@ class Change(NamedTuple):
 class Shelf:
     """Raises nothing: hostile statements are counted by verdict in `counts` and dropped.
 
-    `skews`: node -> seconds its clock is ahead of ours, for nodes refused as "future" or "expired" at first hand.
+    `skews`: node -> seconds its clock is ahead of ours, for nodes whose own words were refused as "future" or "expired".
     `forks`: node -> the two lists of addresses under which its key said different things with one number.
     """
 
@@ -101,10 +102,10 @@ class Shelf:
         """Take a statement. "new": it, or its beat, was news. Everything else left the shelf as it was, or ("fork") nearly."""
         return self.take(data, now).verdict
 
-    def take(self, data: bytes, now: float) -> Change:
-        """As `put`, and says what changed."""
+    def take(self, data: bytes, now: float, sender: NodeId | None = None) -> Change:
+        """As `put`, and says what changed. `sender`: who passed it on, where that is known."""
         try:
-            change = self._take(data, now)
+            change = self._take(data, now, sender)
         except RecordRefused as exc:
             change = Change(exc.verdict, None, False)
         self.counts[change.verdict] += 1
@@ -156,23 +157,25 @@ class Shelf:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _take(self, data: bytes, now: float) -> Change:
+    def _take(self, data: bytes, now: float, sender: NodeId | None) -> Change:
         record, size = read(data)
         signed, beat = data[:size], read_beat(data[size:])
         key, known = record.key, self._entries.get(record.key)
         verdict: Verdict = "same"
         if known is None or known.signed != signed:
-            verdict = self._replace(known, record, signed, now)
+            verdict = self._replace(known, record, signed, now, sender)
         if beat is not None and verdict in ("new", "same"):
             beat_verdict = self._beat(self._entries[key], *beat, now)
             verdict = "new" if verdict == "new" else beat_verdict  # a bad beat takes nothing from a good record
         return Change(verdict, self._entries[key] if verdict == "new" else None, known is None)
 
-    def _replace(self, entry: Entry | None, record: Record, signed: bytes, now: float) -> Verdict:
+    def _replace(
+        self, entry: Entry | None, record: Record, signed: bytes, now: float, sender: NodeId | None
+    ) -> Verdict:
         if entry is not None and record.sequence <= entry.record.version and record.sequence != entry.record.sequence:
             return "stale"
         check_signature(record, signed)
-        self._check_time(record, now)
+        self._check_time(record, now, sender)
         if entry is not None and record.sequence == entry.record.sequence:
             _note(self.forks, record.node, (entry.record.addresses, record.addresses))
             if signed < entry.signed:  # any rule will do that makes all views equal
@@ -184,11 +187,12 @@ class Shelf:
         self._keep(record, signed, now, 0 if entry is None else entry.trusted_from)
         return "new"
 
-    def _check_time(self, record: Record, now: float) -> None:
+    def _check_time(self, record: Record, now: float, sender: NodeId | None) -> None:
         try:
             check_time(record, now)
         except RecordRefused:
-            _note(self.skews, record.node, record.issued_at - now)
+            if sender in (None, record.node):  # an old record from somebody else says nothing of its node's clock
+                _note(self.skews, record.node, record.issued_at - now)
             raise
 
     def _beat(self, entry: Entry, beat: int, value: bytes, now: float) -> Verdict:
@@ -234,3 +238,28 @@ def _note(notes: dict[NodeId, V], node: NodeId, value: V) -> None:
     notes[node] = value
     if len(notes) > MAX_NOTES:
         del notes[next(iter(notes))]
+
+
+def complaints(
+    skews: Mapping[NodeId, float], forks: Mapping[NodeId, tuple[tuple[NodeAddr, ...], tuple[NodeAddr, ...]]]
+) -> list[str]:
+    """What a person should mend, a line each, from a shelf's notes."""
+    lines = []
+    if len(skews) >= 2 and max(skews.values()) - min(skews.values()) < 2 * MAX_FUTURE_S:
+        off = statistics.median(skews.values())
+        where = "behind" if off > 0 else "ahead of"
+        lines.append(
+            f"this machine's clock is {abs(off):.0f} s {where} that of {len(skews)} nodes: set it, best by NTP"
+        )
+    else:
+        for node, off in skews.items():
+            where = "ahead of" if off > 0 else "behind"
+            lines.append(
+                f"the clock of node {node[:16]} is {abs(off):.0f} s {where} this machine's: set one of them by NTP"
+            )
+    for node, homes in forks.items():
+        first, second = (", ".join(str(addr) for addr in home) or "an unknown address" for home in homes)
+        lines.append(
+            f"two nodes use the key {node[:16]}, at {first} and {second}: move node.key away on one and start it again"
+        )
+    return lines
