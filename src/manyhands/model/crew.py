@@ -6,7 +6,7 @@ All disk work and hashing runs in the one thread that the caller gives, in order
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final
@@ -15,7 +15,8 @@ from manyhands.core import ModelId
 from manyhands.model.header import TensorEntry
 from manyhands.model.jobs import Board, Job, Piece
 from manyhands.model.manifest import BLOCK_BYTES, Progress
-from manyhands.model.store import Store, erase
+from manyhands.model.partial import save_partial
+from manyhands.model.store import COMMIT_BYTES, Store, erase
 from manyhands.model.wants import Data, Fault, Lacking, Provider, ProviderError
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 JOBS_PER_PROVIDER: Final = 4  # tensors at a time: small ones would else cost a round trip each
 TAKE_OVER_S: Final = 1.0  # how often an idle worker looks for a slow one
 
-OnDisk = Callable[..., Awaitable[Any]]
+OnDisk = Callable[..., "asyncio.Future[Any]"]  # (function, *arguments): runs it in the disk's thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Crew:
     progress: Progress
     received: dict[str, int] = field(default_factory=dict)  # bytes by node, wrong ones too
     _providers: dict[str, Provider] = field(default_factory=dict)
+    _unsaved: int = 0  # bytes since the prefixes were written down
 
     async def work(self, providers: Sequence[Provider]) -> None:
         """Return when all is fetched, or when none of `providers` can do more. Raises OSError."""
@@ -142,9 +144,28 @@ class Crew:
 
     async def _write(self, job: Job, node: str, block: Data) -> None:
         job.is_writing = True
-        await self.on_disk(_put, self.handle, job.entry.start + job.done, block, job.sha256)
+        written = self.on_disk(_put, self.handle, job.entry.start + job.done, block, job.sha256)
+        try:
+            await asyncio.shield(written)
+        except asyncio.CancelledError:
+            await asyncio.wait([written])  # the disk cannot be called off, so the bytes count
+            if written.exception() is None:
+                self._note(job, node, block)
+            raise
+        self._note(job, node, block)
+        if self._unsaved >= COMMIT_BYTES:
+            await self.save()
+
+    async def save(self) -> None:
+        """Write down how far the unfinished tensors are. Raises OSError."""
+        self._unsaved = 0
+        prefixes = {job.entry.name: job.done for job in self.board.unfinished if job.done and not job.suspects}
+        await self.on_disk(save_partial, self.store.folder, self.handle, prefixes)
+
+    def _note(self, job: Job, node: str, block: Data) -> None:
         job.is_writing = False
         job.add(node, block)
+        self._unsaved += len(block)
         self.received[node] = self.received.get(node, 0) + len(block)
         self.progress.advance(len(block))
 
@@ -158,12 +179,13 @@ class Crew:
             self.board.finish(job, _now())
             for piece in wrong:
                 detail = f"tensor {entry.name}: wrong bytes {piece.start} to {piece.end}"
-                self._drop(self._providers[piece.node], "garbage", detail)
+                if piece.node in self._providers:  # else it was the disk
+                    self._drop(self._providers[piece.node], "garbage", detail)
             return
-        givers = job.givers
-        job.suspects = await self.on_disk(_fingerprints, self.handle, entry, job.pieces) if len(givers) > 1 else []
+        is_mixed = job.givers != {provider.node}
+        job.suspects = await self.on_disk(_fingerprints, self.handle, entry, job.pieces) if is_mixed else []
         await self.on_disk(erase, self.handle, entry)
-        if not job.suspects:
+        if not is_mixed:
             wanted = self.hashes[entry.name]
             raise ProviderError("garbage", f"tensor {entry.name} has SHA-256 {got[:16]}..., not {wanted[:16]}...")
 

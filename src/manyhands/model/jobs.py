@@ -72,6 +72,10 @@ class Board:
         self._rates: dict[str, float] = {}  # bytes/s of each node's last finished tensor
 
     @property
+    def unfinished(self) -> list[Job]:
+        return [*self.waiting, *self.running]
+
+    @property
     def is_done(self) -> bool:
         return not self.waiting and not self.running
 

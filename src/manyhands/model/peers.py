@@ -30,6 +30,7 @@ from manyhands.model.folder import MANIFEST, SINGLE, parse_config, write_atomic
 from manyhands.model.header import DTYPE_BITS, LENGTH_BYTES, TensorEntry
 from manyhands.model.jobs import Board
 from manyhands.model.manifest import VOLATILE, Manifest, Progress, Silent, TensorDigest, config_digest
+from manyhands.model.partial import restore_partial
 from manyhands.model.partition import ModelFacts, needed_tensors
 from manyhands.model.store import Store, check_free, disk_errors
 from manyhands.model.wants import FILES, LISTING, Provider, ProviderError
@@ -161,8 +162,8 @@ class _Pull:
         self._disk = disk
         self._progress = progress
 
-    async def on_disk(self, do: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._disk, do, *args)
+    def on_disk(self, do: Callable[..., T], *args: Any) -> "asyncio.Future[T]":
+        return asyncio.get_running_loop().run_in_executor(self._disk, do, *args)
 
     async def open(self) -> None:
         while not await self.on_disk(self._lock):
@@ -292,16 +293,21 @@ class _Pull:
             return
         total = sum(map(len, missing))
         check_free(self.folder, total)
+        board, hashes = Board(missing), {tensor.name: tensor.sha256 for tensor in manifest.tensors}
         with disk_errors(self.folder, total):
             filling = self.store.filling(SINGLE, size, header)
             handle = await self.on_disk(self.stack.enter_context, filling)
-            self._progress.start(f"fetching {self.need.model[:12]} from peers", total)
-            board, hashes = Board(missing), {tensor.name: tensor.sha256 for tensor in manifest.tensors}
+            await self.on_disk(restore_partial, self.folder, handle, board.waiting)
+            left = total - sum(job.done for job in board.waiting)
+            self._progress.start(f"fetching {self.need.model[:12]} from peers", left)
             args = (self.need.model, board, hashes, self.store, handle, self.on_disk, self.blames, self._progress)
             crew = Crew(*args, self.received)
-            await crew.work(self.live)
-            if board.waiting and hub is not None:
-                await crew.work([hub])
+            try:
+                await crew.work(self.live)
+                if board.waiting and hub is not None:
+                    await crew.work([hub])
+            finally:
+                await crew.save()
             if board.waiting:
                 raise self._nobody(f"tensor {board.waiting[-1].entry.name}")
             self._progress.done()
