@@ -132,6 +132,10 @@ class Run:
             finally:
                 self._follow()
 
+    def finish(self, reason: FinishReason) -> None:
+        """The consumer has all it wants, and pulls no more: the job is done and not cancelled."""
+        self.answer.finish_reason = reason
+
     def _follow(self) -> None:
         """Copy what may be told from the answer, and tell of new events."""
         job, answer = self.job, self.answer
