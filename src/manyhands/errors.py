@@ -7,6 +7,8 @@ ManyhandsError                code            meaning
 ├─ Unauthorized               unauthorized    no key, or one that is not known
 ├─ Forbidden                  forbidden       this key may not do that
 ├─ NotFound                   not_found       no model, job or path of that name
+├─ Conflict                   conflict        it would break what runs now
+├─ Unsupported                unsupported     nothing here can do that yet
 ├─ TooLarge                   too_large       a body beyond the limit
 ├─ RateLimited                rate_limited    a quota is used up or the queue is full; `retry_after_s` says until when
 ├─ ModelError                 bad_model       a checkpoint is missing, corrupt or of an unknown family
@@ -61,6 +63,16 @@ class Forbidden(ManyhandsError):
 class NotFound(ManyhandsError):
     code = "not_found"
     http_status = 404
+
+
+class Conflict(ManyhandsError):
+    code = "conflict"
+    http_status = 409
+
+
+class Unsupported(ManyhandsError):
+    code = "unsupported"
+    http_status = 501
 
 
 class TooLarge(ManyhandsError):

@@ -24,18 +24,21 @@ from manyhands.model.admit import admit
 from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.load import context_length, read_config
 from manyhands.model.manifest import build_manifest
+from manyhands.model.wants import Wants
 from manyhands.net.pool import LinkPool
 from manyhands.net.transport import Link, Transport
 from manyhands.route.search import Offer
 from manyhands.text.prompt import load_eos_ids, load_tokenizer
 from manyhands.wire.message import (
     PROTOCOL_VERSION,
+    Chunk,
     Close,
     Credit,
     Directory,
     Fault,
     Feed,
     Hello,
+    Lack,
     Lane,
     Message,
     Open,
@@ -43,8 +46,10 @@ from manyhands.wire.message import (
     Probe,
     Progress,
     Step,
+    Want,
 )
 from manyhands.worker.execute import Device, SpanModel
+from manyhands.worker.seed import Seed
 from manyhands.worker.serve import SpanHost
 from manyhands.worker.session import HopSession
 
@@ -77,6 +82,8 @@ class Node:
         self.hosts: list[SpanHost] = []
         self.sessions: dict[SessionId, Session] = {}
         self.directory: Callable[[NodeId, bytes], None] | None = None  # takes what peers' directories say
+        self.wants = Wants()  # for weights from peers
+        self.seed = Seed(self.start)  # weights for peers: `await node.seed.add(folder)` offers them
         self._readers: set[Link] = set()
         self._arrival = asyncio.Condition()
         self._tasks = asyncio.TaskGroup()
@@ -103,6 +110,7 @@ class Node:
         for task in list(self._own):
             task.cancel()
         await self._tasks.__aexit__(None, None, None)
+        self.seed.close()
 
     @property
     def _own(self) -> set["asyncio.Task[Any]"]:
@@ -290,6 +298,7 @@ class Node:
                 await asyncio.sleep(HEARTBEAT_S)
 
     def _lost(self, link: Link, reason: str) -> None:
+        self.wants.on_lost(link, reason)
         for session in list(self.sessions.values()):
             session.on_lost(link, reason)
         for host in self.hosts:
@@ -334,6 +343,10 @@ class Node:
                 session.on_opened(message)
             case Fault() if session is not None and session.is_from(message.hop, link):
                 session.on_fault(message)
+            case Want():
+                self.seed.on_want(message, link)
+            case Chunk() | Lack():
+                self.wants.on_answer(message, link)
             case Directory():
                 if self.directory is not None:
                     self.directory(link.peer, message.body)

@@ -17,7 +17,7 @@ from manyhands.errors import BadRequest, ContextOverflow, ShardUnavailable, Weig
 from manyhands.generate.heal import Healer
 from manyhands.generate.loop import Generation, Request
 from manyhands.generate.repair import Event, Repair
-from manyhands.generate.sample import Sampler
+from manyhands.generate.sample import Constraint, Sampler
 from manyhands.generate.session import Hop, Lease, Session
 from manyhands.generate.speculate import Drafter, NoDrafter
 from manyhands.generate.turn import EndsHost
@@ -183,7 +183,10 @@ class Origin:
         """A route over spans of this model's weights and precision. Raises ShardUnavailable, WeightsMismatch."""
         # Who has just been excluded may be frozen: asking it again would take the deadline.
         offers = await (self.offers(excluded) if excluded else self.node.survey(self.addrs))
-        offers = [o for o in offers if o.node not in self.evicted]
+        return self.choose_route([o for o in offers if o.node not in self.evicted])
+
+    def choose_route(self, offers: Sequence[Offer]) -> tuple[Offer, ...]:
+        """The best route over `offers`. Raises ShardUnavailable, WeightsMismatch."""
         mine = [o for o in offers if (o.info.model, o.info.precision) == (self.model.id, self.model.precision)]
         try:
             route = find_route(mine, self.model.num_layers)
@@ -226,16 +229,22 @@ class Origin:
         route: Sequence[Offer] | None = None,
         path: PathKind = "ring",
         drafter: Drafter | None = None,
+        constraint: Constraint | None = None,
+        marks: Mapping[int, str] | None = None,
     ) -> AsyncGenerator[Token, None]:
-        """Generate; yields tokens, fills `answer`. Close the generator (or let it end) to free the session."""
+        """Generate; yields tokens, fills `answer`. Close the generator (or let it end) to free the session.
+
+        `constraint` says which tokens may be drawn; `marks` are special tokens that shall appear in the text.
+        """
         request = Request(answer.prompt, answer.params)
+        sampler = Sampler(answer.params, int(self.model.config.vocab_size), self.model.eos_ids, constraint)
         began = time.monotonic()
-        answer.route, session = await self._open(route, self._lease(request, path))
+        answer.route, session = await self._open(route, self._lease(request, path, is_free=constraint is None))
         answer.session = session
         answer.timings.open_s = time.monotonic() - began
         answer.exactness = self._exactness(session)
         try:
-            async for token in self._tokens(session, request, answer, drafter or NoDrafter()):
+            async for token in self._tokens(session, sampler, request, answer, drafter or NoDrafter(), marks or {}):
                 now = time.monotonic()
                 answer.timings.first_at = answer.timings.first_at or now
                 answer.timings.ttft_s = answer.timings.first_at - began
@@ -274,15 +283,20 @@ class Origin:
         return answer
 
     async def _tokens(
-        self, session: Session, request: Request, answer: Answer, drafter: Drafter
+        self,
+        session: Session,
+        sampler: Sampler,
+        request: Request,
+        answer: Answer,
+        drafter: Drafter,
+        marks: Mapping[int, str],
     ) -> AsyncGenerator[Token, None]:
         params, model = request.params, self.model
-        sampler = Sampler(params, int(model.config.vocab_size), model.eos_ids)
         healer = Healer(session, self, self.node.request, self.last_resort)
         answer.repairs, answer.events = healer.repairs, healer.events
         generation = Generation(session, self._ends, sampler, request, drafter, healer, self.node.request)
         eos = frozenset[int]() if params.ignore_eos else model.eos_ids
-        detokenizer = Detokenizer(model.tokenizer, params.stop, params.stop_ids, eos, request.prompt)
+        detokenizer = Detokenizer(model.tokenizer, params.stop, params.stop_ids, eos, request.prompt, marks)
         tokens = generation.tokens()
         try:
             self._lose_evicted(session)  # who was evicted while it opened
@@ -304,9 +318,10 @@ class Origin:
         finally:
             await tokens.aclose()
 
-    def _lease(self, request: Request, path: PathKind) -> Lease:
+    def _lease(self, request: Request, path: PathKind, *, is_free: bool) -> Lease:
+        """`is_free`: no constraint, which only the origin knows, so the last hop may draw the tokens."""
         edges = self.model.ends_at == "edges"
-        at_the_last_hop = edges and request.params.logprobs is None
+        at_the_last_hop = edges and is_free and request.params.logprobs is None
         return Lease(
             model=self.model.id,
             precision=self.model.precision,

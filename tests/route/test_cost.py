@@ -71,6 +71,7 @@ def test_prefill_lies_between_its_bounds(
 def test_a_queue_is_the_running_step_and_a_row_for_each_that_joins() -> None:
     assert queue_s(SpanLoad(queue=0, row_s=1), 1 * MS, 4) == 0
     assert queue_s(SpanLoad(queue=3, row_s=0.1 * MS), 1 * MS, 4) == pytest.approx(5.2 * MS)
+    assert queue_s(SpanLoad(queue=3), 1 * MS, 4) == pytest.approx(16 * MS)  # a row was not measured
 
 
 @pytest.mark.parametrize(("rtt", "uplink"), [(-1, 1), (math.nan, 1), (math.inf, 1), (0, 0), (0, -5), (0, math.nan)])

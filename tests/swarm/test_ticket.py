@@ -106,3 +106,10 @@ def test_new_tickets_differ_and_gain_addresses() -> None:
 
 def test_the_secret_is_not_printed() -> None:
     assert "secret" not in repr(TICKET) and repr(TICKET.secret)[2:-1] not in repr(TICKET)
+
+
+def test_rotation_makes_old_tickets_useless_and_keeps_the_rest() -> None:
+    rotated = TICKET.rotate()
+    assert rotated.secret not in (TICKET.secret, TICKET.rotate().secret)
+    assert (rotated.name, rotated.addresses) == (TICKET.name, TICKET.addresses)
+    assert rotated.fingerprint != TICKET.fingerprint

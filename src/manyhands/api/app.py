@@ -253,7 +253,7 @@ class _Server(uvicorn.Server):
         self.is_listening.set()
 
     @contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         yield
 
 
@@ -284,13 +284,19 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     server = _Server(config)
+    failure: Exception | None = None
     async with asyncio.TaskGroup() as group:
-        group.create_task(server.serve(sockets=[bound]))
+        task = group.create_task(server.serve(sockets=[bound]))
         await server.is_listening.wait()
         try:
             yield NodeAddr(*bound.getsockname()[:2])
+        except Exception as error:  # raised below, as it is and not in a group
+            failure = error
         finally:
             server.should_exit = True
+            await asyncio.wait([task])
+    if failure is not None:
+        raise failure
 
 
 async def serve(app: FastAPI, host: str, port: int, *, insecure: bool = False) -> None:

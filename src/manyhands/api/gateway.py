@@ -20,6 +20,7 @@ from manyhands.api.limits import NO_QUOTA, Admission, Limits, Quota
 from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
 from manyhands.errors import Forbidden, ManyhandsError, NotFound, RateLimited
 from manyhands.generate.repair import Event, Repair
+from manyhands.generate.sample import Constraint
 from manyhands.origin import Answer, Origin, Timings, Token
 from manyhands.route.search import Offer
 
@@ -58,6 +59,8 @@ class Ask:
     params: SamplingParams
     caller: Caller = Caller()
     path: PathKind = "ring"
+    constraint: Constraint | None = None  # text/grammar.py
+    marks: Mapping[int, str] = field(default_factory=dict)  # special tokens that shall appear in the text
 
 
 @dataclass(slots=True)
@@ -110,13 +113,15 @@ class Observer(Protocol):
 class Run:
     """One admitted request. Made by `Gateway.run`, which also ends it."""
 
-    def __init__(self, job: Job, answer: Answer, origin: Origin, path: PathKind, observers: Sequence[Observer]) -> None:
+    def __init__(self, ask: Ask, job: Job, answer: Answer, origin: Origin, observers: Sequence[Observer]) -> None:
         self.job, self.answer, self.origin = job, answer, origin
-        self._path, self._observers = path, observers
+        self._ask, self._observers = ask, observers
 
     async def tokens(self) -> AsyncGenerator[Token, None]:
         """The tokens, to be pulled once. Raises what refuses or ends the session (errors.py)."""
-        async with aclosing(self.origin.stream(self.answer, path=self._path)) as stream:
+        ask = self._ask
+        tokens = self.origin.stream(self.answer, path=ask.path, constraint=ask.constraint, marks=ask.marks)
+        async with aclosing(tokens) as stream:
             try:
                 async for token in stream:
                     self._follow()
@@ -127,11 +132,17 @@ class Run:
             finally:
                 self._follow()
 
+    def finish(self, reason: FinishReason) -> None:
+        """The consumer has all it wants, and pulls no more: the job is done and not cancelled."""
+        self.answer.finish_reason = reason
+
     def _follow(self) -> None:
         """Copy what may be told from the answer, and tell of new events."""
         job, answer = self.job, self.answer
         job.route, job.exactness, job.finish_reason = answer.route, answer.exactness, answer.finish_reason
         job.timings, job.repairs = answer.timings, answer.repairs
+        if answer.session is not None:
+            job.session, job.hops = answer.session.id.hex(), tuple(hop.offer for hop in answer.session.hops)
         if (session := answer.session) is not None:
             job.session, job.hops = session.id.hex(), tuple([hop.offer for hop in session.hops])
             job.liars = len(session.liars)
@@ -195,7 +206,7 @@ class Gateway:
         try:
             await self._admit(job, ask.caller)
             self._tell_started(job)
-            yield Run(job, answer, origin, ask.path, self.observers)
+            yield Run(ask, job, answer, origin, self.observers)
         except ManyhandsError as error:
             outcome, job.error = ("refused" if job.queue_s is None else "failed"), error.code
             raise

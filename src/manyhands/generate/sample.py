@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,16 @@ from manyhands.errors import BadRequest, Corruption
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 Logits = torch.Tensor | npt.NDArray[np.float32]
+
+
+class Constraint(Protocol):
+    """Which tokens may come next, say by a grammar (text/grammar.py)."""
+
+    def allowed(self, output: Sequence[int]) -> npt.NDArray[np.bool_] | None:
+        """The ids that may follow the generated ids `output`, [V] with at least one set; None: all of them.
+
+        A function of `output` alone, whatever was asked before: drafts are tried and dropped again.
+        """
 
 
 def gumbel(seed: int, position: int, vocab_size: int) -> Floats:
@@ -117,14 +128,25 @@ class Drawn:
 class Sampler:
     """Draws the tokens of one request. Holds no state between draws.
 
-    Order: logit_bias, repetition penalty, presence and frequency penalty, ignore_eos, temperature, top_k, top_p, min_p,
-    noise. Each truncation sees the renormalised survivors of the one before. Temperature 0 is the argmax after the
-    penalties, the lowest id winning ties. `deterministic` is the argmax of the raw logits, every processor off.
+    Order: logit_bias, repetition penalty, presence and frequency penalty, ignore_eos, constraint, temperature, top_k,
+    top_p, min_p, noise. Each truncation sees the renormalised survivors of the one before. Temperature 0 is the argmax
+    after the penalties, the lowest id winning ties. `deterministic` is the argmax of the raw logits, every processor off.
     `ignore_eos` sets the end tokens to -inf, so they are never drawn (nor, by is_stop_id, obeyed).
     """
 
-    def __init__(self, params: SamplingParams, vocab_size: int, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        eos_ids: frozenset[int],
+        constraint: Constraint | None = None,
+    ) -> None:
         """Raise BadRequest for a bias outside the vocabulary, or if ignore_eos leaves nothing to draw."""
+        if constraint is not None and (params.ignore_eos or params.deterministic):
+            raise BadRequest(
+                "a grammar goes with neither ignore_eos nor deterministic: it must end, and it is a processor"
+            )
+        self._constraint = constraint
         self._vocab_size = vocab_size
         self._logprobs = params.logprobs
         self._stop_ids = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else eos_ids)
@@ -132,7 +154,8 @@ class Sampler:
         self._bias_ids, self._biases = _read_bias(self._params, vocab_size)
         self._banned_ids = _read_banned(self._params, vocab_size, eos_ids)
         self._filters = _read_filters(self._params)
-        self._is_raw = not (self._bias_ids.size or self._banned_ids.size or _has_penalty(self._params))
+        is_adjusted = self._bias_ids.size or self._banned_ids.size or _has_penalty(self._params)
+        self._is_raw = not is_adjusted and constraint is None
 
     @property
     def vocab_size(self) -> int:
@@ -145,8 +168,8 @@ class Sampler:
         """Draw the token at `position`.
 
         `history` holds the ids before `position`, prompt first (`prompt_length` of them), committed and drafted alike;
-        it is read only where a penalty is on. Raises Corruption if the row is not V finite numbers. Inputs are not
-        changed.
+        it is read only where a penalty or a constraint is on. Raises Corruption if the row is not V finite numbers.
+        Inputs are not changed.
         """
         row_V = _read_row(logits_V, self._vocab_size, position)
         scores_V = row_V if self._is_raw else self._adjust(row_V, history, prompt_length)
@@ -168,6 +191,9 @@ class Sampler:
             _penalise_repetition(scores_V, ids, self._params.repetition_penalty)
             _penalise_output(scores_V, ids[prompt_length:], self._params)
         scores_V[self._banned_ids] = -np.inf
+        allowed_V = None if self._constraint is None else self._constraint.allowed(history[prompt_length:])
+        if allowed_V is not None:
+            scores_V[~allowed_V] = -np.inf
         return scores_V
 
     def _draw_noisy(self, scores_V: npt.NDArray[np.floating], position: int) -> int:

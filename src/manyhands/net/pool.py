@@ -25,8 +25,9 @@ class LinkPool:
         return f"<LinkPool open={sum(map(len, self._open().values()))} dialling={len(self._dialling)}>"
 
     def find(self, node: NodeId, lane: Lane) -> Link | None:
-        """An open link to `node`, whoever dialled it."""
-        return next((link for link in self._links.get((node, lane), ()) if not link.is_closed), None)
+        """An open link to `node`, whoever dialled it; a direct one rather than one through a relay."""
+        links = [link for link in self._links.get((node, lane), ()) if not link.is_closed]
+        return _best(links) if links else None
 
     def find_at(self, addr: NodeAddr, lane: Lane) -> Link | None:
         """An open link to whoever `addr` names or was found at it."""
@@ -63,8 +64,9 @@ class LinkPool:
     def health(self) -> dict[PeerLane, EdgeHealth]:
         """What is known of each open (peer, lane), as copies."""
         return {
-            key: replace(links[0].health, rtt_samples=list(links[0].health.rtt_samples))
+            key: replace(health, rtt_samples=list(health.rtt_samples))
             for key, links in self._open().items()
+            for health in [_best(links).health]
         }
 
     async def aclose(self) -> None:
@@ -100,3 +102,8 @@ class LinkPool:
         """The links without the closed ones."""
         alive = {key: [link for link in links if not link.is_closed] for key, links in self._links.items()}
         return {key: links for key, links in alive.items() if links}
+
+
+def _best(links: list[Link]) -> Link:
+    """The oldest of those with the best path."""
+    return min(links, key=lambda link: link.health.path_kind == "relay")

@@ -2,15 +2,19 @@
 
 A stranger gets no application byte: the listener speaks only after the TLS handshake has verified the peer's chain and
 the peer has said Hello. Allow and deny lists by NodeId sit on top of membership.
+
+The same handshake also runs inside a tunnel that a relay forwards (`dial_over`, `admit_over`; see tunnel.py): such a link
+is authenticated and encrypted from end to end. A member may also ask, by ALPN, for a guest (the relay) instead of a link.
 """
 
 import asyncio
 import errno
+import functools
 import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -19,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.certificate import client_context, node_id_of, peer_of, server_context
+from manyhands.net.handover import Door, Early
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
 from manyhands.wire.message import Hello, Lane
 
@@ -47,6 +52,10 @@ class TlsPolicy:
         return node not in self.deny and (self.allow is None or node in self.allow)
 
 
+# By ALPN name: makes the protocol that takes over the connection of an admitted member who asked for it.
+Guests = Mapping[str, Callable[[NodeId], asyncio.Protocol]]
+
+
 class TlsTransport:
     """A Transport (see transport.Transport) for one node of one swarm.
 
@@ -54,12 +63,20 @@ class TlsTransport:
     """
 
     def __init__(
-        self, key: Ed25519PrivateKey, secret: bytes, hello: Callable[[Lane], Hello], policy: TlsPolicy | None = None
+        self,
+        key: Ed25519PrivateKey,
+        secret: bytes,
+        hello: Callable[[Lane], Hello],
+        policy: TlsPolicy | None = None,
+        guests: Guests | None = None,
     ) -> None:
         self.node = node_id_of(key.public_key())
         self._hello = hello
         self._policy = policy or TlsPolicy()
+        self._guests = guests or {}
         self._server_context = server_context(key, secret)
+        if self._guests:
+            self._server_context.set_alpn_protocols(list(self._guests))
         self._client_context = client_context(key, secret)
         self._listeners: list[asyncio.Task[None]] = []
         self._accepted: asyncio.Queue[FramedLink | None] = asyncio.Queue()  # bounded by max_links; None ends it
@@ -86,9 +103,33 @@ class TlsTransport:
         raise LinkClosed("this node stopped listening")
 
     async def dial(self, addr: NodeAddr, lane: Lane) -> FramedLink:
+        return await self._dial(addr, lane, lambda link: self._connect(link, addr))
+
+    async def dial_over(self, tunnel: asyncio.Transport, addr: NodeAddr, lane: Lane) -> FramedLink:
+        """As dial, inside an open tunnel that leads to `addr`. If it fails, the caller aborts the tunnel."""
+        link = await self._dial(addr, lane, lambda link: self._wrap(tunnel, link, is_server=False))
+        link.health.path_kind = "relay"
+        return link
+
+    async def admit_over(self, tunnel: asyncio.Transport) -> None:
+        """Let the peer at the far end of `tunnel` dial this node; its link comes out of accept. Takes `tunnel` over."""
+
+        async def connect(link: FramedLink) -> bool:
+            link.health.path_kind = "relay"
+            await self._wrap(tunnel, link, is_server=True)
+            return True
+
+        try:
+            if not self._has_room() or not await self._admit(connect):
+                tunnel.abort()
+        except BaseException:
+            tunnel.abort()
+            raise
+
+    async def _dial(self, addr: NodeAddr, lane: Lane, connect: Callable[[FramedLink], Awaitable[None]]) -> FramedLink:
         link = FramedLink(Handshake(self._hello, lambda t: self._identify(t, addr.node), time.monotonic, lane))
         try:
-            await self._connect(link, addr)
+            await connect(link)
             await link.opened()
         except ssl.SSLError as exc:
             raise LinkClosed(f"{addr} is not a member of this swarm (TLS: {exc.reason})") from exc
@@ -158,37 +199,77 @@ class TlsTransport:
                 logger.warning("cannot accept: %s", exc)
                 await asyncio.sleep(RETRY_ACCEPT_S)
                 continue
-            await self._admit(connection)
+            if self._has_room():
+                await self._admit(functools.partial(self._accept_tls, connection))
+            else:
+                connection.close()
 
-    async def _admit(self, connection: socket.socket) -> None:
-        """Handshake with one caller and queue its link; whatever goes wrong costs only this caller."""
+    def _has_room(self) -> bool:
         self._incoming = {link for link in self._incoming if not link.is_closed}
         if len(self._incoming) >= self._policy.max_links:
             logger.warning("refused a link: %d are open, the limit", len(self._incoming))
-            connection.close()
-            return
+        return len(self._incoming) < self._policy.max_links
+
+    async def _admit(self, connect: Callable[[FramedLink], Awaitable[bool]]) -> bool:
+        """Handshake with one caller and queue its link; whatever goes wrong costs only this caller.
+
+        `connect` says whether it made a link of the connection (else a guest has it). False: the caller is turned away.
+        """
         link = FramedLink(Handshake(self._hello, lambda t: self._identify(t, None), time.monotonic, None))
         self._incoming.add(link)
         try:
             async with asyncio.timeout(self._policy.handshake_s):
-                await self._accept_tls(link, connection)
-                await link.opened()
-            self._accepted.put_nowait(link)
+                if await connect(link):
+                    await link.opened()
+                    self._accepted.put_nowait(link)
+                else:
+                    self._incoming.discard(link)
         except (OSError, LinkClosed) as exc:  # OSError includes SSLError and TimeoutError
             logger.info("refused a link: %s", exc or type(exc).__name__)
             link.abort("refused")
+            return False
         except BaseException:
             link.abort("this node stopped listening")
             raise
+        return True
 
-    async def _accept_tls(self, link: FramedLink, connection: socket.socket) -> None:
+    async def _accept_tls(self, connection: socket.socket, link: FramedLink) -> bool:
+        """Handshake with a caller. Whether he came for a link: False if a guest took him over."""
+        door = Door(lambda transport: self._guest(transport) or link) if self._guests else None
         await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: link,
+            lambda: door or link,
             connection,
             ssl=self._server_context,
             ssl_handshake_timeout=self._policy.handshake_s,
             ssl_shutdown_timeout=CLOSE_S,
         )
+        return door is None or door.is_for(link)
+
+    def _guest(self, transport: asyncio.BaseTransport) -> asyncio.BaseProtocol | None:
+        """The guest that the caller asked for. One who is not admitted gets a link, which will turn him away."""
+        make = self._guests.get(transport.get_extra_info("ssl_object").selected_alpn_protocol())
+        if make is None:
+            return None
+        try:
+            return make(self._identify(transport, None))
+        except LinkClosed:
+            return None
+
+    async def _wrap(self, tunnel: asyncio.Transport, link: FramedLink, *, is_server: bool) -> None:
+        """TLS inside `tunnel`, then `link` over it. Raises OSError."""
+        early = Early()
+        transport = await asyncio.get_running_loop().start_tls(
+            tunnel,
+            early,
+            self._server_context if is_server else self._client_context,
+            server_side=is_server,
+            server_hostname=None if is_server else SERVER_NAME,
+            ssl_handshake_timeout=self._policy.handshake_s,
+            ssl_shutdown_timeout=CLOSE_S,
+        )
+        if transport is None:
+            raise ConnectionResetError("the tunnel was closed in the handshake")
+        early.hand_over(transport, link)
 
 
 async def _bind(addr: NodeAddr) -> socket.socket:

@@ -1,86 +1,205 @@
-"""Which hops: from the spans that nodes offer to a chain that covers the model. Pure."""
+"""Which hops: from the spans that nodes offer to a chain that covers the model. Pure.
 
+`find_route` filters (trust, scope, room), picks one kind of weights, and then by policy: `latency`, the cheapest chain by
+measured costs (space.py, chain.py), or `greedy`, hop by hop (HN-22). `next_hop` is one such choice on its own (IN-10). Where
+the figures come from: learn.py. What they mean: cost.py, docs/routing.md.
+"""
+
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from manyhands.core import ModelId, NodeAddr, NodeId, Precision, Span, SpanInfo
-from manyhands.errors import ShardUnavailable, WeightsMismatch
+from manyhands.core import ModelId, NodeId, Precision, Span
+from manyhands.errors import Busy, ShardUnavailable, WeightsMismatch
+from manyhands.route.chain import SPARE, Part
+from manyhands.route.offer import ANY, Offer, Pair, Terms
+from manyhands.route.space import Space, rtt_between
+
+__all__ = ["Kind", "Offer", "Pair", "Terms", "cover", "find_route", "next_hop"]
 
 Kind = tuple[ModelId, Precision]
 
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A span that a node offers, and where to dial it."""
-
-    addr: NodeAddr
-    node: NodeId
-    name: str
-    info: SpanInfo
-
-    def part(self, span: Span) -> "Offer":
-        """The same node with `span`, which lies within what it holds."""
-        return replace(self, info=replace(self.info, span=span))
+# Routes within this share of the cheapest are equals, among which requests are spread. Less than what a step differs from
+# the next on a shared machine (bench/results/step-0.5b.json), more than the error of a learnt average.
+NEAR = 0.05
+# A route whose nodes compute equal bits may cost this much more than one that mixes arithmetic classes (exactness.md).
+CLASS_WORTH = 0.10
+# A session leaves its route only for one that is better by this share: moving costs a replay.
+HYSTERESIS = 0.20
 
 
-def find_route(offers: Sequence[Offer], num_layers: int, wanted: Kind | None = None) -> tuple[Offer, ...]:
-    """The chain of spans for [0, num_layers) with the fewest spares and hops; among equals that with most free cache.
+def find_route(
+    offers: Sequence[Offer], num_layers: int, wanted: Kind | None = None, terms: Terms = ANY
+) -> tuple[Offer, ...]:
+    """The best chain of spans for [0, num_layers) on `terms`; the order of `offers` does not matter.
 
+    Fewest spares come first in every policy. Unmeasured offers are taken to be as fast as the fastest, so that they are
+    tried; with no figures at all the fewest hops win, then the most free cache.
     `wanted`: weights and precision to prefer, if they cover the model. Raises WeightsMismatch if the offers disagree on
-    weights or precision and no one kind covers the model, ShardUnavailable naming the layers that nobody holds.
+    weights or precision and no one kind covers the model; Busy if only full nodes are missing to a route;
+    ShardUnavailable naming the layers that nobody holds.
     """
-    kinds = sorted({(o.info.model, o.info.precision) for o in offers}, key=lambda kind: (kind != wanted, kind))
-    for kind in kinds:
-        route = cover([o for o in offers if (o.info.model, o.info.precision) == kind], Span(0, num_layers))
-        if route:
-            return route
-    if len(kinds) > 1:
-        held = "; ".join(f"{o.name} {o.info.span}: {o.info.model[:12]} {o.info.precision}" for o in offers)
-        raise WeightsMismatch(f"the nodes hold different weights or precision ({held}): serve the same on all of them")
-    raise ShardUnavailable(f"nobody holds layers {_missing(offers, num_layers)} of {num_layers}: serve them on a node")
+    admitted = [o for o in offers if terms.admits(o)]
+    run = Span(0, num_layers)
+    for kind in _kinds(admitted, wanted):
+        candidates = [o for o in admitted if _kind(o) == kind and _has_room(o, terms)]
+        if not _missing(candidates, num_layers):
+            return _choose(candidates, run, terms)
+    raise _refusal(offers, admitted, num_layers, terms)
 
 
-class _Cost(NamedTuple):
-    """Of a chain, compared in this order: spares used, hops, minus the free cache."""
+def cover(offers: Sequence[Offer], span: Span, terms: Terms = ANY, between: Pair | None = None) -> tuple[Offer, ...]:
+    """The cheapest chain of (parts of) offers for `span`: fewest spares, then least time. () if there is none.
 
-    spares: int
-    hops: int
-    free: int
-
-    def plus(self, offer: Offer) -> "_Cost":
-        return _Cost(self.spares + offer.info.is_spare, self.hops + 1, self.free - offer.info.free_tokens)
-
-
-def cover(offers: Sequence[Offer], span: Span) -> tuple[Offer, ...]:
-    """The cheapest chain of (parts of) offers for `span`: fewest spares, then fewest hops, then most free cache.
-
-    () if there is none. A node may serve any part of what it holds; each hop goes as far as its offer reaches or to where
-    another begins, so a pass over the layers settles the best chain to each.
+    All of one kind; nothing is filtered. `between`: who sends to the first and who the last sends to; the origin if None.
     """
-    best: dict[int, tuple[_Cost, tuple[Offer, ...]]] = {span.start: (_Cost(0, 0, 0), ())}
-    borders = {o.info.span.start for o in offers} | {span.end}
-    for layer in range(span.start, span.end):
-        if layer not in best:
-            continue
-        so_far, chain = best[layer]
-        for offer in offers:
-            if not offer.info.span.start <= layer < offer.info.span.end:
-                continue
-            reach = min(offer.info.span.end, span.end)
-            cost = so_far.plus(offer)
-            for end in {reach} | {b for b in borders if layer < b < reach}:
-                if end not in best or cost < best[end][0]:
-                    best[end] = (cost, (*chain, offer.part(Span(layer, end))))
-    return best[span.end][1] if span.end in best else ()
+    if not offers:
+        return ()
+    space = Space.of(offers, terms, between)
+    return space.route(space.cheapest(span) or [])
+
+
+def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, terms: Terms = ANY) -> Offer:
+    """Who computes on from `layer`, as `sender` sees it, up to at most layer `end`: the greedy rule (HN-22, HN-44).
+
+    No spare if possible, nor the origin itself as its own first hop (HN-24); then the lowest queue, the furthest reach, the
+    nearest to the sender (HN-23's hop weight, measured), the lowest id. Where every layer is held there is no dead end, since
+    any part of a span can be used. Raises ShardUnavailable if nobody that `terms` admit, with room, holds the layer.
+    """
+    holders = [o for o in offers if o.info.span.start <= layer < o.info.span.end]
+    fit = [o for o in holders if terms.admits(o) and _has_room(o, terms)]
+    if not fit:
+        raise ShardUnavailable(f"nobody holds layer {layer} with room for it: serve it on a node, or try later")
+
+    def rank(o: Offer) -> tuple[bool, bool, int, int, float, NodeId, Span]:
+        is_own = o.node == sender == terms.origin
+        far = -min(end, o.info.span.end)
+        return o.info.is_spare, is_own, o.load.queue, far, rtt_between(sender, o, terms), o.node, o.info.span
+
+    best = min(fit, key=rank)
+    return best.part(Span(layer, min(end, best.info.span.end)))
+
+
+# -- who may take part --------------------------------------------------------------------------------------------------
+
+
+def _kind(offer: Offer) -> Kind:
+    return offer.info.model, offer.info.precision
+
+
+def _kinds(offers: Sequence[Offer], wanted: Kind | None) -> list[Kind]:
+    return sorted({_kind(o) for o in offers}, key=lambda kind: (kind != wanted, kind))
+
+
+def _has_room(offer: Offer, terms: Terms) -> bool:
+    """Whether it can take the session, or has it already."""
+    if any(offer.node == o.node for o in terms.current):
+        return True
+    return offer.info.free_tokens >= terms.num_tokens and offer.load.sessions < offer.info.max_sessions
+
+
+def _refusal(
+    offers: Sequence[Offer], admitted: Sequence[Offer], num_layers: int, terms: Terms
+) -> ShardUnavailable | WeightsMismatch:
+    """Why there is no route: what is missing at the first of weights in common, holders, trust, room."""
+    for kind in _kinds(admitted, None):
+        held = [o for o in admitted if _kind(o) == kind]
+        if not _missing(held, num_layers):
+            full = _missing([o for o in held if _has_room(o, terms)], num_layers)
+            return Busy(
+                f"all nodes that hold layers {full} of {num_layers} are full ({terms.num_tokens} positions are needed): "
+                "try later, lower max_tokens, or serve them on another node"
+            )
+    if len(_kinds(admitted, None)) > 1:
+        held_by = "; ".join(f"{o.name} {o.info.span}: {o.info.model[:12]} {o.info.precision}" for o in admitted)
+        return WeightsMismatch(
+            f"the nodes hold different weights or precision ({held_by}): serve the same on all of them"
+        )
+    missing = _missing(admitted, num_layers)
+    if len(admitted) < len(offers):
+        missing += (
+            f" of {num_layers} among those that trust and scope admit ({len(offers) - len(admitted)} spans are not)"
+        )
+        return ShardUnavailable(f"nobody holds layers {missing}: serve them on a node, or admit more")
+    return ShardUnavailable(f"nobody holds layers {missing} of {num_layers}: serve them on a node")
 
 
 def _missing(offers: Sequence[Offer], num_layers: int) -> str:
-    """Layers that no offer holds."""
-    held = {layer for o in offers for layer in range(o.info.span.start, o.info.span.end)}
+    """Layers that no offer holds; "" if there are none."""
+    held = 0  # a bit a layer
+    for o in offers:
+        held |= (1 << min(o.info.span.end, num_layers)) - (1 << min(o.info.span.start, num_layers))
     gaps: list[Span] = []
     for layer in range(num_layers):
-        if layer not in held:
+        if not held >> layer & 1:
             start = gaps.pop().start if gaps and gaps[-1].end == layer else layer
             gaps.append(Span(start, layer + 1))
     return ", ".join(map(str, gaps))
+
+
+# -- which of them ------------------------------------------------------------------------------------------------------
+
+
+def _choose(candidates: Sequence[Offer], run: Span, terms: Terms) -> tuple[Offer, ...]:
+    """A route over candidates that cover `run`."""
+    if terms.policy == "greedy":
+        return _greedy(candidates, run, terms)
+    space = Space.of(candidates, terms)
+    kept = space.find(terms.current)
+    space, whole = _prefer_one_class(space, run), space
+    if kept and _is_near(whole.spans.cost(kept), _cost(space, run), 1 / (1 - HYSTERESIS) - 1):
+        return whole.route(kept)
+    return _spread(space, run, terms.key) if terms.key else space.route(_find(space, run))
+
+
+def _greedy(candidates: Sequence[Offer], run: Span, terms: Terms) -> tuple[Offer, ...]:
+    route: list[Offer] = []
+    layer, sender = run.start, terms.origin
+    while layer < run.end:
+        route.append(next_hop(candidates, layer, run.end, sender, terms))
+        layer, sender = route[-1].info.span.end, route[-1].node
+    return tuple(route)
+
+
+def _prefer_one_class(space: Space, run: Span) -> Space:
+    """The offers of the arithmetic class with the cheapest chain, if that costs at most CLASS_WORTH more than a mixed one."""
+    classes = sorted({o.info.arithmetic for o in space.offers})
+    if len(classes) == 1:
+        return space
+    pure = [alike for a in classes if (alike := space.only(a)).cheapest(run)]
+    best = min(pure, key=lambda alike: _cost(alike, run), default=space)
+    return best if _is_near(_cost(best, run), _cost(space, run), CLASS_WORTH) else space
+
+
+def _cost(space: Space, run: Span) -> int:
+    return space.spans.cost(_find(space, run))
+
+
+def _find(space: Space, run: Span) -> list[Part]:
+    chain = space.cheapest(run)
+    assert chain is not None, "the candidates cover the run"
+    return chain
+
+
+def _spread(space: Space, run: Span, key: bytes) -> tuple[Offer, ...]:
+    """Two routes drawn by `key` from those within NEAR of the cheapest; the one with less to do.
+
+    Every node is taken to cost up to NEAR more, by a draw of its own, and the cheapest is looked for once more: what is
+    found costs at most 1 + NEAR times the best. Two draws and the lighter load, because what is known of load is always
+    old, and all who choose the best by old news choose the same (Mitzenmacher, The Power of Two Choices, 2001).
+    """
+    routes = []
+    for salt in (b"1", b"2"):
+        draws = [1 + NEAR * _draw(salt + key, o.node) for o in space.offers]
+        routes.append(space.route(_find(space.stretched(draws), run)))
+    return min(routes, key=lambda route: (sum(o.load.queue for o in route), sum(o.load.sessions for o in route)))
+
+
+def _draw(key: bytes, node: NodeId) -> float:
+    """Uniform in [0, 1), always the same for a key and a node."""
+    digest = hashlib.blake2b(node.encode(), key=key[: hashlib.blake2b.MAX_KEY_SIZE], digest_size=7).digest()
+    return int.from_bytes(digest, "big") / (1 << 56)
+
+
+def _is_near(cost: int, best: int, share: float) -> bool:
+    """Whether `cost` uses no more spares than `best` and takes at most `share` longer."""
+    return cost - best <= share * (best % SPARE)

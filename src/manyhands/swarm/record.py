@@ -33,6 +33,7 @@ MAX_BYTES = 4096  # of a statement
 MAX_LIFETIME_S = 120  # HN-18
 MAX_FUTURE_S = 60.0  # how far a signer's clock may be ahead of ours
 BEAT_S = 5.0  # a node speaks this often
+REFRESH_S = 60.0  # and signs anew this often: clocks may then differ by 50 s before records end too early
 MAX_BEATS = 24  # of one record: then it is signed anew. MAX_BEATS * BEAT_S = MAX_LIFETIME_S
 MAX_ADDRESSES = 8
 MAX_SEQUENCE = (1 << 63) - 1
@@ -47,11 +48,12 @@ _BEAT = struct.Struct(">H8s")
 _WITHDRAWN, _HAS_SPAN = 1, 2
 _HAS_ENDS, _IS_SPARE = 1, 2
 
-# Why a statement was taken or not. new: taken; same: known already; fork: signed, but contradicts one with its number.
+# Why a statement was taken or not. new: taken; same: known already; fork: signed, but contradicts one with its number;
+# full: no room for another; unknown: a beat of a record we lack; flood: its sender sent more than its share.
 Verdict = Literal[
-    "new", "same", "stale", "fork", "malformed", "oversized", "forged", "expired", "future", "full", "unknown"
+    "new", "same", "stale", "fork", "malformed", "oversized", "forged", "expired", "future", "full", "unknown", "flood"
 ]
-REFUSED: tuple[Verdict, ...] = ("malformed", "oversized", "forged", "expired", "future")
+REFUSED: tuple[Verdict, ...] = ("fork", "malformed", "oversized", "forged", "expired", "future", "full", "flood")
 
 
 class RecordRefused(ProtocolError):

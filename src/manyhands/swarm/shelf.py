@@ -4,15 +4,17 @@ Freshness is judged by *our* clock: a record is fresh for FRESH_S after it, or a
 matters only for the lifetime (120 s) and against records from the future (60 s).
 
     FRESH_S = 13 s: a beat every 5 s that takes up to 6 s to get here leaves 2 s for a node that is held up; and a node that
-    crashed is gone from every view after at most 6 + 13 = 19 s. A lost link (`suspect`) takes it out at once, until it speaks.
+    crashed is gone from every view after at most 6 + 13 = 19 s. A lost link (`suspect`) takes it out at once, until the link
+    is back or the node spoke twice: the first beat to come may have been on its way already.
 
 A withdrawn record stays as a tombstone until everything it replaced has ended, so that nobody can replay it.
 """
 
+import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from manyhands.core import ModelId, NodeAddr, NodeId
 from manyhands.swarm.record import (
@@ -34,9 +36,9 @@ from manyhands.swarm.record import (
 FRESH_S = 13.0
 MAX_RECORDS_PER_NODE = 64
 MAX_NODES = 10_000
+MAX_RECORDS = 20_000
 MAX_NOTES = 64  # nodes whose clock or key is remembered as odd
 V = TypeVar("V")
-LONG_AGO = float("-inf")
 
 
 @dataclass(slots=True)
@@ -46,7 +48,9 @@ class Entry:
     record: Record
     signed: bytes
     value: bytes
-    heard_at: float  # when it last became newer here; LONG_AGO: suspect
+    heard_at: float  # when it last became newer here
+    tag: bytes  # of the record's key
+    trusted_from: int = 0  # the version from which the node is no longer suspect
 
     @property
     def data(self) -> bytes:
@@ -56,7 +60,12 @@ class Entry:
     def is_fresh(self, now: float) -> bool:
         """Whether the record may be offered: its node spoke lately and it is neither withdrawn nor over."""
         record = self.record
-        return not record.is_withdrawn and now - self.heard_at <= FRESH_S and now < record.expires_at
+        return not record.is_withdrawn and record.version >= self.trusted_from and self.is_current(now)
+
+    def is_current(self, now: float) -> bool:
+        """Whether others should have it too: its node spoke lately, or withdrew it."""
+        record = self.record
+        return now < record.expires_at and (record.is_withdrawn or now - self.heard_at <= FRESH_S)
 
     def is_over(self, now: float) -> bool:
         """Whether it may be forgotten. A tombstone outlives every older record of its key."""
@@ -65,14 +74,23 @@ class Entry:
         return now >= self.record.expires_at
 
 
+class Change(NamedTuple):
+    """What a statement did to the shelf. `entry`: where it stands now, if it was news; `is_arrival`: its key was not known."""
+
+    verdict: Verdict
+    entry: Entry | None
+    is_arrival: bool
+
+
 class Shelf:
     """Raises nothing: hostile statements are counted by verdict in `counts` and dropped.
 
-    `skews`: node -> seconds its clock is ahead of ours, for nodes refused as "future" or "expired" at first hand.
+    `skews`: node -> seconds its clock is ahead of ours, for nodes whose own words were refused as "future" or "expired".
     `forks`: node -> the two lists of addresses under which its key said different things with one number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_records: int = MAX_RECORDS) -> None:
+        self._max_records = max_records
         self.counts: Counter[Verdict] = Counter()
         self.skews: dict[NodeId, float] = {}
         self.forks: dict[NodeId, tuple[tuple[NodeAddr, ...], tuple[NodeAddr, ...]]] = {}
@@ -82,12 +100,16 @@ class Shelf:
 
     def put(self, data: bytes, now: float) -> Verdict:
         """Take a statement. "new": it, or its beat, was news. Everything else left the shelf as it was, or ("fork") nearly."""
+        return self.take(data, now).verdict
+
+    def take(self, data: bytes, now: float, sender: NodeId | None = None) -> Change:
+        """As `put`, and says what changed. `sender`: who passed it on, where that is known."""
         try:
-            verdict = self._put(data, now)
+            change = self._take(data, now, sender)
         except RecordRefused as exc:
-            verdict = exc.verdict
-        self.counts[verdict] += 1
-        return verdict
+            change = Change(exc.verdict, None, False)
+        self.counts[change.verdict] += 1
+        return change
 
     def put_beat(self, tag: bytes, version: int, value: bytes, now: float) -> Verdict:
         """Take the beat that brings the record of key `tag` to `version`. "unknown": the record itself is needed."""
@@ -100,9 +122,14 @@ class Shelf:
         return verdict
 
     def suspect(self, node: NodeId) -> None:
-        """The link to `node` was lost: offer nothing of it until it speaks again."""
-        for key in self._of_node.get(node, ()):
-            self._entries[key].heard_at = LONG_AGO
+        """The link to `node` was lost: offer nothing of it until it has spoken twice, or `trust`."""
+        for entry in self.of_node(node):
+            entry.trusted_from = entry.record.version + 2
+
+    def trust(self, node: NodeId) -> None:
+        """A link to `node` is up (again)."""
+        for entry in self.of_node(node):
+            entry.trusted_from = 0
 
     def expire(self, now: float) -> list[Record]:
         """Forget what is over; returns it."""
@@ -130,24 +157,25 @@ class Shelf:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _put(self, data: bytes, now: float) -> Verdict:
+    def _take(self, data: bytes, now: float, sender: NodeId | None) -> Change:
         record, size = read(data)
         signed, beat = data[:size], read_beat(data[size:])
-        entry = self._entries.get(record.key)
-        if entry is None or entry.signed != signed:
-            verdict = self._replace(entry, record, signed, now)
-            if verdict != "new" or beat is None:
-                return verdict
-            # The record was news, so a bad beat behind it takes nothing away.
-            self._beat(self._entries[record.key], *beat, now)
-            return "new"
-        return "same" if beat is None else self._beat(entry, *beat, now)
+        key, known = record.key, self._entries.get(record.key)
+        verdict: Verdict = "same"
+        if known is None or known.signed != signed:
+            verdict = self._replace(known, record, signed, now, sender)
+        if beat is not None and verdict in ("new", "same"):
+            beat_verdict = self._beat(self._entries[key], *beat, now)
+            verdict = "new" if verdict == "new" else beat_verdict  # a bad beat takes nothing from a good record
+        return Change(verdict, self._entries[key] if verdict == "new" else None, known is None)
 
-    def _replace(self, entry: Entry | None, record: Record, signed: bytes, now: float) -> Verdict:
+    def _replace(
+        self, entry: Entry | None, record: Record, signed: bytes, now: float, sender: NodeId | None
+    ) -> Verdict:
         if entry is not None and record.sequence <= entry.record.version and record.sequence != entry.record.sequence:
             return "stale"
         check_signature(record, signed)
-        self._check_time(record, now)
+        self._check_time(record, now, sender)
         if entry is not None and record.sequence == entry.record.sequence:
             _note(self.forks, record.node, (entry.record.addresses, record.addresses))
             if signed < entry.signed:  # any rule will do that makes all views equal
@@ -156,14 +184,15 @@ class Shelf:
             return "fork"
         if entry is None and not self._has_room(record.node):
             return "full"
-        self._keep(record, signed, now)
+        self._keep(record, signed, now, 0 if entry is None else entry.trusted_from)
         return "new"
 
-    def _check_time(self, record: Record, now: float) -> None:
+    def _check_time(self, record: Record, now: float, sender: NodeId | None) -> None:
         try:
             check_time(record, now)
         except RecordRefused:
-            _note(self.skews, record.node, record.issued_at - now)
+            if sender in (None, record.node):  # an old record from somebody else says nothing of its node's clock
+                _note(self.skews, record.node, record.issued_at - now)
             raise
 
     def _beat(self, entry: Entry, beat: int, value: bytes, now: float) -> Verdict:
@@ -180,19 +209,22 @@ class Shelf:
         return "new"
 
     def _has_room(self, node: NodeId) -> bool:
+        if len(self._entries) >= self._max_records:
+            return False
         keys = self._of_node.get(node)
         return len(self._of_node) < MAX_NODES if keys is None else len(keys) < MAX_RECORDS_PER_NODE
 
-    def _keep(self, record: Record, signed: bytes, now: float) -> None:
+    def _keep(self, record: Record, signed: bytes, now: float, trusted_from: int = 0) -> None:
         key = record.key
-        self._entries[key] = Entry(record, signed, b"", now)
-        self._by_tag[key.tag] = key
+        entry = Entry(record, signed, b"", now, key.tag, trusted_from)
+        self._entries[key] = entry
+        self._by_tag[entry.tag] = key
         self._of_node.setdefault(record.node, set()).add(key)
         self.skews.pop(record.node, None)
 
     def _remove(self, key: Key) -> Entry:
         entry = self._entries.pop(key)
-        del self._by_tag[key.tag]
+        del self._by_tag[entry.tag]
         keys = self._of_node[key.node]
         keys.remove(key)
         if not keys:
@@ -206,3 +238,28 @@ def _note(notes: dict[NodeId, V], node: NodeId, value: V) -> None:
     notes[node] = value
     if len(notes) > MAX_NOTES:
         del notes[next(iter(notes))]
+
+
+def complaints(
+    skews: Mapping[NodeId, float], forks: Mapping[NodeId, tuple[tuple[NodeAddr, ...], tuple[NodeAddr, ...]]]
+) -> list[str]:
+    """What a person should mend, a line each, from a shelf's notes."""
+    lines = []
+    if len(skews) >= 2 and max(skews.values()) - min(skews.values()) < 2 * MAX_FUTURE_S:
+        off = statistics.median(skews.values())
+        where = "behind" if off > 0 else "ahead of"
+        lines.append(
+            f"this machine's clock is {abs(off):.0f} s {where} that of {len(skews)} nodes: set it, best by NTP"
+        )
+    else:
+        for node, off in skews.items():
+            where = "ahead of" if off > 0 else "behind"
+            lines.append(
+                f"the clock of node {node[:16]} is {abs(off):.0f} s {where} this machine's: set one of them by NTP"
+            )
+    for node, homes in forks.items():
+        first, second = (", ".join(str(addr) for addr in home) or "an unknown address" for home in homes)
+        lines.append(
+            f"two nodes use the key {node[:16]}, at {first} and {second}: move node.key away on one and start it again"
+        )
+    return lines

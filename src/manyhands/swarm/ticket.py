@@ -53,6 +53,15 @@ class Ticket:
         others = [old for old in self.addresses if (old.host, old.port) != (addr.host, addr.port)]
         return replace(self, addresses=(addr, *others)[:MAX_ADDRESSES])
 
+    def rotate(self) -> "Ticket":
+        """The ticket of the same swarm with a fresh secret. Nodes that use it know no holder of the old one any more."""
+        return replace(self, secret=secrets.token_bytes(SECRET_BYTES))
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that tell swarms apart and say nothing of the secret (a domain-separated hash of 256 random bits)."""
+        return hashlib.sha256(b"manyhands-fingerprint-1\0" + self.secret).hexdigest()[:16]
+
     def encode(self) -> str:
         """The ticket as text; equal tickets give equal texts."""
         name = self.name.encode()

@@ -11,7 +11,7 @@ Three things keep the pieces honest:
 * *Stop strings* may span tokens: the longest end of the text that could still become a stop string is held back.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -50,8 +50,13 @@ class Detokenizer:
         stop_ids: Iterable[int],
         eos_ids: Iterable[int],
         prompt_ids: Sequence[int],
+        marks: Mapping[int, str] | None = None,
     ) -> None:
-        """`stop` strings are not empty. Pass no `eos_ids` for a request that ignores them."""
+        """`stop` strings are not empty. Pass no `eos_ids` for a request that ignores them.
+
+        `marks`: special tokens that are shown as this text; all others show nothing.
+        """
+        self._marks = marks or {}
         self._tokenizer = tokenizer
         self._end_ids = frozenset(stop_ids) | frozenset(eos_ids)
         self._shown_ids = list(prompt_ids[-_PROMPT_WINDOW:])  # the window
@@ -66,6 +71,8 @@ class Detokenizer:
         if not self._tail.is_stopped and token_id in self._end_ids:
             text = self.flush()
             self._tail.is_stopped = True
+        elif token_id in self._marks:
+            text = self._tail.push(self._read(is_last=True) + self._marks[token_id])
         else:
             self._unread_ids.append(token_id)
             text = self._tail.push(self._read(is_last=False))
@@ -124,10 +131,10 @@ class _StopTail:
 
     def _count_suspect(self) -> int:
         """Return the length of the longest end of the text that begins a stop string."""
-        return max((_overlap(self._held, stop) for stop in self._stop), default=0)
+        return max((overlap(self._held, stop) for stop in self._stop), default=0)
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Return the length of the longest end of `text` with which `stop` begins (0 if none)."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

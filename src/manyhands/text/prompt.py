@@ -43,20 +43,27 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
     return [int(tokenizer.bos_token_id)]
 
 
-def render_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+def render_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    **variables: Any,
+) -> list[int]:
     """Return the ids of a conversation in the model's own chat template, ready for the assistant's answer.
 
-    The template places the special tokens. Raises BadRequest if there is no template, no message, or if the template
-    refuses the messages (for instance roles that must alternate).
+    The template places the special tokens; `tools` and `variables` (enable_thinking, say) are its inputs. Raises
+    BadRequest if there is no template, no message, or if the template refuses the messages (for instance roles that must
+    alternate).
     """
     if not messages:
         raise BadRequest("messages is empty: send at least one message")
     if not tokenizer.chat_template:
         raise BadRequest("this model has no chat template: use /v1/completions with a plain prompt, or a chat model")
     conversation = [dict(message) for message in messages]
+    known = {"add_generation_prompt": True, "tokenize": True, "return_dict": False, "tools": list(tools) or None}
     try:
-        ids = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=True, return_dict=False)
-    except (TemplateError, TypeError) as error:  # TypeError: content of another type than the template expects
+        ids = tokenizer.apply_chat_template(conversation, **known, **variables)
+    except (TemplateError, TypeError, ValueError, AttributeError) as error:  # content of a type it does not expect
         raise BadRequest(f"the chat template of this model refuses these messages: {error}") from error
     return [int(token) for token in ids]
 

@@ -1,0 +1,141 @@
+"""Is what `manyhands plan` promises what one gets? Predicted tokens/s against measured, over node processes with delayed links.
+
+Each topology is node processes on this machine (TLS on loopback), the layers cut evenly, each node behind an emulated WAN
+(testing/wan.py) of so many milliseconds round trip to the origin; two nodes are the sum of theirs apart. Before each round
+the machine is measured as `plan` does (place/measure.py), afresh; the prediction is place/plan.py's for the same cut.
+Holds if on every topology the median of predicted / measured tokens/s is within 15 % of 1. Time to first token likewise is
+shown, and does not count.
+Run: python -m bench.plan [--shape tales|0.5b] [--reps N] [--quick]
+"""
+
+import argparse
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.report import finish, measuring, note, spread
+from bench.shapes import checkpoint
+from bench.swarm import Base, base, generate, prompt_ids
+
+from manyhands.cli.options import run as run_loop
+from manyhands.config import home_from_env
+from manyhands.core import even_cut
+from manyhands.local import NodeOptions, node_processes
+from manyhands.net.transport import Transport
+from manyhands.origin import Origin
+from manyhands.place.machines import Fleet, Machine
+from manyhands.place.measure import Speed, measure_speed
+from manyhands.place.plan import Plan, Task, evaluate
+from manyhands.place.shape import Checkpoint, look_up
+from manyhands.testing.wan import WanProfile, WanTransport
+
+TARGET = {"off_by": 0.15}
+RTTS_MS = "BENCH_RTTS_MS"  # in a node's environment: round trip to the origin, by node name
+# Round trips of the nodes to the origin, in ms.
+TOPOLOGIES: list[tuple[int, ...]] = [
+    (0,),
+    (30,),
+    (0, 0),
+    (0, 20),
+    (60, 0),
+    (0, 0, 0),
+    (10, 30, 5),
+    (0, 0, 0, 0),
+    (5, 20, 60, 10),
+]
+QUICK: list[tuple[int, ...]] = [(0,), (0, 20), (10, 30, 5), (0, 0, 0, 0)]
+PROMPT = 64
+
+
+def serve() -> None:
+    """`manyhands serve` behind a WAN: what this module is when node_processes starts it."""
+    from manyhands.cli import connect, main
+
+    name = sys.argv[sys.argv.index("--name") + 1]
+    one_way = WanProfile(delay_s=json.loads(os.environ[RTTS_MS])[name] / 2e3)
+    plain: Any = connect.TlsTransport
+
+    def behind_wan(*arguments: Any) -> Transport:
+        return WanTransport(plain(*arguments), one_way, one_way)
+
+    setattr(connect, "TlsTransport", behind_wan)  # noqa: B010 - replaced where tls_node looks it up
+    main()
+
+
+async def start(stack: AsyncExitStack, home: Base, model: Checkpoint, rtts_ms: tuple[int, ...]) -> Origin:
+    """Node processes at these distances, and an origin that asks them."""
+    spans = even_cut(model.shape.num_layers, len(rtts_ms))
+    os.environ[RTTS_MS] = json.dumps({f"node-{i}": rtt for i, rtt in enumerate(rtts_ms)})
+    options = NodeOptions(str(home.folder), module="bench.plan")
+    running = await stack.enter_async_context(node_processes(spans, options, home.ticket))
+    return Origin(home.node, home.model, home.device, [node.address for node in running])
+
+
+def predict(model: Checkpoint, speed: Speed, rtts_ms: tuple[int, ...], new: int) -> Plan:
+    here = Machine("origin", 1 << 40, speed.layer_s, speed.row_s, speed.ends_s, speed.overhead_s)
+    nodes = [replace(here, name=f"node-{i}", rtt_s=rtt / 1e3) for i, rtt in enumerate(rtts_ms)]
+    task = Task(model.shape, Fleet((here, *nodes), "origin"), PROMPT + new, PROMPT)
+    return evaluate(task, list(zip(nodes, even_cut(model.shape.num_layers, len(nodes)), strict=True)))
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> dict[tuple[int, ...], list[dict[str, float]]]:
+    model = look_up(str(folder), "bf16", home_from_env())
+    topologies = QUICK if options.quick else TOPOLOGIES
+    samples: dict[tuple[int, ...], list[dict[str, float]]] = {rtts: [] for rtts in topologies}
+    with ThreadPoolExecutor(1) as thread:
+        async with AsyncExitStack() as stack:
+            home = await stack.enter_async_context(base(folder, os.cpu_count() or 1))
+            for rtts in topologies:
+                async with AsyncExitStack() as nodes:
+                    origin = await start(nodes, home, model, rtts)
+                    await generate(origin, prompt_ids(PROMPT), 8)  # warm up
+                    for rep in range(options.reps):
+                        with measuring(f"{rtts} rep {rep}"):
+                            speed = thread.submit(measure_speed, model).result()
+                            run = await generate(origin, prompt_ids(PROMPT, rep), options.new)
+                        plan = predict(model, speed, rtts, options.new)
+                        samples[rtts].append(
+                            {
+                                "predicted": plan.tokens_per_s,
+                                "measured": run.decode_tps,
+                                "ttft_predicted": plan.ttft_s,
+                                "ttft_measured": run.ttft_s,
+                            }
+                        )
+                        note(f"  {rtts} {speed}")
+                        note(f"  {rtts} predicted {plan.tokens_per_s:.1f} measured {run.decode_tps:.1f} tok/s")
+    return samples
+
+
+def report(options: argparse.Namespace, samples: dict[tuple[int, ...], list[dict[str, float]]]) -> int:
+    out: dict[str, Any] = {"shape": options.shape, "topologies": {}}
+    for rtts, rows in samples.items():
+        figures = {name: spread([row[name] for row in rows], 3) for name in rows[0]}
+        ratio = spread([row["predicted"] / row["measured"] for row in rows], 3)
+        out["topologies"]["/".join(map(str, rtts))] = {**figures, "predicted_over_measured": ratio}
+    off = {name: abs(row["predicted_over_measured"]["median"] - 1) for name, row in out["topologies"].items()}
+    out["worst_off_by"] = round(max(off.values()), 3)
+    return finish("plan", out, TARGET, {name: value <= TARGET["off_by"] for name, value in off.items()})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=["0.5b", "1.1b", "tales"], default="tales")
+    parser.add_argument("--reps", type=int, default=0, help="default: 5, or 2 with --quick")
+    parser.add_argument("--new", type=int, default=48, help="tokens per stream")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    options.reps = options.reps or (2 if options.quick else 5)
+    return report(options, run_loop(measure(options, checkpoint(options.shape))))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        serve()
+    else:
+        sys.exit(main())

@@ -1,0 +1,283 @@
+"""What is counted, as Prometheus reads it. Counters grow where the gateway tells (Observer); gauges are read when asked for.
+
+docs/metrics.md lists every name and what HearthNet and lattice9 call it. A registry of its own, nothing global. Labels are
+bounded: models are those served, outcomes are finish reasons and error codes, and beyond MAX_NODES nodes the rest is "other".
+No prompt, no activation and no key is ever a label.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from manyhands.api.gateway import Gateway, Job, Outcome
+from manyhands.core import NodeId
+from manyhands.generate.repair import Event
+from manyhands.node import Node
+from manyhands.origin import Token
+from manyhands.route.search import Offer
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# From a step on a LAN to an answer over a slow WAN.
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+TOKENS_PER_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+# A node has about 15 series: 256 of them are what a small Prometheus takes without noticing.
+MAX_NODES = 256
+OTHER = "other"
+
+
+class NodeLabels:
+    """Nodes as labels: the first 12 hex digits of their id. The first MAX_NODES have one each, later ones share OTHER."""
+
+    def __init__(self, max_nodes: int = MAX_NODES) -> None:
+        self._known: set[NodeId] = set()
+        self._max_nodes = max_nodes
+
+    def label(self, node: NodeId) -> str:
+        if node not in self._known:
+            if len(self._known) >= self._max_nodes:
+                return OTHER
+            self._known.add(node)
+        return node[:12]
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is remembered of a running job: when its last token came, who had a part in it."""
+
+    last_at: float | None = None
+    nodes: set[NodeId] = field(default_factory=set)
+    num_liars: int = 0
+    num_repairs: int = 0
+    fell_back: bool = False
+
+
+class Metrics:
+    """Looks on at a gateway; `exposition` is the answer to GET /metrics. Append it to `gateway.observers`."""
+
+    def __init__(self, gateway: Gateway, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._gateway, self._clock = gateway, clock
+        self._labels = NodeLabels()
+        self._watches: dict[str, _Watch] = {}
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"manyhands_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+            return Histogram(f"manyhands_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self._requests = counter(
+            "requests", "Requests that ended, by finish reason or error code", "model", "api", "outcome"
+        )
+        self._tokens = counter("tokens", "Tokens read (prompt) and written (completion)", "model", "kind")
+        self._queue_s = histogram("queue_seconds", "Wait for admission", "model")
+        self._open_s = histogram("route_open_seconds", "Finding a route and opening it", "model")
+        self._first_s = histogram("time_to_first_token_seconds", "From admission to the first token", "model")
+        self._token_s = histogram("token_seconds", "Between two tokens of a request", "model")
+        self._request_s = histogram("request_seconds", "From admission to the last token", "model")
+        self._speed = histogram(
+            "decode_tokens_per_second", "Tokens after the first, over their time", "model", buckets=TOKENS_PER_S
+        )
+        self._events = counter("route_events", "What happened to running routes (HN-40 names)", "model", "kind")
+        self._failovers = counter("failovers", "Repairs that put other nodes in the place of lost ones", "model")
+        self._repair_s = histogram("repair_seconds", "From noticing a loss to a standing route", "model")
+        self._fallbacks = counter("fallback_to_local", "Requests that went on alone on this machine", "model")
+        self._corruptions = counter("shard_corruption_detected", "Hops caught sending what cannot be", "model")
+        self._node_requests = counter("node_requests", "Requests that a node had a part in", "node")
+        self._node_tokens = counter("node_tokens", "Completion tokens that passed through a node", "node")
+        Gauge("manyhands_start_time_seconds", "Unix time at which the gateway started", registry=registry).set(
+            gateway.started_at
+        )
+        registry.register(LiveGauges(gateway, self._labels))
+        ProcessCollector(registry=registry)
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format (CONTENT_TYPE)."""
+        return generate_latest(self.registry)
+
+    # -- what the gateway tells ---------------------------------------------------------------------------------------
+
+    def started(self, job: Job) -> None:
+        self._watches[job.id] = _Watch()
+        self._tokens.labels(job.model, "prompt").inc(job.prompt_tokens)
+
+    def token(self, job: Job, token: Token) -> None:
+        watch, now = self._watches[job.id], self._clock()
+        if watch.last_at is not None:
+            self._token_s.labels(job.model).observe(now - watch.last_at)
+        watch.last_at = now
+        self._tokens.labels(job.model, "completion").inc()
+        for hop in job.hops:
+            self._note_node(watch, hop.node)
+            self._node_tokens.labels(self._labels.label(hop.node)).inc()
+
+    def event(self, job: Job, event: Event) -> None:
+        self._events.labels(job.model, event.kind).inc()
+        if event.kind in ("shard_failover", "reshard"):
+            self._failovers.labels(job.model).inc()
+        watch = self._watches[job.id]
+        for hop in job.hops:
+            self._note_node(watch, hop.node)
+        self._note_liars(job, watch)
+        self._note_fallback(job, watch)
+
+    def ended(self, job: Job, outcome: Outcome) -> None:
+        told = job.error or (job.finish_reason if outcome == "done" else None) or outcome
+        self._requests.labels(job.model, job.api, told).inc()
+        watch = self._watches.pop(job.id, None)
+        if watch is None:
+            return
+        self._note_liars(job, watch)
+        self._note_repairs(job)
+        timings = job.timings
+        for histogram, value in (
+            (self._queue_s, job.queue_s),
+            (self._open_s, timings.open_s),
+            (self._first_s, timings.ttft_s),
+            (self._request_s, timings.total_s),
+            (self._speed, timings.decode_tokens_per_s(job.completion_tokens)),
+        ):
+            if value is not None:
+                histogram.labels(job.model).observe(value)
+
+    def _note_node(self, watch: _Watch, node: NodeId) -> None:
+        if node not in watch.nodes:
+            watch.nodes.add(node)
+            self._node_requests.labels(self._labels.label(node)).inc()
+
+    def _note_liars(self, job: Job, watch: _Watch) -> None:
+        if job.liars > watch.num_liars:
+            self._corruptions.labels(job.model).inc(job.liars - watch.num_liars)
+            watch.num_liars = job.liars
+
+    def _note_fallback(self, job: Job, watch: _Watch) -> None:
+        alone = self._gateway.origins[job.model].last_resort
+        if alone is not None and not watch.fell_back:
+            watch.fell_back = any((hop.node, hop.name) == (alone.node, alone.name) for hop in job.hops)
+            self._fallbacks.labels(job.model).inc(watch.fell_back)
+
+    def _note_repairs(self, job: Job) -> None:
+        for repair in job.repairs:
+            self._repair_s.labels(job.model).observe(repair.total_s)
+
+
+class LiveGauges(Collector):
+    """What is true of the gateway, its links and its own spans at the moment of asking."""
+
+    def __init__(self, gateway: Gateway, labels: NodeLabels) -> None:
+        self._gateway, self._labels = gateway, labels
+
+    def describe(self) -> list[Metric]:
+        """Nothing: so that registering does not collect."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._jobs()
+        yield from self._nodes()
+        yield from self._edges()
+        yield from self._sessions()
+        yield from _spans(self._homes())
+
+    def _homes(self) -> list[Node]:
+        """The nodes of this process that own requests; usually one."""
+        return list({id(origin.node): origin.node for origin in self._gateway.origins.values()}.values())
+
+    def _jobs(self) -> Iterator[Metric]:
+        yield _gauge("requests_running", "Requests that run now", self._gateway.num_running)
+        yield _gauge("requests_queued", "Requests that wait for their turn", self._gateway.num_waiting)
+
+    def _nodes(self) -> Iterator[Metric]:
+        offers = [
+            (name, o) for name, origin in self._gateway.origins.items() for o in known_offers(self._gateway, name)
+        ]
+        evicted = {node for origin in self._gateway.origins.values() for node in origin.evicted}
+        linked = {offer.node for _, offer in offers}
+        yield _gauge("nodes", "Nodes with an open link that offer a span of a model served here", len(linked))
+        yield _gauge("nodes_active", "Of those, the ones that are not evicted", len(linked - evicted))
+        yield _gauge("nodes_evicted", "Nodes kept out by an operator", len(evicted))
+        info = GaugeMetricFamily(
+            "manyhands_node_info", "Who a node is; always 1", labels=("node", "name", "address", "precision")
+        )
+        layers = GaugeMetricFamily("manyhands_node_layers", "Layers that a node offers", labels=("node", "model"))
+        free = GaugeMetricFamily(
+            "manyhands_node_free_positions", "Cache positions to lease, as last told", labels=("node", "model")
+        )
+        for name, offer in offers:
+            label = self._labels.label(offer.node)
+            if label != OTHER:
+                info.add_metric((label, offer.name[:40], str(offer.addr), offer.info.precision), 1)
+                layers.add_metric((label, name), len(offer.info.span))
+                free.add_metric((label, name), offer.info.free_tokens)
+        yield from (_once(info), _once(layers), _once(free))
+
+    def _edges(self) -> Iterator[Metric]:
+        rtt = GaugeMetricFamily("manyhands_node_rtt_seconds", "Round trip to a node", labels=("node",))
+        moved = CounterMetricFamily(
+            "manyhands_edge_bytes", "Bytes over the open links to a node", labels=("node", "lane", "direction")
+        )
+        for home in self._homes():
+            for (peer, lane), health in home.pool.health().items():
+                if (label := self._labels.label(peer)) == OTHER:
+                    continue
+                moved.add_metric((label, lane, "sent"), health.bytes_sent)
+                moved.add_metric((label, lane, "received"), health.bytes_received)
+                if lane == "control" and health.rtt_s is not None:
+                    rtt.add_metric((label,), health.rtt_s)
+        yield from (_once(rtt), _once(moved))
+
+    def _sessions(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "manyhands_node_sessions", "Hops of this gateway's sessions on a node", labels=("node",)
+        )
+        for home in self._homes():
+            for peer, count in sessions_by_node(home).items():
+                if (label := self._labels.label(peer)) != OTHER:
+                    family.add_metric((label,), count)
+        yield _once(family)
+
+
+def _spans(homes: Iterable[Node]) -> Iterator[Metric]:
+    """What this process hosts itself."""
+    labels = ("layers", "precision")
+    sessions = GaugeMetricFamily("manyhands_span_sessions", "Sessions on a span of this process", labels=labels)
+    free = GaugeMetricFamily("manyhands_span_free_positions", "Cache positions left to lease", labels=labels)
+    steps = CounterMetricFamily("manyhands_span_steps", "Device steps of a span of this process", labels=labels)
+    rows = CounterMetricFamily("manyhands_span_rows", "Positions computed by a span of this process", labels=labels)
+    for host in [host for home in homes for host in home.hosts]:
+        at = (str(host.info.span), host.info.precision)
+        sessions.add_metric(at, host.num_sessions)
+        free.add_metric(at, host.info.free_tokens)
+        steps.add_metric(at, host.steps_run)
+        rows.add_metric(at, host.rows_run)
+    yield from (_once(sessions), _once(free), _once(steps), _once(rows))
+
+
+def known_offers(gateway: Gateway, model: str) -> list[Offer]:
+    """Spans of `model` on nodes that a link is open to, also those of evicted nodes."""
+    origin = gateway.origins[model]
+    kind = (origin.model.id, origin.model.precision)
+    offers = origin.node.known_offers(origin.addrs, ())
+    return [offer for offer in offers if (offer.info.model, offer.info.precision) == kind]
+
+
+def sessions_by_node(node: Node) -> dict[NodeId, int]:
+    """How many hops of this node's own sessions are on each node."""
+    counts: dict[NodeId, int] = {}
+    for session in node.sessions.values():
+        for hop in session.hops:
+            counts[hop.offer.node] = counts.get(hop.offer.node, 0) + 1
+    return counts
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"manyhands_{name}", text, value=value)
+
+
+def _once(family: Metric) -> Metric:
+    """The family without repeated label sets, which Prometheus refuses: the last one stays."""
+    family.samples = list({tuple(sorted(s.labels.items())): s for s in family.samples}.values())
+    return family

@@ -1,0 +1,468 @@
+"""OpenAI's chat completions, completions and models, over the gateway. Fields: fields.py. Shapes: OpenAI's reference."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from fastapi import APIRouter, Request, Response
+
+from manyhands.api.choice import (
+    Choice,
+    Conversation,
+    Delta,
+    Plan,
+    Voice,
+    Voices,
+    check_choices,
+    encode_text,
+    functions_of,
+    options,
+    plan_chat,
+    sampling,
+    text_of,
+)
+from manyhands.api.fields import body_schema, parse
+from manyhands.api.gateway import Api, Ask, Caller, Gateway
+from manyhands.api.logprobs import Spelling, chat_logprobs, text_logprobs
+from manyhands.api.schema import BadField
+from manyhands.api.sse import DONE, Emit, EventStream, Single, to_event
+from manyhands.errors import ManyhandsError
+from manyhands.origin import Origin
+from manyhands.route.search import Offer
+from manyhands.text.tools import CallArguments, CallStart, Content
+
+Object = dict[str, Any]
+
+
+class NotOffered(ManyhandsError):
+    code = "not_offered"
+    http_status = 501
+
+
+def openai_router(gateway: Gateway) -> APIRouter:
+    """Every path under /v1 but /v1/responses."""
+    router = APIRouter(prefix="/v1", tags=["OpenAI"])
+    api = OpenAI(gateway)
+    describe(router, "/chat/completions", api.chat, "Answer a conversation.")
+    describe(router, "/completions", api.completions, "Go on from a text.")
+
+    @router.get("/models")
+    async def models(request: Request) -> Object:
+        """The models served here that this key may use."""
+        served = [(name, origin) for name, origin in gateway.origins.items() if _may_use(request, name)]
+        return {"object": "list", "data": [model_object(name, origin, gateway) for name, origin in served]}
+
+    @router.get("/models/{name:path}", responses={404: {"description": "not served here"}})
+    async def model(name: str, request: Request) -> Object:
+        """One model."""
+        caller_of(request).check_model(name)
+        return model_object(name, gateway.origin(name), gateway)
+
+    @router.post("/embeddings", responses={501: {"description": "always"}})
+    async def embeddings() -> None:
+        """Not offered: says so."""
+        raise NotOffered(
+            "/v1/embeddings is not offered: a swarm serves causal language models, ask an embedding server"
+        )
+
+    return router
+
+
+def describe(router: APIRouter, path: str, handler: Callable[[Request], Awaitable[Response]], says: str) -> None:
+    """Mount a POST handler that parses its own body, with the schema of the table in the OpenAPI document."""
+    schema = body_schema(f"{router.prefix}{path}")
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    codes = (400, 401, 403, 404, 408, 409, 413, 429, 503, 504)
+    said: dict[int | str, dict[str, Any]] = {code: {"description": "an error in OpenAI's shape"} for code in codes}
+    router.post(
+        path,
+        summary=says,
+        openapi_extra={"requestBody": body},
+        responses=said,
+        response_model=None,
+    )(handler)
+
+
+def caller_of(request: Request) -> Caller:
+    """Whose request it is, as the guard found out (app.py)."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+def _may_use(request: Request, name: str) -> bool:
+    caller = caller_of(request)
+    return caller.models is None or name in caller.models
+
+
+def model_object(name: str, origin: Origin, gateway: Gateway) -> Object:
+    model = origin.model
+    ours = {"model_id": model.id, "dtype": model.precision, "layers": model.num_layers, "context": model.context_length}
+    created = int(gateway.started_at)
+    return {"id": name, "object": "model", "created": created, "owned_by": "manyhands", "manyhands": ours}
+
+
+@dataclass(slots=True)
+class _Call:
+    """One HTTP request in progress: the choices it makes, and the envelope around them."""
+
+    gateway: Gateway
+    voice: Voice
+    id: str
+    kind: str
+    model: str
+    created: int
+    plans: Sequence[Plan]  # one a choice
+    indices: Sequence[int]  # of the choice among those of its prompt
+    caller: Caller
+    api: Api
+
+    def envelope(self, **fields: Any) -> Object:
+        print_ = f"fp_{self.voice.origin.model.id[:12]}_{self.voice.origin.model.precision}"
+        head = {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
+        return {**head, "system_fingerprint": print_, **fields}
+
+    async def choose(self, index: int) -> tuple[Ask, Choice]:
+        return await self.plans[index].choose(self.model, self.api, self.caller, self.indices[index])
+
+
+class OpenAI:
+    """The handlers. They parse, plan, and hand the work to a response that ends with its client."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway, self.voices = gateway, Voices(gateway)
+
+    async def chat(self, request: Request) -> Response:
+        given = parse("/v1/chat/completions", await request.body())
+        voice = self._voice(request, given)
+        count = check_choices(given, self.gateway.limits.max_choices)
+        talk = _conversation(given)
+        logprobs = _chat_logprobs_wanted(given)
+        plan = await plan_chat(
+            voice,
+            talk,
+            given,
+            wanted=_max_tokens(given),
+            default=self.gateway.limits.default_max_tokens,
+            logprobs=logprobs,
+        )
+        call = self._call(request, given, voice, "chat", [plan] * count, range(count))
+        form = ChatForm(Spelling(voice.grammars) if logprobs is not None else None)
+        return await self._answer(call, form, given)
+
+    async def completions(self, request: Request) -> Response:
+        given = parse("/v1/completions", await request.body())
+        voice = self._voice(request, given)
+        count = check_choices(given, self.gateway.limits.max_choices)
+        prompts = [await asyncio.to_thread(encode_text, voice, p) for p in _prompts(given["prompt"])]
+        if len(prompts) * count > 128:
+            raise BadField(f"prompt: {len(prompts)} prompts with n = {count} make more than 128 choices", "prompt")
+        logprobs = given.get("logprobs")
+        params = sampling(given, given.get("max_tokens", 16), logprobs)
+        plans = [Plan(voice, p, params, ask=options(voice, given)) for p in prompts for _ in range(count)]
+        call = self._call(request, given, voice, "completions", plans, [*range(count)] * len(prompts))
+        form = TextForm(Spelling(voice.grammars) if logprobs is not None else None)
+        return await self._answer(call, form, given)
+
+    def _voice(self, request: Request, given: Mapping[str, Any]) -> Voice:
+        caller_of(request).check_model(given["model"])
+        return self.voices.find(given["model"])
+
+    def _call(
+        self,
+        request: Request,
+        given: Mapping[str, Any],
+        voice: Voice,
+        api: Api,
+        plans: Sequence[Plan],
+        indices: Sequence[int],
+    ) -> _Call:
+        prefix, kind = ("chatcmpl-", "chat.completion") if api == "chat" else ("cmpl-", "text_completion")
+        for plan in plans:
+            voice.origin.request_ids(plan.prompt, plan.params)  # refuses what does not fit before anything is sent
+        return _Call(
+            self.gateway,
+            voice,
+            prefix + uuid4().hex,
+            kind,
+            given["model"],
+            int(time.time()),
+            plans,
+            indices,
+            caller_of(request),
+            api,
+        )
+
+    async def _answer(self, call: _Call, form: "Form", given: Mapping[str, Any]) -> Response:
+        asked = [await call.choose(index) for index in range(len(call.plans))]
+        await form.prepare()
+        if not given.get("stream", False):
+            if "stream_options" in given:
+                raise BadField("stream_options is for stream: true", "stream_options")
+            return Single(lambda: _whole(call, form, asked))
+        with_usage = bool(given.get("stream_options", {}).get("include_usage", False))
+        choices = [choice for _, choice in asked]
+        return EventStream(
+            lambda emit: _stream(call, form, asked, emit, with_usage=with_usage),
+            self.gateway.limits,
+            is_running=lambda: any(c.job is not None and c.job.queue_s is not None for c in choices),
+        )
+
+
+async def _whole(call: _Call, form: "Form", asked: Sequence[tuple[Ask, Choice]]) -> Object:
+    async def run(ask: Ask, choice: Choice) -> None:
+        async for _ in choice.read(call.gateway, ask):
+            pass
+
+    await together([run(ask, choice) for ask, choice in asked])
+    choices = [choice for _, choice in asked]
+    body = [form.choice(index, choice) for index, choice in enumerate(choices)]
+    return call.envelope(choices=body, usage=usage(call, choices))
+
+
+async def _stream(
+    call: _Call, form: "Form", asked: Sequence[tuple[Ask, Choice]], emit: Emit, *, with_usage: bool
+) -> None:
+    extra: Object = {"usage": None} if with_usage else {}
+
+    async def run(index: int, ask: Ask, choice: Choice) -> None:
+        async for chunk in form.chunks(index, choice, choice.read(call.gateway, ask)):
+            await emit(to_event(form.envelope(call, choices=[chunk], **extra)))
+
+    await together([run(index, ask, choice) for index, (ask, choice) in enumerate(asked)])
+    if with_usage:
+        await emit(to_event(form.envelope(call, choices=[], usage=usage(call, [choice for _, choice in asked]))))
+    await emit(DONE)
+
+
+async def together(work: Sequence[Any]) -> None:
+    """Run coroutines side by side; the first error ends them all and is raised as it is."""
+    if len(work) == 1:
+        await work[0]
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in work:
+                group.create_task(one)
+    except BaseExceptionGroup as errors:
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+
+
+def usage(call: _Call, choices: Sequence[Choice]) -> Object:
+    """Tokens: every prompt once, whatever n is."""
+    prompts = {id(plan): len(plan.prompt) for plan, index in zip(call.plans, call.indices, strict=True) if index == 0}
+    asked, made = sum(prompts.values()), sum(len(choice.tokens) for choice in choices)
+    thought = sum(choice.reasoning_tokens for choice in choices)
+    total = {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
+    return {**total, "completion_tokens_details": {"reasoning_tokens": thought}}
+
+
+def extension(choice: Choice) -> Object:
+    """What only a swarm can tell of an answer: the object `manyhands`."""
+    job = choice.job
+    assert job is not None
+    ms = {
+        "queue_ms": job.queue_s,
+        "open_ms": job.timings.open_s,
+        "ttft_ms": job.timings.ttft_s,
+        "total_ms": job.timings.total_s,
+    }
+    speed = job.timings.decode_tokens_per_s(job.completion_tokens)
+    return {
+        "job": job.id,
+        "exactness": job.exactness,
+        "route": [_hop(offer) for offer in job.route],
+        "repairs": [
+            {"at_token": r.at_token, "lost": list(r.lost), "ms": round(r.total_s * 1e3, 1)} for r in job.repairs
+        ],
+        "timings": {
+            **{name: None if s is None else round(s * 1e3, 3) for name, s in ms.items()},
+            "decode_tokens_per_s": None if speed is None else round(speed, 3),
+        },
+    }
+
+
+def _hop(offer: Offer) -> Object:
+    return {"name": offer.name, "node": offer.node, "layers": str(offer.info.span)}
+
+
+# -- the forms of the two APIs ----------------------------------------------------------------------------------------
+
+
+class Form:
+    """How one choice looks, whole and in chunks."""
+
+    def __init__(self, spelling: Spelling | None) -> None:
+        self._spelling = spelling
+
+    async def prepare(self) -> None:
+        """Whatever must be loaded. Raises BadRequest."""
+        if self._spelling is not None:
+            await asyncio.to_thread(self._spelling.load)
+
+    def envelope(self, call: _Call, **fields: Any) -> Object:
+        return call.envelope(**fields)
+
+    def choice(self, index: int, choice: Choice) -> Object:
+        raise NotImplementedError
+
+    def chunks(self, index: int, choice: Choice, deltas: AsyncIterator[Delta]) -> AsyncIterator[Object]:
+        raise NotImplementedError
+
+
+class ChatForm(Form):
+    def envelope(self, call: _Call, **fields: Any) -> Object:
+        return {**call.envelope(**fields), "object": "chat.completion.chunk"}
+
+    def choice(self, index: int, choice: Choice) -> Object:
+        message: Object = {"role": "assistant", "content": choice.content or None, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if choice.calls:
+            message["tool_calls"] = [_tool_call(call) for call in choice.calls]
+        else:
+            message["content"] = choice.content
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": chat_logprobs(self._spelling, choice.tokens),
+            "finish_reason": choice.finish_reason,
+            "manyhands": extension(choice),
+        }
+
+    async def chunks(self, index: int, choice: Choice, deltas: AsyncIterator[Delta]) -> AsyncIterator[Object]:
+        is_first = True
+        async for delta in deltas:
+            if is_first:
+                is_first = False
+                yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
+            changes = _changes(delta, choice) or ([{}] if self._spelling is not None and delta.token else [])
+            tokens = [delta.token] if delta.token else []
+            for change in changes:
+                yield self._chunk(index, change, chat_logprobs(self._spelling, tokens))
+                tokens = []
+        last = self._chunk(index, {}, None, choice.finish_reason)
+        yield {**last, "manyhands": extension(choice)}
+
+    @staticmethod
+    def _chunk(index: int, delta: Object, logprobs: Object | None = None, finish: str | None = None) -> Object:
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _changes(delta: Delta, choice: Choice) -> list[Object]:
+    """The deltas of a chat chunk."""
+    out: list[Object] = [{"reasoning_content": delta.reasoning}] if delta.reasoning else []
+    for piece in delta.pieces:
+        match piece:
+            case Content(text):
+                out.append({"content": text})
+            case CallStart(index, name):
+                made = {"index": index, "id": choice.calls[index]["id"], "type": "function"}
+                out.append({"tool_calls": [{**made, "function": {"name": name, "arguments": ""}}]})
+            case CallArguments(index, text):
+                out.append({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+    return out
+
+
+def _tool_call(call: Mapping[str, str]) -> Object:
+    function = {"name": call["name"], "arguments": call["arguments"]}
+    return {"id": call["id"], "type": "function", "function": function}
+
+
+class TextForm(Form):
+    def choice(self, index: int, choice: Choice) -> Object:
+        return {
+            "index": index,
+            "text": choice.content,
+            "logprobs": text_logprobs(self._spelling, choice.tokens, 0),
+            "finish_reason": choice.finish_reason,
+            "manyhands": extension(choice),
+        }
+
+    async def chunks(self, index: int, choice: Choice, deltas: AsyncIterator[Delta]) -> AsyncIterator[Object]:
+        shown = 0
+        async for delta in deltas:
+            text = "".join(piece.text for piece in delta.pieces if isinstance(piece, Content))
+            tokens = [delta.token] if delta.token else []
+            if text or (tokens and self._spelling is not None):
+                logprobs = text_logprobs(self._spelling, tokens, shown)
+                yield {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+            shown += len(text)
+        last = {"index": index, "text": "", "logprobs": None, "finish_reason": choice.finish_reason}
+        yield {**last, "manyhands": extension(choice)}
+
+
+# -- from fields to a conversation ------------------------------------------------------------------------------------
+
+
+def _conversation(given: Mapping[str, Any]) -> Conversation:
+    tools = given.get("tools", ())
+    choice = given.get("tool_choice")
+    functions, word = functions_of(
+        [t["function"] for t in tools], choice["function"] if isinstance(choice, dict) else choice
+    )
+    if not tools and {"tool_choice", "parallel_tool_calls"} & given.keys() and word != "none":
+        raise BadField("tool_choice and parallel_tool_calls are for requests with tools", "tool_choice")
+    return Conversation(
+        [message_of(m) for m in given["messages"]],
+        functions,
+        tools,
+        word,
+        given.get("parallel_tool_calls", True),
+        format_of(given.get("response_format")),
+        given.get("reasoning_effort"),
+    )
+
+
+def format_of(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """None for text, {} for any object, else the schema."""
+    if wanted is None or wanted["type"] == "text":
+        return None
+    if wanted["type"] == "json_object":
+        return {}
+    schema: Mapping[str, Any] = wanted.get("json_schema", wanted)["schema"]
+    return schema or {"type": ["object", "array", "string", "number", "boolean", "null"]}
+
+
+def message_of(message: Mapping[str, Any]) -> Object:
+    """A message as chat templates take it: text is text, arguments are objects, a developer is the system."""
+    role = "system" if message["role"] == "developer" else message["role"]
+    out: Object = {"role": role, "content": text_of(message.get("content"))}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if message.get(name) is not None:
+            out[name] = message[name]
+    if message.get("tool_calls"):
+        out["tool_calls"] = [call_of(c["id"], **c["function"]) for c in message["tool_calls"]]
+    return out
+
+
+def call_of(call_id: str, name: str, arguments: str) -> Object:
+    """A call as chat templates take it."""
+    try:
+        read = json.loads(arguments)
+    except (ValueError, RecursionError):
+        read = arguments
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": read}}
+
+
+def _max_tokens(given: Mapping[str, Any]) -> int | None:
+    if "max_tokens" in given and "max_completion_tokens" in given:
+        raise BadField("max_tokens is the older name of max_completion_tokens: send one of them", "max_tokens")
+    wanted: int | None = given.get("max_completion_tokens", given.get("max_tokens"))
+    return wanted
+
+
+def _chat_logprobs_wanted(given: Mapping[str, Any]) -> int | None:
+    if "top_logprobs" in given and not given.get("logprobs"):
+        raise BadField("top_logprobs is for logprobs: true", "top_logprobs")
+    return given.get("top_logprobs", 0) if given.get("logprobs") else None
+
+
+def _prompts(prompt: Any) -> list[Any]:
+    return list(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]

@@ -1,0 +1,139 @@
+"""Answers that take their time, as ASGI responses: event streams and single JSON bodies.
+
+Nothing is buffered here: a producer awaits `emit`, which waits for the reader. So a slow reader pauses its own generation
+and no other; one that takes nothing for write_timeout_s is cut. A client that leaves cancels the producer at once.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from fastapi.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from manyhands.api.app import error_object, error_response
+from manyhands.api.limits import Limits
+from manyhands.errors import ManyhandsError
+
+logger = logging.getLogger(__name__)
+
+Emit = Callable[[bytes], Awaitable[None]]
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def to_event(data: Mapping[str, Any], name: str | None = None) -> bytes:
+    """One event. JSON has no line breaks, so it is one line."""
+    text = f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return (f"event: {name}\n{text}" if name else text).encode()
+
+
+def error_event(error: Exception) -> bytes:
+    return to_event({"error": error_object(error)})
+
+
+class EventStream(Response):
+    """Sends what `produce(emit)` emits. Its headers leave with the first event, so that what refuses has its own status.
+
+    `is_running` says whether the route stands: then a silence of keep_alive_s is broken by a comment. An error after the
+    first event becomes an event of its own, by `on_error`.
+    """
+
+    def __init__(
+        self,
+        produce: Callable[[Emit], Awaitable[None]],
+        limits: Limits,
+        is_running: Callable[[], bool] = lambda: True,
+        on_error: Callable[[Exception], bytes] = error_event,
+    ) -> None:
+        super().__init__(media_type="text/event-stream")
+        self._produce, self._limits, self._is_running, self._on_error = produce, limits, is_running, on_error
+        self._has_begun = False
+        self._sent_at = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._abort = scope.get("state", {}).get("abort")
+        await _while_connected(receive, self._run(scope, receive, send))
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with asyncio.TaskGroup() as group:
+            beat = group.create_task(self._keep_alive(send))
+            try:
+                await self._produce(lambda event: self._emit(send, event))
+            except _ReaderStalled:
+                return
+            except Exception as error:
+                if not isinstance(error, ManyhandsError):
+                    logger.exception("a stream failed")
+                if not self._has_begun:
+                    await error_response(error)(scope, receive, send)
+                    return
+                await self._emit(send, self._on_error(error))
+            finally:
+                beat.cancel()
+            await self._emit(send, b"", more=False)
+
+    async def _keep_alive(self, send: Send) -> None:
+        pause_s = self._limits.keep_alive_s
+        while True:
+            await asyncio.sleep(pause_s)
+            is_silent = asyncio.get_running_loop().time() - self._sent_at >= pause_s
+            if is_silent and self._is_running():
+                await self._emit(send, KEEP_ALIVE)
+
+    async def _emit(self, send: Send, event: bytes, *, more: bool = True) -> None:
+        try:
+            async with asyncio.timeout(self._limits.write_timeout_s):
+                if not self._has_begun:
+                    self._has_begun = True
+                    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                await send({"type": "http.response.body", "body": event, "more_body": more})
+        except TimeoutError:
+            if self._abort is not None:
+                self._abort()
+            raise _ReaderStalled from None
+        self._sent_at = asyncio.get_running_loop().time()
+
+
+class _ReaderStalled(Exception):
+    pass
+
+
+class Single(Response):
+    """Sends what `work()` returns as JSON, or its error; a client that leaves cancels it."""
+
+    def __init__(self, work: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+        super().__init__(media_type="application/json")
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _while_connected(receive, self._run(scope, receive, send))
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = JSONResponse(await self._work())
+        except ManyhandsError as error:
+            response = error_response(error)
+        await response(scope, receive, send)
+
+
+async def _while_connected(receive: Receive, work: Any) -> None:
+    """Await the coroutine `work`; cancel it once the client has left."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        task.cancel()
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work)
+        watcher = group.create_task(watch())
+        task.add_done_callback(lambda _: watcher.cancel())

@@ -1,0 +1,150 @@
+"""Optional traces by the OpenTelemetry SDK: one span a request, one below it for each hop's time in the route, one a repair.
+
+Needs the extra `manyhands[trace]`; nothing of it is imported before `open_tracing`. Names and numbers only: no prompt, no text.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from manyhands import __version__
+from manyhands.api.gateway import Job, Outcome
+from manyhands.errors import BadRequest
+from manyhands.generate.repair import Event
+from manyhands.origin import Token
+from manyhands.route.search import Offer
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span, Tracer
+
+Attributes = dict[str, str | int | float]
+
+
+@contextmanager
+def open_tracing(exporter: str) -> "Iterator[Tracing]":
+    """An observer that sends spans to `exporter`, by its standard name ("otlp", "console"; OTEL_* variables configure it).
+
+    What is left is sent on leaving. Raises BadRequest if the SDK or the exporter is not installed.
+    """
+    try:
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise BadRequest(f"traces need the OpenTelemetry SDK ({error}): pip install 'manyhands[trace]'") from error
+    found = entry_points(group="opentelemetry_traces_exporter", name=exporter)
+    if not found:
+        known = sorted(point.name for point in entry_points(group="opentelemetry_traces_exporter"))
+        raise BadRequest(f"no trace exporter {exporter!r} is installed; there is {', '.join(known) or 'none'}")
+    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: "manyhands"}))
+    provider.add_span_processor(BatchSpanProcessor(next(iter(found)).load()()))
+    try:
+        yield Tracing(provider)
+    finally:
+        provider.shutdown()
+
+
+class _Open:
+    """The spans of a running job that have not ended."""
+
+    def __init__(self, request: "Span") -> None:
+        self.request = request
+        self.hops: dict[tuple[str, str], Span] = {}
+        self.num_repairs = 0
+
+
+class Tracing:
+    """Looks on (gateway.py: Observer) and makes spans of it. `now_ns` is Unix time."""
+
+    def __init__(self, provider: "TracerProvider", *, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._tracer: Tracer = provider.get_tracer("manyhands", __version__)
+        self._now_ns = now_ns
+        self._open: dict[str, _Open] = {}
+
+    def started(self, job: Job) -> None:
+        attributes: Attributes = {
+            "manyhands.request": job.id,
+            "manyhands.model": job.model,
+            "manyhands.api": job.api,
+            "manyhands.prompt_tokens": job.prompt_tokens,
+            "manyhands.max_tokens": job.max_tokens,
+            "manyhands.queue_s": job.queue_s or 0.0,
+        }
+        span = self._tracer.start_span("request", start_time=self._now_ns(), attributes=attributes)
+        self._open[job.id] = _Open(span)
+
+    def token(self, job: Job, token: Token) -> None:
+        if job.completion_tokens == 1:
+            self._open[job.id].request.add_event("first token", timestamp=self._now_ns())
+            self._follow(job)
+
+    def event(self, job: Job, event: Event) -> None:
+        """Hops that are out end, new ones begin; what happened is an event of the request's span."""
+        facts: Attributes = {"nodes": ", ".join(event.nodes), "at_token": event.at_token, "detail": event.detail}
+        self._open[job.id].request.add_event(event.kind, facts, timestamp=self._now_ns())
+        self._follow(job)
+
+    def ended(self, job: Job, outcome: Outcome) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        opened = self._open.get(job.id)
+        if opened is None:
+            return  # never started
+        self._follow(job)
+        del self._open[job.id]
+        for span in opened.hops.values():
+            span.end(self._now_ns())
+        request = opened.request
+        request.set_attributes(_summary(job, outcome))
+        if outcome == "failed":
+            request.set_status(Status(StatusCode.ERROR, job.error))
+        request.end(self._now_ns())
+
+    def _follow(self, job: Job) -> None:
+        """Make the open hop spans those of the job's present route, and give each new repair its span."""
+        opened, now = self._open[job.id], self._now_ns()
+        present = {(hop.node, str(hop.info.span)): hop for hop in job.hops}
+        for gone in [key for key in opened.hops if key not in present]:
+            opened.hops.pop(gone).end(now)
+        for index, (key, hop) in enumerate(present.items()):
+            if key not in opened.hops:
+                opened.hops[key] = self._start(opened, f"hop {index}", now, _hop_attributes(index, hop))
+        for repair in job.repairs[opened.num_repairs :]:
+            facts: Attributes = {
+                "manyhands.lost": ", ".join(repair.lost),
+                "manyhands.replacement": ", ".join(repair.replacement),
+                "manyhands.at_token": repair.at_token,
+                "manyhands.replay_s": repair.replay_s,
+            }
+            self._start(opened, "repair", now - int(repair.total_s * 1e9), facts).end(now)
+        opened.num_repairs = len(job.repairs)
+
+    def _start(self, opened: _Open, name: str, at_ns: int, attributes: Attributes) -> "Span":
+        from opentelemetry.trace import set_span_in_context
+
+        context = set_span_in_context(opened.request)
+        return self._tracer.start_span(name, context=context, start_time=at_ns, attributes=attributes)
+
+
+def _hop_attributes(index: int, hop: Offer) -> Attributes:
+    return {
+        "manyhands.hop": index,
+        "manyhands.node": hop.node,
+        "manyhands.node_name": hop.name,
+        "manyhands.layers": str(hop.info.span),
+    }
+
+
+def _summary(job: Job, outcome: Outcome) -> Attributes:
+    return {
+        "manyhands.outcome": outcome,
+        "manyhands.session": job.session or "",
+        "manyhands.finish_reason": job.finish_reason or "",
+        "manyhands.completion_tokens": job.completion_tokens,
+        "manyhands.exactness": job.exactness,
+        "manyhands.open_s": job.timings.open_s or 0.0,
+        "manyhands.ttft_s": job.timings.ttft_s or 0.0,
+    }

@@ -1,0 +1,217 @@
+"""The nodes behind a gateway, as an operator sees and moves them (lattice9 calls a node a worker).
+
+Reading asks nobody: links know what their peer hosts and how far away it is. Evicting is the origin's affair (origin.py), for
+every model served here at once.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from manyhands.api.gateway import Gateway
+from manyhands.api.jobs import hop_object, in_ms
+from manyhands.api.metrics import known_offers, sessions_by_node
+from manyhands.core import EdgeHealth, NodeAddr, NodeId, Span
+from manyhands.errors import BadRequest, Conflict, LinkClosed, NotFound, ShardUnavailable, Unsupported, WeightsMismatch
+from manyhands.origin import Origin
+from manyhands.route.search import Offer
+
+# How long a node that is named by its address may take to answer.
+REGISTER_TIMEOUT_S = 5.0
+MIN_PREFIX = 6  # hex digits of an id that may stand for it
+
+
+class Reassigner(Protocol):
+    """Moves a node to other layers. Raises ManyhandsError if the node will not."""
+
+    async def reassign(self, node: NodeId, span: Span) -> None:
+        """Return once the node serves `span`."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """A node and what it offers for models served here; no offers: not linked now (evicted, or named by the ticket)."""
+
+    node: NodeId
+    name: str = ""
+    address: str = ""
+    offers: list[tuple[str, Offer]] = field(default_factory=list)  # (model served here, span)
+    is_evicted: bool = False
+    num_sessions: int = 0
+    edges: dict[str, EdgeHealth] = field(default_factory=dict)  # by lane
+
+    @property
+    def status(self) -> str:
+        return "evicted" if self.is_evicted else "active" if self.offers else "unreachable"
+
+
+def list_workers(gateway: Gateway) -> list[Worker]:
+    """Every node known to the origins of this gateway, linked or not."""
+    workers: dict[NodeId, Worker] = {}
+    for model, origin in gateway.origins.items():
+        for addr in origin.addrs:
+            if addr.node is not None:
+                workers.setdefault(addr.node, Worker(addr.node, address=str(addr)))
+        for offer in known_offers(gateway, model):
+            worker = workers.setdefault(offer.node, Worker(offer.node))
+            worker.name, worker.address = offer.name, str(offer.addr)
+            worker.offers.append((model, offer))
+        for node in origin.evicted:
+            workers.setdefault(node, Worker(node)).is_evicted = True
+    for home in {id(o.node): o.node for o in gateway.origins.values()}.values():
+        for node, count in sessions_by_node(home).items():
+            workers.setdefault(node, Worker(node)).num_sessions += count
+        for (node, lane), health in home.pool.health().items():
+            if node in workers:
+                workers[node].edges[lane] = health
+    return sorted(workers.values(), key=lambda w: (w.offers[0][1].info.span.start if w.offers else 1 << 30, w.node))
+
+
+def find_worker(gateway: Gateway, name: str) -> Worker:
+    """By node id, the first digits of one, or a name. Raises NotFound, Conflict if several are meant."""
+    workers = list_workers(gateway)
+    found = [w for w in workers if w.node == name] or [w for w in workers if w.name == name]
+    if not found and len(name) >= MIN_PREFIX:
+        found = [w for w in workers if w.node.startswith(name)]
+    if len(found) > 1:
+        raise Conflict(f"worker {name[:80]!r} may be {', '.join(w.node[:12] for w in found)}: use more of the id")
+    if not found:
+        raise NotFound(f"no worker {name[:80]!r} is known here; GET /api/workers lists those that are")
+    return found[0]
+
+
+def evict(gateway: Gateway, worker: Worker, *, force: bool) -> int:
+    """Keep a node out until it is readmitted; sessions that run through it repair to others. Returns how many do.
+
+    Raises Conflict if a model that has a route now would have none, unless forced: its sessions then wait for repair, at
+    most for their patience. Raises BadRequest for this process itself.
+    """
+    origins = list(gateway.origins.items())
+    if any(worker.node == origin.node.transport.node for _, origin in origins):
+        raise BadRequest("this is the gateway's own node: stop it instead")
+    for model, origin in origins:
+        offers = [offer for offer in known_offers(gateway, model) if offer.node not in origin.evicted]
+        rest = [offer for offer in offers if offer.node != worker.node]
+        if not force and _has_route(origin, offers) and not _has_route(origin, rest):
+            raise Conflict(
+                f"nobody else holds the layers of {model} that {worker.name or worker.node[:12]} does: add a node first, "
+                "or evict it with ?force=true (its requests then wait)"
+            )
+    return sum([origin.evict(worker.node) for _, origin in origins])
+
+
+def readmit(gateway: Gateway, worker: Worker) -> None:
+    """Let new sessions and repairs use the node again."""
+    for origin in gateway.origins.values():
+        origin.readmit(worker.node)
+
+
+async def reassign(worker: Worker, to: str, reassigner: Reassigner | None) -> dict[str, Any]:
+    """Move a node to layers `to` ("0-7"); answers as InferD does (IN-R04). Raises CutError, Unsupported."""
+    span = Span.parse(to)
+    if reassigner is None:
+        raise Unsupported(
+            f"this swarm cannot move a node to other layers yet: restart {worker.name or worker.node[:12]} "
+            f"with --layers {span}"
+        )
+    await reassigner.reassign(worker.node, span)
+    return {"node_info": {"id": worker.node}, "new_stage": str(span), "status": "reassigned"}
+
+
+async def register(gateway: Gateway, address: str) -> Worker:
+    """Dial a node that the ticket does not name and use what it offers. Deadline: REGISTER_TIMEOUT_S.
+
+    It must prove membership of the swarm. Raises BadRequest, ShardUnavailable if nobody answers there.
+    """
+    addr = NodeAddr.parse(address)
+    for origin in gateway.origins.values():
+        try:
+            async with asyncio.timeout(REGISTER_TIMEOUT_S):
+                link = await origin.node.link(addr, "control")
+        except (LinkClosed, TimeoutError) as error:
+            raise ShardUnavailable(
+                f"no member of the swarm answers at {addr}: is it serving, with this ticket?"
+            ) from error
+        if not any((known.host, known.port) == (addr.host, addr.port) for known in origin.addrs):
+            origin.addrs.append(NodeAddr(addr.host, addr.port, link.peer))
+    return find_worker(gateway, link.peer)
+
+
+async def route_now(origin: Origin) -> tuple[Offer, ...]:
+    """A route that could be opened at this moment. Dials only if there is none over the open links; takes ~2 s at most.
+
+    Raises ShardUnavailable, WeightsMismatch.
+    """
+    try:
+        return origin.choose_route(await origin.offers(()))
+    except ShardUnavailable:
+        await origin.look_around()
+        return origin.choose_route(await origin.offers(()))
+
+
+def _has_route(origin: Origin, offers: Sequence[Offer]) -> bool:
+    try:
+        return bool(origin.choose_route(offers))
+    except (ShardUnavailable, WeightsMismatch):
+        return False
+
+
+# -- as JSON ----------------------------------------------------------------------------------------------------------
+
+
+def worker_object(worker: Worker) -> dict[str, Any]:
+    """A worker as JSON (docs/api.md)."""
+    control = worker.edges.get("control")
+    return {
+        "worker_id": worker.node,
+        "name": worker.name,
+        "address": worker.address,
+        "status": worker.status,
+        "sessions": worker.num_sessions,
+        "rtt_ms": in_ms(control.rtt_s if control else None),
+        "path_kind": control.path_kind if control else None,
+        "last_error": control.last_error if control else None,
+        "bytes_sent": sum(edge.bytes_sent for edge in worker.edges.values()),
+        "bytes_received": sum(edge.bytes_received for edge in worker.edges.values()),
+        "spans": [span_object(model, offer) for model, offer in worker.offers],
+    }
+
+
+def span_object(model: str, offer: Offer) -> dict[str, Any]:
+    """A span that a worker offers, as JSON; lattice9's assignment."""
+    info = offer.info
+    return {
+        "model": model,
+        "layers": str(info.span),
+        "is_first": info.span.start == 0,
+        "is_last": info.span.end == info.num_layers,
+        "total_layers": info.num_layers,
+        "precision": info.precision,
+        "arithmetic": info.arithmetic,
+        "is_spare": info.is_spare,
+        "has_ends": info.has_ends,
+        "free_positions": info.free_tokens,
+        "max_sessions": info.max_sessions,
+    }
+
+
+async def scheduler_object(gateway: Gateway) -> dict[str, Any]:
+    """What lattice9 calls scheduler stats: who is there, what runs, and which route a request would take now."""
+    workers = list_workers(gateway)
+    return {
+        "total_workers": len(workers),
+        "active_workers": sum(worker.status == "active" for worker in workers),
+        "evicted_workers": sum(worker.is_evicted for worker in workers),
+        "running_requests": gateway.num_running,
+        "queued_requests": gateway.num_waiting,
+        "routes": {model: await _route_object(origin) for model, origin in gateway.origins.items()},
+    }
+
+
+async def _route_object(origin: Origin) -> list[dict[str, Any]] | None:
+    """The hops a request would take now, by what open links say; null if there is no route."""
+    try:
+        return [hop_object(offer) for offer in origin.choose_route(await origin.offers(()))]
+    except (ShardUnavailable, WeightsMismatch):
+        return None

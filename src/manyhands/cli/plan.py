@@ -1,0 +1,188 @@
+"""`manyhands plan`: what to expect of a set of machines, before anything is loaded."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyhands.cli import options
+from manyhands.errors import BadRequest
+
+if TYPE_CHECKING:
+    from manyhands.place.machines import Fleet, Machine
+    from manyhands.place.plan import Plan, Plans, Task
+    from manyhands.place.shape import Checkpoint
+
+DEFAULT_TOKENS, DEFAULT_PROMPT = 2048, 128
+STRATEGIES = ("measured", "uniform", "capacity")
+
+
+def plan(
+    model: options.Model,
+    machines: Annotated[
+        Path | None, typer.Option("--machines", help="TOML file of machines; default: this one, measured.")
+    ] = None,
+    add: Annotated[
+        list[str] | None, typer.Option("--add", help='What if there were also "laptop:8GB@40ms"; may be repeated.')
+    ] = None,
+    memory: Annotated[str, typer.Option("--memory", help="What this machine may give, as in 6GB; default: all.")] = "",
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", min=1, help="Tokens to hold cache for, prompt included.")
+    ] = None,
+    prompt: Annotated[
+        int | None, typer.Option("--prompt", min=1, help="Tokens of the prompt, for the time to the first token.")
+    ] = None,
+    strategy: Annotated[str, typer.Option("--strategy", help="measured, uniform or capacity.")] = "measured",
+    dtype: options.DType = "bf16",
+    as_json: options.Json = False,
+) -> None:
+    """Find the best placement of a model on machines and say what to expect of it, before loading."""
+    from manyhands.config import home_from_env
+    from manyhands.place.machines import parse_bytes
+    from manyhands.place.plan import Plans, Task, advice, find_plans, place
+    from manyhands.place.shape import look_up
+
+    if strategy not in STRATEGIES:
+        raise BadRequest(f"--strategy is {strategy!r}; it is one of {', '.join(STRATEGIES)}")
+    checkpoint = look_up(model, options.precision_of(dtype), home_from_env())
+    fleet = _fleet(checkpoint, machines, parse_bytes(memory) if memory else None)
+    length = tokens or min(DEFAULT_TOKENS, checkpoint.shape.context or DEFAULT_TOKENS)
+    task = Task(checkpoint.shape, fleet, length, prompt or min(DEFAULT_PROMPT, length))
+    wider = replace(task, fleet=fleet.with_machines(_added(add or [], fleet))) if add else task
+    plans = find_plans(wider)
+    if strategy != "measured":
+        plans = Plans((place(wider, strategy),), plans.alone, None)  # type: ignore[arg-type]
+    said = [advice(plans)]
+    if add:
+        said.append(_what_if(find_plans(task), plans, {m.name for m in wider.fleet.machines[len(fleet.machines) :]}))
+    if as_json:
+        typer.echo(json.dumps(_as_object(wider, plans, said), allow_nan=False))
+    else:
+        _show(wider, plans, said)
+
+
+def _fleet(checkpoint: "Checkpoint", file: Path | None, memory_bytes: int | None) -> "Fleet":
+    """The machines of the file, or this one. This one is measured only where its speed is needed."""
+    from manyhands.place.machines import Fleet, fleet_of, needs_measuring, read_machines_file
+
+    if file is None:
+        here = _measured(checkpoint, memory_bytes)
+        return Fleet((here,), here.name)
+    if memory_bytes is not None:
+        raise BadRequest("--memory is of this machine; with --machines, memory stands in the file")
+    content = read_machines_file(file)
+    needed = needs_measuring(content["machine"])
+    return fleet_of(content, _measured(checkpoint, None) if needed else None)
+
+
+def _measured(checkpoint: "Checkpoint", memory_bytes: int | None) -> "Machine":
+    """This machine; measured on a thread of its own, which torch's settings then belong to."""
+    import socket
+
+    from manyhands.config import home_from_env
+    from manyhands.place.measure import this_machine
+
+    name = socket.gethostname() or "here"
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(this_machine, name, checkpoint, home_from_env(), memory_bytes).result()
+
+
+def _added(texts: list[str], fleet: "Fleet") -> "list[Machine]":
+    from manyhands.place.machines import parse_what_if
+
+    return [parse_what_if(text, fleet.get_machine(fleet.origin)) for text in texts]
+
+
+def _what_if(before: "Plans", after: "Plans", names: set[str]) -> str:
+    """What the machines of --add change."""
+    who = " and ".join(sorted(names))
+    if not after.ranked:
+        return f"{who} would not be enough"
+    if not before.ranked:
+        return f"{who} would make it possible"
+    was, now = before.best.tokens_per_s, after.best.tokens_per_s
+    if not after.best.machines & names:
+        return f"{who} would not be used: it is faster without"
+    return f"{who} would give {now:.1f} tokens/s instead of {was:.1f}"
+
+
+def _as_object(task: "Task", plans: "Plans", said: list[str]) -> dict[str, Any]:
+    """Everything the tables say; bytes and seconds."""
+    missing = plans.missing
+    return {
+        "model": task.shape.name,
+        "dtype": task.shape.precision,
+        "layers": task.shape.num_layers,
+        "tokens": task.tokens,
+        "prompt": task.prompt,
+        "origin": task.fleet.origin,
+        "machines": [_machine_object(machine, task.capacity(machine)) for machine in task.fleet.machines],
+        "plans": [_plan_object(plan) for plan in plans.ranked],
+        "alone": None if plans.alone is None else _plan_object(plans.alone),
+        "missing": missing and {"layers": str(missing.span), "needs_bytes": missing.needs_bytes},
+        "advice": said,
+    }
+
+
+def _machine_object(machine: "Machine", capacity: int) -> dict[str, Any]:
+    """JSON has no infinity: an uplink without a limit is null."""
+    uplink = machine.uplink_Bps if machine.uplink_Bps < float("inf") else None
+    return {**asdict(machine), "uplink_Bps": uplink, "layers_that_fit": capacity}
+
+
+def _plan_object(plan: "Plan") -> dict[str, Any]:
+    hops = [{**asdict(hop), "span": str(hop.span)} for hop in plan.hops]
+    return {**asdict(plan), "hops": hops, "tokens_per_s": plan.tokens_per_s}
+
+
+def _show(task: "Task", plans: "Plans", said: list[str]) -> None:
+    from rich.console import Console
+
+    from manyhands.place.strategy import size
+
+    console = Console()
+    total = size(sum(task.shape.layer_bytes) + task.shape.ends_bytes)
+    console.print(
+        f"{task.shape.name} in {task.shape.precision}: {task.shape.num_layers} layers, {total}; "
+        f"cache for {task.tokens} tokens; prompts come to {task.fleet.origin}",
+        highlight=False,
+    )
+    if plans.ranked:
+        _show_hops(console, task, plans.ranked[0])
+        _show_ranking(console, plans)
+    for line in said:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _show_hops(console: Any, task: "Task", plan: "Plan") -> None:
+    from rich.table import Table
+
+    from manyhands.place.strategy import size
+
+    table = Table("machine", "layers", "memory", "way ms", "compute ms", title="best placement, per token")
+    for hop in plan.hops:
+        room = size(task.fleet.get_machine(hop.machine).memory_bytes)
+        table.add_row(
+            hop.machine, str(hop.span), f"{size(hop.needs_bytes)} of {room}", _ms(hop.leg_s), _ms(hop.compute_s)
+        )
+    table.add_row(
+        f"{task.fleet.origin} (origin)", "ends", size(task.shape.ends_bytes), _ms(plan.return_s), _ms(plan.ends_s)
+    )
+    console.print(table)
+
+
+def _show_ranking(console: Any, plans: "Plans") -> None:
+    from rich.table import Table
+
+    table = Table("placement", "tokens/s", "first token s", title="expected, one stream without speculation")
+    ranked = [*plans.ranked, *([plans.alone] if plans.alone and plans.alone not in plans.ranked else [])]
+    for plan in ranked:
+        table.add_row(str(plan), f"{plan.tokens_per_s:.1f}", f"{plan.ttft_s:.2f}")
+    console.print(table)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f}"

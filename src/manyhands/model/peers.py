@@ -1,0 +1,313 @@
+"""Weights from peers: exactly the tensors of a span, from several nodes at once, every byte proven by the ModelId.
+
+The ModelId is the hash of the manifest, and the manifest holds a hash of each tensor and of config.json as far as it
+bears on arithmetic. So manifest and tensors may come from anybody. config.json is written without the keys that the
+manifest leaves out. Tokenizer and chat template are not covered: they are taken if `Need.listing` names the hash of
+their list, else as most providers have them (a tie goes to the earlier one).
+
+The folder is one sparse file of the whole model with a journal (store.py), so spans can be added to it, and a kill costs
+no more than the tensors under way. Wrong bytes never count as present.
+"""
+
+import asyncio
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from huggingface_hub.utils import WeakFileLock
+
+from manyhands.core import ModelId, Span
+from manyhands.errors import ModelError, ShardUnavailable
+from manyhands.model.crew import Blame, Blames, Crew
+from manyhands.model.folder import MANIFEST, SINGLE, parse_config, write_atomic
+from manyhands.model.header import DTYPE_BITS, LENGTH_BYTES, TensorEntry
+from manyhands.model.jobs import Board
+from manyhands.model.manifest import VOLATILE, Manifest, Progress, Silent, TensorDigest, config_digest
+from manyhands.model.partial import restore_partial
+from manyhands.model.partition import ModelFacts, needed_tensors
+from manyhands.model.store import Store, check_free, disk_errors
+from manyhands.model.wants import FILES, LISTING, Provider, ProviderError
+
+T = TypeVar("T")
+
+MAX_MODEL_BYTES: Final = 16 << 40  # the largest file that ext4 holds
+LOCK_S: Final = 1.0  # how long one attempt waits for another pull of the same folder
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What to fetch: the layers of `span` (None: all), the ends, and the FILES beside them if asked for.
+
+    `listing` is the SHA-256 (hex) of the list of files, where somebody trusted has told it.
+    """
+
+    model: ModelId
+    span: Span | None
+    with_ends: bool = False
+    with_files: bool = False
+    listing: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The folder holds what was needed. `received`: bytes of tensors by node, wrong ones too."""
+
+    folder: Path
+    manifest: Manifest
+    blamed: tuple[Blame, ...]
+    received: dict[str, int]
+    listing: str | None
+
+
+def layout(manifest: Manifest) -> tuple[bytes, dict[str, TensorEntry], int]:
+    """Header, places and size of the one file that holds the whole model. Raises ModelError for impossible sizes."""
+    places: dict[str, dict[str, object]] = {}
+    at = 0
+    for tensor in sorted(manifest.tensors, key=lambda tensor: (-DTYPE_BITS[tensor.dtype], tensor.name)):
+        size, rest = divmod(math.prod(tensor.shape) * DTYPE_BITS[tensor.dtype], 8)
+        if rest or at + size > MAX_MODEL_BYTES or tensor.name == "__metadata__":
+            raise ModelError(f"tensor {tensor.name!r:.80} of {tensor.dtype} {list(tensor.shape)} cannot be stored")
+        places[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, at + size]}
+        at += size
+    raw = json.dumps({"__metadata__": {"format": "pt"}, **places}, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % LENGTH_BYTES)
+    base = LENGTH_BYTES + len(raw)
+    entries = {t.name: _entry(t, places[t.name]["data_offsets"], base) for t in manifest.tensors}
+    return len(raw).to_bytes(LENGTH_BYTES, "little") + raw, entries, base + at
+
+
+def _entry(tensor: TensorDigest, offsets: Any, base: int) -> TensorEntry:
+    return TensorEntry(tensor.name, SINGLE, tensor.dtype, tensor.shape, base + offsets[0], base + offsets[1])
+
+
+def proven_config(raw: bytes) -> bytes:
+    """config.json without the keys that the manifest does not cover. Raises ModelError."""
+    parse_config(raw)
+    stable = json.loads(raw, object_pairs_hook=lambda pairs: {k: v for k, v in pairs if k not in VOLATILE})
+    return json.dumps(stable, indent=2, sort_keys=True).encode()
+
+
+def read_listing(raw: bytes) -> dict[str, str]:
+    """File name to SHA-256 (hex); names are of FILES. Raises ModelError for anything else."""
+    try:
+        listing = json.loads(raw)
+        if not all(name in FILES and len(bytes.fromhex(sha256)) == 32 for name, sha256 in listing.items()):
+            raise ValueError("a name or hash is none")
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{LISTING} is malformed: {error!s:.80}") from error
+    return dict(listing)
+
+
+def elect(listings: Sequence[tuple[str, bytes]], pin: str | None) -> tuple[bytes, set[str]] | None:
+    """The list to believe, of (node, list), and who gave it: the pinned one, else the most common; a tie: the earlier."""
+    votes = [(node, raw) for node, raw in listings if (sha256(raw) == pin if pin else read_listing(raw))]
+    if not votes:
+        return None
+    counts = Counter(raw for _, raw in votes)
+    best = max(counts, key=lambda raw: counts[raw])  # of equals, max and Counter keep the first
+    return best, {node for node, raw in votes if raw == best}
+
+
+def sha256(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
+
+
+async def pull(
+    need: Need,
+    providers: Sequence[Provider],
+    home: Path,
+    *,
+    hub: Provider | None = None,
+    progress: Progress | None = None,
+    on_blame: Callable[[Blame], None] | None = None,
+) -> Pulled:
+    """Fetch into `home`/models/<ModelId> what is needed and not there yet; `hub` is asked only for what peers lack.
+
+    A provider that lies, stalls or goes away is dropped, its work goes to others, and `on_blame` hears of it at once.
+    May be cancelled, killed and called again. One pull of a folder at a time; others wait. Deadline: the caller's.
+    Raises ShardUnavailable if nobody has something, CutError (span outside the model), ModelError, DiskFull.
+    """
+    folder = home / "models" / need.model
+    disk = ThreadPoolExecutor(1, thread_name_prefix="pull")
+    work = _Pull(need, folder, disk, progress or Silent(), on_blame or (lambda blame: None))
+    try:
+        with disk_errors(home, 0):
+            try:
+                await work.open()
+                return await work.run(list(providers), hub)
+            finally:
+                await work.on_disk(work.stack.close)
+    finally:
+        disk.shutdown()
+
+
+class _Pull:
+    """One pull into one folder. What touches the disk runs in `disk`, in order."""
+
+    def __init__(
+        self, need: Need, folder: Path, disk: ThreadPoolExecutor, progress: Progress, on_blame: Callable[[Blame], None]
+    ) -> None:
+        self.need = need
+        self.folder = folder
+        self.stack = ExitStack()
+        self.blames = Blames(on_blame)
+        self.received: dict[str, int] = {}
+        self._disk = disk
+        self._progress = progress
+
+    def on_disk(self, do: Callable[..., T], *args: Any) -> "asyncio.Future[T]":
+        return asyncio.get_running_loop().run_in_executor(self._disk, do, *args)
+
+    async def open(self) -> None:
+        while not await self.on_disk(self._lock):
+            pass
+        self.store = await self.on_disk(Store, self.folder)
+
+    def _lock(self) -> bool:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.stack.enter_context(WeakFileLock(self.folder / ".lock", timeout=LOCK_S))
+        except TimeoutError:
+            return False
+        return True
+
+    async def run(self, providers: list[Provider], hub: Provider | None) -> Pulled:
+        self._providers = providers
+        everyone = [*providers, *([hub] if hub is not None else [])]
+        manifest = await self._manifest(everyone)
+        config = await self._config(everyone, manifest)
+        listing = await self._files(hub) if self.need.with_files else None
+        await self._tensors(manifest, ModelFacts.from_config(parse_config(config)).num_layers, hub)
+        return Pulled(self.folder, manifest, tuple(self.blames.all), self.received, listing)
+
+    # -- small files --------------------------------------------------------------------------------------------------
+
+    async def _manifest(self, providers: Sequence[Provider]) -> Manifest:
+        path = self.folder / MANIFEST
+        if path.exists() and sha256(raw := path.read_bytes()) == self.need.model:
+            return Manifest.decode(raw)
+
+        def check(raw: bytes) -> bytes:
+            if sha256(raw) != self.need.model:
+                raise ModelError(f"its {MANIFEST} has the hash {sha256(raw)[:16]}..., not {self.need.model[:16]}...")
+            return raw
+
+        raw = await self._first(MANIFEST, providers, check)
+        manifest = Manifest.decode(raw)
+        await self.on_disk(write_atomic, path, raw)
+        return manifest
+
+    async def _config(self, providers: Sequence[Provider], manifest: Manifest) -> bytes:
+        path = self.folder / "config.json"
+        if path.exists() and config_digest(path.read_bytes()) == manifest.config_sha256:
+            return path.read_bytes()
+
+        def check(raw: bytes) -> bytes:
+            if config_digest(raw) != manifest.config_sha256:
+                raise ModelError("its config.json is not the one of the manifest")
+            return proven_config(raw)
+
+        raw = await self._first("config.json", providers, check)
+        await self.on_disk(write_atomic, path, raw)
+        return raw
+
+    async def _files(self, hub: Provider | None) -> str | None:
+        """Tokenizer and the like: by an elected list from peers, else, without a pin, as the hub has them."""
+        answers = await asyncio.gather(*(self._listing(provider) for provider in self.live))
+        elected = elect([answer for answer in answers if answer is not None], self.need.listing)
+        if elected is None and hub is not None and self.need.listing is None:
+            for name in sorted(FILES):
+                if (raw := await self._try(hub, name)) is not None:
+                    await self.on_disk(write_atomic, self.folder / name, raw)
+            return None
+        if elected is None:
+            raise ShardUnavailable(f"no peer offers the tokenizer of model {self.need.model[:16]}...: name a hub id")
+        listing, holders = elected
+        for name, wanted in sorted(read_listing(listing).items()):
+            await self._file(name, wanted, holders)
+        return sha256(listing)
+
+    async def _listing(self, provider: Provider) -> tuple[str, bytes] | None:
+        raw = await self._try(provider, LISTING)
+        try:
+            return (provider.node, raw) if raw is not None and read_listing(raw) is not None else None
+        except ModelError as error:
+            self.blames.add(provider, "garbage", str(error))
+            return None
+
+    async def _file(self, name: str, wanted: str, holders: set[str]) -> None:
+        path = self.folder / name
+        if path.exists() and sha256(path.read_bytes()) == wanted:
+            return
+
+        def check(raw: bytes) -> bytes:
+            if sha256(raw) != wanted:
+                raise ModelError(f"its {name} is not the one that it lists")
+            return raw
+
+        raw = await self._first(name, [p for p in self.live if p.node in holders], check)
+        await self.on_disk(write_atomic, path, raw)
+
+    async def _first(self, name: str, providers: Sequence[Provider], check: Callable[[bytes], bytes]) -> bytes:
+        """The file from the first provider whose bytes pass. Raises ShardUnavailable if there is none."""
+        for provider in providers:
+            if (raw := await self._try(provider, name)) is not None:
+                try:
+                    return check(raw)
+                except ModelError as error:
+                    self.blames.add(provider, "garbage", str(error))
+        raise self._nobody(name)
+
+    async def _try(self, provider: Provider, name: str) -> bytes | None:
+        try:
+            return await provider.file(self.need.model, name) if provider not in self.blames else None
+        except ProviderError as error:
+            self.blames.add(provider, error.fault, str(error))
+            return None
+
+    def _nobody(self, name: str) -> ShardUnavailable:
+        blames = "; ".join(map(str, self.blames.all[:3]))
+        return ShardUnavailable(
+            f"nobody has {name} of model {self.need.model[:16]}...: {len(self.live)} peers were asked and lack it"
+            f"{f', dropped: {blames}' if blames else ''}. Name a hub id, or let a node that has it join"
+        )
+
+    @property
+    def live(self) -> list[Provider]:
+        return [provider for provider in self._providers if provider not in self.blames]
+
+    # -- tensors ------------------------------------------------------------------------------------------------------
+
+    async def _tensors(self, manifest: Manifest, num_layers: int, hub: Provider | None) -> None:
+        header, entries, size = layout(manifest)
+        needed = needed_tensors(manifest.names, num_layers, self.need.span, self.need.with_ends)
+        missing = [entries[name] for name in needed if not self.store.has(SINGLE, name)]
+        if not missing:
+            return
+        total = sum(map(len, missing))
+        check_free(self.folder, total)
+        board, hashes = Board(missing), {tensor.name: tensor.sha256 for tensor in manifest.tensors}
+        with disk_errors(self.folder, total):
+            filling = self.store.filling(SINGLE, size, header)
+            handle = await self.on_disk(self.stack.enter_context, filling)
+            await self.on_disk(restore_partial, self.folder, handle, board.waiting)
+            left = total - sum(job.done for job in board.waiting)
+            self._progress.start(f"fetching {self.need.model[:12]} from peers", left)
+            args = (self.need.model, board, hashes, self.store, handle, self.on_disk, self.blames, self._progress)
+            crew = Crew(*args, self.received)
+            try:
+                await crew.work(self.live)
+                if board.waiting and hub is not None:
+                    await crew.work([hub])
+            finally:
+                await crew.save()
+            if board.waiting:
+                raise self._nobody(f"tensor {board.waiting[-1].entry.name}")
+            self._progress.done()

@@ -1,0 +1,186 @@
+"""Whether a node's span should move, decided each period by every node for itself from the same records. Pure.
+
+What keeps a swarm from thrashing or tearing (C-19; field.md §4(a); petals, server/block_selection.py):
+- a move must raise the throughput of the weakest layer by `gain`, `patience` periods in a row, and not soon after another;
+- nobody leaves a layer that nobody else serves;
+- of all who would move from a span or to one, a single one may in a period: the lowest hash of (period, node). All nodes
+  that see the same records pick the same one, without a message;
+- a mover is announced at its new span while it still serves the old one (make before break), and what is announced counts
+  as strength there, so that others do not follow it; only what is ready counts as cover.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from manyhands.core import NodeId, Span
+from manyhands.errors import BadRequest
+from manyhands.place.strategy import Holding, coverage, gaps, throughputs, weakest_window
+
+Policy = Literal["throughput", "load"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How eager a swarm is to move spans. Equal on all nodes. Raises BadRequest.
+
+    `policy`: throughput of the weakest layer, or `load`, InferD's rule (IN-R06): from a least loaded stage to the most
+    loaded one. `gain`: the weakest layer must get this many times as fast; a layer that nobody holds is always reason
+    enough, and at once.
+    """
+
+    policy: Policy = "throughput"
+    gain: float = 1.25  # field.md §4(a): below it, what is lost while loading is not won back
+    patience: int = 2
+    cool_down_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not 1 < self.gain < math.inf:
+            raise BadRequest(f"gain is {self.gain}; it must be more than 1, as in 1.25")
+        if self.patience < 1 or not self.cool_down_s >= 0:
+            raise BadRequest(f"patience {self.patience} and cool_down_s {self.cool_down_s}: at least 1, and 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a node remembers between periods: how many in a row it has wanted to move, and when it last did."""
+
+    wanted: int = 0
+    moved_at_s: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Serve `target` too, then drain `source`."""
+
+    source: Span
+    target: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`move` None: stay. `why`: one sentence for people. `history`: to be given next time."""
+
+    move: Move | None
+    why: str
+    history: History = field(default_factory=History)
+
+
+def decide(
+    mine: Holding,
+    holdings: Sequence[Holding],
+    num_layers: int,
+    history: History,
+    period: int,
+    now_s: float,
+    rules: Rules,
+) -> Decision:
+    """Whether `mine` should move, given all records (its own among them or not: then it stays, unknown to the others).
+
+    `period`: its number, the same on all nodes (unix time / length). Not pure would be: reading clocks; `now_s` is given.
+    """
+    move = propose(mine, holdings, num_layers, rules)
+    if move is None:
+        return Decision(None, "no move would help", replace(history, wanted=0))
+    is_urgent = 0 in coverage(holdings, num_layers)
+    history = replace(history, wanted=history.wanted + 1)
+    if not is_urgent and history.wanted < rules.patience:
+        return Decision(None, f"{move.target} could use help: wait and see ({history.wanted})", history)
+    if not is_urgent and now_s - history.moved_at_s < rules.cool_down_s:
+        return Decision(None, f"moved less than {rules.cool_down_s:g} s ago", history)
+    if not holds_claim(mine, holdings, num_layers, period, rules):
+        return Decision(None, f"another node moves to or from these layers in period {period}", history)
+    return Decision(move, _reason(move, holdings, num_layers), History(0, now_s))
+
+
+def propose(mine: Holding, holdings: Sequence[Holding], num_layers: int, rules: Rules) -> Move | None:
+    """The move that these records alone suggest to the holder of `mine`; None if none, or if it must not leave."""
+    if mine not in holdings or not mine.is_ready:
+        return None
+    movers = {holding.node for holding in holdings if not holding.is_ready}
+    staying = [holding.span for holding in holdings if holding.node not in {*movers, mine.node}]
+    if mine.node in movers or not _are_covered(mine.span, staying):
+        return None
+    target = (_by_load if rules.policy == "load" else _by_throughput)(mine, holdings, num_layers, rules)
+    return None if target is None or target == mine.span else Move(mine.span, target)
+
+
+def may_leave(mine: Holding, target: Span, holdings: Sequence[Holding]) -> bool:
+    """Whether a node that serves `target` now may drop `mine`: asked again at the end of a move, as records have changed.
+
+    Others that are on the move themselves count as staying if their id is higher: of two that rely on each other, one goes.
+    """
+    spans = [h.span for h in holdings if h.node != mine.node and h.is_ready and not _goes_first(h, mine, holdings)]
+    return _are_covered(mine.span, [*spans, target])
+
+
+def _goes_first(other: Holding, mine: Holding, holdings: Sequence[Holding]) -> bool:
+    is_moving = sum(holding.node == other.node for holding in holdings) > 1
+    return is_moving and other.node < mine.node
+
+
+def _are_covered(span: Span, spans: Sequence[Span]) -> bool:
+    """Whether every layer of `span` lies in one of `spans`."""
+    return all(any(other.start <= layer < other.end for other in spans) for layer in range(span.start, span.end))
+
+
+def _by_throughput(mine: Holding, holdings: Sequence[Holding], num_layers: int, rules: Rules) -> Span | None:
+    """The weakest window of the swarm without me, if my going there makes the weakest layer `gain` times as fast."""
+    others = [holding for holding in holdings if holding != mine]
+    target = weakest_window(throughputs(others, num_layers), len(mine.span))
+    now = min(throughputs(holdings, num_layers))
+    then = min(throughputs([*others, replace(mine, span=target)], num_layers))
+    if now == 0:  # a hole: whoever makes it smaller helps, even if it takes two to close it
+        holes = [
+            sum(c == 0 for c in coverage(h, num_layers)) for h in (holdings, [*others, replace(mine, span=target)])
+        ]
+        return target if holes[1] < holes[0] else None
+    return target if then >= rules.gain * now * (1 - 1e-9) else None
+
+
+def _by_load(mine: Holding, holdings: Sequence[Holding], num_layers: int, _: Rules) -> Span | None:
+    """IN-R06: if no stage has less to do than mine, the stage that has most to do; an empty one beats all.
+
+    Stages are the spans that are held, and the gaps. Beyond the source: equal loads move nobody.
+    """
+    loads = dict.fromkeys(gaps(coverage(holdings, num_layers)), math.inf)
+    for holding in holdings:
+        loads[holding.span] = loads.get(holding.span, 0.0) + holding.load.sessions + holding.load.queue
+    most = max(loads, key=lambda span: (loads[span], span))
+    has_least = loads[mine.span] == min(loads.values())
+    return most if has_least and loads[most] > loads[mine.span] else None
+
+
+def holds_claim(mine: Holding, holdings: Sequence[Holding], num_layers: int, period: int, rules: Rules) -> bool:
+    """Whether `mine` is the one that may move in this period, among all that these records suggest moves to.
+
+    In order of hash, a node gets the claim unless one before it leaves, or goes to, a span that overlaps its own.
+    """
+    left: list[Span] = []
+    reached: list[Span] = []
+    for holding in sorted(holdings, key=lambda holding: _lot(period, holding.node)):
+        move = propose(holding, holdings, num_layers, rules)
+        if move is None or _overlaps(move.source, left) or _overlaps(move.target, reached):
+            continue
+        if holding == mine:
+            return True
+        left.append(move.source)
+        reached.append(move.target)
+    return False
+
+
+def _lot(period: int, node: NodeId) -> bytes:
+    return hashlib.sha256(f"{period}/{node}".encode()).digest()
+
+
+def _overlaps(span: Span, others: Sequence[Span]) -> bool:
+    return any(span.start < other.end and other.start < span.end for other in others)
+
+
+def _reason(move: Move, holdings: Sequence[Holding], num_layers: int) -> str:
+    counts = coverage(holdings, num_layers)
+    here = min(counts[move.source.start : move.source.end])
+    there = min(counts[move.target.start : move.target.end])
+    return f"layers {move.target} are held {there} times and limit the swarm; layers {move.source} {here} times"

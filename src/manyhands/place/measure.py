@@ -1,0 +1,255 @@
+"""This machine: memory that may be used, cores, seconds per layer of a model. The one part of place that is not pure.
+
+The truth is a real device step (worker/execute.py) on layers of the model: those on disk, or layers with random weights in
+its config's shape. Where these do not fit, seconds follow from bytes and the memory's bandwidth. Figures are kept for a day
+in $MANYHANDS_HOME/measured.json. Blocking, and seconds long: call from a thread; it sets that thread's compute threads.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from manyhands.core import Precision, Span
+from manyhands.place.machines import Machine
+from manyhands.place.shape import Checkpoint, ModelShape
+from manyhands.place.strategy import PROCESS_BYTES
+from manyhands.route.cost import HOP_OVERHEAD_S
+
+if TYPE_CHECKING:
+    from manyhands.worker.execute import SpanModel
+
+# Of layers loaded to measure: more than any cache holds, so that weights come from memory as they do in earnest.
+SAMPLE_BYTES: Final = 512_000_000
+# What a token costs the origin beyond embedding and head: drawing, text, two thread hand-overs and the way through the loop.
+# A token on one hop took 1.1 ms beyond its compute, each further hop 0.5 ms (bench/results/hop.json).
+ORIGIN_OVERHEAD_S: Final = 0.0006
+MAX_AGE_S: Final = 86400.0
+ROWS: Final = 256  # RequestConfig.prefill_chunk
+STEPS: Final = 25
+# Steps of a route come with pauses, in which caches cool and cores doze: so do those that are measured.
+PAUSE_S: Final = 0.004
+_VERSION: Final = 1  # of what is measured and how
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Seconds as in Machine. `source`: layers that ran, or a guess from bytes and bandwidth."""
+
+    layer_s: float
+    row_s: float
+    ends_s: float
+    overhead_s: float
+    source: Literal["layers", "bandwidth"]
+
+
+def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that may still be taken: what the system has free, or less where a control group limits this process."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    return max(0, min([free, *_cgroup_rooms(proc, cgroups)]))
+
+
+def _cgroup_rooms(proc: Path, cgroups: Path) -> Iterator[int]:
+    """Bytes left in this process's control group and each above it (version 2), or in its memory group (version 1)."""
+    with contextlib.suppress(OSError):
+        for line in (proc / "self/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0":
+                groups = [cgroups / path.lstrip("/"), *(cgroups / path.lstrip("/")).parents]
+                yield from (
+                    room for group in groups if (room := _room(group, "memory.max", "memory.current")) is not None
+                )
+            elif "memory" in controllers.split(","):
+                for group in (cgroups / "memory" / path.lstrip("/"), cgroups / "memory"):
+                    room = _room(group, "memory.limit_in_bytes", "memory.usage_in_bytes")
+                    yield from () if room is None else (room,)
+
+
+def _room(group: Path, limit: str, usage: str) -> int | None:
+    """Limit less usage; pages of files count as free. None where nothing limits."""
+    try:
+        most, used = int((group / limit).read_text()), int((group / usage).read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # "max": no limit
+        return None
+    return most - used + int(stat.get("inactive_file", 0))
+
+
+def num_cores(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may use, at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (cgroups / "cpu.max").read_text().split()
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def this_machine(name: str, model: Checkpoint, home: Path, memory_bytes: int | None = None) -> Machine:
+    """This machine as the origin and a host of `model`; `memory_bytes`: default what is available. Raises ModelError."""
+    speed = measured_speed(model, home, time.time())
+    return Machine(
+        name,
+        available_memory() if memory_bytes is None else memory_bytes,
+        speed.layer_s,
+        speed.row_s,
+        ends_s=speed.ends_s,
+        overhead_s=speed.overhead_s,
+        cores=num_cores(),
+    )
+
+
+def measured_speed(model: Checkpoint, home: Path, now_s: float) -> Speed:
+    """As measure_speed, or what it said within MAX_AGE_S for the same machine, shape and versions."""
+    path, key = home / "measured.json", _key(model.shape)
+    known = _read(path)
+    speed = _speed_of(known.get(key), now_s)
+    if speed is None:
+        from manyhands.model.folder import write_atomic
+
+        speed = measure_speed(model)
+        with contextlib.suppress(OSError):  # only to save time
+            write_atomic(path, json.dumps({**known, key: {**asdict(speed), "at": now_s}}, indent=1).encode())
+    return speed
+
+
+def _key(shape: ModelShape) -> str:
+    import torch
+    import transformers
+
+    machine = [platform.node(), platform.machine(), num_cores(), torch.__version__, transformers.__version__]
+    facts = [_VERSION, *machine, shape.precision, shape.layer_bytes, shape.ends_bytes, shape.hidden_bytes]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _speed_of(entry: object, now_s: float) -> Speed | None:
+    try:
+        assert isinstance(entry, dict)
+        facts = {key: float(entry[key]) for key in ("layer_s", "row_s", "ends_s", "overhead_s")}
+        is_fresh = 0 <= now_s - float(entry["at"]) < MAX_AGE_S and all(0 <= value < 1e6 for value in facts.values())
+        return Speed(**facts, source=entry["source"]) if is_fresh and facts["layer_s"] > 0 else None
+    except (AssertionError, KeyError, TypeError, ValueError):
+        return None
+
+
+def measure_speed(model: Checkpoint) -> Speed:
+    """Run layers of the model here; see the module for what stands in for them."""
+    shape, folder = model.shape, model.folder
+    largest = max(shape.layer_bytes)
+    count = min(shape.num_layers, max(2, SAMPLE_BYTES // largest))
+    copies = 2 if folder else 3  # packed from what is mapped; or made, written and then packed
+    if PROCESS_BYTES + copies * (shape.ends_bytes + count * largest) > available_memory():
+        return _speed_by_bandwidth(shape)
+    with contextlib.nullcontext(folder) if folder else _likeness(model.config, count, shape.precision) as here:
+        return _speed_of_layers(here, count, shape.precision)
+
+
+@contextmanager
+def _likeness(config: bytes, num_layers: int, precision: Precision) -> Iterator[Path]:
+    """A folder with a model of `num_layers` in the config's shape and random weights; gone on leaving."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from manyhands.model.linear import DTYPES
+
+    with tempfile.TemporaryDirectory(prefix="manyhands-measure-") as place:
+        folder = Path(place)
+        (folder / "config.json").write_bytes(config)
+        text = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+        facts = {k: v[:num_layers] if k == "layer_types" and v else v for k, v in text.to_dict().items()}
+        small = type(text)(**{**facts, "num_hidden_layers": num_layers})
+        AutoModelForCausalLM.from_config(small, dtype=DTYPES[precision]).save_pretrained(folder)
+        yield folder
+
+
+def _speed_of_layers(folder: Path, count: int, precision: Precision) -> Speed:
+    from manyhands.model.ends import Ends
+    from manyhands.worker.execute import SpanModel
+
+    model = SpanModel(folder, Span(0, count), precision, has_ends=False)
+    one_s, all_s = _paired(_stepping(model, Span(0, 1), 1), _stepping(model, Span(0, count), 1))
+    layer_s = (all_s - one_s) / (count - 1) if count > 1 else one_s
+    if not layer_s > 0:  # layers too small to tell from noise
+        layer_s = all_s / count
+    _, chunk_s = _paired(lambda: None, _stepping(model, Span(0, count), ROWS), steps=3)
+    fixed_s = max(0.0, all_s - count * layer_s)
+    row_s = max(0.0, chunk_s - fixed_s) / count / ROWS
+    ends_s, _ = _paired(_ending(Ends(folder, precision)), lambda: None)
+    return Speed(layer_s, row_s, ends_s + ORIGIN_OVERHEAD_S, fixed_s + HOP_OVERHEAD_S, "layers")
+
+
+def _stepping(model: "SpanModel", span: Span, rows: int) -> Callable[[], None]:
+    """One device step of a session at a position as in a short chat, bytes to bytes."""
+    import torch
+
+    from manyhands.wire.tensor import encode_tensor
+    from manyhands.worker.execute import Work
+
+    start = 64
+    cache = model.shard.new_cache(start + rows, span)
+    hidden_TD = torch.randn(rows, model.shard.hidden_size, generator=torch.Generator().manual_seed(0))
+    payload = encode_tensor(hidden_TD.to(model.shard.dtype))
+
+    def step() -> None:
+        cache.length = start
+        (result,) = model.run([Work(cache, span, start, rows, start + rows - 1, payload, None, is_last=True)])
+        if isinstance(result, Exception):
+            raise result
+
+    return step
+
+
+def _ending(ends: Any) -> Callable[[], None]:
+    """What the origin does between two tokens: logits, the likeliest, its embedding."""
+    import torch
+
+    hidden_TD = torch.zeros(1, int(ends.config.hidden_size), dtype=ends.dtype)
+
+    def turn() -> None:
+        ends.embed(ends.logits(hidden_TD)[0].argmax()[None])
+
+    return turn
+
+
+def _paired(first: Callable[[], object], second: Callable[[], object], steps: int = STEPS) -> tuple[float, float]:
+    """Median seconds of each, interleaved, after a pause each."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(steps + 2):
+        for run, kept in zip((first, second), times, strict=True):
+            time.sleep(PAUSE_S)
+            began = time.perf_counter()
+            run()
+            kept.append(time.perf_counter() - began)
+    return statistics.median(times[0][2:]), statistics.median(times[1][2:])  # two to warm up
+
+
+def _speed_by_bandwidth(shape: ModelShape) -> Speed:
+    """A decode step reads every weight once; a prefill row takes two operations for each."""
+    import torch
+
+    buffer = torch.zeros(1 << 26)
+    square = torch.zeros(512, 512, dtype=torch.bfloat16)
+    read_s, product_s = _paired(buffer.sum, lambda: square @ square, steps=5)
+    byte_s = read_s / (4 * buffer.numel())
+    weight_s = product_s / 512**3
+    layer = max(shape.layer_bytes)
+    row_s = weight_s * layer / (4 if shape.precision == "fp32" else 1 if shape.precision == "int8" else 2)
+    return Speed(layer * byte_s, row_s, shape.ends_bytes * byte_s + ORIGIN_OVERHEAD_S, HOP_OVERHEAD_S, "bandwidth")

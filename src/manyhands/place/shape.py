@@ -1,0 +1,145 @@
+"""How large a model is: bytes of its layers, its ends, its cache, from config and file headers. No weights are read.
+
+Knows nothing of machines. Model's packages are imported inside the functions, so that place loads without them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from manyhands.core import Precision, Span
+from manyhands.errors import ModelError
+
+_ITEM_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "int8": 2}  # of activations and cache
+_CONFIG_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """How large a model is at one precision. Bytes: each layer's weights, the ends' weights, cache of one position and
+    layer, one position on the wire. `context`: positions it was built for (0: it does not say)."""
+
+    name: str
+    precision: Precision
+    layer_bytes: tuple[int, ...]
+    ends_bytes: int
+    cache_bytes: int
+    hidden_bytes: int
+    context: int
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_bytes)
+
+    def span_bytes(self, span: Span, tokens: int) -> int:
+        """Weights of `span` and its cache for `tokens` positions."""
+        return sum(self.layer_bytes[span.start : span.end]) + len(span) * tokens * self.cache_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What can be known of a model before it is loaded. `config`: its config.json; `folder` holds it whole, if one does."""
+
+    shape: ModelShape
+    config: bytes
+    folder: Path | None
+
+
+def look_up(model: str, precision: Precision, home: Path) -> Checkpoint:
+    """A folder, "tales" or a hub model, from its config and the headers of its files alone.
+
+    Blocking; asks the hub for a few hundred kilobytes where the model is not here. Raises ModelError.
+    """
+    from manyhands.model.folder import parse_config, read_config
+
+    folder = _local_folder(model, home)
+    if folder is None:
+        raw, tensors = _from_hub(model, home)
+        return Checkpoint(shape_of(model, parse_config(raw, f"{model}: config.json"), tensors, precision), raw, None)
+    raw, tensors = read_config(folder), _tensors(folder)
+    shape = shape_of(model, parse_config(raw, str(folder / "config.json")), tensors, precision)
+    return Checkpoint(shape, raw, folder if _is_whole(folder, tensors) else None)
+
+
+def _local_folder(model: str, home: Path) -> Path | None:
+    """The folder of a model that needs no hub: "tales", or a folder's own path."""
+    from manyhands.model.fetch import resolve_model
+    from manyhands.model.manifest import Silent
+
+    is_local = model == "tales" or (model != "" and Path(model).expanduser().is_dir())
+    return resolve_model(model, None, False, home, Silent()) if is_local else None
+
+
+def _is_whole(folder: Path, tensors: Sequence[Any]) -> bool:
+    from manyhands.model.folder import read_entries
+
+    return {tensor.name for tensor in tensors} <= {entry.name for entry in read_entries(folder)}
+
+
+def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], precision: Precision) -> ModelShape:
+    """From a parsed config.json and the tensors' names, dtypes and shapes. Raises ModelError."""
+    from manyhands.model.partition import ModelFacts, ends_bytes, layer_bytes
+
+    facts = ModelFacts.from_config(config)
+    layers = layer_bytes(tensors, facts.num_layers, precision)
+    if 0 in layers:
+        raise ModelError(f"{model}: no tensors of layer {layers.index(0)}: the checkpoint lacks it")
+    item = _ITEM_BYTES[precision]
+    cache = 2 * _cache_width(config, facts.hidden_size) * item
+    hidden = facts.hidden_size * item
+    return ModelShape(model, precision, tuple(layers), ends_bytes(tensors, precision), cache, hidden, facts.context)
+
+
+def _tensors(folder: Path) -> Sequence[Any]:
+    """Of the whole model, also where the folder holds a part of it."""
+    from manyhands.model.folder import MANIFEST, read_entries
+    from manyhands.model.manifest import Manifest
+
+    path = folder / MANIFEST
+    return Manifest.decode(path.read_bytes(), str(path)).tensors if path.exists() else read_entries(folder)
+
+
+def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any]]:
+    """config.json and tensors; from an earlier fetch if the hub gives no answer."""
+    from manyhands.model.folder import INDEX, MANIFEST, SINGLE, parse_index, read_config
+    from manyhands.model.hub import HubUnreachable, find_model, parse_hub_id, read_remote_header, read_whole
+
+    repo, revision = parse_hub_id(model)
+    try:
+        found = find_model(repo, revision)
+    except HubUnreachable:
+        here = sorted((home / "models").glob(f"{repo.replace('/', '--')}@*/{MANIFEST}"))
+        if not here:
+            raise
+        return read_config(here[-1].parent), _tensors(here[-1].parent)
+    config = read_whole(found, found.describe("config.json"), _CONFIG_BYTES)
+    files = {SINGLE}
+    if INDEX in found.names:
+        files = set(parse_index(read_whole(found, found.describe(INDEX), 4 * _CONFIG_BYTES)).values())
+    elif SINGLE not in found.names:
+        raise ModelError(f"{repo} holds no weights: neither {SINGLE} nor {INDEX}")
+    headers = [read_remote_header(found, found.describe(file))[1] for file in sorted(files)]
+    return config, [entry for entries in headers for entry in entries]
+
+
+def _cache_width(config: Mapping[str, Any], hidden_size: int) -> int:
+    """Elements of the keys of one position and layer; values are stored as wide (model/cache.py).
+
+    Latent attention (kv_lora_rank) is cached expanded, for every head.
+    """
+    text = config.get("text_config")
+    scope = {**config, **text} if isinstance(text, dict) else config
+    heads = _first(scope, 0, "num_attention_heads", "n_head", "num_heads")
+    if not heads:
+        raise ModelError("config.json gives no usable num_attention_heads: it is not the config of a language model")
+    if _first(scope, 0, "kv_lora_rank"):
+        key = _first(scope, 0, "qk_nope_head_dim") + _first(scope, 0, "qk_rope_head_dim")
+        return heads * max(key, _first(scope, 0, "v_head_dim"))
+    width = max(_first(scope, 0, "head_dim") or hidden_size // heads, _first(scope, 0, "global_head_dim"))
+    return _first(scope, heads, "num_key_value_heads", "n_head_kv") * width
+
+
+def _first(scope: Mapping[str, Any], default: int, *keys: str) -> int:
+    found = (scope[key] for key in keys if type(scope.get(key)) is int and 0 < scope[key] < 1 << 32)
+    return next(found, default)

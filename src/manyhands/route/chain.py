@@ -1,0 +1,126 @@
+"""The cheapest chain of spans over a run of layers, in numbers only: a shortest path over (layer, span). Pure.
+
+A span may serve any part of what it holds, so a hop may begin and end at any of its layers. One pass over the layers settles,
+for every span, the cheapest way to have computed so far with it as the last hop: it goes on, or takes over from the best
+sender for it, since what a leg costs depends on both its ends. O(layers * spans^2) in numpy. Times are whole nanoseconds,
+so that equal costs are equal and the order of summing does not matter.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from manyhands.core import Span
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+NEVER = 1 << 60  # no way; sums of two stay within int64
+SPARE = 1 << 50  # what using a spare costs: more than all else together (13 days), so fewest spares come first
+_LONGEST = 1 << 36  # 69 s: longer figures are cut to it. 255 hops and 1,000 layers of it stay below SPARE
+
+
+def nanoseconds(seconds: npt.ArrayLike) -> Ints:
+    """Whole nanoseconds; not a number, endless or too long becomes the longest."""
+    times = np.nan_to_num(np.asarray(seconds, dtype=np.float64) * 1e9, nan=_LONGEST, posinf=_LONGEST)
+    return np.rint(np.clip(times, 0, _LONGEST)).astype(np.int64)
+
+
+class Part(NamedTuple):
+    """Layers `span` on the span of index `at`."""
+
+    at: int
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """N spans and what they cost, in nanoseconds; the earlier in the order, the better among equals."""
+
+    start: Ints  # (N,) first layer held
+    end: Ints  # (N,) the layer after the last
+    layer: Ints  # (N,) of one layer
+    fixed: Ints  # (N,) once a hop: wait and overhead
+    entry: Ints  # (N,) the leg to it from where the run begins
+    legs: Ints  # (N, N) [sender, receiver]
+    closing: Ints  # (N,) the leg from it to where the run ends
+    is_spare: npt.NDArray[np.bool_]  # (N,)
+
+    def stretched(self, factors: Floats) -> "Spans":
+        """As if every span, and every leg to it, took `factors` (N,) times as long."""
+        return replace(
+            self,
+            layer=_times(self.layer, factors),
+            fixed=_times(self.fixed, factors),
+            entry=_times(self.entry, factors),
+            legs=_times(self.legs, factors),
+        )
+
+    def only(self, keep: Sequence[int]) -> "Spans":
+        """Those of these indices, in this order."""
+        k = list(keep)
+        table = self.legs[np.ix_(k, k)]
+        rows = (self.start, self.end, self.layer, self.fixed, self.entry)
+        start, end, layer, fixed, entry = (values[k] for values in rows)
+        return Spans(start, end, layer, fixed, entry, table, self.closing[k], self.is_spare[k])
+
+    def cost(self, chain: Sequence[Part]) -> int:
+        """Nanoseconds of a chain, SPARE for each spare in it."""
+        total = int(self.entry[chain[0].at] + self.closing[chain[-1].at])
+        for a, b in itertools.pairwise(chain):
+            total += int(self.legs[a.at, b.at])
+        for at, span in chain:
+            total += int(self.fixed[at] + len(span) * self.layer[at]) + SPARE * bool(self.is_spare[at])
+        return total
+
+
+def _times(values: Ints, factors: Floats) -> Ints:
+    return np.rint(values * factors).astype(np.int64)
+
+
+def cheapest(spans: Spans, run: Span) -> list[Part] | None:
+    """The chain for `run` of least cost; None if some layer is held by none.
+
+    Among equals: fewer hops where the last ones differ, then the spans that come first.
+    """
+    num_spans = len(spans.start)
+    if num_spans == 0:
+        return None
+    fixed = spans.fixed + SPARE * spans.is_spare
+    senders = np.ascontiguousarray(spans.legs.T)
+    np.fill_diagonal(senders, NEVER)  # taking over from itself is going on
+    rows = np.arange(num_spans)
+    came_from = np.full(
+        (len(run), num_spans), -1
+    )  # the sender that a hop beginning at a layer takes over from; -1: goes on
+    done = np.full(num_spans, NEVER)
+    for at, layer in enumerate(range(run.start, run.end)):
+        if at == 0:
+            begun = spans.entry + fixed
+        else:
+            ways = senders + done
+            best = ways.argmin(axis=1)
+            begun = ways[rows, best] + fixed
+            came_from[at] = np.where(begun < done, best, -1)
+        holds = (spans.start <= layer) & (layer < spans.end)
+        done = np.where(holds, np.minimum(begun, done) + spans.layer, NEVER)
+        np.minimum(done, NEVER, out=done)
+    total = done + spans.closing
+    last = int(total.argmin())
+    return _walk_back(came_from, last, run) if total[last] < NEVER else None
+
+
+def _walk_back(came_from: npt.NDArray[np.int_], last: int, run: Span) -> list[Part]:
+    chain: list[Part] = []
+    end = run.end
+    for at in range(len(run) - 1, 0, -1):
+        sender = int(came_from[at, last])
+        if sender >= 0:
+            chain.append(Part(last, Span(run.start + at, end)))
+            last, end = sender, run.start + at
+    chain.append(Part(last, Span(run.start, end)))
+    return chain[::-1]

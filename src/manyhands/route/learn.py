@@ -1,0 +1,99 @@
+"""What live sessions showed of nodes and links, against what these say of themselves. Pure: the time is an argument.
+
+A figure is a moving average of what was observed. While nothing new is observed it fades to what is advertised, since a node
+that was slow may have recovered and nobody would ask it again; after FORGET_S it is gone.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from manyhands.core import NodeId, Span
+from manyhands.route.offer import Offer, Pair, pair
+
+WEIGHT = 0.2  # of a new observation: Petals' for round trips (field.md 4(b)); 10 observations make up 90 %
+HALF_LIFE_S = 60.0  # a figure this old counts half: twelve heartbeats of a record, which brings fresh advertised ones
+FORGET_S = 600.0  # by then a figure counts less than 0.1 %
+
+
+@dataclass(frozen=True, slots=True)
+class _Average:
+    """A figure in seconds as of the time `at`."""
+
+    value: float
+    at: float
+
+    def weight(self, now: float) -> float:
+        """How much it still counts; all, if the clock stands still."""
+        return math.exp2(-max(0.0, now - self.at) / HALF_LIFE_S)
+
+    def plus(self, value: float, now: float) -> "_Average":
+        """With one more observation, which counts the more the older the rest is."""
+        kept = (1 - WEIGHT) * self.weight(now)
+        return _Average(kept * self.value + (1 - kept) * value, max(now, self.at))
+
+    def faded(self, advertised: float | None, now: float) -> float:
+        if advertised is None:
+            return self.value
+        weight = self.weight(now)
+        return weight * self.value + (1 - weight) * advertised
+
+
+class Learned:
+    """One origin's experience with spans and round trips. Seconds throughout; `now` is any clock that does not go back.
+
+    Figures that cannot be (not a number, negative, endless) are not taken: some are reported by strangers.
+    """
+
+    def __init__(self) -> None:
+        self._layers: dict[NodeId, dict[Span, _Average]] = {}
+        self._rtts: dict[Pair, _Average] = {}
+
+    def observe(self, node: NodeId, span: Span, layer_s: float, now: float) -> None:
+        """A decode step took `layer_s` a layer on `span`, any part of what the node holds; waits not included."""
+        if 0 < layer_s < math.inf:
+            known = self._layers.setdefault(node, {})
+            known[span] = _observed(known.get(span), layer_s, now)
+
+    def observe_rtt(self, a: NodeId, b: NodeId, rtt_s: float, now: float) -> None:
+        if 0 <= rtt_s < math.inf:
+            self._rtts[pair(a, b)] = _observed(self._rtts.get(pair(a, b)), rtt_s, now)
+
+    def cost(self, node: NodeId, span: Span, advertised: float | None, now: float) -> float | None:
+        """Seconds of one layer on a node that holds `span`: by the latest observation of any part of it.
+
+        `advertised` is what the node says, None if nothing. None: nobody knows.
+        """
+        known = [a for part, a in self._layers.get(node, {}).items() if span.covers(part) and not _is_old(a, now)]
+        return max(known, key=lambda a: a.at).faded(advertised, now) if known else advertised
+
+    def informed(self, offer: Offer, now: float) -> Offer:
+        """The offer with the cost that experience gives it."""
+        layer_s = self.cost(offer.node, offer.info.span, offer.layer_s, now)
+        return replace(offer, load=replace(offer.load, layer_s=layer_s or 0.0))
+
+    def rtts(self, now: float, advertised: Mapping[Pair, float] | None = None) -> dict[Pair, float]:
+        """Round trips by `pair`, for Terms: those advertised, and over them those observed."""
+        told = dict(advertised or {})
+        seen = {key: a.faded(told.get(key), now) for key, a in self._rtts.items() if not _is_old(a, now)}
+        return told | seen
+
+    def forget(self, now: float) -> None:
+        """Drop what is too old to count, so that memory follows the nodes in use. Call it once in a while."""
+        self._rtts = {key: a for key, a in self._rtts.items() if not _is_old(a, now)}
+        for node, known in list(self._layers.items()):
+            self._layers[node] = {span: a for span, a in known.items() if not _is_old(a, now)}
+            if not self._layers[node]:
+                del self._layers[node]
+
+    def __len__(self) -> int:
+        """Figures held."""
+        return len(self._rtts) + sum(map(len, self._layers.values()))
+
+
+def _observed(known: _Average | None, value: float, now: float) -> _Average:
+    return known.plus(value, now) if known else _Average(value, now)
+
+
+def _is_old(average: _Average, now: float) -> bool:
+    return now - average.at > FORGET_S

@@ -1,0 +1,66 @@
+"""What a route is made of and looked for on: spans on offer, and the terms of who asks. Values only."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from manyhands.core import NodeAddr, NodeId, Span, SpanInfo, SpanLoad
+
+Policy = Literal["latency", "greedy"]
+Pair = tuple[NodeId, NodeId]
+
+UNMEASURED = SpanLoad()
+NOBODY = NodeId("")  # an origin that has not said who it is
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A span that a node offers, where to dial it, and what is known of its load.
+
+    `uplink_Bps`: bytes per second it can send, inf if unknown. Figures that cannot be (negative, not a number) count as not
+    measured.
+    """
+
+    addr: NodeAddr
+    node: NodeId
+    name: str
+    info: SpanInfo
+    load: SpanLoad = UNMEASURED
+    uplink_Bps: float = math.inf
+    is_lan: bool = False  # found on the origin's own network
+
+    def part(self, span: Span) -> "Offer":
+        """The same node with `span`, which lies within what it holds."""
+        return replace(self, info=replace(self.info, span=span))
+
+    @property
+    def layer_s(self) -> float | None:
+        """Measured seconds of one layer, None if there are none."""
+        return self.load.layer_s if 0 < self.load.layer_s < math.inf else None
+
+
+def _everyone(_: Offer) -> bool:
+    return True
+
+
+def pair(a: NodeId, b: NodeId) -> Pair:
+    """The key of a round trip: the same from both ends."""
+    return (a, b) if a <= b else (b, a)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a route is looked for."""
+
+    policy: Policy = "latency"
+    origin: NodeId = NOBODY
+    uplink_Bps: float = math.inf  # the origin's
+    rtts: Mapping[Pair, float] = field(default_factory=dict)  # seconds, by `pair`
+    admits: Callable[[Offer], bool] = _everyone  # trust and scope: what it refuses is never used
+    num_tokens: int = 0  # positions to lease on every hop; who has less room is no candidate (HN-32)
+    key: bytes = b""  # of the session: spreads requests over near-equals. Empty: always the cheapest
+    current: tuple[Offer, ...] = ()  # the session's route, kept unless another is better by HYSTERESIS
+
+
+ANY = Terms()  # everything admitted, nothing known

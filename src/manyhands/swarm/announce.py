@@ -1,0 +1,125 @@
+"""What a node says about itself, and when: signed records, beats between them, withdrawals. Pure: times and facts in.
+
+A node that restarts finds its own old records in the directory. Those of a key that it no longer hosts are withdrawn at
+once (no ghosts); those with a higher number than ours (the clock went back) are exceeded. A record that was signed with our
+key after we started, but not by us, means that two nodes use one key: `twin` names it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from manyhands.core import NodeAddr, SpanInfo, SpanLoad
+from manyhands.swarm.identity import NodeKey
+from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, REFRESH_S, Chain, Key, Record, Scope, sign, with_beat
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What all records of a node have in common."""
+
+    name: str
+    addresses: tuple[NodeAddr, ...]
+    relay: str | None
+    scope: Scope
+    memory_bytes: int
+    cores: int
+    device: str
+
+
+@dataclass(slots=True)
+class _Said:
+    """The newest record of a key and the beats given since."""
+
+    record: Record
+    signed: bytes
+    chain: Chain
+    beats: int = 0
+
+
+class Announcer:
+    """`entropy(n)` gives n unpredictable bytes. `profile` may be replaced at any time: `speak` notices."""
+
+    def __init__(self, key: NodeKey, profile: Profile, entropy: Callable[[int], bytes], now: float) -> None:
+        self.profile = profile
+        self.twin: Record | None = None
+        self._key = key
+        self._entropy = entropy
+        self._started_at = now
+        self._said: dict[Key, _Said] = {}
+        self._floor = 0  # sequences must exceed it
+
+    def speak(self, hosted: Sequence[tuple[SpanInfo, SpanLoad]], now: float) -> list[bytes]:
+        """The statements that are due, given all that this node hosts and how busy that is. Call every BEAT_S."""
+        facts: Sequence[tuple[SpanInfo | None, SpanLoad]] = hosted or [(None, SpanLoad())]
+        records = {record.key: record for record in (self._draft(info, load, now) for info, load in facts)}
+        gone = [said.record for key, said in self._said.items() if key not in records]
+        return [self._withdraw(record, now) for record in gone] + [self._say(r, now) for r in records.values()]
+
+    def withdraw(self, now: float) -> list[bytes]:
+        """Take back everything: this node leaves."""
+        return [self._withdraw(said.record, now) for said in list(self._said.values())]
+
+    def answer(self, seen: Iterable[Record], now: float) -> list[bytes]:
+        """Withdrawals of what the directory offers in our name although we do not say so."""
+        strange = [record for record in seen if record.node == self._key.node_id and self._is_strange(record)]
+        for record in strange:
+            self._floor = max(self._floor, record.version)
+            if record.issued_at > self._started_at:
+                self.twin = record
+            if record.key in self._said:
+                self._said[record.key].beats = MAX_BEATS  # sign it anew, with a higher number
+        return [self._withdraw(r, now) for r in strange if r.issued_at <= self._started_at and r.key not in self._said]
+
+    def _is_strange(self, record: Record) -> bool:
+        said = self._said.get(record.key)
+        return said is None or record.sequence > said.record.sequence
+
+    def _say(self, draft: Record, now: float) -> bytes:
+        said = self._said.get(draft.key)
+        if said is None or self._is_due(said, draft, now):
+            said = self._said[draft.key] = self._sign(draft, now)
+            return said.signed
+        said.beats += 1
+        self._floor = max(self._floor, said.record.sequence + said.beats)
+        return with_beat(said.signed, said.beats, said.chain.value(said.beats))
+
+    def _is_due(self, said: _Said, draft: Record, now: float) -> bool:
+        """Whether a beat does not do: something changed, or the record grows old."""
+        old = said.record
+        if said.beats >= MAX_BEATS or not 0 <= now - old.issued_at < REFRESH_S:
+            return True
+        return replace(draft, sequence=old.sequence, issued_at=old.issued_at, anchor=old.anchor) != old
+
+    def _sign(self, draft: Record, now: float) -> _Said:
+        """Give `draft` its number and its chain of beats."""
+        self._floor = max(int(now), self._floor + 1)
+        chain = Chain(draft.node, self._floor, self._entropy(32))
+        record = replace(draft, sequence=chain.sequence, issued_at=now, anchor=chain.value(0))
+        return _Said(record, sign(record, self._key), chain)
+
+    def _withdraw(self, record: Record, now: float) -> bytes:
+        self._said.pop(record.key, None)
+        return self._sign(replace(record, is_withdrawn=True, lifetime_s=MAX_LIFETIME_S, beats=0), now).signed
+
+    def _draft(self, info: SpanInfo | None, load: SpanLoad, now: float) -> Record:
+        profile = self.profile
+        return Record(
+            node=self._key.node_id,
+            name=profile.name,
+            sequence=0,
+            issued_at=now,
+            lifetime_s=MAX_LIFETIME_S,
+            addresses=profile.addresses,
+            relay=profile.relay,
+            scope=profile.scope,
+            info=info,
+            load=replace(load, layer_s=_rough(load.layer_s), row_s=_rough(load.row_s)),
+            memory_bytes=profile.memory_bytes,
+            cores=profile.cores,
+            device=profile.device,
+        )
+
+
+def _rough(seconds: float) -> float:
+    """Two digits: a speed that trembles is no news."""
+    return float(f"{seconds:.2g}")

@@ -1,0 +1,98 @@
+"""What two nodes tell each other when they compare their directories. Values and bytes; gossip.py says what is told.
+
+    news    number of wants u16 · number of beats u16 · wants (tag 8 · version u16, 0: it has nothing) ...
+            · beats (tag 8 · version u16 · value 8) ... · statements (length u16 · bytes) ...            big endian
+
+Versions travel as their low 16 bits and are compared as serial numbers (RFC 1982): they grow by about one a second, and no
+record lives for more than 120 of those. A false match delays a record until its next beat.
+"""
+
+import struct
+from dataclasses import dataclass, field
+
+from manyhands.swarm.record import ANCHOR_BYTES, MAX_BYTES, TAG_BYTES
+from manyhands.swarm.shelf import Entry
+
+NEWS_BYTES = 16 << 10  # at most 60 signatures to check, 10 ms
+VERSION = struct.Struct(f">{TAG_BYTES}sH")
+_BEAT = struct.Struct(f">{TAG_BYTES}sH{ANCHOR_BYTES}s")
+_COUNTS = struct.Struct(">HH")
+_LENGTH = struct.Struct(">H")
+
+
+def is_newer(version: int, other: int) -> bool:
+    """Whether `version` comes after `other`, by their low 16 bits."""
+    return 0 < (version - other) & 0xFFFF < 1 << 15
+
+
+def expand(version: int, near: int) -> int:
+    """The whole number with the low 16 bits of `version` that is nearest to `near`."""
+    return near + ((version - near + (1 << 15)) & 0xFFFF) - (1 << 15)
+
+
+@dataclass(slots=True)
+class News:
+    """What one node has to tell another: versions it would like to see exceeded, beats and statements."""
+
+    wants: list[tuple[bytes, int]] = field(default_factory=list)
+    beats: list[tuple[bytes, int, bytes]] = field(default_factory=list)
+    statements: list[bytes] = field(default_factory=list)
+    size: int = _COUNTS.size
+
+    def want(self, tag: bytes, version: int) -> None:
+        if self._fits(VERSION.size):
+            self.wants.append((tag, version))
+
+    def tell(self, entry: Entry, theirs: int) -> None:
+        """What brings a node from version `theirs` (0: it has nothing) to that of `entry`."""
+        record = entry.record
+        if theirs and record.beats and (record.version - theirs) & 0xFFFF <= record.beats:
+            if self._fits(_BEAT.size):
+                self.beats.append((record.key.tag, record.version & 0xFFFF, entry.value))
+        elif self._fits(_LENGTH.size + len(entry.data)):
+            self.statements.append(entry.data)
+
+    def _fits(self, size: int) -> bool:
+        """What does not fit waits for the next round."""
+        if self.size + size > NEWS_BYTES:
+            return False
+        self.size += size
+        return True
+
+    def encode(self, kind: int) -> bytes:
+        parts = [bytes([kind]), _COUNTS.pack(len(self.wants), len(self.beats))]
+        parts += [VERSION.pack(*want) for want in self.wants]
+        parts += [_BEAT.pack(*beat) for beat in self.beats]
+        parts += [_LENGTH.pack(len(data)) + data for data in self.statements]
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, content: bytes) -> "News":
+        """Read what `encode` wrote, without its kind. Raises ValueError or struct.error."""
+        if len(content) > NEWS_BYTES:
+            raise ValueError(f"news of {len(content)} bytes, limit {NEWS_BYTES}")
+        num_wants, num_beats = _COUNTS.unpack_from(content)
+        beats_at = _COUNTS.size + num_wants * VERSION.size
+        rest_at = beats_at + num_beats * _BEAT.size
+        if rest_at > len(content):
+            raise ValueError("news is truncated")
+        return cls(
+            list(VERSION.iter_unpack(content[_COUNTS.size : beats_at])),
+            list(_BEAT.iter_unpack(content[beats_at:rest_at])),
+            _read_statements(content, rest_at),
+            len(content),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.wants or self.beats or self.statements)
+
+
+def _read_statements(content: bytes, at: int) -> list[bytes]:
+    found = []
+    while at < len(content):
+        (length,) = _LENGTH.unpack_from(content, at)
+        at += _LENGTH.size + length
+        if length > MAX_BYTES or at > len(content):
+            raise ValueError("a statement is oversized or truncated")
+        found.append(content[at - length : at])
+    return found

@@ -1,0 +1,167 @@
+"""Grammars for answers: JSON, JSON by a schema, function calls. Compiled and matched by llguidance.
+
+A `Grammar` is a sampler's Constraint: it says which tokens may follow the generated ids. Its matcher is moved to
+whatever ids it is asked about (back by rollback, on by consuming), so drafts may be tried and dropped.
+"""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.hf import from_tokenizer
+
+from manyhands.errors import BadRequest
+from manyhands.text.reasoning import Thinking
+from manyhands.text.tools import Dialect
+
+# As json.dumps writes: no room for endless white space, and what models have read most of.
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that may be called. `parameters` is a JSON schema of its arguments; strict: they must obey it."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    is_strict: bool = False
+
+
+def json_grammar(schema: Mapping[str, Any] | None) -> str:
+    """Any JSON object, or what `schema` describes."""
+    return f"start: {_json(schema if schema is not None else {'type': 'object'})}\n"
+
+
+def calls_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mapping[str, int], *, parallel: bool) -> str:
+    """One call of one of `functions`, or (parallel) several, and nothing else. `marks`: ids of markers that are special."""
+    objects = " | ".join(f"call_{i}" for i in range(len(functions)))
+    rules = "".join(_call_rule(i, f, dialect, forced=True) for i, f in enumerate(functions))
+    body = f"call: {objects}\n{rules}"
+    marker = _marker(dialect.marker, marks)
+    if dialect.name == "hermes":
+        several = " (SEP one)*" if parallel else ""
+        one = f'one: {marker} "\\n" call "\\n" {_marker(dialect.close, marks)}\n'
+        return f'start: one{several}\nSEP: "\\n"\n{one}{body}'
+    if dialect.name == "mistral":
+        several = ' (", " call)*' if parallel else ""
+        return f'start: {marker} "[" call{several} "]"\n{body}'
+    return f"start: call\n{body}"
+
+
+def strict_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mapping[str, int]) -> str:
+    """Free text, but once a call begins it is one of `functions`, its arguments by the schema if it is strict."""
+    objects = " | ".join(f"call_{i}" for i in range(len(functions)))
+    body = f"call: {objects}\n" + "".join(_call_rule(i, f, dialect, forced=False) for i, f in enumerate(functions))
+    if dialect.name == "llama3":
+        return f"start: (call | OTHER)?\nOTHER: /[^{{\\s](.|\\n)*/\n{body}"
+    close = _marker(dialect.close, marks) if dialect.close else ""
+    inside = '"[" call (", " call)* "]"' if dialect.name == "mistral" else f'"\\n" call "\\n" {close}'
+    if dialect.marker in marks:
+        return f"start: tag* TEXT\ntag: TEXT {_marker(dialect.marker, marks)} {inside}\nTEXT: /(.|\\n)*/\n{body}"
+    trigger = f"trigger[lazy]: TEXT {json.dumps(dialect.marker)}\n"
+    return f"start: tag* tail\ntail: TEXT\ntag: trigger {inside}\n{trigger}TEXT: /(.|\\n)*/\n{body}"
+
+
+def _call_rule(index: int, function: Function, dialect: Dialect, *, forced: bool) -> str:
+    begin = json.dumps(f'{{"name": {json.dumps(function.name)}, "{dialect.arguments}": ')
+    schema = function.parameters if function.is_strict or forced else {"type": "object"}
+    return f'call_{index}: {begin} args_{index} "}}"\nargs_{index}: {_json(schema)}\n'
+
+
+def _marker(text: str, marks: Mapping[str, int]) -> str:
+    return f"<[{marks[text]}]>" if text in marks else json.dumps(text)
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": _STYLE})
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer; its table of tokens is made once, when first wanted (about 1 s for 150k).
+
+    Blocking, from any thread.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, eos_ids
+        self._table: LLTokenizer | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def table(self) -> Any:
+        """llguidance's view of the tokenizer. Raises BadRequest if it has none."""
+        with self._lock:
+            if self._table is None:
+                try:
+                    size = max(self._vocab_size, len(self._tokenizer))
+                    self._table = from_tokenizer(self._tokenizer, n_vocab=size, eos_token=sorted(self._eos_ids))
+                except Exception as error:  # a slow tokenizer, or one that llguidance cannot read
+                    raise BadRequest(
+                        f"this model's tokenizer takes no grammars ({error}): ask without response_format and tool_choice"
+                    ) from error
+            return self._table
+
+    def compile(self, grammar: str, thinking: Thinking | None = None, *, is_open: bool = False) -> "Grammar":
+        """Raises BadRequest saying what is wrong with the grammar. `thinking`: thoughts come first, freely."""
+        matcher = LLMatcher(self.table, LLMatcher.grammar_from_lark(grammar), log_level=0)
+        if matcher.is_error():
+            raise BadRequest(f"the schema cannot be enforced: {_first_line(matcher.get_error())}")
+        return Grammar(matcher, self._vocab_size, thinking, is_open=is_open)
+
+
+class Grammar:
+    """Which tokens may follow (a sampler's Constraint). One request's; used by one thread at a time."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, thinking: Thinking | None, *, is_open: bool) -> None:
+        self._matcher, self._vocab_size = matcher, vocab_size
+        self._thinking, self._is_open = thinking, is_open
+        self._consumed: list[int] = []
+
+    def allowed(self, output: Sequence[int]) -> npt.NDArray[np.bool_] | None:
+        """As generate.sample.Constraint. None within a thought."""
+        start = self._start(output)
+        if start is None:
+            return None
+        self._move(list(output[start:]))
+        bias = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8)
+        allowed_V: npt.NDArray[np.bool_] = bias[: self._vocab_size] != 0
+        if not output and self._thinking is not None and self._thinking.open_id is not None:
+            allowed_V[self._thinking.open_id] = True
+        if self._matcher.is_error() or not allowed_V.any():
+            raise BadRequest(f"the schema cannot be enforced further: {_first_line(self._matcher.get_error())}")
+        return allowed_V
+
+    def _start(self, output: Sequence[int]) -> int | None:
+        """Where the grammar begins: behind the thought, if there is one; None within it."""
+        thinking = self._thinking
+        if thinking is None or thinking.close_id is None:
+            return 0
+        if not self._is_open and not (output and output[0] == thinking.open_id):
+            return 0
+        return output.index(thinking.close_id) + 1 if thinking.close_id in output else None
+
+    def _move(self, ids: list[int]) -> None:
+        """Bring the matcher to `ids`."""
+        shared = _shared(self._consumed, ids)
+        if shared < len(self._consumed):
+            self._matcher.rollback(len(self._consumed) - shared)
+        for token in ids[shared:]:
+            self._matcher.consume_token(token)
+        self._consumed = ids
+
+
+def _shared(a: list[int], b: list[int]) -> int:
+    """The length of the common beginning; quick where one begins the other."""
+    shortest = min(len(a), len(b))
+    if a[:shortest] == b[:shortest]:
+        return shortest
+    return next(i for i in range(shortest) if a[i] != b[i])
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:300] or "it leaves no token to draw"

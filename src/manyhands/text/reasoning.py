@@ -1,0 +1,100 @@
+"""Thoughts and answer: splits the text of models that think aloud between two markers. Sans-I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from manyhands.text.detokenize import overlap
+
+# Pairs that chat templates write; the first whose closing marker a template names is the model's.
+_PAIRS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How a model marks its thoughts. The ids are None where a marker is not one token."""
+
+    opens: str
+    closes: str
+    open_id: int | None
+    close_id: int | None
+    switch: str | None  # the template's variable that turns it off
+
+
+def find_thinking(tokenizer: Any) -> Thinking | None:
+    """How the model of this tokenizer thinks, by its chat template; None if it does not."""
+    template = template_of(tokenizer)
+    for opens, closes in _PAIRS:
+        if closes in template:
+            vocabulary: Mapping[str, int] = tokenizer.get_added_vocab()
+            switch = "enable_thinking" if "enable_thinking" in template else None
+            return Thinking(opens, closes, vocabulary.get(opens), vocabulary.get(closes), switch)
+    return None
+
+
+def template_of(tokenizer: Any) -> str:
+    """The chat template, all of them where there are several; "" if there is none."""
+    template = tokenizer.chat_template or ""
+    return template if isinstance(template, str) else "\n".join(map(str, template.values()))
+
+
+class ThoughtReader:
+    """Takes pieces of text, returns (thought, answer) so far released. `is_open`: the prompt ended within a thought.
+
+    A thought stands at the beginning, or nowhere. The marker that may be on its way is held back; the line breaks
+    around markers belong to neither side.
+    """
+
+    def __init__(self, thinking: Thinking | None, *, is_open: bool) -> None:
+        self._thinking = thinking
+        self._state = "answer" if thinking is None else "thought" if is_open else "start"
+        self._held = ""
+        self._is_fresh = False  # right behind a marker: line breaks are dropped
+
+    @property
+    def is_thinking(self) -> bool:
+        return self._state == "thought"
+
+    def feed(self, text: str) -> tuple[str, str]:
+        self._held += text
+        if self._state == "start":
+            self._begin()
+        thought = self._read_thought() if self._state == "thought" else ""
+        answer = self._trim(self._take(len(self._held))) if self._state == "answer" else ""
+        return thought, answer
+
+    def finish(self) -> tuple[str, str]:
+        """What was held back, at the end of the text."""
+        rest = self._trim(self._take(len(self._held)))
+        return (rest, "") if self._state == "thought" else ("", rest)
+
+    def _begin(self) -> None:
+        assert self._thinking is not None
+        start = self._held.lstrip()
+        if start.startswith(self._thinking.opens):
+            self._held, self._state, self._is_fresh = start[len(self._thinking.opens) :], "thought", True
+        elif not self._thinking.opens.startswith(start):
+            self._state = "answer"
+
+    def _read_thought(self) -> str:
+        assert self._thinking is not None
+        before, closes, after = self._held.partition(self._thinking.closes)
+        if closes:
+            thought = self._trim(before).rstrip()
+            self._held, self._state, self._is_fresh = after, "answer", True
+            return thought
+        held = max(overlap(self._held, self._thinking.closes), len(self._held) - len(self._held.rstrip()))
+        body = self._held[: len(self._held) - held]
+        if overlap(self._held, self._thinking.closes):  # white space before the marker goes with it
+            body = body.rstrip()
+        return self._trim(self._take(len(body)))
+
+    def _take(self, count: int) -> str:
+        taken, self._held = self._held[:count], self._held[count:]
+        return taken
+
+    def _trim(self, text: str) -> str:
+        if self._is_fresh:
+            text = text.lstrip()
+            self._is_fresh = not text
+        return text

@@ -1,0 +1,74 @@
+"""A gateway over a swarm in one process, with everything that looks on; and requests to it."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manyhands.api.gateway import Ask, Gateway, Job, Run
+from manyhands.api.jobs import History
+from manyhands.api.limits import Limits
+from manyhands.api.log import RequestLog
+from manyhands.api.metrics import Metrics
+from manyhands.config import RequestConfig
+from manyhands.core import NodeAddr, NodeId, SamplingParams
+from manyhands.testing.faults import Faults
+from manyhands.testing.swarm import MemorySwarm, memory_swarm
+from manyhands.worker.execute import Device
+
+PROMPT = "xylophone nobody must read in a log"
+MODEL = "tiny"
+
+
+@dataclass(slots=True)
+class Observed:
+    """`faults` may disturb the swarm; `metrics` and `history` look on."""
+
+    swarm: MemorySwarm
+    gateway: Gateway
+    metrics: Metrics
+    history: History
+    faults: Faults
+
+    def node(self, index: int) -> NodeId:
+        return self.swarm.hops[index].transport.node
+
+    def ask(self, max_tokens: int = 8, model: str = MODEL, **params: Any) -> Ask:
+        ids = self.swarm.origin.model.encode(PROMPT)
+        return Ask(model, "native", ids, SamplingParams(max_tokens=max_tokens, **params))
+
+    async def answer(self, max_tokens: int = 8, **params: Any) -> Run:
+        """Run a request to its end."""
+        async with self.gateway.run(self.ask(max_tokens, **params)) as run, aclosing(run.tokens()) as tokens:
+            async for _ in tokens:
+                pass
+        return run
+
+    async def evicting(self, index: int, at_token: int, max_tokens: int = 12) -> Job:
+        """Run a request, evicting node `index` once `at_token` tokens have come."""
+        async with self.gateway.run(self.ask(max_tokens)) as run, aclosing(run.tokens()) as tokens:
+            async for _ in tokens:
+                if run.job.completion_tokens == at_token:
+                    self.swarm.origin.evict(self.node(index))
+        return run.job
+
+
+@asynccontextmanager
+async def observed(
+    folder: Path, cut: str = "0-2,3-5", *, spares: tuple[str, ...] = ("0-5",), has_fallback: bool = False
+) -> AsyncIterator[Observed]:
+    faults = Faults()
+    request = RequestConfig(patience_s=1.0)
+    async with memory_swarm(folder, cut, spares=spares, request=request, wrap=faults.wrap) as swarm:
+        device = Device.start(1)
+        try:
+            if has_fallback:
+                await swarm.origin.node.listen(NodeAddr("mem", 0))
+                await swarm.origin.add_fallback(folder, device)
+            gateway = Gateway({MODEL: swarm.origin}, Limits())
+            metrics, history = Metrics(gateway), History()
+            gateway.observers += [RequestLog(), metrics, history]
+            yield Observed(swarm, gateway, metrics, history, faults)
+        finally:
+            device.close()

@@ -1,0 +1,115 @@
+"""manyhands.api.jobs: what is remembered, for how long, and that it is not the prompt."""
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyhands.api.gateway import Job
+from manyhands.api.jobs import History, JobFile, job_object
+from manyhands.errors import BadRequest
+from tests.api.observed import PROMPT, observed
+
+
+def job(number: int, ended: float) -> Job:
+    """A job that ended at `ended`."""
+    return Job(f"job-{number}", "tiny", "native", "ann", ended - 1, 3, 8, outcome="done", ended=ended)
+
+
+def history(*, now: float = 1000.0, **options: Any) -> History:
+    return History(wall_clock=lambda: now, **options)
+
+
+def ids(jobs: list[dict[str, Any]]) -> list[str]:
+    return [job["id"] for job in jobs]
+
+
+def test_the_newest_jobs_are_kept_newest_first() -> None:
+    kept = history(max_jobs=3)
+    for number in range(5):
+        kept.ended(job(number, 990.0 + number), "done")
+    assert ids(kept.recent()) == ["job-4", "job-3", "job-2"]
+    found = kept.find("job-3")
+    assert found is not None and found["status"] == "done"
+    assert kept.find("job-0") is None
+
+
+def test_old_jobs_are_forgotten() -> None:
+    kept = history(now=1000.0, max_age_s=100.0)
+    kept.ended(job(1, 899.0), "done")
+    kept.ended(job(2, 901.0), "done")
+    assert ids(kept.recent()) == ["job-2"]
+
+
+def test_a_file_outlives_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "jobs.sqlite"
+    with JobFile(path, max_jobs=3) as file:
+        kept = history(file=file)
+        for number in range(5):
+            kept.ended(job(number, 990.0 + number), "done")
+    assert path.stat().st_mode & 0o077 == 0
+    with JobFile(path, max_jobs=3) as file:
+        assert ids(history(file=file).recent()) == ["job-4", "job-3", "job-2"]
+
+
+def test_a_file_forgets_by_age(tmp_path: Path) -> None:
+    with JobFile(tmp_path / "jobs", max_age_s=50.0) as file:
+        file.add(job_object(job(1, 100.0)))
+        file.add(job_object(job(2, 140.0)))
+        file.add(job_object(job(3, 160.0)))
+    assert ids(file.recent()) == ["job-2", "job-3"]
+
+
+def test_a_file_that_cannot_be_written_costs_nobody(tmp_path: Path, caplog: Any) -> None:
+    with JobFile(tmp_path / "jobs") as file:
+        kept = history(file=file)
+        with contextlib.closing(sqlite3.connect(file.path)) as database:
+            database.execute("DROP TABLE jobs")
+        kept.ended(job(1, 990.0), "done")
+    assert ids(kept.recent()) == ["job-1"]
+    assert "not written" in caplog.text
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_text("this is no database, and it is longer than a header would be" * 20)
+    with pytest.raises(BadRequest, match="cannot keep jobs"), JobFile(tmp_path / "jobs"):
+        pass
+
+
+def test_a_job_tells_route_timings_and_repairs_but_not_the_text(folder: Path) -> None:
+    async def main() -> None:
+        async with observed(folder) as scene:
+            done = await scene.evicting(1, at_token=3)
+            (told,) = scene.history.recent()
+            assert told == json.loads(json.dumps(told)) == job_object(done)
+            assert (told["status"], told["finish_reason"], told["completion_tokens"]) == ("done", "length", 12)
+            assert [hop["name"] for hop in told["route"]] == ["n0", "n1"]
+            assert [hop["name"] for hop in told["hops"]] == ["n0", "n2"]
+            assert [repair["lost"] for repair in told["repairs"]] == [["n1"]]
+            assert [event["kind"] for event in told["reshard_events"]] == ["shard_failover"]
+            assert told["timings"]["ttft_ms"] > 0 and told["timings"]["total_ms"] >= told["timings"]["ttft_ms"]
+            assert PROMPT not in json.dumps(told) and "xylophone" not in json.dumps(told)
+
+    asyncio.run(main())
+
+
+def test_what_is_written_holds_no_text(folder: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with observed(folder) as scene:
+            with JobFile(tmp_path / "jobs") as file:
+                scene.gateway.observers.append(History(file=file))
+                run = await scene.answer(8, seed=3)
+            assert run.answer.text not in ("", " ")
+            job_ids.append(run.job.id)
+            texts.append(run.answer.text)
+
+    job_ids: list[str] = []
+    texts: list[str] = []
+    asyncio.run(main())
+    raw = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert job_ids[0].encode() in raw
+    assert b"xylophone" not in raw and texts[0].encode() not in raw

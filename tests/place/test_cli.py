@@ -1,0 +1,108 @@
+"""`manyhands plan` as a person runs it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from manyhands.cli import plan as command
+from manyhands.errors import BadRequest, ManyhandsError
+from manyhands.place import measure
+from manyhands.place.measure import Speed
+
+FILE = """
+[[machine]]
+name = "desk"
+memory = "304MB"
+layer_ms = 10
+
+[[machine]]
+name = "nas"
+memory = "310MB"
+layer_ms = 20
+rtt_ms = 8
+"""
+
+
+@pytest.fixture(autouse=True)
+def speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "measure_speed", lambda _: Speed(0.01, 0.0001, 0.002, 0.0005, "layers"))
+
+
+def run(*arguments: str) -> str:
+    """Standard output of the command; errors are raised as they are."""
+    app = typer.Typer()
+    app.command()(command.plan)
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def machines(tmp_path: Path, text: str = FILE) -> str:
+    (tmp_path / "machines.toml").write_text(text)
+    return str(tmp_path / "machines.toml")
+
+
+def test_this_machine_alone() -> None:
+    said = run("tales", "--memory", "1GB")
+    assert "12 layers" in said and "0-11" in said
+    assert "alone is fastest: expect 8.2 tokens/s" in said
+
+
+def test_a_what_if_is_compared_with_going_without() -> None:
+    said = run("tales", "--memory", "1GB", "--add", "server:64GB@2ms*10")
+    assert "server would give" in said and "instead of 8.2" in said
+    assert "would not be used" in run("tales", "--memory", "1GB", "--add", "far:64GB@400ms")
+    assert "laptop would make it possible" in run("tales", "--memory", "303MB", "--add", "laptop:1GB@5ms")
+    assert "laptop would not be enough" in run("tales", "--memory", "303MB", "--add", "laptop:302MB@5ms")
+
+
+def test_what_is_missing_is_said_plainly() -> None:
+    said = run("tales", "--memory", "305MB")
+    assert "are held by nobody: one more machine with" in said
+
+
+def test_a_file_of_machines_and_json(tmp_path: Path) -> None:
+    said: dict[str, Any] = json.loads(run("tales", "--machines", machines(tmp_path), "--json", "--tokens", "256"))
+    assert said["origin"] == "desk" and said["tokens"] == 256 and said["alone"] is None
+    assert {hop["machine"] for hop in said["plans"][0]["hops"]} == {"desk", "nas"}
+    assert said["machines"][0]["uplink_Bps"] is None and said["missing"] is None
+    assert said["plans"][0]["tokens_per_s"] == pytest.approx(1 / said["plans"][0]["token_s"])
+    missing = json.loads(run("tales", "--memory", "305MB", "--json"))["missing"]
+    assert missing["layers"].endswith("-11") and missing["needs_bytes"] > 300e6
+
+
+def test_strategies_are_planned_too(tmp_path: Path) -> None:
+    file = machines(tmp_path, FILE.replace("304MB", "2GB").replace("310MB", "1GB"))
+    assert "desk 0-5, nas 6-11" in run("tales", "--machines", file, "--strategy", "uniform")
+    assert "desk 0-6, nas 7-11" in run("tales", "--machines", file, "--strategy", "capacity")
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("--memory", "0"), "memory is 0"),
+        (("--memory", "some"), "not a size"),
+        (("--add", "laptop"), "describes no machine"),
+        (("--memory", "1GB", "--tokens", "100000"), "exceed the model's context"),
+        (("--memory", "1GB", "--tokens", "8", "--prompt", "9"), "prompt of 9"),
+        (("--memory", "1MB"), "too little for the origin"),
+        (("--strategy", "best"), "one of measured, uniform, capacity"),
+        (("--dtype", "fp8"), "--dtype is 'fp8'"),
+        (("--machines", "/nowhere.toml"), "cannot be read"),
+    ],
+)
+def test_bad_wishes_are_refused(arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ManyhandsError, match=said):
+        run("tales", *arguments)
+
+
+def test_a_name_twice_is_refused(tmp_path: Path) -> None:
+    file = machines(tmp_path)
+    with pytest.raises(BadRequest, match="nas is listed twice"):
+        run("tales", "--machines", file, "--add", "nas:8GB")
+    with pytest.raises(BadRequest, match="memory stands in the file"):
+        run("tales", "--machines", file, "--memory", "8GB")

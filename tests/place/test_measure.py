@@ -1,0 +1,140 @@
+"""What is measured of this machine is plausible, kept for a day, and bounded by control groups."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from manyhands.place import measure
+from manyhands.place.measure import Speed, available_memory, measured_speed, num_cores, this_machine
+from manyhands.place.shape import Checkpoint, look_up
+from manyhands.testing.tiny import make_tiny
+
+SPEED = Speed(0.001, 0.0001, 0.002, 0.0005, "layers")
+
+
+@pytest.fixture
+def model(llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+    """A tiny model, measured in few steps without pauses."""
+    monkeypatch.setattr(measure, "STEPS", 3)
+    monkeypatch.setattr(measure, "PAUSE_S", 0.0)
+    return look_up(str(llama), "bf16", home)
+
+
+@pytest.fixture(autouse=True)
+def keep_threads() -> Iterator[None]:
+    """Measuring sets the compute threads of its thread, which here is the tests' own."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def is_plausible(speed: Speed) -> bool:
+    return 0 < speed.layer_s < 1 and 0 < speed.row_s < 1 and 0 < speed.ends_s < 1 and 0 < speed.overhead_s < 1
+
+
+def test_layers_on_disk_are_run(model: Checkpoint) -> None:
+    speed = measure.measure_speed(model)
+    assert is_plausible(speed) and speed.source == "layers"
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "deepseek_v3"])
+def test_layers_that_are_not_here_are_made(model: Checkpoint, family: str, tmp_path: Path, home: Path) -> None:
+    found = look_up(str(make_tiny(family, tmp_path / family)), "bf16", home)
+    speed = measure.measure_speed(replace(found, folder=None))
+    assert is_plausible(speed) and speed.source == "layers"
+
+
+def test_what_does_not_fit_follows_from_bandwidth(model: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "available_memory", lambda: 1000)
+    speed = measure.measure_speed(model)
+    twice = replace(model.shape, layer_bytes=tuple(2 * n for n in model.shape.layer_bytes))
+    assert is_plausible(speed) and speed.source == "bandwidth"
+    assert measure.measure_speed(replace(model, shape=twice)).layer_s > speed.layer_s
+
+
+def test_figures_are_kept_for_a_day(model: Checkpoint, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Checkpoint] = []
+
+    def once(wanted: Checkpoint) -> Speed:
+        runs.append(wanted)
+        return SPEED
+
+    monkeypatch.setattr(measure, "measure_speed", once)
+    assert [measured_speed(model, home, now_s) for now_s in (0.0, 10.0, 86399.0)] == [SPEED] * 3
+    assert len(runs) == 1
+    measured_speed(model, home, 86400.0)
+    assert len(runs) == 2
+    measured_speed(replace(model, shape=replace(model.shape, precision="int8")), home, 86401.0)
+    assert len(runs) == 3
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"[]", b"{", b'{"KEY": 3}', b'{"KEY": {"layer_s": -1}}', b'{"KEY": {"at": "x"}}', b"\xff"]
+)
+def test_a_damaged_file_is_measured_again(
+    model: Checkpoint, home: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes
+) -> None:
+    monkeypatch.setattr(measure, "measure_speed", lambda _: SPEED)
+    home.mkdir(exist_ok=True)
+    (home / "measured.json").write_bytes(damage.replace(b"KEY", measure._key(model.shape).encode()))
+    assert measured_speed(model, home, 5.0) == SPEED
+    assert len(json.loads((home / "measured.json").read_text())) == 1
+
+
+def test_a_home_that_cannot_be_written_is_no_obstacle(model: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "measure_speed", lambda _: SPEED)
+    assert measured_speed(model, Path("/proc/nowhere"), 5.0) == SPEED
+
+
+def test_this_machine_is_a_machine(model: Checkpoint, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "measure_speed", lambda _: SPEED)
+    here = this_machine("here", model, home)
+    assert here.memory_bytes > 1 << 20 and here.cores >= 1 and here.layer_s == 0.001
+    assert this_machine("here", model, home, 12345).memory_bytes == 12345
+
+
+def group(folder: Path, limit: str, current: int, cache: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(limit)
+    (folder / "memory.current").write_text(str(current))
+    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {cache}\n")
+
+
+def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
+    """Version 2: this process's own group and those above it."""
+    proc, top = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable:   8000000 kB\n")
+    (proc / "self" / "cgroup").write_text("0::/box/inner\n")
+    assert available_memory(proc, top) == 8_192_000_000
+    group(top / "box" / "inner", "max\n", 5)
+    group(top / "box", "3000000000\n", 2_500_000_000, cache=100_000_000)
+    assert available_memory(proc, top) == 600_000_000
+    group(top / "box" / "inner", "1000", 5000)
+    assert available_memory(proc, top) == 0
+
+
+def test_version_1_groups_count_too(tmp_path: Path) -> None:
+    proc, top = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("5:cpu,memory:/box\n0::/\n")
+    folder = top / "memory" / "box"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text("5000\n")
+    (folder / "memory.usage_in_bytes").write_text("2000\n")
+    (folder / "memory.stat").write_text("inactive_file 10\n")
+    assert available_memory(proc, top) == 3010
+
+
+def test_cores_are_those_of_the_quota(tmp_path: Path) -> None:
+    everything = num_cores(tmp_path)
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    assert num_cores(tmp_path) == 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert num_cores(tmp_path) == everything
+    (tmp_path / "cpu.max").write_text("5000 100000\n")
+    assert num_cores(tmp_path) == 1

@@ -1,0 +1,182 @@
+"""The plan is the best there is under the cost model, and says so in words (field.md §4(a), SH-R05)."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyhands.core import Span, check_cover
+from manyhands.errors import BadRequest, CutError
+from manyhands.place import plan as planning
+from manyhands.place.machines import Fleet, Machine
+from manyhands.place.plan import Plan, Task, advice, evaluate, find_plans, place
+from tests.place.fleet import MB, machine, shape, task
+
+
+def test_alone_is_one_machine_and_its_ends() -> None:
+    plan = find_plans(task(machine("desk", 24, layer_ms=2, ends_s=0.002))).best
+    assert plan.token_s == pytest.approx(0.050) and plan.tokens_per_s == pytest.approx(20)
+    assert str(plan) == "desk 0-23" and plan.hops[0].compute_s == pytest.approx(0.048)
+
+
+def test_alone_wins_over_a_slow_link_and_says_so() -> None:
+    plans = find_plans(task(machine("desk", 24, layer_ms=2), machine("fast", 24, layer_ms=1, rtt_ms=60)))
+    assert plans.best == plans.alone and plans.best.machines == {"desk"}
+    assert advice(plans).startswith("desk alone is fastest: expect 20.8 tokens/s; shared (")
+
+
+def test_a_fast_machine_near_by_takes_what_fits() -> None:
+    """20 layers at 1 ms and 4 at 2 ms, 5 ms for the way there and back."""
+    plans = find_plans(task(machine("desk", 24, layer_ms=2), machine("fast", 20, layer_ms=1, rtt_ms=5)))
+    assert {hop.machine: len(hop.span) for hop in plans.best.hops} == {"desk": 4, "fast": 20}
+    assert plans.best.token_s == pytest.approx(0.028 + 0.005)
+    assert "1.45 times desk alone" in advice(plans)
+
+
+def test_the_way_is_a_tour_and_the_sender_pays_for_its_uplink() -> None:
+    desk, nas = machine("desk", 12), machine("nas", 12, rtt_ms=10, uplink_Bps=204_800.0)
+    plan = find_plans(task(desk, nas)).best
+    assert plan.return_s + sum(hop.leg_s for hop in plan.hops) == pytest.approx(0.010 + 2048 / 204_800)
+
+
+def test_pairs_that_are_measured_count_as_measured() -> None:
+    three = [machine("origin", 1, layer_ms=50), machine("a", 12, rtt_ms=40), machine("b", 12, rtt_ms=40)]
+    far = find_plans(Task(shape(), Fleet(tuple(three), "origin"), 128)).best
+    near = find_plans(Task(shape(), Fleet(tuple(three), "origin", {frozenset("ab"): 0.002}), 128)).best
+    assert far.token_s - near.token_s == pytest.approx(0.039)
+
+
+def test_what_is_missing_is_named_with_the_memory_that_would_do() -> None:
+    plans = find_plans(task(machine("a", 8), machine("b", 4)))
+    assert plans.ranked == () and plans.missing is not None and plans.missing.span == Span(12, 24)
+    assert advice(plans) == (
+        "not enough room: layers 12-23 are held by nobody: one more machine with 1.5 GB would complete it"
+    )
+    with pytest.raises(BadRequest, match="12-23 are held by nobody"):
+        _ = plans.best
+
+
+def test_the_memory_that_is_named_suffices() -> None:
+    few = task(machine("a", 8), machine("b", 4))
+    missing = find_plans(few).missing
+    assert missing is not None
+    more = few.fleet.with_machines([Machine("c", missing.needs_bytes, 0.001)])
+    assert find_plans(Task(few.shape, more, few.tokens)).ranked
+
+
+def test_cache_counts() -> None:
+    """2,048 positions of 50 kB take as much as a layer's weights."""
+    model = shape(cache_bytes=50_000)
+    fleet = Fleet((machine("a", 24),), "a")
+    assert find_plans(Task(model, fleet, tokens=1, prompt=1)).ranked == ()  # not even one position's cache
+    fleet = Fleet((machine("a", 25),), "a")
+    assert find_plans(Task(model, fleet, tokens=1, prompt=1)).ranked
+    assert find_plans(Task(model, fleet, tokens=2048)).missing is not None
+
+
+def test_the_origin_must_hold_the_ends() -> None:
+    with pytest.raises(BadRequest, match="too little for the origin"):
+        Task(shape(ends_mb=500), Fleet((machine("a", 4),), "a"))
+    plan = find_plans(Task(shape(4, ends_mb=300), Fleet((machine("a", 5), machine("b", 4)), "a"))).best
+    assert {hop.machine: len(hop.span) for hop in plan.hops} == {"a": 2, "b": 2}
+
+
+@pytest.mark.parametrize("more, said", [({"tokens": 5000}, "context of 4096"), ({"prompt": 0}, "prompt of 0")])
+def test_impossible_tasks_are_refused(more: dict[str, int], said: str) -> None:
+    with pytest.raises(BadRequest, match=said):
+        task(machine("a", 24), **more)
+
+
+def test_strategies_share_among_all_and_check_the_room() -> None:
+    three = task(*(machine(name, 9) for name in "abc"), layers=22)
+    assert str(place(three, "uniform")) == "a 0-7, b 8-14, c 15-21"
+    check_cover([hop.span for hop in place(three, "capacity").hops], 22)
+    assert place(three, "measured") == find_plans(three).best
+    with pytest.raises(BadRequest, match="uniform gives a 8 layers, of which 3 fit"):
+        place(task(machine("a", 3), machine("b", 9), machine("c", 9), layers=22), "uniform")
+    with pytest.raises(CutError):
+        place(task(*(machine(name, 9) for name in "abc"), layers=2), "uniform")
+
+
+def test_equal_input_gives_equal_plans() -> None:
+    swarm = task(*(machine(str(i), 7, rtt_ms=10) for i in range(6)))
+    assert find_plans(swarm) == find_plans(swarm)
+
+
+def brute(wanted: Task) -> float:
+    """The fastest token over all orders of all subsets and all shares."""
+    best = math.inf
+    machines = wanted.fleet.machines
+    for count in range(1, len(machines) + 1):
+        for order in itertools.permutations(machines, count):
+            ranges = [range(1, wanted.capacity(m) + 1) for m in order]
+            for lengths in itertools.product(*ranges):
+                if sum(lengths) == wanted.shape.num_layers:
+                    edges = list(itertools.accumulate(lengths, initial=0))
+                    spans = [Span(a, b) for a, b in itertools.pairwise(edges)]
+                    best = min(best, evaluate(wanted, list(zip(order, spans, strict=True))).token_s)
+    return best
+
+
+@st.composite
+def tasks(draw: st.DrawFn, most: int = 4, layers: int = 6) -> Task:
+    facts = st.tuples(
+        st.integers(0, layers), st.integers(1, 9), st.integers(0, 20), st.sampled_from([1e5, 1e6, math.inf])
+    )
+    rows = draw(st.lists(facts, min_size=1, max_size=most))
+    machines = tuple(
+        machine(str(i), room, layer_ms=ms, rtt_ms=rtt, uplink_Bps=uplink, overhead_s=0.001)
+        for i, (room, ms, rtt, uplink) in enumerate(rows)
+    )
+    pairs = [frozenset(pair) for pair in itertools.combinations([m.name for m in machines], 2)]
+    known = draw(st.lists(st.sampled_from(pairs), max_size=3)) if pairs else []
+    return Task(shape(layers), Fleet(machines, "0", {pair: draw(st.integers(0, 30)) / 1e3 for pair in known}), 128)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tasks())
+def test_nothing_is_faster_than_the_plan(wanted: Task) -> None:
+    plans = find_plans(wanted)
+    best = brute(wanted)
+    if not plans.ranked:
+        assert best == math.inf and plans.missing is not None
+        return
+    assert plans.best.token_s == pytest.approx(best)
+    check_cover([hop.span for hop in plans.best.hops], wanted.shape.num_layers)
+    assert list(plans.ranked) == sorted(plans.ranked, key=lambda plan: plan.token_s)
+    for hop in plans.best.hops:
+        assert hop.needs_bytes <= wanted.fleet.get_machine(hop.machine).memory_bytes
+
+
+@settings(max_examples=30, deadline=None)
+@given(tasks(most=9, layers=24))
+def test_the_beam_is_nearly_as_good(wanted: Task) -> None:
+    """What more than twelve machines get, compared with the exact answer on fewer."""
+    exact = find_plans(wanted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "EXACT", 0)
+        beam = find_plans(wanted)
+    assert bool(exact.ranked) == bool(beam.ranked) and exact.missing == beam.missing
+    if exact.ranked:
+        assert beam.best.token_s <= 1.05 * exact.best.token_s + 1e-9
+        assert beam.alone == exact.alone
+
+
+def test_a_hundred_machines_are_planned() -> None:
+    machines = [machine(str(i), 1 + i % 5, layer_ms=1 + i % 7, rtt_ms=i % 40) for i in range(100)]
+    plan = find_plans(task(*machines, layers=80)).best
+    check_cover([hop.span for hop in plan.hops], 80)
+    assert len(plan.machines) == len(plan.hops)
+
+
+def test_alone_is_found_among_many() -> None:
+    machines: list[Any] = [machine(str(i), 2, rtt_ms=5) for i in range(20)]
+    plans = find_plans(task(*machines, machine("big", 24, layer_ms=9, rtt_ms=90)))
+    assert isinstance(plans.alone, Plan) and plans.alone.machines == {"big"}
+
+
+def test_memory_is_in_whole_bytes() -> None:
+    assert machine("a", 1).memory_bytes == 400 * MB

@@ -1,0 +1,87 @@
+"""What is said of a model without loading it is what it takes once loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from manyhands.core import Span
+from manyhands.errors import ModelError
+from manyhands.model.folder import read_config, read_entries
+from manyhands.model.partition import ends_bytes, layer_bytes
+from manyhands.model.shard import Shard
+from manyhands.model.split import split_model
+from manyhands.place.shape import look_up
+from manyhands.testing.tiny import make_tiny
+from tests.model.hub_server import REPO, FakeHub, serving
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2_moe", "gemma3_text", "minicpm3", "gpt_oss", "deepseek_v3"])
+def test_cache_is_as_large_as_the_layers_say(tmp_path: Path, home: Path, family: str) -> None:
+    """Also where latent attention is expanded, or heads are wider than hidden / heads."""
+    folder = make_tiny(family, tmp_path / family, layers=2)
+    shape = look_up(str(folder), "bf16", home).shape
+    assert Shard(folder, Span(0, 2), "bf16").bytes_per_token() == 2 * shape.cache_bytes
+
+
+def test_bytes_are_those_of_the_tensors(llama: Path, home: Path) -> None:
+    entries = read_entries(llama)
+    for precision in ("bf16", "fp32", "int8"):
+        shape = look_up(str(llama), precision, home).shape
+        assert list(shape.layer_bytes) == layer_bytes(entries, 6, precision)
+        assert shape.ends_bytes == ends_bytes(entries, precision)
+    assert look_up(str(llama), "fp32", home).shape.hidden_bytes == 4 * 64
+
+
+def test_the_bundled_model_is_known(home: Path) -> None:
+    found = look_up("tales", "bf16", home)
+    assert found.shape.num_layers == 12 and found.folder is not None
+
+
+def test_a_part_tells_of_the_whole_but_is_not_measured(llama: Path, home: Path, tmp_path: Path) -> None:
+    first, _ = split_model(llama, [Span(0, 3), Span(3, 6)], tmp_path / "parts")
+    whole, part = look_up(str(llama), "bf16", home), look_up(str(first), "bf16", home)
+    assert part.shape.layer_bytes == whole.shape.layer_bytes
+    assert whole.folder == llama and part.folder is None
+
+
+def test_of_a_hub_model_only_headers_are_read(llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(FakeHub(llama)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        found = look_up(REPO, "bf16", home)
+    assert found.folder is None and found.config == read_config(llama)
+    assert found.shape.layer_bytes == look_up(str(llama), "bf16", home).shape.layer_bytes
+    assert 0 < server.weight_bytes < (llama / "model.safetensors").stat().st_size / 10
+
+
+def test_a_hub_that_is_down_is_no_matter_after_a_fetch(
+    llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="HF_HUB_OFFLINE"):
+        look_up(REPO, "bf16", home)
+    (part, _) = split_model(llama, [Span(0, 3), Span(3, 6)], home / "parts")
+    (home / "models").mkdir()
+    part.rename(home / "models" / f"{REPO.replace('/', '--')}@0123")
+    assert look_up(REPO, "bf16", home).shape.num_layers == 6
+
+
+@pytest.mark.parametrize("config, said", [("[]", "not an object"), ("{}", "num_hidden_layers"), ("{", "corrupt")])
+def test_a_config_of_no_model_is_refused(llama: Path, home: Path, tmp_path: Path, config: str, said: str) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "config.json").write_text(config)
+    (tmp_path / "x" / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes())
+    with pytest.raises(ModelError, match=said):
+        look_up(str(tmp_path / "x"), "bf16", home)
+
+
+def test_layers_that_the_checkpoint_lacks_are_named(llama: Path, home: Path, tmp_path: Path) -> None:
+    config = json.loads((llama / "config.json").read_text())
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 8}))
+    (tmp_path / "x" / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes())
+    with pytest.raises(ModelError, match="no tensors of layer 6"):
+        look_up(str(tmp_path / "x"), "bf16", home)

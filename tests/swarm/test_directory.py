@@ -1,0 +1,229 @@
+"""The announcer's decisions, and the runner that carries them: three nodes in virtual time over a fake network."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from random import Random
+
+import pytest
+
+from manyhands.core import NodeId, SpanInfo, SpanLoad
+from manyhands.errors import LinkClosed
+from manyhands.swarm.announce import Announcer
+from manyhands.swarm.directory import Backend, DirectoryRunner, Peer
+from manyhands.swarm.gossip import Gossip
+from manyhands.swarm.members import Members
+from manyhands.swarm.record import BEAT_S, REFRESH_S, open_record, sign
+from manyhands.swarm.static import Static
+from manyhands.testing.clock import run_virtual
+from tests.swarm.records import NOW, address_of, announcer_of, hosted, info_of, key_of, node_of, profile_of, record_of
+
+# What a node says
+
+
+def test_beats_between_signatures() -> None:
+    announcer = announcer_of(0)
+    versions, sequences = [], set()
+    for beat in range(26):
+        (data,) = announcer.speak(hosted(0), NOW + beat * BEAT_S)
+        record = open_record(data, NOW + beat * BEAT_S)
+        versions.append(record.version)
+        sequences.add(record.sequence)
+    assert versions == sorted(set(versions)), "every word is newer than the one before"
+    assert len(sequences) == 1 + int(25 * BEAT_S // REFRESH_S)
+
+
+def test_a_change_is_signed_at_once_and_a_trembling_speed_is_none() -> None:
+    announcer = announcer_of(0)
+    first, second, third = (
+        open_record(announcer.speak([(info_of(), load)], NOW + at)[0], NOW)
+        for at, load in (
+            (0, SpanLoad(layer_s=0.0101)),
+            (5, SpanLoad(layer_s=0.0102)),
+            (10, SpanLoad(1, layer_s=0.0101)),
+        )
+    )
+    assert (second.sequence, second.beats) == (first.sequence, 1)
+    assert third.sequence > second.version and third.load.sessions == 1
+
+
+def test_a_span_that_is_given_up_is_withdrawn() -> None:
+    announcer = announcer_of(0)
+    announcer.speak(hosted(0, 8), NOW)
+    said = [open_record(data, NOW + 5) for data in announcer.speak(hosted(8), NOW + 5)]
+    assert [(r.info.span.start, r.is_withdrawn) for r in said if r.info] == [(0, True), (8, False)]
+    again = [open_record(data, NOW + 6) for data in announcer.speak(hosted(0, 8), NOW + 6)]
+    assert again[0].sequence > said[0].version, "taking it again outdoes the withdrawal"
+
+
+def test_a_node_that_hosts_nothing_is_a_member_and_leaving_withdraws_all() -> None:
+    announcer = announcer_of(0)
+    assert open_record(announcer.speak([], NOW)[0], NOW).info is None
+    (joined, left) = announcer.speak(hosted(0), NOW + 5)
+    assert open_record(joined, NOW + 5).is_withdrawn
+    assert [open_record(data, NOW + 6).is_withdrawn for data in announcer.withdraw(NOW + 6)] == [True]
+    assert announcer.withdraw(NOW + 7) == [] and left
+
+
+def test_a_clock_that_goes_back_does_not_lower_the_sequence() -> None:
+    announcer = announcer_of(0)
+    first = open_record(announcer.speak(hosted(0), NOW)[0], NOW)
+    second = open_record(announcer.speak(hosted(0), NOW - 600)[0], NOW - 600)
+    assert second.sequence == first.sequence + 1 and second.issued_at == NOW - 600
+
+
+def test_own_ghosts_are_withdrawn_and_higher_numbers_exceeded() -> None:
+    announcer = announcer_of(0, NOW)
+    announcer.speak(hosted(0), NOW)
+    ghost = record_of(sequence=10**12, issued_at=NOW - 30, info=info_of(8, 16))
+    (answer,) = announcer.answer([ghost, record_of(1)], NOW + 1)
+    withdrawal = open_record(answer, NOW + 1)
+    assert withdrawal.is_withdrawn and withdrawal.key == ghost.key and withdrawal.sequence > ghost.sequence
+    assert announcer.twin is None
+    newer = record_of(sequence=10**13, issued_at=NOW - 30)
+    assert announcer.answer([newer], NOW + 1) == []
+    assert open_record(announcer.speak(hosted(0), NOW + 2)[0], NOW + 2).sequence > newer.sequence
+
+
+def test_a_twin_is_named_and_not_fought() -> None:
+    announcer = announcer_of(0, NOW)
+    announcer.speak(hosted(0), NOW)
+    twin = record_of(sequence=10**12, issued_at=NOW + 10, info=info_of(8, 16), addresses=(address_of(0, "10.9.9.9"),))
+    assert announcer.answer([twin], NOW + 11) == []
+    assert announcer.twin == twin
+
+
+# Who carries it
+
+
+class Wires:
+    """A network: bodies arrive after 10 ms, unless one end is down."""
+
+    def __init__(self) -> None:
+        self.runners: dict[NodeId, DirectoryRunner] = {}
+
+    async def send(self, sender: int, to: Peer, body: bytes) -> None:
+        await asyncio.sleep(0.01)
+        if to.node not in self.runners or node_of(sender) not in self.runners:
+            raise LinkClosed("nobody there")
+        self.runners[to.node].receive(Peer(node_of(sender), (address_of(sender),)), body)
+
+
+@dataclass
+class Host:
+    spans: list[tuple[SpanInfo, SpanLoad]]
+
+
+@contextlib.asynccontextmanager
+async def running(
+    wires: Wires, index: int, backend: Backend, members: Members | None = None, host: Host | None = None
+) -> AsyncIterator[DirectoryRunner]:
+    spans = host or Host(list(hosted(8 * (index % 3))))
+    runner = DirectoryRunner(
+        backend,
+        Announcer(key_of(index), profile_of(index), Random(index).randbytes, now()),
+        lambda: spans.spans,
+        lambda peer, body: wires.send(index, peer, body),
+        node_of(index),
+        members or Members(),
+        now,
+    )
+    async with runner:
+        wires.runners[runner.me] = runner
+        try:
+            yield runner
+        finally:
+            await asyncio.sleep(0)
+    wires.runners.pop(runner.me, None)
+
+
+def now() -> float:
+    return NOW + asyncio.get_running_loop().time()
+
+
+def gossip(index: int) -> Backend:
+    return Gossip(node_of(index), Random(index))
+
+
+def static(index: int) -> Backend:
+    return Static(node_of(index), [Peer(node_of(other), (address_of(other),)) for other in range(3)])
+
+
+@pytest.mark.parametrize("make", [gossip, static])
+def test_nodes_meet_stay_and_leave(make: Callable[[int], Backend]) -> None:
+    async def live() -> None:
+        wires = Wires()
+        async with running(wires, 0, make(0)) as first, running(wires, 1, make(1)) as second:
+            second.joined(Peer(node_of(0), (address_of(0),)))
+            async with running(wires, 2, make(2)) as third:
+                third.joined(Peer(node_of(1), (address_of(1),)))
+                await wait_for(first, 3)
+                assert {peer.node for peer in first.peers()} == {node_of(1), node_of(2)}
+                assert len(first.records(info_of().model)) == 3
+                await asyncio.sleep(150)
+                assert [len(runner.records()) for runner in (first, second, third)] == [3, 3, 3]
+            await asyncio.sleep(1)
+            assert [len(runner.records()) for runner in (first, second)] == [2, 2], "leaving withdraws at once"
+
+    run_virtual(live())
+
+
+async def wait_for(runner: DirectoryRunner, num_records: int) -> None:
+    async with asyncio.timeout(20), runner.changed:
+        await runner.changed.wait_for(lambda: len(runner.records()) == num_records)
+
+
+def test_a_lost_link_hides_a_node_at_once_and_its_return_shows_it() -> None:
+    async def live() -> None:
+        wires = Wires()
+        async with running(wires, 0, gossip(0)) as first, running(wires, 1, gossip(1)):
+            first.joined(Peer(node_of(1), (address_of(1),)))
+            await wait_for(first, 2)
+            hidden = wires.runners.pop(node_of(1))
+            first.lost(node_of(1))
+            assert [record.node for record in first.records()] == [node_of(0)]
+            await asyncio.sleep(30)
+            wires.runners[node_of(1)] = hidden
+            await wait_for(first, 2)
+
+    run_virtual(live())
+
+
+def test_a_new_span_is_told_without_waiting() -> None:
+    async def live() -> None:
+        wires, host = Wires(), Host([])
+        async with running(wires, 0, gossip(0)) as first, running(wires, 1, gossip(1), host=host) as second:
+            first.joined(Peer(node_of(1), (address_of(1),)))
+            await wait_for(first, 2)
+            await asyncio.sleep(1)
+            host.spans = list(hosted(16))
+            second.speak()
+            await asyncio.sleep(0.1)
+            assert [r.info.span.start for r in first.records() if r.node == node_of(1) and r.info] == [16]
+
+    run_virtual(live())
+
+
+def test_denied_nodes_are_neither_heard_nor_offered() -> None:
+    async def live() -> None:
+        wires = Wires()
+        denying = Members(deny=frozenset({node_of(1)}))
+        async with running(wires, 0, gossip(0), denying) as first, running(wires, 1, gossip(1)) as second:
+            second.joined(Peer(node_of(0), (address_of(0),)))
+            first.joined(Peer(node_of(1), (address_of(1),)))
+            await asyncio.sleep(20)
+            assert [record.node for record in first.records()] == [node_of(0)]
+            await first.publish(sign(replace(record_of(1), issued_at=now()), key_of(1)))
+            assert first.peers() == []
+
+    run_virtual(live())
+
+
+def test_an_unreachable_peer_is_a_clear_error() -> None:
+    async def live() -> None:
+        async with running(Wires(), 0, gossip(0)) as runner:
+            with pytest.raises(LinkClosed, match="nobody there"):
+                await runner.send(Peer(node_of(5)), b"hello")
+
+    run_virtual(live())

@@ -1,0 +1,94 @@
+"""mDNS on the loopback interface: real multicast, real zeroconf. What strangers advertise is read strictly."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyhands.core import NodeAddr, NodeId
+from manyhands.errors import BadRequest
+from manyhands.swarm.lan import Browser, advertise, advertisement, read_advertisement
+from manyhands.swarm.ticket import Ticket
+
+NODE = NodeId("ab" * 32)
+HERE = NodeAddr("127.0.0.1", 4000)
+LOOPBACK = ["127.0.0.1"]
+TICKET = Ticket(bytes(range(32)), "hörsaal")
+GOOD: dict[bytes, bytes | None] = {
+    b"v": b"1",
+    b"swarm": TICKET.name.encode(),
+    b"id": TICKET.fingerprint.encode(),
+    b"node": NODE.encode(),
+}
+
+
+def test_a_swarm_is_found_and_leaves() -> None:
+    async def find() -> None:
+        changed = asyncio.Event()
+        browser = Browser(changed.set)
+        async with asyncio.timeout(30), browser.listen(LOOPBACK):
+            async with advertise(TICKET, NODE, [HERE], "lan", LOOPBACK):
+                await changed.wait()
+                (nearby,) = browser.found.values()
+                assert (nearby.swarm, nearby.fingerprint, nearby.node) == ("hörsaal", TICKET.fingerprint, NODE)
+                assert nearby.addresses == (NodeAddr("127.0.0.1", 4000, NODE),)
+                changed.clear()
+            await changed.wait()
+            assert browser.found == {}
+
+    asyncio.run(find())
+
+
+def test_scope_off_says_nothing() -> None:
+    async def hide() -> None:
+        browser = Browser()
+        async with browser.listen(LOOPBACK), advertise(TICKET, NODE, [HERE], "off", LOOPBACK):
+            await asyncio.sleep(1)
+            assert browser.found == {}
+
+    asyncio.run(hide())
+
+
+def test_the_secret_is_not_in_it() -> None:
+    info = advertisement(TICKET, NODE, [HERE])
+    said = repr(info) + repr(info.properties)
+    for form in (TICKET.secret.hex(), repr(TICKET.secret)[2:-1], TICKET.encode()[3:40]):
+        assert form not in said
+    assert TICKET.fingerprint == Ticket.parse(TICKET.encode()).fingerprint != Ticket.new("hörsaal").fingerprint
+    with pytest.raises(BadRequest, match="--listen"):
+        advertisement(TICKET, NODE, [])
+
+
+def test_a_good_advertisement_is_read() -> None:
+    nearby = read_advertisement(GOOD, ["127.0.0.1", "fe80::1%2"], 4000)
+    assert nearby is not None and nearby.addresses[1] == NodeAddr("fe80::1%2", 4000, NODE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "hosts", "port"),
+    [
+        ({b"v": b"2"}, ["127.0.0.1"], 4000),
+        ({b"v": None}, ["127.0.0.1"], 4000),
+        ({b"swarm": b""}, ["127.0.0.1"], 4000),
+        ({b"swarm": b"\xff"}, ["127.0.0.1"], 4000),
+        ({b"swarm": b"a\x1b[2J"}, ["127.0.0.1"], 4000),
+        ({b"swarm": b"x" * 65}, ["127.0.0.1"], 4000),
+        ({b"node": b"ab" * 31}, ["127.0.0.1"], 4000),
+        ({b"node": b"AB" * 32}, ["127.0.0.1"], 4000),
+        ({b"id": b"short"}, ["127.0.0.1"], 4000),
+        ({}, [], 4000),
+        ({}, ["example.org"], 4000),
+        ({}, ["127.0.0.1"], None),
+        ({}, ["127.0.0.1"], 0),
+        ({}, ["127.0.0.1"], 65536),
+    ],
+)
+def test_nonsense_is_not(changes: dict[bytes, bytes | None], hosts: list[str], port: int | None) -> None:
+    assert read_advertisement(GOOD | changes, hosts, port) is None
+
+
+@given(st.dictionaries(st.sampled_from(list(GOOD)), st.binary(max_size=80)), st.lists(st.text(max_size=20), max_size=3))
+def test_random_advertisements_raise_nothing(properties: dict[bytes, bytes | None], hosts: list[str]) -> None:
+    read_advertisement(properties, hosts, 4000)
+    read_advertisement(GOOD, hosts, 4000)
