@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyhands.cli.connect import tls_node
+from manyhands.config import RequestConfig
 from manyhands.core import SamplingParams, even_cut
 from manyhands.local import NodeOptions, node_processes
 from manyhands.model.load import read_config
@@ -30,13 +31,13 @@ class Base:
 
 
 @asynccontextmanager
-async def base(folder: Path, threads: int) -> AsyncIterator[Base]:
+async def base(folder: Path, threads: int, request: RequestConfig | None = None) -> AsyncIterator[Base]:
     """An origin without a swarm yet."""
     build_manifest(folder)
     ticket = Ticket.new("bench")
     device = Device.start(threads)
     try:
-        async with tls_node(ticket, None, is_ephemeral=True) as node:
+        async with tls_node(ticket, None, is_ephemeral=True, request=request) as node:
             model = await device.run(lambda: OriginModel(folder, "bf16"))
             yield Base(folder, ticket, node, model, device)
     finally:

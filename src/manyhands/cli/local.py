@@ -31,6 +31,7 @@ def local(
     spares: Annotated[
         int, typer.Option("--spares", min=0, help="Further nodes that hold every layer, just in case.")
     ] = 0,
+    shadow: options.Shadow = False,
     kill: Annotated[list[str] | None, typer.Option("--kill", help=f"kill -9 a hop, {HopAtToken}")] = None,
     freeze: Annotated[list[str] | None, typer.Option("--freeze", help=f"Stop a hop's process, {HopAtToken}")] = None,
     slow: Annotated[list[str] | None, typer.Option("--slow", help="HOP@TOKEN:SECONDS, each of its steps.")] = None,
@@ -71,7 +72,16 @@ def local(
     }  # fmt: skip
     faults = [Fault.parse(kind, text) for kind, texts in given.items() for text in texts or ()]
     plan = LocalPlan(
-        model, nodes, cut, options.precision_of(dtype), options.ends_of(ends), threads, spares, bool(faults), fallback
+        model,
+        nodes,
+        cut,
+        options.precision_of(dtype),
+        options.ends_of(ends),
+        threads,
+        spares,
+        bool(faults),
+        fallback,
+        shadow,
     )
     options.run(_local(plan, prompt, params, options.path_of(path), faults, as_json))
 
@@ -120,6 +130,7 @@ class LocalPlan:
     spares: int = 0
     is_faulty: bool = False
     fallback: bool = False
+    shadow: bool = False
 
 
 class Disturber:
@@ -163,7 +174,7 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
     """An origin in this process and its node processes. Raises ModelError, CutError, and what a node says."""
     from manyhands.cli.connect import load_origin, tls_node
     from manyhands.cli.model import progress_bar
-    from manyhands.config import home_from_env
+    from manyhands.config import RequestConfig, home_from_env
     from manyhands.core import NodeAddr, Span, even_cut, parse_cut
     from manyhands.local import NodeOptions, node_processes
     from manyhands.model.fetch import resolve_model
@@ -183,7 +194,11 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
     module = "manyhands.testing.faulty_node" if plan.is_faulty else "manyhands.cli"
     what = NodeOptions(str(folder), plan.precision, plan.ends == "edges", plan.threads, plan.spares, module)
     try:
-        async with node_processes(spans, what, ticket) as running, tls_node(ticket, None, is_ephemeral=True) as node:
+        request = RequestConfig(shadow=plan.shadow)
+        async with (
+            node_processes(spans, what, ticket) as running,
+            tls_node(ticket, None, is_ephemeral=True, request=request) as node,
+        ):
             addrs = [n.address for n in running]
             origin = await load_origin(node, folder, plan.precision, plan.ends, device, addrs)
             if plan.fallback:

@@ -23,6 +23,9 @@ Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the text bef
 RepetitionPenalty = Annotated[float, typer.Option("--repetition-penalty", help="1 is none.")]
 DType = Annotated[str, typer.Option("--dtype", help="Precision: bf16, fp32 or int8.")]
 Path_ = Annotated[str, typer.Option("--path", help="ring: hop to hop; star: each hop answers the origin.")]
+Shadow = Annotated[
+    bool, typer.Option("--shadow", help="Spare nodes follow the request, so that a repair takes one short step.")
+]
 Ends = Annotated[str, typer.Option("--ends", help="Where embedding and head are: origin, or edges (first, last hop).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Ticket = Annotated[str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="The swarm's ticket (mh1...).")]

@@ -4,6 +4,7 @@ Two nodes of the same class give the same bits for the same input. Classes diffe
 AMX kernels round differently), by torch build and by precision (runtime.md §3, "ISA").
 """
 
+import os
 from functools import cache
 
 import torch
@@ -11,8 +12,10 @@ import transformers
 
 from manyhands.core import Precision
 
+# Environment variables with which a user may hold the libraries back: other kernels, other bits.
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 # Raised whenever our own kernels or their order of operations change.
-PLUGIN_VERSION = 1
+PLUGIN_VERSION = 2
 
 
 @cache
@@ -28,4 +31,5 @@ def instruction_set() -> str:
 
 def arithmetic_class(precision: Precision) -> str:
     versions = f"torch-{torch.__version__}/transformers-{transformers.__version__}/v{PLUGIN_VERSION}"
-    return f"{precision}/{instruction_set()}/{versions}"
+    limits = [f"/{name}={os.environ[name]}" for name in _LIMITS if name in os.environ]
+    return f"{precision}/{instruction_set()}/{versions}{''.join(limits)}"
