@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 # Of layers loaded to measure: more than any cache holds, so that weights come from memory as they do in earnest.
 SAMPLE_BYTES: Final = 512_000_000
-# What a token costs the origin beyond embedding and head: drawing, text, two thread hand-overs and the way through the loop.
-# A token on one hop took 1.1 ms beyond its compute, each further hop 0.5 ms (bench/results/hop.json).
-ORIGIN_OVERHEAD_S: Final = 0.0006
+# What a token costs the origin beyond embedding and head: drawing, text, thread hand-overs. A token on one hop took 1.1 ms
+# beyond its compute (path_ms in bench/results/hop.json); what is not the hop's own is the origin's.
+ORIGIN_OVERHEAD_S: Final = max(0.0, 0.0011 - HOP_OVERHEAD_S)
 # What wake_up_s says of the machine that both overheads were measured on: another takes as many times longer for them.
 WAKE_S: Final = 0.0001
 MAX_AGE_S: Final = 86400.0
