@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from manyhands.api.gateway import Api, Ask, Caller, Gateway, Job
+from manyhands.api.gateway import Api, Ask, Caller, Gateway, Job, Run
 from manyhands.api.schema import BadField
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow
@@ -275,12 +275,13 @@ class Choice:
         self.tokens: list[Token] = []
         self.reasoning_tokens = 0
         self.job: Job | None = None
+        self._run: Run | None = None
         self.is_cut = False  # ended after its first call, as asked
 
     async def read(self, gateway: Gateway, ask: Ask) -> AsyncGenerator[Delta, None]:
         """Run it: deltas as they come, the last one when all is said. Raises what ends it."""
         async with gateway.run(ask) as run:
-            self.job = run.job
+            self.job, self._run = run.job, run
             async with aclosing(run.tokens()) as tokens:
                 async for token in tokens:
                     delta = self._feed(token)
@@ -290,6 +291,11 @@ class Choice:
                         run.finish("stop")
                         break
             yield self._finish()
+
+    @property
+    def has_route(self) -> bool:
+        """Whether its session is open: what could be refused has been."""
+        return self._run is not None and self._run.answer.session is not None
 
     @property
     def finish_reason(self) -> str:

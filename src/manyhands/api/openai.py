@@ -208,7 +208,7 @@ class OpenAI:
         return EventStream(
             lambda emit: _stream(call, form, asked, emit, with_usage=with_usage),
             self.gateway.limits,
-            is_running=lambda: any(c.job is not None and c.job.queue_s is not None for c in choices),
+            is_running=lambda: any(choice.has_route for choice in choices),
         )
 
 

@@ -56,7 +56,7 @@ def responses_router(gateway: Gateway) -> APIRouter:
         return EventStream(
             lambda emit: _stream(answer, gateway, ask, emit),
             gateway.limits,
-            is_running=lambda: choice.job is not None and choice.job.queue_s is not None,
+            is_running=lambda: choice.has_route,
             on_error=answer.failed,
         )
 
