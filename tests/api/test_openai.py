@@ -1,6 +1,7 @@
 """The OpenAI routes, with OpenAI's own client against a real port."""
 
 import asyncio
+import dataclasses
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -10,7 +11,17 @@ from typing import Any
 import openai
 import pytest
 
-from manyhands.api.fields import ENDPOINTS, Field
+from manyhands.api.fields import ENDPOINTS, Field, table
+from manyhands.api.limits import Limits
+from manyhands.errors import (
+    Forbidden,
+    NotFound,
+    PipelineStalled,
+    RateLimited,
+    ShardUnavailable,
+    TooLarge,
+    Unauthorized,
+)
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, served
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -352,3 +363,14 @@ def test_edges_draw_by_grammar_too(folder: Path) -> None:
         assert json.loads(made.choices[0].message.content or "") in ("yes", "no")
 
     play(folder, scene, ends="edges")
+
+
+def test_the_page_is_current() -> None:
+    """docs/openai.md holds the very tables that parse, and every limit and status."""
+    page = (Path(__file__).parents[2] / "docs" / "openai.md").read_text("utf8")
+    for path in ENDPOINTS:
+        assert f"## POST {path}\n\n{table(path)}" in page, f"docs/openai.md: put in table({path!r}) of api/fields.py"
+    for limit in dataclasses.fields(Limits):
+        assert f"| `{limit.name}` | {limit.default} |" in page
+    for error in (Unauthorized, Forbidden, NotFound, TooLarge, RateLimited, ShardUnavailable, PipelineStalled):
+        assert f"| {error.http_status} | `{error.code}`" in page

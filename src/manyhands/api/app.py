@@ -281,6 +281,7 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
@@ -311,7 +312,10 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.create_server((host, port), family=family, backlog=2048)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit both
+        bound.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # asyncio sees no TCP here (proto 0) and leaves it off
         return bound
     except (OSError, OverflowError, UnicodeError) as error:
         raise BadRequest(f"cannot listen at {host}:{port} ({error}): choose another --api HOST:PORT") from error

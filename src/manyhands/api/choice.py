@@ -6,10 +6,11 @@ plan_chat / plan_text ─► Plan ─ (per choice) ─► gateway.run ─ Token 
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from manyhands.api.gateway import Api, Ask, Caller, Gateway, Job, Run
 from manyhands.api.schema import BadField
@@ -29,6 +30,10 @@ from manyhands.text.tools import (
     ToolReader,
     find_dialect,
 )
+
+T = TypeVar("T")
+# Reading so much text takes well under a millisecond; a thread and back about half of one.
+AT_ONCE_CHARACTERS = 4096
 
 
 @dataclass(slots=True)
@@ -172,11 +177,17 @@ async def render(voice: Voice, talk: Conversation) -> tuple[tuple[int, ...], boo
     variables = _effort_variables(voice, talk.effort)
     tools = talk.tools if talk.tool_choice != "none" else ()
     tokenizer = voice.origin.model.tokenizer
-    ids = tuple(await asyncio.to_thread(render_chat, tokenizer, talk.messages, tools, **variables))
+    size = sum(len(message["content"]) for message in talk.messages) + 1000 * len(tools)
+    ids = tuple(await off_loop(size, partial(render_chat, tokenizer, talk.messages, tools, **variables)))
     if voice.thinking is None:
         return ids, False
     tail = tokenizer.decode(list(ids[-8:]), skip_special_tokens=False).rstrip()
     return ids, tail.endswith(voice.thinking.opens)
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """Do work whose cost grows with `size` characters: at once where a thread would cost more, else in a thread."""
+    return work() if size <= AT_ONCE_CHARACTERS else await asyncio.to_thread(work)
 
 
 def _effort_variables(voice: Voice, effort: str | None) -> dict[str, Any]:

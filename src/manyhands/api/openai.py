@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -20,6 +21,7 @@ from manyhands.api.choice import (
     check_choices,
     encode_text,
     functions_of,
+    off_loop,
     options,
     plan_chat,
     sampling,
@@ -157,7 +159,7 @@ class OpenAI:
         given = parse("/v1/completions", await request.body())
         voice = self._voice(request, given)
         count = check_choices(given, self.gateway.limits.max_choices)
-        prompts = [await asyncio.to_thread(encode_text, voice, p) for p in _prompts(given["prompt"])]
+        prompts = [await off_loop(len(p), partial(encode_text, voice, p)) for p in _prompts(given["prompt"])]
         if len(prompts) * count > 128:
             raise BadField(f"prompt: {len(prompts)} prompts with n = {count} make more than 128 choices", "prompt")
         logprobs = given.get("logprobs")
