@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from manyhands.api.conversation import Conversation
 from manyhands.api.gateway import Api, Ask, Caller, Gateway, Job, Run
 from manyhands.api.schema import BadField
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow
 from manyhands.origin import Origin, Token
-from manyhands.text.grammar import Function, Grammar, Grammars, calls_grammar, json_grammar, strict_grammar
+from manyhands.text.grammar import Grammar, Grammars, calls_grammar, json_grammar, strict_grammar
 from manyhands.text.prompt import render_chat
 from manyhands.text.reasoning import Thinking, ThoughtReader, find_thinking, template_of
 from manyhands.text.tools import (
@@ -73,19 +74,6 @@ class Voices:
         if model not in self._known or self._known[model].origin is not origin:
             self._known[model] = Voice.of(origin)
         return self._known[model]
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A chat request, whichever API it came by. `format`: None (text), {} (any JSON object) or a JSON schema."""
-
-    messages: Sequence[Mapping[str, Any]]
-    functions: Sequence[Function] = ()
-    tools: Sequence[Mapping[str, Any]] = ()  # as the template takes them
-    tool_choice: str = "auto"  # none, auto, required, or the name of a function
-    is_parallel: bool = True
-    format: Mapping[str, Any] | None = None
-    effort: str | None = None
 
 
 @dataclass(slots=True)
@@ -241,21 +229,6 @@ def _grammar(voice: Voice, talk: Conversation) -> str | None:
     return strict_grammar(voice.dialect, functions, voice.special) if any(f.is_strict for f in functions) else None
 
 
-def functions_of(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[list[Function], str]:
-    """Functions and tool_choice as a word. Raises BadField for a choice without its tool, or a name that comes twice."""
-    functions = [
-        Function(t["name"], t.get("parameters") or {"type": "object", "properties": {}}, bool(t.get("strict")))
-        for t in tools
-    ]
-    names = [f.name for f in functions]
-    if len(set(names)) < len(names):
-        raise BadField("tools: a function's name comes twice", "tools")
-    named = choice["name"] if isinstance(choice, dict) else None
-    if named not in (None, *names) or (choice == "required" and not names):
-        raise BadField(f"tool_choice: there is no function {named or 'to choose'} in tools", "tool_choice")
-    return functions, named or choice or "auto"
-
-
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -348,13 +321,6 @@ class Choice:
                 case CallArguments(index, text):
                     self.calls[index]["arguments"] += text
         return delta
-
-
-def text_of(content: Any) -> str:
-    """The text of a message's content: a string, or parts of text."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part["text"] for part in content)
 
 
 def check_choices(given: Mapping[str, Any], limit: int) -> int:
