@@ -32,7 +32,12 @@ def test_a_key_is_known_and_its_text_is_nowhere(tmp_path: Path) -> None:
     assert keys.is_empty
     secret = keys.add("ann", 1.0, quota=Quota(concurrency=2), models=("tiny",))
     caller = keys.check(f"Bearer {secret}")
-    assert (caller.name, caller.quota.concurrency, caller.models, caller.is_admin) == ("ann", 2, frozenset({"tiny"}), False)
+    assert (caller.name, caller.quota.concurrency, caller.models, caller.is_admin) == (
+        "ann",
+        2,
+        frozenset({"tiny"}),
+        False,
+    )
     assert secret.removeprefix("mhk_") not in keys.path.read_text() and len(secret) > 40
     assert os.stat(keys.path).st_mode & 0o777 == 0o600
     assert KeyRing(keys.path).keys == keys.keys
