@@ -1,16 +1,22 @@
 """A gateway over a swarm in one process, with everything that looks on; and requests to it."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
+from manyhands.api.app import create_app, serving
 from manyhands.api.gateway import Ask, Gateway, Job, Run
 from manyhands.api.jobs import History
 from manyhands.api.limits import Limits
 from manyhands.api.log import RequestLog
 from manyhands.api.metrics import Metrics
+from manyhands.api.native import native_router
+from manyhands.api.status import status_router
 from manyhands.config import RequestConfig
 from manyhands.core import NodeAddr, NodeId, SamplingParams
 from manyhands.testing.faults import Faults
@@ -72,3 +78,23 @@ async def observed(
             yield Observed(swarm, gateway, metrics, history, faults)
         finally:
             device.close()
+
+
+@asynccontextmanager
+async def served(scene: Observed, **options: Any) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of the scene's gateway over HTTP on loopback. `keys` and `reassigner` as the application takes them."""
+    reassigner, keys = options.pop("reassigner", None), options.pop("keys", None)
+    routers = [native_router(scene.gateway, scene.history, reassigner), status_router(scene.gateway, scene.metrics)]
+    async with serving(create_app(scene.gateway, keys=keys, routers=routers), "127.0.0.1", 0) as addr:
+        async with httpx2.AsyncClient(base_url=f"http://{addr}", timeout=20.0, **options) as client:
+            yield client
+
+
+async def events(response: httpx2.Response) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """(name, data) of a stream of server-sent events, comments left out."""
+    name = ""
+    async for line in response.aiter_lines():
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield name, json.loads(line.removeprefix("data: "))

@@ -8,7 +8,6 @@ origin   {"relay", "ask"}                 for each line on stdin: one request, s
 import asyncio
 import hashlib
 import json
-import secrets
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,11 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from manyhands import tales
 from manyhands.core import NodeAddr, NodeId, SamplingParams, Span
 from manyhands.net.certificate import node_id_of
-from manyhands.net.reach import ReachPolicy, ReachTransport
-from manyhands.net.relay import RELAY_ALPN, Relay
-from manyhands.net.tls import TlsTransport
+from manyhands.net.reach import ReachPolicy, reach_transport
+from manyhands.net.relay import RelayLimits
 from manyhands.net.transport import Transport
-from manyhands.net.tunnel import Tunnels, relayed
+from manyhands.net.tunnel import relayed
 from manyhands.node import Node
 from manyhands.origin import Origin, OriginModel
 from manyhands.wire.message import Hello, Lane
@@ -49,11 +47,8 @@ def make_node(name: str, book: dict[str, list[str]]) -> Node:
         return known.get(node, [])
 
     def make(hello: Callable[[Lane], Hello]) -> Transport:
-        key, relay = key_of(name), Relay(secrets.token_bytes)
-        tls = TlsTransport(key, SECRET, hello, guests={RELAY_ALPN: relay.leg})
-        return ReachTransport(
-            tls, Tunnels(key, SECRET, tls), book=addresses, policy=ReachPolicy(better_s=0.5, max_better_s=1.0)
-        )
+        policy = ReachPolicy(better_s=0.5, max_better_s=1.0)
+        return reach_transport(key_of(name), SECRET, hello, book=addresses, limits=RelayLimits(), policy=policy)
 
     return Node(make, name=name)
 

@@ -10,6 +10,7 @@ Each NAT lets out what its side began and nothing else in. Needs root, ip and nf
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -114,11 +115,21 @@ class Networks:
             subprocess.run(["ip", "netns", "del", self.name(place)], check=False, capture_output=True)
 
 
+def remove_stale() -> None:
+    """Delete the namespaces of runs that were killed before they could: their processes ended with their stdin."""
+    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+    for name in (line.split()[0] for line in listed.splitlines()):
+        match = re.fullmatch(r"mh(\d+)-[a-z-]+", name)
+        if match is not None and not Path("/proc", match[1]).exists():
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
 @pytest.fixture
 def networks() -> Iterator[Networks]:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
+    remove_stale()
     networks = Networks()
     try:
         networks.build()

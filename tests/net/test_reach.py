@@ -1,7 +1,6 @@
 """Which way is tried when, and how a relayed link is bettered."""
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,11 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.pool import LinkPool
-from manyhands.net.reach import Attempt, ReachPolicy, ReachTransport, plan, race
-from manyhands.net.relay import RELAY_ALPN, Relay
-from manyhands.net.tls import TlsTransport
+from manyhands.net.reach import Attempt, ReachPolicy, ReachTransport, plan, race, reach_transport
+from manyhands.net.relay import RelayLimits
 from manyhands.net.transport import Link, Transport
-from manyhands.net.tunnel import Tunnels, relayed
+from manyhands.net.tunnel import relayed
 from manyhands.testing.clock import run_virtual
 from manyhands.wire.message import Step
 from tests.net.links import A, says, step
@@ -136,11 +134,13 @@ class Book(dict[NodeId, list[NodeAddr]]):
 
 
 @asynccontextmanager
-async def reach(book: Book, policy: ReachPolicy = QUICK) -> AsyncIterator[ReachTransport]:
+async def reach(
+    book: Book, policy: ReachPolicy = QUICK, iroh_urls: tuple[str, ...] | None = None
+) -> AsyncIterator[ReachTransport]:
     key = Ed25519PrivateKey.generate()
-    relay = Relay(secrets.token_bytes)
-    tls = TlsTransport(key, SECRET, says("node"), guests={RELAY_ALPN: relay.leg})
-    transport = ReachTransport(tls, Tunnels(key, SECRET, tls), book=book, policy=policy)
+    transport = reach_transport(
+        key, SECRET, says("node"), book=book, limits=RelayLimits(), policy=policy, iroh_urls=iroh_urls
+    )
     yield transport
     await transport.aclose()
 
@@ -225,6 +225,20 @@ def test_a_hopeless_direct_way_is_tried_less_and_less() -> None:
             await settle(lambda: each.wait_s >= 4 * QUICK.better_s)
             assert near.health.path_kind == "relay" and not near.is_closed
             await asyncio.gather(near.aclose(), far.aclose())
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_iroh_is_tried_where_no_direct_way_answers() -> None:
+    async def main() -> None:
+        book = Book()
+        async with reach(book, iroh_urls=()) as a, reach(book, iroh_urls=()) as b, reach(book) as plain:
+            book[b.node] = [await b.listen(NodeAddr("iroh%127.0.0.1", 0))]
+            near, far = await asyncio.gather(a.dial(NodeAddr(NOWHERE.host, 1, b.node), "data"), b.accept())
+            assert (near.peer, far.peer) == (b.node, a.node) and near.health.path_kind == "direct"
+            await asyncio.gather(near.aclose(), far.aclose())
+            with pytest.raises(LinkClosed, match="cannot be reached"):
+                await plain.dial(NodeAddr(NOWHERE.host, 1, b.node), "data")
 
     asyncio.run(asyncio.wait_for(main(), 20))
 

@@ -404,6 +404,22 @@ def test_limits_hold_per_node_and_are_freed(run: Run) -> None:
     run(body())
 
 
+def test_connections_without_a_request_are_limited_per_node(run: Run) -> None:
+    async def body() -> None:
+        async with scene(limits=RelayLimits(per_node=3)) as s:
+            lines = [await s.a.tunnels._open(s.at) for _ in range(4)]
+            await settle(lambda: lines[3].is_lost)
+            with pytest.raises(LinkClosed, match="closed the connection"):
+                await s.a.tunnels.dial(s.addr, "data")
+            for line in lines:
+                line.transport.abort()
+            await settle(lambda: s.relay.num_connections[s.a.node] == 0)
+            async with linked(s, "data"):
+                pass
+
+    run(body())
+
+
 def test_a_cancelled_dial_leaves_nothing(run: Run) -> None:
     async def body() -> None:
         async with scene() as s:

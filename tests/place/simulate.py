@@ -33,6 +33,7 @@ class Simulation:
     rules: Rules = field(default_factory=Rules)
     load_periods: int = 2
     lag: int = 0  # periods by which views are old
+    sessions: int = 0  # pile up where the swarm is slowest, as they do in a pipeline; 0: loads stay as given
     period: int = 0
     moves: list[list[Move]] = field(default_factory=list)
     weakest: list[float] = field(default_factory=list)
@@ -57,10 +58,13 @@ class Simulation:
 
     def _one(self) -> None:
         self._arrive()
+        if self.sessions:
+            self.holdings = self._loaded()
         self.views.append(list(self.holdings))
         view = self.views[max(0, len(self.views) - 1 - self.lag)]
         made: list[Move] = []
-        for mine in [holding for holding in self.holdings if holding.is_ready]:
+        moving = {node for _, node, _ in self.arrivals}  # a node knows its own moves, however old its view is
+        for mine in [holding for holding in self.holdings if holding.node not in moving]:
             history = self.histories.get(mine.node, History())
             now_s = self.period * PERIOD_S
             decision = self.decide(mine, view, self.num_layers, history, self.period, now_s, self.rules)
@@ -83,6 +87,18 @@ class Simulation:
             if due <= self.period and may_leave(mine, target, self.holdings):
                 self.arrivals.remove((due, node, target))
                 self.holdings.remove(mine)
+
+    def _loaded(self) -> list[Holding]:
+        """Everybody's load, with all sessions waiting for the holders of the weakest layer."""
+        strength = throughputs([h for h in self.holdings if h.is_ready], self.num_layers)
+        layer = strength.index(min(strength))
+        holders = sum(h.span.start <= layer < h.span.end for h in self.holdings) or 1
+
+        def load(holding: Holding) -> SpanLoad:
+            is_slow = holding.span.start <= layer < holding.span.end
+            return replace(holding.load, sessions=self.sessions // holders if is_slow else 0)
+
+        return [replace(holding, load=load(holding)) for holding in self.holdings]
 
     @property
     def num_moves(self) -> int:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from manyhands.core import Span
 from manyhands.errors import BadRequest
-from manyhands.place.balance import History, Rules, decide, holds_claim, propose
+from manyhands.place.balance import History, Move, Rules, decide, holds_claim, propose
 from manyhands.place.strategy import Holding, coverage
 from tests.place.simulate import Simulation, hosts
 
@@ -59,9 +59,16 @@ def test_a_holder_that_is_not_ready_covers_nothing() -> None:
 
 
 def test_an_empty_stage_is_filled_at_once() -> None:
-    swarm = Simulation([*hosts("0-3", 4), *hosts("4-7", 1, first=10)], 12, Rules(cool_down_s=1e9)).run(8)
-    assert [len(made) for made in swarm.moves[:3]] == [1, 0, 0] and swarm.moves[0][0].target == Span(8, 12)
-    assert swarm.cover[-1] >= 1
+    """Coverage loss waits for no second period and no cool-down; one node goes, not all four."""
+    swarm = Simulation([*hosts("0-3", 4), *hosts("4-7", 1, first=10)], 12, Rules(patience=9), load_periods=2).run(5)
+    assert swarm.moves == [[Move(Span(0, 4), Span(8, 12))], [], [], [], []]
+    assert swarm.cover == [0, 0, 1, 1, 1]
+
+
+def test_layers_that_are_weak_alike_are_helped_one_by_one() -> None:
+    """What one move cannot lift for the whole swarm is lifted where it goes: else two weak ends would block each other."""
+    swarm = Simulation([*hosts("0-1", 1), *hosts("2-3", 8, first=1), *hosts("4-5", 1, first=9)], 6).run(60)
+    assert min(coverage(swarm.holdings, 6)) == 3 and swarm.num_moves <= 6
 
 
 def test_it_waits_two_periods_and_cools_down() -> None:

@@ -48,6 +48,10 @@ def test_layers_that_are_not_here_are_made(model: Checkpoint, family: str, tmp_p
     assert is_plausible(speed) and speed.source == "layers"
 
 
+def test_waking_another_process_takes_time() -> None:
+    assert 0 < measure.wake_up_s() < 1
+
+
 def test_what_does_not_fit_follows_from_bandwidth(model: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "available_memory", lambda: 1000)
     speed = measure.measure_speed(model)

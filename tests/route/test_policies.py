@@ -283,6 +283,13 @@ def test_the_nearest_then_the_lowest_id() -> None:
     assert greedy(offers[::-1]) == "a:0-15"
 
 
+def test_greedy_figures_that_cannot_be_count_as_not_measured() -> None:
+    """A queue below nothing does not win, nor a round trip that is no number."""
+    offers = [offer("a", 0, 16), offer("b", 0, 16, queue=-9)]
+    assert greedy(offers, me_a=10, me_b=20) == "a:0-15"
+    assert greedy(offers, me_a=10, me_b=math.nan) == "a:0-15"
+
+
 def test_hn_24_the_origin_is_not_its_own_first_hop() -> None:
     """Unless nobody else is."""
     own, other = offer("me", 0, 16), offer("a", 0, 16, queue=3)

@@ -155,3 +155,22 @@ def test_other_spans_need_another_plan() -> None:
     plan = SpanPlan(Space.of([offer("a", 0, 5)], Terms()).spans, Span(0, 5))
     with pytest.raises(BadRequest, match="other spans"):
         plan.update(Space.of([offer("a", 0, 4)], Terms()).spans)
+
+
+def test_an_outdated_equal_does_not_mislead() -> None:
+    """Two ways of 5; the first rises to 9. Its old 5 equals the start's distance, and must not be followed."""
+    search = DStarLite({0: {1: 0, 2: 0}, 1: {3: 5}, 2: {3: 5}}, 0, 3)
+    assert search.path() == [0, 1, 3]
+    search.change([(1, 3, 9)])
+    assert search.path() == [0, 2, 3]
+
+
+@pytest.mark.parametrize("field", ["layer", "fixed", "entry", "closing", "legs", "is_spare"])
+def test_every_figure_that_changes_is_noticed(field: str) -> None:
+    """Two replicas of each half: whatever makes one of the best two worse, the plan goes round it."""
+    spans = Space.of([offer(n, s, s + 4) for n, s in [("a", 0), ("b", 0), ("c", 4), ("d", 4)]], Terms()).spans
+    plan = SpanPlan(spans, Span(0, 8))
+    first, last = (part.at for part in plan.path())
+    at = last if field == "closing" else first
+    plan.update(changed(spans, field, at, last, 10**9 + 1))
+    assert (first, last) != tuple(part.at for part in plan.path())

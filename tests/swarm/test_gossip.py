@@ -6,6 +6,7 @@ The loop below is the smallest that runs back-ends against each other in virtual
 import heapq
 import itertools
 import struct
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from manyhands.core import NodeId
 from manyhands.swarm.announce import Announcer
 from manyhands.swarm.directory import Outgoing, Peer
-from manyhands.swarm.gossip import DENSE, MAX_LOST, NEWS, RUMOUR, SPARSE, Gossip
+from manyhands.swarm.gossip import DENSE, MAX_LOST, NEIGHBOURS, NEWS, RUMOUR, SPARSE, Gossip
 from manyhands.swarm.news import NEWS_BYTES, News, expand, is_newer
 from manyhands.swarm.record import BEAT_S, sign, with_beat
 from tests.swarm.records import NOW, address_of, announcer_of, chain_of, hosted, key_of, node_of, record_of
@@ -52,15 +53,20 @@ class Loop:
         for index in range(num_nodes):
             self.add(index)
 
-    def add(self, index: int) -> Member:
-        """A node starts (perhaps again, having forgotten everything) and knows one that is alive."""
+    def add(self, index: int, knows: Sequence[int] | None = None) -> Member:
+        """A node starts (perhaps again, having forgotten everything) and knows one that is alive, or those it is told."""
         member = Member(index, self.now)
         others = [other for other in self.alive() if other.peer.node != member.peer.node]
         self.members[member.peer.node] = member
         self._at(self._random.uniform(0, 0.5), "tick", member)
         self._at(self._random.uniform(0, BEAT_S), "speak", member)
-        if others:
-            self._post(member, member.backend.joined(self._random.choice(others).peer, self.now))
+        told = (
+            [self._random.choice(others).peer]
+            if others and knows is None
+            else [peer_of(other) for other in knows or ()]
+        )
+        for peer in told:
+            self._post(member, member.backend.joined(peer, self.now))
         return member
 
     def alive(self) -> list[Member]:
@@ -161,6 +167,23 @@ def test_a_partition_that_heals() -> None:
     assert all(view == set(loop.members) for view in loop.views())
 
 
+def ignores(index: int, other: int) -> bool:
+    """Whether node `index` would not draw `other` as a neighbour if it knew its group of ten and `other`."""
+    rank = Gossip(node_of(index), Random(index))._rank
+    group = [peer for peer in range(20) if peer // 10 == index // 10 and peer != index]
+    return sum(rank(peer_of(peer)) < rank(peer_of(other)) for peer in group) >= NEIGHBOURS
+
+
+def test_groups_that_know_each_other_well_stay_no_islands() -> None:
+    """One link joins two groups, from before anybody had anything to tell, and neither end draws the other."""
+    first, second = next((a, b) for a in range(10) for b in range(10, 20) if ignores(a, b) and ignores(b, a))
+    loop = Loop(0)
+    for index in range(20):
+        group = [other for other in range(20) if other // 10 == index // 10 and other != index]
+        loop.add(index, group + [other for other in (first, second) if index in (first, second) and other != index])
+    loop.run_until_equal(set(loop.members), 90)
+
+
 def test_a_node_that_crashed_and_hosts_something_else_leaves_no_ghost() -> None:
     loop = Loop(10)
     loop.run(12)
@@ -208,7 +231,7 @@ def test_dense_digests_bring_beats_and_sparse_ones_bring_records() -> None:
     assert (len(news.wants), len(news.beats), len(news.statements)) == (0, 1, 0)
     behind.receive(peer_of(5), answer.body, NOW)
     assert max(record.beats for record in behind.records(NOW)) == 3
-    (call,) = behind.tick(NOW)
+    call = behind.tick(NOW)[0]
     assert call.body[0] == DENSE and ahead.receive(peer_of(5), call.body, NOW) == [], "all is equal now"
     (call,) = gossip_with().joined(peer_of(5), NOW)
     (answer,) = ahead.receive(peer_of(5), call.body, NOW)

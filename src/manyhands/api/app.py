@@ -37,6 +37,8 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/api/health", "/docs", "/openapi.j
 STOP_TIMEOUT_S = 2
 MAX_HEADER_BYTES = 64 << 10
 KEEP_ALIVE_S = 75  # an idle connection
+# What the system may buffer for one reader; more would only let a reader that has stopped be written for longer.
+SEND_BUFFER_BYTES = 64 << 10
 
 
 def create_app(
@@ -279,6 +281,7 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
@@ -308,7 +311,12 @@ async def serve(app: FastAPI, host: str, port: int, *, insecure: bool = False) -
 def _bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        bound = socket.create_server((host, port), family=family, backlog=2048)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit both
+        bound.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # asyncio sees no TCP here (proto 0) and leaves it off
+        return bound
     except (OSError, OverflowError, UnicodeError) as error:
         raise BadRequest(f"cannot listen at {host}:{port} ({error}): choose another --api HOST:PORT") from error
 

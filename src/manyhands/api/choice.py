@@ -6,17 +6,19 @@ plan_chat / plan_text ─► Plan ─ (per choice) ─► gateway.run ─ Token 
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from manyhands.api.gateway import Api, Ask, Caller, Gateway, Job
+from manyhands.api.conversation import Conversation
+from manyhands.api.gateway import Api, Ask, Caller, Gateway, Job, Run
 from manyhands.api.schema import BadField
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow
 from manyhands.origin import Origin, Token
-from manyhands.text.grammar import Function, Grammar, Grammars, calls_grammar, json_grammar, strict_grammar
+from manyhands.text.grammar import Grammar, Grammars, calls_grammar, json_grammar, strict_grammar
 from manyhands.text.prompt import render_chat
 from manyhands.text.reasoning import Thinking, ThoughtReader, find_thinking, template_of
 from manyhands.text.tools import (
@@ -29,6 +31,10 @@ from manyhands.text.tools import (
     ToolReader,
     find_dialect,
 )
+
+T = TypeVar("T")
+# Reading so much text takes well under a millisecond; a thread and back about half of one.
+AT_ONCE_CHARACTERS = 4096
 
 
 @dataclass(slots=True)
@@ -68,19 +74,6 @@ class Voices:
         if model not in self._known or self._known[model].origin is not origin:
             self._known[model] = Voice.of(origin)
         return self._known[model]
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A chat request, whichever API it came by. `format`: None (text), {} (any JSON object) or a JSON schema."""
-
-    messages: Sequence[Mapping[str, Any]]
-    functions: Sequence[Function] = ()
-    tools: Sequence[Mapping[str, Any]] = ()  # as the template takes them
-    tool_choice: str = "auto"  # none, auto, required, or the name of a function
-    is_parallel: bool = True
-    format: Mapping[str, Any] | None = None
-    effort: str | None = None
 
 
 @dataclass(slots=True)
@@ -172,11 +165,17 @@ async def render(voice: Voice, talk: Conversation) -> tuple[tuple[int, ...], boo
     variables = _effort_variables(voice, talk.effort)
     tools = talk.tools if talk.tool_choice != "none" else ()
     tokenizer = voice.origin.model.tokenizer
-    ids = tuple(await asyncio.to_thread(render_chat, tokenizer, talk.messages, tools, **variables))
+    size = sum(len(message["content"]) for message in talk.messages) + 1000 * len(tools)
+    ids = tuple(await off_loop(size, partial(render_chat, tokenizer, talk.messages, tools, **variables)))
     if voice.thinking is None:
         return ids, False
     tail = tokenizer.decode(list(ids[-8:]), skip_special_tokens=False).rstrip()
     return ids, tail.endswith(voice.thinking.opens)
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """Do work whose cost grows with `size` characters: at once where a thread would cost more, else in a thread."""
+    return work() if size <= AT_ONCE_CHARACTERS else await asyncio.to_thread(work)
 
 
 def _effort_variables(voice: Voice, effort: str | None) -> dict[str, Any]:
@@ -230,21 +229,6 @@ def _grammar(voice: Voice, talk: Conversation) -> str | None:
     return strict_grammar(voice.dialect, functions, voice.special) if any(f.is_strict for f in functions) else None
 
 
-def functions_of(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[list[Function], str]:
-    """Functions and tool_choice as a word. Raises BadField for a choice without its tool, or a name that comes twice."""
-    functions = [
-        Function(t["name"], t.get("parameters") or {"type": "object", "properties": {}}, bool(t.get("strict")))
-        for t in tools
-    ]
-    names = [f.name for f in functions]
-    if len(set(names)) < len(names):
-        raise BadField("tools: a function's name comes twice", "tools")
-    named = choice["name"] if isinstance(choice, dict) else None
-    if named not in (None, *names) or (choice == "required" and not names):
-        raise BadField(f"tool_choice: there is no function {named or 'to choose'} in tools", "tool_choice")
-    return functions, named or choice or "auto"
-
-
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -275,12 +259,13 @@ class Choice:
         self.tokens: list[Token] = []
         self.reasoning_tokens = 0
         self.job: Job | None = None
+        self._run: Run | None = None
         self.is_cut = False  # ended after its first call, as asked
 
     async def read(self, gateway: Gateway, ask: Ask) -> AsyncGenerator[Delta, None]:
         """Run it: deltas as they come, the last one when all is said. Raises what ends it."""
         async with gateway.run(ask) as run:
-            self.job = run.job
+            self.job, self._run = run.job, run
             async with aclosing(run.tokens()) as tokens:
                 async for token in tokens:
                     delta = self._feed(token)
@@ -290,6 +275,11 @@ class Choice:
                         run.finish("stop")
                         break
             yield self._finish()
+
+    @property
+    def has_route(self) -> bool:
+        """Whether its session is open: what could be refused has been."""
+        return self._run is not None and self._run.answer.session is not None
 
     @property
     def finish_reason(self) -> str:
@@ -331,13 +321,6 @@ class Choice:
                 case CallArguments(index, text):
                     self.calls[index]["arguments"] += text
         return delta
-
-
-def text_of(content: Any) -> str:
-    """The text of a message's content: a string, or parts of text."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part["text"] for part in content)
 
 
 def check_choices(given: Mapping[str, Any], limit: int) -> int:

@@ -1,10 +1,10 @@
 """OpenAI's chat completions, completions and models, over the gateway. Fields: fields.py. Shapes: OpenAI's reference."""
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -12,28 +12,25 @@ from fastapi import APIRouter, Request, Response
 
 from manyhands.api.choice import (
     Choice,
-    Conversation,
-    Delta,
     Plan,
     Voice,
     Voices,
     check_choices,
     encode_text,
-    functions_of,
+    off_loop,
     options,
     plan_chat,
     sampling,
-    text_of,
 )
+from manyhands.api.conversation import conversation_of
 from manyhands.api.fields import body_schema, parse
+from manyhands.api.forms import ChatForm, Form, TextForm
 from manyhands.api.gateway import Api, Ask, Caller, Gateway
-from manyhands.api.logprobs import Spelling, chat_logprobs, text_logprobs
+from manyhands.api.logprobs import Spelling
 from manyhands.api.schema import BadField
 from manyhands.api.sse import DONE, Emit, EventStream, Single, to_event
 from manyhands.errors import ManyhandsError
 from manyhands.origin import Origin
-from manyhands.route.search import Offer
-from manyhands.text.tools import CallArguments, CallStart, Content
 
 Object = dict[str, Any]
 
@@ -139,7 +136,7 @@ class OpenAI:
         given = parse("/v1/chat/completions", await request.body())
         voice = self._voice(request, given)
         count = check_choices(given, self.gateway.limits.max_choices)
-        talk = _conversation(given)
+        talk = conversation_of(given)
         logprobs = _chat_logprobs_wanted(given)
         plan = await plan_chat(
             voice,
@@ -157,7 +154,7 @@ class OpenAI:
         given = parse("/v1/completions", await request.body())
         voice = self._voice(request, given)
         count = check_choices(given, self.gateway.limits.max_choices)
-        prompts = [await asyncio.to_thread(encode_text, voice, p) for p in _prompts(given["prompt"])]
+        prompts = [await off_loop(len(p), partial(encode_text, voice, p)) for p in _prompts(given["prompt"])]
         if len(prompts) * count > 128:
             raise BadField(f"prompt: {len(prompts)} prompts with n = {count} make more than 128 choices", "prompt")
         logprobs = given.get("logprobs")
@@ -196,7 +193,7 @@ class OpenAI:
             api,
         )
 
-    async def _answer(self, call: _Call, form: "Form", given: Mapping[str, Any]) -> Response:
+    async def _answer(self, call: _Call, form: Form, given: Mapping[str, Any]) -> Response:
         asked = [await call.choose(index) for index in range(len(call.plans))]
         await form.prepare()
         if not given.get("stream", False):
@@ -208,11 +205,11 @@ class OpenAI:
         return EventStream(
             lambda emit: _stream(call, form, asked, emit, with_usage=with_usage),
             self.gateway.limits,
-            is_running=lambda: any(c.job is not None and c.job.queue_s is not None for c in choices),
+            is_running=lambda: any(choice.has_route for choice in choices),
         )
 
 
-async def _whole(call: _Call, form: "Form", asked: Sequence[tuple[Ask, Choice]]) -> Object:
+async def _whole(call: _Call, form: Form, asked: Sequence[tuple[Ask, Choice]]) -> Object:
     async def run(ask: Ask, choice: Choice) -> None:
         async for _ in choice.read(call.gateway, ask):
             pass
@@ -224,17 +221,21 @@ async def _whole(call: _Call, form: "Form", asked: Sequence[tuple[Ask, Choice]])
 
 
 async def _stream(
-    call: _Call, form: "Form", asked: Sequence[tuple[Ask, Choice]], emit: Emit, *, with_usage: bool
+    call: _Call, form: Form, asked: Sequence[tuple[Ask, Choice]], emit: Emit, *, with_usage: bool
 ) -> None:
     extra: Object = {"usage": None} if with_usage else {}
 
     async def run(index: int, ask: Ask, choice: Choice) -> None:
         async for chunk in form.chunks(index, choice, choice.read(call.gateway, ask)):
-            await emit(to_event(form.envelope(call, choices=[chunk], **extra)))
+            await emit(to_event(call.envelope(choices=[chunk], **extra, object=form.chunk_kind)))
 
     await together([run(index, ask, choice) for index, (ask, choice) in enumerate(asked)])
     if with_usage:
-        await emit(to_event(form.envelope(call, choices=[], usage=usage(call, [choice for _, choice in asked]))))
+        await emit(
+            to_event(
+                call.envelope(choices=[], usage=usage(call, [choice for _, choice in asked]), object=form.chunk_kind)
+            )
+        )
     await emit(DONE)
 
 
@@ -261,194 +262,6 @@ def usage(call: _Call, choices: Sequence[Choice]) -> Object:
     thought = sum(choice.reasoning_tokens for choice in choices)
     total = {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
     return {**total, "completion_tokens_details": {"reasoning_tokens": thought}}
-
-
-def extension(choice: Choice) -> Object:
-    """What only a swarm can tell of an answer: the object `manyhands`."""
-    job = choice.job
-    assert job is not None
-    ms = {
-        "queue_ms": job.queue_s,
-        "open_ms": job.timings.open_s,
-        "ttft_ms": job.timings.ttft_s,
-        "total_ms": job.timings.total_s,
-    }
-    speed = job.timings.decode_tokens_per_s(job.completion_tokens)
-    return {
-        "job": job.id,
-        "exactness": job.exactness,
-        "route": [_hop(offer) for offer in job.route],
-        "repairs": [
-            {"at_token": r.at_token, "lost": list(r.lost), "ms": round(r.total_s * 1e3, 1)} for r in job.repairs
-        ],
-        "timings": {
-            **{name: None if s is None else round(s * 1e3, 3) for name, s in ms.items()},
-            "decode_tokens_per_s": None if speed is None else round(speed, 3),
-        },
-    }
-
-
-def _hop(offer: Offer) -> Object:
-    return {"name": offer.name, "node": offer.node, "layers": str(offer.info.span)}
-
-
-# -- the forms of the two APIs ----------------------------------------------------------------------------------------
-
-
-class Form:
-    """How one choice looks, whole and in chunks."""
-
-    def __init__(self, spelling: Spelling | None) -> None:
-        self._spelling = spelling
-
-    async def prepare(self) -> None:
-        """Whatever must be loaded. Raises BadRequest."""
-        if self._spelling is not None:
-            await asyncio.to_thread(self._spelling.load)
-
-    def envelope(self, call: _Call, **fields: Any) -> Object:
-        return call.envelope(**fields)
-
-    def choice(self, index: int, choice: Choice) -> Object:
-        raise NotImplementedError
-
-    def chunks(self, index: int, choice: Choice, deltas: AsyncIterator[Delta]) -> AsyncIterator[Object]:
-        raise NotImplementedError
-
-
-class ChatForm(Form):
-    def envelope(self, call: _Call, **fields: Any) -> Object:
-        return {**call.envelope(**fields), "object": "chat.completion.chunk"}
-
-    def choice(self, index: int, choice: Choice) -> Object:
-        message: Object = {"role": "assistant", "content": choice.content or None, "refusal": None}
-        if choice.reasoning:
-            message["reasoning_content"] = choice.reasoning
-        if choice.calls:
-            message["tool_calls"] = [_tool_call(call) for call in choice.calls]
-        else:
-            message["content"] = choice.content
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": chat_logprobs(self._spelling, choice.tokens),
-            "finish_reason": choice.finish_reason,
-            "manyhands": extension(choice),
-        }
-
-    async def chunks(self, index: int, choice: Choice, deltas: AsyncIterator[Delta]) -> AsyncIterator[Object]:
-        is_first = True
-        async for delta in deltas:
-            if is_first:
-                is_first = False
-                yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
-            changes = _changes(delta, choice) or ([{}] if self._spelling is not None and delta.token else [])
-            tokens = [delta.token] if delta.token else []
-            for change in changes:
-                yield self._chunk(index, change, chat_logprobs(self._spelling, tokens))
-                tokens = []
-        last = self._chunk(index, {}, None, choice.finish_reason)
-        yield {**last, "manyhands": extension(choice)}
-
-    @staticmethod
-    def _chunk(index: int, delta: Object, logprobs: Object | None = None, finish: str | None = None) -> Object:
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-
-
-def _changes(delta: Delta, choice: Choice) -> list[Object]:
-    """The deltas of a chat chunk."""
-    out: list[Object] = [{"reasoning_content": delta.reasoning}] if delta.reasoning else []
-    for piece in delta.pieces:
-        match piece:
-            case Content(text):
-                out.append({"content": text})
-            case CallStart(index, name):
-                made = {"index": index, "id": choice.calls[index]["id"], "type": "function"}
-                out.append({"tool_calls": [{**made, "function": {"name": name, "arguments": ""}}]})
-            case CallArguments(index, text):
-                out.append({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
-    return out
-
-
-def _tool_call(call: Mapping[str, str]) -> Object:
-    function = {"name": call["name"], "arguments": call["arguments"]}
-    return {"id": call["id"], "type": "function", "function": function}
-
-
-class TextForm(Form):
-    def choice(self, index: int, choice: Choice) -> Object:
-        return {
-            "index": index,
-            "text": choice.content,
-            "logprobs": text_logprobs(self._spelling, choice.tokens, 0),
-            "finish_reason": choice.finish_reason,
-            "manyhands": extension(choice),
-        }
-
-    async def chunks(self, index: int, choice: Choice, deltas: AsyncIterator[Delta]) -> AsyncIterator[Object]:
-        shown = 0
-        async for delta in deltas:
-            text = "".join(piece.text for piece in delta.pieces if isinstance(piece, Content))
-            tokens = [delta.token] if delta.token else []
-            if text or (tokens and self._spelling is not None):
-                logprobs = text_logprobs(self._spelling, tokens, shown)
-                yield {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
-            shown += len(text)
-        last = {"index": index, "text": "", "logprobs": None, "finish_reason": choice.finish_reason}
-        yield {**last, "manyhands": extension(choice)}
-
-
-# -- from fields to a conversation ------------------------------------------------------------------------------------
-
-
-def _conversation(given: Mapping[str, Any]) -> Conversation:
-    tools = given.get("tools", ())
-    choice = given.get("tool_choice")
-    functions, word = functions_of(
-        [t["function"] for t in tools], choice["function"] if isinstance(choice, dict) else choice
-    )
-    if not tools and {"tool_choice", "parallel_tool_calls"} & given.keys() and word != "none":
-        raise BadField("tool_choice and parallel_tool_calls are for requests with tools", "tool_choice")
-    return Conversation(
-        [message_of(m) for m in given["messages"]],
-        functions,
-        tools,
-        word,
-        given.get("parallel_tool_calls", True),
-        format_of(given.get("response_format")),
-        given.get("reasoning_effort"),
-    )
-
-
-def format_of(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """None for text, {} for any object, else the schema."""
-    if wanted is None or wanted["type"] == "text":
-        return None
-    if wanted["type"] == "json_object":
-        return {}
-    schema: Mapping[str, Any] = wanted.get("json_schema", wanted)["schema"]
-    return schema or {"type": ["object", "array", "string", "number", "boolean", "null"]}
-
-
-def message_of(message: Mapping[str, Any]) -> Object:
-    """A message as chat templates take it: text is text, arguments are objects, a developer is the system."""
-    role = "system" if message["role"] == "developer" else message["role"]
-    out: Object = {"role": role, "content": text_of(message.get("content"))}
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if message.get(name) is not None:
-            out[name] = message[name]
-    if message.get("tool_calls"):
-        out["tool_calls"] = [call_of(c["id"], **c["function"]) for c in message["tool_calls"]]
-    return out
-
-
-def call_of(call_id: str, name: str, arguments: str) -> Object:
-    """A call as chat templates take it."""
-    try:
-        read = json.loads(arguments)
-    except (ValueError, RecursionError):
-        read = arguments
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": read}}
 
 
 def _max_tokens(given: Mapping[str, Any]) -> int | None:

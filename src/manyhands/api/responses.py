@@ -12,11 +12,13 @@ from uuid import uuid4
 from fastapi import APIRouter, Request, Response
 
 from manyhands.api.app import error_object
-from manyhands.api.choice import Choice, Conversation, Delta, Plan, Voices, functions_of, plan_chat, text_of
+from manyhands.api.choice import Choice, Delta, Plan, Voices, plan_chat
+from manyhands.api.conversation import Conversation, call_of, format_of, functions_of, message_of, text_of
 from manyhands.api.fields import parse
+from manyhands.api.forms import extension
 from manyhands.api.gateway import Ask, Gateway
 from manyhands.api.logprobs import Spelling, token_logprobs
-from manyhands.api.openai import call_of, caller_of, describe, extension, format_of, message_of
+from manyhands.api.openai import caller_of, describe
 from manyhands.api.schema import BadField
 from manyhands.api.sse import Emit, EventStream, Single, to_event
 from manyhands.text.tools import CallArguments, CallStart, Content, Piece
@@ -56,7 +58,7 @@ def responses_router(gateway: Gateway) -> APIRouter:
         return EventStream(
             lambda emit: _stream(answer, gateway, ask, emit),
             gateway.limits,
-            is_running=lambda: choice.job is not None and choice.job.queue_s is not None,
+            is_running=lambda: choice.has_route,
             on_error=answer.failed,
         )
 

@@ -68,6 +68,12 @@ def list_workers(gateway: Gateway) -> list[Worker]:
     return sorted(workers.values(), key=lambda w: (w.offers[0][1].info.span.start if w.offers else 1 << 30, w.node))
 
 
+async def meet(gateway: Gateway) -> None:
+    """Dial the nodes of origins that have no open link yet: nobody has asked them for anything so far. At most ~2 s."""
+    strangers = [origin for model, origin in gateway.origins.items() if not known_offers(gateway, model)]
+    await asyncio.gather(*(origin.look_around() for origin in strangers))
+
+
 def find_worker(gateway: Gateway, name: str) -> Worker:
     """By node id, the first digits of one, or a name. Raises NotFound, Conflict if several are meant."""
     workers = list_workers(gateway)

@@ -9,19 +9,23 @@ Links over iroh move by themselves, running sessions too.
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net import iroh, tunnel
-from manyhands.net.tls import TlsTransport
+from manyhands.net.relay import RELAY_ALPN, Relay, RelayLimits
+from manyhands.net.tls import TlsPolicy, TlsTransport
 from manyhands.net.transport import Link, Transport
 from manyhands.net.tunnel import Tunnels, relayed
-from manyhands.wire.message import Lane
+from manyhands.wire.message import Hello, Lane
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +127,27 @@ class _Relayed:
     def postpone(self, now: float, policy: ReachPolicy) -> None:
         self.wait_s = min(2 * self.wait_s, policy.max_better_s)
         self.due_at = now + self.wait_s
+
+
+def reach_transport(
+    key: Ed25519PrivateKey,
+    secret: bytes,
+    hello: Callable[[Lane], Hello],
+    *,
+    book: Book = lambda node: (),
+    limits: RelayLimits | None = None,
+    iroh_urls: Sequence[str] | None = None,
+    members: TlsPolicy | None = None,
+    policy: ReachPolicy | None = None,
+) -> "ReachTransport":
+    """A node's transport over every way, and a relay for the others with `limits` (None: for nobody).
+
+    `iroh_urls` None: no iroh; else iroh's relays, perhaps none. `members` are the allow and deny lists of all ways.
+    """
+    guests = {RELAY_ALPN: Relay(secrets.token_bytes, limits).leg} if limits is not None else {}
+    tls = TlsTransport(key, secret, hello, members, guests)
+    way = iroh.IrohTransport(key, secret, hello, members, iroh_urls) if iroh_urls is not None else None
+    return ReachTransport(tls, Tunnels(key, secret, tls), way, book=book, policy=policy)
 
 
 class ReachTransport:

@@ -43,13 +43,14 @@ BUFFER_BYTES = 64 << 10
 class RelayLimits:
     """What a relay does for others. A pair of nodes needs two tunnels: one for each lane.
 
-    `per_caller` and `per_callee` count a node's tunnels, open or ringing. An ANSWER must come within `answer_s`; so must the
-    request after a connection has been made.
+    `per_caller` and `per_callee` count a node's tunnels, open or ringing; `per_node` its connections to this relay. An ANSWER
+    must come within `answer_s`; so must the request after a connection has been made.
     """
 
     num_tunnels: int = 512
     per_caller: int = 32
     per_callee: int = 128
+    per_node: int = 192
     num_mailboxes: int = 256
     answer_s: float = 5.0
 
@@ -137,6 +138,7 @@ class Relay:
         self.board: Switchboard[RelayLeg] = Switchboard(self.limits)
         self.draw = draw
         self.num_forwarded = 0  # bytes
+        self.num_connections: Counter[NodeId] = Counter()
 
     def __repr__(self) -> str:
         return f"<Relay {self.board} forwarded={self.num_forwarded}>"
@@ -166,6 +168,10 @@ class RelayLeg(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
         keep_alive(transport.get_extra_info("socket"))
+        self._relay.num_connections[self._node] += 1
+        if self._relay.num_connections[self._node] > self._relay.limits.per_node:
+            logger.warning("peer=%s has more than %d connections", self._node[:8], self._relay.limits.per_node)
+            self.abort()
         self._expire_in(self._relay.limits.answer_s)
 
     def data_received(self, data: bytes) -> None:
@@ -189,6 +195,7 @@ class RelayLeg(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expire_in(None)
+        self._relay.num_connections -= Counter([self._node])
         partner = self._relay.board.leave(self)
         if partner is not None:
             partner.close()

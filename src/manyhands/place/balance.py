@@ -1,7 +1,8 @@
 """Whether a node's span should move, decided each period by every node for itself from the same records. Pure.
 
 What keeps a swarm from thrashing or tearing (C-19; field.md §4(a); petals, server/block_selection.py):
-- a move must raise the throughput of the weakest layer by `gain`, `patience` periods in a row, and not soon after another;
+- a move must raise the throughput of the weakest layer it touches by `gain`, `patience` periods in a row, and not soon after
+  another;
 - nobody leaves a layer that nobody else serves;
 - of all who would move from a span or to one, a single one may in a period: the lowest hash of (period, node). All nodes
   that see the same records pick the same one, without a message;
@@ -26,9 +27,9 @@ Policy = Literal["throughput", "load"]
 class Rules:
     """How eager a swarm is to move spans. Equal on all nodes. Raises BadRequest.
 
-    `policy`: throughput of the weakest layer, or `load`, InferD's rule (IN-R06): from a least loaded stage to the most
-    loaded one. `gain`: the weakest layer must get this many times as fast; a layer that nobody holds is always reason
-    enough, and at once.
+    `policy`: throughput, or `load`, InferD's rule (IN-R06): from a least loaded stage to the most loaded one. `gain`: the
+    weakest layer that a move touches must get this many times as fast; a layer that nobody holds is always reason enough,
+    and at once.
     """
 
     policy: Policy = "throughput"
@@ -127,17 +128,19 @@ def _are_covered(span: Span, spans: Sequence[Span]) -> bool:
 
 
 def _by_throughput(mine: Holding, holdings: Sequence[Holding], num_layers: int, rules: Rules) -> Span | None:
-    """The weakest window of the swarm without me, if my going there makes the weakest layer `gain` times as fast."""
+    """The weakest window of the swarm without me, if the weakest layer of those I leave and reach gets `gain` times as fast.
+
+    Layers beyond them do not change, so each move raises the sorted list of throughputs: moves cannot go in circles.
+    """
     others = [holding for holding in holdings if holding != mine]
     target = weakest_window(throughputs(others, num_layers), len(mine.span))
-    now = min(throughputs(holdings, num_layers))
-    then = min(throughputs([*others, replace(mine, span=target)], num_layers))
-    if now == 0:  # a hole: whoever makes it smaller helps, even if it takes two to close it
-        holes = [
-            sum(c == 0 for c in coverage(h, num_layers)) for h in (holdings, [*others, replace(mine, span=target)])
-        ]
-        return target if holes[1] < holes[0] else None
-    return target if then >= rules.gain * now * (1 - 1e-9) else None
+    moved = [*others, replace(mine, span=target)]
+    before, after = throughputs(holdings, num_layers), throughputs(moved, num_layers)
+    if 0 in before:  # whoever makes a hole smaller helps, even if it takes two to close it
+        return target if after.count(0) < before.count(0) else None
+    touched = [*range(mine.span.start, mine.span.end), *range(target.start, target.end)]
+    weakest = min(before[layer] for layer in touched)
+    return target if min(after[layer] for layer in touched) >= rules.gain * weakest * (1 - 1e-9) else None
 
 
 def _by_load(mine: Holding, holdings: Sequence[Holding], num_layers: int, _: Rules) -> Span | None:

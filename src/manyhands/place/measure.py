@@ -11,6 +11,8 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,14 +32,28 @@ if TYPE_CHECKING:
 
 # Of layers loaded to measure: more than any cache holds, so that weights come from memory as they do in earnest.
 SAMPLE_BYTES: Final = 512_000_000
-# What a token costs the origin beyond embedding and head: drawing, text, two thread hand-overs and the way through the loop.
-# A token on one hop took 1.1 ms beyond its compute, each further hop 0.5 ms (bench/results/hop.json).
-ORIGIN_OVERHEAD_S: Final = 0.0006
+# What a token costs the origin beyond embedding and head: drawing, text, thread hand-overs. A token on one hop took 1.1 ms
+# beyond its compute (path_ms in bench/results/hop.json); what is not the hop's own is the origin's.
+ORIGIN_OVERHEAD_S: Final = max(0.0, 0.0011 - HOP_OVERHEAD_S)
+# What wake_up_s says of the machine that both overheads were measured on: another takes as many times longer for them.
+WAKE_S: Final = 0.0001
 MAX_AGE_S: Final = 86400.0
 ROWS: Final = 256  # RequestConfig.prefill_chunk
 STEPS: Final = 25
 # Steps of a route come with pauses, in which caches cool and cores doze: so do those that are measured.
 PAUSE_S: Final = 0.004
+# Another process that hands what it reads to a thread and back, as a hop does.
+_ECHO: Final = """
+import os, queue, threading
+inbox, outbox = queue.SimpleQueue(), queue.SimpleQueue()
+def device():
+    while True:
+        outbox.put(inbox.get())
+threading.Thread(target=device, daemon=True).start()
+while block := os.read(0, 65536):
+    inbox.put(block)
+    os.write(1, outbox.get())
+"""
 _VERSION: Final = 1  # of what is measured and how
 
 
@@ -193,7 +209,24 @@ def _speed_of_layers(folder: Path, count: int, precision: Precision) -> Speed:
     fixed_s = max(0.0, all_s - count * layer_s)
     row_s = max(0.0, chunk_s - fixed_s) / count / ROWS
     ends_s, _ = _paired(_ending(Ends(folder, precision)), lambda: None)
-    return Speed(layer_s, row_s, ends_s + ORIGIN_OVERHEAD_S, fixed_s + HOP_OVERHEAD_S, "layers")
+    slow = max(1.0, wake_up_s() / WAKE_S)
+    return Speed(layer_s, row_s, ends_s + slow * ORIGIN_OVERHEAD_S, fixed_s + slow * HOP_OVERHEAD_S, "layers")
+
+
+def wake_up_s() -> float:
+    """Median seconds until another process and a thread of it have woken up and answered: long where others compute."""
+    command = [sys.executable, "-S", "-c", _ECHO]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as echo:
+        assert echo.stdin is not None and echo.stdout is not None
+        to, back = echo.stdin.fileno(), echo.stdout.fileno()
+
+        def ask() -> None:
+            os.write(to, bytes(4096))
+            left = 4096
+            while left:
+                left -= len(os.read(back, left)) or left
+
+        return _paired(ask, lambda: None)[0]
 
 
 def _stepping(model: "SpanModel", span: Span, rows: int) -> Callable[[], None]:

@@ -73,7 +73,7 @@ def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, term
     def rank(o: Offer) -> tuple[bool, bool, int, int, float, NodeId, Span]:
         is_own = o.node == sender == terms.origin
         far = -min(end, o.info.span.end)
-        return o.info.is_spare, is_own, o.load.queue, far, rtt_between(sender, o, terms), o.node, o.info.span
+        return o.info.is_spare, is_own, max(0, o.load.queue), far, rtt_between(sender, o, terms), o.node, o.info.span
 
     best = min(fit, key=rank)
     return best.part(Span(layer, min(end, best.info.span.end)))

@@ -61,7 +61,9 @@ class Space:
 
 def rtt_between(sender: NodeId, offer: Offer, terms: Terms) -> float:
     """As far as known without looking at others."""
-    return terms.rtts.get(pair(sender, offer.node), LAN_RTT_S if offer.is_lan else DEFAULT_RTT_S)
+    rtt_s = terms.rtts.get(pair(sender, offer.node), -1.0)
+    guess = LAN_RTT_S if offer.is_lan else DEFAULT_RTT_S
+    return rtt_s if 0 <= rtt_s < math.inf else guess
 
 
 def _spans(offers: Sequence[Offer], terms: Terms, between: Pair) -> Spans:

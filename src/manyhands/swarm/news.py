@@ -48,7 +48,7 @@ class News:
         record = entry.record
         if theirs and record.beats and (record.version - theirs) & 0xFFFF <= record.beats:
             if self._fits(_BEAT.size):
-                self.beats.append((record.key.tag, record.version & 0xFFFF, entry.value))
+                self.beats.append((entry.tag, record.version & 0xFFFF, entry.value))
         elif self._fits(_LENGTH.size + len(entry.data)):
             self.statements.append(entry.data)
 

@@ -55,6 +55,7 @@ HERMES = Dialect("hermes", "<tool_call>", "</tool_call>", "arguments", "")
 LLAMA3 = Dialect("llama3", "", "", "parameters", ";")
 MISTRAL = Dialect("mistral", "[TOOL_CALLS]", "", "arguments", "[,]")
 PYTHON_TAG = "<|python_tag|>"
+_SPACE = " \t\r\n"
 
 
 def find_dialect(tokenizer: Any) -> Dialect | None:
@@ -100,11 +101,13 @@ class ToolReader:
             text = self._opened + self._call.raw + text
         elif self._state in ("call", "gap"):
             text = "" if self.num_calls or self._call.is_told else self._opened + text
+        elif self._state == "start" and self.num_calls:
+            text = text.strip(_SPACE + self._dialect.skipped)
         return [Content(text)] if text else []
 
     def _in_start(self) -> Iterator[Piece]:
         """Only where a call is the whole message."""
-        start = self._held.lstrip()
+        start = self._held.lstrip(_SPACE + self._dialect.skipped if self.num_calls else _SPACE)
         if start.startswith(PYTHON_TAG):
             self._opened, self._held = PYTHON_TAG, start[len(PYTHON_TAG) :]
         elif start.startswith("{"):
@@ -128,7 +131,7 @@ class ToolReader:
     def _in_gap(self) -> Iterator[Piece]:
         """Between a marker and an object, between objects, or between an object and the end marker."""
         close = self._dialect.close
-        rest = self._held.lstrip(" \t\r\n" + self._dialect.skipped)
+        rest = self._held.lstrip(_SPACE + self._dialect.skipped)
         if rest.startswith("{"):
             self._begin(rest)
         elif close and rest.startswith(close):

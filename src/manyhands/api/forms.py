@@ -1,0 +1,144 @@
+"""How a choice looks in chat completions and in completions: whole, and in chunks."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from manyhands.api.choice import Choice, Delta
+from manyhands.api.logprobs import Spelling, chat_logprobs, text_logprobs
+from manyhands.route.search import Offer
+from manyhands.text.tools import CallArguments, CallStart, Content
+
+Object = dict[str, Any]
+
+
+class Form:
+    """How one choice looks, whole and in chunks. `chunk_kind`: what a chunk calls itself."""
+
+    chunk_kind: str
+
+    def __init__(self, spelling: Spelling | None) -> None:
+        self._spelling = spelling
+
+    async def prepare(self) -> None:
+        """Whatever must be loaded. Raises BadRequest."""
+        if self._spelling is not None:
+            await asyncio.to_thread(self._spelling.load)
+
+    def choice(self, index: int, choice: Choice) -> Object:
+        raise NotImplementedError
+
+    def chunks(self, index: int, choice: Choice, deltas: AsyncIterator[Delta]) -> AsyncIterator[Object]:
+        raise NotImplementedError
+
+
+class ChatForm(Form):
+    chunk_kind = "chat.completion.chunk"
+
+    def choice(self, index: int, choice: Choice) -> Object:
+        message: Object = {"role": "assistant", "content": choice.content or None, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if choice.calls:
+            message["tool_calls"] = [_tool_call(call) for call in choice.calls]
+        else:
+            message["content"] = choice.content
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": chat_logprobs(self._spelling, choice.tokens),
+            "finish_reason": choice.finish_reason,
+            "manyhands": extension(choice),
+        }
+
+    async def chunks(self, index: int, choice: Choice, deltas: AsyncIterator[Delta]) -> AsyncIterator[Object]:
+        is_first = True
+        async for delta in deltas:
+            if is_first:
+                is_first = False
+                yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
+            changes = _changes(delta, choice) or ([{}] if self._spelling is not None and delta.token else [])
+            tokens = [delta.token] if delta.token else []
+            for change in changes:
+                yield self._chunk(index, change, chat_logprobs(self._spelling, tokens))
+                tokens = []
+        last = self._chunk(index, {}, None, choice.finish_reason)
+        yield {**last, "manyhands": extension(choice)}
+
+    @staticmethod
+    def _chunk(index: int, delta: Object, logprobs: Object | None = None, finish: str | None = None) -> Object:
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _changes(delta: Delta, choice: Choice) -> list[Object]:
+    """The deltas of a chat chunk."""
+    out: list[Object] = [{"reasoning_content": delta.reasoning}] if delta.reasoning else []
+    for piece in delta.pieces:
+        match piece:
+            case Content(text):
+                out.append({"content": text})
+            case CallStart(index, name):
+                made = {"index": index, "id": choice.calls[index]["id"], "type": "function"}
+                out.append({"tool_calls": [{**made, "function": {"name": name, "arguments": ""}}]})
+            case CallArguments(index, text):
+                out.append({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+    return out
+
+
+def _tool_call(call: Mapping[str, str]) -> Object:
+    function = {"name": call["name"], "arguments": call["arguments"]}
+    return {"id": call["id"], "type": "function", "function": function}
+
+
+class TextForm(Form):
+    chunk_kind = "text_completion"
+
+    def choice(self, index: int, choice: Choice) -> Object:
+        return {
+            "index": index,
+            "text": choice.content,
+            "logprobs": text_logprobs(self._spelling, choice.tokens, 0),
+            "finish_reason": choice.finish_reason,
+            "manyhands": extension(choice),
+        }
+
+    async def chunks(self, index: int, choice: Choice, deltas: AsyncIterator[Delta]) -> AsyncIterator[Object]:
+        shown = 0
+        async for delta in deltas:
+            text = "".join(piece.text for piece in delta.pieces if isinstance(piece, Content))
+            tokens = [delta.token] if delta.token else []
+            if text or (tokens and self._spelling is not None):
+                logprobs = text_logprobs(self._spelling, tokens, shown)
+                yield {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+            shown += len(text)
+        last = {"index": index, "text": "", "logprobs": None, "finish_reason": choice.finish_reason}
+        yield {**last, "manyhands": extension(choice)}
+
+
+def extension(choice: Choice) -> Object:
+    """What only a swarm can tell of an answer: the object `manyhands`."""
+    job = choice.job
+    assert job is not None
+    ms = {
+        "queue_ms": job.queue_s,
+        "open_ms": job.timings.open_s,
+        "ttft_ms": job.timings.ttft_s,
+        "total_ms": job.timings.total_s,
+    }
+    speed = job.timings.decode_tokens_per_s(job.completion_tokens)
+    return {
+        "job": job.id,
+        "exactness": job.exactness,
+        "route": [_hop(offer) for offer in job.route],
+        "repairs": [
+            {"at_token": r.at_token, "lost": list(r.lost), "ms": round(r.total_s * 1e3, 1)} for r in job.repairs
+        ],
+        "timings": {
+            **{name: None if s is None else round(s * 1e3, 3) for name, s in ms.items()},
+            "decode_tokens_per_s": None if speed is None else round(speed, 3),
+        },
+    }
+
+
+def _hop(offer: Offer) -> Object:
+    return {"name": offer.name, "node": offer.node, "layers": str(offer.info.span)}

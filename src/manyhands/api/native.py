@@ -1,0 +1,300 @@
+"""Our own API: lattice9's paths and events, with HearthNet's diagnostic frames in the same stream on request (docs/api.md).
+
+    POST   /api/infer                  the whole answer, with the workers that made it
+    POST   /api/infer/stream           events start token reshard done error; ?diagnostics=1 adds
+                                       token_delta shard_status shard_failover pipeline_aborted
+    GET    /api/workers   /{id}        the nodes, and which route a request would take now
+    POST   /api/workers/register       use the node at an address          POST /api/workers/heartbeat
+    DELETE /api/workers/{id}           evict; running requests repair      POST /api/workers/{id}/readmit  /reassign
+    GET    /api/jobs      /{id}        what runs and what ran
+
+Changing the swarm needs an admin's key, where keys are needed at all.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from manyhands.api.app import error_object
+from manyhands.api.frames import Frame, Telling, result_object
+from manyhands.api.gateway import Ask, Caller, Gateway, Run
+from manyhands.api.jobs import History, job_object
+from manyhands.api.sse import Emit, EventStream, Single, to_event
+from manyhands.api.workers import (
+    Reassigner,
+    Worker,
+    evict,
+    find_worker,
+    list_workers,
+    meet,
+    readmit,
+    reassign,
+    register,
+    scheduler_object,
+    worker_object,
+)
+from manyhands.core import SamplingParams
+from manyhands.errors import BadRequest, Forbidden, ManyhandsError, NotFound
+
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _check_text(text: str) -> str:
+    """JSON can hold half a surrogate pair, which is no text; pydantic makes a refusal of the ValueError."""
+    text.encode()
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+
+
+class Message(BaseModel):
+    """One turn of a conversation."""
+
+    model_config = _STRICT
+    role: Literal["system", "user", "assistant"]
+    content: Text
+
+
+class Infer(BaseModel):
+    """What to generate. lattice9's names and defaults, but no penalty unless asked for; what is not listed is refused."""
+
+    model_config = _STRICT
+    prompt: Text | None = Field(None, description="Text to go on from. Either this or messages.")
+    messages: list[Message] | None = Field(None, min_length=1, description="A conversation, by the chat template.")
+    model: Text | None = Field(None, description="One of GET /v1/models; may be left out where there is one.")
+    max_tokens: int = 50
+    deterministic: bool = Field(False, description="Plain argmax: every other sampling field is off.")
+    temperature: float = 0.9
+    top_p: float = 0.92
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = Field(None, description="Same seed, same text. Left out: drawn, and told in the answer.")
+    stop: list[Text] = Field(default_factory=list)
+    path: Literal["ring", "star"] = "ring"
+
+    def params(self) -> SamplingParams:
+        """Raises BadRequest naming the field, its value and its limits."""
+        values = self.model_dump(exclude={"prompt", "messages", "model", "path", "seed", "stop"})
+        seed = secrets.randbits(53) if self.seed is None else self.seed  # 53: any JSON reader can repeat it
+        return SamplingParams(**values, seed=seed, stop=tuple(self.stop))
+
+
+class Registration(BaseModel):
+    """Where a node listens: host:port."""
+
+    model_config = _STRICT
+    address: Text
+
+
+class Heartbeat(BaseModel):
+    model_config = _STRICT
+    worker_id: Text
+
+
+class Reassignment(BaseModel):
+    """Layers to move to, as people write them: "0-7"."""
+
+    model_config = _STRICT
+    to: Text
+
+
+def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+def _admin(caller: Annotated[Caller, Depends(_caller)]) -> None:
+    if not caller.is_admin:
+        raise Forbidden(f"key {caller.name!r} may not change the swarm: use an admin's (manyhands key add --admin)")
+
+
+def native_router(gateway: Gateway, history: History, reassigner: Reassigner | None = None) -> APIRouter:
+    """The routes above. `history` must be among the gateway's observers."""
+    router = APIRouter(prefix="/api")
+    router.include_router(_infer_router(gateway), tags=["infer"])
+    router.include_router(_workers_router(gateway, reassigner), prefix="/workers", tags=["workers"])
+    router.include_router(_jobs_router(gateway, history), prefix="/jobs", tags=["jobs"])
+    return router
+
+
+# -- infer ------------------------------------------------------------------------------------------------------------
+
+
+def _infer_router(gateway: Gateway) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/infer", summary="A whole answer", response_model=dict[str, Any])
+    async def infer(body: Infer, caller: Annotated[Caller, Depends(_caller)]) -> Response:
+        """Generate, and tell which workers did."""
+        ask = await _ask(gateway, body, caller)
+
+        async def work() -> dict[str, Any]:
+            async with gateway.run(ask) as run, aclosing(run.tokens()) as tokens:
+                async for _ in tokens:
+                    pass
+                return {"prompt": body.prompt, **result_object(run)}
+
+        return Single(work)
+
+    @router.post("/infer/stream", summary="An answer as it grows", response_class=EventStream)
+    async def stream(
+        body: Infer,
+        caller: Annotated[Caller, Depends(_caller)],
+        diagnostics: Annotated[bool, Query(description="Add HearthNet's diagnostic frames.")] = False,
+    ) -> Response:
+        """Server-sent events: start, token, reshard, done or error."""
+        ask = await _ask(gateway, body, caller)
+        runs: list[Run] = []
+
+        async def produce(emit: Emit) -> None:
+            async with gateway.run(ask) as run:
+                runs.append(run)
+                async with aclosing(told(run, body.prompt, diagnostics=diagnostics)) as frames:
+                    async for frame in frames:
+                        await emit(to_event(frame.data, frame.event))
+
+        def is_running() -> bool:
+            return bool(runs) and runs[0].answer.session is not None
+
+        return EventStream(produce, gateway.limits, is_running, _error_event)
+
+    return router
+
+
+async def _ask(gateway: Gateway, body: Infer, caller: Caller) -> Ask:
+    """Raises BadRequest, NotFound."""
+    if (body.prompt is None) == (body.messages is None):
+        raise BadRequest("give either prompt (a text) or messages (a conversation)")
+    if body.model is None and len(gateway.origins) != 1:
+        raise BadRequest(f"model is missing; served here: {', '.join(gateway.origins) or 'none'}")
+    model = body.model or next(iter(gateway.origins))
+    origin, params = gateway.origin(model), body.params()
+    prompt = body.prompt if body.prompt is not None else [m.model_dump() for m in body.messages or ()]
+    ids = await asyncio.to_thread(origin.model.encode, prompt)  # a long prompt takes a while: not on the event loop
+    return Ask(model, "native", ids, params, caller, path=body.path)
+
+
+async def told(run: Run, prompt: str | None, *, diagnostics: bool) -> AsyncGenerator[Frame, None]:
+    """The frames of a running request but `error`, which is raised. The first comes with the first token: until then the
+    request may still be refused with a status of its own."""
+    telling = Telling(run, diagnostics=diagnostics)
+    async with aclosing(run.tokens()) as tokens:
+        try:
+            async for token in tokens:
+                if run.job.completion_tokens == 1:
+                    yield telling.start(prompt)
+                for frame in telling.token(token):
+                    yield frame
+        except ManyhandsError:
+            if run.job.completion_tokens:
+                for frame in telling.news():
+                    yield frame
+            raise
+    yield telling.done()
+
+
+def _error_event(error: Exception) -> bytes:
+    """The last frame of a stream that failed after it began."""
+    said = error_object(error)
+    return to_event({"detail": said["message"], "code": said["code"]}, "error")
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+def _workers_router(gateway: Gateway, reassigner: Reassigner | None) -> APIRouter:
+    router = APIRouter()
+    changes = APIRouter(dependencies=[Depends(_admin)])
+
+    async def find(worker_id: str) -> Worker:
+        await meet(gateway)
+        return find_worker(gateway, worker_id)
+
+    @router.get("", summary="Nodes and route")
+    async def workers() -> dict[str, Any]:
+        """Every node known here, and which hops a request would take now."""
+        await meet(gateway)
+        return {
+            "workers": [worker_object(worker) for worker in list_workers(gateway)],
+            "scheduler": await scheduler_object(gateway),
+        }
+
+    @changes.post("/register", summary="Use a node that no ticket names")
+    async def register_worker(body: Registration) -> dict[str, Any]:
+        """Dial it; it must prove membership of the swarm. The answer says what it serves: its assignment."""
+        worker = worker_object(await register(gateway, body.address))
+        return {"status": "registered", "worker": worker, "assignment": worker["spans"]}
+
+    @router.post("/heartbeat", summary="Is a node still known")
+    async def heartbeat(body: Heartbeat) -> dict[str, Any]:
+        """404 if not: register again. Links have heartbeats of their own, so this changes nothing."""
+        worker = worker_object(await find(body.worker_id))
+        return {"status": worker["status"], "worker": worker}
+
+    @router.get("/{worker_id}", summary="One node")
+    async def worker(worker_id: str) -> dict[str, Any]:
+        """By id, the first digits of one, or a name."""
+        return worker_object(await find(worker_id))
+
+    @changes.delete("/{worker_id}", summary="Evict a node")
+    async def evict_worker(
+        worker_id: str,
+        force: Annotated[bool, Query(description="Also if nobody else holds its layers.")] = False,
+    ) -> dict[str, Any]:
+        """Requests that run through it repair to others at once; it stays out until it is readmitted."""
+        worker = await find(worker_id)
+        repaired = evict(gateway, worker, force=force)
+        return {"status": "evicted", "worker_id": worker.node, "name": worker.name, "repaired_sessions": repaired}
+
+    @changes.post("/{worker_id}/readmit", summary="Let an evicted node back")
+    async def readmit_worker(worker_id: str) -> dict[str, Any]:
+        """New requests and repairs may use it again."""
+        worker = await find(worker_id)
+        readmit(gateway, worker)
+        return {"status": "readmitted", "worker_id": worker.node, "name": worker.name}
+
+    @changes.post("/{worker_id}/reassign", summary="Move a node to other layers")
+    async def reassign_worker(worker_id: str, body: Reassignment) -> dict[str, Any]:
+        """501 where this swarm cannot do that."""
+        return await reassign(await find(worker_id), body.to, reassigner)
+
+    router.include_router(changes)
+    return router
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def _jobs_router(gateway: Gateway, history: History) -> APIRouter:
+    router = APIRouter()
+
+    def visible(caller: Caller) -> list[dict[str, Any]]:
+        """Jobs of the caller's key; an admin sees all."""
+        jobs = [*(job_object(job) for job in reversed(gateway.jobs.values())), *history.recent()]
+        return [job for job in jobs if caller.is_admin or job["key"] == caller.name]
+
+    @router.get("", summary="Requests that run and that ran")
+    async def jobs(
+        caller: Annotated[Caller, Depends(_caller)], limit: Annotated[int, Query(ge=1, le=1000)] = 50
+    ) -> dict[str, Any]:
+        """Newest first, with route, timings, repairs and reshard events; never what was asked or answered."""
+        return {"jobs": visible(caller)[:limit]}
+
+    @router.get("/{job_id}", summary="One request")
+    async def job(job_id: str, caller: Annotated[Caller, Depends(_caller)]) -> dict[str, Any]:
+        """404 once it is older than the history."""
+        found = next((job for job in visible(caller) if job["id"] == job_id), None)
+        if found is None:
+            raise NotFound(f"no job {job_id[:64]!r}: it never was, is older than the history, or is another key's")
+        return found
+
+    return router

@@ -1,0 +1,127 @@
+"""`manyhands benchmark`: how fast a running gateway answers, over prompts that are always the same (L9-R07)."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from manyhands.cli import options
+from manyhands.cli.client import DEFAULT_API, Api, ApiKey, call, print_json, shown
+from manyhands.errors import LinkClosed, ManyhandsError
+
+PROMPTS = (
+    "Once upon a time there was a king who had three sons, and",
+    "The quick brown fox",
+    "In a small village at the edge of the forest",
+    "The most important thing about a network is",
+    "Long ago, before there were roads,",
+    "She opened the old book and read:",
+    "A list of things to take on a journey:",
+    "The miller said to his daughter:",
+    "On the third day the wind turned, and",
+    "Explain how many hands make light work:",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request: `latency_s` as this command saw it. `error` is a code, None if it was answered."""
+
+    latency_s: float
+    tokens: int = 0
+    ttft_s: float | None = None
+    tokens_per_s: float | None = None
+    workers: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def benchmark(
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Requests, one after the other.")] = 5,
+    max_tokens: Annotated[int, typer.Option("-m", "--max-tokens", min=1, help="Tokens of each answer at most.")] = 30,
+    model: Annotated[str, typer.Option("--model", help="A model of the gateway; may be left out if it has one.")] = "",
+    api: Api = DEFAULT_API,
+    api_key: ApiKey = "",
+    as_json: options.Json = False,
+) -> None:
+    """Ask a gateway the same prompts and tell how many were answered, and how fast. Exit code 1 if any was not."""
+    outcomes = []
+    for prompt in itertools.islice(itertools.cycle(PROMPTS), count):
+        body = {"prompt": prompt, "max_tokens": max_tokens, "deterministic": True} | ({"model": model} if model else {})
+        outcomes.append(_measure(api, api_key, body))
+        if not as_json:
+            _print_outcome(outcomes[-1], prompt)
+    told = summary(outcomes)
+    if as_json:
+        print_json(told)
+    else:
+        Console().print(_table(told))
+    if told["succeeded"] < count:
+        raise typer.Exit(1)
+
+
+def _measure(api: str, key: str, body: dict[str, Any]) -> Outcome:
+    """One request. Raises LinkClosed where there is no gateway at all."""
+    began = time.monotonic()
+    try:
+        said = call(api, key, "POST", "/api/infer", body)
+    except LinkClosed:
+        raise
+    except ManyhandsError as error:
+        return Outcome(time.monotonic() - began, error=error.code)
+    timings = said["timings"]
+    ttft_ms = timings["ttft_ms"]
+    return Outcome(
+        time.monotonic() - began,
+        said["tokens_generated"],
+        None if ttft_ms is None else ttft_ms / 1e3,
+        timings["decode_tokens_per_s"],
+        tuple(worker["name"] for worker in said["worker_trace"]),
+    )
+
+
+def summary(outcomes: list[Outcome]) -> dict[str, Any]:
+    """The figures of a run; means over answered requests, None without any. `tokens_per_s`: all tokens over all time."""
+    good = [outcome for outcome in outcomes if outcome.error is None]
+    took_s = sum(outcome.latency_s for outcome in good)
+    return {
+        "requests": len(outcomes),
+        "succeeded": len(good),
+        "success_rate": round(len(good) / len(outcomes), 4),
+        "tokens": sum(outcome.tokens for outcome in good),
+        "mean_latency_s": _mean(outcome.latency_s for outcome in good),
+        "mean_ttft_s": _mean(o.ttft_s for o in good if o.ttft_s is not None),
+        "tokens_per_s": round(sum(o.tokens for o in good) / took_s, 2) if took_s else None,
+        "mean_decode_tokens_per_s": _mean(o.tokens_per_s for o in good if o.tokens_per_s is not None),
+        "errors": sorted(outcome.error for outcome in outcomes if outcome.error is not None),
+    }
+
+
+def _mean(values: Iterator[float]) -> float | None:
+    known = list(values)
+    return round(statistics.fmean(known), 4) if known else None
+
+
+def _print_outcome(outcome: Outcome, prompt: str) -> None:
+    told = outcome.error or f"{outcome.tokens} tokens over {shown(' > '.join(outcome.workers))}"
+    typer.secho(f"{outcome.latency_s:7.2f} s  {told}  ({prompt[:40]})", dim=outcome.error is None, err=True)
+
+
+def _table(told: dict[str, Any]) -> Table:
+    table = Table("answered", "mean latency", "first token", "tokens/s", "while decoding", "tokens", box=None)
+    table.add_row(
+        f"{told['succeeded']} of {told['requests']}",
+        *(_figure(told[name], "{:.3f} s") for name in ("mean_latency_s", "mean_ttft_s")),
+        *(_figure(told[name], "{:.1f}") for name in ("tokens_per_s", "mean_decode_tokens_per_s")),
+        str(told["tokens"]),
+    )
+    return table
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -1,0 +1,72 @@
+"""How commands speak to a running gateway: one HTTP call at a time, its errors as ours."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+from rich.markup import escape
+
+from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
+
+Api = Annotated[str, typer.Option("--api", envvar="MANYHANDS_API", help="Where the gateway is.")]
+ApiKey = Annotated[
+    str,
+    typer.Option("--api-key", envvar="MANYHANDS_API_KEY", help="Its key, where it wants one; better in the variable."),
+]
+DEFAULT_API = "http://127.0.0.1:8000"
+TIMEOUT_S = 600.0
+
+
+class GatewayError(ManyhandsError):
+    """What the gateway said no with."""
+
+    def __init__(self, message: str, code: str, http_status: int) -> None:
+        super().__init__(message)
+        self.code, self.http_status = code, http_status
+
+
+def call(api: str, key: str, method: str, path: str, body: Any = None) -> Any:
+    """The JSON answer to one request. Deadline: TIMEOUT_S.
+
+    Raises GatewayError as the gateway says, LinkClosed if there is none, BadRequest for an address that is none.
+    """
+    url = api.rstrip("/") + path
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise BadRequest(f"--api is {api!r}; it is of the form {DEFAULT_API}")
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, data, headers, method=method), timeout=TIMEOUT_S
+        ) as told:
+            return json.load(told)
+    except urllib.error.HTTPError as error:
+        raise _error(error) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise LinkClosed(
+            f"no gateway answers at {api} ({reason}): start one (manyhands up) or name another with --api"
+        ) from error
+
+
+def _error(error: urllib.error.HTTPError) -> GatewayError:
+    """The error in an answer's body; whatever else answers, its status."""
+    try:
+        told = json.load(error)["error"]
+        return GatewayError(str(told["message"]), str(told["code"]), error.code)
+    except (ValueError, KeyError, TypeError):
+        return GatewayError(f"{error.url} answered {error.code} {error.reason}", "internal", error.code)
+    finally:
+        error.close()
+
+
+def shown(text: str) -> str:
+    """What a stranger named itself, fit for a terminal: no control characters, no markup."""
+    return escape("".join(c if c.isprintable() else "?" for c in text))
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False))

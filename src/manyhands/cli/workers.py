@@ -1,0 +1,92 @@
+"""`manyhands workers`: the nodes behind a running gateway, and what an operator may do to them."""
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from manyhands.cli import options
+from manyhands.cli.client import DEFAULT_API, Api, ApiKey, call, print_json, shown
+
+app = typer.Typer(invoke_without_command=True)
+Worker = Annotated[str, typer.Argument(help="A node's id, the first digits of one, or its name.")]
+_COLOURS = {"active": "green", "evicted": "yellow", "unreachable": "red"}
+
+
+@app.callback()
+def workers(
+    context: typer.Context, api: Api = DEFAULT_API, api_key: ApiKey = "", as_json: options.Json = False
+) -> None:
+    """Every node that a running gateway knows, and the route a request would take now."""
+    if context.invoked_subcommand is not None:
+        return
+    told = call(api, api_key, "GET", "/api/workers")
+    if as_json:
+        print_json(told)
+        return
+    console = Console()
+    console.print(_table(told["workers"]))
+    for model, route in told["scheduler"]["routes"].items():
+        hops = "  ->  ".join(f"{shown(hop['name'])} ({hop['layers']})" for hop in route or ())
+        console.print(f"{model}: {hops or '[red]no route now[/red]'}", highlight=False)
+
+
+@app.command("evict")
+def evict(
+    worker: Worker,
+    force: Annotated[bool, typer.Option("--force", help="Also if nobody else holds its layers.")] = False,
+    api: Api = DEFAULT_API,
+    api_key: ApiKey = "",
+    as_json: options.Json = False,
+) -> None:
+    """Keep a node out; requests that run through it go on over others."""
+    path = f"/api/workers/{quote(worker, safe='')}" + ("?force=true" if force else "")
+    told = call(api, api_key, "DELETE", path)
+    _say(told, as_json, f"{told.get('name') or worker} is out; {told.get('repaired_sessions')} sessions move to others")
+
+
+@app.command("readmit")
+def readmit(worker: Worker, api: Api = DEFAULT_API, api_key: ApiKey = "", as_json: options.Json = False) -> None:
+    """Let an evicted node back."""
+    told = call(api, api_key, "POST", f"/api/workers/{quote(worker, safe='')}/readmit")
+    _say(told, as_json, f"{told.get('name') or worker} may be used again")
+
+
+@app.command("reassign")
+def reassign(
+    worker: Worker,
+    layers: Annotated[str, typer.Argument(help='Layers to move to, for example "0-7".')],
+    api: Api = DEFAULT_API,
+    api_key: ApiKey = "",
+    as_json: options.Json = False,
+) -> None:
+    """Move a node to other layers."""
+    told = call(api, api_key, "POST", f"/api/workers/{quote(worker, safe='')}/reassign", {"to": layers})
+    _say(told, as_json, f"{worker} now serves layers {told.get('new_stage')}")
+
+
+def _say(told: Any, as_json: bool, sentence: str) -> None:
+    if as_json:
+        print_json(told)
+    else:
+        print(sentence)
+
+
+def _table(found: list[dict[str, Any]]) -> Table:
+    table = Table("node", "id", "status", "model: layers", "sessions", "round trip", "free cache", "address", box=None)
+    for worker in found:
+        rtt, spans = worker["rtt_ms"], worker["spans"]
+        colour = _COLOURS[worker["status"]]
+        table.add_row(
+            shown(worker["name"]) or "-",
+            worker["worker_id"][:8],
+            f"[{colour}]{worker['status']}[/{colour}]",
+            ", ".join(f"{s['model']}: {s['layers']}{' (spare)' if s['is_spare'] else ''}" for s in spans) or "-",
+            str(worker["sessions"]),
+            "-" if rtt is None else f"{rtt:.2f} ms",
+            str(sum(span["free_positions"] for span in spans)) if spans else "-",
+            shown(worker["address"]) or "-",
+        )
+    return table

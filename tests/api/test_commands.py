@@ -1,0 +1,107 @@
+"""manyhands workers, jobs and benchmark: against a gateway on loopback, as people and programs see them."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from manyhands.cli import benchmark, jobs, workers
+from manyhands.cli.benchmark import Outcome, summary
+from manyhands.cli.client import GatewayError, shown
+from manyhands.errors import BadRequest, LinkClosed
+from tests.api.observed import Observed, observed, served
+
+app = typer.Typer(rich_markup_mode=None)
+app.add_typer(workers.app, name="workers")
+app.command("jobs")(jobs.jobs)
+app.command("benchmark")(benchmark.benchmark)
+
+Run = Callable[..., Result]
+
+
+def play(folder: Path, steps: Callable[[Run, Observed], None]) -> None:
+    """Run `steps` in a thread, with `run("workers", ...)` as the command line."""
+
+    async def main() -> None:
+        async with observed(folder) as scene, served(scene) as client:
+
+            def run(*arguments: str) -> Result:
+                env = {"MANYHANDS_API": str(client.base_url), "COLUMNS": "200"}
+                return CliRunner().invoke(app, list(arguments), env=env)
+
+            await asyncio.to_thread(steps, run, scene)
+
+    asyncio.run(main())
+
+
+def said(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_an_operator_sees_and_moves_nodes(folder: Path) -> None:
+    def steps(run: Run, scene: Observed) -> None:
+        table = run("workers").stdout
+        assert "n0 (0-2)  ->  n1 (3-5)" in table and "tiny: 0-5 (spare)" in table and scene.node(1)[:8] in table
+        assert said(run("workers", "evict", "n1", "--json"))["status"] == "evicted"
+        told = said(run("workers", "--json"))
+        assert {w["name"]: w["status"] for w in told["workers"]} == {"n0": "active", "n1": "evicted", "n2": "active"}
+        assert "evicted" in run("workers").stdout
+        assert "may be used again" in run("workers", "readmit", "n1").stdout
+        refused = run("workers", "reassign", "n1", "0-2")
+        assert isinstance(refused.exception, GatewayError) and refused.exception.http_status == 501
+        refused = run("workers", "evict", "n/../1")
+        assert isinstance(refused.exception, GatewayError) and refused.exception.http_status == 404
+
+    play(folder, steps)
+
+
+def test_a_benchmark_tells_figures_and_jobs_remember_it(folder: Path) -> None:
+    def steps(run: Run, scene: Observed) -> None:
+        assert "no route" not in run("workers").stdout
+        told = said(run("benchmark", "-n", "3", "-m", "5", "--json"))
+        assert (told["requests"], told["succeeded"], told["tokens"], told["errors"]) == (3, 3, 15, [])
+        assert told["mean_latency_s"] >= told["mean_ttft_s"] > 0
+        result = run("benchmark", "-n", "1", "-m", "2")
+        assert "1 of 1" in result.stdout
+        listed = said(run("jobs", "-n", "2", "--json"))["jobs"]
+        assert [job["completion_tokens"] for job in listed] == [2, 5]
+        assert "n0 > n1" in run("jobs").stdout
+        for index in range(3):
+            scene.swarm.origin.evicted.add(scene.node(index))
+        failed = run("benchmark", "-n", "2", "--json")
+        assert failed.exit_code == 1
+        assert json.loads(failed.stdout)["errors"] == ["shard_unavailable"] * 2
+        assert "no route now" in run("workers").stdout
+
+    play(folder, steps)
+
+
+def test_no_gateway_is_one_line() -> None:
+    result = CliRunner().invoke(app, ["workers", "--api", "http://127.0.0.1:9"])
+    assert isinstance(result.exception, LinkClosed) and "start one" in str(result.exception)
+    for address in ("127.0.0.1:8000", "file:///etc/passwd", "http://"):
+        result = CliRunner().invoke(app, ["jobs", "--api", address])
+        assert isinstance(result.exception, BadRequest), address
+
+
+def test_figures_of_a_run() -> None:
+    good = Outcome(2.0, 10, 0.5, 6.0)
+    told = summary([good, Outcome(4.0, 20, 1.5, 8.0), Outcome(9.0, error="rate_limited")])
+    assert (told["success_rate"], told["mean_latency_s"], told["mean_ttft_s"]) == (0.6667, 3.0, 1.0)
+    assert (told["tokens_per_s"], told["mean_decode_tokens_per_s"]) == (5.0, 7.0)
+    assert told["errors"] == ["rate_limited"]
+    assert summary([Outcome(1.0, error="internal")])["mean_latency_s"] is None
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "[red]", "\u202eevil", "[/]"])
+def test_names_of_strangers_do_nothing_to_a_terminal(name: str) -> None:
+    from rich.text import Text
+
+    plain = Text.from_markup(shown(name)).plain
+    assert plain.isprintable() and len(plain) == len(name)

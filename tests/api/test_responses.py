@@ -1,0 +1,143 @@
+"""/v1/responses with OpenAI's own client: typed events, function tools, thoughts, nothing kept."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, served
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "name": name,
+        "parameters": {
+            "type": "object",
+            "properties": {"unit": {"enum": ["c", "f"]}},
+            "required": ["unit"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    }
+    for name in ("weather", "tide")
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("responses") / "m", HERMES_TEMPLATE)
+
+
+def play(folder: Path, scene: Callable[[Served], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with served(folder) as it:
+            await scene(it)
+            await it.freed()
+
+    asyncio.run(main())
+
+
+def test_whole_and_streamed_are_the_same(folder: Path) -> None:
+    async def scene(it: Served) -> None:
+        client = await it.client()
+        asked: Any = {"model": MODEL, "input": "hi", "instructions": "Be.", "max_output_tokens": 12, "temperature": 0}
+        whole: Any = await client.responses.create(**asked)
+        assert whole.id.startswith("resp_") and whole.status == "incomplete" and whole.output_text
+        assert whole.incomplete_details and whole.incomplete_details.reason == "max_output_tokens"
+        assert whole.usage and whole.usage.output_tokens == 12 and whole.model_extra
+        assert whole.model_extra["manyhands"]["exactness"] == "E0"
+        events: list[Any] = [event async for event in await client.responses.create(**asked, stream=True)]
+        assert [e.sequence_number for e in events] == list(range(len(events)))
+        kinds = [e.type for e in events]
+        assert kinds[:4] == [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+        ]
+        assert kinds[-4:] == [
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.incomplete",
+        ]
+        assert set(kinds[4:-4]) == {"response.output_text.delta"}
+        assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
+        assert events[-1].response.output_text == whole.output_text
+
+    play(folder, scene)
+
+
+def test_a_function_call_and_its_output(folder: Path) -> None:
+    async def scene(it: Served) -> None:
+        client = await it.client()
+        asked: Any = {
+            "model": MODEL,
+            "input": "hi",
+            "tools": TOOLS,
+            "tool_choice": {"type": "function", "name": "tide"},
+            "temperature": 0,
+        }
+        whole: Any = await client.responses.create(**asked)
+        (call,) = whole.output
+        assert whole.status == "completed" and call.type == "function_call" and call.name == "tide"
+        assert json.loads(call.arguments)["unit"] in ("c", "f")
+        events: list[Any] = [event async for event in await client.responses.create(**asked, stream=True)]
+        deltas = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+        (done,) = [e for e in events if e.type == "response.function_call_arguments.done"]
+        assert len(deltas) > 3 and "".join(deltas) == call.arguments == done.arguments
+        talk: Any = [
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            call.model_dump(exclude_none=True),
+            {"type": "function_call_output", "call_id": call.call_id, "output": "high"},
+        ]
+        after: Any = await client.responses.create(model=MODEL, input=talk, tools=TOOLS, max_output_tokens=3)
+        assert after.status in ("incomplete", "completed")
+
+    play(folder, scene)
+
+
+def test_text_by_a_schema(folder: Path) -> None:
+    async def scene(it: Served) -> None:
+        form: Any = {"format": {"type": "json_schema", "name": "x", "schema": {"enum": ["yes", "no"]}, "strict": True}}
+        for logprobs in ([], ["message.output_text.logprobs"]):
+            asked: Any = {"model": MODEL, "input": "hi", "text": form, "include": logprobs}
+            made: Any = await (await it.client()).responses.create(**asked)
+            assert json.loads(made.output_text) in ("yes", "no") and made.status == "completed"
+            assert bool(made.output[0].content[0].logprobs) == bool(logprobs)
+
+    play(folder, scene)
+
+
+def test_thoughts_are_items(tmp_path: Path) -> None:
+    opened = HERMES_TEMPLATE.replace("<|assistant|>{% endif %}", "<|assistant|><think>\n{% endif %}{# </think> #}")
+    folder = make_model(tmp_path / "m", opened)
+
+    async def scene(it: Served) -> None:
+        asked: Any = {"model": MODEL, "input": "hi", "max_output_tokens": 8, "temperature": 0}
+        made: Any = await (await it.client()).responses.create(**asked)
+        thought = made.output[0]
+        assert thought.type == "reasoning" and thought.content and thought.content[0].text
+        assert made.usage and made.usage.output_tokens_details.reasoning_tokens == 8
+        events: list[Any] = [e async for e in await (await it.client()).responses.create(**asked, stream=True)]
+        streamed = "".join(e.delta for e in events if e.type == "response.reasoning_text.delta")
+        assert streamed == thought.content[0].text
+
+    play(folder, scene)
+
+
+def test_nothing_is_kept(folder: Path) -> None:
+    async def scene(it: Served) -> None:
+        client = await it.client()
+        with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+            await client.responses.create(model=MODEL, input="hi", previous_response_id="resp_1")
+        with pytest.raises(openai.BadRequestError, match="store"):
+            await client.responses.create(model=MODEL, input="hi", store=True)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve("resp_1")
+
+    play(folder, scene)

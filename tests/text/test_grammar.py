@@ -1,0 +1,153 @@
+"""Grammars as constraints: what they allow, and that it depends on the ids alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyhands.core import SamplingParams
+from manyhands.errors import BadRequest
+from manyhands.generate.sample import Sampler
+from manyhands.generate.speculate import verify
+from manyhands.testing.tiny import EOS, make_tiny
+from manyhands.text.grammar import Function, Grammar, Grammars, calls_grammar, json_grammar, strict_grammar
+from manyhands.text.prompt import load_tokenizer
+from manyhands.text.reasoning import Thinking
+from manyhands.text.tools import HERMES, LLAMA3, MISTRAL, Dialect
+
+VOCAB = 264
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    folder = make_tiny("llama", tmp_path_factory.mktemp("grammar") / "m", layers=1)
+    return Grammars(load_tokenizer(folder), VOCAB, frozenset([EOS]))
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    """Whether every byte is allowed in turn, and the end after the last."""
+    ids = list(text.encode())
+    for length, token in enumerate([*ids, EOS]):
+        allowed = grammar.allowed(ids[:length])
+        if allowed is not None and not allowed[token]:
+            return False
+    return True
+
+
+def test_json(grammars: Grammars) -> None:
+    free, bound = grammars.compile(json_grammar(None)), grammars.compile(json_grammar(SCHEMA))
+    assert accepts(free, '{"x": [1, null, "é"]}') and not accepts(free, "[1]") and not accepts(free, '{"x": 1')
+    assert accepts(bound, '{"a": -12}') and not accepts(bound, '{"a": "1"}') and not accepts(bound, "{}")
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "nope"}, {"$ref": "#/gone"}, {"not": {}}, {"type": "string", "pattern": "("}]
+)
+def test_what_cannot_be_enforced_is_refused(schema: dict[str, object], grammars: Grammars) -> None:
+    with pytest.raises(BadRequest, match="cannot be enforced"):
+        grammars.compile(json_grammar(schema))
+
+
+@given(walk=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 60)), max_size=25))
+@settings(deadline=None)
+def test_the_answer_depends_on_the_ids_alone(walk: list[tuple[int, int]], grammars: Grammars) -> None:
+    """Forwards, back, off the path and on again: as a fresh grammar would say."""
+    texts = [b'{"a": 123456789}', b'{"a": -1}', b'{"a": 12']
+    used = grammars.compile(json_grammar(SCHEMA))
+    for which, length in walk:
+        ids = list(texts[which % 3][:length])
+        fresh = grammars.compile(json_grammar(SCHEMA)).allowed(ids)
+        said = used.allowed(ids)
+        assert said is not None and fresh is not None and (said == fresh).all()
+
+
+def test_drafts_do_not_change_what_is_drawn(grammars: Grammars) -> None:
+    """Windows with right and wrong drafts commit what decoding one by one does."""
+    rng = np.random.Generator(np.random.Philox(5))
+    rows = rng.standard_normal((40, VOCAB)).astype(np.float32)
+    rows[:, EOS] -= 2
+    params = SamplingParams(temperature=1.0, seed=9)
+
+    def write(drafted: int) -> list[int]:
+        import torch
+
+        sampler = Sampler(params, VOCAB, frozenset([EOS]), grammars.compile(json_grammar(None)))
+        ids: list[int] = [1]
+        while ids[-1] != EOS and len(ids) < 30:
+            right = alone[len(ids) : len(ids) + drafted]
+            drafts = [*right[:-1], 7] if len(ids) % 3 == 0 and right else right
+            window = torch.from_numpy(rows[len(ids) : len(ids) + 1 + len(drafts)])
+            ids += [d.token for d in verify(sampler, window, ids, drafts, 1)]
+        return ids[:30]
+
+    alone: list[int] = []
+    alone = write(0)
+    assert alone[1] == ord("{")
+    for drafted in (1, 3, 6):
+        assert write(drafted)[: len(alone)] == alone
+
+
+FUNCTIONS = [Function("f", SCHEMA, is_strict=True), Function("g", {"type": "object"})]
+
+
+def written(dialect: Dialect, arguments: str, name: str = "f") -> str:
+    call = f'{{"name": "{name}", "{dialect.arguments}": {arguments}}}'
+    wrap = {"hermes": f"<tool_call>\n{call}\n</tool_call>", "llama3": call, "mistral": f"[TOOL_CALLS][{call}]"}
+    return wrap[dialect.name]
+
+
+@pytest.mark.parametrize("dialect", [HERMES, LLAMA3, MISTRAL], ids=lambda d: d.name)
+def test_calls(dialect: Dialect, grammars: Grammars) -> None:
+    forced = grammars.compile(calls_grammar(dialect, FUNCTIONS, {}, parallel=False))
+    good, bad = written(dialect, '{"a": 1}'), written(dialect, '{"a": "x"}')
+    assert accepts(forced, good) and accepts(forced, written(dialect, '{"z": []}', "g"))
+    for text in (bad, "hello", "", good + " ", written(dialect, "{}", "h")):
+        assert not accepts(forced, text)
+    free = grammars.compile(strict_grammar(dialect, FUNCTIONS, {}))
+    assert accepts(free, good) and accepts(free, "hello") and accepts(free, "") and not accepts(free, bad)
+    if dialect is not LLAMA3:
+        assert accepts(free, f"I will.\n{good}") and not accepts(free, f"I will.\n{bad}")
+
+
+def test_several_calls(grammars: Grammars) -> None:
+    two = "\n".join([written(HERMES, '{"a": 1}')] * 2)
+    assert accepts(grammars.compile(calls_grammar(HERMES, FUNCTIONS, {}, parallel=True)), two)
+    assert not accepts(grammars.compile(calls_grammar(HERMES, FUNCTIONS, {}, parallel=False)), two)
+
+
+def test_special_markers_are_tokens(grammars: Grammars) -> None:
+    forced = grammars.compile(calls_grammar(MISTRAL, FUNCTIONS, {"[TOOL_CALLS]": 263}, parallel=False))
+    allowed = forced.allowed([])
+    assert allowed is not None and list(np.flatnonzero(allowed)) == [263]
+
+
+def test_a_thought_is_free(grammars: Grammars) -> None:
+    thinking = Thinking("<|tool|>", "<|end|>", 263, 262, None)
+    closed = grammars.compile(json_grammar(None), thinking, is_open=False)
+    first = closed.allowed([])
+    assert first is not None and set(np.flatnonzero(first)) == {ord("{"), 263}
+    assert closed.allowed([263, 1, 2]) is None
+    after = closed.allowed([263, 1, 2, 262])
+    assert after is not None and list(np.flatnonzero(after)) == [ord("{")]
+    opened = grammars.compile(json_grammar(None), thinking, is_open=True)
+    assert opened.allowed([]) is None and opened.allowed([1]) is None
+
+
+class _Never:
+    def allowed(self, output: Sequence[int]) -> None:
+        return None
+
+
+def test_a_grammar_must_be_able_to_end() -> None:
+    for params in (SamplingParams(ignore_eos=True), SamplingParams(deterministic=True)):
+        with pytest.raises(BadRequest, match="grammar"):
+            Sampler(params, VOCAB, frozenset([EOS]), _Never())
+
+
+def test_a_tokenizer_without_a_table(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="takes no grammars"):
+        Grammars(object(), VOCAB, frozenset([EOS])).compile(json_grammar(None))
