@@ -15,7 +15,7 @@ from manyhands.swarm.dht_store import STALE_S, DhtStore, model_key
 from manyhands.swarm.dht_table import CHECK_S, FORGET_S, Contact, K, Table, number
 from manyhands.swarm.dht_wire import Find, Found, Message, Ping, Pong, Records, Store, contact_of, decode, encode
 from manyhands.swarm.directory import MAX_BODY_BYTES, Outgoing, Peer
-from manyhands.swarm.lookup import ALPHA, FETCH_TAGS, MAX_ASKS, MAX_CANDIDATES, Fetch, Lookup
+from manyhands.swarm.lookup import ALPHA, FETCH_TAGS, MAX_ALPHA, MAX_ASKS, MAX_CANDIDATES, Fetch, Lookup
 from manyhands.swarm.record import MAX_BYTES, Record, sign
 from manyhands.testing.overlay import START_S, Network, Overlay
 
@@ -115,9 +115,9 @@ MESSAGES: list[Message] = [
     Ping(1),
     Pong(2**64 - 1),
     Find(3, 2**256 - 1, True),
-    Found(4, tuple(contact_at(p) for p in places(K)), tuple(bytes([i]) * 8 for i in range(200))),
+    Found(4, tuple(contact_at(p) for p in places(K)), tuple(bytes([i]) * 10 for i in range(200))),
     Found(5, (), ()),
-    dht_wire.Fetch(6, 7, (b"12345678",)),
+    dht_wire.Fetch(6, 7, (b"1234567890",)),
     Records(8, (b"a", b"")),
     Store(0, (b"b" * 4096,)),
 ]
@@ -160,7 +160,7 @@ def test_the_largest_messages_fit_into_a_body() -> None:
     node = key_of(1).node_id
     wordy = contact_of(Peer(node, (NodeAddr("h" * 255, 1, node),) * 9))
     assert wordy is not None
-    found = Found(1, (wordy,) * K, (b"12345678",) * dht_wire.MAX_TAGS)
+    found = Found(1, (wordy,) * K, (b"1234567890",) * dht_wire.MAX_TAGS)
     assert len(encode(found)) <= MAX_BODY_BYTES
     assert len(encode(Records(1, (bytes(MAX_BYTES),) * FETCH_TAGS))) <= MAX_BODY_BYTES
 
@@ -171,7 +171,7 @@ def test_the_largest_messages_fit_into_a_body() -> None:
 def run_lookup(lookup: Lookup, tables: Mapping[int, Sequence[int]]) -> list[int]:
     """Play a network in which `tables` says whom every live node names. Returns whom the lookup found."""
     while asks := lookup.to_ask():
-        assert len(asks) <= ALPHA
+        assert len(asks) <= MAX_ALPHA
         for contact in asks:
             if contact.id in tables:
                 lookup.answered(contact.id, [contact_at(p) for p in tables[contact.id]])
@@ -246,6 +246,20 @@ def test_answers_nobody_asked_for_change_nothing() -> None:
     assert lookup.is_done and [c.id for c in lookup.closest()] == [8]
 
 
+def test_a_slow_node_holds_nobody_up_and_still_counts() -> None:
+    lookup = Lookup(0, [contact_at(i) for i in range(1, 6)])
+    assert [c.id for c in lookup.to_ask()] == [1, 2, 3] and not lookup.to_ask()
+    lookup.slow(1)
+    lookup.slow(1)
+    assert [c.id for c in lookup.to_ask()] == [4]
+    for node in (2, 3, 4, 5):
+        lookup.answered(node, [])
+        lookup.to_ask()
+    assert not lookup.is_done
+    lookup.answered(1, [])
+    assert lookup.is_done and [c.id for c in lookup.closest()] == [1, 2, 3, 4, 5]
+
+
 def test_every_record_is_fetched_once_and_again_from_another_where_one_fails() -> None:
     holders = [peer_at(i) for i in range(5)]
     tags = [bytes([i]) * 8 for i in range(100)]
@@ -282,7 +296,7 @@ def test_tags_that_nobody_delivers_are_given_up() -> None:
 def store_of(*statements: bytes) -> DhtStore:
     store = DhtStore(0)
     for data in statements:
-        assert store.put(data, START_S)
+        assert store.put(data, START_S) is not None
     return store
 
 
@@ -300,12 +314,21 @@ def test_a_replayed_record_changes_nothing() -> None:
     assert [store.data(model_key(MODEL), tag) == old for tag in store.tags(model_key(MODEL), START_S)] == [False]
 
 
+def test_only_news_is_lacking() -> None:
+    """Also where the last 16 bits of a version begin anew."""
+    key, tag = model_key(MODEL), record_of(1).key.tag
+    store = store_of(statement(1, sequence=0x1FFFF))
+    assert store.lacks(key, tag + (0).to_bytes(2)) and store.lacks(key, bytes(10)) and store.lacks(5, tag + bytes(2))
+    assert not store.lacks(key, tag + (0xFFFF).to_bytes(2)) and not store.lacks(key, tag + (0xFFF0).to_bytes(2))
+    assert store.tags(key, START_S) == [tag + b"\xff\xff"]
+
+
 def test_records_under_the_wrong_key_or_of_another_node_are_refused() -> None:
     store = store_of()
-    assert not store.put(statement(1), START_S, key=5)
-    assert not store.put(statement(1), START_S, node=key_of(2).node_id)
-    assert not store.put(statement(1)[:-1] + b"\0", START_S)
-    assert not store.put(b"garbage", START_S)
+    assert store.put(statement(1), START_S, key=5) is None
+    assert store.put(statement(1), START_S, node=key_of(2).node_id) is None
+    assert store.put(statement(1)[:-1] + b"\0", START_S) is None
+    assert store.put(b"garbage", START_S) is None
     assert len(store) == 0 and store.tags(model_key(MODEL), START_S) == []
 
 
@@ -315,7 +338,7 @@ def test_a_record_that_is_not_renewed_is_gone() -> None:
     assert len(list(store.records(START_S + STALE_S))) == 1
     assert list(store.records(START_S + STALE_S + 1)) == [] == store.tags(model_key(MODEL), START_S + STALE_S + 1)
     store.expire(START_S + 121)
-    assert len(store) == 0 and not store._shelves and not store._tags
+    assert len(store) == 0 and not store._shelves
 
 
 def test_a_publisher_and_a_key_have_their_caps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -587,7 +610,7 @@ class Inventor(Liar):
         match message:
             case Find(request, target, _):
                 invented = tuple(contact_at(target ^ i) for i in range(1, K + 1))
-                return Found(request, invented, tuple(i.to_bytes(8) for i in range(1000)))
+                return Found(request, invented, tuple(i.to_bytes(10) for i in range(1000)))
             case dht_wire.Fetch(request, _, tags):
                 return Records(request, tuple(b"garbage" + tag for tag in tags))
             case _:
@@ -603,7 +626,7 @@ class Rewinder(Liar):
         match message:
             case Find(request, target, _):
                 near = tuple(self.dht.table.closest(target, K))
-                return Found(request, near, (dht_wire.tag_of(self.old),))
+                return Found(request, near, (record_of(0).key.tag + bytes(2), record_of(0).key.tag + b"\x80\0"))
             case dht_wire.Fetch(request, _, _):
                 return Records(request, (self.old,))
             case _:

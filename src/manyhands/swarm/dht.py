@@ -37,7 +37,6 @@ from manyhands.swarm.dht_wire import (
     contact_of,
     decode,
     encode,
-    tag_of,
 )
 from manyhands.swarm.dht_wire import Fetch as FetchMessage
 from manyhands.swarm.directory import Outgoing, Peer
@@ -47,8 +46,12 @@ from manyhands.swarm.record import Key, Record, read
 T = TypeVar("T")
 
 ANSWER_S = 2.0  # deadline of a question; dialling over 80 ms takes a quarter of it
+SLOW_S = 0.5  # until a lookup goes on without an answer, which may still come
 REFRESH_S = 30.0  # a quarter of a record's lifetime (HN-18): three turns may fail
-ERRAND_S = 25.0  # a turn ends before the next: holders that dribble are left
+FETCH_S = 20.0  # a turn ends before the next: holders that dribble are left
+SHUN_S = (
+    60.0  # a node that did not answer is not asked on hearsay, unless it speaks: others are slower to notice a death
+)
 RETRY_S = 2.0  # until an errand that reached nobody is tried again
 MAINTAIN_S = 120.0  # between lookups that only keep the buckets filled
 PROBE_S = 10.0  # between pings of one contact that failed: partitions heal
@@ -60,6 +63,7 @@ MAX_PER_SECOND = 200  # messages and records taken from one sender
 class Finished:
     """How a lookup ended, for people and benchmarks. `seconds` counts the lookup, not the fetching after it."""
 
+    asker: NodeId
     target: int
     nearest: tuple[NodeId, ...]
     hops: int
@@ -92,7 +96,7 @@ class _Errand:
     num_fetched: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Question:
     """An open request. It is bound to `peer`: nobody else can answer it."""
 
@@ -101,6 +105,7 @@ class _Question:
     kind: type[Found] | type[Records] | type[Pong]
     errand: _Errand | None
     tags: frozenset[bytes] = frozenset()  # of a Fetch
+    is_slow: bool = False
 
 
 class Dht:
@@ -127,6 +132,7 @@ class Dht:
         self._due: dict[int, float] = {}  # key -> when its next turn comes
         self._errands: dict[int, _Errand] = {}
         self._questions: dict[int, _Question] = {}  # by request, which is also by deadline
+        self._shunned: dict[int, float] = {}  # id -> until when
         self._spent: dict[NodeId, int] = {}
         self._spent_s = self._expire_s = self._probe_s = self._maintain_s = 0.0
         for model in interest:
@@ -176,6 +182,7 @@ class Dht:
         if now >= self._expire_s:
             self._expire_s = now + EXPIRE_S
             self.store.expire(now)
+            self._shunned = {node: until for node, until in self._shunned.items() if until > now}
         if not self.table.is_empty:
             out += self._maintain(now)
             for key in [key for key, due in self._due.items() if due <= now]:
@@ -224,7 +231,7 @@ class Dht:
         for data in records:
             if not self._may_speak(sender.node):
                 return
-            if not self.store.put(data, now, node=sender.node):
+            if self.store.put(data, now, node=sender.node) is None:
                 self.counts.refused += 1
                 return
 
@@ -241,7 +248,8 @@ class Dht:
         if isinstance(message, Found):
             if errand.is_wanted:
                 errand.listed[sender.node] = message.tags
-            errand.lookup.answered(number(sender.node), message.contacts)
+            told = [contact for contact in message.contacts if contact.id not in self._shunned]
+            errand.lookup.answered(number(sender.node), told)
         elif isinstance(message, Records):
             self._fetched(errand, question, message.records, now)
         return self._advance(errand, now)
@@ -251,13 +259,14 @@ class Dht:
         assert errand.fetch is not None
         node, delivered = question.peer.node, set[bytes]()
         for data in records:
-            tag = tag_of(data)
-            if tag not in question.tags or not self.store.put(data, now, key=errand.key):
+            tag = self.store.put(data, now, key=errand.key)
+            answers = {asked for asked in question.tags if asked[:8] == tag}
+            if not answers:
                 self.counts.refused += 1
                 errand.fetch.failed(node)
                 self.table.failed(number(node), now)
                 return
-            delivered.add(tag)
+            delivered |= answers
         errand.num_fetched += len(delivered)
         errand.fetch.answered(node, delivered)
 
@@ -289,7 +298,7 @@ class Dht:
                 return out
             out += self._found(errand, now)
         assert errand.fetch is not None
-        is_late = now > errand.begun_s + ERRAND_S
+        is_late = now > errand.found_s + FETCH_S
         for holder, tags in () if is_late else errand.fetch.to_ask():
             request = self._open(_Question(holder, now + ANSWER_S, Records, errand, frozenset(tags)))
             out.append(Outgoing(holder, encode(FetchMessage(request, errand.key, tuple(tags)))))
@@ -316,7 +325,7 @@ class Dht:
         lacking: dict[bytes, list[Peer]] = {}
         for contact in near:
             for tag in errand.listed.get(contact.peer.node, ()):
-                if not self.store.has(errand.key, tag):
+                if self.store.lacks(errand.key, tag):
                     lacking.setdefault(tag, []).append(contact.peer)
         return lacking
 
@@ -333,7 +342,9 @@ class Dht:
             lookup = errand.lookup
             nearest = tuple(contact.peer.node for contact in lookup.closest())
             seconds = errand.found_s - errand.begun_s
-            self._on_finished(Finished(errand.key, nearest, lookup.hops, lookup.num_asked, errand.num_fetched, seconds))
+            self._on_finished(
+                Finished(self._me, errand.key, nearest, lookup.hops, lookup.num_asked, errand.num_fetched, seconds)
+            )
 
     def _store_at(self, contacts: Iterable[Contact], records: list[bytes]) -> list[Outgoing]:
         bodies = [encode(Store(0, tuple(part))) for part in batched(records, FETCH_TAGS)]
@@ -350,6 +361,8 @@ class Dht:
 
     def _heard(self, peer: Peer, now: float) -> list[Outgoing]:
         """A node spoke over a link that proves its id. One that cannot be dialled is no contact for others."""
+        if self._shunned:
+            self._shunned.pop(number(peer.node), None)
         contact = contact_of(peer)
         oldest = None if contact is None else self.table.seen(contact, now)
         return [] if oldest is None else [self._ping(oldest.peer, now)]
@@ -357,9 +370,14 @@ class Dht:
     def _overdue(self, now: float) -> list[Outgoing]:
         out: list[Outgoing] = []
         for request, question in list(self._questions.items()):
-            if question.deadline > now:
+            if question.deadline - ANSWER_S + SLOW_S > now:
                 break
-            out += self._unanswered(request, now)
+            if question.deadline <= now:
+                out += self._unanswered(request, now)
+            elif not question.is_slow and question.errand is not None:
+                question.is_slow = True
+                question.errand.lookup.slow(number(question.peer.node))
+                out += self._advance(question.errand, now)
         return out
 
     def _unanswered(self, request: int, now: float) -> list[Outgoing]:
@@ -369,6 +387,7 @@ class Dht:
         self.counts.unanswered += 1
         node, errand = question.peer.node, question.errand
         self.table.failed(number(node), now)
+        self._shunned[number(node)] = now + SHUN_S
         if errand is None:
             self.store.suspect(node)
             return []

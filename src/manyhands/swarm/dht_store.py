@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from manyhands.core import ModelId, NodeAddr, NodeId
-from manyhands.swarm.dht_wire import MAX_TAGS, tag_of
+from manyhands.swarm.dht_wire import MAX_TAGS
 from manyhands.swarm.directory import Peer
 from manyhands.swarm.record import Key, Record, RecordRefused, Verdict, read
 from manyhands.swarm.shelf import Entry, Shelf
@@ -18,6 +18,7 @@ from manyhands.swarm.shelf import Entry, Shelf
 MAX_PER_KEY = MAX_TAGS  # records of one model: what one listing can name
 MAX_PER_PUBLISHER = 32  # spans of one node, over all models
 MAX_RECORDS = 16384  # in all; about 30 MB
+HARMLESS: tuple[Verdict, ...] = ("new", "same", "stale", "full", "fork", "expired")  # an honest peer may send such
 STALE_S = 75.0  # a record is stored anew every 30 s; one that missed two turns is of a node that died (IN-22)
 
 
@@ -39,44 +40,43 @@ class DhtStore:
         self.wanted: set[int] = set()  # keys that make way for nothing
         self._own = own
         self._shelves: dict[int, Shelf] = {}
-        self._tags: dict[int, dict[bytes, Key]] = {}
-        self._tag_of: dict[Key, bytes] = {}
 
     def __len__(self) -> int:
-        return len(self._tag_of)
+        return sum(map(len, self._shelves.values()))
 
-    def put(self, data: bytes, now: float, *, node: NodeId | None = None, key: int | None = None) -> bool:
+    def put(self, data: bytes, now: float, *, node: NodeId | None = None, key: int | None = None) -> bytes | None:
         """Take a statement, which must be of `node` and belong under `key` where these are given.
 
-        False: it is not to be believed, or not what was to be put. Known, older or unhoused ones are harmless: True.
+        Returns the tag of its record. None: it is not to be believed, or not what was to be put. What is known, older, or
+        more than there is room for is harmless and not taken.
         """
         try:
             record, _ = read(data)
         except RecordRefused as exc:
             self.counts[exc.verdict] += 1
-            return False
+            return None
         place = 0 if record.info is None else model_key(record.info.model)
         if (node is not None and record.node != node) or (key is not None and place != key):
             self.counts["forged"] += 1
-            return False
-        if record.key not in self._tag_of and not self._has_room(place, record.node):
-            self.counts["full"] += 1
-            return True
-        return self._put(place, record.key, data, now)
+            return None
+        return record.key.tag if self._put(place, record.key, data, now) in HARMLESS else None
 
     def tags(self, key: int, now: float) -> list[bytes]:
         """Of what is held under `key` and was renewed lately; withdrawn ones too, so that old copies are no news."""
         shelf = self._shelves.get(key)
-        if shelf is None:
-            return []
-        return [self._tag_of[e.record.key] for e in shelf if _is_current(e, now)]
+        return [] if shelf is None else [_tag(entry) for entry in shelf if _is_current(entry, now)]
 
-    def has(self, key: int, tag: bytes) -> bool:
-        return tag in self._tags.get(key, ())
+    def lacks(self, key: int, tag: bytes) -> bool:
+        """Whether `tag` stands for news: a record that is not held, or a later version of it."""
+        entry = self._find(key, tag)
+        if entry is None:
+            return True
+        ahead = int.from_bytes(tag[-2:]) - entry.record.version
+        return 0 < ahead % 0x10000 < 0x8000  # versions count seconds: 16 bits tell apart what lives 120 s
 
     def data(self, key: int, tag: bytes) -> bytes | None:
-        name = self._tags.get(key, {}).get(tag)
-        entry = None if name is None else self._shelves[key].get(name)
+        """The newest statement of the record of `tag`, whatever version was listed."""
+        entry = self._find(key, tag)
         return None if entry is None else entry.data
 
     def records(self, now: float) -> Iterator[Record]:
@@ -104,25 +104,26 @@ class DhtStore:
     def expire(self, now: float) -> None:
         """Forget what is over."""
         for key, shelf in list(self._shelves.items()):
-            for record in shelf.expire(now):
-                self._forget(key, record.key)
+            shelf.expire(now)
             if not len(shelf):
                 del self._shelves[key]
-                self._tags.pop(key, None)
 
-    def _put(self, key: int, name: Key, data: bytes, now: float) -> bool:
+    def _find(self, key: int, tag: bytes) -> Entry | None:
         shelf = self._shelves.get(key)
+        return None if shelf is None else shelf.by_tag(tag[:8])
+
+    def _put(self, key: int, name: Key, data: bytes, now: float) -> Verdict:
+        shelf = self._shelves.get(key)
+        if (shelf is None or shelf.get(name) is None) and not self._has_room(key, name.node):
+            self.counts["full"] += 1
+            return "full"
         if shelf is None:
-            shelf = Shelf()
+            shelf = Shelf(MAX_PER_KEY)
             shelf.counts, shelf.skews, shelf.forks = self.counts, self.skews, self.forks
-        verdict = shelf.put(data, now)
-        entry = shelf.get(name)
-        if entry is not None:
+        verdict = shelf.take(data, now, name.node).verdict
+        if len(shelf):
             self._shelves[key] = shelf
-            self._forget(key, name)
-            tag = self._tag_of[name] = tag_of(entry.data)
-            self._tags.setdefault(key, {})[tag] = name
-        return verdict in ("new", "same", "stale", "full", "fork", "expired")
+        return verdict
 
     def _has_room(self, key: int, node: NodeId) -> bool:
         shelf = self._shelves.get(key)
@@ -137,14 +138,13 @@ class DhtStore:
         farthest = max((k for k in self._shelves if k not in self.wanted), key=lambda k: k ^ self._own, default=key)
         if farthest ^ self._own <= key ^ self._own:
             return False
-        for entry in self._shelves.pop(farthest):
-            self._forget(farthest, entry.record.key)
+        del self._shelves[farthest]
         return True
 
-    def _forget(self, key: int, name: Key) -> None:
-        tag = self._tag_of.pop(name, None)
-        if tag is not None:
-            del self._tags[key][tag]
+
+def _tag(entry: Entry) -> bytes:
+    """What a listing says of an entry: the tag of its key, and the end of its version."""
+    return entry.tag + (entry.record.version & 0xFFFF).to_bytes(2)
 
 
 def _is_current(entry: Entry, now: float) -> bool:

@@ -1,15 +1,15 @@
 """What nodes of the DHT say to each other, as bytes. Strict: exact lengths, bounded counts, one meaning per message.
 
     message   kind u8 · request u64 · fields                                                       all big endian
-    FIND      target 32 · wants records u8          FOUND    contacts u8 · (length u16 · contact)... · tags u16 · tag 8 ...
-    FETCH     target 32 · tags u8 · tag 8 ...       RECORDS  records u8 · (length u16 · bytes)...
+    FIND      target 32 · wants records u8          FOUND    contacts u8 · (length u16 · contact)... · tags u16 · tag 10 ...
+    FETCH     target 32 · tags u8 · tag 10 ...       RECORDS  records u8 · (length u16 · bytes)...
     STORE     as RECORDS                            PING, PONG   nothing
     contact   node 32 · addresses u8 · (length u8 · host · port u16)...
 
-The request is drawn by the asker; an answer repeats it. A tag is a short hash of a record's bytes.
+The request is drawn by the asker; an answer repeats it. A tag is that of a record's key (record.Key.tag, 8 bytes), then the
+last 16 bits of its version.
 """
 
-import hashlib
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
@@ -21,7 +21,7 @@ from manyhands.swarm.dht_table import Contact, K, number
 from manyhands.swarm.directory import Peer
 from manyhands.swarm.lookup import FETCH_TAGS
 
-TAG_BYTES = 8  # 64 bits: a collision hides a record until its next beat, seconds later; forging one gains no more
+TAG_BYTES = 10
 MAX_TAGS = 1024  # per listing
 MAX_ADDRESSES = 4  # of a contact; more are not passed on
 _HEAD = struct.Struct(">BQ")
@@ -72,10 +72,6 @@ class Store(NamedTuple):
 Message = Ping | Pong | Find | Found | Fetch | Records | Store
 _KINDS: tuple[type[Message], ...] = (Ping, Pong, Find, Found, Fetch, Records, Store)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS, start=1)}
-
-
-def tag_of(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()[:TAG_BYTES]
 
 
 def encode(message: Message) -> bytes:

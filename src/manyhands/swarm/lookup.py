@@ -11,7 +11,8 @@ from manyhands.core import NodeId
 from manyhands.swarm.dht_table import Contact, K
 from manyhands.swarm.directory import Peer
 
-ALPHA = 3  # questions at a time (Kademlia's value)
+ALPHA = 3  # questions at a time (Kademlia's value), and one more for each that was not answered, up to
+MAX_ALPHA = 12
 MAX_ASKS = 96  # per lookup; an honest one in a swarm of 10,000 asks about 25 (bench/directory.py)
 MAX_CANDIDATES = 4 * K  # a liar may name nodes without end
 MISLED = 4  # candidates of one teller that did not answer, none that did: its other ones are dropped
@@ -23,7 +24,7 @@ class _Candidate:
     contact: Contact
     teller: int  # who named it first; 0: our own table
     depth: int
-    state: str = "new"  # new -> asked -> answered | failed
+    state: str = "new"  # new -> asked (-> slow) -> answered | failed
 
 
 class Lookup:
@@ -39,7 +40,8 @@ class Lookup:
         self._own = own
         self._k = k
         self._alpha = alpha
-        self._num_open = 0
+        self._num_open = 0  # asked or slow
+        self._num_slow = 0
         self._candidates: dict[int, _Candidate] = {}
         self._order: list[tuple[int, int]] = []  # (distance, id) of candidates that may still count, nearest first
         self._credit: dict[int, int] = {}  # teller -> candidates that answered, minus those that did not
@@ -47,10 +49,10 @@ class Lookup:
             self._add(contact, 0, 1)
 
     def to_ask(self) -> list[Contact]:
-        """Whom to ask now; at most alpha questions are open."""
+        """Whom to ask now; at most alpha questions are open, more where many died."""
         asks: list[Contact] = []
         for _, node in self._order[: self._k]:
-            if self._num_open >= self._alpha or self.num_asked >= MAX_ASKS:
+            if self._num_open - self._num_slow >= self._alpha or self.num_asked >= MAX_ASKS:
                 break
             candidate = self._candidates[node]
             if candidate.state == "new":
@@ -70,12 +72,20 @@ class Lookup:
             for contact in told[: self._k]:
                 self._add(contact, node, candidate.depth + 1)
 
+    def slow(self, node: int) -> None:
+        """`node` has not answered for a while: another may be asked meanwhile."""
+        candidate = self._candidates.get(node)
+        if candidate is not None and candidate.state == "asked":
+            candidate.state = "slow"
+            self._num_slow += 1
+
     def failed(self, node: int) -> None:
         """`node` did not answer in time, or with nonsense."""
         candidate = self._close(node, "failed")
         if candidate is None:
             return
         self._order.remove((node ^ self.target, node))
+        self._alpha = min(self._alpha + 1, MAX_ALPHA)
         teller = candidate.teller
         self._credit[teller] = self._credit.get(teller, 0) - 1
         if teller and self._credit[teller] <= -MISLED:
@@ -128,8 +138,9 @@ class Lookup:
 
     def _close(self, node: int, state: str) -> _Candidate | None:
         candidate = self._candidates.get(node)
-        if candidate is None or candidate.state != "asked":
+        if candidate is None or candidate.state not in ("asked", "slow"):
             return None
+        self._num_slow -= candidate.state == "slow"
         candidate.state = state
         self._num_open -= 1
         return candidate
@@ -138,7 +149,7 @@ class Lookup:
 class Fetch:
     """Get every wanted record once, from any holder that lists it; from the next one if a holder does not deliver.
 
-    `holders` maps a record's tag (a short hash of its bytes) to those who list it.
+    `holders` maps a tag (a record and a version of it) to those who list it.
     """
 
     def __init__(self, holders: dict[bytes, list[Peer]], *, alpha: int = ALPHA) -> None:
