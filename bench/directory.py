@@ -28,7 +28,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
 from manyhands.swarm import dht_store, shelf
 from manyhands.swarm.announce import Announcer, Profile
-from manyhands.swarm.dht import Dht, Finished
+from manyhands.swarm.dht import Dht
+from manyhands.swarm.dht_errand import Finished
 from manyhands.swarm.dht_store import model_key
 from manyhands.swarm.dht_table import K, number
 from manyhands.swarm.directory import Backend, Peer
