@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -174,7 +174,7 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
     """An origin in this process and its node processes. Raises ModelError, CutError, and what a node says."""
     from manyhands.cli.connect import load_origin, tls_node
     from manyhands.cli.model import progress_bar
-    from manyhands.config import RequestConfig, home_from_env
+    from manyhands.config import home_from_env
     from manyhands.core import NodeAddr, Span, even_cut, parse_cut
     from manyhands.local import NodeOptions, node_processes
     from manyhands.model.fetch import resolve_model
@@ -194,7 +194,7 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
     module = "manyhands.testing.faulty_node" if plan.is_faulty else "manyhands.cli"
     what = NodeOptions(str(folder), plan.precision, plan.ends == "edges", plan.threads, plan.spares, module)
     try:
-        request = RequestConfig(shadow=plan.shadow)
+        request = replace(options.settings().request, shadow=plan.shadow)
         async with (
             node_processes(spans, what, ticket) as running,
             tls_node(ticket, None, is_ephemeral=True, request=request) as node,

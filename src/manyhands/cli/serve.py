@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,11 +44,13 @@ def serve(
 
     Ctrl-C once: hand the sessions over to other nodes, then leave. Twice: leave at once.
     """
-    from manyhands.config import WorkerConfig
-
     try:
-        worker = WorkerConfig(
-            max_sessions=max_sessions, cache_tokens=cache_tokens, log_bytes=log_bytes, evict_after_s=evict_after
+        worker = replace(
+            options.settings().worker,
+            max_sessions=max_sessions,
+            cache_tokens=cache_tokens,
+            log_bytes=log_bytes,
+            evict_after_s=evict_after,
         )
         precision, addr = options.precision_of(dtype), NodeAddr.parse(listen)
         shown = NodeAddr.parse(advertise) if advertise else None
