@@ -120,7 +120,7 @@ def test_mistakes_of_the_environment_are_one_line(name: str, value: str, said: s
 
 def test_numbers_beyond_all_measure(tmp_path: Path) -> None:
     write(tmp_path, f"[request]\npatience_s = 1{'0' * 400}")
-    with pytest.raises(BadRequest, match="patience_s = 10000.*it must be a number"):
+    with pytest.raises(BadRequest, match=r"patience_s = 10000.*it must be a number"):
         read_settings(home(tmp_path), tmp_path)
     write(tmp_path, "[worker]\nevict_after_s = nan")
     with pytest.raises(BadRequest, match="evict_after_s is nan"):

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from manyhands.cli import options
+from manyhands.cli.runfile import run_file
 from manyhands.core import NodeAddr, Precision, Span
 from manyhands.errors import BadRequest, ManyhandsError
 
@@ -122,7 +123,8 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
                 model_id=host.info.model,
                 ticket=ticket.encode(),
             )
-            with run_file(job.name):
+            # Children of `local` are nobody's to drain by name, and several `local` have nodes of the same names.
+            with contextlib.nullcontext() if while_stdin else run_file(job.name):
                 await _first(stop, leave)
                 if not stop.is_set():
                     _say(as_json, "draining")
@@ -157,26 +159,6 @@ async def _drain(drain: Awaitable[None], stop: asyncio.Event) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
-
-
-@contextlib.contextmanager
-def run_file(name: str) -> Iterator[None]:
-    """While this node runs, $MANYHANDS_HOME/run/NAME.pid holds its process id (for `manyhands drain`)."""
-    path = run_path(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(str(os.getpid()))
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def run_path(name: str) -> Path:
-    from manyhands.config import home_from_env
-
-    if "/" in name or name in ("", ".", ".."):
-        raise BadRequest(f"{name!r} cannot name a node")
-    return home_from_env() / "run" / f"{name}.pid"
 
 
 def _reachable(bound: NodeAddr) -> NodeAddr:
