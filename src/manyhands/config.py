@@ -105,6 +105,8 @@ class NodeConfig:
     advertise: str = ""
     # What this machine may give, as in "6GB".
     memory: str = ""
+    # Members that forward to this node (HOST:PORT), or the URL of an iroh relay.
+    relay: tuple[str, ...] = ()
     threads: int | None = None
     dtype: str = "bf16"
 
@@ -137,6 +139,9 @@ class SwarmConfig:
 class ApiConfig:
     """The gateway: where this machine opens one, and where commands find one."""
 
+    # For `up`: HOST:PORT, or "off".
     listen: str = ""
+    # Let other machines use it although nobody needs a key.
+    insecure: bool = False
     url: str = "http://127.0.0.1:8000"
     key: str = field(default="", repr=False)

@@ -1,5 +1,6 @@
 """The command `manyhands`: one file a command, heavy imports inside the commands so that help is instant.
 
+    up       start or resume a swarm     join     become a member of one    status           who is there
     local    a swarm on this machine     serve    host layers               infer, chat      ask a swarm
     plan     what to expect              model    inspect, split, tiny      ticket           new, add, show
     workers  the nodes of a gateway      jobs     what it did               benchmark, key   how fast, and who may use it
@@ -22,18 +23,24 @@ from manyhands.cli import (
     drain,
     infer,
     jobs,
+    join,
     key,
     local,
     model,
     options,
     plan,
     serve,
+    status,
     ticket,
+    up,
     workers,
 )
 from manyhands.errors import ManyhandsError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True, rich_markup_mode=None)
+app.command("up")(up.up)
+app.command("join")(join.join)
+app.command("status")(status.status)
 app.command("local")(local.local)
 app.command("serve")(serve.serve)
 app.command("infer")(infer.infer)
@@ -63,7 +70,7 @@ def root(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
-    """Run a language model over several machines; see `manyhands demo`."""
+    """Run a language model over several machines; begin with `manyhands up MODEL` or `manyhands demo`."""
     if context.invoked_subcommand not in READ_IT_THEMSELVES:
         context.default_map = options.defaults(options.settings())
 

@@ -47,12 +47,20 @@ _HOST: Final = {
     **{name: ("worker", name) for name in ("max_sessions", "cache_tokens", "log_bytes")},
     "evict_after": ("worker", "evict_after_s"),
 }
+_MEMBER: Final = {
+    **{name: ("node", name) for name in ("listen", "advertise", "name", "key", "memory", "threads", "relay")},
+    **{name: ("swarm", name) for name in ("scope", "allow", "deny")},
+    "insecure": ("api", "insecure"),
+}
 CONFIGURED: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "up": {**_MEMBER, "api": ("api", "listen"), "dtype": ("node", "dtype")},
+    "join": {**_MEMBER, "ticket": ("swarm", "ticket")},
     "serve": _HOST,
     "infer": _ORIGIN,
     "chat": _ORIGIN,
     "local": {"dtype": ("node", "dtype"), "threads": ("node", "threads"), "shadow": ("request", "shadow")},
     "plan": {"memory": ("node", "memory"), "dtype": ("node", "dtype")},
+    "status": _GATEWAY,
     "jobs": _GATEWAY,
     "benchmark": _GATEWAY,
     "workers": _GATEWAY,
