@@ -4,7 +4,8 @@
     local    a swarm on this machine     serve    host layers               infer, chat      ask a swarm
     plan     what to expect              model    inspect, split, tiny      ticket           new, add, show
     workers  the nodes of a gateway      jobs     what it did               benchmark, key   how fast, and who may use it
-    drain    let a node leave            config   what is set, and where    demo             see it work
+    drain    let a node leave            config   what is set, and where    doctor           is this machine fit
+    demo     see it work
 
 Exit codes: 0 fine, 1 an error while running, 2 bad input or usage, 130 interrupted.
 """
@@ -20,6 +21,7 @@ from manyhands.cli import (
     chat,
     config,
     demo,
+    doctor,
     drain,
     infer,
     jobs,
@@ -51,6 +53,7 @@ app.command("benchmark")(benchmark.benchmark)
 app.command("drain")(drain.drain)
 app.command("demo")(demo.demo)
 app.command("config")(config.config)
+app.command("doctor")(doctor.doctor)
 app.add_typer(model.app, name="model")
 app.add_typer(ticket.app, name="ticket")
 app.add_typer(workers.app, name="workers")

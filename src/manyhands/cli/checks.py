@@ -1,0 +1,260 @@
+"""What `manyhands doctor` looks at: each check says what it found and, where that is not well, what to do about it.
+
+A check reads and changes nothing. What it cannot even try is a warning with the reason; a ManyhandsError is its verdict.
+"""
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from manyhands.config_file import SECRETS, Settings
+from manyhands.core import NodeAddr
+from manyhands.errors import ManyhandsError
+from manyhands.member.home import TICKET, Running, load_ticket
+from manyhands.swarm.ticket import Ticket
+
+Level = Literal["ok", "warn", "fail"]
+DIAL_S = 5.0
+MIN_DISK, GOOD_DISK = 500_000_000, 5_000_000_000
+MIN_MEMORY, GOOD_MEMORY = 600_000_000, 2_000_000_000  # a process takes 0.3 GB before its first layer
+GOOD_NOFILE = 1024  # links, relay tunnels and HTTP clients are files each
+EARLIEST_S = 1_760_000_000.0  # October 2025: a clock before it was never set
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`remedy` is empty where `level` is ok, or where `said` is an error's line, which has it."""
+
+    name: str
+    level: Level
+    said: str
+    remedy: str = ""
+
+
+def verdict(name: str, error: ManyhandsError, level: Level = "fail") -> Check:
+    """An error as a check: its one line has the remedy in it."""
+    return Check(name, level, str(error))
+
+
+def check_config(settings: Settings) -> Iterator[Check]:
+    if settings.file is None:
+        yield Check("config", "ok", "no configuration file: defaults and environment")
+        return
+    secrets = [
+        f"{s.section}.{s.key}" for s in settings.all if (s.section, s.key) in SECRETS and s.source == str(settings.file)
+    ]
+    if secrets and is_open(settings.file):
+        what = f"{settings.file} holds {', '.join(secrets)} and other users can read it"
+        yield Check("config", "fail", what, f"chmod 600 {settings.file}")
+    else:
+        yield Check("config", "ok", str(settings.file))
+
+
+def check_keys(home: Path, settings: Settings) -> Iterator[Check]:
+    """The node's key, and the files that are passwords."""
+    from manyhands.swarm.identity import NodeKey
+
+    path = Path(settings.node.key or home / "node.key")
+    if path.exists():
+        try:
+            yield Check("node key", "ok", f"{path}, node {NodeKey.load_or_create(path).node_id[:16]}")
+        except ManyhandsError as error:
+            yield verdict("node key", error)
+    else:
+        yield Check("node key", "ok", f"none yet: {path} is made at the first start")
+    for name, what in ((TICKET, "the swarm's secret"), ("keys.json", "the hashes of API keys")):
+        if (home / name).exists() and is_open(home / name):
+            yield Check("secrets", "fail", f"other users can read {home / name}, {what}", f"chmod 600 {home / name}")
+
+
+def is_open(path: Path) -> bool:
+    """Whether group or others may read it."""
+    return bool(stat.S_IMODE(path.stat().st_mode) & 0o077)
+
+
+def check_swarm(home: Path, settings: Settings) -> Iterator[Check]:
+    """The ticket, and whether somebody answers at its addresses."""
+    try:
+        ticket = Ticket.parse(settings.swarm.ticket) if settings.swarm.ticket else load_ticket(home)
+    except ManyhandsError as error:
+        yield verdict("swarm", error)
+        return
+    if ticket is None:
+        yield Check("swarm", "ok", "this machine belongs to none yet: `manyhands up MODEL` or `manyhands join`")
+        return
+    yield Check("swarm", "ok", f"{ticket.name} {ticket.fingerprint}, scope {settings.swarm.scope}")
+    yield from asyncio.run(_dial_all(ticket))
+
+
+async def _dial_all(ticket: Ticket) -> list[Check]:
+    """One check for each address, all dialled at once as a member would (own TLS key, swarm's secret)."""
+    from manyhands.cli.connect import tls_node
+
+    addrs = [addr for addr in ticket.addresses if "%" not in addr.host]
+    async with tls_node(ticket, None, is_ephemeral=True, name="doctor") as node:
+        return list(await asyncio.gather(*(_dial(node, addr) for addr in addrs)))
+
+
+async def _dial(node: Any, addr: NodeAddr) -> Check:
+    try:
+        async with asyncio.timeout(DIAL_S):
+            link = await node.link(addr, "control")
+        return Check("reach", "ok", f"{addr} answers: {link.hello.name}, node {link.peer[:16]}")
+    except TimeoutError:
+        return Check(
+            "reach", "warn", f"{addr} does not answer within {DIAL_S:g} s", "is it up, and no firewall between?"
+        )
+    except ManyhandsError as error:
+        return Check("reach", "warn", f"{addr} cannot be reached ({error})", "is it up, and is this the newest ticket?")
+
+
+def check_ports(settings: Settings, running: list[Running]) -> Iterator[Check]:
+    """Whether the addresses of the configuration can be listened at."""
+    ours = {running_.listen.rpartition(":")[2] for running_ in running} | {r.api.rpartition(":")[2] for r in running}
+    wanted = {"peers": settings.node.listen, "API": settings.api.listen or "127.0.0.1:8000"}
+    for what, text in wanted.items():
+        if not text or text == "off":
+            continue
+        addr = NodeAddr.parse(text)
+        try:
+            socket.create_server((addr.host, addr.port), family=_family(addr.host)).close()
+            yield Check("port", "ok", f"{addr} is free for the {what}")
+        except OSError as error:
+            if str(addr.port) in ours:
+                yield Check("port", "ok", f"{addr} is in use by the node that runs here")
+            else:
+                other = "name another address (--listen, --api), or stop what uses it"
+                yield Check("port", "warn", f"{addr} cannot be listened at for the {what}: {error.strerror}", other)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def check_running(running: list[Running], tell: Any) -> Iterator[Check]:
+    """What the nodes that run here say of the swarm; `tell(api)` is its view. Clocks that differ are among the complaints."""
+    for member in running:
+        if not member.api:
+            yield Check("running", "ok", f"{member.name}, process {member.pid}, swarm {member.swarm}")
+            continue
+        try:
+            view = tell(member.api)
+        except ManyhandsError as error:
+            yield Check("running", "warn", f"{member.name} does not tell: {error}", "give a key: MANYHANDS_API_KEY")
+            continue
+        yield Check("running", "ok", f"{member.name}, process {member.pid}, sees {len(view['nodes'])} nodes")
+        yield from (Check("swarm", "fail", line, "as it says") for line in view["complaints"])
+        yield from (
+            Check("swarm", "warn", line, "have one more machine join") for line in (*view["missing"], *view["warnings"])
+        )
+
+
+def check_clock(home: Path, now: float, has_member: bool) -> Iterator[Check]:
+    """Without somebody to compare with, only whether time runs forward."""
+    said = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    newest = max((path.stat().st_mtime for path in home.glob("*") if path.exists()), default=0.0)
+    if now < EARLIEST_S:
+        yield Check(
+            "clock", "fail", f"it is {said}: the clock was never set", "set it, best by NTP: others refuse your records"
+        )
+    elif newest > now + 60:
+        yield Check(
+            "clock", "warn", f"it is {said}, but {home} has a file from the future", "set the clock, best by NTP"
+        )
+    else:
+        who = "members compare it" if has_member else "nobody here to compare with"
+        yield Check("clock", "ok", f"{said}; {who}")
+
+
+def check_disk(home: Path) -> Iterator[Check]:
+    folder = next(path for path in (home, *home.parents) if path.exists())
+    if not os.access(folder, os.W_OK):
+        yield Check("disk", "fail", f"{folder} cannot be written", "set MANYHANDS_HOME to a folder of yours")
+        return
+    free = shutil.disk_usage(folder).free
+    level: Level = "fail" if free < MIN_DISK else "warn" if free < GOOD_DISK else "ok"
+    yield Check(
+        "disk", level, f"{_gb(free)} free at {folder}", "" if level == "ok" else "free some, or move MANYHANDS_HOME"
+    )
+
+
+def check_memory(available: int, physical: int) -> Iterator[Check]:
+    """`available`: what may still be taken, control groups counted."""
+    level: Level = "fail" if available < MIN_MEMORY else "warn" if available < GOOD_MEMORY else "ok"
+    remedy = "" if level == "ok" else "stop other programs, or raise the container's limit"
+    yield Check("memory", level, f"{_gb(available)} of {_gb(physical)} may be taken", remedy)
+
+
+def check_files(limit: tuple[int, int]) -> Iterator[Check]:
+    """`limit`: soft and hard limit of open files (RLIMIT_NOFILE); -1 is none."""
+    soft, hard = limit
+    if soft in range(GOOD_NOFILE):
+        most = f"ulimit -n {4096 if hard < 0 else min(4096, hard)}, or LimitNOFILE= of its service"
+        yield Check("open files", "warn", f"at most {soft} at once", most)
+    else:
+        yield Check("open files", "ok", f"at most {'any number' if soft < 0 else soft} at once")
+
+
+def check_device(cores: int, load: float) -> Iterator[Check]:
+    """Which arithmetic this machine has. Imports torch."""
+    try:
+        from manyhands.model.arithmetic import arithmetic_class, instruction_set
+    except ImportError as error:
+        yield Check(
+            "device", "fail", f"torch or transformers cannot be imported ({error})", "pip install manyhands again"
+        )
+        return
+    yield Check("device", "ok", f"CPU, {cores} cores, {instruction_set()}; arithmetic {arithmetic_class('bf16')}")
+    if instruction_set() in ("default", "sse4_1", "no avx"):
+        yield Check("device", "warn", "no AVX2: slow, and other bits than elsewhere", "use a newer machine for layers")
+    if load > 2 * cores:
+        yield Check(
+            "load", "warn", f"{load:.1f} processes want {cores} cores", "steps will be late: give nodes fewer --threads"
+        )
+
+
+def check_models(home: Path) -> Iterator[Check]:
+    """Folders that were fetched: what of them is here, and whether it is whole."""
+    from manyhands.model.folder import MANIFEST, read_entries
+    from manyhands.model.manifest import Manifest
+
+    folders = sorted(path for path in (home / "models").glob("*") if path.is_dir() and not path.name.startswith("."))
+    for folder in folders:
+        try:
+            held = len(read_entries(folder))
+            manifest = folder / MANIFEST
+            total = len(Manifest.decode(manifest.read_bytes(), str(manifest)).tensors) if manifest.exists() else held
+        except (ManyhandsError, OSError) as error:
+            yield Check("model", "fail", f"{folder.name}: {error}", f"remove {folder}: it is fetched again when needed")
+            continue
+        what = "all of it" if held == total else f"{held} of {total} tensors, as asked for"
+        yield Check("model", "ok", f"{folder.name}: {what}")
+    if not folders:
+        yield Check("model", "ok", "none fetched; tales comes with the package")
+
+
+def check_iroh() -> Iterator[Check]:
+    if importlib.util.find_spec("iroh") is None:
+        yield Check(
+            "iroh", "warn", "not installed: no hole punching", "pip install iroh; relays by members work without it"
+        )
+        return
+    from manyhands.net.iroh_pipe import load
+
+    try:
+        load()
+        yield Check("iroh", "ok", "can be loaded")
+    except (ManyhandsError, ImportError, OSError) as error:
+        yield Check("iroh", "warn", f"cannot be loaded ({error})", "relays by members work without it (docs/nat.md)")
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

@@ -1,0 +1,94 @@
+"""`manyhands doctor`: is this machine fit for a swarm, and if not, what to do. Looks, and changes nothing."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import typer
+
+from manyhands.cli import checks, options
+from manyhands.cli.checks import Check
+from manyhands.cli.client import call, printable
+from manyhands.config import home_from_env, physical_memory
+from manyhands.config_file import Settings, read_settings
+from manyhands.errors import ManyhandsError
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def doctor(as_json: options.Json = False) -> None:
+    """Look at keys, ports, reachability, clock, disk, memory, device and model files. Exit code 1 if anything fails."""
+    found = []
+    for check in examine():
+        found.append(check)
+        if not as_json:
+            _show(check)
+    failed = sum(check.level == "fail" for check in found)
+    if as_json:
+        typer.echo(json.dumps({"ok": not failed, "checks": [asdict(check) for check in found]}))
+    else:
+        warned = sum(check.level == "warn" for check in found)
+        typer.echo(f"\n{failed} failed, {warned} warned, {len(found) - failed - warned} fine")
+    if failed:
+        raise typer.Exit(1)
+
+
+def examine() -> Iterator[Check]:
+    """Every check, one after the other, quick ones first."""
+    home = home_from_env()
+    try:
+        settings = options.settings()
+    except ManyhandsError as error:
+        yield checks.verdict("config", error)
+        settings = read_settings({"MANYHANDS_HOME": os.devnull}, Path(os.devnull))  # go on with defaults
+    else:
+        yield from checks.check_config(settings)
+    yield from checks.check_keys(home, settings)
+    yield from checks.check_disk(home)
+    yield from _machine()
+    yield from _swarm(settings)
+    yield from checks.check_models(home)
+    yield from checks.check_iroh()
+    yield from checks.check_device(*_cores())
+
+
+def _machine() -> Iterator[Check]:
+    import resource
+
+    from manyhands.place.measure import available_memory
+
+    yield from checks.check_memory(available_memory(), physical_memory())
+    yield from checks.check_files(resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+def _swarm(settings: Settings) -> Iterator[Check]:
+    from manyhands.member.home import list_running
+
+    home = home_from_env()
+    running = list_running(home)
+    yield from checks.check_clock(home, time.time(), bool(running))
+    yield from checks.check_ports(settings, running)
+    yield from checks.check_running(running, partial(_view, settings.api.key))
+    yield from checks.check_swarm(home, settings)
+
+
+def _view(key: str, api: str) -> dict[str, object]:
+    view: dict[str, object] = call(api, key, "GET", "/api/swarm")
+    return view
+
+
+def _cores() -> tuple[int, float]:
+    from manyhands.place.measure import num_cores
+
+    return num_cores(), os.getloadavg()[0]
+
+
+def _show(check: Check) -> None:
+    typer.secho(f"{check.level:<5}", fg=_COLOURS[check.level], nl=False)
+    typer.echo(f"{check.name:<11}{printable(check.said)}")
+    if check.remedy:
+        typer.echo(f"{'':<16}-> {printable(check.remedy)}")
