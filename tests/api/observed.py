@@ -62,10 +62,15 @@ class Observed:
 
 @asynccontextmanager
 async def observed(
-    folder: Path, cut: str = "0-2,3-5", *, spares: tuple[str, ...] = ("0-5",), has_fallback: bool = False
+    folder: Path,
+    cut: str = "0-2,3-5",
+    *,
+    spares: tuple[str, ...] = ("0-5",),
+    has_fallback: bool = False,
+    patience_s: float = 1.0,
 ) -> AsyncIterator[Observed]:
     faults = Faults()
-    request = RequestConfig(patience_s=1.0)
+    request = RequestConfig(patience_s=patience_s)
     async with memory_swarm(folder, cut, spares=spares, request=request, wrap=faults.wrap) as swarm:
         device = Device.start(1)
         try:

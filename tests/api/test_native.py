@@ -19,9 +19,11 @@ BODY = {"prompt": PROMPT, "max_tokens": 12, "deterministic": True}
 Play = Callable[[Observed, httpx2.AsyncClient], Awaitable[None]]
 
 
-def play(folder: Path, main: Play, *, spares: tuple[str, ...] = ("0-5",), **options: Any) -> None:
+def play(
+    folder: Path, main: Play, *, spares: tuple[str, ...] = ("0-5",), patience_s: float = 1.0, **options: Any
+) -> None:
     async def whole() -> None:
-        async with observed(folder, spares=spares) as scene, served(scene, **options) as client:
+        async with observed(folder, spares=spares, patience_s=patience_s) as scene, served(scene, **options) as client:
             await main(scene, client)
 
     asyncio.run(whole())
@@ -157,6 +159,24 @@ def test_diagnostic_frames_come_in_the_same_stream(folder: Path) -> None:
         assert trace[0]["calls"] == 12 and 0 < trace[1]["calls"] < 12
 
     play(folder, main)
+
+
+def test_a_loss_is_told_while_the_request_still_waits_for_its_repair(folder: Path) -> None:
+    """Nobody else holds the layers: the stream hears of it, and what is done about it then saves the request."""
+
+    async def main(scene: Observed, client: httpx2.AsyncClient) -> None:
+        evict_at(scene, 1, at_token=4)
+        told: list[tuple[str, dict[str, Any]]] = []
+        async with client.stream("POST", "/api/infer/stream?diagnostics=1", json=BODY) as response:
+            async for event in events(response):
+                told.append(event)
+                if event[1].get("status") == "degraded":
+                    assert len(named(told, "token")) == 4
+                    scene.swarm.origin.readmit(scene.node(1))
+        assert [event for event, _ in told[-1:]] == ["done"]
+        assert len(named(told, "token")) == 12 and len(named(told, "reshard")) == 1
+
+    play(folder, main, spares=(), patience_s=10.0)
 
 
 def test_without_diagnostics_only_lattice9s_events_come(folder: Path) -> None:

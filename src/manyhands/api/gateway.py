@@ -27,6 +27,8 @@ from manyhands.route.search import Offer
 from manyhands.wire.message import HopTiming
 
 Api = Literal["chat", "completions", "responses", "native"]
+# How often running requests are looked at for what happened to their routes: between two tokens nothing else tells of it.
+LOOK_S = 0.1
 # done: a finish reason · cancelled: the client left · refused: never admitted · failed: an error after that
 Outcome = Literal["done", "cancelled", "refused", "failed"]
 
@@ -107,7 +109,7 @@ class Observer(Protocol):
         """`job` counts it already."""
 
     def event(self, job: Job, event: Event) -> None:
-        """Something happened to its route. Told before the token that follows it, and at the end."""
+        """Something happened to its route. Told within LOOK_S, and always before the token that follows it."""
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         """Exactly once for every job, also for one that never started."""
@@ -121,6 +123,7 @@ class Run:
         self._ask, self._observers = ask, observers
         self._last_at: float | None = None  # when the last token came
         self._timings: tuple[HopTiming, ...] = ()  # its hops'
+        self._news: asyncio.Future[None] | None = None  # done when something has happened to the route
 
     async def tokens(self) -> AsyncGenerator[Token, None]:
         """The tokens, to be pulled once. Raises what refuses or ends the session (errors.py)."""
@@ -137,6 +140,28 @@ class Run:
                     yield token
             finally:
                 self._follow()
+
+    async def happenings(self) -> AsyncGenerator[Token | None, None]:
+        """As `tokens`, and None when something happened to the route while the next token is waited for."""
+        async with aclosing(self.tokens()) as tokens:
+            while True:
+                pull = asyncio.ensure_future(_next(tokens))
+                try:
+                    while not pull.done():
+                        self._news = asyncio.get_running_loop().create_future()
+                        await asyncio.wait((pull, self._news), return_when=asyncio.FIRST_COMPLETED)
+                        if not pull.done():
+                            yield None
+                finally:
+                    await _ended(pull)
+                if (token := pull.result()) is None:
+                    return
+                yield token
+
+    def look(self) -> None:
+        """Tell of what happened to the route since the last token."""
+        if len(self.answer.events) > len(self.job.events):
+            self._follow()
 
     def finish(self, reason: FinishReason) -> None:
         """The consumer has all it wants, and pulls no more: the job is done and not cancelled."""
@@ -166,6 +191,20 @@ class Run:
         for event in fresh:
             for observer in self._observers:
                 observer.event(job, event)
+        if fresh and self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+
+async def _next(tokens: AsyncGenerator[Token, None]) -> Token | None:
+    return await anext(tokens, None)
+
+
+async def _ended(pull: "asyncio.Task[Token | None]") -> None:
+    """Cancel `pull` if it still runs, and wait until it has ended; its error is whoever's who asks for its result."""
+    pull.cancel()
+    await asyncio.wait((pull,))
+    if not pull.cancelled():
+        pull.exception()
 
 
 class Gateway:
@@ -187,6 +226,8 @@ class Gateway:
         self.started_at = wall_clock()
         self._admission = Admission(self.limits, self._turn_has_come)
         self._turns: dict[str, asyncio.Future[None]] = {}
+        self._runs: dict[str, Run] = {}
+        self._next_look: asyncio.TimerHandle | None = None
         self._clock, self._wall_clock = clock, wall_clock
 
     @property
@@ -221,7 +262,9 @@ class Gateway:
         try:
             await self._admit(job, ask.caller)
             self._tell_started(job)
-            yield Run(ask, job, answer, origin, self.observers)
+            run = self._runs[job.id] = Run(ask, job, answer, origin, self.observers)
+            self._keep_looking()
+            yield run
         except ManyhandsError as error:
             outcome, job.error = ("refused" if job.queue_s is None else "failed"), error.code
             raise
@@ -253,6 +296,17 @@ class Gateway:
         if not turn.done():
             turn.set_result(None)
 
+    def _keep_looking(self) -> None:
+        """Look at what runs every LOOK_S, as long as something does."""
+        if self._next_look is None and self._runs:
+            self._next_look = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._next_look = None
+        for run in list(self._runs.values()):
+            run.look()
+        self._keep_looking()
+
     def _tell_started(self, job: Job) -> None:
         for observer in self.observers:
             observer.started(job)
@@ -260,6 +314,7 @@ class Gateway:
     def _end(self, job: Job, outcome: Outcome) -> None:
         job.outcome, job.ended = outcome, self._wall_clock()
         self._turns.pop(job.id, None)
+        self._runs.pop(job.id, None)
         self.jobs.pop(job.id, None)
         self._admission.leave(
             job.id, job.prompt_tokens * (job.queue_s is not None) + job.completion_tokens, self._clock()

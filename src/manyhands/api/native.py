@@ -187,12 +187,12 @@ async def told(run: Run, prompt: str | None, *, diagnostics: bool) -> AsyncGener
     """The frames of a running request but `error`, which is raised. The first comes with the first token: until then the
     request may still be refused with a status of its own."""
     telling = Telling(run, diagnostics=diagnostics)
-    async with aclosing(run.tokens()) as tokens:
+    async with aclosing(run.happenings()) as tokens:
         try:
             async for token in tokens:
-                if run.job.completion_tokens == 1:
+                if token is not None and run.job.completion_tokens == 1:
                     yield telling.start(prompt)
-                for frame in telling.token(token):
+                for frame in telling.news() if token is None else telling.token(token):
                     yield frame
         except ManyhandsError:
             if run.job.completion_tokens:
