@@ -318,7 +318,14 @@ class Origin:
                 answer.exactness = max(answer.exactness, self._exactness(session))  # a replacement may lower it
                 yield token
         finally:
+            self._learn(session)
             self.node.close_session(session)
+
+    def _learn(self, session: Session) -> None:
+        """What the hops said of the last step, for the routes of others."""
+        for hop, timing in zip(session.hops, session.timings, strict=False):
+            span = hop.offer.info.span
+            self.learned.observe(hop.offer.node, span, timing.compute_us / 1e6 / len(span), time.monotonic())
 
     async def _open(self, route: Sequence[Offer] | None, lease: Lease) -> tuple[tuple[Offer, ...], Session]:
         """Open a session on `route`, or on the best one whose nodes all have room: a full node is passed over (HN-32).

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 SEARCH_S = 3.0
 
+Api = Annotated[
+    str, typer.Option("--api", help='Answer the API here too (HOST:PORT); default: only `manyhands status`; or "off".')
+]
+
 
 def join(
     ticket: Annotated[
@@ -21,7 +25,7 @@ def join(
     ] = "",
     layers: ups.Layers = "",
     memory: ups.Memory = "",
-    api: ups.Api = "off",
+    api: Api = "",
     insecure: ups.Insecure = False,
     listen: ups.Listen = "",
     advertise: ups.Advertise = "",

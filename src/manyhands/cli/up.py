@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +22,7 @@ from manyhands.errors import BadRequest, ManyhandsError, ShardUnavailable
 if TYPE_CHECKING:
     from manyhands.member.hosting import Hosting
     from manyhands.member.member import Member, MemberConfig
+    from manyhands.origin import Origin
     from manyhands.swarm.identity import NodeKey
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import Device
@@ -136,7 +137,7 @@ async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: T
     from manyhands.cli.connect import member_transport
     from manyhands.cli.runfile import run_file
     from manyhands.config import home_from_env
-    from manyhands.member.home import Running, announced, check_name, load_ticket, save_ticket
+    from manyhands.member.home import Running, announced, check_name, load_ticket
     from manyhands.member.member import Member
     from manyhands.swarm.identity import NodeKey
     from manyhands.swarm.ticket import Ticket
@@ -152,9 +153,9 @@ async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: T
     try:
         async with Member(key, ticket, config, member_transport(key, ticket, config)) as member:
             me = Running(name, os.getpid(), member.id, ticket.name, str(member.addresses[0]))
-            with run_file(name), announced(home, me):
-                await _until(stop, _serve(member, wish, named, device, home, tell, stop, leave, began))
-                save_ticket(home, member.invitation())
+            with run_file(name), announced(home, me) as announce:
+                work = _serve(member, wish, named, device, home, tell, announce, leave, began)
+                await _until(stop, work)
         tell("left", "left")
     finally:
         device.close()
@@ -167,7 +168,7 @@ async def _serve(
     device: "Device",
     home: Path,
     tell: Teller,
-    stop: asyncio.Event,
+    announce: Callable[[str], None],
     leave: asyncio.Event,
     began: float,
 ) -> None:
@@ -179,24 +180,24 @@ async def _serve(
     await _meet(member, named, tell)
     with progress_bar() as bar:
         weights = await _weights(member, named, home, bar)
-        has_api = wish.api != "off"
-        hosting = Hosting(member, weights, device, home, bar, tell.line, with_ends=has_api)
+        is_origin = wish.api not in ("", "off")
+        hosting = Hosting(member, weights, device, home, bar, tell.line, with_ends=is_origin)
         choice = await hosting.start()
     save_ticket(home, member.invitation())
     _tell_serving(member, hosting, tell, choice.why, time.monotonic() - began)
     member.node.start(hosting.keep_balance())
-    async with _advertised(member, tell), _gateway(wish, hosting, device, tell):
+    async with _advertised(member, tell), _gateway(wish, hosting, device, tell, announce):
         invitation = member.invitation().encode()
         tell("invitation", f"on another machine:  manyhands join {invitation}", ticket=invitation)
         watch = asyncio.ensure_future(_watch(member, hosting, tell))
         try:
-            await _first(leave, stop)
+            await leave.wait()
         finally:
             watch.cancel()
-        if not stop.is_set():
-            tell("leaving", "leaving: handing sessions over (Ctrl-C again to leave at once)")
-            await member.leave()
-            await member.idle()
+            save_ticket(home, member.invitation())
+        tell("leaving", "leaving: handing sessions over (Ctrl-C again to leave at once)")
+        await member.leave()
+        await member.idle()
 
 
 # -- the parts --------------------------------------------------------------------------------------------------------
@@ -322,43 +323,38 @@ async def _advertised(member: "Member", tell: Teller) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _gateway(wish: Wish, hosting: "Hosting", device: "Device", tell: Teller) -> "AsyncIterator[Origin | None]":
-    """The API of this member's model, unless it is off."""
+async def _gateway(
+    wish: Wish, hosting: "Hosting", device: "Device", tell: Teller, announce: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """The API of this member's model; by default, on who joins, only the view of the swarm for `manyhands status`."""
     if wish.api == "off":
         yield
         return
-    from manyhands.api.app import create_app, serving
-    from manyhands.api.auth import FILE, KeyRing
-    from manyhands.api.gateway import Gateway
-    from manyhands.api.jobs import History
-    from manyhands.api.metrics import Metrics
-    from manyhands.api.native import native_router
-    from manyhands.api.openai import openai_router
-    from manyhands.api.responses import responses_router
-    from manyhands.api.status import status_router
     from manyhands.api.swarm import swarm_router
-    from manyhands.config import home_from_env
+    from manyhands.cli.gateway import api_for
+
+    addr = NodeAddr.parse(wish.api or "127.0.0.1:0")
+    origins = {hosting.weights.name: await _origin(hosting, device)} if wish.api else {}
+    shown: list[str] = []  # the URL, once it is known
+    router = swarm_router(lambda: hosting.view("".join(shown)))
+    limit = hosting.member.node.worker.max_sessions
+    async with api_for(
+        origins, addr, max_running=limit, insecure=wish.insecure, reassigner=hosting, extra_routers=[router]
+    ) as url:
+        shown.append(url)
+        announce(url)
+        if wish.api:
+            tell("api", f"API at {url}/v1", api=url)
+        yield
+
+
+async def _origin(hosting: "Hosting", device: "Device") -> "Origin":
     from manyhands.origin import Origin, OriginModel
 
-    addr = NodeAddr.parse(wish.api)
     folder, member = hosting.folder, hosting.member
-    assert folder is not None
+    assert folder is not None, "it hosts already"
     model = await device.run(lambda: OriginModel(folder, hosting.weights.precision, "origin"))
-    origin = Origin(member.node, model, device, (), member.directory)
-    gateway = Gateway({hosting.weights.name: origin})
-    metrics, history = Metrics(gateway), History()
-    gateway.observers += [metrics, history]
-    routers = [
-        openai_router(gateway),
-        responses_router(gateway),
-        native_router(gateway, history, hosting),
-        status_router(gateway, metrics),
-        swarm_router(hosting.view),
-    ]
-    app = create_app(gateway, keys=KeyRing(home_from_env() / FILE), routers=routers)
-    async with serving(app, addr.host, addr.port, insecure=wish.insecure) as bound:
-        tell("api", f"API at http://{bound}/v1", api=f"http://{bound}")
-        yield
+    return Origin(member.node, model, device, (), member.directory)
 
 
 async def _watch(member: "Member", hosting: "Hosting", tell: Teller) -> None:
@@ -400,16 +396,6 @@ def _signals(while_stdin: bool) -> tuple[asyncio.Event, asyncio.Event]:
     if while_stdin:
         loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(sys.stdin.fileno(), 4096) else stop.set())
     return stop, leave
-
-
-async def _first(*events: asyncio.Event) -> None:
-    """Wait until one of the events is set."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
 
 
 async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

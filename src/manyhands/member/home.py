@@ -7,8 +7,8 @@ run/NAME.json    a running node (0600): pid, node, swarm, listen, api
 import contextlib
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from manyhands.core import NodeId
@@ -35,7 +35,7 @@ def save_ticket(home: Path, ticket: Ticket) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A node that runs on this machine. `api`: where its gateway answers, "" if it has none."""
+    """A node that runs on this machine. `api`: the URL of its gateway, "" if it has none."""
 
     name: str
     pid: int
@@ -46,8 +46,10 @@ class Running:
 
 
 @contextlib.contextmanager
-def announced(home: Path, running: Running) -> Iterator[None]:
-    """Say that a node runs, until the block ends. Raises BadRequest if its key is in use."""
+def announced(home: Path, running: Running) -> Iterator[Callable[[str], None]]:
+    """Say that a node runs, until the block ends; yields what to call with the URL of its gateway.
+
+    Raises BadRequest if its key is in use."""
     for other in list_running(home):
         if other.node == running.node:
             raise BadRequest(
@@ -57,7 +59,7 @@ def announced(home: Path, running: Running) -> Iterator[None]:
     path = home / "run" / f"{running.name}.json"
     _write(path, json.dumps(asdict(running)))
     try:
-        yield
+        yield lambda api: _write(path, json.dumps(asdict(replace(running, api=api))))
     finally:
         path.unlink(missing_ok=True)
 

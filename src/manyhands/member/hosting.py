@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from manyhands.core import NodeAddr, NodeId, Span
 from manyhands.errors import BadRequest, ManyhandsError, Unsupported
@@ -294,7 +294,7 @@ class Hosting:
 
     # -- what people ask ----------------------------------------------------------------------------------------------
 
-    def view(self, api: str = "") -> dict[str, object]:
+    def view(self, api: str = "") -> dict[str, Any]:
         """The swarm as this member sees it now; JSON-able (docs/operations.md)."""
         member = self.member
         shapes = {} if self.weights.kind is None else {self.kind: self.weights.shape}

@@ -142,8 +142,8 @@ class Member:
 
     async def idle(self) -> None:
         """Wait until this node's own requests have ended. Deadline: the caller's."""
-        while self.node.sessions:
-            await asyncio.sleep(IDLE_POLL_S)  # noqa: ASYNC110  # at the very end, once
+        while self.node.sessions:  # noqa: ASYNC110  # once in a member's life
+            await asyncio.sleep(IDLE_POLL_S)
 
     async def _listen(self) -> None:
         bound = await self.node.listen(self.config.listen)
