@@ -19,6 +19,12 @@ RUNS = {
     "wire": ["wire"],
     "sample": ["sample"],
     "wan": ["wan"],
+    "nat": ["nat", "--quick"],
+    "route": ["route", "--quick"],
+    "plan": ["plan", "--quick"],
+    "balance": ["balance"],
+    "directory gossip": ["directory", "--quick"],
+    "directory dht": ["directory", "--quick", "--shape", "dht"],
 }
 
 

@@ -112,6 +112,8 @@ def test_commands_parse(line: str, has_ticket: bool, monkeypatch: pytest.MonkeyP
             if not hasattr(command, "resolve_command"):
                 return
             rest = [*context._protected_args, *context.args] if hasattr(context, "_protected_args") else context.args
+            if not rest and command.invoke_without_command:
+                return
             name, command, words = command.resolve_command(context, rest)
 
 

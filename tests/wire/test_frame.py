@@ -30,6 +30,7 @@ from manyhands.wire.message import (
     Directory,
     Fault,
     Hello,
+    HopTiming,
     Lack,
     Lane,
     Message,
@@ -201,7 +202,7 @@ def step_header(**changes: int) -> bytes:
         {"version": 0},
         {"kind": 0},
         {"kind": 99},
-        {"flags": 4},
+        {"flags": 6},
         {"flags": 0},
         {"flags": 1},
         {"flags": 3},
@@ -350,3 +351,16 @@ def test_every_single_byte_change_is_survived() -> None:
             mutated = bytearray(stream)
             mutated[offset] ^= 0xFF
             only_protocol_errors(greeted(lane), bytes(mutated))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)), max_size=63), st.booleans())
+def test_timings_travel_with_a_step(pairs: list[tuple[int, int]], has_rows: bool) -> None:
+    """Behind the tensor, as many as the flags say; a step without rows may have them too."""
+    payload = Payload("bf16", 2, b"abcd") if has_rows else None
+    timings = tuple(HopTiming(*pair) for pair in pairs)
+    sent = Step(SESSION, 1, 0, 5, int(has_rows), 0, 0, "hidden", None, payload, timings)
+    assert len(to_bytes(sent)) == wire_size(sent)
+    (_, read) = Feeder("data").feed(HELLO["data"] + to_bytes(sent))
+    assert isinstance(read, Step) and read.timings == timings
+    assert (read.payload is None) == (payload is None)
+    assert read.payload is None or bytes(read.payload.data) == b"abcd"

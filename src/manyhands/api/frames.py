@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from manyhands.api.gateway import Run
+from manyhands.api.gateway import Job, Run
 from manyhands.api.jobs import hop_object, in_ms, timings_object
 from manyhands.generate.repair import Event
 from manyhands.origin import Token
@@ -50,7 +50,10 @@ class Telling:
         self._last_at = now
         decode_worker = self._hops[-1].node if self._hops else None
         if self._diagnostics:
-            hops = [{"shard_id": self._shard_id(hop), "host": _host(hop)} for hop in self._hops]
+            hops = [
+                {"shard_id": self._shard_id(hop), "host": _host(hop), **_waterfall(self._job, index)}
+                for index, hop in enumerate(self._hops)
+            ]
             yield Frame("token_delta", {"text": token.text, "token_id": token.id, "index": index, "hops": hops})
         yield Frame(
             "token",
@@ -152,6 +155,14 @@ def _phase(index: int, num_hops: int) -> str:
     if num_hops == 1:
         return "full"
     return "encode" if index == 0 else "decode" if index == num_hops - 1 else "middle"
+
+
+def _waterfall(job: Job, index: int) -> dict[str, float]:
+    """What a hop said of the last token's step; what the token took beyond these was wire, wait and the origin."""
+    if index >= len(job.hop_timings):
+        return {}
+    timing = job.hop_timings[index]
+    return {"queue_ms": timing.queue_us / 1e3, "compute_ms": timing.compute_us / 1e3}
 
 
 def _rtt_s(run: Run, hop: Offer) -> float | None:

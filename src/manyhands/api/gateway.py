@@ -23,6 +23,7 @@ from manyhands.generate.repair import Event, Repair
 from manyhands.generate.sample import Constraint
 from manyhands.origin import Answer, Origin, Timings, Token
 from manyhands.route.search import Offer
+from manyhands.wire.message import HopTiming
 
 Api = Literal["chat", "completions", "responses", "native"]
 # done: a finish reason · cancelled: the client left · refused: never admitted · failed: an error after that
@@ -84,6 +85,7 @@ class Job:
     session: str | None = None
     route: tuple[Offer, ...] = ()
     hops: tuple[Offer, ...] = ()
+    hop_timings: tuple[HopTiming, ...] = ()  # of the last token, one a hop
     liars: int = 0
     repairs: list[Repair] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -145,7 +147,7 @@ class Run:
             job.session, job.hops = answer.session.id.hex(), tuple(hop.offer for hop in answer.session.hops)
         if (session := answer.session) is not None:
             job.session, job.hops = session.id.hex(), tuple([hop.offer for hop in session.hops])
-            job.liars = len(session.liars)
+            job.liars, job.hop_timings = len(session.liars), session.timings
         fresh = answer.events[len(job.events) :]
         job.events = [*job.events, *fresh]
         for event in fresh:

@@ -89,6 +89,8 @@ class Metrics:
         self._corruptions = counter("shard_corruption_detected", "Hops caught sending what cannot be", "model")
         self._node_requests = counter("node_requests", "Requests that a node had a part in", "node")
         self._node_tokens = counter("node_tokens", "Completion tokens that passed through a node", "node")
+        self._hop_queue = histogram("hop_queue_seconds", "A step's wait for a hop's device, as the hop says", "node")
+        self._hop_compute = histogram("hop_compute_seconds", "A hop's device step, as the hop says", "node")
         Gauge("manyhands_start_time_seconds", "Unix time at which the gateway started", registry=registry).set(
             gateway.started_at
         )
@@ -114,6 +116,10 @@ class Metrics:
         for hop in job.hops:
             self._note_node(watch, hop.node)
             self._node_tokens.labels(self._labels.label(hop.node)).inc()
+        for hop, timing in zip(job.hops, job.hop_timings, strict=False):
+            label = self._labels.label(hop.node)
+            self._hop_queue.labels(label).observe(timing.queue_us / 1e6)
+            self._hop_compute.labels(label).observe(timing.compute_us / 1e6)
 
     def event(self, job: Job, event: Event) -> None:
         self._events.labels(job.model, event.kind).inc()

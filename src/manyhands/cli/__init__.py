@@ -1,7 +1,9 @@
 """The command `manyhands`: one file a command, heavy imports inside the commands so that help is instant.
 
-    local   a swarm on this machine      serve   host layers       infer, chat   ask a swarm
-    model   inspect, split, tiny         ticket  new, add, show    drain         let a node leave     demo  see it work
+    local    a swarm on this machine     serve    host layers               infer, chat      ask a swarm
+    plan     what to expect              model    inspect, split, tiny      ticket           new, add, show
+    workers  the nodes of a gateway      jobs     what it did               benchmark, key   how fast, and who may use it
+    drain    let a node leave            demo     see it work
 
 Exit codes: 0 fine, 1 an error while running, 2 bad input or usage, 130 interrupted.
 """
@@ -12,7 +14,7 @@ import sys
 import typer
 
 from manyhands import __version__
-from manyhands.cli import chat, demo, drain, infer, local, model, serve, ticket
+from manyhands.cli import benchmark, chat, demo, drain, infer, jobs, key, local, model, plan, serve, ticket, workers
 from manyhands.errors import ManyhandsError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True, rich_markup_mode=None)
@@ -20,10 +22,15 @@ app.command("local")(local.local)
 app.command("serve")(serve.serve)
 app.command("infer")(infer.infer)
 app.command("chat")(chat.chat)
+app.command("plan")(plan.plan)
+app.command("jobs")(jobs.jobs)
+app.command("benchmark")(benchmark.benchmark)
 app.command("drain")(drain.drain)
 app.command("demo")(demo.demo)
 app.add_typer(model.app, name="model")
 app.add_typer(ticket.app, name="ticket")
+app.add_typer(workers.app, name="workers")
+app.add_typer(key.app, name="key")
 
 
 def _version(show: bool) -> None:

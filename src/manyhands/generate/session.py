@@ -36,6 +36,7 @@ from manyhands.wire.message import (
     Credit,
     Fault,
     Feed,
+    HopTiming,
     Open,
     Opened,
     Payload,
@@ -118,6 +119,7 @@ class Session:
         self.refused: set[NodeId] = set()  # nodes that would not, or could not, go on being a shadow
         self._unclosed: list[Hop] = []  # out of the route, but the route that leaves them out does not stand yet
         self.last_progress: float = 0.0
+        self.timings: tuple[HopTiming, ...] = ()  # of the last step that brought rows, one a hop
         self.sent_until = 0  # the end of the last step sent: what every hop should come to compute
         self._progress: dict[int, Progress] = {}
         self._origin, self._config = origin, config
@@ -174,6 +176,7 @@ class Session:
         self.losses.clear()
         self.leaving.clear()
         self._results.clear()
+        self.timings = ()
         self.sent_until = 0
         for hop in hops:
             hop.window_left, hop.owed = self._config.window, 0
@@ -405,6 +408,8 @@ class Session:
         if step.window < self.window:
             return
         if step.hop == ORIGIN_HOP:
+            if step.count and len(step.timings) == len(self.hops):
+                self.timings = step.timings
             self._results.append(step)
             self._arrived.set()
         elif self.lease.path == "star" and step.hop < len(self.hops):

@@ -2,7 +2,8 @@
 
     header   version u8 · kind u8 · flags u8 · hop u8 · body length u32 · session 16 bytes · epoch · position · count ·
              reply_from · window · width (u32 each) · dtype u8 · content u8                          all little endian
-    Step     ids as u32[count] if flag 1, then the tensor's count * width * itemsize bytes if flag 2
+    Step     ids as u32[count] if flag 1, then the tensor's count * width * itemsize bytes if flag 2, then
+             flags >> 2 timings (queue, compute: u32 microseconds each)
     Credit   no body; its steps stand in count
     Directory    its body as it is
     Chunk    request u32 · offset u64, then its data
@@ -33,6 +34,7 @@ from manyhands.wire.message import (
     Fault,
     Feed,
     Hello,
+    HopTiming,
     Lack,
     Lane,
     Message,
@@ -75,6 +77,9 @@ _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32", "int32")
 _CONTENTS: tuple[Content, ...] = ("hidden", "ids", "logits")
 _HAS_IDS = 1
 _HAS_PAYLOAD = 2
+_TIMINGS_SHIFT = 2  # the other six bits of a Step's flags count its timings
+MAX_TIMINGS = 63
+_TIMING = struct.Struct("<2I")
 _U32 = (1 << 32) - 1
 _LAYOUT = struct.Struct("<4BI16s6I2B")
 HEADER_BYTES = _LAYOUT.size
@@ -163,12 +168,16 @@ def _credit_header(session: bytes, hop: int, steps: int) -> Header:
 def _encode_step(step: Step) -> list[bytes | memoryview]:
     ids = b"" if step.ids is None else struct.pack(f"<{len(step.ids)}I", *step.ids)
     data = memoryview(b"" if step.payload is None else step.payload.data).cast("B")
+    timings = step.timings[:MAX_TIMINGS]
+    tail = b"".join([_TIMING.pack(min(t.queue_us, _U32), min(t.compute_us, _U32)) for t in timings])
     header = Header(
         version=PROTOCOL_VERSION,
         kind=_KIND_OF[Step],
-        flags=_HAS_IDS * (step.ids is not None) + _HAS_PAYLOAD * (step.payload is not None),
+        flags=_HAS_IDS * (step.ids is not None)
+        + _HAS_PAYLOAD * (step.payload is not None)
+        + (len(timings) << _TIMINGS_SHIFT),
         hop=step.hop,
-        length=len(ids) + len(data),
+        length=len(ids) + len(data) + len(tail),
         session=step.session,
         epoch=step.epoch,
         position=step.position,
@@ -183,15 +192,17 @@ def _encode_step(step: Step) -> list[bytes | memoryview]:
         raise ProtocolError("Step cannot be sent: a session has 16 bytes, and there are as many ids as rows")
     _check_step(header, MAX_STEP_BODY)
     head = _LAYOUT.pack(*header) + ids
-    return [head, data] if len(data) else [head]
+    if not len(data):
+        return [head + tail]
+    return [head, data, tail] if tail else [head, data]
 
 
 def _check_step(header: Header, max_body: int) -> None:
     """Raise ProtocolError unless the header of a Step is consistent and within limits."""
     if header.length > max_body:
         raise ProtocolError(f"Step of {header.length} bytes is over the limit of {max_body}")
-    if header.flags > 3 or header.dtype >= len(_DTYPES) or header.content >= len(_CONTENTS):
-        raise ProtocolError("Step has an unknown flag, dtype or content")
+    if header.dtype >= len(_DTYPES) or header.content >= len(_CONTENTS):
+        raise ProtocolError("Step has an unknown dtype or content")
     has_ids, has_payload = bool(header.flags & _HAS_IDS), bool(header.flags & _HAS_PAYLOAD)
     if has_payload != bool(header.width) or (header.dtype and not has_payload):
         raise ProtocolError("Step has a width or dtype without a tensor, or a tensor without width")
@@ -200,7 +211,8 @@ def _check_step(header: Header, max_body: int) -> None:
     if header.position + header.num_rows > _U32:
         raise ProtocolError("Step goes beyond position 2**32 - 1")
     itemsize = ITEMSIZE[_DTYPES[header.dtype]]
-    if header.length != header.num_rows * (4 * has_ids + header.width * itemsize):
+    tail = _TIMING.size * (header.flags >> _TIMINGS_SHIFT)
+    if header.length != header.num_rows * (4 * has_ids + header.width * itemsize) + tail:
         raise ProtocolError(f"Step of {header.length} bytes does not hold the {header.num_rows} rows that it declares")
 
 
@@ -227,9 +239,10 @@ def _decode_chunk(body: bytearray) -> Chunk:
 def _decode_step(header: Header, body: bytearray) -> Step:
     """Make a Step of a checked header and its whole body; the payload shares the body's memory."""
     num_ids = header.num_rows if header.flags & _HAS_IDS else 0
+    end = header.length - _TIMING.size * (header.flags >> _TIMINGS_SHIFT)
     payload = None
     if header.flags & _HAS_PAYLOAD:
-        payload = Payload(_DTYPES[header.dtype], header.width, memoryview(body)[4 * num_ids :])
+        payload = Payload(_DTYPES[header.dtype], header.width, memoryview(body)[4 * num_ids : end])
     return Step(
         session=SessionId(header.session),
         epoch=header.epoch,
@@ -241,6 +254,7 @@ def _decode_step(header: Header, body: bytearray) -> Step:
         content=_CONTENTS[header.content],
         ids=struct.unpack_from(f"<{num_ids}I", body) if header.flags & _HAS_IDS else None,
         payload=payload,
+        timings=tuple([HopTiming(*pair) for pair in _TIMING.iter_unpack(memoryview(body)[end:])]),
     )
 
 

@@ -50,6 +50,14 @@ class Payload:
 
 
 @dataclass(frozen=True, slots=True)
+class HopTiming:
+    """What one hop says of one step, in microseconds: how long it waited for the device, how long the device step took."""
+
+    queue_us: int
+    compute_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """Run `hop`'s layers on positions [position, position + count) of `session`, after dropping its cache beyond `position`.
 
@@ -57,6 +65,7 @@ class Step:
     the origin; the last hop sends only those (perhaps none: count 0 then says "computed up to `position`").
     `ids` are the token ids of the rows; they travel only when ends = edges, else None.
     `window` numbers the origin's guesses: a hop drops queued steps of a session whose window is older than the newest seen.
+    `timings` are those of the hops it has passed, in their order; figures for people, which nothing relies on.
     """
 
     session: SessionId
@@ -69,6 +78,7 @@ class Step:
     content: Content
     ids: tuple[int, ...] | None
     payload: Payload | None  # None iff ids alone go to the first hop (ends = edges), or count == 0
+    timings: tuple[HopTiming, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from manyhands.errors import (
     WeightsMismatch,
 )
 from manyhands.net.transport import Link
-from manyhands.wire.message import Feed, Open, Probe, Step
+from manyhands.wire.message import Feed, HopTiming, Open, Probe, Step
 from manyhands.worker.batch import WINDOW_ROWS, Waiting, choose, hold_until
 from manyhands.worker.execute import Device, Draws, Result, SpanModel
 from manyhands.worker.session import Fit, HopSession, Taken
@@ -268,8 +268,9 @@ class SpanHost:
 
     def step(self, session: HopSession, step: Step, link: Link) -> None:
         """Queue a step. Raises ProtocolError (close the link) if the sender is not the session's predecessor."""
-        session.pace.returned(asyncio.get_running_loop().time())
-        session.step(step, link)
+        now = asyncio.get_running_loop().time()
+        session.pace.returned(now)
+        session.step(step, link, now)
         self._wake.set()
 
     def credit(self, session: HopSession, steps: int) -> None:
@@ -343,15 +344,15 @@ class SpanHost:
         if all(taken.work.count <= WINDOW_ROWS for taken in batch):
             self._step_s = now() - began if self._step_s == 0 else 0.8 * self._step_s + 0.2 * (now() - began)
         for taken, result in zip(batch, results, strict=True):
-            self._settle(taken, result)
+            self._settle(taken, result, _timing(taken, began, now()))
             if taken.work.count <= WINDOW_ROWS:
                 taken.session.pace.sent(now())
         self._bound_logs()
 
-    def _settle(self, taken: Taken, result: Result | Exception) -> None:
+    def _settle(self, taken: Taken, result: Result | Exception, timing: HopTiming) -> None:
         session = taken.session
         if isinstance(result, Result):
-            session.deliver(taken, result)
+            session.deliver(taken, result, timing)
         elif session.is_closed or taken.step.epoch != session.opened.epoch:
             return
         elif isinstance(result, Corruption):
@@ -372,3 +373,8 @@ class SpanHost:
     def _evict(self) -> None:
         logger.info("layers=%s evicted after %g s idle", self._info.span, self._config.evict_after_s)
         self._model = None
+
+
+def _timing(taken: Taken, began: float, ended: float) -> HopTiming:
+    """What this hop says of a step: how long it waited until the device step began, and how long that took."""
+    return HopTiming(int(1e6 * max(0.0, began - taken.arrived_at)), int(1e6 * (ended - began)))

@@ -11,7 +11,7 @@ from manyhands.core import ORIGIN_HOP
 from manyhands.errors import BadRequest, ContextOverflow, LinkClosed, ProtocolError
 from manyhands.model.cache import SessionCache
 from manyhands.net.transport import Link
-from manyhands.wire.message import SHADOW, Credit, DType, Fault, Open, Opened, Progress, Step
+from manyhands.wire.message import SHADOW, Credit, DType, Fault, HopTiming, Open, Opened, Progress, Step
 from manyhands.worker.execute import Draws, Result, Work
 from manyhands.worker.log import OutputLog, split_step
 
@@ -38,6 +38,7 @@ class Taken:
     step: Step
     work: Work
     uses_up: bool
+    arrived_at: float  # when the step came in (seconds, the event loop's clock)
 
 
 class Turnaround:
@@ -89,6 +90,7 @@ class HopSession:
         self.pace = Turnaround()
         self._is_spoiled = False
         self.waiting: deque[Step] = deque()
+        self.arrived: dict[int, float] = {}  # by first position: when a step that waits came
         self.outbox: deque[Step] = deque()
         self._fit = fit
         self._window_left = opened.window
@@ -172,8 +174,8 @@ class HopSession:
 
     # -- steps in -----------------------------------------------------------------------------------------------------
 
-    def step(self, step: Step, link: Link) -> None:
-        """Queue a step, or drop it if its epoch or window is not the current one.
+    def step(self, step: Step, link: Link, now: float) -> None:
+        """Queue a step that came at `now`, or drop it if its epoch or window is not the current one.
 
         Raises ProtocolError if the sender is not the predecessor (the link is to be closed).
         """
@@ -196,6 +198,9 @@ class HopSession:
         if step.window < self._newest_window:
             self._owe(1)
         else:
+            if not self.waiting:
+                self.arrived.clear()
+            self.arrived[step.position] = now
             self.waiting.append(step)
 
     def _check(self, step: Step) -> None:
@@ -225,7 +230,9 @@ class HopSession:
     def take(self, num_rows: int) -> Taken:
         """The first `num_rows` rows of the oldest step, as work for the device."""
         head, rest = split_step(self.waiting.popleft(), num_rows)
+        arrived_at = self.arrived[head.position]
         if rest is not None:
+            self.arrived[rest.position] = arrived_at
             self.waiting.appendleft(rest)
         draws = self.opened.ends == "edges" and self.is_last
         if draws:
@@ -246,9 +253,9 @@ class HopSession:
         )
         if draws and head.ids is not None:
             self._ids.extend(head.ids)
-        return Taken(self, head, work, rest is None)
+        return Taken(self, head, work, rest is None, arrived_at)
 
-    def deliver(self, taken: Taken, result: Result) -> None:
+    def deliver(self, taken: Taken, result: Result, timing: HopTiming) -> None:
         """A device step's rows: log them, send on what the successor lacks. Ignored if the place has changed since."""
         if self.is_closed or taken.step.epoch != self.opened.epoch:
             return
@@ -258,9 +265,10 @@ class HopSession:
         step = self._addressed(
             replace(taken.step, position=result.position, count=result.count, payload=result.payload)
         )
+        step = replace(step, timings=(*taken.step.timings, timing))
         step = replace(step, content=result.content)
         if not self.is_last:
-            self.log.append(step)
+            self.log.append(replace(step, timings=()))
         skipped = self.opened.emit_from - step.position
         if skipped <= 0:
             self.outbox.append(step)
