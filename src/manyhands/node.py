@@ -21,9 +21,9 @@ from manyhands.errors import BadRequest, LinkClosed, ManyhandsError, ProtocolErr
 from manyhands.generate.sample import Sampler
 from manyhands.generate.session import Hop, Lease, Session
 from manyhands.model.admit import admit
-from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.load import context_length, read_config
 from manyhands.model.manifest import build_manifest
+from manyhands.model.prove import proven_class
 from manyhands.model.wants import Wants
 from manyhands.net.pool import LinkPool
 from manyhands.net.transport import Link, Transport
@@ -429,7 +429,7 @@ def _describe(
         span=span,
         num_layers=int(config.num_hidden_layers),
         precision=precision,
-        arithmetic=arithmetic_class(precision),
+        arithmetic=proven_class(precision, home_from_env()),
         hidden_size=int(config.hidden_size),
         context_length=context_length(config),
         has_ends=has_ends,
