@@ -79,8 +79,7 @@ def _attention_does(precision: Precision) -> bool:
         module = torch.nn.Module()
         module.layer_idx = 0  # type: ignore[assignment]
         with running(StepPlan([Segment(cache, start, 0, count)], count)):
-            out, _ = attention(module, query[:, :, part], key[:, :, part], value[:, :, part], None)
-        return out
+            return attention(module, query[:, :, part], key[:, :, part], value[:, :, part], None)[0]
 
     want = attend(0, _LENGTH)
     for _ in _threads():
@@ -93,7 +92,8 @@ def _attention_does(precision: Precision) -> bool:
 
 def _normal(rows: int, columns: int, seed: int, precision: Precision) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(rows, columns, generator=generator) / columns**0.5).to(DTYPES[precision])
+    values: Tensor = torch.randn(rows, columns, generator=generator).div_(columns**0.5)
+    return values.to(DTYPES[precision])
 
 
 def _threads() -> Iterator[int]:
