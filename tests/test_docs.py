@@ -21,7 +21,7 @@ import typer.main
 
 from manyhands.cli import app
 from manyhands.cli.show import as_object
-from manyhands.config import RequestConfig, WorkerConfig
+from manyhands.config_file import SECTIONS
 from manyhands.core import SamplingParams
 from manyhands.errors import ManyhandsError
 from manyhands.net.tls import TlsPolicy
@@ -179,7 +179,7 @@ def test_the_header_is_laid_out_as_described() -> None:
         assert re.search(rf"^\| ([\d, ]*\b)?{kind}\b[\d, ]* \| .*{message.__name__}", page, re.MULTILINE), message
 
 
-@pytest.mark.parametrize("config", [WorkerConfig, RequestConfig, TlsPolicy, SamplingParams], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("config", [*SECTIONS.values(), TlsPolicy, SamplingParams], ids=lambda c: c.__name__)
 def test_every_field_is_described(config: Any) -> None:
     page = (ROOT / "docs" / "configuration.md").read_text("utf8")
     for field in dataclasses.fields(config):

@@ -1,4 +1,7 @@
-"""Configuration: frozen dataclasses with their defaults, read once at start (CLI > environment > default)."""
+"""Configuration: frozen dataclasses with their defaults, read once at start (CLI > environment > file > default).
+
+Each is a section of `manyhands.toml`; config_file.py is the one reader of it and of the environment.
+"""
 
 import math
 import os
@@ -6,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from manyhands.errors import BadRequest
+
+SCOPES = ("off", "lan", "trusted", "public")
 
 
 def home_from_env() -> Path:
@@ -44,7 +49,7 @@ class WorkerConfig:
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.log_bytes < 0:
             raise BadRequest(f"log_bytes is {self.log_bytes}; it must be 0 (no logs) or more")
-        if self.evict_after_s < 0:
+        if not self.evict_after_s >= 0:  # also refuses NaN
             raise BadRequest(f"evict_after_s is {self.evict_after_s}; it must be 0 (never) or more")
 
 
@@ -89,3 +94,56 @@ class RequestConfig:
                 raise BadRequest(f"{field_.name} is {value}; it must be more than 0 seconds")
         if not 1 <= self.overdue_factor < math.inf:
             raise BadRequest(f"overdue_factor is {self.overdue_factor}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """What a command takes for the node it starts, where its options say nothing. "" means: as the option's default."""
+
+    name: str = ""
+    # The file of this node's key; a key is a node.
+    key: str = ""
+    listen: str = ""
+    advertise: str = ""
+    # What this machine may give, as in "6GB".
+    memory: str = ""
+    # Members that forward to this node (HOST:PORT), or the URL of an iroh relay.
+    relay: tuple[str, ...] = ()
+    threads: int | None = None
+    dtype: str = "bf16"
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise BadRequest(f"threads is {self.threads}; it must be at least 1, or left out to have it tried")
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmConfig:
+    """Which swarm, and with whom of it to share (swarm/members.py)."""
+
+    # A password: a file that holds it belongs to its owner alone (chmod 600).
+    ticket: str = field(default="", repr=False)
+    scope: str = "lan"
+    # Ids of nodes, 64 hex digits. `deny` beats everything.
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            raise BadRequest(f"scope is {self.scope!r}; it must be one of {', '.join(SCOPES)}")
+        for name in ("allow", "deny"):
+            for node in getattr(self, name):
+                if len(node) != 64 or not set(node) <= set("0123456789abcdef"):
+                    raise BadRequest(f"{name} has {node!r:.80}, which is not a node id (64 hex digits)")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiConfig:
+    """The gateway: where this machine opens one, and where commands find one."""
+
+    # For `up`: HOST:PORT, or "off".
+    listen: str = ""
+    # Let other machines use it although nobody needs a key.
+    insecure: bool = False
+    url: str = "http://127.0.0.1:8000"
+    key: str = field(default="", repr=False)

@@ -95,9 +95,12 @@ class Node:
         self._loaded: dict[NodeId, set[SpanInfo]] = {}  # what peers have loaded for sessions of ours since their Hello
         self.sessions: dict[SessionId, Session] = {}
         self.directory: Callable[[NodeId, bytes], None] | None = None  # takes what peers' directories say
+        self.on_linked: Callable[[Link], None] = lambda link: None  # a control link is up
+        self.on_unreachable: Callable[[NodeId], None] = lambda node: None  # the last one broke, or a dial failed
         self.wants = Wants()  # for weights from peers
         self.seed = Seed(self.start)  # weights for peers: `await node.seed.add(folder)` offers them
         self._readers: set[Link] = set()
+        self._running: dict[SpanHost, asyncio.Task[None]] = {}
         self._arrival = asyncio.Condition()
         self._tasks = asyncio.TaskGroup()
 
@@ -170,7 +173,7 @@ class Node:
 
     def _add_host(self, host: SpanHost) -> None:
         self.hosts.append(host)
-        self.start(host.run())
+        self._running[host] = self._tasks.create_task(host.run())
 
     def _make_host(self, folder: Path, info: SpanInfo, device: Device) -> SpanHost:
         """A host that is not loaded yet."""
@@ -197,6 +200,11 @@ class Node:
         """
         info = await device.run(lambda: _describe(folder, span, precision, model_name, False, True, self.worker))
         self.loadable.append(Loadable(replace(info, is_loaded=False), folder, device, max_layers))
+
+    def drop(self, host: SpanHost) -> None:
+        """Serve a span no more and free its memory, whoever still uses it: drain it before."""
+        self.hosts.remove(host)
+        self._running.pop(host).cancel()
 
     async def drain(self) -> None:
         """Leave politely: accept no session, hand those here over, return when none is left. Deadline: the caller's."""
@@ -265,6 +273,7 @@ class Node:
                 control = await self.link(offer.addr, "control")
                 data = await self.link(offer.addr, "data") if needs_data else None
         except (LinkClosed, TimeoutError) as error:
+            self.on_unreachable(offer.node)
             refusal = ShardUnavailable(f"hop {index} ({offer.name} at {offer.addr}) cannot be reached: {error}")
             refusal.node = offer.node
             raise refusal from error
@@ -307,6 +316,7 @@ class Node:
             self.start(self._read(link))
             if link.lane == "control":
                 self.start(self._measure(link))
+                self.on_linked(link)
 
     async def _read(self, link: Link) -> None:
         """Dispatch what arrives on a link until it ends; then tell whoever depended on it."""
@@ -344,6 +354,8 @@ class Node:
         if link.lane == "control":
             self._loaded.pop(link.peer, None)
         self.wants.on_lost(link, reason)
+        if link.lane == "control" and self.pool.find(link.peer, "control") is None:
+            self.on_unreachable(link.peer)
         for session in list(self.sessions.values()):
             session.on_lost(link, reason)
         for host in self.hosts:
@@ -361,7 +373,7 @@ class Node:
                 for host in self.hosts:
                     if (place := host.find(message.session, message.hop)) is not None:
                         host.step(place, message, link)
-            case Credit() if session is not None and session.is_from(message.hop, link):
+            case Credit() if session is not None and self._is_owed(session, message, link):
                 session.on_credit(message)
             case Credit():
                 sender = message.hop if message.hop == ORIGIN_HOP else message.hop - 1
@@ -407,6 +419,10 @@ class Node:
         is_to_forward = session.lease.path == "star" and link.peer != self.transport.node
         is_for_hop = message.hop != ORIGIN_HOP and not is_to_forward
         return is_for_hop and any(host.find(message.session, message.hop) for host in self.hosts)
+
+    def _is_owed(self, session: Session, message: Credit, link: Link) -> bool:
+        """Whether a credit is for what this origin sent: in a ring that is hop 0's, of a hop here the next hop's."""
+        return (message.hop == 0 or session.lease.path == "star") and session.is_from(message.hop, link)
 
     def _on_open(self, message: Open, link: Link) -> None:
         try:

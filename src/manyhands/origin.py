@@ -5,6 +5,7 @@ text ─ ids ─ route ─ session ─ loop ─ ids ─ text        (text/ · ro
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 
 from manyhands.config import home_from_env
 from manyhands.core import EndsAt, Exactness, FinishReason, NodeAddr, NodeId, PathKind, Precision, SamplingParams, Span
-from manyhands.errors import BadRequest, ContextOverflow, ShardUnavailable, WeightsMismatch
+from manyhands.errors import BadRequest, Busy, ContextOverflow, ShardUnavailable, WeightsMismatch
 from manyhands.generate.heal import Healer
 from manyhands.generate.loop import Generation, Request
 from manyhands.generate.repair import Event, Repair
@@ -27,7 +28,11 @@ from manyhands.model.load import context_length, read_config
 from manyhands.model.manifest import build_manifest
 from manyhands.model.prove import UNPROVEN, proven_class
 from manyhands.node import Node
-from manyhands.route.search import Offer, find_route
+from manyhands.route.learn import Learned
+from manyhands.route.search import Offer, Terms, find_route
+from manyhands.swarm.directory import DirectoryRunner
+from manyhands.swarm.members import is_local
+from manyhands.swarm.record import Record
 from manyhands.text.detokenize import Detokenizer
 from manyhands.text.prompt import encode_prompt, load_eos_ids, load_tokenizer, render_chat
 from manyhands.worker.execute import Device
@@ -86,6 +91,16 @@ class Answer:
     timings: Timings = field(default_factory=Timings)
 
 
+def offer_of(record: Record) -> Offer | None:
+    """What a record offers to routes; None if it is only announced (a node that is still loading takes no session)."""
+    if record.info is None or record.info.max_sessions == 0 or not record.addresses:
+        return None
+    addr = record.addresses[0]
+    at = NodeAddr(addr.host, addr.port, record.node)
+    is_lan = any(is_local(addr.host) for addr in record.addresses)
+    return Offer(at, record.node, record.name, record.info, record.load, is_lan=is_lan)
+
+
 class OriginModel:
     """A model as its origin holds it: tokenizer and, unless the edges have them, the ends. Blocking to make.
 
@@ -112,11 +127,21 @@ class OriginModel:
 
 
 class Origin:
-    """Owns the requests of one model on a node. `addrs` are the nodes it asks for spans; none means: those it knows."""
+    """Owns the requests of one model on a node. Spans are offered by the records of `directory`, if there is one, and by
+    the nodes at `addrs`, which are asked."""
 
-    def __init__(self, node: Node, model: OriginModel, device: Device, addrs: Sequence[NodeAddr]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        model: OriginModel,
+        device: Device,
+        addrs: Sequence[NodeAddr],
+        directory: DirectoryRunner | None = None,
+    ) -> None:
         self.node, self.model, self._device = node, model, device
         self.addrs = list(addrs)
+        self.directory = directory
+        self.learned = Learned()
         self.last_resort: Offer | None = None
         self.evicted: set[NodeId] = set()  # not used, whatever they offer, until readmitted
         self._ends = None if model.ends is None else EndsHost(model.ends, device)
@@ -137,14 +162,29 @@ class Origin:
         self.last_resort = Offer(self.node.address, self.node.transport.node, "fallback", host.info)
 
     async def offers(self, excluded: Collection[NodeId]) -> list[Offer]:
-        """Spans on nodes that a link is open to, evicted ones left out."""
-        return self.node.known_offers(self.addrs, self.evicted.union(excluded))
+        """Spans that are offered now, by nodes that are not evicted."""
+        return self.known_offers(self.evicted.union(excluded))
+
+    def known_offers(self, excluded: Collection[NodeId] = ()) -> list[Offer]:
+        """By fresh records of this model's weights, and by nodes of `addrs` that a link is open to. Asks nobody."""
+        told = self.node.known_offers(self.addrs, excluded)
+        if self.directory is None:
+            return told
+        recorded = [offer for record in self.directory.records(self.model.id) if (offer := offer_of(record))]
+        named = {(offer.node, offer.info.span) for offer in recorded}
+        return [offer for offer in recorded if offer.node not in excluded] + [
+            offer for offer in told if (offer.node, offer.info.span) not in named
+        ]
 
     async def look_around(self) -> None:
-        """Dial the nodes that no link is open to. Deadline: LOOK_AROUND_S."""
+        """Dial the nodes that no link is open to, or wait for news from the directory. Deadline: LOOK_AROUND_S."""
         with contextlib.suppress(ShardUnavailable, TimeoutError):
             async with asyncio.timeout(LOOK_AROUND_S):
-                await self.node.survey(self.addrs)
+                if self.addrs:
+                    await self.node.survey(self.addrs)
+                elif self.directory is not None:
+                    async with self.directory.changed:
+                        await self.directory.changed.wait()
 
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
         """Links to a hop. Raises ShardUnavailable."""
@@ -180,17 +220,29 @@ class Origin:
             session.lose(index, "was evicted")
         return bool(lost)
 
-    async def find_route(self, excluded: Collection[NodeId] = ()) -> tuple[Offer, ...]:
-        """A route over spans of this model's weights and precision. Raises ShardUnavailable, WeightsMismatch."""
-        # Who has just been excluded may be frozen: asking it again would take the deadline.
-        offers = await (self.offers(excluded) if excluded else self.node.survey(self.addrs))
-        return self.choose_route([o for o in offers if o.node not in self.evicted])
+    async def find_route(self, excluded: Collection[NodeId] = (), num_tokens: int = 0) -> tuple[Offer, ...]:
+        """A route over spans of this model's weights and precision. Raises ShardUnavailable, WeightsMismatch.
 
-    def choose_route(self, offers: Sequence[Offer]) -> tuple[Offer, ...]:
+        `num_tokens`: positions to lease. Records tell who has room for them, as of some seconds ago; if by them nobody
+        has, the nodes are asked all the same.
+        """
+        if self.directory is None:
+            # Who has just been excluded may be frozen: asking it again would take the deadline.
+            offers = await (self.offers(excluded) if excluded else self.node.survey(self.addrs))
+            return self.choose_route([o for o in offers if o.node not in self.evicted])
+        offers = await self.offers(excluded)
+        try:
+            return self.choose_route(offers, num_tokens)
+        except Busy:
+            return self.choose_route(offers)
+
+    def choose_route(self, offers: Sequence[Offer], num_tokens: int = 0) -> tuple[Offer, ...]:
         """The best route over `offers`. Raises ShardUnavailable, WeightsMismatch."""
         mine = [o for o in offers if (o.info.model, o.info.precision) == (self.model.id, self.model.precision)]
         try:
-            route = find_route(mine, self.model.num_layers)
+            route = find_route([*map(self._informed, mine)], self.model.num_layers, terms=self._terms(num_tokens))
+        except Busy:
+            raise
         except ShardUnavailable:  # say what there is, if there is something
             route = find_route(offers, self.model.num_layers, (self.model.id, self.model.precision))
         info = route[0].info
@@ -202,6 +254,20 @@ class Origin:
         if self.model.ends_at == "edges" and not (route[0].info.has_ends and route[-1].info.has_ends):
             raise ShardUnavailable("the first and last hop do not hold the ends: serve them with --ends, or use origin")
         return route
+
+    def _informed(self, offer: Offer) -> Offer:
+        return self.learned.informed(offer, time.monotonic())
+
+    def _terms(self, num_tokens: int) -> Terms:
+        """What this node's own links show, and a key that spreads requests over near-equals."""
+        if self.directory is None:
+            return Terms()
+        me, now = self.node.transport.node, time.monotonic()
+        for (peer, lane), health in self.node.pool.health().items():
+            if lane == "control" and health.rtt_s is not None:
+                self.learned.observe_rtt(me, peer, health.rtt_s, now)
+        self.learned.forget(now)
+        return Terms(origin=me, rtts=self.learned.rtts(now), num_tokens=num_tokens, key=secrets.token_bytes(8))
 
     def request(self, prompt: str | Messages, params: SamplingParams) -> Request:
         """Check a request against the model. Raises BadRequest, ContextOverflow naming both numbers."""
@@ -263,7 +329,7 @@ class Origin:
         if route is not None:
             return tuple(route), await self.node.open_session(route, lease)
         full: set[NodeId] = set()
-        found = await self.find_route()
+        found = await self.find_route(num_tokens=lease.capacity)
         while True:
             try:
                 return found, await self.node.open_session(found, lease)
@@ -272,7 +338,7 @@ class Origin:
                     raise
                 full.add(NodeId(refusal.node))
                 try:
-                    found = await self.find_route(full)
+                    found = await self.find_route(full, lease.capacity)
                 except ShardUnavailable:
                     raise refusal from None
 

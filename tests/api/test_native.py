@@ -151,8 +151,8 @@ def test_diagnostic_frames_come_in_the_same_stream(folder: Path) -> None:
         last = deltas[-1]["hops"][1]
         assert (last["shard_id"], last["host"]) == ("tiny:3-5", f"ed25519:{scene.node(2)}")
         for delta in deltas[1:]:
-            spent = [hop["queue_ms"] + hop["compute_ms"] for hop in delta["hops"]]
-            assert len(spent) == 2 and min(hop["compute_ms"] for hop in delta["hops"]) > 0
+            assert min(hop["compute_ms"] for hop in delta["hops"]) > 0
+            assert min(delta[part] for part in ("queue_ms", "compute_ms", "wire_ms", "wait_ms")) >= 0
         trace = told[-1][1]["worker_trace"]
         assert trace[0]["calls"] == 12 and 0 < trace[1]["calls"] < 12
 

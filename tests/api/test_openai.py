@@ -88,6 +88,9 @@ def test_chat_whole(folder: Path) -> None:
         ours = choice.model_extra["manyhands"]  # type: ignore[index]
         assert ours["exactness"] == "E0" and [hop["layers"] for hop in ours["route"]] == ["0", "1"]
         assert ours["repairs"] == [] and ours["timings"]["total_ms"] > 0
+        hops = ours["timings"]["hops"]
+        assert [hop["node"] for hop in hops] == [hop["node"] for hop in ours["route"]]
+        assert sum(hop["compute_ms"] for hop in hops) > 0 and ours["timings"]["per_token"]["compute_ms"] > 0
 
     play(folder, scene)
 
@@ -269,7 +272,9 @@ def test_results_of_tools_go_back(folder: Path) -> None:
             },
             {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "high"}]},
         ]
-        made = await (await it.client()).chat.completions.create(model=MODEL, messages=talk, max_tokens=3, tools=TOOLS)
+        made = await (await it.client()).chat.completions.create(
+            model=MODEL, messages=talk, max_tokens=3, temperature=0, tools=TOOLS
+        )
         assert made.choices[0].finish_reason == "length"
 
     play(folder, scene)

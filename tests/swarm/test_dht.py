@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from manyhands.core import ModelId, NodeAddr, NodeId
 from manyhands.errors import ProtocolError
 from manyhands.swarm import dht_store, dht_wire
-from manyhands.swarm.dht import MAX_PER_SECOND, Dht, Finished
+from manyhands.swarm.dht import MAX_PER_SECOND, Dht
+from manyhands.swarm.dht_errand import Finished
 from manyhands.swarm.dht_store import STALE_S, DhtStore, model_key
 from manyhands.swarm.dht_table import CHECK_S, FORGET_S, Contact, K, Table, number
 from manyhands.swarm.dht_wire import Find, Found, Message, Ping, Pong, Records, Store, contact_of, decode, encode
@@ -507,6 +508,27 @@ def test_a_publisher_alone_publishes_when_somebody_comes() -> None:
     world.join(1, world.peers[0], interest=[MODEL])
     world.overlay.run(40)
     assert world.view(1) == names([0])
+
+
+def test_a_span_taken_up_again_is_published_at_once() -> None:
+    """Its withdrawal is still held; it must not wait for the next turn."""
+    world = World(30, hosts=0)
+    for change in (False, True, False):
+        world.publish(0, is_withdrawn=change)
+        world.overlay.run(3)
+    assert sum(bool(world.view(i)) for i in range(1, 30)) >= K - 1
+
+
+def test_a_clock_that_is_set_back_stops_nothing() -> None:
+    dht, peer = node_and_peer()
+    dht.joined(peer, START_S)
+    dht.tick(START_S)
+    for _ in range(MAX_PER_SECOND):
+        dht.receive(peer, encode(Ping(1)), START_S)
+    earlier = START_S - 3600
+    assert dht.tick(earlier), "the key of interest is looked up anew"
+    dht.tick(earlier + 1)
+    assert dht.receive(peer, encode(Ping(1)), earlier + 1)
 
 
 # Hostile peers

@@ -267,10 +267,7 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
     """
     gateway: Gateway = app.state.gateway
     keys: KeyRing | None = app.state.keys
-    if not insecure and not _is_loopback(host) and (keys is None or keys.is_empty):
-        raise BadRequest(
-            f"{host} lets other machines in without a key: make one (manyhands key add NAME) or --insecure"
-        )
+    check_exposure(host, keys, insecure=insecure)
     bound = _bind(host, port)
     protocol = type("Http", (Http,), {"read_timeout_s": gateway.limits.read_timeout_s})
     config = uvicorn.Config(
@@ -300,6 +297,14 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
             await asyncio.wait([task])
     if failure is not None:
         raise failure
+
+
+def check_exposure(host: str, keys: KeyRing | None, *, insecure: bool) -> None:
+    """Raise BadRequest if others than this machine could come in at `host` and nobody would ask them for a key."""
+    if not insecure and not _is_loopback(host) and (keys is None or keys.is_empty):
+        raise BadRequest(
+            f"{host} lets other machines in without a key: make one (manyhands key add NAME) or --insecure"
+        )
 
 
 async def serve(app: FastAPI, host: str, port: int, *, insecure: bool = False) -> None:

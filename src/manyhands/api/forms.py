@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from manyhands.api.choice import Choice, Delta
+from manyhands.api.jobs import timings_object
 from manyhands.api.logprobs import Spelling, chat_logprobs, text_logprobs
 from manyhands.route.search import Offer
 from manyhands.text.tools import CallArguments, CallStart, Content
@@ -119,13 +120,6 @@ def extension(choice: Choice) -> Object:
     """What only a swarm can tell of an answer: the object `manyhands`."""
     job = choice.job
     assert job is not None
-    ms = {
-        "queue_ms": job.queue_s,
-        "open_ms": job.timings.open_s,
-        "ttft_ms": job.timings.ttft_s,
-        "total_ms": job.timings.total_s,
-    }
-    speed = job.timings.decode_tokens_per_s(job.completion_tokens)
     return {
         "job": job.id,
         "exactness": job.exactness,
@@ -133,10 +127,7 @@ def extension(choice: Choice) -> Object:
         "repairs": [
             {"at_token": r.at_token, "lost": list(r.lost), "ms": round(r.total_s * 1e3, 1)} for r in job.repairs
         ],
-        "timings": {
-            **{name: None if s is None else round(s * 1e3, 3) for name, s in ms.items()},
-            "decode_tokens_per_s": None if speed is None else round(speed, 3),
-        },
+        "timings": timings_object(job),
     }
 
 

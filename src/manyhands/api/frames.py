@@ -54,7 +54,8 @@ class Telling:
                 {"shard_id": self._shard_id(hop), "host": _host(hop), **_waterfall(self._job, index)}
                 for index, hop in enumerate(self._hops)
             ]
-            yield Frame("token_delta", {"text": token.text, "token_id": token.id, "index": index, "hops": hops})
+            facts = {"text": token.text, "token_id": token.id, "index": index, "hops": hops}
+            yield Frame("token_delta", {**facts, **self._job.waterfall.last.parts_ms()})
         yield Frame(
             "token",
             {
@@ -158,10 +159,10 @@ def _phase(index: int, num_hops: int) -> str:
 
 
 def _waterfall(job: Job, index: int) -> dict[str, float]:
-    """What a hop said of the last token's step; what the token took beyond these was wire, wait and the origin."""
-    if index >= len(job.hop_timings):
+    """What a hop said of the last token's step, if it said something."""
+    if index >= len(job.waterfall.last.hops):
         return {}
-    timing = job.hop_timings[index]
+    timing = job.waterfall.last.hops[index]
     return {"queue_ms": timing.queue_us / 1e3, "compute_ms": timing.compute_us / 1e3}
 
 

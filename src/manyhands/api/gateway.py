@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 from uuid import uuid4
 
 from manyhands.api.limits import NO_QUOTA, Admission, Limits, Quota
+from manyhands.api.waterfall import Turn, Waterfall
 from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
 from manyhands.errors import Forbidden, ManyhandsError, NotFound, RateLimited
 from manyhands.generate.repair import Event, Repair
@@ -85,7 +86,7 @@ class Job:
     session: str | None = None
     route: tuple[Offer, ...] = ()
     hops: tuple[Offer, ...] = ()
-    hop_timings: tuple[HopTiming, ...] = ()  # of the last token, one a hop
+    waterfall: Waterfall = field(default_factory=Waterfall)
     liars: int = 0
     repairs: list[Repair] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -118,6 +119,8 @@ class Run:
     def __init__(self, ask: Ask, job: Job, answer: Answer, origin: Origin, observers: Sequence[Observer]) -> None:
         self.job, self.answer, self.origin = job, answer, origin
         self._ask, self._observers = ask, observers
+        self._last_at: float | None = None  # when the last token came
+        self._timings: tuple[HopTiming, ...] = ()  # its hops'
 
     async def tokens(self) -> AsyncGenerator[Token, None]:
         """The tokens, to be pulled once. Raises what refuses or ends the session (errors.py)."""
@@ -127,6 +130,7 @@ class Run:
             try:
                 async for token in stream:
                     self._follow()
+                    self._note_turn()
                     self.job.completion_tokens += 1
                     for observer in self._observers:
                         observer.token(self.job, token)
@@ -138,16 +142,25 @@ class Run:
         """The consumer has all it wants, and pulls no more: the job is done and not cancelled."""
         self.answer.finish_reason = reason
 
+    def _note_turn(self) -> None:
+        """A token came: where its time went. Several tokens of one step count as one turn."""
+        session, timings, job = self.answer.session, self.answer.timings, self.job
+        assert session is not None and timings.last_at is not None
+        is_first = self._last_at is None
+        turn = Turn()
+        if session.timings is not self._timings:
+            turn = Turn(session.timings, session.turn_s, timings.last_at - (self._last_at or timings.last_at))
+        job.waterfall.note(job.hops, turn, is_first=is_first)
+        self._timings, self._last_at = session.timings, timings.last_at
+
     def _follow(self) -> None:
         """Copy what may be told from the answer, and tell of new events."""
         job, answer = self.job, self.answer
         job.route, job.exactness, job.finish_reason = answer.route, answer.exactness, answer.finish_reason
         job.timings, job.repairs = answer.timings, answer.repairs
-        if answer.session is not None:
-            job.session, job.hops = answer.session.id.hex(), tuple(hop.offer for hop in answer.session.hops)
         if (session := answer.session) is not None:
             job.session, job.hops = session.id.hex(), tuple([hop.offer for hop in session.hops])
-            job.liars, job.hop_timings = len(session.liars), session.timings
+            job.liars = len(session.liars)
         fresh = answer.events[len(job.events) :]
         job.events = [*job.events, *fresh]
         for event in fresh:

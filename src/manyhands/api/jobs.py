@@ -67,8 +67,8 @@ def hop_object(offer: Offer) -> JobObject:
     return {"worker_id": offer.node, "name": offer.name, "address": str(offer.addr), "layers": str(offer.info.span)}
 
 
-def timings_object(job: Job) -> dict[str, float | None]:
-    """The times of a job in ms, and its speed."""
+def timings_object(job: Job) -> JobObject:
+    """The times of a job in ms, its speed, and where the time of a token went (waterfall.py), all in all and by hop."""
     timings = job.timings
     return {
         "queue_ms": in_ms(job.queue_s),
@@ -76,6 +76,8 @@ def timings_object(job: Job) -> dict[str, float | None]:
         "ttft_ms": in_ms(timings.ttft_s),
         "total_ms": in_ms(timings.total_s),
         "decode_tokens_per_s": _rounded(timings.decode_tokens_per_s(job.completion_tokens)),
+        "per_token": job.waterfall.mean(),
+        "hops": job.waterfall.hops(),
     }
 
 

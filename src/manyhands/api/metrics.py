@@ -116,7 +116,7 @@ class Metrics:
         for hop in job.hops:
             self._note_node(watch, hop.node)
             self._node_tokens.labels(self._labels.label(hop.node)).inc()
-        for hop, timing in zip(job.hops, job.hop_timings, strict=False):
+        for hop, timing in zip(job.hops, job.waterfall.last.hops, strict=False):
             label = self._labels.label(hop.node)
             self._hop_queue.labels(label).observe(timing.queue_us / 1e6)
             self._hop_compute.labels(label).observe(timing.compute_us / 1e6)
@@ -263,10 +263,10 @@ def _spans(homes: Iterable[Node]) -> Iterator[Metric]:
 
 
 def known_offers(gateway: Gateway, model: str) -> list[Offer]:
-    """Spans of `model` on nodes that a link is open to, also those of evicted nodes."""
+    """Spans of `model` that are known now (by records, or on nodes that a link is open to), also those of evicted nodes."""
     origin = gateway.origins[model]
     kind = (origin.model.id, origin.model.precision)
-    offers = origin.node.known_offers(origin.addrs, ())
+    offers = origin.known_offers()
     return [offer for offer in offers if (offer.info.model, offer.info.precision) == kind]
 
 

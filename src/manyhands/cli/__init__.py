@@ -1,9 +1,10 @@
 """The command `manyhands`: one file a command, heavy imports inside the commands so that help is instant.
 
+    up       start or resume a swarm     join     become a member of one    status           who is there
     local    a swarm on this machine     serve    host layers               infer, chat      ask a swarm
     plan     what to expect              model    inspect, split, tiny      ticket           new, add, show
     workers  the nodes of a gateway      jobs     what it did               benchmark, key   how fast, and who may use it
-    drain    let a node leave            demo     see it work
+    drain    let a node leave            config   what is set, and where    demo             see it work
 
 Exit codes: 0 fine, 1 an error while running, 2 bad input or usage, 130 interrupted.
 """
@@ -14,10 +15,32 @@ import sys
 import typer
 
 from manyhands import __version__
-from manyhands.cli import benchmark, chat, demo, drain, infer, jobs, key, local, model, plan, serve, ticket, workers
+from manyhands.cli import (
+    benchmark,
+    chat,
+    config,
+    demo,
+    drain,
+    infer,
+    jobs,
+    join,
+    key,
+    local,
+    model,
+    options,
+    plan,
+    serve,
+    status,
+    ticket,
+    up,
+    workers,
+)
 from manyhands.errors import ManyhandsError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True, rich_markup_mode=None)
+app.command("up")(up.up)
+app.command("join")(join.join)
+app.command("status")(status.status)
 app.command("local")(local.local)
 app.command("serve")(serve.serve)
 app.command("infer")(infer.infer)
@@ -27,10 +50,13 @@ app.command("jobs")(jobs.jobs)
 app.command("benchmark")(benchmark.benchmark)
 app.command("drain")(drain.drain)
 app.command("demo")(demo.demo)
+app.command("config")(config.config)
 app.add_typer(model.app, name="model")
 app.add_typer(ticket.app, name="ticket")
 app.add_typer(workers.app, name="workers")
 app.add_typer(key.app, name="key")
+# They tell what is wrong with the configuration; every other command ends with that.
+READ_IT_THEMSELVES = ("config", "doctor")
 
 
 def _version(show: bool) -> None:
@@ -41,9 +67,12 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
-    """Run a language model over several machines; see `manyhands demo`."""
+    """Run a language model over several machines; begin with `manyhands up MODEL` or `manyhands demo`."""
+    if context.invoked_subcommand not in READ_IT_THEMSELVES:
+        context.default_map = options.defaults(options.settings())
 
 
 def main() -> None:

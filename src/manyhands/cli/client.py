@@ -65,7 +65,12 @@ def _error(error: urllib.error.HTTPError) -> GatewayError:
 
 def shown(text: str) -> str:
     """What a stranger named itself, fit for a terminal: no control characters, no markup."""
-    return escape("".join(c if c.isprintable() else "?" for c in text))
+    return escape(printable(text))
+
+
+def printable(text: str) -> str:
+    """`text` without anything that moves a cursor or hides."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def print_json(value: Any) -> None:

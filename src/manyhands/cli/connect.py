@@ -1,23 +1,45 @@
 """How commands come to a node and an origin."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyhands.config import home_from_env
 from manyhands.core import EndsAt, NodeAddr, Precision
 from manyhands.errors import BadRequest
-from manyhands.net.tls import TlsTransport
+from manyhands.net.reach import Book, ReachTransport, reach_transport
+from manyhands.net.relay import RelayLimits
+from manyhands.net.tls import TlsPolicy
 from manyhands.node import Node
 from manyhands.origin import Origin, OriginModel
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.ticket import Ticket
+from manyhands.wire.message import Hello, Lane
 from manyhands.worker.execute import Device
+
+if TYPE_CHECKING:
+    from manyhands.member.member import MemberConfig
 
 
 def tls_node(ticket: Ticket, key_file: Path | None, *, is_ephemeral: bool = False, **options: Any) -> Node:
-    """A node on TLS with the key in `key_file` (default: $MANYHANDS_HOME/node.key), or with a key of its own."""
+    """A node with the key in `key_file` (default: $MANYHANDS_HOME/node.key), or with a key of its own."""
     key = NodeKey.generate() if is_ephemeral else NodeKey.load_or_create(key_file or home_from_env() / "node.key")
-    return Node(lambda hello: TlsTransport(key.private_key, ticket.secret, hello), **options)
+    return Node(lambda hello: reach_transport(key.private_key, ticket.secret, hello), **options)
+
+
+def member_transport(
+    key: NodeKey, ticket: Ticket, config: "MemberConfig"
+) -> Callable[[Callable[[Lane], Hello], Book], ReachTransport]:
+    """Makes a member's way in and out: every way there is, its lists of whom to let in, and a relay for the others."""
+    policy = TlsPolicy(allow=config.allow if config.scope == "trusted" else None, deny=config.deny)
+    iroh = None if config.iroh_url is None else [config.iroh_url]
+
+    def make(hello: Callable[[Lane], Hello], book: Book) -> ReachTransport:
+        return reach_transport(
+            key.private_key, ticket.secret, hello, book=book, limits=RelayLimits(), iroh_urls=iroh, members=policy
+        )
+
+    return make
 
 
 async def load_origin(

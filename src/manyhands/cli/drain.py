@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from manyhands.cli.serve import run_path
-from manyhands.errors import BadRequest
+from manyhands.cli.runfile import run_path, running_pid
+from manyhands.errors import BadRequest, NotFound
 
 
 def drain(
@@ -17,14 +17,17 @@ def drain(
 ) -> None:
     """Hand the sessions of a node on this machine over to other nodes, then let it leave."""
     path = run_path(node)
+    pid = running_pid(path)
+    if pid is None:
+        others = sorted(p.stem for p in path.parent.glob("*.pid") if running_pid(p) is not None)
+        raise NotFound(f"no node {node!r} runs here; " + (f"there are {', '.join(others)}" if others else "none does"))
     try:
-        pid = int(path.read_text())
         os.kill(pid, signal.SIGTERM)
-    except (OSError, ValueError):
-        raise BadRequest(f"no node {node!r} runs here ({path} names no process)") from None
+    except OSError as error:
+        raise BadRequest(f"process {pid} of {node} takes no signal from you: {error.strerror}") from error
     deadline = time.monotonic() + wait
-    while path.exists() and time.monotonic() < deadline:
+    while (has_left := running_pid(path) != pid) is False and time.monotonic() < deadline:
         time.sleep(0.05)
-    typer.echo(f"{node} has left" if not path.exists() else f"{node} still serves sessions nobody else can take")
-    if path.exists():
+    typer.echo(f"{node} has left" if has_left else f"{node} still serves sessions nobody else can take")
+    if not has_left:
         raise typer.Exit(1)

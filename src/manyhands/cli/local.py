@@ -1,17 +1,21 @@
-"""`manyhands local`: a swarm of node processes on this machine, for trying and testing, with faults on request."""
+"""`manyhands local`: a swarm of node processes on this machine, for trying and testing, with faults on request.
+
+With a prompt it answers and ends; with --api it opens the HTTP API and runs until stopped.
+"""
 
 import asyncio
+import json
 import re
 import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from manyhands.cli import options
+from manyhands.cli import gateway, options
 from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
 from manyhands.errors import BadRequest
 
@@ -20,12 +24,14 @@ if TYPE_CHECKING:
     from manyhands.origin import Answer, Origin
 
 FaultKind = Literal["kill", "freeze", "slow", "poison", "drain"]
+# Requests that run at once with --api: so many sessions on every node.
+MAX_RUNNING = 64
 HopAtToken = "HOP@TOKEN: when so many tokens have come; may be repeated."
 
 
 def local(
     model: options.Model,
-    prompt: options.Prompt,
+    prompt: options.Prompt = "",
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=255, help="How many node processes.")] = 2,
     cut: Annotated[str, typer.Option("--cut", help='Layers of each node, for example "0-7,8-15,16-23".')] = "",
     spares: Annotated[
@@ -54,9 +60,17 @@ def local(
     path: options.Path_ = "ring",
     ends: options.Ends = "origin",
     threads: options.Threads = None,
+    api: gateway.Api = "",
+    insecure: gateway.Insecure = False,
+    job_file: gateway.JobFile = None,
+    trace: gateway.Trace = "",
+    log_json: gateway.LogJson = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run a model cut over several node processes on this machine, and disturb them if asked to."""
+    """Run a model cut over several node processes on this machine, and disturb them if asked to.
+
+    Give a prompt to have it answered, or --api HOST:PORT to open the HTTP API until stopped.
+    """
     params = options.sampling_of(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -71,6 +85,11 @@ def local(
         "kill": kill, "freeze": freeze, "slow": slow, "poison": poison, "drain": drain
     }  # fmt: skip
     faults = [Fault.parse(kind, text) for kind, texts in given.items() for text in texts or ()]
+    opened = gateway.ApiPlan.of(api, insecure, job_file, trace, log_json)
+    if bool(api) == bool(prompt):
+        raise BadRequest("give either a prompt (-p TEXT) or an address for the API (--api 127.0.0.1:8000)")
+    if api and faults:
+        raise BadRequest(f"--{faults[0].kind} counts the tokens of one answer: it goes with -p, not with --api")
     plan = LocalPlan(
         model,
         nodes,
@@ -82,8 +101,11 @@ def local(
         bool(faults),
         fallback,
         shadow,
+        MAX_RUNNING if api else None,
     )
-    options.run(_local(plan, prompt, params, options.path_of(path), faults, as_json))
+    options.run(
+        _serve(plan, opened, as_json) if api else _local(plan, prompt, params, options.path_of(path), faults, as_json)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +153,7 @@ class LocalPlan:
     is_faulty: bool = False
     fallback: bool = False
     shadow: bool = False
+    max_sessions: int | None = None  # of each node, where it is not the default
 
 
 class Disturber:
@@ -169,12 +192,30 @@ async def _local(
             print_figures(answer, load_s)
 
 
+async def _serve(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool) -> None:
+    """Open the API over the swarm until SIGINT or SIGTERM."""
+    name = gateway.served_name(plan.model)
+    with gateway.stop_signals() as stop:
+        async with local_swarm(plan) as (origin, nodes), api.open({name: origin}, MAX_RUNNING) as url:
+            if as_json:
+                told = [
+                    {"name": n.name, "layers": str(n.span), "address": str(n.address), "pid": n.process.pid}
+                    for n in nodes
+                ]
+                typer.echo(json.dumps({"event": "api", "url": url, "model": name, "nodes": told}))
+            else:
+                for node in nodes:
+                    typer.echo(f"{node.name:<8} layers {node.span!s:<7} at {node.address}  process {node.process.pid}")
+                gateway.say_api(url, name)
+            await stop.wait()
+
+
 @asynccontextmanager
 async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[NodeProcess]]]":
     """An origin in this process and its node processes. Raises ModelError, CutError, and what a node says."""
     from manyhands.cli.connect import load_origin, tls_node
     from manyhands.cli.model import progress_bar
-    from manyhands.config import RequestConfig, home_from_env
+    from manyhands.config import home_from_env
     from manyhands.core import NodeAddr, Span, even_cut, parse_cut
     from manyhands.local import NodeOptions, node_processes
     from manyhands.model.fetch import resolve_model
@@ -192,9 +233,10 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
     ticket = Ticket.new("local")
     device = Device.start(plan.threads)
     module = "manyhands.testing.faulty_node" if plan.is_faulty else "manyhands.cli"
-    what = NodeOptions(str(folder), plan.precision, plan.ends == "edges", plan.threads, plan.spares, module)
+    extra = ("--max-sessions", str(plan.max_sessions)) if plan.max_sessions is not None else ()
+    what = NodeOptions(str(folder), plan.precision, plan.ends == "edges", plan.threads, plan.spares, module, extra)
     try:
-        request = RequestConfig(shadow=plan.shadow)
+        request = replace(options.settings().request, shadow=plan.shadow)
         async with (
             node_processes(spans, what, ticket) as running,
             tls_node(ticket, None, is_ephemeral=True, request=request) as node,

@@ -1,11 +1,14 @@
 """Options that several commands share, and how they become the dataclasses of core.py."""
 
 import asyncio
+import os
 from collections.abc import Coroutine
-from typing import Annotated, Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
+from manyhands.config_file import Settings, read_settings
 from manyhands.core import PRECISIONS, EndsAt, PathKind, Precision, SamplingParams
 from manyhands.errors import BadRequest
 
@@ -33,6 +36,57 @@ Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="Compute threads; default: all cores, or one where that is faster."),
 ]
+
+
+# Where an option's default stands in the configuration: command -> parameter -> (section, key).
+_GATEWAY: Final = {"api": ("api", "url"), "api_key": ("api", "key")}
+_ORIGIN: Final = {"ticket": ("swarm", "ticket"), "dtype": ("node", "dtype"), "threads": ("node", "threads")}
+_HOST: Final = {
+    **_ORIGIN,
+    **{name: ("node", name) for name in ("listen", "advertise", "name", "key")},
+    **{name: ("worker", name) for name in ("max_sessions", "cache_tokens", "log_bytes")},
+    "evict_after": ("worker", "evict_after_s"),
+}
+_MEMBER: Final = {
+    **{name: ("node", name) for name in ("listen", "advertise", "name", "key", "memory", "threads", "relay")},
+    **{name: ("swarm", name) for name in ("scope", "allow", "deny")},
+    "insecure": ("api", "insecure"),
+}
+CONFIGURED: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "up": {**_MEMBER, "api": ("api", "listen"), "dtype": ("node", "dtype")},
+    "join": {**_MEMBER, "ticket": ("swarm", "ticket")},
+    "serve": _HOST,
+    "infer": _ORIGIN,
+    "chat": _ORIGIN,
+    "local": {"dtype": ("node", "dtype"), "threads": ("node", "threads"), "shadow": ("request", "shadow")},
+    "plan": {"memory": ("node", "memory"), "dtype": ("node", "dtype")},
+    "status": _GATEWAY,
+    "jobs": _GATEWAY,
+    "benchmark": _GATEWAY,
+    "workers": _GATEWAY,
+    "workers evict": _GATEWAY,
+    "workers readmit": _GATEWAY,
+    "workers reassign": _GATEWAY,
+}
+
+
+def settings() -> Settings:
+    """What file and environment say, for a command run here. Raises BadRequest."""
+    return read_settings(os.environ, Path.cwd())
+
+
+def defaults(found: Settings) -> dict[str, Any]:
+    """`found` as click's default_map: a table for each command, tables of its subcommands inside."""
+    tables: dict[str, Any] = {}
+    for command, parameters in CONFIGURED.items():
+        table = tables
+        for word in command.split():
+            table = table.setdefault(word, {})
+        for parameter, where in parameters.items():
+            setting = found.get(*where)
+            if setting.source != "default":
+                table[parameter] = setting.value
+    return tables
 
 
 def precision_of(text: str) -> Precision:

@@ -7,18 +7,21 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyhands.cli import options
+from manyhands.cli import gateway, options
+from manyhands.cli.runfile import run_file
 from manyhands.core import NodeAddr, Precision, Span
 from manyhands.errors import BadRequest, ManyhandsError
 
 if TYPE_CHECKING:
     from manyhands.node import Node
+    from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import Device
 
 
@@ -43,6 +46,11 @@ def serve(
     cache_tokens: Annotated[int, typer.Option(help="Positions of cache leased in all; beyond it: Busy.")] = 65536,
     log_bytes: Annotated[int, typer.Option(help="Memory for output logs (repairs replay them); 0: none.")] = 256 << 20,
     evict_after: Annotated[float, typer.Option(help="Drop the weights after so many idle seconds; 0: never.")] = 0.0,
+    api: gateway.Api = "",
+    insecure: gateway.Insecure = False,
+    job_file: gateway.JobFile = None,
+    trace: gateway.Trace = "",
+    log_json: gateway.LogJson = False,
     as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines.")] = False,
     while_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
@@ -50,16 +58,19 @@ def serve(
 
     Ctrl-C once: hand the sessions over to other nodes, then leave. Twice: leave at once.
     """
-    from manyhands.config import WorkerConfig
-
     try:
-        worker = WorkerConfig(
-            max_sessions=max_sessions, cache_tokens=cache_tokens, log_bytes=log_bytes, evict_after_s=evict_after
+        worker = replace(
+            options.settings().worker,
+            max_sessions=max_sessions,
+            cache_tokens=cache_tokens,
+            log_bytes=log_bytes,
+            evict_after_s=evict_after,
         )
         precision, addr = options.precision_of(dtype), NodeAddr.parse(listen)
         shown = NodeAddr.parse(advertise) if advertise else None
         name = name or socket.gethostname()
-        job = _Job(model, Span.parse(layers), precision, ends, spare, addr, shown, name, key, threads, can_load)
+        opened = gateway.ApiPlan.of(api, insecure, job_file, trace, log_json)
+        job = _Job(model, Span.parse(layers), precision, ends, spare, addr, shown, name, key, threads, opened, can_load)
         options.run(_serve(job, ticket, worker, as_json, while_stdin))
     except ManyhandsError as error:
         if as_json:
@@ -82,11 +93,12 @@ class _Job:
         name: str,
         key: Path | None,
         threads: int | None,
+        api: gateway.ApiPlan,
         can_load: int = 0,
     ) -> None:
         self.can_load = can_load
         self.model, self.span, self.precision, self.has_ends = model, span, precision, has_ends
-        self.is_spare = is_spare
+        self.is_spare, self.api = is_spare, api
         self.listen, self.advertise, self.name, self.key, self.threads = listen, advertise, name, key, threads
 
 
@@ -100,7 +112,8 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
 
     ticket = Ticket.parse(ticket_text) if ticket_text else Ticket.new("home")
     with progress_bar() as bar:
-        folder = await asyncio.to_thread(resolve_model, job.model, job.span, job.has_ends, home_from_env(), bar)
+        with_ends = job.has_ends or job.api.addr is not None
+        folder = await asyncio.to_thread(resolve_model, job.model, job.span, with_ends, home_from_env(), bar)
     device = Device.start(job.threads)
     stop, leave = _signals(while_stdin)
     try:
@@ -130,8 +143,10 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
                 model_id=host.info.model,
                 ticket=ticket.encode(),
             )
-            with run_file(job.name):
-                await _first(stop, leave)
+            # Children of `local` are nobody's to drain by name, and several `local` have nodes of the same names.
+            with contextlib.nullcontext() if while_stdin else run_file(job.name):
+                async with _api(job, node, folder, device, ticket, as_json):
+                    await _first(stop, leave)
                 if not stop.is_set():
                     _say(as_json, "draining")
                     await _drain(node.drain(), stop)
@@ -148,6 +163,26 @@ async def _offer_to_load(node: "Node", folder: Path, job: _Job, device: "Device"
 
     here = longest_run((entry.name for entry in read_entries(folder)), int(read_config(folder).num_hidden_layers))
     await node.offer_to_load(folder, here, job.precision, device, model_name=job.model, max_layers=job.can_load)
+
+
+@contextlib.asynccontextmanager
+async def _api(
+    job: _Job, node: "Node", folder: Path, device: "Device", ticket: "Ticket", as_json: bool
+) -> AsyncIterator[None]:
+    """With --api: the HTTP API while the block runs, over the nodes of the ticket, this one among them."""
+    if job.api.addr is None:
+        yield
+        return
+    from manyhands.cli.connect import load_origin
+
+    origin = await load_origin(node, folder, job.precision, "origin", device, list(ticket.addresses))
+    name = gateway.served_name(job.model)
+    async with job.api.open({name: origin}, node.worker.max_sessions) as url:
+        if as_json:
+            _say(True, "api", url=url, model=name)
+        else:
+            gateway.say_api(url, name)
+        yield
 
 
 def _signals(while_stdin: bool) -> tuple[asyncio.Event, asyncio.Event]:
@@ -175,26 +210,6 @@ async def _drain(drain: Awaitable[None], stop: asyncio.Event) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
-
-
-@contextlib.contextmanager
-def run_file(name: str) -> Iterator[None]:
-    """While this node runs, $MANYHANDS_HOME/run/NAME.pid holds its process id (for `manyhands drain`)."""
-    path = run_path(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(str(os.getpid()))
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def run_path(name: str) -> Path:
-    from manyhands.config import home_from_env
-
-    if "/" in name or name in ("", ".", ".."):
-        raise BadRequest(f"{name!r} cannot name a node")
-    return home_from_env() / "run" / f"{name}.pid"
 
 
 def _reachable(bound: NodeAddr) -> NodeAddr:

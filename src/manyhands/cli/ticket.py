@@ -4,12 +4,17 @@ from typing import Annotated
 
 import typer
 
+from manyhands.config import home_from_env
 from manyhands.core import NodeAddr
+from manyhands.errors import BadRequest
+from manyhands.member.home import TICKET, list_running, load_ticket, save_ticket
 from manyhands.swarm.ticket import Ticket
 
 app = typer.Typer(no_args_is_help=True, help="Make and read the text that lets machines join a swarm.")
 
 Address = Annotated[list[str] | None, typer.Option("--address", help="host:port of a node; may be repeated.")]
+
+Mine = Annotated[str, typer.Argument(help="mh1...; default: that of this machine's swarm.")]
 
 
 @app.command()
@@ -28,9 +33,42 @@ def add(ticket: str, address: str) -> None:
 
 
 @app.command()
-def show(ticket: str) -> None:
+def show(ticket: Mine = "") -> None:
     """Say which swarm and which addresses a ticket names; the secret is not shown."""
-    found = Ticket.parse(ticket)
-    typer.echo(f"swarm {found.name}")
+    found = Ticket.parse(ticket) if ticket else _mine()
+    typer.echo(f"swarm {found.name}  {found.fingerprint}")
     for addr in found.addresses:
         typer.echo(f"  {addr}" + (f"  node {addr.node[:16]}" if addr.node else ""))
+
+
+@app.command()
+def rotate(ticket: Mine = "") -> None:
+    """Print a ticket with a new secret: whoever has only the old one stays outside from now on.
+
+    Without TICKET, that of this machine's swarm, which is replaced.
+    """
+    if ticket:
+        typer.echo(Ticket.parse(ticket).rotate().encode())
+        return
+    home = home_from_env()
+    fresh = _mine().rotate()
+    save_ticket(home, fresh)
+    typer.echo(fresh.encode())
+    typer.secho(
+        f"{home / TICKET} has it. Nodes keep the old secret until they start again with this ticket: "
+        "hand it to those who shall stay, on each machine stop and join anew.",
+        dim=True,
+        err=True,
+    )
+    for running in list_running(home):
+        typer.secho(f"running here with the old one: {running.name} (manyhands drain {running.name})", err=True)
+
+
+def _mine() -> Ticket:
+    """The ticket of this machine's swarm. Raises BadRequest if it belongs to none."""
+    found = load_ticket(home_from_env())
+    if found is None:
+        raise BadRequest(
+            f"this machine belongs to no swarm ({home_from_env() / TICKET}): name a ticket, or begin with up"
+        )
+    return found

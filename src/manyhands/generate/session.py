@@ -7,6 +7,7 @@ synchronous but `opened`, `next_result` and `aclose`, which wait.
 import asyncio
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -120,6 +121,8 @@ class Session:
         self._unclosed: list[Hop] = []  # out of the route, but the route that leaves them out does not stand yet
         self.last_progress: float = 0.0
         self.timings: tuple[HopTiming, ...] = ()  # of the last step that brought rows, one a hop
+        self.turn_s = 0.0  # from the last send to that step
+        self._sent_at = 0.0
         self.sent_until = 0  # the end of the last step sent: what every hop should come to compute
         self._progress: dict[int, Progress] = {}
         self._origin, self._config = origin, config
@@ -326,6 +329,7 @@ class Session:
         if self.losses:
             return
         self.sent_until = position + count
+        self._sent_at = time.monotonic()
         content: Content = "hidden"
         step = Step(self.id, self.epoch, 0, position, count, reply_from, self.window, content, ids, payload)
         self._forward(step)
@@ -411,7 +415,7 @@ class Session:
             return
         if step.hop == ORIGIN_HOP:
             if step.count and len(step.timings) == len(self.hops):
-                self.timings = step.timings
+                self.timings, self.turn_s = step.timings, time.monotonic() - self._sent_at
             self._results.append(step)
             self._arrived.set()
         elif self.lease.path == "star" and step.hop < len(self.hops):

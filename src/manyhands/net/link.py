@@ -16,7 +16,7 @@ from manyhands.core import EdgeHealth, NodeId
 from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net.transport import PongRoute, check_lane, note_rtt
 from manyhands.wire.frame import FrameReader, encode
-from manyhands.wire.message import Hello, Lane, Message, Ping, Pong, Step
+from manyhands.wire.message import Chunk, Hello, Lane, Message, Ping, Pong, Step
 
 logger = logging.getLogger(__name__)
 
@@ -253,6 +253,8 @@ class FramedLink(asyncio.BufferedProtocol):
                     answered.set_result(None)
             case Step():
                 self._inbox.put(message, len(message.payload.data) if message.payload is not None else 0)
+            case Chunk():
+                self._inbox.put(message, len(message.data))
             case _:
                 self._inbox.put(message, 0)
 

@@ -18,11 +18,12 @@ without a price on ids. A table is filled by who speaks first, so a node whose e
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from manyhands.core import ModelId, NodeId
 from manyhands.errors import ProtocolError
+from manyhands.swarm.dht_errand import Errand, Finished, Question
 from manyhands.swarm.dht_store import DhtStore, model_key
 from manyhands.swarm.dht_table import ID_BITS, Contact, K, Table, number
 from manyhands.swarm.dht_wire import (
@@ -40,7 +41,7 @@ from manyhands.swarm.dht_wire import (
 )
 from manyhands.swarm.dht_wire import Fetch as FetchMessage
 from manyhands.swarm.directory import Outgoing, Peer
-from manyhands.swarm.lookup import FETCH_TAGS, Fetch, Lookup
+from manyhands.swarm.lookup import FETCH_TAGS, Lookup
 from manyhands.swarm.record import Key, Record, read
 
 T = TypeVar("T")
@@ -48,7 +49,6 @@ T = TypeVar("T")
 ANSWER_S = 2.0  # deadline of a question; dialling over 80 ms takes a quarter of it
 SLOW_S = 0.5  # until a lookup goes on without an answer, which may still come
 REFRESH_S = 30.0  # a quarter of a record's lifetime (HN-18): three turns may fail
-FETCH_S = 20.0  # a turn ends before the next: holders that dribble are left
 SHUN_S = (
     60.0  # a node that did not answer is not asked on hearsay, unless it speaks: others are slower to notice a death
 )
@@ -59,19 +59,6 @@ EXPIRE_S = 5.0
 MAX_PER_SECOND = 200  # messages and records taken from one sender
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """How a lookup ended, for people and benchmarks. `seconds` counts the lookup, not the fetching after it."""
-
-    asker: NodeId
-    target: int
-    nearest: tuple[NodeId, ...]
-    hops: int
-    num_asked: int
-    num_fetched: int
-    seconds: float
-
-
 @dataclass(slots=True)
 class Counts:
     """Since the start. refused: bytes or records that mean nothing; stray: answers nobody asked; flooded: over the cap."""
@@ -80,32 +67,6 @@ class Counts:
     stray: int = 0
     flooded: int = 0
     unanswered: int = 0
-
-
-@dataclass(slots=True)
-class _Errand:
-    """One turn for a key: a lookup, then (if the key is one of ours) a store, then (if it is wanted) a fetch."""
-
-    key: int
-    is_wanted: bool
-    lookup: Lookup
-    begun_s: float
-    found_s: float = 0.0
-    fetch: Fetch | None = None
-    listed: dict[NodeId, tuple[bytes, ...]] = field(default_factory=dict)
-    num_fetched: int = 0
-
-
-@dataclass(slots=True)
-class _Question:
-    """An open request. It is bound to `peer`: nobody else can answer it."""
-
-    peer: Peer
-    deadline: float
-    kind: type[Found] | type[Records] | type[Pong]
-    errand: _Errand | None
-    tags: frozenset[bytes] = frozenset()  # of a Fetch
-    is_slow: bool = False
 
 
 class Dht:
@@ -127,14 +88,14 @@ class Dht:
         self._me = me
         self._rng = rng
         self._on_finished = on_finished
-        self._mine: dict[int, dict[Key, tuple[bytes, float]]] = {}  # key -> our newest statements and their ends
+        self._mine: dict[int, dict[Key, tuple[bytes, Record]]] = {}  # key -> our newest statements
         self._nearest: dict[int, list[Contact]] = {}  # where our records are
         self._due: dict[int, float] = {}  # key -> when its next turn comes
-        self._errands: dict[int, _Errand] = {}
-        self._questions: dict[int, _Question] = {}  # by request, which is also by deadline
+        self._errands: dict[int, Errand] = {}
+        self._questions: dict[int, Question] = {}  # by request, which is also by deadline
         self._shunned: dict[int, float] = {}  # id -> until when
         self._spent: dict[NodeId, int] = {}
-        self._spent_s = self._expire_s = self._probe_s = self._maintain_s = 0.0
+        self._tick_s = self._spent_s = self._expire_s = self._probe_s = self._maintain_s = 0.0
         for model in interest:
             self.watch(model)
 
@@ -156,8 +117,8 @@ class Dht:
             return []  # a member that hosts nothing: there is no model under which to look for it
         key = model_key(record.info.model)
         mine = self._mine.setdefault(key, {})
-        is_new = record.key not in mine
-        mine[record.key] = data, record.expires_at
+        is_new = record.key not in mine or mine[record.key][1].is_withdrawn
+        mine[record.key] = data, record
         if record.is_withdrawn:
             return self._store_at(self._nearest.get(key, ()), [data]) + self._start(key, now)
         return self._start(key, now) if is_new else []
@@ -174,6 +135,9 @@ class Dht:
 
     def tick(self, now: float) -> list[Outgoing]:
         out: list[Outgoing] = []
+        if now < self._tick_s:
+            self._begin_anew(now)
+        self._tick_s = now
         if now - self._spent_s >= 1.0:
             self._spent_s = now
             self._spent.clear()
@@ -254,7 +218,7 @@ class Dht:
             self._fetched(errand, question, message.records, now)
         return self._advance(errand, now)
 
-    def _fetched(self, errand: _Errand, question: _Question, records: tuple[bytes, ...], now: float) -> None:
+    def _fetched(self, errand: Errand, question: Question, records: tuple[bytes, ...], now: float) -> None:
         """Keep what was asked for. Whoever sends anything else is asked no more, and leaves the table for any other."""
         assert errand.fetch is not None
         node, delivered = question.peer.node, set[bytes]()
@@ -276,42 +240,37 @@ class Dht:
         if key not in self._mine and not is_wanted:
             self._due.pop(key, None)
             return []
-        self._due[key] = now + REFRESH_S * self._rng.uniform(0.8, 1.2)
+        is_busy = key in self._errands
+        self._due[key] = now + (RETRY_S if is_busy else REFRESH_S * self._rng.uniform(0.8, 1.2))
         return self._look_up(key, now)
 
     def _look_up(self, key: int, now: float) -> list[Outgoing]:
         if key in self._errands:
             return []
         start = self.table.closest(key, K)
-        errand = _Errand(key, key in self.store.wanted, Lookup(key, start, own=self.table.own), now)
+        errand = Errand(key, key in self.store.wanted, Lookup(key, start, own=self.table.own), now)
         self._errands[key] = errand
         return self._advance(errand, now)
 
-    def _advance(self, errand: _Errand, now: float) -> list[Outgoing]:
+    def _advance(self, errand: Errand, now: float) -> list[Outgoing]:
         """Whatever can be asked now; at the end of the lookup, store and turn to fetching."""
-        out: list[Outgoing] = []
-        if errand.fetch is None:
-            for contact in errand.lookup.to_ask():
-                request = self._open(_Question(contact.peer, now + ANSWER_S, Found, errand))
-                out.append(Outgoing(contact.peer, encode(Find(request, errand.key, errand.is_wanted))))
-            if not errand.lookup.is_done:
-                return out
-            out += self._found(errand, now)
-        assert errand.fetch is not None
-        is_late = now > errand.found_s + FETCH_S
-        for holder, tags in () if is_late else errand.fetch.to_ask():
-            request = self._open(_Question(holder, now + ANSWER_S, Records, errand, frozenset(tags)))
-            out.append(Outgoing(holder, encode(FetchMessage(request, errand.key, tuple(tags)))))
-        if (is_late or errand.fetch.is_done) and self._errands.pop(errand.key, None) is not None:
-            self._finish(errand)
+        out = self._put_questions(errand, now)
+        if errand.fetch is None and errand.lookup.is_done:
+            errand.begin_fetch(self.store, now)
+            out += self._found(errand, now) + self._put_questions(errand, now)
+        if errand.is_done(now) and self._errands.pop(errand.key, None) is not None and self._on_finished is not None:
+            self._on_finished(errand.summary(self._me))
         return out
 
-    def _found(self, errand: _Errand, now: float) -> list[Outgoing]:
-        """The lookup is over: store our records of this key there, and see which ones we lack."""
-        near = errand.lookup.closest()
-        errand.found_s = now
-        errand.fetch = Fetch(self._lacking(errand, near))
-        mine = self._mine.get(errand.key)
+    def _put_questions(self, errand: Errand, now: float) -> list[Outgoing]:
+        return [
+            Outgoing(question.peer, encode(message._replace(request=self._open(question))))
+            for question, message in errand.questions(now)
+        ]
+
+    def _found(self, errand: Errand, now: float) -> list[Outgoing]:
+        """Store our records of this key at the nodes that the lookup found."""
+        near, mine = errand.lookup.closest(), self._mine.get(errand.key)
         if not near:
             if errand.key in self._due:
                 self._due[errand.key] = now + RETRY_S
@@ -320,43 +279,25 @@ class Dht:
             return self._store_at(near, self._newest(errand.key, mine, now))
         return []
 
-    def _lacking(self, errand: _Errand, near: Sequence[Contact]) -> dict[bytes, list[Peer]]:
-        """Tags of records that those nearest to the key list and we do not hold, and who lists them."""
-        lacking: dict[bytes, list[Peer]] = {}
-        for contact in near:
-            for tag in errand.listed.get(contact.peer.node, ()):
-                if self.store.lacks(errand.key, tag):
-                    lacking.setdefault(tag, []).append(contact.peer)
-        return lacking
-
-    def _newest(self, key: int, mine: dict[Key, tuple[bytes, float]], now: float) -> list[bytes]:
+    def _newest(self, key: int, mine: dict[Key, tuple[bytes, Record]], now: float) -> list[bytes]:
         """What we say under `key`; what is over is forgotten."""
-        for name in [name for name, (_, ends_s) in mine.items() if ends_s <= now]:
+        for name in [name for name, (_, record) in mine.items() if record.expires_at <= now]:
             del mine[name]
         if not mine:
             del self._mine[key]
         return [data for data, _ in mine.values()]
 
-    def _finish(self, errand: _Errand) -> None:
-        if self._on_finished is not None:
-            lookup = errand.lookup
-            nearest = tuple(contact.peer.node for contact in lookup.closest())
-            seconds = errand.found_s - errand.begun_s
-            self._on_finished(
-                Finished(self._me, errand.key, nearest, lookup.hops, lookup.num_asked, errand.num_fetched, seconds)
-            )
-
     def _store_at(self, contacts: Iterable[Contact], records: list[bytes]) -> list[Outgoing]:
         bodies = [encode(Store(0, tuple(part))) for part in batched(records, FETCH_TAGS)]
         return [Outgoing(contact.peer, body) for contact in contacts for body in bodies]
 
-    def _open(self, question: _Question) -> int:
+    def _open(self, question: Question) -> int:
         request = self._rng.getrandbits(64)
         self._questions[request] = question
         return request
 
     def _ping(self, peer: Peer, now: float) -> Outgoing:
-        request = self._open(_Question(peer, now + ANSWER_S, Pong, None))
+        request = self._open(Question(peer, now, Pong, None))
         return Outgoing(peer, encode(Ping(request)))
 
     def _heard(self, peer: Peer, now: float) -> list[Outgoing]:
@@ -370,9 +311,9 @@ class Dht:
     def _overdue(self, now: float) -> list[Outgoing]:
         out: list[Outgoing] = []
         for request, question in list(self._questions.items()):
-            if question.deadline - ANSWER_S + SLOW_S > now:
+            if now < question.asked_s + SLOW_S:
                 break
-            if question.deadline <= now:
+            if now >= question.asked_s + ANSWER_S:
                 out += self._unanswered(request, now)
             elif not question.is_slow and question.errand is not None:
                 question.is_slow = True
@@ -391,10 +332,7 @@ class Dht:
         if errand is None:
             self.store.suspect(node)
             return []
-        if errand.fetch is None:
-            errand.lookup.failed(number(node))
-        else:
-            errand.fetch.failed(node)
+        errand.failed(node, number(node))
         return self._advance(errand, now)
 
     def _maintain(self, now: float) -> list[Outgoing]:
@@ -409,6 +347,14 @@ class Dht:
             self._maintain_s = now + MAINTAIN_S * self._rng.uniform(0.8, 1.2)
             out += self._look_up(self.table.refresh_target(self._rng.getrandbits(ID_BITS + 16)), now)
         return out
+
+    def _begin_anew(self, now: float) -> None:
+        """The clock was set back: what waits for a time would wait long. Contacts and records stay."""
+        self._spent_s = self._expire_s = self._probe_s = self._maintain_s = now
+        self._due = dict.fromkeys(self._due, now)
+        self._errands.clear()
+        self._questions.clear()
+        self._shunned.clear()
 
     def _may_speak(self, node: NodeId) -> bool:
         """Whether `node` is below its cap for this second."""

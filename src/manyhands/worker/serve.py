@@ -6,11 +6,12 @@ Open ─ reserve ─► open ─► sessions ─ batch.choose ─► device ─�
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from manyhands.config import WorkerConfig
-from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo
+from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo, SpanLoad
 from manyhands.errors import (
     BadRequest,
     Busy,
@@ -72,6 +73,11 @@ class SpanHost:
     def info(self) -> SpanInfo:
         """What this span says of itself now."""
         return replace(self._info, free_tokens=self._cache_tokens - self._leased())
+
+    @property
+    def load(self) -> SpanLoad:
+        """How busy this span is now, before whatever is asked of it next (IN-W02)."""
+        return SpanLoad(self.num_sessions, len(self._waiting()), self._step_s / len(self._info.span))
 
     @property
     def num_sessions(self) -> int:
@@ -268,9 +274,8 @@ class SpanHost:
 
     def step(self, session: HopSession, step: Step, link: Link) -> None:
         """Queue a step. Raises ProtocolError (close the link) if the sender is not the session's predecessor."""
-        now = asyncio.get_running_loop().time()
-        session.pace.returned(now)
-        session.step(step, link, now)
+        session.pace.returned(asyncio.get_running_loop().time())
+        session.step(step, link, time.monotonic())
         self._wake.set()
 
     def credit(self, session: HopSession, steps: int) -> None:
@@ -332,7 +337,7 @@ class SpanHost:
 
     async def _run_batch(self, batch: list[Taken]) -> None:
         now = asyncio.get_running_loop().time
-        began = now()
+        began, computes_from = now(), time.monotonic()  # uvloop's own clock counts whole milliseconds
         try:
             model = await self.ensure_loaded()
             results = await self._device.run(lambda: model.run([taken.work for taken in batch]))
@@ -343,8 +348,9 @@ class SpanHost:
         self.rows_run += sum(taken.work.count for taken in batch)
         if all(taken.work.count <= WINDOW_ROWS for taken in batch):
             self._step_s = now() - began if self._step_s == 0 else 0.8 * self._step_s + 0.2 * (now() - began)
+        computed_at = time.monotonic()
         for taken, result in zip(batch, results, strict=True):
-            self._settle(taken, result, _timing(taken, began, now()))
+            self._settle(taken, result, _timing(taken, computes_from, computed_at))
             if taken.work.count <= WINDOW_ROWS:
                 taken.session.pace.sent(now())
         self._bound_logs()

@@ -38,7 +38,7 @@ class Taken:
     step: Step
     work: Work
     uses_up: bool
-    arrived_at: float  # when the step came in (seconds, the event loop's clock)
+    arrived_at: float  # when the step came in (time.monotonic)
 
 
 class Turnaround:

@@ -1,0 +1,165 @@
+"""How commands open a gateway: `local --api`, `serve --api` and `up`, until they are stopped."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manyhands.core import NodeAddr
+from manyhands.errors import BadRequest
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from manyhands.api.auth import KeyRing
+    from manyhands.api.workers import Reassigner
+    from manyhands.origin import Origin
+
+Api = Annotated[str, typer.Option("--api", help="Open the HTTP API at HOST:PORT (port 0: any) and run until stopped.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Let other machines use the API although nobody needs a key.")
+]
+JobFile = Annotated[
+    Path | None, typer.Option("--job-file", help="Keep the history of requests in this file; never what was said.")
+]
+Trace = Annotated[str, typer.Option("--trace", help="Send OpenTelemetry spans to this exporter: otlp, console.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Log to stderr as JSON lines.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiPlan:
+    """Where to open the API (None: nowhere) and who looks on."""
+
+    addr: NodeAddr | None
+    insecure: bool = False
+    job_file: Path | None = None
+    trace: str = ""
+    log_json: bool = False
+
+    @classmethod
+    def of(cls, api: str, insecure: bool, job_file: Path | None, trace: str, log_json: bool) -> "ApiPlan":
+        """Of the options above. Raises BadRequest for one that means nothing without --api, and as check_exposure does."""
+        alone = {"--insecure": insecure, "--job-file": job_file, "--trace": trace, "--log-json": log_json}
+        given = [name for name, value in alone.items() if value]
+        if given and not api:
+            raise BadRequest(f"{given[0]} is for the HTTP API: open it with --api HOST:PORT")
+        if not api:
+            return cls(None)
+        from manyhands.api.app import check_exposure
+
+        addr = NodeAddr.parse(api)
+        check_exposure(addr.host, _keys(), insecure=insecure)
+        return cls(addr, insecure, job_file, trace, log_json)
+
+    def open(self, origins: Mapping[str, "Origin"], max_running: int) -> contextlib.AbstractAsyncContextManager[str]:
+        """api_for of this plan, which has an address."""
+        assert self.addr is not None
+        return api_for(
+            origins,
+            self.addr,
+            max_running=max_running,
+            insecure=self.insecure,
+            job_file=self.job_file,
+            trace=self.trace,
+            log_json=self.log_json,
+        )
+
+
+@asynccontextmanager
+async def api_for(
+    origins: Mapping[str, "Origin"],
+    api: NodeAddr,
+    *,
+    max_running: int = 64,
+    insecure: bool = False,
+    job_file: Path | None = None,
+    trace: str = "",
+    log_json: bool = False,
+    reassigner: "Reassigner | None" = None,
+    extra_routers: "Sequence[APIRouter]" = (),
+) -> AsyncIterator[str]:
+    """Serve `origins` by name at `api` while the block runs; yields the URL. No more than `max_running` requests run at
+    once, others wait: make it what the nodes serve (WorkerConfig.max_sessions), beyond which they would refuse.
+
+    Keys are those of $MANYHANDS_HOME. Raises BadRequest if the address is taken, or wider than this machine while nobody
+    needs a key (unless `insecure`); if the job file cannot be written or the trace exporter is not installed.
+    """
+    from manyhands.api.app import create_app, serving
+    from manyhands.api.gateway import Gateway
+    from manyhands.api.jobs import History, JobFile
+    from manyhands.api.limits import Limits
+    from manyhands.api.log import RequestLog
+    from manyhands.api.log import log_json as start_log
+    from manyhands.api.metrics import Metrics
+    from manyhands.api.native import native_router
+    from manyhands.api.openai import openai_router
+    from manyhands.api.responses import responses_router
+    from manyhands.api.status import status_router
+    from manyhands.api.trace import open_tracing
+
+    if log_json:
+        start_log(logging.INFO)
+    async with AsyncExitStack() as stack:
+        gateway = Gateway(origins, Limits(max_running=max_running))
+        metrics = Metrics(gateway)
+        history = History(file=stack.enter_context(JobFile(job_file)) if job_file else None)
+        gateway.observers += [RequestLog(), metrics, history]
+        if trace:
+            gateway.observers.append(stack.enter_context(open_tracing(trace)))
+        routers = [
+            openai_router(gateway),
+            responses_router(gateway),
+            native_router(gateway, history, reassigner),
+            status_router(gateway, metrics),
+            *extra_routers,
+        ]
+        app = create_app(gateway, keys=_keys(), routers=routers)
+        bound = await stack.enter_async_context(serving(app, api.host, api.port, insecure=insecure))
+        yield f"http://{bound}"
+
+
+def _keys() -> "KeyRing":
+    from manyhands.api.auth import FILE, KeyRing
+    from manyhands.config import home_from_env
+
+    return KeyRing(home_from_env() / FILE)
+
+
+def served_name(model: str) -> str:
+    """What to call MODEL in the API: a folder by its name, "tales" and hub ids as they are."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+def say_api(url: str, model: str) -> None:
+    """What to do with an API that has just opened."""
+    typer.echo(f'the API is at {url}, its documentation at {url}/docs; the model is "{model}"')
+    typer.echo(f"for programs that speak to OpenAI: OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none")
+    typer.echo("Ctrl-C stops it")
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[asyncio.Event]:
+    """An event that SIGINT or SIGTERM sets; a second one of them acts as it always does."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def heard() -> None:
+        stop.set()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, heard)
+    try:
+        yield stop
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,177 @@
+"""`manyhands status`: the swarm as a running member sees it. What it says is pure of the view that the member tells."""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from manyhands.cli import options
+from manyhands.cli.client import DEFAULT_API, ApiKey, call, print_json, printable
+from manyhands.config import home_from_env
+from manyhands.core import Span
+from manyhands.errors import ManyhandsError
+from manyhands.member.home import list_running
+
+MAX_CELLS = 64  # of a strip; a deeper model has several layers in a cell
+REFRESH_S = 1.0
+_MARKS = {"serving": "█", "loading": "▒", "spare": "░"}
+_COLOURS = {"serving": "green", "loading": "cyan", "spare": "blue"}
+
+Swarm = Annotated[
+    str,
+    typer.Option(
+        "--api", envvar="MANYHANDS_API", help="The gateway of a member; default: one that runs on this machine."
+    ),
+]
+
+
+def status(
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second, until Ctrl-C.")] = False,
+    api: Swarm = "",
+    api_key: ApiKey = "",
+    as_json: options.Json = False,
+) -> None:
+    """Who is in the swarm, which layers they hold, how busy and how far away they are, and what is at risk."""
+    where = api or running_api()
+    if not watch:
+        view = call(where, api_key, "GET", "/api/swarm")
+        if as_json:
+            print_json(view)
+        else:
+            Console().print(render(view))
+    elif as_json:
+        while True:
+            print_json(call(where, api_key, "GET", "/api/swarm"))
+            time.sleep(REFRESH_S)
+    else:
+        _watch(where, api_key)
+
+
+def running_api() -> str:
+    """Where the gateway of a member on this machine answers; the usual address if none says so."""
+    return next((running.api for running in list_running(home_from_env()) if running.api), DEFAULT_API)
+
+
+def _watch(api: str, key: str) -> None:
+    with Live(auto_refresh=False, screen=True) as live:
+        shown: RenderableType = ""
+        while True:
+            try:
+                shown = render(call(api, key, "GET", "/api/swarm"))
+                live.update(shown, refresh=True)
+            except ManyhandsError as error:  # a gateway that is away may come back
+                live.update(Group(shown, Text(f"\n{error}", "bold red")), refresh=True)
+            time.sleep(REFRESH_S)
+
+
+def render(view: dict[str, Any]) -> RenderableType:
+    """The view of `GET /api/swarm` for people. Names come from strangers: they are text, never markup."""
+    parts: list[RenderableType] = [_head(view)]
+    for model in view["models"]:
+        parts += [Text(), _title(model), _table(model, view["nodes"])]
+    idle = [node for node in view["nodes"] if not node["spans"]]
+    if idle:
+        named = ", ".join(f"{printable(n['name'])} ({_size(n['memory_bytes'])}, {_way(n)})" for n in idle)
+        parts += [Text(), Text(f"without layers: {named}")]
+    notes = [(line, "red") for line in (*view["missing"], *view["complaints"])]
+    notes += [(line, "yellow") for line in view["warnings"]]
+    parts += [Text(), *(Text(f"! {printable(line)}", colour) for line, colour in notes)] if notes else []
+    return Group(*parts)
+
+
+def _head(view: dict[str, Any]) -> Text:
+    count = len(view["nodes"])
+    parts = [f"{count} node{'s' * (count != 1)}", f"{view['sessions']} requests run here"]
+    if view["api"]:
+        parts.append(f"API {view['api']}")
+    return Text.assemble("swarm ", (printable(view["swarm"]), "bold"), "  ", " · ".join(parts))
+
+
+def _title(model: dict[str, Any]) -> Text:
+    return Text.assemble(
+        (printable(model["name"]), "bold"), f"  {model['precision']}, {model['layers']} layers, id {model['id'][:12]}"
+    )
+
+
+def _table(model: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> Table:
+    """A row for each span, its layers in line with those of the last row: by how many nodes each layer is held."""
+    num_layers = model["layers"]
+    right = [{"header": name, "justify": "right"} for name in ("sessions", "queue", "ms/layer", "rtt", "spoke")]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("node", no_wrap=True)
+    table.add_column(ruler(num_layers), no_wrap=True)
+    table.add_column("layers", no_wrap=True)
+    for column in right:
+        table.add_column(**column, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("way", no_wrap=True)
+    for node in nodes:
+        for span in node["spans"]:
+            if (span["model_id"], span["precision"]) == (model["id"], model["precision"]):
+                table.add_row(*_row(node, span, num_layers))
+    table.add_row(Text("held by", "dim"), coverage_strip(model["coverage"]))
+    return table
+
+
+def _row(node: dict[str, Any], span: dict[str, Any], num_layers: int) -> list[Text]:
+    name = Text(printable(node["name"])[:24], "bold" if node["is_me"] else "")
+    state, rtt, layer = span["state"], node["rtt_ms"], span["layer_ms"]
+    told = span["layers"] if state == "serving" else f"{span['layers']} {state}"
+    return [
+        name,
+        span_strip(Span.parse(span["layers"]), num_layers, state),
+        Text(told),
+        Text(f"{span['sessions']}/{span['max_sessions']}"),
+        Text(str(span["queue"] or "-"), "yellow" if span["queue"] else ""),
+        Text("-" if layer is None else f"{layer:.2f}"),
+        Text("-" if rtt is None else f"{rtt:.1f} ms"),
+        Text(f"{node['spoke_s_ago']:.0f} s"),
+        Text(_way(node), "yellow" if node["path"] == "relay" else ""),
+    ]
+
+
+def _way(node: dict[str, Any]) -> str:
+    return "this node" if node["is_me"] else node["path"] or "no link"
+
+
+def num_cells(num_layers: int) -> int:
+    return min(num_layers, MAX_CELLS)
+
+
+def layers_of(cell: int, num_layers: int) -> range:
+    """The layers that a cell stands for: at least one, none in two cells."""
+    count = num_cells(num_layers)
+    return range(cell * num_layers // count, (cell + 1) * num_layers // count)
+
+
+def ruler(num_layers: int) -> str:
+    """The numbers of layers above a strip, one every ten cells."""
+    count = num_cells(num_layers)
+    marks = (str(layers_of(cell, num_layers).start).ljust(10) for cell in range(0, count, 10))
+    return "".join(marks)[: max(count, 6)].rstrip() or "0"
+
+
+def span_strip(span: Span, num_layers: int, state: str) -> Text:
+    """Where a span lies in the model."""
+    held = range(span.start, span.end)
+    cells = (any(layer in held for layer in layers_of(cell, num_layers)) for cell in range(num_cells(num_layers)))
+    return Text("".join(_MARKS[state] if is_held else "·" for is_held in cells), _COLOURS[state])
+
+
+def coverage_strip(coverage: Sequence[int]) -> Text:
+    """By how many nodes the layers are held: 0 to 9, then +; a cell of several layers tells its weakest."""
+    strip = Text()
+    for cell in range(num_cells(len(coverage))):
+        least = min(coverage[layer] for layer in layers_of(cell, len(coverage)))
+        strip.append(
+            "+" if least > 9 else str(least), "bold red" if least == 0 else "yellow" if least == 1 else "green"
+        )
+    return strip
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

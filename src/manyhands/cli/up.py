@@ -1,0 +1,426 @@
+"""`manyhands up`: start a swarm, or come back to it: host what helps most, answer the API, say what is missing."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyhands.cli import options
+from manyhands.core import NodeAddr, NodeId, Precision, Span
+from manyhands.errors import BadRequest, ManyhandsError, ShardUnavailable
+
+if TYPE_CHECKING:
+    from manyhands.member.hosting import Hosting
+    from manyhands.member.member import Member, MemberConfig
+    from manyhands.swarm.identity import NodeKey
+    from manyhands.swarm.ticket import Ticket
+    from manyhands.worker.execute import Device
+
+QUIET_S = 0.5  # changes come in pairs: a claim becomes a span
+
+Layers = Annotated[str, typer.Option("--layers", help='Layers to host, for example "0-7"; default: what helps most.')]
+Memory = Annotated[str, typer.Option("--memory", help="What this machine may give, as in 6GB; default: what is free.")]
+Api = Annotated[str, typer.Option("--api", help='Where to answer the API (HOST:PORT), or "off".')]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Let other machines use the API without a key.")]
+Listen = Annotated[
+    str, typer.Option("--listen", help="Address to accept peers at; default: every interface, any port.")
+]
+Advertise = Annotated[str, typer.Option("--advertise", help="Address for others, if it is not the one listened at.")]
+Name = Annotated[str, typer.Option("--name", help="What to call this node; default: the host's name.")]
+Key = Annotated[Path | None, typer.Option("--key", help="This node's key file; default: $MANYHANDS_HOME/node.key.")]
+Scope = Annotated[str, typer.Option("--scope", help="With whom to share: off, lan, trusted or public.")]
+Relay = Annotated[
+    list[str] | None,
+    typer.Option("--relay", help="HOST:PORT of a member that forwards, or the URL of an iroh relay; may be repeated."),
+]
+Allow = Annotated[list[str] | None, typer.Option("--allow", help="Node id to share with; may be repeated.")]
+Deny = Annotated[list[str] | None, typer.Option("--deny", help="Node id to refuse; may be repeated.")]
+Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines.")]
+WhileStdin = Annotated[bool, typer.Option(hidden=True)]
+
+
+def up(
+    model: options.Model,
+    layers: Layers = "",
+    memory: Memory = "",
+    api: Api = "127.0.0.1:8000",
+    insecure: Insecure = False,
+    listen: Listen = "",
+    advertise: Advertise = "",
+    name: Name = "",
+    key: Key = None,
+    scope: Scope = "lan",
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="Precision: bf16, fp32 or int8; default: as the swarm has it, else bf16.")
+    ] = "",
+    relay: Relay = None,
+    allow: Allow = None,
+    deny: Deny = None,
+    threads: options.Threads = None,
+    as_json: Json = False,
+    while_stdin: WhileStdin = False,
+) -> None:
+    """Start a swarm for a model, or come back to it, and answer the API here.
+
+    Prints the one line to run on other machines. Ctrl-C once: hand the sessions over, then leave. Twice: leave at once.
+    """
+    precision = options.precision_of(dtype) if dtype else None
+    wish = Wish(layers, memory, api, insecure, listen, advertise, name, key, scope, relay, allow, deny, threads)
+    start(wish, None, Named(model, precision), as_json=as_json, while_stdin=while_stdin)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The options of `up` and `join`, as given."""
+
+    layers: str
+    memory: str
+    api: str
+    insecure: bool
+    listen: str
+    advertise: str
+    name: str
+    key: Path | None
+    scope: str
+    relay: list[str] | None
+    allow: list[str] | None
+    deny: list[str] | None
+    threads: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The model that `up` names."""
+
+    model: str
+    precision: Precision | None
+
+
+class Teller:
+    """Says what happens: lines for people, or JSON objects; on stdout."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def __call__(self, event: str, text: str, **facts: Any) -> None:
+        line = json.dumps({"event": event, "text": text, **facts}) if self.as_json else text
+        print(line, flush=True)
+
+    def line(self, text: str) -> None:
+        self("note", text)
+
+
+def start(wish: Wish, ticket: "Ticket | None", named: Named | None, *, as_json: bool, while_stdin: bool) -> None:
+    """Run a member until it is told to leave. `ticket` None: this machine's swarm, or a new one."""
+    tell = Teller(as_json)
+    try:
+        options.run(_run(wish, ticket, named, tell, while_stdin))
+    except ManyhandsError as error:
+        if as_json:
+            tell("error", str(error), code=error.code)
+        raise
+
+
+async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: Teller, while_stdin: bool) -> None:
+    began = time.monotonic()
+    from manyhands.cli.connect import member_transport
+    from manyhands.cli.runfile import run_file
+    from manyhands.config import home_from_env
+    from manyhands.member.home import Running, announced, check_name, load_ticket, save_ticket
+    from manyhands.member.member import Member
+    from manyhands.swarm.identity import NodeKey
+    from manyhands.swarm.ticket import Ticket
+    from manyhands.worker.execute import Device
+
+    home = home_from_env()
+    name = check_name(wish.name or socket.gethostname())
+    key = NodeKey.load_or_create(wish.key or home / "node.key")
+    ticket = ticket or load_ticket(home) or Ticket.new(name)
+    config = _config_of(wish, name, key, ticket)
+    stop, leave = _signals(while_stdin)
+    device = Device.start(wish.threads)
+    try:
+        async with Member(key, ticket, config, member_transport(key, ticket, config)) as member:
+            me = Running(name, os.getpid(), member.id, ticket.name, str(member.addresses[0]))
+            with run_file(name), announced(home, me):
+                await _until(stop, _serve(member, wish, named, device, home, tell, stop, leave, began))
+                save_ticket(home, member.invitation())
+        tell("left", "left")
+    finally:
+        device.close()
+
+
+async def _serve(
+    member: "Member",
+    wish: Wish,
+    named: Named | None,
+    device: "Device",
+    home: Path,
+    tell: Teller,
+    stop: asyncio.Event,
+    leave: asyncio.Event,
+    began: float,
+) -> None:
+    """Come in, host, answer, until told to leave; then hand over."""
+    from manyhands.cli.model import progress_bar
+    from manyhands.member.home import save_ticket
+    from manyhands.member.hosting import Hosting
+
+    await _meet(member, named, tell)
+    with progress_bar() as bar:
+        weights = await _weights(member, named, home, bar)
+        has_api = wish.api != "off"
+        hosting = Hosting(member, weights, device, home, bar, tell.line, with_ends=has_api)
+        choice = await hosting.start()
+    save_ticket(home, member.invitation())
+    _tell_serving(member, hosting, tell, choice.why, time.monotonic() - began)
+    member.node.start(hosting.keep_balance())
+    async with _advertised(member, tell), _gateway(wish, hosting, device, tell):
+        invitation = member.invitation().encode()
+        tell("invitation", f"on another machine:  manyhands join {invitation}", ticket=invitation)
+        watch = asyncio.ensure_future(_watch(member, hosting, tell))
+        try:
+            await _first(leave, stop)
+        finally:
+            watch.cancel()
+        if not stop.is_set():
+            tell("leaving", "leaving: handing sessions over (Ctrl-C again to leave at once)")
+            await member.leave()
+            await member.idle()
+
+
+# -- the parts --------------------------------------------------------------------------------------------------------
+
+
+def _config_of(wish: Wish, name: str, key: "NodeKey", ticket: "Ticket") -> "MemberConfig":
+    from manyhands.member.member import MemberConfig, relays_for
+    from manyhands.place.machines import parse_bytes
+    from manyhands.place.measure import available_memory, num_cores
+    from manyhands.swarm.members import Members
+
+    urls = [relay for relay in wish.relay or () if "://" in relay]
+    named = [NodeAddr.parse(relay) for relay in wish.relay or () if "://" not in relay]
+    if len(urls) > 1:
+        raise BadRequest(f"--relay names {len(urls)} iroh relays; a node listens at one: give one URL")
+    members = Members(
+        wish.scope,  # type: ignore[arg-type]  # it checks
+        frozenset(NodeId(node) for node in wish.allow or ()),
+        frozenset(NodeId(node) for node in wish.deny or ()),
+    )
+    return MemberConfig(
+        name=name,
+        listen=_listen_at(wish.listen, key, ticket),
+        memory_bytes=parse_bytes(wish.memory) if wish.memory else available_memory(),
+        advertise=NodeAddr.parse(wish.advertise) if wish.advertise else None,
+        relays=relays_for(ticket, named),
+        iroh_url=urls[0] if urls else None,
+        scope=members.scope,
+        allow=members.allow,
+        deny=members.deny,
+        span=Span.parse(wish.layers) if wish.layers else None,
+        cores=num_cores(),
+    )
+
+
+def _listen_at(listen: str, key: "NodeKey", ticket: "Ticket") -> NodeAddr:
+    """Where told; else on every interface, at the port that the ticket names for this node if it is still free."""
+    if listen:
+        return NodeAddr.parse(listen)
+    for addr in ticket.addresses:
+        if addr.node == key.node_id and "%" not in addr.host and _is_free(addr.port):
+            return NodeAddr("0.0.0.0", addr.port)
+    return NodeAddr("0.0.0.0", 0)
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("0.0.0.0", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+async def _meet(member: "Member", named: Named | None, tell: Teller) -> None:
+    """Call the swarm. `up` may be the first one back, so it goes on alone; `join` needs somebody."""
+    try:
+        await member.meet()
+    except ShardUnavailable as error:
+        if named is None:
+            raise
+        tell.line(f"alone so far: {error}")
+    others = sorted({record.name for record in member.records() if record.node != member.id})
+    who = f"with {', '.join(others)}" if others else "nobody else yet"
+    tell("swarm", f"swarm {member.ticket.name}, {who}", swarm=member.ticket.name, node=member.id, others=others)
+
+
+async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) -> Any:
+    """The model: as named, or the one of the swarm that lacks most."""
+    from manyhands.member.hosting import provider_of
+    from manyhands.member.view import missing_spans
+    from manyhands.member.weights import kinds_of, weights_in, weights_of
+
+    if named is not None:
+        return await weights_of(named.model, named.precision, member.records(), home, bar)
+    if not await member.wait_until(lambda: bool(kinds_of(member.records())), 5.0):
+        raise BadRequest(
+            f"swarm {member.ticket.name} serves no model yet: run `manyhands up MODEL` on one of its machines"
+        )
+    records = member.records()
+    kind = min(kinds_of(records), key=lambda kind: not missing_spans(kind, records))
+    holders = [r for r in records if kind.is_of(r) and r.node != member.id and member.book(r.node)]
+    return await weights_in(kind, [provider_of(member, record) for record in holders], home, bar)
+
+
+def _tell_serving(member: "Member", hosting: "Hosting", tell: Teller, why: str, seconds: float) -> None:
+    for host in hosting.hosts:
+        info, layer_s = host.info, member.layer_s[host.info.span]
+        text = (
+            f"serving layers {info.span} of {info.model_name} in {info.precision}: {why}\n"
+            f"  one token takes {layer_s * len(info.span) * 1e3:.1f} ms here ({layer_s * 1e3:.2f} ms a layer), "
+            f"peers come to {member.addresses[0]}"
+        )
+        tell(
+            "serving",
+            text,
+            model=info.model_name,
+            model_id=info.model,
+            layers=str(info.span),
+            dtype=info.precision,
+            why=why,
+            layer_ms=layer_s * 1e3,
+            address=str(member.addresses[0]),
+            node=member.id,
+            seconds=round(seconds, 3),
+        )
+
+
+@contextlib.asynccontextmanager
+async def _advertised(member: "Member", tell: Teller) -> AsyncIterator[None]:
+    """Be found on the local network, if it lets us; pointless for who listens on loopback only."""
+    from manyhands.swarm.lan import advertise
+
+    direct = [addr for addr in member.addresses if "%" not in addr.host and not addr.host.startswith("127.")]
+    if not direct:
+        yield
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(advertise(member.ticket, member.id, direct, member.config.scope))
+        except (OSError, BadRequest) as error:
+            tell.line(f"other machines cannot find this swarm by themselves ({error}): give them the whole line below")
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _gateway(wish: Wish, hosting: "Hosting", device: "Device", tell: Teller) -> "AsyncIterator[Origin | None]":
+    """The API of this member's model, unless it is off."""
+    if wish.api == "off":
+        yield
+        return
+    from manyhands.api.app import create_app, serving
+    from manyhands.api.auth import FILE, KeyRing
+    from manyhands.api.gateway import Gateway
+    from manyhands.api.jobs import History
+    from manyhands.api.metrics import Metrics
+    from manyhands.api.native import native_router
+    from manyhands.api.openai import openai_router
+    from manyhands.api.responses import responses_router
+    from manyhands.api.status import status_router
+    from manyhands.api.swarm import swarm_router
+    from manyhands.config import home_from_env
+    from manyhands.origin import Origin, OriginModel
+
+    addr = NodeAddr.parse(wish.api)
+    folder, member = hosting.folder, hosting.member
+    assert folder is not None
+    model = await device.run(lambda: OriginModel(folder, hosting.weights.precision, "origin"))
+    origin = Origin(member.node, model, device, (), member.directory)
+    gateway = Gateway({hosting.weights.name: origin})
+    metrics, history = Metrics(gateway), History()
+    gateway.observers += [metrics, history]
+    routers = [
+        openai_router(gateway),
+        responses_router(gateway),
+        native_router(gateway, history, hosting),
+        status_router(gateway, metrics),
+        swarm_router(hosting.view),
+    ]
+    app = create_app(gateway, keys=KeyRing(home_from_env() / FILE), routers=routers)
+    async with serving(app, addr.host, addr.port, insecure=wish.insecure) as bound:
+        tell("api", f"API at http://{bound}/v1", api=f"http://{bound}")
+        yield
+
+
+async def _watch(member: "Member", hosting: "Hosting", tell: Teller) -> None:
+    """Say who comes and goes, and what is missing, whenever that changes."""
+    from manyhands.member.view import missing_spans, say_missing
+
+    known, said = _present(member), ""
+    while True:
+        spans = missing_spans(hosting.kind, member.records())
+        line = say_missing(spans, hosting.weights.shape, hosting.tokens)
+        if line != said:
+            said = line
+            text = f"{hosting.weights.name}: {line or 'every layer is held'}"
+            tell("missing", text, layers=[str(span) for span in spans])
+        async with member.directory.changed:
+            await member.directory.changed.wait()
+        await asyncio.sleep(QUIET_S)
+        present = _present(member)
+        for node in known.keys() - present.keys():
+            tell("gone", f"{known[node]} has left", node=node)
+        for node in present.keys() - known.keys():
+            tell("came", f"{present[node]} has come", node=node)
+        known = present
+
+
+def _present(member: "Member") -> dict[NodeId, str]:
+    return {record.node: record.name for record in member.records() if record.node != member.id}
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+
+def _signals(while_stdin: bool) -> tuple[asyncio.Event, asyncio.Event]:
+    """(stop, leave). SIGINT or SIGTERM sets `leave`, a second one `stop`; so does the end of stdin (the parent died)."""
+    stop, leave = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: stop.set() if leave.is_set() else leave.set())
+    if while_stdin:
+        loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(sys.stdin.fileno(), 4096) else stop.set())
+    return stop, leave
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end, or until `stop` is set. Raises what it raises."""
+    task = asyncio.ensure_future(work)
+    ended = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([task, ended], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended.cancel()
+        if not task.done():
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,108 @@
+"""What a machine remembers of its swarm in $MANYHANDS_HOME, and what it says there of the nodes that run on it.
+
+swarm.ticket     the ticket of the swarm that this machine belongs to (0600): `up` and `join` resume it
+run/NAME.json    a running node (0600): pid, node, swarm, listen, api
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from manyhands.core import NodeId
+from manyhands.errors import BadRequest
+from manyhands.swarm.ticket import Ticket
+
+TICKET = "swarm.ticket"
+
+
+def load_ticket(home: Path) -> Ticket | None:
+    """The ticket of this machine's swarm, None if it belongs to none. Raises TicketError, BadRequest."""
+    try:
+        return Ticket.parse((home / TICKET).read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{home / TICKET} cannot be read ({error}): fix its rights, or remove it") from error
+
+
+def save_ticket(home: Path, ticket: Ticket) -> None:
+    """Remember the swarm. Raises BadRequest if the folder cannot be written."""
+    _write(home / TICKET, ticket.encode() + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A node that runs on this machine. `api`: where its gateway answers, "" if it has none."""
+
+    name: str
+    pid: int
+    node: NodeId
+    swarm: str
+    listen: str
+    api: str = ""
+
+
+@contextlib.contextmanager
+def announced(home: Path, running: Running) -> Iterator[None]:
+    """Say that a node runs, until the block ends. Raises BadRequest if its key is in use."""
+    for other in list_running(home):
+        if other.node == running.node:
+            raise BadRequest(
+                f"a node with this key runs here already ({other.name}, process {other.pid}): stop it "
+                f"(manyhands drain {other.name}), or start this one with --key FILE --name NAME"
+            )
+    path = home / "run" / f"{running.name}.json"
+    _write(path, json.dumps(asdict(running)))
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def list_running(home: Path) -> list[Running]:
+    """The nodes that run on this machine, by name; files of dead processes are removed."""
+    found = []
+    for path in sorted((home / "run").glob("*.json")):
+        try:
+            running = Running(**json.loads(path.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            continue
+        if is_alive(running.pid):
+            found.append(running)
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def check_name(name: str) -> str:
+    """`name` itself if it can name a node and a file. Raises BadRequest."""
+    if "/" in name or name in ("", ".", "..") or not name.isprintable() or len(name.encode()) > 64:
+        raise BadRequest(f"{name!r:.80} cannot name a node: 1 to 64 printable characters without a slash")
+    return name
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace `path`, readable by its owner only."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+        draft.replace(path)
+    except OSError as error:
+        raise BadRequest(
+            f"{path} cannot be written ({error.strerror}): set MANYHANDS_HOME to a folder of yours"
+        ) from error

@@ -1,0 +1,330 @@
+"""Which layers a member hosts: chosen by what the others hold, claimed before they are loaded, moved when the swarm gains.
+
+A claim is a record of a span that takes no session yet: others count it and choose something else. Of two that claim at the
+same moment, the lower id keeps its choice. A move loads and announces the new span before it drains the old one; where
+memory does not hold both, the old one is drained first, which is allowed only while others serve its layers.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from manyhands.core import NodeAddr, NodeId, Span
+from manyhands.errors import BadRequest, ManyhandsError, Unsupported
+from manyhands.member.member import Member
+from manyhands.member.speed import decode_layer_s
+from manyhands.member.view import Sight, holdings_of, missing_spans, view_of
+from manyhands.member.weights import Kind, Weights
+from manyhands.model.crew import Blame
+from manyhands.model.manifest import Progress
+from manyhands.model.wants import Peer, Provider
+from manyhands.place.balance import History, Move, decide, may_leave
+from manyhands.place.strategy import PROCESS_BYTES, Choice, Holding, choose_span, size
+from manyhands.swarm.record import Record
+from manyhands.worker.execute import Device
+from manyhands.worker.serve import SpanHost
+
+logger = logging.getLogger(__name__)
+
+MAX_ROUNDS = 5  # of claiming: each time somebody with a lower id was faster
+MIN_CACHE_BYTES = 1 << 20
+WATCH_S = 0.5
+Say = Callable[[str], None]
+
+
+class Hosting:
+    """The spans of one model on one member. `say` gets lines for people. `with_ends`: this machine is an origin too."""
+
+    def __init__(
+        self,
+        member: Member,
+        weights: Weights,
+        device: Device,
+        home: Path,
+        progress: Progress,
+        say: Say,
+        *,
+        with_ends: bool,
+    ) -> None:
+        self.member, self.weights, self.with_ends = member, weights, with_ends
+        self.folder: Path | None = None
+        self.choice: Choice | None = None
+        self._device, self._home, self._progress, self._say = device, home, progress, say
+        self._moving = asyncio.Lock()
+        self._missing_since: float | None = None
+
+    @property
+    def kind(self) -> Kind:
+        assert self.weights.kind is not None, "known once something is hosted"
+        return self.weights.kind
+
+    @property
+    def hosts(self) -> list[SpanHost]:
+        return [host for host in self.member.node.hosts if not host.is_draining]
+
+    # -- the first span -----------------------------------------------------------------------------------------------
+
+    async def start(self) -> Choice:
+        """Choose, claim, fetch, load, announce. Raises what makes it impossible (BadRequest: no layer fits)."""
+        async with self._moving:
+            self.choice = await self._claim()
+            await self._load(self.choice.span)
+            return self.choice
+
+    async def _claim(self) -> Choice:
+        """The span to host, announced so that others choose something else."""
+        config, pinned = self.member.config, self.member.config.span
+        if pinned is not None:
+            self._check(pinned)
+            self._announce(pinned)
+            return Choice(pinned, "as told by --layers")
+        seniors = {record.node for record in self._records()}
+        choice = self._choose(seniors)
+        for _ in range(MAX_ROUNDS):
+            self._announce(choice.span)
+            if not self.member.edges():
+                break
+            await asyncio.sleep(config.settle_s)
+            seniors |= {record.node for record in self._records() if record.node < self.member.id}
+            if (again := self._choose(seniors)).span == choice.span:
+                break
+            choice = again
+        return choice
+
+    def _choose(self, seniors: Collection[NodeId]) -> Choice:
+        config = self.member.config
+        others = [h for h in self._holdings() if h.node != self.member.id and (h.is_ready or h.node in seniors)]
+        return choose_span(
+            self.weights.shape,
+            others,
+            config.memory_bytes,
+            tokens=self.tokens,
+            max_pipes=config.max_pipes,
+            with_ends=self.with_ends,
+        )
+
+    def _announce(self, span: Span | None) -> None:
+        claim = None if span is None else self.weights.claim(span)
+        self.member.claims = [] if claim is None else [claim]
+        self.member.directory.speak()
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    async def _load(self, span: Span) -> SpanHost:
+        """Fetch and load `span`, which is claimed; announce that it serves. On failure the claim is taken back."""
+        node = self.member.node
+        try:
+            folder, self.weights = await self.weights.fetch(
+                span, self._home, self.providers(), self._progress, with_ends=self.with_ends, on_blame=self._on_blame
+            )
+            node.worker = replace(node.worker, cache_bytes=self._cache_bytes(span))
+            host = await node.host(
+                folder, span, self.weights.precision, self._device, model_name=self.weights.name, has_ends=False
+            )
+            model = await host.ensure_loaded()
+            self.member.layer_s[span] = await self._device.run(lambda: decode_layer_s(model, span))
+            self.folder = folder
+        finally:
+            self._announce(None)
+        if self.weights.folder is None or self.weights.folder == folder:
+            await node.seed.add(folder)
+        return host
+
+    def providers(self) -> list[Provider]:
+        """The nodes that host the model, as sources of its files; the first one of the ticket first."""
+        first = [addr.node for addr in self.member.ticket.addresses]
+        records = {r.node: r for r in self._records() if r.node != self.member.id and self.member.book(r.node)}
+        ordered = sorted(records.values(), key=lambda r: first.index(r.node) if r.node in first else len(first))
+        return [provider_of(self.member, record) for record in ordered]
+
+    def _on_blame(self, blame: Blame) -> None:
+        self._say(f"weights: {blame}")
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> int:
+        """Positions of cache that spans are planned with."""
+        return min(self.member.config.tokens, self.weights.shape.context or self.member.config.tokens)
+
+    def _room(self, held: Collection[Span]) -> int:
+        """Bytes that are left of the budget beside the weights of `held`."""
+        shape = self.weights.shape
+        ends = shape.ends_bytes if self.with_ends else 0
+        return self.member.config.memory_bytes - PROCESS_BYTES - ends - sum(shape.span_bytes(s, 0) for s in held)
+
+    def _cache_bytes(self, new: Span) -> int:
+        """For the cache of `new`: what weights leave, shared with the spans that are served already."""
+        held = [*(host.info.span for host in self.hosts), new]
+        return max(MIN_CACHE_BYTES, self._room(held) // len(held))
+
+    def _fits(self, span: Span, held: Collection[Span]) -> bool:
+        cache = sum(self.weights.shape.span_bytes(s, self.tokens) - self.weights.shape.span_bytes(s, 0) for s in held)
+        return self.weights.shape.span_bytes(span, self.tokens) + cache <= self._room(held)
+
+    def _check(self, span: Span) -> None:
+        """Raise BadRequest unless the model has `span` and the budget holds it."""
+        shape = self.weights.shape
+        if span.end > shape.num_layers:
+            raise BadRequest(f"--layers {span}: {shape.name} has layers 0-{shape.num_layers - 1}")
+        if not self._fits(span, ()):
+            ends = shape.ends_bytes if self.with_ends else 0
+            needed = PROCESS_BYTES + ends + shape.span_bytes(span, self.tokens)
+            raise BadRequest(
+                f"layers {span} of {shape.name} take {size(needed)}, --memory is {size(self.member.config.memory_bytes)}: "
+                "give more, or fewer layers"
+            )
+
+    # -- moving -------------------------------------------------------------------------------------------------------
+
+    async def reassign(self, node: NodeId, span: Span) -> None:
+        """For the API's operators: host `span` instead. Raises Unsupported for other nodes: they obey their own owners."""
+        if node != self.member.id:
+            raise Unsupported(
+                f"node {node[:12]} takes no orders from this one: ask the gateway on it, or restart it with --layers {span}"
+            )
+        self._check(span)
+        await self.move(span, "an operator asked for it", is_forced=True)
+
+    async def move(self, target: Span, why: str, *, is_forced: bool = False) -> None:
+        """Serve `target` instead of all spans served now; returns when the old ones are drained. Raises what loading does.
+
+        Unless forced, old spans are kept if nobody else serves their layers by then.
+        """
+        async with self._moving:
+            old = self.hosts
+            if any(host.info.span == target for host in old):
+                return
+            self._say(f"moving to layers {target}: {why}")
+            self._announce(target)
+            if not self._fits(target, [host.info.span for host in old]):
+                if not is_forced and not all(self._may_leave(host.info.span, None) for host in old):
+                    self._announce(None)
+                    return
+                await self._drop(old)
+                old = []
+            await self._load(target)
+            self._say(f"serving layers {target}")
+            await self._drop([h for h in old if is_forced or self._may_leave(h.info.span, target)])
+
+    def _may_leave(self, span: Span, target: Span | None) -> bool:
+        holdings = self._holdings()
+        mine = next((h for h in holdings if (h.node, h.span) == (self.member.id, span)), None)
+        return mine is None or may_leave(mine, target or Span(1 << 20, (1 << 20) + 1), holdings)
+
+    async def _drop(self, hosts: list[SpanHost]) -> None:
+        """Drain, then free. Sessions that nobody else can take keep the old span until they end."""
+        for host in hosts:
+            host.drain()
+        self.member.directory.speak()
+        for host in hosts:
+            await host.emptied()
+            self.member.node.drop(host)
+
+    async def _fill(self, gap: Span) -> None:
+        """Serve what fits of layers that nobody serves, beside what is served already."""
+        async with self._moving:
+            held = [host.info.span for host in self.hosts]
+            span = next((s for s in _prefixes(gap) if self._fits(s, held)), None)
+            if span is None:
+                return
+            self._announce(span)
+            await asyncio.sleep(self.member.config.settle_s)
+            rivals = [h for h in self._holdings() if h.node != self.member.id and _overlap(h.span, span)]
+            if any(h.is_ready or h.node < self.member.id for h in rivals):
+                self._announce(None)
+                return
+            await self._load(span)
+            self._say(f"also serving layers {span}: nobody else does")
+
+    # -- balance ------------------------------------------------------------------------------------------------------
+
+    async def keep_balance(self) -> NoReturn:
+        """Fill gaps soon, and move where a move helps the swarm, for ever. A failure is told, and tried again later."""
+        config, history = self.member.config, History()
+        period = self._period()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if self.member.is_leaving or config.span is not None or self._moving.locked():
+                continue
+            try:
+                if (gap := self._lasting_gap()) is not None:
+                    await self._fill(gap)
+                if self._period() != period:
+                    period = self._period()
+                    history, move = self._decide(history, period)
+                    if move is not None:
+                        await self.move(move[0].target, move[1])
+            except ManyhandsError as error:
+                self._announce(None)
+                self._say(f"layers could not be moved: {error}")
+
+    def _period(self) -> int:
+        return int(self.member.clock() / self.member.config.period_s)
+
+    def _decide(self, history: History, period: int) -> tuple[History, tuple[Move, str] | None]:
+        config, holdings = self.member.config, self._holdings()
+        mine = [h for h in holdings if h.node == self.member.id]
+        if len(mine) != 1:
+            return history, None
+        num_layers = self.weights.shape.num_layers
+        decision = decide(mine[0], holdings, num_layers, history, period, self.member.clock(), config.rules)
+        return decision.history, None if decision.move is None else (decision.move, decision.why)
+
+    def _lasting_gap(self) -> Span | None:
+        """Layers that nobody has served for some seconds, and nobody is loading."""
+        held = [r for r in self._records() if r.info is not None]
+        claimed = [h for h in self._holdings() if not h.is_ready]
+        open_gaps = [g for g in missing_spans(self.kind, held) if not any(_overlap(g, h.span) for h in claimed)]
+        now = asyncio.get_running_loop().time()
+        self._missing_since = (self._missing_since or now) if open_gaps else None
+        is_lasting = self._missing_since is not None and now - self._missing_since >= self.member.config.gap_s
+        return open_gaps[0] if is_lasting else None
+
+    def _records(self) -> list[Record]:
+        kind = self.weights.kind
+        return [] if kind is None else [record for record in self.member.records() if kind.is_of(record)]
+
+    def _holdings(self) -> list[Holding]:
+        kind = self.weights.kind
+        return [] if kind is None else holdings_of(kind, self.member.records())
+
+    # -- what people ask ----------------------------------------------------------------------------------------------
+
+    def view(self, api: str = "") -> dict[str, object]:
+        """The swarm as this member sees it now; JSON-able (docs/operations.md)."""
+        member = self.member
+        shapes = {} if self.weights.kind is None else {self.kind: self.weights.shape}
+        return view_of(
+            Sight(
+                member.ticket.name,
+                member.id,
+                member.clock(),
+                member.records(),
+                member.edges(),
+                shapes,
+                len(member.node.sessions),
+                self.tokens,
+                tuple(member.complaints()),
+                api,
+                tuple(member.notes),
+            )
+        )
+
+
+def provider_of(member: Member, record: Record) -> Provider:
+    """A node as a source of weights."""
+    addr: NodeAddr = member.book(record.node)[0]
+    return Peer(record.node, record.name, member.node.wants, lambda: member.node.link(addr, "bulk"))
+
+
+def _prefixes(span: Span) -> list[Span]:
+    """The span and its beginnings, longest first."""
+    return [Span(span.start, end) for end in range(span.end, span.start, -1)]
+
+
+def _overlap(a: Span, b: Span) -> bool:
+    return a.start < b.end and b.start < a.end

@@ -1,0 +1,317 @@
+"""A node with its directory: it comes in by a ticket, says what it hosts, is found again, and leaves without a trace.
+
+    links up, links lost ─► DirectoryRunner (gossip) ─► records ─► who there is, whom to dial, what is missing
+    hosting.py ─► spans and claims ─► signed records ─► the others
+
+`async with Member(...)`: leaving the block withdraws everything at once. `leave` before it hands the sessions over.
+"""
+
+import asyncio
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Self
+
+from manyhands.config import RequestConfig, WorkerConfig
+from manyhands.core import EdgeHealth, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
+from manyhands.errors import BadRequest, LinkClosed, ShardUnavailable
+from manyhands.net.reach import Book
+from manyhands.net.transport import Link, Transport
+from manyhands.net.tunnel import relayed
+from manyhands.node import Node
+from manyhands.place.balance import Rules
+from manyhands.swarm.announce import Announcer, Profile
+from manyhands.swarm.directory import DirectoryRunner, Peer
+from manyhands.swarm.gossip import Gossip
+from manyhands.swarm.identity import NodeKey
+from manyhands.swarm.members import Members, is_local
+from manyhands.swarm.record import Record, Scope
+from manyhands.swarm.shelf import complaints
+from manyhands.swarm.ticket import Ticket
+from manyhands.wire.message import Directory, Hello, Lane
+
+MakeTransport = Callable[[Callable[[Lane], Hello], Book], Transport]
+
+KNOCK_S = 5.0  # for one address of the ticket to answer
+FIRST_NEWS_S = 3.0  # for the first records after somebody answered
+KNOCK_AGAIN_S = 10.0  # while nobody is linked
+IDLE_POLL_S = 0.05
+TICKET_ADDRESSES = 4  # of a ticket that is given out: this node's own, and others that it knows
+
+
+@dataclass(frozen=True, slots=True)
+class MemberConfig:
+    """What a member is, beside its key and ticket. `span`: layers it was told to host; it then never moves.
+
+    `relays`: members that others can dial, where this node waits for calls. `memory_bytes`: for the model, all told.
+    """
+
+    name: str
+    listen: NodeAddr
+    memory_bytes: int
+    advertise: NodeAddr | None = None
+    relays: tuple[NodeAddr, ...] = ()
+    iroh_url: str | None = None
+    scope: Scope = "lan"
+    allow: frozenset[NodeId] = frozenset()
+    deny: frozenset[NodeId] = frozenset()
+    span: Span | None = None
+    tokens: int = 4096  # positions of cache to find room for on every layer
+    max_pipes: int = 2  # complete copies of the model to aim at
+    cores: int = 1
+    device: str = "cpu"
+    settle_s: float = 0.3  # how long a claim waits for the claims of others
+    gap_s: float = 3.0  # how long layers may be missing before those with room take them
+    period_s: float = 30.0  # between two looks at the balance; equal on all nodes
+    rules: Rules = field(default_factory=Rules)
+
+
+class Member:
+    """Enter it to listen and to speak; then `meet`. `claims`: spans that are being loaded (see hosting.py)."""
+
+    def __init__(
+        self,
+        key: NodeKey,
+        ticket: Ticket,
+        config: MemberConfig,
+        make_transport: MakeTransport,
+        *,
+        worker: WorkerConfig | None = None,
+        request: RequestConfig | None = None,
+        clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.key, self.ticket, self.config, self.clock = key, ticket, config, clock
+        self.members = Members(config.scope, config.allow, config.deny)
+        self.node = Node(
+            lambda hello: make_transport(hello, self.book), name=config.name, worker=worker, request=request
+        )
+        self.gossip = Gossip(key.node_id, rng or random.Random(secrets.token_bytes(16)))
+        self.announcer = Announcer(key, self._profile(()), secrets.token_bytes, clock())
+        self.directory = DirectoryRunner(
+            self.gossip, self.announcer, self.hosted, self._send, key.node_id, self.members, clock
+        )
+        self.addresses: tuple[NodeAddr, ...] = ()
+        self.claims: list[SpanInfo] = []
+        self.layer_s: dict[Span, float] = {}  # measured before the first request
+        self.notes: list[str] = []  # for people: what is not as it should be
+        self.is_leaving = False
+
+    def __repr__(self) -> str:
+        return f"<Member {self.config.name} {self.id[:8]} of {self.ticket.name} {self.node}>"
+
+    @property
+    def id(self) -> NodeId:
+        return self.key.node_id
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.node.__aenter__()
+        try:
+            await self._listen()
+            await self.directory.__aenter__()
+        except BaseException:
+            await self.node.__aexit__(None, None, None)
+            raise
+        self.node.directory = lambda node, body: self.directory.receive(Peer(node, tuple(self.book(node))), body)
+        self.node.on_linked = self._on_linked
+        self.node.on_unreachable = self._on_unreachable
+        self.node.start(self._keep_linked())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.is_leaving = True
+        self.node.directory, self.node.on_linked, self.node.on_unreachable = None, _ignore, _ignore
+        try:
+            await self.directory.__aexit__(kind, error, trace)
+        finally:
+            await self.node.__aexit__(kind, error, trace)
+
+    async def leave(self) -> None:
+        """Offer nothing any more, hand the sessions over, return when none is left. Deadline: the caller's."""
+        self.is_leaving = True
+        self.directory.speak()
+        await self.node.drain()
+
+    async def idle(self) -> None:
+        """Wait until this node's own requests have ended. Deadline: the caller's."""
+        while self.node.sessions:
+            await asyncio.sleep(IDLE_POLL_S)  # at the very end, once
+
+    async def _listen(self) -> None:
+        bound = await self.node.listen(self.config.listen)
+        shown = self.config.advertise or reachable(bound)
+        direct = NodeAddr(shown.host, shown.port or bound.port, self.id)
+        others: list[NodeAddr] = []
+        for relay in self.config.relays:
+            try:
+                others.append(await self.node.transport.listen(relayed(relay)))
+            except BadRequest as error:
+                self.notes.append(f"not reachable by way of the relay: {error}")
+        if self.config.iroh_url is not None:
+            others.append(await self.node.transport.listen(NodeAddr("iroh%0.0.0.0", 0)))
+        self.addresses = (direct, *others)
+        self.node.address = direct
+        self.announcer.profile = self._profile(self.addresses)
+
+    def _profile(self, addresses: tuple[NodeAddr, ...]) -> Profile:
+        config = self.config
+        return Profile(
+            config.name, addresses, config.iroh_url, config.scope, config.memory_bytes, config.cores, config.device
+        )
+
+    # -- coming in ----------------------------------------------------------------------------------------------------
+
+    async def meet(self) -> int:
+        """Call everybody the ticket names, and wait for what the first of them knows. Returns how many answered.
+
+        Raises BadRequest if one of them has this node's own key; ShardUnavailable with the reasons if the ticket names
+        others and none answers.
+        """
+        doors = self._doors()
+        answers = await asyncio.gather(*(self._knock(addr) for addr in doors), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, LinkClosed | TimeoutError):
+                raise answer
+        opened = sum(not isinstance(answer, BaseException) for answer in answers)
+        if doors and not opened:
+            reasons = "; ".join(
+                str(a) or f"{d}: no answer within {KNOCK_S:g} s" for d, a in zip(doors, answers, strict=True)
+            )
+            raise ShardUnavailable(
+                f"nobody of swarm {self.ticket.name} answers ({reasons}): is it up there, and is this its newest ticket?"
+            )
+        if opened:
+            await self.wait_until(
+                lambda: any(record.node != self.id for record in self.directory.records()), FIRST_NEWS_S
+            )
+        return opened
+
+    async def wait_until(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for the directory to change so that `is_so`, at most so long. Returns whether it is."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        while not is_so() and loop.time() < end:
+            try:
+                async with asyncio.timeout_at(end), self.directory.changed:
+                    await self.directory.changed.wait()
+            except TimeoutError:
+                break
+        return is_so()
+
+    def _doors(self) -> list[NodeAddr]:
+        mine = {(addr.host, addr.port) for addr in self.addresses}
+        return [a for a in self.ticket.addresses if a.node != self.id and (a.host, a.port) not in mine]
+
+    async def _knock(self, addr: NodeAddr) -> None:
+        async with asyncio.timeout(KNOCK_S):
+            link = await self.node.link(addr, "control")
+        if link.peer == self.id:
+            raise BadRequest(
+                f"the node at {addr} has the same key as this one: move node.key away here, or start with --key FILE"
+            )
+
+    async def _keep_linked(self) -> None:
+        """Knock again, now and then, while no other member is linked: the swarm may come back at the ticket's addresses."""
+        while True:
+            await asyncio.sleep(KNOCK_AGAIN_S)
+            if not self.is_leaving and not self.edges():
+                await asyncio.gather(*(self._knock(addr) for addr in self._doors()), return_exceptions=True)
+
+    # -- what the directory needs -------------------------------------------------------------------------------------
+
+    def hosted(self) -> list[tuple[SpanInfo, SpanLoad]]:
+        """Spans that are served, as busy as they are now, and those that are being loaded."""
+        if self.is_leaving:
+            return []
+        serving = [(host.info, host.load) for host in self.node.hosts if not host.is_draining]
+        told = [(i, replace(load, layer_s=load.layer_s or self.layer_s.get(i.span, 0.0))) for i, load in serving]
+        named = {info.span for info, _ in told}
+        return told + [(claim, SpanLoad()) for claim in self.claims if claim.span not in named]
+
+    def book(self, node: NodeId) -> list[NodeAddr]:
+        """Where `node` can be dialled, as its records say, and the ticket."""
+        told = [a for entry in self.gossip.shelf.of_node(node) for a in entry.record.addresses]
+        named = [a for a in self.ticket.addresses if a.node == node]
+        return list(dict.fromkeys(NodeAddr(a.host, a.port, node) for a in (*told, *named)))
+
+    async def _send(self, peer: Peer, body: bytes) -> None:
+        link = self.node.pool.find(peer.node, "control")
+        if link is None:
+            ways = self.book(peer.node) or [NodeAddr(a.host, a.port, peer.node) for a in peer.addresses]
+            if not ways:
+                raise LinkClosed(f"node {peer.node[:16]} has no address, and it has not called")
+            link = await self.node.link(ways[0], "control")
+        link.send(Directory(body))
+        await link.drain()
+
+    def _on_linked(self, link: Link) -> None:
+        said = link.hello.listen
+        ways = self.book(link.peer) or ([NodeAddr(said.host, said.port, link.peer)] if said is not None else [])
+        self.directory.joined(Peer(link.peer, tuple(ways)))
+
+    def _on_unreachable(self, node: NodeId) -> None:
+        if node != self.id:
+            self.directory.lost(node)
+
+    # -- what people ask ----------------------------------------------------------------------------------------------
+
+    def records(self) -> list[Record]:
+        """What the swarm offers now, this node's own included."""
+        return self.directory.records()
+
+    def edges(self) -> dict[NodeId, EdgeHealth]:
+        """Control links to others."""
+        health = self.node.pool.health().items()
+        return {peer: edge for (peer, lane), edge in health if lane == "control" and peer != self.id}
+
+    def complaints(self) -> list[str]:
+        """What a person should mend: clocks, keys used twice."""
+        lines = complaints(self.gossip.shelf.skews, self.gossip.shelf.forks)
+        if (twin := self.announcer.twin) is not None:
+            where = ", ".join(str(addr) for addr in twin.addresses) or "an unknown address"
+            lines.append(
+                f"another node uses this node's key ({twin.name} at {where}): start one of the two with --key FILE"
+            )
+        return lines
+
+    def invitation(self) -> Ticket:
+        """The ticket to give to others: this node first, then some that it knows, direct addresses before relayed ones."""
+        ticket = replace(self.ticket, addresses=())
+        others = {r.node: r.addresses[0] for r in self.records() if r.addresses and r.node != self.id}
+        for addr in [*list(others.values())[: TICKET_ADDRESSES - 1], *reversed(self.addresses)]:
+            if addr.host.startswith("iroh%"):
+                continue
+            ticket = ticket.with_address(addr)
+        return ticket
+
+
+def _ignore(_: object) -> None:
+    """Nobody listens any more."""
+
+
+def reachable(bound: NodeAddr) -> NodeAddr:
+    """The address to tell others: for a wildcard, this machine's own on its default route, else loopback."""
+    if bound.host not in ("0.0.0.0", "::"):
+        return bound
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET: picks the interface, sends nothing
+            return NodeAddr(probe.getsockname()[0], bound.port, bound.node)
+        except OSError:
+            return NodeAddr("127.0.0.1", bound.port, bound.node)
+
+
+def relays_for(ticket: Ticket, named: Sequence[NodeAddr]) -> tuple[NodeAddr, ...]:
+    """Where a node should wait for calls: at the relays it was told, else at the first member that is not on its network."""
+    if named:
+        return tuple(named)
+    far: Iterable[NodeAddr] = (a for a in ticket.addresses if "%" not in a.host and not is_local(a.host))
+    return tuple(NodeAddr(a.host, a.port) for a in list(far)[:1])

@@ -1,0 +1,30 @@
+"""How fast a span that has just been loaded is: real device steps, milliseconds in all. Run it on the device's thread."""
+
+import statistics
+import time
+
+import torch
+
+from manyhands.core import Span
+from manyhands.wire.tensor import encode_tensor
+from manyhands.worker.execute import SpanModel, Work
+
+STEPS = 5
+WARM_UP = 2
+POSITION = 64  # as in a short chat
+
+
+def decode_layer_s(model: SpanModel, span: Span) -> float:
+    """Median seconds of one layer of a decode step of one session."""
+    cache = model.shard.new_cache(POSITION + 1, span)
+    hidden_TD = torch.zeros(1, model.shard.hidden_size, dtype=model.shard.dtype)
+    work = Work(cache, span, POSITION, 1, POSITION, encode_tensor(hidden_TD), None, is_last=True)
+    times = []
+    for _ in range(WARM_UP + STEPS):
+        cache.length = POSITION
+        began = time.perf_counter()
+        (result,) = model.run([work])
+        times.append(time.perf_counter() - began)
+        if isinstance(result, Exception):
+            raise result
+    return statistics.median(times[WARM_UP:]) / len(span)

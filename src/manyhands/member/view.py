@@ -1,0 +1,149 @@
+"""The swarm as one member sees it: records, links and sessions as people and `manyhands status` want them. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from manyhands.core import EdgeHealth, NodeId, Span
+from manyhands.member.weights import Kind, kinds_of
+from manyhands.place.shape import ModelShape
+from manyhands.place.strategy import PROCESS_BYTES, Holding, coverage, gaps, size
+from manyhands.swarm.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a view is made of. `edges`: control links by peer. `shapes`: of the models that this member knows."""
+
+    swarm: str
+    me: NodeId
+    now: float
+    records: Sequence[Record]
+    edges: Mapping[NodeId, EdgeHealth]
+    shapes: Mapping[Kind, ModelShape]
+    sessions: int = 0  # requests of this node's own
+    tokens: int = 0  # positions of cache that a span is planned with
+    complaints: tuple[str, ...] = ()
+    api: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+
+def holdings_of(kind: Kind, records: Sequence[Record]) -> list[Holding]:
+    """Who hosts what of a model. Spares serve only in need and count for nothing; who still loads is not ready."""
+    return [
+        Holding(record.node, record.info.span, record.load, is_ready=record.info.max_sessions > 0)
+        for record in records
+        if record.info is not None and kind.is_of(record) and not record.info.is_spare
+    ]
+
+
+def missing_spans(kind: Kind, records: Sequence[Record]) -> list[Span]:
+    """Layers that nobody serves now."""
+    num_layers = next((r.info.num_layers for r in records if r.info is not None and kind.is_of(r)), 0)
+    ready = [holding for holding in holdings_of(kind, records) if holding.is_ready]
+    return gaps(coverage(ready, num_layers)) if num_layers else []
+
+
+def say_missing(spans: Sequence[Span], shape: ModelShape | None, tokens: int) -> str:
+    """One line for people; "" if nothing is missing."""
+    if not spans:
+        return ""
+    named = " and ".join(str(span) for span in spans)
+    line = f"layers {named} {'is' if len(spans) == 1 and len(spans[0]) == 1 else 'are'} held by nobody"
+    if shape is None:
+        return line
+    needed = PROCESS_BYTES + sum(shape.span_bytes(span, tokens) for span in spans)
+    return f"{line}: one more machine with {size(needed)} would complete it (manyhands join)"
+
+
+def warnings_of(kind: Kind, records: Sequence[Record]) -> list[str]:
+    """What would stop the model: layers that one node alone serves."""
+    ready = [holding for holding in holdings_of(kind, records) if holding.is_ready]
+    num_layers = max((holding.span.end for holding in ready), default=0)
+    names = {record.node: record.name for record in records}
+    lines = []
+    once = [layer for layer, count in enumerate(coverage(ready, num_layers)) if count == 1]
+    for holding in ready:
+        alone = [layer for layer in once if holding.span.start <= layer < holding.span.end]
+        if alone:
+            held = " and ".join(str(span) for span in gaps([layer not in alone for layer in range(num_layers)]))
+            lines.append(f"{kind.name}: layers {held} are held once: losing {names[holding.node]} stops the model")
+    return lines
+
+
+def view_of(sight: Sight) -> dict[str, Any]:
+    """Everything `manyhands status` tells; JSON-able. Seconds are `_s`, milliseconds `_ms`."""
+    kinds = kinds_of(sight.records)
+    return {
+        "swarm": sight.swarm,
+        "node": sight.me,
+        "api": sight.api,
+        "sessions": sight.sessions,
+        "nodes": _nodes(sight),
+        "models": [_model(kind, sight) for kind in kinds],
+        "missing": [line for kind in kinds if (line := _missing(kind, sight))],
+        "warnings": [line for kind in kinds for line in warnings_of(kind, sight.records)] + list(sight.notes),
+        "complaints": list(sight.complaints),
+    }
+
+
+def _missing(kind: Kind, sight: Sight) -> str:
+    line = say_missing(missing_spans(kind, sight.records), sight.shapes.get(kind), sight.tokens)
+    return f"{kind.name}: {line}" if line else ""
+
+
+def _model(kind: Kind, sight: Sight) -> dict[str, Any]:
+    infos = [record.info for record in sight.records if record.info is not None and kind.is_of(record)]
+    ready = [holding for holding in holdings_of(kind, sight.records) if holding.is_ready]
+    return {
+        "name": kind.name,
+        "id": kind.model,
+        "precision": kind.precision,
+        "layers": infos[0].num_layers,
+        "coverage": coverage(ready, infos[0].num_layers),
+        "missing": [str(span) for span in missing_spans(kind, sight.records)],
+    }
+
+
+def _nodes(sight: Sight) -> list[dict[str, Any]]:
+    by_node: dict[NodeId, list[Record]] = {}
+    for record in sight.records:
+        by_node.setdefault(record.node, []).append(record)
+    return [_node(node, by_node[node], sight) for node in sorted(by_node, key=lambda n: (by_node[n][0].name, n))]
+
+
+def _node(node: NodeId, records: Sequence[Record], sight: Sight) -> dict[str, Any]:
+    newest = max(records, key=lambda record: record.version)
+    edge = sight.edges.get(node)
+    rtt_s = edge.rtt_s if edge else None
+    return {
+        "node": node,
+        "name": newest.name,
+        "is_me": node == sight.me,
+        "addresses": [str(addr) for addr in newest.addresses],
+        "scope": newest.scope,
+        "memory_bytes": newest.memory_bytes,
+        "cores": newest.cores,
+        "device": newest.device,
+        "spoke_s_ago": round(max(0.0, sight.now - newest.spoken_at), 1),
+        "path": "self" if node == sight.me else edge.path_kind if edge else None,
+        "rtt_ms": None if rtt_s is None else round(rtt_s * 1e3, 2),
+        "spans": [_span(record) for record in records if record.info is not None],
+    }
+
+
+def _span(record: Record) -> dict[str, Any]:
+    assert record.info is not None
+    info, load = record.info, record.load
+    return {
+        "model": info.model_name,
+        "model_id": info.model,
+        "layers": str(info.span),
+        "precision": info.precision,
+        "state": "loading" if info.max_sessions == 0 else "spare" if info.is_spare else "serving",
+        "sessions": load.sessions,
+        "max_sessions": info.max_sessions,
+        "queue": load.queue,
+        "layer_ms": round(load.layer_s * 1e3, 3) or None,
+        "free_tokens": info.free_tokens,
+    }

@@ -1,0 +1,208 @@
+"""The model that is hosted: its name and id in the swarm, its sizes, and its files for any span.
+
+`up MODEL` knows a name; `join` knows what the records say. A folder or "tales" on this disk is used as it is, if it is the same
+model; else the tensors of the span come from peers, and from the hub what no peer has.
+"""
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from manyhands.core import ModelId, Precision, Span, SpanInfo
+from manyhands.errors import ModelError, ShardUnavailable, WeightsMismatch
+from manyhands.model.arithmetic import arithmetic_class
+from manyhands.model.crew import Blame
+from manyhands.model.fetch import resolve_model
+from manyhands.model.folder import MANIFEST, parse_config
+from manyhands.model.hub import parse_hub_id
+from manyhands.model.hubpeer import HubPeer
+from manyhands.model.manifest import Manifest, Progress, build_manifest, config_digest
+from manyhands.model.peers import Need, pull
+from manyhands.model.wants import Provider, ProviderError
+from manyhands.place.shape import Checkpoint, ModelShape, look_up, shape_of
+from manyhands.swarm.record import Record
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.@/-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What records must agree on to be one model: two machines with equal kinds serve one route."""
+
+    model: ModelId
+    name: str
+    precision: Precision
+
+    def is_of(self, record: Record) -> bool:
+        info = record.info
+        return info is not None and (info.model, info.precision) == (self.model, self.precision)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A model and where its files come from. `id` None: not known before the first fetch (a hub model new to the swarm).
+
+    `folder`: it is here whole. `hub`: its hub id, if it has one.
+    """
+
+    name: str
+    precision: Precision
+    shape: ModelShape
+    config: bytes
+    id: ModelId | None
+    folder: Path | None
+    hub: str | None
+
+    @property
+    def kind(self) -> Kind | None:
+        return None if self.id is None else Kind(self.id, self.name, self.precision)
+
+    def claim(self, span: Span) -> SpanInfo | None:
+        """That this node will host `span`: a span without room for sessions. None while the id is not known."""
+        if self.id is None:
+            return None
+        item = 4 if self.precision == "fp32" else 2
+        return SpanInfo(
+            model=self.id,
+            model_name=self.name,
+            span=span,
+            num_layers=self.shape.num_layers,
+            precision=self.precision,
+            arithmetic=arithmetic_class(self.precision),
+            hidden_size=self.shape.hidden_bytes // item,
+            context_length=self.shape.context,
+            has_ends=False,
+            free_tokens=0,
+            max_sessions=0,
+        )
+
+    def checkpoint(self) -> Checkpoint:
+        """For measuring this machine."""
+        return Checkpoint(self.shape, self.config, self.folder)
+
+    async def fetch(
+        self,
+        span: Span,
+        home: Path,
+        providers: Sequence[Provider],
+        progress: Progress,
+        *,
+        with_ends: bool,
+        on_blame: Callable[[Blame], None] | None = None,
+    ) -> tuple[Path, "Weights"]:
+        """A folder with the layers of `span`, and these weights with their id. Peers first, then the hub.
+
+        Raises ModelError, ShardUnavailable, DiskFull, CutError.
+        """
+        if self.folder is not None:
+            return self.folder, self
+        if self.id is None or not providers:
+            assert self.hub is not None
+            folder = await asyncio.to_thread(resolve_model, self.hub, span, with_ends, home, progress)
+            found = (await asyncio.to_thread(build_manifest, folder, progress)).id
+            if self.id not in (None, found):
+                raise WeightsMismatch(
+                    f"the hub's {self.hub} is {found[:12]} now, the swarm has {self.id[:12]}: name its revision"
+                )
+            return folder, replace(self, id=found)
+        need = Need(self.id, span, with_ends=with_ends, with_files=True)
+        hub = None if self.hub is None else HubPeer(self.hub)
+        pulled = await pull(need, providers, home, hub=hub, progress=progress, on_blame=on_blame)
+        return pulled.folder, self
+
+
+def kinds_of(records: Sequence[Record]) -> list[Kind]:
+    """The models of a swarm, those that most nodes host first."""
+    found: dict[Kind, int] = {}
+    for record in records:
+        if (info := record.info) is not None:
+            kind = Kind(info.model, info.model_name, info.precision)
+            found[kind] = found.get(kind, 0) + 1
+    return sorted(found, key=lambda kind: (-found[kind], kind.name, kind.model))
+
+
+async def weights_of(
+    name: str, dtype: Precision | None, records: Sequence[Record], home: Path, progress: Progress
+) -> Weights:
+    """The model that `up` names. `dtype` None: as the swarm has it, else bf16.
+
+    Raises ModelError; WeightsMismatch if the swarm serves other weights or another precision under this name.
+    """
+    label = _label(name)
+    same = [kind for kind in kinds_of(records) if kind.name == label]
+    precision = dtype or (same[0].precision if same else "bf16")
+    checkpoint = await asyncio.to_thread(look_up, name, precision, home)
+    found = None
+    if checkpoint.folder is not None:
+        found = (await asyncio.to_thread(build_manifest, checkpoint.folder, progress)).id
+    for kind in same:
+        if kind.precision != precision:
+            raise WeightsMismatch(
+                f"the swarm serves {label} in {kind.precision}, not {precision}: leave --dtype out, or found another swarm"
+            )
+        if found is not None and kind.model != found:
+            raise WeightsMismatch(
+                f"the swarm serves other weights as {label} ({kind.model[:12]}, here {found[:12]}): rename the folder, or "
+                "found another swarm"
+            )
+    hub = None if checkpoint.folder is not None else name
+    return _weights(label, checkpoint, found or (same[0].model if same else None), hub)
+
+
+def _label(name: str) -> str:
+    """What a model is called in records: a folder's own name, else what the user typed."""
+    path = Path(name).expanduser()
+    return path.resolve().name if name != "tales" and path.is_dir() else name
+
+
+def _weights(label: str, checkpoint: Checkpoint, model: ModelId | None, hub: str | None) -> Weights:
+    shape = replace(checkpoint.shape, name=label)
+    return Weights(label, shape.precision, shape, checkpoint.config, model, checkpoint.folder, hub)
+
+
+async def weights_in(kind: Kind, providers: Sequence[Provider], home: Path, progress: Progress) -> Weights:
+    """The model that a swarm hosts, as its records name it: from this disk if it is here, else as peers describe it.
+
+    Raises ShardUnavailable if no peer tells, ModelError.
+    """
+    if kind.name == "tales":
+        found = await weights_of("tales", kind.precision, (), home, progress)
+        if found.id == kind.model:
+            return found
+    manifest, config = await _described(kind, providers)
+    facts = parse_config(config)
+    shape = shape_of(kind.name, facts, manifest.tensors, kind.precision)
+    return Weights(kind.name, kind.precision, shape, config, kind.model, None, _hub_id(kind.name))
+
+
+def _hub_id(name: str) -> str | None:
+    """`name` if it is a hub id. It comes from a record, so it may be anything."""
+    if not _HUB_ID.fullmatch(name):
+        return None
+    try:
+        parse_hub_id(name)
+    except ModelError:
+        return None
+    return name
+
+
+async def _described(kind: Kind, providers: Sequence[Provider]) -> tuple[Manifest, bytes]:
+    """Manifest and config.json from the first provider whose bytes are proven by the model's id."""
+    for provider in providers:
+        try:
+            raw = await provider.file(kind.model, MANIFEST)
+            config = await provider.file(kind.model, "config.json")
+        except ProviderError:
+            continue
+        if raw is None or config is None or hashlib.sha256(raw).hexdigest() != kind.model:
+            continue
+        manifest = Manifest.decode(raw)
+        if config_digest(config) == manifest.config_sha256:
+            return manifest, config
+    raise ShardUnavailable(
+        f"no node of the swarm tells what {kind.name} {kind.model[:12]} is ({len(providers)} were asked): is the one that "
+        "holds it up?"
+    )

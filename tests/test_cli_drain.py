@@ -1,0 +1,100 @@
+"""manyhands drain and the run file: a signal goes to the node that wrote the file, and to nobody else."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from manyhands.cli import app
+from manyhands.cli.runfile import run_file, run_path, running_pid
+from manyhands.errors import BadRequest, NotFound
+
+SLEEPER = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit()); print(flush=True); signal.pause()"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE) as child:
+        assert child.stdout and child.stdout.readline()  # it listens for the signal now
+        yield child
+        child.kill()
+
+
+def ticks(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def test_a_node_is_told_to_leave(process: subprocess.Popen[bytes]) -> None:
+    run_path("desk").write_text(f"{process.pid} {ticks(process.pid)}")
+    said = CliRunner().invoke(app, ["drain", "desk", "--wait", "20"])
+    assert said.exit_code == 0 and said.stdout == "desk has left\n"
+    assert process.wait() == 0
+
+
+def test_one_that_stays_is_reported(process: subprocess.Popen[bytes]) -> None:
+    run_path("desk").write_text(f"{process.pid} {ticks(process.pid)}")
+    process.send_signal(signal.SIGSTOP)
+    said = CliRunner().invoke(app, ["drain", "desk", "--wait", "0"])
+    assert said.exit_code == 1 and "still serves" in said.stdout
+
+
+def test_another_process_of_that_id_is_left_alone(process: subprocess.Popen[bytes]) -> None:
+    path = run_path("desk")
+    path.write_text(f"{process.pid} {ticks(process.pid) - 1}")  # a node that died; its id was given to another process
+    with pytest.raises(NotFound, match="no node 'desk' runs here; none does"):
+        CliRunner().invoke(app, ["drain", "desk"], catch_exceptions=False)
+    path.write_text(str(process.pid))  # as other versions wrote it: only the time of the file tells
+    os.utime(path, (time.time() - 3600, time.time() - 3600))
+    with pytest.raises(NotFound):
+        CliRunner().invoke(app, ["drain", "desk"], catch_exceptions=False)
+    assert process.poll() is None
+    os.utime(path)
+    assert running_pid(path) == process.pid
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "1", "-1", "999999999", "1 2 3", "\x00"])
+def test_files_that_name_no_process(text: str) -> None:
+    run_path("desk").write_text(text)
+    assert running_pid(run_path("desk")) is None
+
+
+def test_names_that_run_are_told() -> None:
+    with run_file("desk"):
+        assert running_pid(run_path("desk")) == os.getpid()
+        with pytest.raises(NotFound, match="there are desk"):
+            CliRunner().invoke(app, ["drain", "nas"], catch_exceptions=False)
+    assert not run_path("desk").exists()
+
+
+def test_two_nodes_of_one_name_are_refused(process: subprocess.Popen[bytes]) -> None:
+    run_path("desk").write_text(f"{process.pid} {ticks(process.pid)}")
+    with pytest.raises(BadRequest, match=f"process {process.pid}.*another --name"), run_file("desk"):
+        pass
+    assert running_pid(run_path("desk")) == process.pid
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b"])
+def test_names_that_are_no_file(name: str) -> None:
+    with pytest.raises(BadRequest, match="cannot name a node"):
+        run_path(name)
+
+
+def test_without_proc_a_process_of_ours_must_do(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    run_path("desk").write_text(str(process.pid))
+    assert running_pid(run_path("desk"), tmp_path / "none") == process.pid
+    process.kill()
+    process.wait()
+    assert running_pid(run_path("desk"), tmp_path / "none") is None

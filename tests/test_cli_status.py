@@ -1,0 +1,173 @@
+"""manyhands status: what people read of a view, whatever names strangers give themselves."""
+
+import io
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from manyhands.cli import app, client, status
+from manyhands.cli.client import GatewayError
+from manyhands.cli.status import coverage_strip, layers_of, num_cells, render, ruler, span_strip
+from manyhands.core import EdgeHealth, Span, SpanLoad
+from manyhands.errors import LinkClosed
+from manyhands.member.home import Running, announced
+from manyhands.member.view import Sight, view_of
+from tests.swarm.records import NOW, info_of, node_of, record_of
+
+
+def view(**changes: Any) -> dict[str, Any]:
+    """Three nodes: layers 0-7, 0-15 and (loading) 16-23 of 24, and one that hosts nothing."""
+    records = [
+        record_of(0, name="desk"),
+        record_of(1, name="nas", info=info_of(0, 16), load=SpanLoad(3, 0, 0.02)),
+        record_of(2, name="lap", info=info_of(16, 24, max_sessions=0)),
+        record_of(3, name="pi", info=None),
+    ]
+    edges = {node_of(1): EdgeHealth(0.0123, path_kind="relay"), node_of(2): EdgeHealth()}
+    facts: dict[str, Any] = {"sessions": 2, "api": "http://127.0.0.1:8000", "complaints": ("set the clock",)}
+    return view_of(Sight("home", node_of(0), NOW + 2, records, edges, {}, **{**facts, **changes}))
+
+
+def shown(told: dict[str, Any], width: int = 140) -> str:
+    said = io.StringIO()
+    Console(width=width, file=said).print(render(told))
+    return said.getvalue()
+
+
+def test_nodes_layers_load_and_way_are_shown() -> None:
+    text = shown(view())
+    assert "swarm home  4 nodes · 2 requests run here · API http://127.0.0.1:8000" in text
+    assert "tales  bf16, 24 layers" in text
+    rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert "████████················  0-7" in rows["desk"] and "this node" in rows["desk"]
+    assert "████████████████········  0-15" in rows["nas"] and "12.3 ms" in rows["nas"] and "relay" in rows["nas"]
+    assert "20.00" in rows["nas"] and "3/32" in rows["nas"]
+    assert "················▒▒▒▒▒▒▒▒  16-23 loading" in rows["lap"] and "direct" in rows["lap"]
+    assert rows["held"].split("held by")[1].strip() == "222222221111111100000000"
+    assert "without layers: pi (8.6 GB, no link)" in text
+
+
+def test_what_is_wrong_comes_last_and_plainly() -> None:
+    lines = shown(view()).splitlines()
+    notes = [line for line in lines if line.startswith("! ")]
+    assert notes == [
+        "! tales: layers 16-23 are held by nobody",
+        "! set the clock",
+        "! tales: layers 8-15 are held once: losing nas stops the model",
+    ]
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "[red]x[/]", "a\nb", "\u202eevil", "", "n" * 64])
+def test_names_of_strangers_do_nothing_to_a_terminal(name: str) -> None:
+    told = view()
+    told["nodes"][0]["name"] = told["swarm"] = told["models"][0]["name"] = name
+    text = shown(told)
+    assert "\x1b" not in text and "\u202e" not in text
+    assert len(text.splitlines()) == len(shown(view()).splitlines())
+
+
+def test_without_a_model_there_is_still_something_to_say() -> None:
+    told = view_of(Sight("home", node_of(0), NOW, [record_of(0, info=None)], {}, {}))
+    assert "swarm home  1 node" in shown(told)
+
+
+@given(st.integers(1, 400), st.data())
+def test_every_layer_has_its_cell(num_layers: int, data: Any) -> None:
+    cells = [layers_of(cell, num_layers) for cell in range(num_cells(num_layers))]
+    assert [layer for cell in cells for layer in cell] == list(range(num_layers))
+    assert all(len(cell) for cell in cells)
+    start = data.draw(st.integers(0, num_layers - 1))
+    end = data.draw(st.integers(start + 1, num_layers))
+    strip = span_strip(Span(start, end), num_layers, "serving").plain
+    assert len(strip) == len(cells) <= 64 and "█" in strip
+    assert len(ruler(num_layers)) <= max(len(cells), 6)
+
+
+def test_a_cell_of_several_layers_tells_the_weakest() -> None:
+    counts = [12] * 128
+    counts[5] = 0
+    strip = coverage_strip(counts).plain
+    assert (len(strip), strip[2], set(strip) - {strip[2]}) == (64, "0", {"+"})
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """Tells `view()` to whoever has the key."""
+
+    def do_GET(self) -> None:
+        is_known = self.headers["authorization"] == "Bearer mhk_x" and self.path == "/api/swarm"
+        body = view() if is_known else {"error": {"message": "no key", "code": "unauthorized"}}
+        self.send_response(200 if is_known else 401)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_: Any) -> None:
+        """Silence."""
+
+
+@pytest.fixture
+def api() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Gateway) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_asking_a_gateway(api: str) -> None:
+    text = CliRunner().invoke(app, ["status", "--api", api, "--api-key", "mhk_x"], env={"COLUMNS": "140"}).stdout
+    assert "losing nas stops the model" in text
+    told = json.loads(CliRunner().invoke(app, ["status", "--api", api, "--api-key", "mhk_x", "--json"]).stdout)
+    assert told == json.loads(json.dumps(view()))
+    refused = CliRunner().invoke(app, ["status", "--api", api])
+    assert isinstance(refused.exception, GatewayError) and refused.exception.http_status == 401
+
+
+def test_a_member_that_runs_here_is_asked(api: str, home: Path) -> None:
+    with announced(home, Running("desk", os.getpid(), node_of(0), "home", "127.0.0.1:1", api)):
+        assert status.running_api() == api
+        told = CliRunner().invoke(app, ["status"], env={"MANYHANDS_API_KEY": "mhk_x"})
+    assert "swarm home" in told.stdout
+
+
+def test_watching_goes_on_while_the_gateway_is_away(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = iter(["mhk_x", "wrong", "mhk_x"])
+    asked: list[bool] = []
+
+    def call(where: str, key: str, method: str, path: str) -> Any:
+        try:
+            told = client.call(where, next(keys), method, path)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+        except GatewayError:
+            asked.append(False)
+            raise
+        asked.append(True)
+        return told
+
+    monkeypatch.setattr(status, "call", call)
+    monkeypatch.setattr(status, "REFRESH_S", 0.0)
+    result = CliRunner().invoke(app, ["status", "--watch", "--api", api])
+    assert asked == [True, False, True] and result.exit_code == 130
+
+
+def test_nobody_there_is_one_line() -> None:
+    result = CliRunner().invoke(app, ["status", "--api", "http://127.0.0.1:9"])
+    assert isinstance(result.exception, LinkClosed) and "start one" in str(result.exception)
