@@ -23,9 +23,9 @@ from functools import cached_property, partial
 from random import Random
 from typing import Any
 
-from bench.report import finish, measuring, note
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from bench.report import finish, measuring, note
 from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
 from manyhands.swarm import dht_store, shelf
 from manyhands.swarm.announce import Announcer, Profile

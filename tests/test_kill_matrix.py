@@ -551,3 +551,67 @@ def test_everything_ends(bench: Bench) -> None:
             assert asyncio.get_running_loop().time() - began < 22.0
 
     bench.play(main)
+
+
+# -- nobody holds the layers in memory --------------------------------------------------------------------------------
+
+
+async def let_load(bench: Bench, scene: Scene, *nodes: int, max_layers: int = 6) -> None:
+    """These nodes would load any layer."""
+    for index in nodes:
+        node = scene.hops[index]
+        await node.offer_to_load(
+            bench.folder, Span(0, 6), "bf16", node.hosts[0]._device, model_name="test", max_layers=max_layers
+        )
+
+
+@pytest.mark.parametrize("path", ["ring", "star"])
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_l9_19_a_survivor_loads_the_lost_layers(bench: Bench, victim: int, path: PathKind) -> None:
+    """L9-19's reshard, sticky: only the lost span is loaded, by one survivor; the next session uses it."""
+
+    async def main() -> None:
+        async with bench.scene(spares=[]) as scene:
+            await let_load(bench, scene, 0, 1, 2)
+            arm(scene, "decode", victim)
+            await ask(bench, scene, "hot", 1, path)
+            (repair,) = scene.answers[0].repairs
+            assert repair.lost == (f"n{victim}",) and scene.answers[0].events[-1].kind == "reshard"
+            living = [n for i, n in enumerate(scene.hops) if i != victim]
+            assert [len(n.hosts) for n in living].count(2) == 1, "one of them, and nobody else"
+            assert await scene.ask("hot", 1) == bench.wanted["hot", 1]
+            assert sum(len(n.hosts) for n in living) == 3, "loaded once"
+
+    bench.play(main)
+
+
+def test_whoever_holds_the_layers_comes_before_whoever_would_load_them(bench: Bench) -> None:
+    """A spare in memory, then a place on a survivor, then loading; at most max_layers of it."""
+
+    async def main() -> None:
+        async with bench.scene() as scene:
+            await let_load(bench, scene, 0, 2)
+            arm(scene, "decode", 1)
+            await ask(bench, scene, "greedy", 1, "ring")
+            assert scene.answers[0].repairs[0].replacement == ("n3",) and len(scene.hops[0].hosts) == 1
+        async with bench.scene(spares=[], request=replace(REQUEST, patience_s=2.0)) as scene:
+            await let_load(bench, scene, 0, 2, max_layers=1)
+            arm(scene, "decode", 1)
+            with pytest.raises((ShardUnavailable, PipelineAborted), match="2-3"):
+                await scene.ask()
+
+    bench.play(main)
+
+
+def test_a_model_that_nobody_has_loaded_is_loaded_when_asked_for(bench: Bench) -> None:
+    """Also for a new session: where a hole is, a node fills it."""
+
+    async def main() -> None:
+        async with bench.scene(spares=[]) as scene:
+            await let_load(bench, scene, 2)
+            scene.faults.die(scene.hops[0])
+            await asyncio.sleep(0)
+            assert await scene.ask() == bench.wanted["greedy", 0]
+            assert [str(h.info.span) for h in scene.hops[2].hosts] == ["4-5", "0-1"]
+
+    bench.play(main)

@@ -60,6 +60,8 @@ class RequestConfig:
     open_timeout_s: float = 30.0
     # As open_timeout_s, for hops of a running session that is being repaired.
     reopen_timeout_s: float = 5.0
+    # As both, where a node must load layers first that nobody holds in memory (serve --can-load).
+    load_timeout_s: float = 120.0
     # Repairs without a token between them before the request is given up.
     max_repairs: int = 2
     # How long a repair looks for nodes that cover the lost layers.

@@ -138,6 +138,7 @@ class SpanInfo:
     free_tokens: int  # cache that can still be leased, in positions
     max_sessions: int
     is_spare: bool = False  # serves only where nobody else does: in a repair, or a gap
+    is_loaded: bool = True  # else the node loads the part it is asked for when a session is opened on it
 
 
 @dataclass(frozen=True, slots=True)

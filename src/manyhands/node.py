@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,9 +21,9 @@ from manyhands.errors import BadRequest, LinkClosed, ManyhandsError, ProtocolErr
 from manyhands.generate.sample import Sampler
 from manyhands.generate.session import Hop, Lease, Session
 from manyhands.model.admit import admit
-from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.load import context_length, read_config
 from manyhands.model.manifest import build_manifest
+from manyhands.model.prove import proven_class
 from manyhands.model.wants import Wants
 from manyhands.net.pool import LinkPool
 from manyhands.net.transport import Link, Transport
@@ -62,6 +62,17 @@ HEARTBEAT_S = 1.0
 SUSPECT_S = 3.0
 
 
+@dataclass(slots=True)
+class Loadable:
+    """Layers that a node would load on demand (`info.is_loaded` is false), `num_loaded` of at most `max_layers` so far."""
+
+    info: SpanInfo
+    folder: Path
+    device: Device
+    max_layers: int
+    num_loaded: int = 0
+
+
 class Node:
     """`make_transport` gets the function that makes this node's Hello. Enter it before use."""
 
@@ -80,6 +91,8 @@ class Node:
         self.transport = make_transport(self._hello)
         self.pool = LinkPool(self.transport)
         self.hosts: list[SpanHost] = []
+        self.loadable: list[Loadable] = []
+        self._loaded: dict[NodeId, set[SpanInfo]] = {}  # what peers have loaded for sessions of ours since their Hello
         self.sessions: dict[SessionId, Session] = {}
         self.directory: Callable[[NodeId, bytes], None] | None = None  # takes what peers' directories say
         self.on_linked: Callable[[Link], None] = lambda link: None  # a control link is up
@@ -129,9 +142,14 @@ class Node:
         return self.address
 
     def _hello(self, lane: Lane) -> Hello:
-        return Hello(PROTOCOL_VERSION, lane, self.name, self.address, tuple(host.info for host in self.hosts))
+        return Hello(PROTOCOL_VERSION, lane, self.name, self.address, self.spans)
 
     # -- hosting ------------------------------------------------------------------------------------------------------
+
+    @property
+    def spans(self) -> tuple[SpanInfo, ...]:
+        """What this node says it hosts, and then what it would load."""
+        return (*(host.info for host in self.hosts), *(loadable.info for loadable in self.loadable))
 
     async def host(
         self,
@@ -147,24 +165,41 @@ class Node:
     ) -> SpanHost:
         """Load a span (if lazy: when it is first opened) and serve it until the node stops. Raises ModelError, CutError."""
         info = await device.run(lambda: _describe(folder, span, precision, model_name, has_ends, is_spare, self.worker))
-        eos = load_eos_ids(folder, load_tokenizer(folder)) if has_ends else frozenset()
+        host = self._make_host(folder, info, device)
+        if not is_lazy:
+            await host.ensure_loaded()
+        self._add_host(host)
+        return host
+
+    def _add_host(self, host: SpanHost) -> None:
+        self.hosts.append(host)
+        self._running[host] = self._tasks.create_task(host.run())
+
+    def _make_host(self, folder: Path, info: SpanInfo, device: Device) -> SpanHost:
+        """A host that is not loaded yet."""
+        eos = load_eos_ids(folder, load_tokenizer(folder)) if info.has_ends else frozenset()
         vocab_size = int(read_config(folder).vocab_size)
 
         def make_sampler(params: SamplingParams) -> Sampler:
             return Sampler(params, vocab_size, eos)
 
-        host = SpanHost(
+        return SpanHost(
             info,
-            lambda: SpanModel(folder, span, precision, has_ends, device.num_threads),
+            lambda: SpanModel(folder, info.span, info.precision, info.has_ends, device.num_threads),
             device,
             self.worker,
             make_sampler,
         )
-        if not is_lazy:
-            await host.ensure_loaded()
-        self.hosts.append(host)
-        self._running[host] = self._tasks.create_task(host.run())
-        return host
+
+    async def offer_to_load(
+        self, folder: Path, span: Span, precision: Precision, device: Device, *, model_name: str, max_layers: int
+    ) -> None:
+        """Offer to load any part of `span` when nobody else holds it: a session that opens there waits while it is loaded.
+
+        At most `max_layers` in all; what was loaded stays, as a spare. Raises ModelError, CutError.
+        """
+        info = await device.run(lambda: _describe(folder, span, precision, model_name, False, True, self.worker))
+        self.loadable.append(Loadable(replace(info, is_loaded=False), folder, device, max_layers))
 
     def drop(self, host: SpanHost) -> None:
         """Serve a span no more and free its memory, whoever still uses it: drain it before."""
@@ -199,7 +234,11 @@ class Node:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             link = await self.link(addr, "control")
         at = NodeAddr(addr.host, addr.port, link.peer)
-        return [Offer(at, link.peer, link.hello.name, info) for info in link.hello.spans]
+        return [Offer(at, link.peer, link.hello.name, info) for info in self._spans_of(link)]
+
+    def _spans_of(self, link: Link) -> tuple[SpanInfo, ...]:
+        """What the peer said it hosts, and what it has loaded for us since."""
+        return (*link.hello.spans, *sorted(self._loaded.get(link.peer, ()), key=lambda info: info.span))
 
     def known_offers(self, addrs: Sequence[NodeAddr], excluded: Collection[NodeId]) -> list[Offer]:
         """What the nodes at `addrs` said they host, of those that a control link is open to now."""
@@ -208,7 +247,7 @@ class Node:
             Offer(NodeAddr(addr.host, addr.port, link.peer), link.peer, link.hello.name, info)
             for addr, link in links
             if link is not None and link.peer not in excluded
-            for info in link.hello.spans
+            for info in self._spans_of(link)
         ]
 
     async def open_session(self, route: Sequence[Offer], lease: Lease) -> Session:
@@ -307,7 +346,13 @@ class Node:
                     return
                 await asyncio.sleep(HEARTBEAT_S)
 
+    def _note_loaded(self, offer: Offer) -> None:
+        if not offer.info.is_loaded:
+            self._loaded.setdefault(offer.node, set()).add(replace(offer.info, is_loaded=True))
+
     def _lost(self, link: Link, reason: str) -> None:
+        if link.lane == "control":
+            self._loaded.pop(link.peer, None)
         self.wants.on_lost(link, reason)
         if link.lane == "control" and self.pool.find(link.peer, "control") is None:
             self.on_unreachable(link.peer)
@@ -352,6 +397,7 @@ class Node:
             case Progress() if session is not None and session.is_from(message.hop, link):
                 session.on_progress(message)
             case Opened() if session is not None and session.is_from(message.hop, link):
+                self._note_loaded(session.hops[message.hop].offer)
                 session.on_opened(message)
             case Fault() if session is not None and session.is_from(message.hop, link):
                 session.on_fault(message)
@@ -390,12 +436,35 @@ class Node:
     def _find_host(self, message: Open) -> SpanHost:
         """The host of the layers: one that has the session already, or the right weights, or any (which will refuse)."""
         holding = [host for host in self.hosts if host.info.span.covers(message.span)]
+        exact = [h for h in holding if (h.info.model, h.info.precision) == (message.model, message.precision)]
+        if not exact and (loadable := self._find_loadable(message)) is not None:
+            return self._add_loadable(loadable, message.span)
         if not holding:
             held = ", ".join(str(host.info.span) for host in self.hosts) or "none"
             raise ShardUnavailable(f"{self.name} does not hold layers {message.span} (it holds {held})")
         here = [h for h in holding if h.has_place(message)]
-        exact = [h for h in holding if (h.info.model, h.info.precision) == (message.model, message.precision)]
         return (here or exact or holding)[0]
+
+    def _find_loadable(self, message: Open) -> Loadable | None:
+        """What could be loaded to serve `message`. Raises ShardUnavailable if only the limit is in the way."""
+        wanted = (message.model, message.precision)
+        for loadable in self.loadable:
+            if (loadable.info.model, loadable.info.precision) == wanted and loadable.info.span.covers(message.span):
+                if loadable.num_loaded + len(message.span) > loadable.max_layers:
+                    raise ShardUnavailable(
+                        f"{self.name} loads at most {loadable.max_layers} layers on demand and has loaded "
+                        f"{loadable.num_loaded}; layers {message.span} are too many"
+                    )
+                return loadable
+        return None
+
+    def _add_loadable(self, loadable: Loadable, span: Span) -> SpanHost:
+        """A host for exactly `span`, loaded when its first session is opened (at once)."""
+        loadable.num_loaded += len(span)
+        info = replace(loadable.info, span=span, is_loaded=True)
+        host = self._make_host(loadable.folder, info, loadable.device)
+        self._add_host(host)
+        return host
 
     async def _open(self, host: SpanHost, message: Open, origin: Link) -> None:
         """Connect to the successor, then open. A failure is the session's alone: its origin gets a Fault.
@@ -445,7 +514,7 @@ def _describe(
         span=span,
         num_layers=int(config.num_hidden_layers),
         precision=precision,
-        arithmetic=arithmetic_class(precision),
+        arithmetic=proven_class(precision, home_from_env()),
         hidden_size=int(config.hidden_size),
         context_length=context_length(config),
         has_ends=has_ends,

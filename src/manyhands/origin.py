@@ -23,10 +23,10 @@ from manyhands.generate.session import Hop, Lease, Session
 from manyhands.generate.speculate import Drafter, NoDrafter
 from manyhands.generate.turn import EndsHost
 from manyhands.model.admit import admit
-from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.ends import Ends
 from manyhands.model.load import context_length, read_config
 from manyhands.model.manifest import build_manifest
+from manyhands.model.prove import UNPROVEN, proven_class
 from manyhands.node import Node
 from manyhands.route.learn import Learned
 from manyhands.route.search import Offer, Terms, find_route
@@ -113,6 +113,7 @@ class OriginModel:
         admit(self.config, home_from_env())
         self.num_layers = int(self.config.num_hidden_layers)
         self.context_length = context_length(self.config)
+        self.arithmetic = proven_class(precision, home_from_env())
         self.id = build_manifest(folder).id
         self.tokenizer = load_tokenizer(folder)
         self.eos_ids = load_eos_ids(folder, self.tokenizer)
@@ -406,8 +407,9 @@ class Origin:
         )
 
     def _exactness(self, session: Session) -> Exactness:
-        """E0 if every hop (and this origin's ends) computes in one arithmetic class, else E2."""
+        """E0 if every hop (and this origin's ends) computes in one arithmetic class that keeps rows apart, else E2."""
         classes = {hop.arithmetic for hop in session.hops}
         if self.model.ends_at == "origin":
-            classes.add(arithmetic_class(self.model.precision))
-        return "E0" if len(classes) == 1 else "E2"
+            classes.add(self.model.arithmetic)
+        is_proven = not any(name.endswith(UNPROVEN) for name in classes)
+        return "E0" if len(classes) == 1 and is_proven else "E2"

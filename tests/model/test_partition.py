@@ -15,6 +15,7 @@ from manyhands.model.partition import (
     is_tied,
     layer_bytes,
     layer_of,
+    longest_run,
     needed_tensors,
     span_tensors,
     tensor_bytes,
@@ -148,3 +149,12 @@ def test_facts_are_read_from_any_common_config() -> None:
 def test_config_without_layers_is_refused(value: Any) -> None:
     with pytest.raises(ModelError, match="num_hidden_layers"):
         ModelFacts.from_config({"num_hidden_layers": value, "hidden_size": 8, "vocab_size": 9})
+
+
+def test_the_longest_run_of_layers_that_a_folder_holds() -> None:
+    """Layers past the model's count, the ends and gaps do not count."""
+    names = [f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1, 4, 5, 6, 9, 12, 13, 14, 15)]
+    assert longest_run(["lm_head.weight", *names], 12) == Span(4, 7)
+    assert longest_run(names, 16) == Span(12, 16)
+    with pytest.raises(CutError, match="holds no layers"):
+        longest_run(["model.norm.weight"], 12)

@@ -41,7 +41,11 @@ def refusal(data: bytes, now: float = NOW) -> Verdict:
         record_of(is_withdrawn=True),
         record_of(relay="https://relay.example.org./", scope="public", addresses=()),
         record_of(addresses=(address_of(0, "::1"), address_of(0, "fe80::1%eth0"), address_of(0, "häuschen.local"))),
-        record_of(info=info_of(16, 24, has_ends=True, is_spare=True, precision="int8"), name="küche", device="cuda:0"),
+        record_of(
+            info=info_of(16, 24, has_ends=True, is_spare=True, is_loaded=False, precision="int8"),
+            name="küche",
+            device="cuda:0",
+        ),
     ],
 )
 def test_round_trip(record: Any) -> None:

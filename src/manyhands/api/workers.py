@@ -196,6 +196,7 @@ def span_object(model: str, offer: Offer) -> dict[str, Any]:
         "precision": info.precision,
         "arithmetic": info.arithmetic,
         "is_spare": info.is_spare,
+        "is_loaded": info.is_loaded,
         "has_ends": info.has_ends,
         "free_positions": info.free_tokens,
         "max_sessions": info.max_sessions,

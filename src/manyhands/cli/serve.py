@@ -35,6 +35,9 @@ def serve(
     dtype: options.DType = "bf16",
     ends: Annotated[bool, typer.Option("--ends", help="Also hold embedding or head (first and last hop).")] = False,
     spare: Annotated[bool, typer.Option("--spare", help="Serve only where nobody else does: after a death.")] = False,
+    can_load: Annotated[
+        int, typer.Option("--can-load", min=0, help="Load so many further layers when nobody else holds them.")
+    ] = 0,
     advertise: Annotated[str, typer.Option(help="Address for others, if it is not the one listened at.")] = "",
     name: Annotated[str, typer.Option(help="What to call this node; default: the host's name.")] = "",
     key: Annotated[Path | None, typer.Option(help="This node's key file; default: $MANYHANDS_HOME/node.key.")] = None,
@@ -67,7 +70,7 @@ def serve(
         shown = NodeAddr.parse(advertise) if advertise else None
         name = name or socket.gethostname()
         opened = gateway.ApiPlan.of(api, insecure, job_file, trace, log_json)
-        job = _Job(model, Span.parse(layers), precision, ends, spare, addr, shown, name, key, threads, opened)
+        job = _Job(model, Span.parse(layers), precision, ends, spare, addr, shown, name, key, threads, opened, can_load)
         options.run(_serve(job, ticket, worker, as_json, while_stdin))
     except ManyhandsError as error:
         if as_json:
@@ -91,7 +94,9 @@ class _Job:
         key: Path | None,
         threads: int | None,
         api: gateway.ApiPlan,
+        can_load: int = 0,
     ) -> None:
+        self.can_load = can_load
         self.model, self.span, self.precision, self.has_ends = model, span, precision, has_ends
         self.is_spare, self.api = is_spare, api
         self.listen, self.advertise, self.name, self.key, self.threads = listen, advertise, name, key, threads
@@ -122,6 +127,8 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
                 has_ends=job.has_ends,
                 is_spare=job.is_spare,
             )
+            if job.can_load:
+                await _offer_to_load(node, folder, job, device)
             bound = await node.listen(job.listen)
             addr = job.advertise or _reachable(bound)
             ticket = ticket.with_address(NodeAddr(addr.host, addr.port, bound.node))
@@ -146,6 +153,16 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
         _say(as_json, "stopped")
     finally:
         device.close()
+
+
+async def _offer_to_load(node: "Node", folder: Path, job: _Job, device: "Device") -> None:
+    """Layers of the folder that this node would load when nobody else holds them."""
+    from manyhands.model.folder import read_entries
+    from manyhands.model.load import read_config
+    from manyhands.model.partition import longest_run
+
+    here = longest_run((entry.name for entry in read_entries(folder)), int(read_config(folder).num_hidden_layers))
+    await node.offer_to_load(folder, here, job.precision, device, model_name=job.model, max_layers=job.can_load)
 
 
 @contextlib.asynccontextmanager

@@ -86,7 +86,8 @@ class Healer:
             self.events.append(Event("pipeline_aborted", tuple(lost), at_token, str(error)))
             raise
         names = tuple(slot.offer.name for slot in plan.slots if slot.offer not in before)
-        kind: Literal["shard_failover", "reshard"] = "shard_failover" if len(plan.slots) == len(before) else "reshard"
+        is_alike = len(plan.slots) == len(before) and all(slot.offer.info.is_loaded for slot in plan.slots)
+        kind: Literal["shard_failover", "reshard"] = "shard_failover" if is_alike else "reshard"
         self.events.append(Event(kind, names, at_token, f"{', '.join(lost)} -> {', '.join(names)}"))
         self.repairs.append(Repair(reason, tuple(lost), names, at_token, silent_s, now() - planned, now() - began))
         logger.info("session=%s repaired at token %d: %s -> %s", session.id.hex()[:8], at_token, lost, names)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from manyhands.core import NodeId, Span
 from manyhands.errors import ShardUnavailable
-from manyhands.route.search import Offer, cover
+from manyhands.route.search import Offer, cover, without_needless_loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +164,11 @@ def _shadows_of(run: Sequence[Offer], shadows: Sequence[Offer]) -> list[Offer]:
 def _cover_run(
     route: Sequence[Offer], start: int, end: int, lost: Collection[int], offers: Sequence[Offer]
 ) -> tuple[Offer, ...]:
-    """New hops for the lost run route[start:end]; nodes outside the route first."""
+    """New hops for the lost run route[start:end]: nodes outside the route first, whoever must load the layers last."""
     span = Span(route[start].info.span.start, route[end - 1].info.span.end)
     staying = {o.node for i, o in enumerate(route) if i not in lost}
-    found = cover([o for o in offers if o.node not in staying], span) or cover(offers, span)
-    if not found:
-        raise ShardUnavailable(f"nobody else holds layers {span}")
-    return found
+    ready = [o for o in offers if o.info.is_loaded]
+    for able in ([o for o in ready if o.node not in staying], ready, without_needless_loading(offers, span)):
+        if found := cover(able, span):
+            return found
+    raise ShardUnavailable(f"nobody else holds layers {span}")

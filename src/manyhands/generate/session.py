@@ -196,6 +196,8 @@ class Session:
 
     async def _place(self, slots: Sequence[Slot], indices: Sequence[int]) -> None:
         limit = self._config.reopen_timeout_s if self._is_running else self._config.open_timeout_s
+        if not all(slots[index].offer.info.is_loaded for index in indices):
+            limit = self._config.load_timeout_s
         for index in indices:
             _try_send(self.hops[index].control, self._open_message(index, slots[index]))
         try:

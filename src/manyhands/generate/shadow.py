@@ -108,6 +108,7 @@ class Followers:
             o.part(span)
             for o in offers
             if o.info.span.covers(span)
+            and o.info.is_loaded
             and (o.info.model, o.info.precision) == (model.model, model.precision)
             and (o.info.has_ends or not session.needs_ends or not _is_edge(o, span))
             and self._is_wanted(span, o)

@@ -55,7 +55,7 @@ def _product(x_MK: Tensor, weight: Tensor, bias_N: Tensor | None) -> Tensor:
         return out[:count] if count < MIN_ROWS else out
     missing = -count % AMX_ROWS
     rows = F.pad(x_MK, (0, 0, 0, missing)) if missing else x_MK
-    blocks = [_call(block, weight, bias_N) for block in rows.split(AMX_ROWS)]
+    blocks = [_call(block, weight, bias_N) for block in torch.split(rows, AMX_ROWS)]
     out = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
     return out[:count] if missing else out
 

@@ -89,6 +89,18 @@ def end_role(name: str) -> EndRole:
     return "embed" if _EMBED.search(name) else "norm"
 
 
+def longest_run(names: Iterable[str], num_layers: int) -> Span:
+    """The longest run of layers (below `num_layers`) of which there are tensors, the first of equals. Raises CutError."""
+    held = {layer for name in names if (layer := layer_of(name)) is not None and layer < num_layers}
+    runs: list[Span] = []
+    for layer in sorted(held):
+        start = runs.pop().start if runs and runs[-1].end == layer else layer
+        runs.append(Span(start, layer + 1))
+    if not runs:
+        raise CutError("this checkpoint folder holds no layers")
+    return max(runs, key=lambda run: (len(run), -run.start))
+
+
 def span_tensors(names: Iterable[str], span: Span) -> list[str]:
     """The tensors of `span`, sorted. Raises ModelError naming the first layer that has none."""
     found = sorted(name for name in names if (layer := layer_of(name)) is not None and span.start <= layer < span.end)

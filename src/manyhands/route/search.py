@@ -14,7 +14,7 @@ from manyhands.route.chain import SPARE, Part
 from manyhands.route.offer import ANY, Offer, Pair, Terms
 from manyhands.route.space import Space, rtt_between
 
-__all__ = ["Kind", "Offer", "Pair", "Terms", "cover", "find_route", "next_hop"]
+__all__ = ["Kind", "Offer", "Pair", "Terms", "cover", "find_route", "next_hop", "without_needless_loading"]
 
 Kind = tuple[ModelId, Precision]
 
@@ -32,8 +32,8 @@ def find_route(
 ) -> tuple[Offer, ...]:
     """The best chain of spans for [0, num_layers) on `terms`; the order of `offers` does not matter.
 
-    Fewest spares come first in every policy. Unmeasured offers are taken to be as fast as the fastest, so that they are
-    tried; with no figures at all the fewest hops win, then the most free cache.
+    No layer is loaded that somebody holds in memory. Fewest spares come first in every policy. Unmeasured offers are taken
+    to be as fast as the fastest, so that they are tried; with no figures at all the fewest hops win, then the most free cache.
     `wanted`: weights and precision to prefer, if they cover the model. Raises WeightsMismatch if the offers disagree on
     weights or precision and no one kind covers the model; Busy if only full nodes are missing to a route;
     ShardUnavailable naming the layers that nobody holds.
@@ -41,7 +41,8 @@ def find_route(
     admitted = [o for o in offers if terms.admits(o)]
     run = Span(0, num_layers)
     for kind in _kinds(admitted, wanted):
-        candidates = [o for o in admitted if _kind(o) == kind and _has_room(o, terms)]
+        able = [o for o in admitted if _kind(o) == kind and _has_room(o, terms)]
+        candidates = without_needless_loading(able, run)
         if not _missing(candidates, num_layers):
             return _choose(candidates, run, terms)
     raise _refusal(offers, admitted, num_layers, terms)
@@ -56,6 +57,21 @@ def cover(offers: Sequence[Offer], span: Span, terms: Terms = ANY, between: Pair
         return ()
     space = Space.of(offers, terms, between)
     return space.route(space.cheapest(span) or [])
+
+
+def without_needless_loading(offers: Sequence[Offer], run: Span) -> list[Offer]:
+    """The loaded offers, and of those that would have to be loaded the parts of `run` that no other offer holds."""
+    loaded = [o for o in offers if o.info.is_loaded]
+    to_load = [o for o in offers if not o.info.is_loaded]
+    if not to_load:
+        return loaded
+    gaps = [gap for gap in _gaps(loaded, run.end) if gap.end > run.start]
+    return loaded + [
+        o.part(Span(max(gap.start, o.info.span.start, run.start), min(gap.end, o.info.span.end)))
+        for o in to_load
+        for gap in gaps
+        if max(gap.start, o.info.span.start, run.start) < min(gap.end, o.info.span.end)
+    ]
 
 
 def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, terms: Terms = ANY) -> Offer:
@@ -125,6 +141,10 @@ def _refusal(
 
 def _missing(offers: Sequence[Offer], num_layers: int) -> str:
     """Layers that no offer holds; "" if there are none."""
+    return ", ".join(map(str, _gaps(offers, num_layers)))
+
+
+def _gaps(offers: Sequence[Offer], num_layers: int) -> list[Span]:
     held = 0  # a bit a layer
     for o in offers:
         held |= (1 << min(o.info.span.end, num_layers)) - (1 << min(o.info.span.start, num_layers))
@@ -133,7 +153,7 @@ def _missing(offers: Sequence[Offer], num_layers: int) -> str:
         if not held >> layer & 1:
             start = gaps.pop().start if gaps and gaps[-1].end == layer else layer
             gaps.append(Span(start, layer + 1))
-    return ", ".join(map(str, gaps))
+    return gaps
 
 
 # -- which of them ------------------------------------------------------------------------------------------------------

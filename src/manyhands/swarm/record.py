@@ -46,7 +46,7 @@ _HEAD = struct.Struct(">B32sQQBBB8sQHIIdd")
 _SPAN = struct.Struct(">32sHHHBBIIQI")
 _BEAT = struct.Struct(">H8s")
 _WITHDRAWN, _HAS_SPAN = 1, 2
-_HAS_ENDS, _IS_SPARE = 1, 2
+_HAS_ENDS, _IS_SPARE, _TO_LOAD = 1, 2, 4
 
 # Why a statement was taken or not. new: taken; same: known already; fork: signed, but contradicts one with its number;
 # full: no room for another; unknown: a beat of a record we lack; flood: its sender sent more than its share.
@@ -276,7 +276,7 @@ def _encode_info(info: SpanInfo) -> bytes:
         info.span.end,
         info.num_layers,
         PRECISIONS.index(info.precision),
-        info.has_ends * _HAS_ENDS + info.is_spare * _IS_SPARE,
+        info.has_ends * _HAS_ENDS + info.is_spare * _IS_SPARE + (not info.is_loaded) * _TO_LOAD,
         info.hidden_size,
         info.context_length,
         info.free_tokens,
@@ -348,6 +348,7 @@ def _decode_info(reader: "_Reader") -> SpanInfo:
         free,
         sessions,
         bool(flags & _IS_SPARE),
+        not flags & _TO_LOAD,
     )
 
 

@@ -1,0 +1,60 @@
+"""manyhands.model.prove: a machine that mixes rows is found out, once, and never called exact."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyhands.core import Precision
+from manyhands.model import linear, prove
+from manyhands.model.arithmetic import arithmetic_class
+from manyhands.model.attention import attention
+from manyhands.model.prove import UNPROVEN, keeps_rows_apart, proven_class
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32", "int8"])
+def test_this_machine_keeps_rows_apart(precision: Precision) -> None:
+    """If this fails, this CPU computes rows together in a way we do not know yet: docs/exactness.md."""
+    assert keeps_rows_apart(precision)
+
+
+def _mixing(x_MK: Tensor, weight: Tensor, bias_N: Tensor | None) -> Tensor:
+    """A product whose last bit depends on how many rows there are, as kernels that cut the sum have it."""
+    out = linear._call(linear.pad_rows(x_MK), weight, bias_N)[: x_MK.shape[0]]
+    return out * (1 + 2**-7) if x_MK.shape[0] >= 32 else out
+
+
+def test_a_product_that_mixes_rows_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_product", _mixing)
+    before = torch.get_num_threads()
+    assert not keeps_rows_apart("bf16") and torch.get_num_threads() == before
+
+
+def test_attention_that_mixes_rows_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = attention
+
+    def mixing(module: torch.nn.Module, query: Tensor, *rest: Tensor | None) -> tuple[Tensor, None]:
+        out, _ = plain(module, query, *rest)  # type: ignore[arg-type]
+        return (out * 1.0625 if query.shape[2] == 1 else out), None
+
+    monkeypatch.setattr(prove, "attention", mixing)
+    assert not keeps_rows_apart("fp32")
+
+
+def test_the_verdict_is_kept_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def verdict(precision: Precision) -> bool:
+        asked.append(precision)
+        return precision == "fp32"
+
+    monkeypatch.setattr(prove, "keeps_rows_apart", verdict)
+    for _ in range(2):
+        assert proven_class("fp32", tmp_path) == arithmetic_class("fp32")
+        assert proven_class("bf16", tmp_path) == arithmetic_class("bf16") + UNPROVEN
+    assert asked == ["fp32", "bf16"] and len(json.loads((tmp_path / "arithmetic.json").read_text())) == 2
+    for damaged in ("", "[]", "{"):
+        (tmp_path / "arithmetic.json").write_text(damaged)
+        assert proven_class("fp32", tmp_path) == arithmetic_class("fp32")
