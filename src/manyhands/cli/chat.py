@@ -1,27 +1,47 @@
-"""`manyhands chat`: a conversation with a swarm. Ctrl-C stops the answer, not the program."""
+"""`manyhands chat`: a conversation with a swarm or a gateway. Ctrl-C stops the answer, not the program."""
 
 import asyncio
 import contextlib
+import os
 import signal
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.infer import swarm_origin
-from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
+from manyhands.cli.chat_text import HELP, Command, Mistake, Paragraphs, Said, as_markdown, parse, tail
+from manyhands.cli.client import ApiKey
+from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, ManyhandsError
 
 if TYPE_CHECKING:
-    from manyhands.origin import Origin
+    from manyhands.cli.chat_source import Source
 
-HELP = "/reset forgets the conversation · /route shows the last route · /exit or Ctrl-D leaves · Ctrl-C stops an answer"
+REFRESH_PER_S = 12
+HISTORY = "chat_history"
+
+Model = Annotated[str, typer.Argument(help="As the swarm or the gateway has it; may be left out if that has one.")]
+Ticket = Annotated[
+    str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="Be an origin of this swarm, without a gateway.")
+]
+Api = Annotated[
+    str, typer.Option("--api", envvar="MANYHANDS_API", help="Ask this gateway; default: a member that runs here.")
+]
+Ask = Callable[[], Awaitable[str]]  # the next line; raises EOFError at the end, KeyboardInterrupt
 
 
 def chat(
-    model: options.Model,
-    ticket: options.Ticket,
+    context: typer.Context,
+    model: Model = "",
+    ticket: Ticket = "",
+    api: Api = "",
+    api_key: ApiKey = "",
+    system: Annotated[str, typer.Option("--system", help="What the model shall be.")] = "",
+    history: Annotated[bool, typer.Option("--history/--no-history", help="Remember what was typed.")] = True,
     max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = 0.7,
     top_p: options.TopP = 0.95,
@@ -35,7 +55,7 @@ def chat(
     ends: options.Ends = "origin",
     threads: options.Threads = None,
 ) -> None:
-    """Talk with a model on a swarm; this machine is the origin."""
+    """Talk with a model: with --ticket this machine is the origin, else a gateway is asked."""
     params = options.sampling_of(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -47,86 +67,223 @@ def chat(
         stop=stop,
     )
     precision, at, kind = options.precision_of(dtype), options.ends_of(ends), options.path_of(path)
-    options.run(_chat(model, ticket, params, precision, kind, at, threads))
+    given = {name for name in context.params if _is_given(context, name)}
+    if ticket and "api" not in given:
+        from manyhands.cli.infer import swarm_origin
+
+        if not model:
+            raise BadRequest("with a ticket, name the model: manyhands chat MODEL --ticket mh1...")
+
+        @asynccontextmanager
+        async def source() -> "AsyncIterator[Source]":
+            from manyhands.cli.chat_source import OriginSource
+
+            async with swarm_origin(model, ticket, precision, at, threads) as origin:
+                yield OriginSource(origin, model, params, kind)
+    else:
+        if idle := sorted(given & {"ticket", "dtype", "ends", "threads"}):
+            raise BadRequest(
+                f"--{idle[0]} is for an origin of one's own: leave it out, or leave --api out and give --ticket"
+            )
+
+        @asynccontextmanager
+        async def source() -> "AsyncIterator[Source]":
+            from manyhands.cli.chat_source import GatewaySource
+            from manyhands.cli.status import running_api
+
+            gateway = GatewaySource(api or running_api(), api_key, model, params, kind)
+            await gateway.choose()
+            yield gateway
+
+    options.run(_chat(source, system, history))
 
 
-async def _chat(
-    model: str,
-    ticket: str,
-    params: SamplingParams,
-    precision: Precision,
-    path: PathKind,
-    ends: EndsAt,
-    threads: int | None,
-) -> None:
-    async with swarm_origin(model, ticket, precision, ends, threads) as origin:
-        typer.secho(HELP, dim=True, err=True)
-        await _Conversation(origin, params, path).run()
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether a parameter stands on the command line itself."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
-class _Conversation:
-    """The messages so far and the loop that reads the next one."""
+async def _chat(source: Any, system: str, has_history: bool) -> None:
+    async with source() as other:
+        typer.secho(f"talking with {other.model}; /help lists the commands", dim=True, err=True)
+        await Conversation(other, _prompt(has_history), system).run()
 
-    def __init__(self, origin: "Origin", params: SamplingParams, path: PathKind) -> None:
-        self._origin, self._params, self._path = origin, params, path
-        self._messages: list[dict[str, str]] = []
-        self._last_route: list[str] = []
+
+class Conversation:
+    """The messages so far, and the loop that reads the next one."""
+
+    def __init__(self, source: "Source", ask: Ask, system: str = "") -> None:
+        from manyhands.cli.chat_source import Stats
+
+        self._source, self._ask, self._system = source, ask, system
+        self._turns: list[dict[str, str]] = []
+        self._stats, self._Stats = Stats(), Stats
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        first = [{"role": "system", "content": self._system}] if self._system else []
+        return first + self._turns
 
     async def run(self) -> None:
         while True:
             try:
-                line = (await asyncio.to_thread(input, "> ")).strip()
-            except (EOFError, KeyboardInterrupt):
-                typer.echo()
+                line = parse(await self._ask())
+            except EOFError:
                 return
+            except KeyboardInterrupt:
+                continue
             match line:
-                case "":
-                    continue
-                case "/exit":
+                case Command("exit"):
                     return
-                case "/reset":
-                    self._messages.clear()
-                case "/route":
-                    typer.echo("\n".join(self._last_route) or "no route yet")
-                case "/help":
-                    typer.echo(HELP)
-                case _ if line.startswith("/"):
-                    typer.echo(f"{line} is no command. {HELP}")
-                case _:
-                    await self._turn(line)
+                case Command(name, argument):
+                    await self._do(name, argument)
+                case Mistake(why):
+                    typer.echo(why)
+                case Said(text):
+                    await self._turn(text)
 
-    async def _turn(self, line: str) -> None:
-        self._messages.append({"role": "user", "content": line})
+    async def _do(self, name: str, argument: str) -> None:
+        match name:
+            case "help":
+                typer.echo(HELP)
+            case "reset":
+                self._turns.clear()
+                typer.echo("forgotten")
+            case "system":
+                self._system = argument
+                typer.echo("from now on" if argument else "nothing said")
+            case "stats":
+                typer.echo(str(self._stats))
+            case "save":
+                self._save(argument)
+            case "model":
+                await self._choose(argument)
+
+    def _save(self, name: str) -> None:
+        path = Path(name).expanduser()
+        try:
+            with path.open("x") as file:  # never over something that is there
+                file.write(as_markdown(self.messages))
+            typer.echo(f"{len(self.messages)} messages are in {path}")
+        except OSError as error:
+            typer.echo(f"{path} cannot be written: {error.strerror}")
+
+    async def _choose(self, name: str) -> None:
+        try:
+            known = await self._source.models()
+        except ManyhandsError as error:
+            typer.echo(f"manyhands: {error}")
+            return
+        if name in known:
+            self._source.model = name
+        elif name:
+            typer.echo(f"there is no {name!r:.80} here")
+        typer.echo("\n".join(f"{'*' if one == self._source.model else ' '} {one}" for one in known))
+
+    async def _turn(self, text: str) -> None:
+        self._turns.append({"role": "user", "content": text})
+        self._stats = self._Stats()
         said: list[str] = []
         try:
-            await _until_interrupted(self._answer(said))
-        except BadRequest as error:
-            self._messages.pop()
-            typer.secho(f"manyhands: {error}", err=True)
-            return
+            if not await _until_interrupted(self._answer(said)):
+                typer.secho("[stopped]", dim=True)
         except ManyhandsError as error:
-            typer.secho(f"\nmanyhands: {error}", err=True)
-        self._messages.append({"role": "assistant", "content": "".join(said)})
+            typer.secho(f"manyhands: {error}", err=True)
+        if said:
+            self._turns.append({"role": "assistant", "content": "".join(said)})
+        else:
+            self._turns.pop()  # nothing was answered: as if it had not been asked
 
     async def _answer(self, said: list[str]) -> None:
-        answer = self._origin.answer(self._origin.request(self._messages, self._params))
-        stream = self._origin.stream(answer, path=self._path)
-        async with contextlib.aclosing(stream):
-            async for token in stream:
-                said.append(token.text)
-                typer.echo(token.text, nl=False)
-        typer.echo()
-        self._last_route = [f"layers {o.info.span!s:<7} {o.name} {o.addr}" for o in answer.route]
+        with contextlib.closing(_Screen()) as screen:
+            async with contextlib.aclosing(self._source.answer(self.messages, self._stats)) as pieces:
+                async for piece in pieces:
+                    said.append(piece)
+                    screen.show(piece)
 
 
-async def _until_interrupted(work: Awaitable[None]) -> None:
-    """Run `work`; Ctrl-C cancels it alone."""
+class _Screen:
+    """Shows an answer as it grows, and each paragraph as Markdown once it is whole; plain text where stdout is no terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(highlight=False)
+        self._is_plain = not self._console.is_terminal
+        self._paragraphs = Paragraphs()
+        self._live = Live(console=self._console, refresh_per_second=REFRESH_PER_S, transient=True)
+        if not self._is_plain:
+            self._live.start()
+
+    def show(self, piece: str) -> None:
+        from rich.text import Text
+
+        if self._is_plain:
+            typer.echo(piece, nl=False)
+            return
+        for paragraph in self._paragraphs.feed(piece):
+            self._print(paragraph)
+        width, height = self._console.size
+        self._live.update(Text(tail(self._paragraphs.rest, width, height - 2)))
+
+    def _print(self, paragraph: str) -> None:
+        from rich.markdown import Markdown
+
+        self._live.update("")
+        self._console.print(Markdown(paragraph))
+        self._console.print()
+
+    def close(self) -> None:
+        if self._is_plain:
+            typer.echo()
+            return
+        rest, self._paragraphs.rest = self._paragraphs.rest, ""
+        self._live.update("")
+        self._live.stop()
+        if rest.strip():
+            self._print(rest)
+
+
+def _prompt(has_history: bool) -> Ask:
+    """How to ask for the next line: with editing and history at a terminal, else line by line from stdin."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+
+        async def read() -> str:
+            line: str = await asyncio.to_thread(sys.stdin.readline)
+            if not line:
+                raise EOFError
+            return line
+
+        return read
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    path = home_from_env() / HISTORY
+    if has_history:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))  # what was typed is nobody else's business
+    session: PromptSession[str] = PromptSession(history=FileHistory(str(path)) if has_history else InMemoryHistory())
+
+    async def ask() -> str:
+        line: str = await session.prompt_async("> ")
+        return line
+
+    return ask
+
+
+async def _until_interrupted(work: Any) -> bool:
+    """Run `work`; Ctrl-C cancels it alone. Returns whether it came to its end."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, task.cancel)
     try:
         await task
     except asyncio.CancelledError:
-        typer.secho(" [stopped]", dim=True)
+        if not task.cancelled():
+            raise
+        return False
     finally:
         loop.remove_signal_handler(signal.SIGINT)
+    return True

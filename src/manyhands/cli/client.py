@@ -33,9 +33,8 @@ def call(api: str, key: str, method: str, path: str, body: Any = None) -> Any:
 
     Raises GatewayError as the gateway says, LinkClosed if there is none, BadRequest for an address that is none.
     """
+    check_address(api)
     url = api.rstrip("/") + path
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise BadRequest(f"--api is {api!r}; it is of the form {DEFAULT_API}")
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
     try:
@@ -50,6 +49,17 @@ def call(api: str, key: str, method: str, path: str, body: Any = None) -> Any:
         raise LinkClosed(
             f"no gateway answers at {api} ({reason}): start one (manyhands up) or name another with --api"
         ) from error
+
+
+def check_address(api: str) -> None:
+    """Raise BadRequest for what is no address of a gateway."""
+    try:
+        url = urlsplit(api)
+        is_one = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # a port that is no number
+        is_one = False
+    if not is_one:
+        raise BadRequest(f"--api is {api!r:.100}; it is of the form {DEFAULT_API}")
 
 
 def _error(error: urllib.error.HTTPError) -> GatewayError:

@@ -1,0 +1,218 @@
+"""manyhands chat: what a line means, where a paragraph ends, and a conversation with a gateway and with an own origin."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from manyhands.cli import app
+from manyhands.cli.chat import Conversation
+from manyhands.cli.chat_source import GatewaySource, Messages, OriginSource, Stats
+from manyhands.cli.chat_text import HELP, Command, Mistake, Paragraphs, Said, as_markdown, parse, tail
+from manyhands.cli.client import GatewayError
+from manyhands.core import SamplingParams
+from manyhands.errors import BadRequest, LinkClosed
+from tests.api.served import Served, make_model, served
+
+
+@pytest.mark.parametrize(
+    "line, meant",
+    [
+        ("", None),
+        ("  \n", None),
+        (" hello\n", Said("hello")),
+        ("//etc is a path", Said("/etc is a path")),
+        ("/help", Command("help")),
+        ("/system be brief ", Command("system", "be brief")),
+        ("/system", Command("system")),
+        ("/model", Command("model")),
+        ("/save a b.md", Command("save", "a b.md")),
+    ],
+)
+def test_what_a_line_is(line: str, meant: object) -> None:
+    assert parse(line) == meant
+
+
+@pytest.mark.parametrize(
+    "line, why",
+    [("/nonsense", "no command"), ("/reset all", "nothing behind"), ("/save ", "file"), ("/", "no command")],
+)
+def test_mistakes_are_told(line: str, why: str) -> None:
+    meant = parse(line)
+    assert isinstance(meant, Mistake) and why in meant.why
+
+
+def test_help_names_every_command() -> None:
+    for name in ("reset", "system", "model", "save", "stats", "exit"):
+        assert f"/{name}" in HELP
+
+
+def test_a_paragraph_ends_at_an_empty_line_but_not_in_a_fence() -> None:
+    cut = Paragraphs()
+    assert cut.feed("one\ntwo\n") == []
+    assert cut.feed("\nthree") == ["one\ntwo"]
+    assert cut.rest == "three"
+    assert cut.feed("\n\n```py\na = 1\n\nb = 2\n") == ["three"]
+    assert cut.feed("```\n\nend") == ["```py\na = 1\n\nb = 2\n```"]
+    assert cut.rest == "end"
+
+
+@given(st.text(alphabet="ab`~ \n", max_size=60), st.data())
+def test_however_it_comes_nothing_is_lost_and_the_cuts_are_the_same(text: str, data: st.DataObject) -> None:
+    whole, pieces = Paragraphs(), Paragraphs()
+    at_once = [*whole.feed(text), whole.rest]
+    bit_by_bit: list[str] = []
+    rest = text
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        bit_by_bit += pieces.feed(rest[:size])
+        rest = rest[size:]
+    bit_by_bit.append(pieces.rest)
+    assert "".join(bit_by_bit).replace("\n", "").replace(" ", "") == text.replace("\n", "").replace(" ", "")
+    assert "".join(at_once).replace("\n", "").replace(" ", "") == text.replace("\n", "").replace(" ", "")
+
+
+@given(st.text(alphabet="ab\n", max_size=200), st.integers(1, 20), st.integers(1, 10))
+def test_what_grows_fits_the_screen(text: str, width: int, height: int) -> None:
+    lines = tail(text, width, height).split("\n")
+    assert len(lines) <= height and all(len(line) <= width for line in lines)
+    assert text.replace("\n", "").endswith("".join(lines))
+
+
+class Echo:
+    """A source without a model: says what it was told, or fails."""
+
+    def __init__(self) -> None:
+        self.model, self.asked = "echo", list[list[str]]()
+
+    async def models(self) -> list[str]:
+        return ["echo", "other"]
+
+    async def answer(self, messages: Messages, stats: Stats) -> AsyncGenerator[str, None]:
+        self.asked.append([f"{m['role']}: {m['content']}" for m in messages])
+        if messages[-1]["content"] == "fail":
+            raise BadRequest("too long")
+        for word in messages[-1]["content"].split():
+            stats.count(1)
+            yield word
+
+
+async def talk(source: object, *lines: str | type[BaseException]) -> None:
+    """A conversation in which these lines are typed, then the end of input."""
+    waiting = list(lines)
+
+    async def ask() -> str:
+        if not waiting:
+            raise EOFError
+        line = waiting.pop(0)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    await Conversation(source, ask).run()  # type: ignore[arg-type]
+
+
+def test_a_conversation_and_its_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, file = Echo(), tmp_path / "talk.md"
+    lines: list[str | type[BaseException]] = [
+        "/stats",
+        "/system be brief",
+        "one two",
+        KeyboardInterrupt,
+        "fail",
+        "three",
+        f"/save {file}",
+        f"/save {file}",
+    ]
+    asyncio.run(talk(source, *lines, "/model other", "/model none", "/stats", "/reset", "four", "/exit", "never"))
+    assert source.asked[1] == ["system: be brief", "user: one two", "assistant: onetwo", "user: fail"]
+    assert source.asked[2] == ["system: be brief", "user: one two", "assistant: onetwo", "user: three"]
+    assert source.asked[3] == ["system: be brief", "user: four"] and len(source.asked) == 4
+    assert source.model == "other"
+    assert file.read_text().startswith("**system**\n\nbe brief\n\n**user**\n\none two")
+    said = capsys.readouterr()
+    assert "no answer yet" in said.out and "onetwo\n" in said.out and "File exists" in said.out
+    assert "* other" in said.out and "there is no 'none' here" in said.out and "1 tokens" in said.out
+    assert "manyhands: too long" in said.err
+
+
+def test_saved_as_markdown() -> None:
+    assert as_markdown([{"role": "user", "content": " x\n"}]) == "**user**\n\nx\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("chat") / "tiny")
+
+
+@asynccontextmanager
+async def gateway(folder: Path, tokens: int = 6) -> AsyncIterator[tuple[Served, GatewaySource]]:
+    async with served(folder) as scene:
+        params = SamplingParams(max_tokens=tokens, temperature=0.7, seed=7, stop=("\x00",))
+        source = GatewaySource(f"http://{scene.addr}/", "", "", params, "ring")
+        await source.choose()
+        yield scene, source
+
+
+def test_a_gateway_and_an_own_origin_say_the_same(folder: Path) -> None:
+    async def main() -> None:
+        async with gateway(folder) as (scene, source):
+            messages = [{"role": "user", "content": "Hello"}]
+            stats, own = Stats(), Stats()
+            over_http = [piece async for piece in source.answer(messages, stats)]
+            params = SamplingParams(max_tokens=6, temperature=0.7, seed=7, stop=("\x00",))
+            origin = OriginSource(scene.swarm.origin, "tiny", params, "ring")
+            assert "".join(over_http) == "".join([piece async for piece in origin.answer(messages, own)])
+            assert (source.model, await source.models()) == ("tiny", ["tiny"])
+            assert stats.tokens == own.tokens == 6 and stats.finish_reason == own.finish_reason == "length"
+            assert len(stats.route) == len(own.route) == 2 and "layers 0" in stats.route[0]
+            assert "6 tokens" in str(stats) and "finish: length" in str(stats)
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_is_stopped_frees_its_session(folder: Path) -> None:
+    async def main() -> None:
+        async with gateway(folder, tokens=900) as (scene, source):
+            stream = source.answer([{"role": "user", "content": "Hello"}], Stats())
+            await anext(stream)
+            assert scene.num_sessions
+            await stream.aclose()
+            await scene.freed()
+
+    asyncio.run(main())
+
+
+def test_refusals_and_losses_of_a_gateway_are_one_line(folder: Path) -> None:
+    async def main() -> None:
+        async with gateway(folder) as (_, source):
+            source.model = "other"
+            with pytest.raises(GatewayError, match="other"):
+                await anext(source.answer([{"role": "user", "content": "x"}], Stats()))
+        with pytest.raises(LinkClosed, match="is it up"):
+            await anext(source.answer([{"role": "user", "content": "x"}], Stats()))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--ticket", "mh1"], "name the model"),
+        (["tales", "--api", "http://127.0.0.1:9", "--dtype", "fp32"], "--dtype is for an origin"),
+        (["tales", "--api", "127.0.0.1:9"], "--api is '127.0.0.1:9'"),
+        (["tales", "--api", "http://127.0.0.1:x"], "--api is 'http://127.0.0.1:x'"),
+    ],
+)
+def test_wishes_that_cannot_be(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    with pytest.raises(BadRequest, match=said):
+        CliRunner().invoke(app, ["chat", *arguments], catch_exceptions=False)
