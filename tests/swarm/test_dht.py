@@ -261,6 +261,19 @@ def test_a_slow_node_holds_nobody_up_and_still_counts() -> None:
     assert lookup.is_done and [c.id for c in lookup.closest()] == [1, 2, 3, 4, 5]
 
 
+def test_the_dead_are_not_waited_for_one_by_one() -> None:
+    """A slow node's neighbour beyond the k nearest is asked before its deadline; it counts once the slow one failed."""
+    lookup = Lookup(0, [contact_at(i) for i in range(1, 5)], k=2)
+    assert [c.id for c in lookup.to_ask()] == [1, 2]
+    lookup.slow(1)
+    assert [c.id for c in lookup.to_ask()] == [3]
+    lookup.answered(2, [])
+    lookup.answered(3, [])
+    assert not lookup.to_ask() and not lookup.is_done
+    lookup.failed(1)
+    assert lookup.is_done and [c.id for c in lookup.closest()] == [2, 3]
+
+
 def test_every_record_is_fetched_once_and_again_from_another_where_one_fails() -> None:
     holders = [peer_at(i) for i in range(5)]
     tags = [bytes([i]) * 8 for i in range(100)]

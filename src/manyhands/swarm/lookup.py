@@ -51,10 +51,12 @@ class Lookup:
     def to_ask(self) -> list[Contact]:
         """Whom to ask now; at most alpha questions are open, more where many died."""
         asks: list[Contact] = []
-        for _, node in self._order[: self._k]:
-            if self._num_open - self._num_slow >= self._alpha or self.num_asked >= MAX_ASKS:
+        num_near = 0  # a slow one keeps its place, but the next is asked too: the dead are not waited for one by one
+        for _, node in self._order:
+            if num_near >= self._k or self._num_open - self._num_slow >= self._alpha or self.num_asked >= MAX_ASKS:
                 break
             candidate = self._candidates[node]
+            num_near += candidate.state != "slow"
             if candidate.state == "new":
                 candidate.state = "asked"
                 self._num_open += 1
