@@ -25,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from manyhands import __version__
 from manyhands.api.auth import KeyRing
+from manyhands.api.document import with_errors
 from manyhands.api.gateway import Caller, Gateway
 from manyhands.api.limits import Limits
 from manyhands.core import NodeAddr
@@ -41,6 +42,15 @@ KEEP_ALIVE_S = 75  # an idle connection
 SEND_BUFFER_BYTES = 64 << 10
 
 
+class _Documented(FastAPI):
+    """Its OpenAPI document says what the guard and the gateway do."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = with_errors(super().openapi())
+        return self.openapi_schema
+
+
 def create_app(
     gateway: Gateway,
     *,
@@ -54,7 +64,7 @@ def create_app(
     `keys`: while it holds any, everything but OPEN_PATHS and `open_paths` needs one. `cors`: origins that browsers may
     call from; none unless named.
     """
-    app = FastAPI(title="manyhands", version=__version__, redoc_url=None, separate_input_output_schemas=False)
+    app = _Documented(title="manyhands", version=__version__, redoc_url=None, separate_input_output_schemas=False)
     app.state.gateway, app.state.keys = gateway, keys
     for router in routers:
         app.include_router(router)

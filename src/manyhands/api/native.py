@@ -53,6 +53,9 @@ def _check_text(text: str) -> str:
 Text = Annotated[str, AfterValidator(_check_text)]
 
 
+STREAM: dict[int | str, dict[str, Any]] = {200: {"description": "events", "content": {"text/event-stream": {}}}}
+
+
 class Message(BaseModel):
     """One turn of a conversation."""
 
@@ -145,7 +148,7 @@ def _infer_router(gateway: Gateway) -> APIRouter:
 
         return Single(work)
 
-    @router.post("/infer/stream", summary="An answer as it grows", response_class=EventStream)
+    @router.post("/infer/stream", summary="An answer as it grows", response_model=None, responses=STREAM)
     async def stream(
         body: Infer,
         caller: Annotated[Caller, Depends(_caller)],

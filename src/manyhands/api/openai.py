@@ -73,8 +73,8 @@ def describe(router: APIRouter, path: str, handler: Callable[[Request], Awaitabl
     """Mount a POST handler that parses its own body, with the schema of the table in the OpenAPI document."""
     schema = body_schema(f"{router.prefix}{path}")
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    codes = (400, 401, 403, 404, 408, 409, 413, 429, 503, 504)
-    said: dict[int | str, dict[str, Any]] = {code: {"description": "an error in OpenAI's shape"} for code in codes}
+    answers: dict[str, Any] = {"application/json": {}, "text/event-stream": {}}
+    said: dict[int | str, dict[str, Any]] = {200: {"description": "the answer; events if stream", "content": answers}}
     router.post(
         path,
         summary=says,

@@ -1,5 +1,7 @@
 """Whether this gateway lives, whether it could answer, and what it counts: for supervisors and Prometheus."""
 
+from typing import Any
+
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
@@ -9,6 +11,8 @@ from manyhands.api.metrics import CONTENT_TYPE, Metrics
 from manyhands.api.workers import route_now
 from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.origin import Origin
+
+_NOT_READY: dict[str, Any] = {"description": "a model has no route now", "content": {"application/json": {}}}
 
 
 def status_router(gateway: Gateway, metrics: Metrics) -> APIRouter:
@@ -21,7 +25,7 @@ def status_router(gateway: Gateway, metrics: Metrics) -> APIRouter:
         """Answers as long as the process does."""
         return {"status": "ok", "version": __version__}
 
-    @router.get("/ready", summary="Readiness", responses={503: {"description": "A model has no route now"}})
+    @router.get("/ready", summary="Readiness", responses={503: _NOT_READY})
     async def ready() -> Response:
         """200 if every model served here has a route at this moment, else 503 and what is missing."""
         found = {model: await _has_route(origin) for model, origin in gateway.origins.items()}
