@@ -148,6 +148,7 @@ async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: T
     key = NodeKey.load_or_create(wish.key or home / "node.key")
     ticket = ticket or load_ticket(home) or Ticket.new(name)
     config = _config_of(wish, name, key, ticket)
+    _check_api(wish, home)
     stop, leave = _signals(while_stdin)
     device = Device.start(wish.threads)
     try:
@@ -243,12 +244,25 @@ def _listen_at(listen: str, key: "NodeKey", ticket: "Ticket") -> NodeAddr:
     return NodeAddr("0.0.0.0", 0)
 
 
-def _is_free(port: int) -> bool:
+def _is_free(port: int, host: str = "0.0.0.0") -> bool:
     try:
-        socket.create_server(("0.0.0.0", port)).close()
+        socket.create_server((host, port)).close()
     except OSError:
         return False
     return True
+
+
+def _check_api(wish: Wish, home: Path) -> None:
+    """Say now, and not when the model is loaded, that the API cannot be opened. Raises BadRequest."""
+    from manyhands.api.app import check_exposure
+    from manyhands.api.auth import FILE, KeyRing
+
+    if wish.api in ("", "off"):
+        return
+    addr = NodeAddr.parse(wish.api)
+    check_exposure(addr.host, KeyRing(home / FILE), insecure=wish.insecure)
+    if addr.port and ":" not in addr.host and not _is_free(addr.port, addr.host):
+        raise BadRequest(f"{addr} is in use or not of this machine: choose another --api HOST:PORT, or --api off")
 
 
 async def _meet(member: "Member", named: Named | None, tell: Teller) -> None:
@@ -267,12 +281,15 @@ async def _meet(member: "Member", named: Named | None, tell: Teller) -> None:
 async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) -> Any:
     """The model: as named, or the one of the swarm that lacks most."""
     from manyhands.member.hosting import provider_of
+    from manyhands.member.member import say_stranger
     from manyhands.member.view import missing_spans
     from manyhands.member.weights import kinds_of, weights_in, weights_of
 
     if named is not None:
         return await weights_of(named.model, named.precision, member.records(), home, bar)
     if not await member.wait_until(lambda: bool(kinds_of(member.records())), 5.0):
+        if strangers := member.strangers():
+            raise BadRequest(say_stranger(strangers[0], member.config.scope))
         raise BadRequest(
             f"swarm {member.ticket.name} serves no model yet: run `manyhands up MODEL` on one of its machines"
         )
