@@ -1,5 +1,6 @@
 """`manyhands status`: the swarm as a running member sees it. What it says is pure of the view that the member tells."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -38,6 +39,11 @@ def status(
 ) -> None:
     """Who is in the swarm, which layers they hold, how busy and how far away they are, and what is at risk."""
     where = api or running_api()
+    with contextlib.suppress(KeyboardInterrupt) if watch else contextlib.nullcontext():
+        _tell(where, api_key, watch, as_json)
+
+
+def _tell(where: str, api_key: str, watch: bool, as_json: bool) -> None:
     if not watch:
         view = call(where, api_key, "GET", "/api/swarm")
         if as_json:
