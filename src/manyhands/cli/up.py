@@ -150,9 +150,11 @@ async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: T
     config = _config_of(wish, name, key, ticket)
     _check_api(wish, home)
     stop, leave = _signals(while_stdin)
+    found = options.settings()
     device = Device.start(wish.threads)
     try:
-        async with Member(key, ticket, config, member_transport(key, ticket, config)) as member:
+        made = member_transport(key, ticket, config)
+        async with Member(key, ticket, config, made, worker=found.worker, request=found.request) as member:
             me = Running(name, os.getpid(), member.id, ticket.name, str(member.addresses[0]))
             with run_file(name), announced(home, me) as announce:
                 work = _serve(member, wish, named, device, home, tell, announce, leave, began)
@@ -175,7 +177,7 @@ async def _serve(
 ) -> None:
     """Come in, host, answer, until told to leave; then hand over."""
     from manyhands.cli.model import progress_bar
-    from manyhands.member.home import save_ticket
+    from manyhands.member.home import save_ticket, update_ticket
     from manyhands.member.hosting import Hosting
 
     await _meet(member, named, tell)
@@ -195,7 +197,7 @@ async def _serve(
             await leave.wait()
         finally:
             watch.cancel()
-            save_ticket(home, member.invitation())
+            update_ticket(home, member.invitation())
         tell("leaving", "leaving: handing sessions over (Ctrl-C again to leave at once)")
         await member.leave()
         await member.idle()
