@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-
 from bench.churn import GONE_S, churn
 
 

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-
 from bench.colony import Colony, Resident, colony, complete
 
 pytestmark = pytest.mark.slow
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 async def until(is_so: Callable[[], Awaitable[bool]], seconds: float) -> None:
     async with asyncio.timeout(seconds):
-        while not await is_so():
+        while not await is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
