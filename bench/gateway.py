@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from manyhands.core import NodeAddr, SamplingParams
 from manyhands.origin import Answer, Origin, Token
 from manyhands.testing.swarm import memory_swarm
 from manyhands.testing.tiny import make_tiny
+from manyhands.wire.message import HopTiming
 
 TARGET = {"request_ms": 1.0, "token_us": 50.0, "models_ms": 5.0, "errors": 0, "memory_growth": 0.05}
 STREAMS = 200
@@ -81,13 +83,14 @@ def body_of(model: str, tokens: int, **fields: Any) -> dict[str, Any]:
 # -- overhead ---------------------------------------------------------------------------------------------------------
 
 
-async def at_once(answer: Answer, **_: Any) -> AsyncGenerator[Token, None]:
-    """Takes the place of Origin.stream: a session that has its tokens already."""
-    session: Any = SimpleNamespace(id=bytes(16), hops=[], liars=set(), timings=(), turn_s=0.0)
+async def at_once(hops: list[Any], answer: Answer, **_: Any) -> AsyncGenerator[Token, None]:
+    """Takes the place of Origin.stream: a session over `hops` that has its tokens already."""
+    session: Any = SimpleNamespace(id=bytes(16), hops=hops, liars=set(), timings=(), turn_s=0.0)
     answer.session, answer.timings.open_s = session, 0.0
     for index in range(answer.params.max_tokens):
         await asyncio.sleep(0)
         answer.timings.last_at = time.monotonic()
+        session.timings = tuple([HopTiming(0, 1000) for _ in hops])
         answer.token_ids.append(97)
         if index == answer.params.max_tokens - 1:
             answer.finish_reason = "length"
@@ -109,7 +112,8 @@ async def overhead(reps: int) -> list[dict[str, tuple[float, float]]]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_tiny("qwen3", Path(scratch) / "toy", layers=1)
         async with memory_swarm(folder, "0") as swarm, api_for({"toy": swarm.origin}, NodeAddr("127.0.0.1", 0)) as url:
-            swarm.origin.stream = at_once  # type: ignore[method-assign, assignment]
+            hops = [SimpleNamespace(offer=offer) for offer in await swarm.origin.find_route()] * 3
+            swarm.origin.stream = partial(at_once, hops)  # type: ignore[method-assign]
             async with Client(url) as client:
                 arms: dict[str, Callable[[], Awaitable[None]]] = {
                     "direct 1": lambda: direct(swarm.origin, 1),
