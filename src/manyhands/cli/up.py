@@ -149,7 +149,7 @@ async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: T
     ticket = ticket or load_ticket(home) or Ticket.new(name)
     config = _config_of(wish, name, key, ticket)
     _check_api(wish, home)
-    stop, leave = _signals(while_stdin)
+    signals = Signals(while_stdin)
     found = options.settings()
     device = Device.start(wish.threads)
     try:
@@ -157,8 +157,8 @@ async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: T
         async with Member(key, ticket, config, made, worker=found.worker, request=found.request) as member:
             me = Running(name, os.getpid(), member.id, ticket.name, str(member.addresses[0]))
             with run_file(name), announced(home, me) as announce:
-                work = _serve(member, wish, named, device, home, tell, announce, leave, began)
-                await _until(stop, work)
+                work = _serve(member, wish, named, device, home, tell, announce, signals, began)
+                await _until(signals.stop, work)
         tell("left", "left")
     finally:
         device.close()
@@ -172,7 +172,7 @@ async def _serve(
     home: Path,
     tell: Teller,
     announce: Callable[[str], None],
-    leave: asyncio.Event,
+    signals: "Signals",
     began: float,
 ) -> None:
     """Come in, host, answer, until told to leave; then hand over."""
@@ -194,7 +194,8 @@ async def _serve(
         tell("invitation", f"on another machine:  manyhands join {invitation}", ticket=invitation)
         watch = asyncio.ensure_future(_watch(member, hosting, tell))
         try:
-            await leave.wait()
+            signals.is_serving = True
+            await signals.leave.wait()
         finally:
             watch.cancel()
             update_ticket(home, member.invitation())
@@ -270,7 +271,8 @@ def _check_api(wish: Wish, home: Path) -> None:
 async def _meet(member: "Member", named: Named | None, tell: Teller) -> None:
     """Call the swarm. `up` may be the first one back, so it goes on alone; `join` needs somebody."""
     try:
-        await member.meet()
+        if member.config.scope != "off":
+            await member.meet()
     except ShardUnavailable as error:
         if named is None:
             raise
@@ -283,15 +285,14 @@ async def _meet(member: "Member", named: Named | None, tell: Teller) -> None:
 async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) -> Any:
     """The model: as named, or the one of the swarm that lacks most."""
     from manyhands.member.hosting import provider_of
-    from manyhands.member.member import say_stranger
     from manyhands.member.view import missing_spans
     from manyhands.member.weights import kinds_of, weights_in, weights_of
 
     if named is not None:
         return await weights_of(named.model, named.precision, member.records(), home, bar)
     if not await member.wait_until(lambda: bool(kinds_of(member.records())), 5.0):
-        if strangers := member.strangers():
-            raise BadRequest(say_stranger(strangers[0], member.config.scope))
+        if complaints := member.complaints():
+            raise BadRequest(complaints[0])
         raise BadRequest(
             f"swarm {member.ticket.name} serves no model yet: run `manyhands up MODEL` on one of its machines"
         )
@@ -381,6 +382,7 @@ async def _watch(member: "Member", hosting: "Hosting", tell: Teller) -> None:
     from manyhands.member.view import missing_spans, say_missing
 
     known, said = _present(member), ""
+    complained: set[str] = set()
     while True:
         spans = missing_spans(hosting.kind, member.records())
         line = say_missing(spans, hosting.weights.shape, hosting.tokens)
@@ -388,6 +390,9 @@ async def _watch(member: "Member", hosting: "Hosting", tell: Teller) -> None:
             said = line
             text = f"{hosting.weights.name}: {line or 'every layer is held'}"
             tell("missing", text, layers=[str(span) for span in spans])
+        for complaint in set(member.complaints()) - complained:
+            complained.add(complaint)
+            tell("complaint", complaint)
         async with member.directory.changed:
             await member.directory.changed.wait()
         await asyncio.sleep(QUIET_S)
@@ -406,15 +411,27 @@ def _present(member: "Member") -> dict[NodeId, str]:
 # -- signals ----------------------------------------------------------------------------------------------------------
 
 
-def _signals(while_stdin: bool) -> tuple[asyncio.Event, asyncio.Event]:
-    """(stop, leave). SIGINT or SIGTERM sets `leave`, a second one `stop`; so does the end of stdin (the parent died)."""
-    stop, leave = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: stop.set() if leave.is_set() else leave.set())
-    if while_stdin:
-        loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(sys.stdin.fileno(), 4096) else stop.set())
-    return stop, leave
+class Signals:
+    """SIGINT or SIGTERM sets `leave` once `is_serving`, and `stop` before that or the second time.
+
+    `while_stdin`: the end of stdin sets `stop` too (the parent died).
+    """
+
+    def __init__(self, while_stdin: bool) -> None:
+        self.stop, self.leave = asyncio.Event(), asyncio.Event()
+        self.is_serving = False
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        if while_stdin:
+            loop.add_reader(sys.stdin.fileno(), self._on_stdin)
+
+    def _on_signal(self) -> None:
+        (self.leave if self.is_serving and not self.leave.is_set() else self.stop).set()
+
+    def _on_stdin(self) -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            self.stop.set()
 
 
 async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
