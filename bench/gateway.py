@@ -233,7 +233,7 @@ def main() -> int:
     with measuring("overhead"):
         figures = overhead_figures(run_loop(overhead(50 if quick else 300)))
     note(json.dumps(figures))
-    figures |= run_loop(load(2 if quick else 5, 8 if quick else 32))
+    figures |= run_loop(load(2 if quick else 4, 8 if quick else 16))
     holds = {
         "request_ms": figures["request_ms"]["median"] <= TARGET["request_ms"],
         "token_us": figures["token_us"]["median"] <= TARGET["token_us"],

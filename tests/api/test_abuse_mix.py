@@ -19,8 +19,9 @@ from manyhands.api.limits import Limits
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, served
 from tests.api.test_abuse import BAD, CHAT
 
-ROUNDS, EACH = 4, 60
-LIMITS = Limits(max_body_bytes=100_000, read_timeout_s=0.4, write_timeout_s=0.4, keep_alive_s=0.1, max_queue=1000)
+ROUNDS, EACH = 3, 60
+# Clients and server share one loop here: a timeout must be longer than a busy machine may hold that up.
+LIMITS = Limits(max_body_bytes=100_000, read_timeout_s=3.0, write_timeout_s=3.0, keep_alive_s=0.1, max_queue=1000)
 GOOD = {"model": MODEL, "prompt": "abc", "max_tokens": 6, "seed": 3, "manyhands": {"ignore_eos": True}}
 # What a mixture is made of, and how often.
 KINDS = {
@@ -33,8 +34,8 @@ KINDS = {
     "reads nothing": 1,
     "noise": 2,
 }
-# Python's own caches fill a little in every round; a leak of one request is more than this over all of them.
-MEMORY_BYTES = 1_500_000
+# What the last requests of a round may still hold in caches. A leak of 30 kB a request is more, over three rounds.
+MEMORY_BYTES = 5_000_000
 
 
 @pytest.fixture(scope="module")
