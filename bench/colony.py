@@ -84,7 +84,8 @@ class Resident:
         self.pid = 0
 
     async def view(self) -> dict[str, Any]:
-        """What this member sees of the swarm."""
+        """What this member sees of the swarm, once it tells."""
+        await self.said("invitation")
         found: dict[str, Any] = await asyncio.to_thread(call, self.api, "", "GET", "/api/swarm")
         return found
 

@@ -38,8 +38,8 @@ class Town:
     ticket: Ticket = field(default_factory=lambda: Ticket(bytes(32), "town"))
     said: list[str] = field(default_factory=list)
 
-    def member(self, index: int, **changes: Any) -> Member:
-        """Member number `index`, not entered yet."""
+    def member(self, index: int, clock_off_s: float = 0.0, **changes: Any) -> Member:
+        """Member number `index`, not entered yet; `changes` are of its MemberConfig."""
         config = MemberConfig(f"n{index}", NodeAddr("127.0.0.1", 0), PROCESS_BYTES + (1 << 30), tokens=TOKENS)
         loop, key = asyncio.get_running_loop(), key_of(index)
         return Member(
@@ -47,7 +47,7 @@ class Town:
             self.ticket,
             replace(config, **changes),
             lambda hello, book: self.faults.wrap(self.network.transport(key.node_id, hello)),
-            clock=lambda: NOW + loop.time(),
+            clock=lambda: NOW + clock_off_s + loop.time(),
             rng=random.Random(index),
         )
 

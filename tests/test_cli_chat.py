@@ -77,7 +77,7 @@ def test_however_it_comes_nothing_is_lost_and_the_cuts_are_the_same(text: str, d
     assert "".join(at_once).replace("\n", "").replace(" ", "") == text.replace("\n", "").replace(" ", "")
 
 
-@given(st.text(alphabet="ab\n", max_size=200), st.integers(1, 20), st.integers(1, 10))
+@given(st.text(alphabet="ab \n", max_size=200), st.integers(1, 20), st.integers(1, 10))
 def test_what_grows_fits_the_screen(text: str, width: int, height: int) -> None:
     lines = tail(text, width, height).split("\n")
     assert len(lines) <= height and all(len(line) <= width for line in lines)

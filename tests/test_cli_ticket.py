@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from manyhands.cli import app
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest, TicketError
-from manyhands.member.home import TICKET, load_ticket, save_ticket
+from manyhands.member.home import TICKET, load_ticket, save_ticket, update_ticket
 from manyhands.swarm.ticket import Ticket
 
 
@@ -46,6 +46,17 @@ def test_rotation_of_this_machines_swarm_replaces_the_file(home: Path) -> None:
     assert new == load_ticket(home) != old
     assert (home / TICKET).stat().st_mode & 0o777 == 0o600
     assert run("show").startswith(f"swarm lab  {new.fingerprint}")
+
+
+def test_a_member_that_leaves_does_not_undo_a_rotation(home: Path) -> None:
+    old = Ticket.new("lab")
+    update_ticket(home, old)
+    moved = old.with_address(NodeAddr("192.0.2.7", 7700))
+    update_ticket(home, moved)
+    assert load_ticket(home) == moved
+    new = Ticket.parse(run("rotate"))
+    update_ticket(home, old)
+    assert load_ticket(home) == new
 
 
 def test_without_a_swarm_there_is_nothing_to_rotate() -> None:

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from manyhands.cli import app
+from manyhands.cli.connect import policy_of
 from manyhands.cli.options import CONFIGURED
-from manyhands.config import SCOPES, WorkerConfig
+from manyhands.config import SCOPES, SwarmConfig, WorkerConfig
 from manyhands.config_file import _KINDS, NAME, SECTIONS, _checked, find_file, read_file, read_settings, variable
+from manyhands.core import NodeId
 from manyhands.errors import BadRequest
+from manyhands.net.tls import TlsPolicy
 from manyhands.swarm import record
 
 
@@ -216,6 +219,15 @@ def test_a_broken_file_stops_commands_but_not_help(tmp_path: Path, monkeypatch: 
     assert isinstance(run(tmp_path, "jobs").exception, BadRequest)
     assert isinstance(run(tmp_path, "config").exception, BadRequest)
     assert run(tmp_path, "--help").exit_code == 0
+
+
+def test_whom_links_let_in() -> None:
+    friend, foe = "a" * 64, "b" * 64
+    assert policy_of(SwarmConfig()) == TlsPolicy()
+    policy = policy_of(SwarmConfig(scope="trusted", allow=(friend, foe), deny=(foe,)))
+    assert [policy.admits(NodeId(node)) for node in (friend, foe, "c" * 64)] == [True, False, False]
+    with pytest.raises(BadRequest, match="scope is off"):
+        policy_of(SwarmConfig(scope="off"))
 
 
 def test_scopes_are_those_of_the_swarm() -> None:

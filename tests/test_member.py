@@ -8,7 +8,7 @@ import pytest
 
 from manyhands.core import NodeAddr, SamplingParams, Span
 from manyhands.errors import BadRequest, ShardUnavailable, Unsupported, WeightsMismatch
-from manyhands.member.hosting import provider_of
+from manyhands.member.hosting import Hosting, provider_of
 from manyhands.member.view import missing_spans
 from manyhands.member.weights import kinds_of, weights_in, weights_of
 from manyhands.model.manifest import Silent
@@ -16,6 +16,7 @@ from manyhands.place.balance import Rules
 from manyhands.place.strategy import PROCESS_BYTES
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
+from manyhands.worker.execute import Device
 from tests.members import Town, room_for, spans, town
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -182,6 +183,71 @@ def test_a_joiner_without_files_gets_them_from_a_peer(stage: Stage) -> None:
             Span(3, 6), stage.home, [provider_of(member, r) for r in holders], Silent(), with_ends=False
         )
         assert folder == stage.home / "models" / kind.model
+
+    stage.play(scene)
+
+
+def test_a_joiner_serves_what_it_got_from_a_peer(stage: Stage) -> None:
+    async def scene(place: Town) -> None:
+        first = (await place.host(0, span=Span(0, 3))).member
+        member = await place.open(1)
+        (kind,) = kinds_of(member.records())
+        holders = [provider_of(member, r) for r in member.records() if r.node != member.id]
+        device = Device.start(1)
+        place.stack.callback(device.close)
+        weights = await weights_in(kind, holders, stage.home, Silent())
+        hosting = Hosting(member, weights, device, stage.home, Silent(), place.said.append, with_ends=False)
+        await hosting.start()
+        assert hosting.folder == stage.home / "models" / kind.model
+        assert len(await answer(place, first)) == PARAMS.max_tokens
+
+    stage.play(scene)
+
+
+def test_nobody_left_to_tell_what_the_model_is(stage: Stage) -> None:
+    async def scene(place: Town) -> None:
+        await place.host(0)
+        member = await place.open(1)
+        (kind,) = kinds_of(member.records())
+        with pytest.raises(ShardUnavailable, match=r"no node of the swarm tells what tiny .* is \(0 were asked\)"):
+            await weights_in(kind, [], stage.home, Silent())
+
+    stage.play(scene)
+
+
+# -- with whom --------------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_is_an_hour_off_is_complained_of(stage: Stage) -> None:
+    async def scene(place: Town) -> None:
+        first = (await place.host(0)).member
+        late = await place.stack.enter_async_context(place.member(1, clock_off_s=3600.0))
+        await late.meet()
+        await until(lambda: first.complaints() and late.complaints())
+        assert "s ahead of this machine's: set one of them by NTP" in first.complaints()[0]
+        assert "n1" not in {record.name for record in first.records()}
+
+    stage.play(scene)
+
+
+def test_who_is_beyond_the_scope_is_not_used_and_named(stage: Stage) -> None:
+    async def scene(place: Town) -> None:
+        first = (await place.host(0)).member
+        far = await place.open(1, listen=NodeAddr("198.51.100.7", 0), scope="public")
+        await until(lambda: bool(first.complaints()))
+        assert first.complaints() == [
+            f"n1 at 198.51.100.7:{far.addresses[0].port} is not used: scope lan does not admit it; start with "
+            f"--allow {far.id} or --scope public"
+        ]
+        assert {record.name for record in far.records()} == {"n0", "n1"}
+
+    stage.play(scene)
+
+
+def test_on_one_machine_a_public_address_is_local(stage: Stage) -> None:
+    async def scene(place: Town) -> None:
+        members = [await place.open(i, listen=NodeAddr("198.51.100.7", 0)) for i in range(2)]
+        await until(lambda: all(len({r.node for r in member.records()}) == 2 for member in members))
 
     stage.play(scene)
 

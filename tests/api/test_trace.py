@@ -12,7 +12,7 @@ from opentelemetry.trace import StatusCode
 
 from manyhands.api.trace import Tracing, open_tracing
 from manyhands.errors import BadRequest, ShardUnavailable
-from tests.api.observed import PROMPT, Observed, observed
+from tests.api.observed import PROMPT, Observed, observed, served
 
 
 class Seen:
@@ -51,6 +51,27 @@ def test_a_request_is_a_span_with_its_hops_below(folder: Path) -> None:
             assert sorted(attributes(hop)["node_name"] for hop in hops) == ["n0", "n1"]  # type: ignore[type-var]
             assert {hop.parent.span_id for hop in hops if hop.parent} == {request.context.span_id}
             assert PROMPT not in seen.text() and "xylophone" not in seen.text()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "header, is_followed", [("00-" + "ab" * 16 + "-" + "cd" * 8 + "-01", True), ("00-nonsense", False)]
+)
+def test_a_request_goes_on_with_its_callers_trace(header: str, is_followed: bool, folder: Path) -> None:
+    """W3C Trace Context; the next request on the same connection has a trace of its own."""
+
+    async def main() -> None:
+        async with observed(folder) as scene, served(scene) as client:
+            seen = Seen(scene)
+            body = {"prompt": PROMPT, "max_tokens": 2}
+            for headers in ({"traceparent": header}, {}):
+                assert (await client.post("/api/infer", json=body, headers=headers)).status_code == 200
+            first, second = seen.named("request")
+            assert first.context is not None and second.parent is None
+            assert (first.parent is not None) == is_followed
+            if first.parent is not None:
+                assert (first.context.trace_id, first.parent.span_id) == (int("ab" * 16, 16), int("cd" * 8, 16))
 
     asyncio.run(main())
 

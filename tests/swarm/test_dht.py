@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.core import ModelId, NodeAddr, NodeId
+from manyhands.core import ModelId, NodeAddr, NodeId, SpanLoad
 from manyhands.errors import ProtocolError
 from manyhands.swarm import dht_store, dht_wire
 from manyhands.swarm.dht import MAX_PER_SECOND, Dht
@@ -17,10 +17,10 @@ from manyhands.swarm.dht_table import CHECK_S, FORGET_S, Contact, K, Table, numb
 from manyhands.swarm.dht_wire import Find, Found, Message, Ping, Pong, Records, Store, contact_of, decode, encode
 from manyhands.swarm.directory import MAX_BODY_BYTES, Outgoing, Peer
 from manyhands.swarm.lookup import ALPHA, FETCH_TAGS, MAX_ALPHA, MAX_ASKS, MAX_CANDIDATES, Fetch, Lookup
-from manyhands.swarm.record import MAX_BYTES, Record, sign
+from manyhands.swarm.record import BEAT_S, MAX_BYTES, Record, sign, with_beat
 from manyhands.testing.overlay import START_S, Network, Overlay
 
-from .records import chain_of, info_of, key_of, record_of
+from .records import announcer_of, chain_of, info_of, key_of, record_of
 
 MODEL = ModelId("ab" * 32)
 
@@ -532,6 +532,26 @@ def test_a_span_taken_up_again_is_published_at_once() -> None:
     assert sum(bool(world.view(i)) for i in range(1, 30)) >= K - 1
 
 
+def test_a_host_that_lives_is_never_out_of_sight() -> None:
+    """A statement is replaced everywhere before it ends, whenever in its life it was stored."""
+    world = World(30)
+    announcers = {i: announcer_of(i, world.overlay.now) for i in range(10)}
+
+    def speak() -> None:
+        for index, announcer in announcers.items():
+            for data in announcer.speak([(info_of(), SpanLoad())], world.overlay.now):
+                world.overlay.publish(world.peers[index].node, data)
+        world.overlay.at(BEAT_S, speak)
+
+    speak()
+    for index in range(20, 30):
+        world.dht(index).watch(MODEL)
+    world.overlay.run(60)
+    for _ in range(100):
+        world.overlay.run(2)
+        assert [world.view(i) for i in range(20, 30)] == [names(range(10))] * 10
+
+
 def test_a_clock_that_is_set_back_stops_nothing() -> None:
     dht, peer = node_and_peer()
     dht.joined(peer, START_S)
@@ -706,8 +726,6 @@ def test_a_replayed_record_does_not_bring_back_a_withdrawn_one() -> None:
 def test_chain_values_travel_with_the_record() -> None:
     """A statement with a beat is stored and shown with it."""
     dht, peer = node_and_peer()
-    from manyhands.swarm.record import with_beat
-
     data = with_beat(statement(1), 3, chain_of(1).value(3))
     dht.receive(peer, encode(Store(0, (data,))), START_S)
     assert [r.beats for r in dht.records(START_S)] == [3]

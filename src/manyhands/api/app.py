@@ -28,6 +28,7 @@ from manyhands.api.auth import KeyRing
 from manyhands.api.document import with_errors
 from manyhands.api.gateway import Caller, Gateway
 from manyhands.api.limits import Limits
+from manyhands.api.trace import PARENT
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest, ManyhandsError, PipelineStalled, RateLimited, TooLarge
 
@@ -156,6 +157,7 @@ class Guard:
             return
         try:
             headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+            PARENT.set(headers.get(b"traceparent"))
             scope.setdefault("state", {})["caller"] = self._caller(scope["path"], headers)
             body = await self._read(headers, receive)
         except ManyhandsError as error:

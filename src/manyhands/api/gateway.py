@@ -22,6 +22,7 @@ from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
 from manyhands.errors import Forbidden, ManyhandsError, NotFound, RateLimited
 from manyhands.generate.repair import Event, Repair
 from manyhands.generate.sample import Constraint
+from manyhands.generate.session import Hop
 from manyhands.origin import Answer, Origin, Timings, Token
 from manyhands.route.search import Offer
 from manyhands.wire.message import HopTiming
@@ -123,6 +124,7 @@ class Run:
         self._ask, self._observers = ask, observers
         self._last_at: float | None = None  # when the last token came
         self._timings: tuple[HopTiming, ...] = ()  # its hops'
+        self._hops: list[Hop] | None = None  # the session's, as last seen
         self._news: asyncio.Future[None] | None = None  # done when something has happened to the route
 
     async def tokens(self) -> AsyncGenerator[Token, None]:
@@ -184,8 +186,10 @@ class Run:
         job.route, job.exactness, job.finish_reason = answer.route, answer.exactness, answer.finish_reason
         job.timings, job.repairs = answer.timings, answer.repairs
         if (session := answer.session) is not None:
-            job.session, job.hops = session.id.hex(), tuple([hop.offer for hop in session.hops])
             job.liars = len(session.liars)
+            if session.hops is not self._hops:  # a new route is a new list
+                self._hops = session.hops
+                job.session, job.hops = session.id.hex(), tuple([hop.offer for hop in session.hops])
         fresh = answer.events[len(job.events) :]
         job.events = [*job.events, *fresh]
         for event in fresh:

@@ -8,6 +8,7 @@ No prompt, no activation and no key is ever a label.
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -46,13 +47,23 @@ class NodeLabels:
 
 @dataclass(slots=True)
 class _Watch:
-    """What is remembered of a running job: when its last token came, who had a part in it."""
+    """What is remembered of a running job: its model's meters, when its last token came, who had a part in it."""
 
+    token_s: Histogram
+    tokens: Counter
     last_at: float | None = None
     nodes: set[NodeId] = field(default_factory=set)
     num_liars: int = 0
     num_repairs: int = 0
     fell_back: bool = False
+
+
+class _NodeMeters(NamedTuple):
+    """What grows with every token of a node: looked up once, as a look-up costs more than the counting."""
+
+    tokens: Counter
+    queue_s: Histogram
+    compute_s: Histogram
 
 
 class Metrics:
@@ -63,6 +74,7 @@ class Metrics:
         self._gateway, self._clock = gateway, clock
         self._labels = NodeLabels()
         self._watches: dict[str, _Watch] = {}
+        self._node_meters: dict[str, _NodeMeters] = {}
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"manyhands_{name}", text, labels, registry=registry)
@@ -104,22 +116,21 @@ class Metrics:
     # -- what the gateway tells ---------------------------------------------------------------------------------------
 
     def started(self, job: Job) -> None:
-        self._watches[job.id] = _Watch()
+        self._watches[job.id] = _Watch(self._token_s.labels(job.model), self._tokens.labels(job.model, "completion"))
         self._tokens.labels(job.model, "prompt").inc(job.prompt_tokens)
 
     def token(self, job: Job, token: Token) -> None:
         watch, now = self._watches[job.id], self._clock()
         if watch.last_at is not None:
-            self._token_s.labels(job.model).observe(now - watch.last_at)
+            watch.token_s.observe(now - watch.last_at)
         watch.last_at = now
-        self._tokens.labels(job.model, "completion").inc()
-        for hop in job.hops:
-            self._note_node(watch, hop.node)
-            self._node_tokens.labels(self._labels.label(hop.node)).inc()
-        for hop, timing in zip(job.hops, job.waterfall.last.hops, strict=False):
-            label = self._labels.label(hop.node)
-            self._hop_queue.labels(label).observe(timing.queue_us / 1e6)
-            self._hop_compute.labels(label).observe(timing.compute_us / 1e6)
+        watch.tokens.inc()
+        meters = [self._meters(watch, hop.node) for hop in job.hops]
+        for meter in meters:
+            meter.tokens.inc()
+        for meter, timing in zip(meters, job.waterfall.last.hops, strict=False):
+            meter.queue_s.observe(timing.queue_us / 1e6)
+            meter.compute_s.observe(timing.compute_us / 1e6)
 
     def event(self, job: Job, event: Event) -> None:
         self._events.labels(job.model, event.kind).inc()
@@ -149,6 +160,15 @@ class Metrics:
         ):
             if value is not None:
                 histogram.labels(job.model).observe(value)
+
+    def _meters(self, watch: _Watch, node: NodeId) -> _NodeMeters:
+        self._note_node(watch, node)
+        label = self._labels.label(node)
+        if (found := self._node_meters.get(label)) is None:
+            found = self._node_meters[label] = _NodeMeters(
+                self._node_tokens.labels(label), self._hop_queue.labels(label), self._hop_compute.labels(label)
+            )
+        return found
 
     def _note_node(self, watch: _Watch, node: NodeId) -> None:
         if node not in watch.nodes:

@@ -40,10 +40,10 @@ class NotOffered(ManyhandsError):
     http_status = 501
 
 
-def openai_router(gateway: Gateway) -> APIRouter:
-    """Every path under /v1 but /v1/responses."""
+def openai_router(gateway: Gateway, voices: Voices | None = None) -> APIRouter:
+    """Every path under /v1 but /v1/responses. Share `voices` with responses_router: what a model's voice costs is paid once."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
-    api = OpenAI(gateway)
+    api = OpenAI(gateway, voices or Voices(gateway))
     describe(router, "/chat/completions", api.chat, "Answer a conversation.")
     describe(router, "/completions", api.completions, "Go on from a text.")
 
@@ -129,8 +129,8 @@ class _Call:
 class OpenAI:
     """The handlers. They parse, plan, and hand the work to a response that ends with its client."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self.gateway, self.voices = gateway, Voices(gateway)
+    def __init__(self, gateway: Gateway, voices: Voices) -> None:
+        self.gateway, self.voices = gateway, voices
 
     async def chat(self, request: Request) -> Response:
         given = parse("/v1/chat/completions", await request.body())

@@ -27,10 +27,10 @@ Object = dict[str, Any]
 _LOGPROBS = "message.output_text.logprobs"
 
 
-def responses_router(gateway: Gateway) -> APIRouter:
+def responses_router(gateway: Gateway, voices: Voices | None = None) -> APIRouter:
     """/v1/responses."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
-    voices = Voices(gateway)
+    voices = voices or Voices(gateway)
 
     async def responses(request: Request) -> Response:
         given = parse("/v1/responses", await request.body())

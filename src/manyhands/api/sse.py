@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 Emit = Callable[[bytes], Awaitable[None]]
 
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 _HEADERS = [
@@ -32,7 +33,7 @@ _HEADERS = [
 
 def to_event(data: Mapping[str, Any], name: str | None = None) -> bytes:
     """One event. JSON has no line breaks, so it is one line."""
-    text = f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    text = f"data: {_JSON.encode(data)}\n\n"
     return (f"event: {name}\n{text}" if name else text).encode()
 
 

@@ -6,6 +6,7 @@ Needs the extra `manyhands[trace]`; nothing of it is imported before `open_traci
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 Attributes = dict[str, str | int | float]
+# The header `traceparent` of the request that is being served (W3C Trace Context), whatever it holds.
+PARENT: ContextVar[str | None] = ContextVar("parent", default=None)
 
 
 @contextmanager
@@ -65,6 +68,10 @@ class Tracing:
         self._open: dict[str, _Open] = {}
 
     def started(self, job: Job) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        # One that is malformed is as none, says the standard.
+        caller = TraceContextTextMapPropagator().extract({"traceparent": PARENT.get() or ""})
         attributes: Attributes = {
             "manyhands.request": job.id,
             "manyhands.model": job.model,
@@ -73,7 +80,7 @@ class Tracing:
             "manyhands.max_tokens": job.max_tokens,
             "manyhands.queue_s": job.queue_s or 0.0,
         }
-        span = self._tracer.start_span("request", start_time=self._now_ns(), attributes=attributes)
+        span = self._tracer.start_span("request", caller, start_time=self._now_ns(), attributes=attributes)
         self._open[job.id] = _Open(span)
 
     def token(self, job: Job, token: Token) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -196,11 +196,30 @@ class Conversation:
             self._turns.pop()  # nothing was answered: as if it had not been asked
 
     async def _answer(self, said: list[str]) -> None:
-        with contextlib.closing(_Screen()) as screen:
+        with _without_echo(), contextlib.closing(_Screen()) as screen:
             async with contextlib.aclosing(self._source.answer(self.messages, self._stats)) as pieces:
                 async for piece in pieces:
                     said.append(piece)
                     screen.show(piece)
+
+
+@contextlib.contextmanager
+def _without_echo() -> Iterator[None]:
+    """What is typed while an answer is shown would tear it; it waits for the next prompt instead."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        yield
+        return
+    import termios
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    quiet = termios.tcgetattr(terminal)
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 class _Screen:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from textwrap import TextWrapper
 from typing import Final
 
 COMMANDS: Final = {
@@ -98,7 +99,8 @@ def _is_fenced(text: str) -> bool:
 
 def tail(text: str, width: int, height: int) -> str:
     """The end of `text` that fits into `height` lines of a terminal; for showing what still grows."""
-    lines = [line[at : at + width] for line in text.split("\n") for at in range(0, max(1, len(line)), max(1, width))]
+    wrap = TextWrapper(width, expand_tabs=False, replace_whitespace=False, drop_whitespace=False)
+    lines = [part for line in text.split("\n") for part in wrap.wrap(line) or [""]]
     return "\n".join(lines[-max(1, height) :])
 
 

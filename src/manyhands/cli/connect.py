@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands.config import home_from_env
-from manyhands.core import EndsAt, NodeAddr, Precision
+from manyhands.config import SwarmConfig, home_from_env
+from manyhands.core import EndsAt, NodeAddr, NodeId, Precision
 from manyhands.errors import BadRequest
 from manyhands.net.reach import Book, ReachTransport, reach_transport
 from manyhands.net.relay import RelayLimits
@@ -21,10 +21,31 @@ if TYPE_CHECKING:
     from manyhands.member.member import MemberConfig
 
 
-def tls_node(ticket: Ticket, key_file: Path | None, *, is_ephemeral: bool = False, **options: Any) -> Node:
-    """A node with the key in `key_file` (default: $MANYHANDS_HOME/node.key), or with a key of its own."""
+def tls_node(
+    ticket: Ticket,
+    key_file: Path | None,
+    *,
+    is_ephemeral: bool = False,
+    swarm: SwarmConfig | None = None,
+    **options: Any,
+) -> Node:
+    """A node with the key in `key_file` (default: $MANYHANDS_HOME/node.key), or with a key of its own.
+
+    It speaks with whom `swarm` lets in; None: every member. Raises BadRequest if that is nobody.
+    """
     key = NodeKey.generate() if is_ephemeral else NodeKey.load_or_create(key_file or home_from_env() / "node.key")
-    return Node(lambda hello: reach_transport(key.private_key, ticket.secret, hello), **options)
+    policy = None if swarm is None else policy_of(swarm)
+    return Node(lambda hello: reach_transport(key.private_key, ticket.secret, hello, members=policy), **options)
+
+
+def policy_of(swarm: SwarmConfig) -> TlsPolicy:
+    """Whom to dial and to let in, where addresses are given by hand. Raises BadRequest for scope off."""
+    if swarm.scope == "off":
+        raise BadRequest(
+            "scope is off: this machine shares with nobody; set [swarm] scope, or MANYHANDS_SWARM_SCOPE=lan"
+        )
+    allow = frozenset(NodeId(node) for node in swarm.allow) if swarm.scope == "trusted" else None
+    return TlsPolicy(allow=allow, deny=frozenset(NodeId(node) for node in swarm.deny))
 
 
 def member_transport(

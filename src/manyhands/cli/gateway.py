@@ -92,6 +92,7 @@ async def api_for(
     needs a key (unless `insecure`); if the job file cannot be written or the trace exporter is not installed.
     """
     from manyhands.api.app import create_app, serving
+    from manyhands.api.choice import Voices
     from manyhands.api.gateway import Gateway
     from manyhands.api.jobs import History, JobFile
     from manyhands.api.limits import Limits
@@ -113,9 +114,10 @@ async def api_for(
         gateway.observers += [RequestLog(), metrics, history]
         if trace:
             gateway.observers.append(stack.enter_context(open_tracing(trace)))
+        voices = Voices(gateway)
         routers = [
-            openai_router(gateway),
-            responses_router(gateway),
+            openai_router(gateway, voices),
+            responses_router(gateway, voices),
             native_router(gateway, history, reassigner),
             status_router(gateway, metrics),
             *extra_routers,

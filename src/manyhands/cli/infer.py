@@ -89,7 +89,10 @@ async def swarm_origin(
         folder = await asyncio.to_thread(resolve_model, model, Span(0, 1), True, home_from_env(), bar)
     device = Device.start(threads)
     try:
-        async with tls_node(ticket, None, is_ephemeral=True, name="origin", request=options.settings().request) as node:
+        found = options.settings()
+        async with tls_node(
+            ticket, None, is_ephemeral=True, swarm=found.swarm, name="origin", request=found.request
+        ) as node:
             yield await load_origin(node, folder, precision, ends, device, list(ticket.addresses))
     finally:
         device.close()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,11 +16,10 @@ from rich.table import Column, Table
 from manyhands.config import home_from_env
 from manyhands.core import PRECISIONS, Precision, Span, even_cut, parse_cut
 from manyhands.errors import BadRequest
-from manyhands.model.fetch import resolve_model
-from manyhands.model.folder import parse_config, read_config
-from manyhands.model.manifest import Manifest, build_manifest
-from manyhands.model.partition import ModelFacts, ends_bytes, is_tied, layer_bytes
-from manyhands.model.split import split_model
+
+if TYPE_CHECKING:  # help is instant: the hub's client is imported inside the commands
+    from manyhands.model.manifest import Manifest
+    from manyhands.model.partition import ModelFacts
 
 app = typer.Typer(no_args_is_help=True, help="Look into a model, cut it into parts, make a tiny one.")
 
@@ -59,6 +58,11 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Say what a model is: its family, its sizes at each precision, and its id."""
+    from manyhands.model.fetch import resolve_model
+    from manyhands.model.folder import parse_config, read_config
+    from manyhands.model.manifest import build_manifest
+    from manyhands.model.partition import ModelFacts
+
     with progress_bar() as progress:
         folder = resolve_model(model, Span(0, 1), False, home_from_env(), progress)  # the manifest tells of the rest
         manifest = build_manifest(folder, progress)
@@ -69,8 +73,10 @@ def inspect(
         _show(model, facts)
 
 
-def describe(facts: ModelFacts, manifest: Manifest) -> dict[str, Any]:
+def describe(facts: "ModelFacts", manifest: "Manifest") -> dict[str, Any]:
     """Everything `inspect` says; bytes are exact."""
+    from manyhands.model.partition import is_tied
+
     return {
         **asdict(facts),
         "tied": is_tied(manifest.names),
@@ -79,7 +85,9 @@ def describe(facts: ModelFacts, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _sizes(facts: ModelFacts, manifest: Manifest, precision: Precision) -> dict[str, int]:
+def _sizes(facts: "ModelFacts", manifest: "Manifest", precision: Precision) -> dict[str, int]:
+    from manyhands.model.partition import ends_bytes, layer_bytes
+
     layers = layer_bytes(manifest.tensors, facts.num_layers, precision)
     ends = ends_bytes(manifest.tensors, precision)
     return {"layer_min": min(layers), "layer_max": max(layers), "ends": ends, "total": sum(layers) + ends}
@@ -104,6 +112,11 @@ def split(
     nodes: Annotated[int | None, typer.Option(help="Cut evenly into this many parts.")] = None,
 ) -> None:
     """Cut a model into folders that can each be served alone."""
+    from manyhands.model.fetch import resolve_model
+    from manyhands.model.folder import parse_config, read_config
+    from manyhands.model.partition import ModelFacts
+    from manyhands.model.split import split_model
+
     if (cut is None) == (nodes is None):
         raise BadRequest("give either --cut 0-3,4-7 or --nodes 2")
     with progress_bar() as progress:

@@ -117,7 +117,11 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
     device = Device.start(job.threads)
     stop, leave = _signals(while_stdin)
     try:
-        async with tls_node(ticket, job.key, name=job.name, worker=worker) as node:
+        found = options.settings()
+        swarm = (
+            None if while_stdin else found.swarm
+        )  # children of `local` share with it alone: its ticket is nobody else's
+        async with tls_node(ticket, job.key, swarm=swarm, name=job.name, worker=worker, request=found.request) as node:
             host = await node.host(
                 folder,
                 job.span,

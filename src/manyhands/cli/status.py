@@ -1,5 +1,6 @@
 """`manyhands status`: the swarm as a running member sees it. What it says is pure of the view that the member tells."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -17,8 +18,10 @@ from manyhands.core import Span
 from manyhands.errors import ManyhandsError
 from manyhands.member.home import list_running
 
-MAX_CELLS = 64  # of a strip; a deeper model has several layers in a cell
+MIN_CELLS, MAX_CELLS = 12, 64  # of a strip; a deeper model, or a narrow terminal, has several layers in a cell
+OTHER_CELLS = 61  # of a row, beside its strip and name
 REFRESH_S = 1.0
+HELD_BY = "held by"
 _MARKS = {"serving": "█", "loading": "▒", "spare": "░"}
 _COLOURS = {"serving": "green", "loading": "cyan", "spare": "blue"}
 
@@ -38,12 +41,18 @@ def status(
 ) -> None:
     """Who is in the swarm, which layers they hold, how busy and how far away they are, and what is at risk."""
     where = api or running_api()
+    with contextlib.suppress(KeyboardInterrupt) if watch else contextlib.nullcontext():
+        _tell(where, api_key, watch, as_json)
+
+
+def _tell(where: str, api_key: str, watch: bool, as_json: bool) -> None:
     if not watch:
         view = call(where, api_key, "GET", "/api/swarm")
         if as_json:
             print_json(view)
         else:
-            Console().print(render(view))
+            console = Console()
+            console.print(render(view, console.width))
     elif as_json:
         while True:
             print_json(call(where, api_key, "GET", "/api/swarm"))
@@ -62,18 +71,20 @@ def _watch(api: str, key: str) -> None:
         shown: RenderableType = ""
         while True:
             try:
-                shown = render(call(api, key, "GET", "/api/swarm"))
+                shown = render(call(api, key, "GET", "/api/swarm"), live.console.width)
                 live.update(shown, refresh=True)
             except ManyhandsError as error:  # a gateway that is away may come back
                 live.update(Group(shown, Text(f"\n{error}", "bold red")), refresh=True)
             time.sleep(REFRESH_S)
 
 
-def render(view: dict[str, Any]) -> RenderableType:
+def render(view: dict[str, Any], width: int) -> RenderableType:
     """The view of `GET /api/swarm` for people. Names come from strangers: they are text, never markup."""
     parts: list[RenderableType] = [_head(view)]
+    names = max(len(HELD_BY), *(len(node["name"][:24]) for node in view["nodes"]))
+    most = max(MIN_CELLS, min(MAX_CELLS, width - OTHER_CELLS - names))
     for model in view["models"]:
-        parts += [Text(), _title(model), _table(model, view["nodes"])]
+        parts += [Text(), _title(model), _table(model, view["nodes"], most)]
     idle = [node for node in view["nodes"] if not node["spans"]]
     if idle:
         named = ", ".join(f"{printable(n['name'])} ({_size(n['memory_bytes'])}, {_way(n)})" for n in idle)
@@ -98,13 +109,14 @@ def _title(model: dict[str, Any]) -> Text:
     )
 
 
-def _table(model: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> Table:
+def _table(model: dict[str, Any], nodes: Sequence[dict[str, Any]], most: int) -> Table:
     """A row for each span, its layers in line with those of the last row: by how many nodes each layer is held."""
     num_layers = model["layers"]
+    groups = groups_of(num_layers, most)
     right = [{"header": name, "justify": "right"} for name in ("sessions", "queue", "ms/layer", "rtt", "spoke")]
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("node", no_wrap=True)
-    table.add_column(ruler(num_layers), no_wrap=True)
+    table.add_column(ruler(groups), no_wrap=True)
     table.add_column("layers", no_wrap=True)
     for column in right:
         table.add_column(**column, no_wrap=True)  # type: ignore[arg-type]
@@ -112,18 +124,18 @@ def _table(model: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> Table:
     for node in nodes:
         for span in node["spans"]:
             if (span["model_id"], span["precision"]) == (model["id"], model["precision"]):
-                table.add_row(*_row(node, span, num_layers))
-    table.add_row(Text("held by", "dim"), coverage_strip(model["coverage"]))
+                table.add_row(*_row(node, span, groups))
+    table.add_row(Text(HELD_BY, "dim"), coverage_strip(model["coverage"], groups))
     return table
 
 
-def _row(node: dict[str, Any], span: dict[str, Any], num_layers: int) -> list[Text]:
+def _row(node: dict[str, Any], span: dict[str, Any], groups: Sequence[range]) -> list[Text]:
     name = Text(printable(node["name"])[:24], "bold" if node["is_me"] else "")
     state, rtt, layer = span["state"], node["rtt_ms"], span["layer_ms"]
     told = span["layers"] if state == "serving" else f"{span['layers']} {state}"
     return [
         name,
-        span_strip(Span.parse(span["layers"]), num_layers, state),
+        span_strip(Span.parse(span["layers"]), groups, state),
         Text(told),
         Text(f"{span['sessions']}/{span['max_sessions']}"),
         Text(str(span["queue"] or "-"), "yellow" if span["queue"] else ""),
@@ -135,38 +147,32 @@ def _row(node: dict[str, Any], span: dict[str, Any], num_layers: int) -> list[Te
 
 
 def _way(node: dict[str, Any]) -> str:
-    return "this node" if node["is_me"] else node["path"] or "no link"
+    return "here" if node["is_me"] else node["path"] or "no link"
 
 
-def num_cells(num_layers: int) -> int:
-    return min(num_layers, MAX_CELLS)
+def groups_of(num_layers: int, most: int) -> list[range]:
+    """The layers that each cell of a strip stands for: at least one, none in two cells."""
+    count = min(num_layers, most)
+    return [range(cell * num_layers // count, (cell + 1) * num_layers // count) for cell in range(count)]
 
 
-def layers_of(cell: int, num_layers: int) -> range:
-    """The layers that a cell stands for: at least one, none in two cells."""
-    count = num_cells(num_layers)
-    return range(cell * num_layers // count, (cell + 1) * num_layers // count)
-
-
-def ruler(num_layers: int) -> str:
+def ruler(groups: Sequence[range]) -> str:
     """The numbers of layers above a strip, one every ten cells."""
-    count = num_cells(num_layers)
-    marks = (str(layers_of(cell, num_layers).start).ljust(10) for cell in range(0, count, 10))
-    return "".join(marks)[: max(count, 6)].rstrip() or "0"
+    marks = (str(group.start).ljust(10) for group in groups[::10])
+    return "".join(marks)[: max(len(groups), 6)].rstrip()
 
 
-def span_strip(span: Span, num_layers: int, state: str) -> Text:
+def span_strip(span: Span, groups: Sequence[range], state: str) -> Text:
     """Where a span lies in the model."""
-    held = range(span.start, span.end)
-    cells = (any(layer in held for layer in layers_of(cell, num_layers)) for cell in range(num_cells(num_layers)))
-    return Text("".join(_MARKS[state] if is_held else "·" for is_held in cells), _COLOURS[state])
+    held = (group.start < span.end and span.start < group.stop for group in groups)
+    return Text("".join(_MARKS[state] if is_held else "·" for is_held in held), _COLOURS[state])
 
 
-def coverage_strip(coverage: Sequence[int]) -> Text:
+def coverage_strip(coverage: Sequence[int], groups: Sequence[range]) -> Text:
     """By how many nodes the layers are held: 0 to 9, then +; a cell of several layers tells its weakest."""
     strip = Text()
-    for cell in range(num_cells(len(coverage))):
-        least = min(coverage[layer] for layer in layers_of(cell, len(coverage)))
+    for group in groups:
+        least = min(coverage[group.start : group.stop])
         strip.append(
             "+" if least > 9 else str(least), "bold red" if least == 0 else "yellow" if least == 1 else "green"
         )

@@ -148,14 +148,17 @@ async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: T
     key = NodeKey.load_or_create(wish.key or home / "node.key")
     ticket = ticket or load_ticket(home) or Ticket.new(name)
     config = _config_of(wish, name, key, ticket)
-    stop, leave = _signals(while_stdin)
+    _check_api(wish, home)
+    signals = Signals(while_stdin)
+    found = options.settings()
     device = Device.start(wish.threads)
     try:
-        async with Member(key, ticket, config, member_transport(key, ticket, config)) as member:
+        made = member_transport(key, ticket, config)
+        async with Member(key, ticket, config, made, worker=found.worker, request=found.request) as member:
             me = Running(name, os.getpid(), member.id, ticket.name, str(member.addresses[0]))
             with run_file(name), announced(home, me) as announce:
-                work = _serve(member, wish, named, device, home, tell, announce, leave, began)
-                await _until(stop, work)
+                work = _serve(member, wish, named, device, home, tell, announce, signals, began)
+                await _until(signals.stop, work)
         tell("left", "left")
     finally:
         device.close()
@@ -169,12 +172,12 @@ async def _serve(
     home: Path,
     tell: Teller,
     announce: Callable[[str], None],
-    leave: asyncio.Event,
+    signals: "Signals",
     began: float,
 ) -> None:
     """Come in, host, answer, until told to leave; then hand over."""
     from manyhands.cli.model import progress_bar
-    from manyhands.member.home import save_ticket
+    from manyhands.member.home import save_ticket, update_ticket
     from manyhands.member.hosting import Hosting
 
     await _meet(member, named, tell)
@@ -191,10 +194,11 @@ async def _serve(
         tell("invitation", f"on another machine:  manyhands join {invitation}", ticket=invitation)
         watch = asyncio.ensure_future(_watch(member, hosting, tell))
         try:
-            await leave.wait()
+            signals.is_serving = True
+            await signals.leave.wait()
         finally:
             watch.cancel()
-            save_ticket(home, member.invitation())
+            update_ticket(home, member.invitation())
         tell("leaving", "leaving: handing sessions over (Ctrl-C again to leave at once)")
         await member.leave()
         await member.idle()
@@ -243,18 +247,32 @@ def _listen_at(listen: str, key: "NodeKey", ticket: "Ticket") -> NodeAddr:
     return NodeAddr("0.0.0.0", 0)
 
 
-def _is_free(port: int) -> bool:
+def _is_free(port: int, host: str = "0.0.0.0") -> bool:
     try:
-        socket.create_server(("0.0.0.0", port)).close()
+        socket.create_server((host, port)).close()
     except OSError:
         return False
     return True
 
 
+def _check_api(wish: Wish, home: Path) -> None:
+    """Say now, and not when the model is loaded, that the API cannot be opened. Raises BadRequest."""
+    from manyhands.api.app import check_exposure
+    from manyhands.api.auth import FILE, KeyRing
+
+    if wish.api in ("", "off"):
+        return
+    addr = NodeAddr.parse(wish.api)
+    check_exposure(addr.host, KeyRing(home / FILE), insecure=wish.insecure)
+    if addr.port and ":" not in addr.host and not _is_free(addr.port, addr.host):
+        raise BadRequest(f"{addr} is in use or not of this machine: choose another --api HOST:PORT, or --api off")
+
+
 async def _meet(member: "Member", named: Named | None, tell: Teller) -> None:
     """Call the swarm. `up` may be the first one back, so it goes on alone; `join` needs somebody."""
     try:
-        await member.meet()
+        if member.config.scope != "off":
+            await member.meet()
     except ShardUnavailable as error:
         if named is None:
             raise
@@ -273,6 +291,8 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
     if named is not None:
         return await weights_of(named.model, named.precision, member.records(), home, bar)
     if not await member.wait_until(lambda: bool(kinds_of(member.records())), 5.0):
+        if complaints := member.complaints():
+            raise BadRequest(complaints[0])
         raise BadRequest(
             f"swarm {member.ticket.name} serves no model yet: run `manyhands up MODEL` on one of its machines"
         )
@@ -362,6 +382,7 @@ async def _watch(member: "Member", hosting: "Hosting", tell: Teller) -> None:
     from manyhands.member.view import missing_spans, say_missing
 
     known, said = _present(member), ""
+    complained: set[str] = set()
     while True:
         spans = missing_spans(hosting.kind, member.records())
         line = say_missing(spans, hosting.weights.shape, hosting.tokens)
@@ -369,6 +390,9 @@ async def _watch(member: "Member", hosting: "Hosting", tell: Teller) -> None:
             said = line
             text = f"{hosting.weights.name}: {line or 'every layer is held'}"
             tell("missing", text, layers=[str(span) for span in spans])
+        for complaint in set(member.complaints()) - complained:
+            complained.add(complaint)
+            tell("complaint", complaint)
         async with member.directory.changed:
             await member.directory.changed.wait()
         await asyncio.sleep(QUIET_S)
@@ -387,15 +411,27 @@ def _present(member: "Member") -> dict[NodeId, str]:
 # -- signals ----------------------------------------------------------------------------------------------------------
 
 
-def _signals(while_stdin: bool) -> tuple[asyncio.Event, asyncio.Event]:
-    """(stop, leave). SIGINT or SIGTERM sets `leave`, a second one `stop`; so does the end of stdin (the parent died)."""
-    stop, leave = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: stop.set() if leave.is_set() else leave.set())
-    if while_stdin:
-        loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(sys.stdin.fileno(), 4096) else stop.set())
-    return stop, leave
+class Signals:
+    """SIGINT or SIGTERM sets `leave` once `is_serving`, and `stop` before that or the second time.
+
+    `while_stdin`: the end of stdin sets `stop` too (the parent died).
+    """
+
+    def __init__(self, while_stdin: bool) -> None:
+        self.stop, self.leave = asyncio.Event(), asyncio.Event()
+        self.is_serving = False
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        if while_stdin:
+            loop.add_reader(sys.stdin.fileno(), self._on_stdin)
+
+    def _on_signal(self) -> None:
+        (self.leave if self.is_serving and not self.leave.is_set() else self.stop).set()
+
+    def _on_stdin(self) -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            self.stop.set()
 
 
 async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

@@ -33,6 +33,13 @@ def save_ticket(home: Path, ticket: Ticket) -> None:
     _write(home / TICKET, ticket.encode() + "\n")
 
 
+def update_ticket(home: Path, ticket: Ticket) -> None:
+    """As save_ticket, unless the file has another secret by now: a member that leaves must not undo `ticket rotate`."""
+    known = load_ticket(home)
+    if known is None or known.secret == ticket.secret:
+        save_ticket(home, ticket)
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """A node that runs on this machine. `api`: the URL of its gateway, "" if it has none."""

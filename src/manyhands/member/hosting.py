@@ -126,11 +126,10 @@ class Hosting:
             )
             model = await host.ensure_loaded()
             self.member.layer_s[span] = await self._device.run(lambda: decode_layer_s(model, span))
+            await node.seed.add(folder)
             self.folder = folder
         finally:
             self._announce(None)
-        if self.weights.folder is None or self.weights.folder == folder:
-            await node.seed.add(folder)
         return host
 
     def providers(self) -> list[Provider]:

@@ -70,6 +70,16 @@ class MemberConfig:
     rules: Rules = field(default_factory=Rules)
 
 
+@dataclass(frozen=True, slots=True)
+class _Neighbours(Members):
+    """Members, and this machine's own address: what runs here is as local as can be, though the address be a public one."""
+
+    here: str = ""
+
+    def admits(self, node: NodeId, hosts: Iterable[str]) -> bool:
+        return Members.admits(self, node, ["localhost" if host == self.here else host for host in hosts])
+
+
 class Member:
     """Enter it to listen and to speak; then `meet`. `claims`: spans that are being loaded (see hosting.py)."""
 
@@ -86,14 +96,19 @@ class Member:
         rng: random.Random | None = None,
     ) -> None:
         self.key, self.ticket, self.config, self.clock = key, ticket, config, clock
-        self.members = Members(config.scope, config.allow, config.deny)
         self.node = Node(
             lambda hello: make_transport(hello, self.book), name=config.name, worker=worker, request=request
         )
         self.gossip = Gossip(key.node_id, rng or random.Random(secrets.token_bytes(16)))
         self.announcer = Announcer(key, self._profile(()), secrets.token_bytes, clock())
         self.directory = DirectoryRunner(
-            self.gossip, self.announcer, self.hosted, self._send, key.node_id, self.members, clock
+            self.gossip,
+            self.announcer,
+            self.hosted,
+            self._send,
+            key.node_id,
+            Members(config.scope, config.allow, config.deny),
+            clock,
         )
         self.addresses: tuple[NodeAddr, ...] = ()
         self.claims: list[SpanInfo] = []
@@ -159,6 +174,7 @@ class Member:
             others.append(await self.node.transport.listen(NodeAddr("iroh%0.0.0.0", 0)))
         self.addresses = (direct, *others)
         self.node.address = direct
+        self.directory.members = _Neighbours(self.config.scope, self.config.allow, self.config.deny, direct.host)
         self.announcer.profile = self._profile(self.addresses)
 
     def _profile(self, addresses: tuple[NodeAddr, ...]) -> Profile:
@@ -263,6 +279,11 @@ class Member:
 
     # -- what people ask ----------------------------------------------------------------------------------------------
 
+    def strangers(self) -> list[Record]:
+        """What nodes say that this one does not share with: by its scope and lists."""
+        admitted = {record.key for record in self.records()}
+        return [record for record in self.gossip.records(self.clock()) if record.key not in admitted]
+
     def records(self) -> list[Record]:
         """What the swarm offers now, this node's own included."""
         return self.directory.records()
@@ -275,6 +296,8 @@ class Member:
     def complaints(self) -> list[str]:
         """What a person should mend: clocks, keys used twice."""
         lines = complaints(self.gossip.shelf.skews, self.gossip.shelf.forks)
+        strangers = {record.node: record for record in self.strangers()}
+        lines += [say_stranger(record, self.config.scope) for record in strangers.values()]
         if (twin := self.announcer.twin) is not None:
             where = ", ".join(str(addr) for addr in twin.addresses) or "an unknown address"
             lines.append(
@@ -291,6 +314,13 @@ class Member:
                 continue
             ticket = ticket.with_address(addr)
         return ticket
+
+
+def say_stranger(record: Record, scope: Scope) -> str:
+    """Why a node is not shared with, and what would change that."""
+    where = ", ".join(str(addr) for addr in record.addresses) or "an unknown address"
+    ways = f"start with --allow {record.node}" + (" or --scope public" if scope == "lan" else "")
+    return f"{record.name} at {where} is not used: scope {scope} does not admit it; {ways}"
 
 
 def _ignore(_: object) -> None:

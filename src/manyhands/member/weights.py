@@ -99,8 +99,7 @@ class Weights:
         """
         if self.folder is not None:
             return self.folder, self
-        if self.id is None or not providers:
-            assert self.hub is not None
+        if self.hub is not None and (self.id is None or not providers):
             folder = await asyncio.to_thread(resolve_model, self.hub, span, with_ends, home, progress)
             found = (await asyncio.to_thread(build_manifest, folder, progress)).id
             if self.id not in (None, found):
@@ -108,6 +107,7 @@ class Weights:
                     f"the hub's {self.hub} is {found[:12]} now, the swarm has {self.id[:12]}: name its revision"
                 )
             return folder, replace(self, id=found)
+        assert self.id is not None, "without a folder and a hub id, it is the swarm that knows the model"
         need = Need(self.id, span, with_ends=with_ends, with_files=True)
         hub = None if self.hub is None else HubPeer(self.hub)
         pulled = await pull(need, providers, home, hub=hub, progress=progress, on_blame=on_blame)

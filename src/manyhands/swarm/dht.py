@@ -48,10 +48,9 @@ T = TypeVar("T")
 
 ANSWER_S = 2.0  # deadline of a question; dialling over 80 ms takes a quarter of it
 SLOW_S = 0.5  # until a lookup goes on without an answer, which may still come
-REFRESH_S = 30.0  # a quarter of a record's lifetime (HN-18): three turns may fail
-SHUN_S = (
-    60.0  # a node that did not answer is not asked on hearsay, unless it speaks: others are slower to notice a death
-)
+REFRESH_S = 30.0  # a quarter of a record's lifetime (HN-18)
+RENEW_S = 15.0  # until a new signature is stored: 60 (record.REFRESH_S) + 15 + 36 (an asker's turn) < 120, so no gap
+SHUN_S = 60.0  # a node that did not answer is not asked on hearsay, unless it speaks: others notice a death later
 RETRY_S = 2.0  # until an errand that reached nobody is tried again
 MAINTAIN_S = 120.0  # between lookups that only keep the buckets filled
 PROBE_S = 10.0  # between pings of one contact that failed: partitions heal
@@ -110,18 +109,22 @@ class Dht:
         self.store.wanted.discard(model_key(model))
 
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
-        """Store our statement near its key: at once if it is new or withdrawn, else (beats, load) with the next turn."""
+        """Store our statement near its key: at once if new or withdrawn, soon if signed anew, a beat with the next turn."""
         self.store.put(data, now, node=self._me)
         record, _ = read(data)
         if record.info is None:
             return []  # a member that hosts nothing: there is no model under which to look for it
         key = model_key(record.info.model)
         mine = self._mine.setdefault(key, {})
-        is_new = record.key not in mine or mine[record.key][1].is_withdrawn
+        _, old = mine.get(record.key, (b"", None))
         mine[record.key] = data, record
         if record.is_withdrawn:
             return self._store_at(self._nearest.get(key, ()), [data]) + self._start(key, now)
-        return self._start(key, now) if is_new else []
+        if old is None or old.is_withdrawn:
+            return self._start(key, now)
+        if old.sequence != record.sequence:
+            self._due[key] = min(self._due.get(key, now), now + RENEW_S)
+        return []
 
     def receive(self, sender: Peer, body: bytes, now: float) -> list[Outgoing]:
         if not self._may_speak(sender.node):

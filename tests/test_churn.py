@@ -1,0 +1,15 @@
+"""Members come and go at random while requests run: none is lost, none is wrong, nobody who is gone is offered."""
+
+import asyncio
+
+import pytest
+from bench.churn import GONE_S, churn
+
+
+@pytest.mark.slow
+def test_a_swarm_outlives_its_members() -> None:
+    tally = asyncio.run(churn(processes=4, seconds=40, seed=3))
+    assert tally.ok > 0 and tally.kills + tally.leaves > 0
+    assert (tally.lost, tally.wrong, tally.ghosts) == ([], [], [])
+    assert max(tally.gone_s) <= GONE_S
+    assert tally.is_equal

@@ -1,0 +1,74 @@
+"""What a machine remembers of its swarm, and says of what runs on it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from manyhands.core import NodeAddr, NodeId
+from manyhands.errors import BadRequest, TicketError
+from manyhands.member.home import Running, announced, check_name, list_running, load_ticket, save_ticket
+from manyhands.swarm.ticket import Ticket
+
+NODE, OTHER = NodeId("ab" * 32), NodeId("cd" * 32)
+
+
+def running(name: str = "desk", node: NodeId = NODE) -> Running:
+    return Running(name, os.getpid(), node, "home", "127.0.0.1:1")
+
+
+def test_the_ticket_is_kept_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert load_ticket(home) is None
+    ticket = Ticket.new("home").with_address(NodeAddr("10.0.0.1", 4040, NODE))
+    save_ticket(home, ticket)
+    assert load_ticket(home) == ticket
+    assert (home / "swarm.ticket").stat().st_mode & 0o777 == 0o600
+    assert home.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_broken_ticket_is_said(tmp_path: Path) -> None:
+    (tmp_path / "swarm.ticket").write_text("mh1AAAA")
+    with pytest.raises(TicketError, match="truncated"):
+        load_ticket(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadRequest, match="set MANYHANDS_HOME"):
+        save_ticket(tmp_path / "file", Ticket.new("home"))
+
+
+def test_what_runs_is_listed_with_its_gateway(tmp_path: Path) -> None:
+    with announced(tmp_path, running()) as announce:
+        announce("http://127.0.0.1:8000")
+        (found,) = list_running(tmp_path)
+        assert (found.name, found.pid, found.api) == ("desk", os.getpid(), "http://127.0.0.1:8000")
+        assert (tmp_path / "run" / "desk.json").stat().st_mode & 0o777 == 0o600
+    assert list_running(tmp_path) == []
+
+
+def test_one_key_runs_once(tmp_path: Path) -> None:
+    with announced(tmp_path, running()):
+        with pytest.raises(BadRequest, match="with this key runs here already"), announced(tmp_path, running("second")):
+            pass
+        with announced(tmp_path, running("second", OTHER)):
+            assert [found.name for found in list_running(tmp_path)] == ["desk", "second"]
+
+
+def test_files_of_the_dead_and_of_strangers_do_not_count(tmp_path: Path) -> None:
+    with announced(tmp_path, running()):
+        path = tmp_path / "run" / "desk.json"
+        facts = json.loads(path.read_text())
+    (tmp_path / "run" / "dead.json").write_text(json.dumps({**facts, "pid": 2**22 - 1}))
+    (tmp_path / "run" / "odd.json").write_text("[1]")
+    (tmp_path / "run" / "more.json").write_text(json.dumps({**facts, "key": 1}))
+    assert list_running(tmp_path) == []
+    assert not (tmp_path / "run" / "dead.json").exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "x" * 65, "a\nb"])
+def test_what_cannot_name_a_file_names_no_node(name: str) -> None:
+    with pytest.raises(BadRequest, match="cannot name a node"):
+        check_name(name)

@@ -1,0 +1,94 @@
+"""`up` and `join` as people start them: real processes, real TLS on loopback, homes of their own."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from bench.colony import Colony, Resident, colony, complete
+
+pytestmark = pytest.mark.slow
+
+
+async def until(is_so: Callable[[], Awaitable[bool]], seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        while not await is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+async def names(resident: Resident) -> set[str]:
+    return {node["name"] for node in (await resident.view())["nodes"]}
+
+
+def test_up_and_two_joins_answer_and_a_killed_one_disappears() -> None:
+    """Nobody names a layer or an address; within 20 s of kill -9 nobody offers the dead node, and the answer is the same."""
+
+    async def scene(town: Colony) -> None:
+        first, second, third = (town.resident(name) for name in ("first", "second", "third"))
+        api = await town.found(first, "--layers", "0-5")
+        await asyncio.gather(town.join(second), town.join(third, "--layers", "6-11"))
+        for resident in (first, second, third):
+            await until(lambda: everybody(resident, {"first", "second", "third"}), 20)  # noqa: B023
+        text = await complete(api, "Once upon a time", 16)
+        second.signal(signal.SIGKILL)
+        await second.ended()
+        for resident in (first, third):
+            await until(lambda: everybody(resident, {"first", "third"}), 20)  # noqa: B023
+        assert await complete(api, "Once upon a time", 16) == text
+        second_node = (await second.said("serving"))["node"]
+        await town.join(second)
+        assert (await second.said("serving"))["node"] == second_node
+        await until(lambda: everybody(first, {"first", "second", "third"}), 20)
+
+    async def everybody(resident: Resident, wanted: set[str]) -> bool:
+        return await names(resident) == wanted
+
+    asyncio.run(_with_colony(scene))
+
+
+def test_leaving_is_told_and_leaves_no_trace() -> None:
+    async def scene(town: Colony) -> None:
+        first, second = town.resident("first"), town.resident("second")
+        await town.found(first)
+        await town.join(second)
+        await first.said("came", 20)
+        second.signal(signal.SIGTERM)
+        await second.ended()
+        assert [event["event"] for event in second.events()][-2:] == ["leaving", "left"]
+        assert (await first.said("gone", 20))["text"] == "second has left"
+        assert not list((second.home / "run").iterdir())
+        assert (second.home / "swarm.ticket").stat().st_mode & 0o077 == 0
+
+    asyncio.run(_with_colony(scene))
+
+
+async def _with_colony(scene: Callable[[Colony], Awaitable[None]]) -> None:
+    async with colony(forked=True) as town:
+        await scene(town)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["join", "mh1AAAA"], "ticket is truncated"),
+        (["join", "mh2AAAA"], "version '2'"),
+        (["up", "tales", "--memory", "1MB"], "give at least"),
+        (["up", "tales", "--layers", "3-40"], "tales has layers 0-11"),
+        (["up", "tales", "--api", "0.0.0.0:0"], "make one (manyhands key add NAME)"),
+        (["up", "tales", "--scope", "family"], "must be one of off, lan, trusted, public"),
+        (["up", "tales", "--name", "a/b"], "cannot name a node"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_with_the_remedy(arguments: list[str], wanted: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "manyhands.cli", *arguments]
+    if arguments[0] == "up" and "--api" not in arguments:
+        command += ["--api", "off"]
+    done = subprocess.run(
+        command, env={"MANYHANDS_HOME": str(tmp_path), "PATH": ""}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert wanted in done.stderr and len(done.stderr.strip().splitlines()) == 1
