@@ -6,6 +6,7 @@ import typer
 
 from manyhands.cli import options
 from manyhands.cli import up as ups
+from manyhands.cli.membership import Wish, start
 from manyhands.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ def join(
     Without a ticket: come back to this machine's swarm, or look for one on the local network and ask for its code. Ctrl-C
     once: hand the sessions over, then leave. Twice: leave at once.
     """
-    wish = ups.Wish(layers, memory, api, insecure, listen, advertise, name, key, scope, relay, allow, deny, threads)
+    wish = Wish(layers, memory, api, insecure, listen, advertise, name, key, scope, relay, allow, deny, threads)
     found = _ticket(ticket)
-    ups.start(wish, found, None, as_json=as_json, while_stdin=while_stdin)
+    start(wish, found, None, as_json=as_json, while_stdin=while_stdin)
 
 
 def _ticket(text: str) -> "Ticket":

@@ -1,0 +1,396 @@
+"""What `up` and `join` run: a member from its options to its leaving, and the lines it says on the way."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyhands.cli import options
+from manyhands.core import NodeAddr, NodeId, Precision, Span
+from manyhands.errors import BadRequest, ManyhandsError, ShardUnavailable
+
+if TYPE_CHECKING:
+    from manyhands.member.hosting import Hosting
+    from manyhands.member.member import Member, MemberConfig
+    from manyhands.origin import Origin
+    from manyhands.swarm.identity import NodeKey
+    from manyhands.swarm.ticket import Ticket
+    from manyhands.worker.execute import Device
+
+QUIET_S = 0.5  # changes come in pairs: a claim becomes a span
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The options of `up` and `join`, as given."""
+
+    layers: str
+    memory: str
+    api: str
+    insecure: bool
+    listen: str
+    advertise: str
+    name: str
+    key: Path | None
+    scope: str
+    relay: list[str] | None
+    allow: list[str] | None
+    deny: list[str] | None
+    threads: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The model that `up` names."""
+
+    model: str
+    precision: Precision | None
+
+
+class Teller:
+    """Says what happens: lines for people, or JSON objects; on stdout."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def __call__(self, event: str, text: str, **facts: Any) -> None:
+        line = json.dumps({"event": event, "text": text, **facts}) if self.as_json else text
+        print(line, flush=True)
+
+    def line(self, text: str) -> None:
+        self("note", text)
+
+
+def start(wish: Wish, ticket: "Ticket | None", named: Named | None, *, as_json: bool, while_stdin: bool) -> None:
+    """Run a member until it is told to leave. `ticket` None: this machine's swarm, or a new one."""
+    tell = Teller(as_json)
+    try:
+        options.run(_run(wish, ticket, named, tell, while_stdin))
+    except ManyhandsError as error:
+        if as_json:
+            tell("error", str(error), code=error.code)
+        raise
+
+
+async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: Teller, while_stdin: bool) -> None:
+    began = time.monotonic()
+    from manyhands.cli.connect import member_transport
+    from manyhands.cli.runfile import run_file
+    from manyhands.config import home_from_env
+    from manyhands.member.home import Running, announced, check_name, load_ticket
+    from manyhands.member.member import Member
+    from manyhands.swarm.identity import NodeKey
+    from manyhands.swarm.ticket import Ticket
+    from manyhands.worker.execute import Device
+
+    home = home_from_env()
+    name = check_name(wish.name or socket.gethostname())
+    key = NodeKey.load_or_create(wish.key or home / "node.key")
+    ticket = ticket or load_ticket(home) or Ticket.new(name)
+    config = _config_of(wish, name, key, ticket)
+    _check_api(wish, home)
+    signals = Signals(while_stdin)
+    found = options.settings()
+    device = Device.start(wish.threads)
+    try:
+        made = member_transport(key, ticket, config)
+        async with Member(key, ticket, config, made, worker=found.worker, request=found.request) as member:
+            me = Running(name, os.getpid(), member.id, ticket.name, str(member.addresses[0]))
+            with run_file(name), announced(home, me) as announce:
+                work = _serve(member, wish, named, device, home, tell, announce, signals, began)
+                await _until(signals.stop, work)
+        tell("left", "left")
+    finally:
+        device.close()
+
+
+async def _serve(
+    member: "Member",
+    wish: Wish,
+    named: Named | None,
+    device: "Device",
+    home: Path,
+    tell: Teller,
+    announce: Callable[[str], None],
+    signals: "Signals",
+    began: float,
+) -> None:
+    """Come in, host, answer, until told to leave; then hand over."""
+    from manyhands.cli.model import progress_bar
+    from manyhands.member.home import save_ticket, update_ticket
+    from manyhands.member.hosting import Hosting
+
+    await _meet(member, named, tell)
+    with progress_bar() as bar:
+        weights = await _weights(member, named, home, bar)
+        is_origin = wish.api not in ("", "off")
+        hosting = Hosting(member, weights, device, home, bar, tell.line, with_ends=is_origin)
+        choice = await hosting.start()
+    signals.is_serving = True
+    save_ticket(home, member.invitation())
+    _tell_serving(member, hosting, tell, choice.why, time.monotonic() - began)
+    member.node.start(hosting.keep_balance())
+    async with _advertised(member, tell), _gateway(wish, hosting, device, tell, announce):
+        invitation = member.invitation().encode()
+        tell("invitation", f"on another machine:  manyhands join {invitation}", ticket=invitation)
+        watch = asyncio.ensure_future(_watch(member, hosting, tell))
+        try:
+            await signals.leave.wait()
+        finally:
+            watch.cancel()
+            update_ticket(home, member.invitation())
+        tell("leaving", "leaving: handing sessions over (Ctrl-C again to leave at once)")
+        await member.leave()
+        await member.idle()
+
+
+# -- the parts --------------------------------------------------------------------------------------------------------
+
+
+def _config_of(wish: Wish, name: str, key: "NodeKey", ticket: "Ticket") -> "MemberConfig":
+    from manyhands.member.member import MemberConfig, relays_for
+    from manyhands.place.machines import parse_bytes
+    from manyhands.place.measure import available_memory, num_cores
+    from manyhands.swarm.members import Members
+
+    urls = [relay for relay in wish.relay or () if "://" in relay]
+    named = [NodeAddr.parse(relay) for relay in wish.relay or () if "://" not in relay]
+    if len(urls) > 1:
+        raise BadRequest(f"--relay names {len(urls)} iroh relays; a node listens at one: give one URL")
+    members = Members(
+        wish.scope,  # type: ignore[arg-type]  # it checks
+        frozenset(NodeId(node) for node in wish.allow or ()),
+        frozenset(NodeId(node) for node in wish.deny or ()),
+    )
+    return MemberConfig(
+        name=name,
+        listen=_listen_at(wish.listen, key, ticket),
+        memory_bytes=parse_bytes(wish.memory) if wish.memory else available_memory(),
+        advertise=NodeAddr.parse(wish.advertise) if wish.advertise else None,
+        relays=relays_for(ticket, named),
+        iroh_url=urls[0] if urls else None,
+        scope=members.scope,
+        allow=members.allow,
+        deny=members.deny,
+        span=Span.parse(wish.layers) if wish.layers else None,
+        cores=num_cores(),
+    )
+
+
+def _listen_at(listen: str, key: "NodeKey", ticket: "Ticket") -> NodeAddr:
+    """Where told; else on every interface, at the port that the ticket names for this node if it is still free."""
+    if listen:
+        return NodeAddr.parse(listen)
+    for addr in ticket.addresses:
+        if addr.node == key.node_id and "%" not in addr.host and _is_free(addr.port):
+            return NodeAddr("0.0.0.0", addr.port)
+    return NodeAddr("0.0.0.0", 0)
+
+
+def _is_free(port: int, host: str = "0.0.0.0") -> bool:
+    try:
+        socket.create_server((host, port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def _check_api(wish: Wish, home: Path) -> None:
+    """Say now, and not when the model is loaded, that the API cannot be opened. Raises BadRequest."""
+    from manyhands.api.app import check_exposure
+    from manyhands.api.auth import FILE, KeyRing
+
+    if wish.api in ("", "off"):
+        return
+    addr = NodeAddr.parse(wish.api)
+    check_exposure(addr.host, KeyRing(home / FILE), insecure=wish.insecure)
+    if addr.port and ":" not in addr.host and not _is_free(addr.port, addr.host):
+        raise BadRequest(f"{addr} is in use or not of this machine: choose another --api HOST:PORT, or --api off")
+
+
+async def _meet(member: "Member", named: Named | None, tell: Teller) -> None:
+    """Call the swarm. `up` may be the first one back, so it goes on alone; `join` needs somebody."""
+    try:
+        if member.config.scope != "off":
+            await member.meet()
+    except ShardUnavailable as error:
+        if named is None:
+            raise
+        tell.line(f"alone so far: {error}")
+    others = sorted({record.name for record in member.records() if record.node != member.id})
+    who = f"with {', '.join(others)}" if others else "nobody else yet"
+    tell("swarm", f"swarm {member.ticket.name}, {who}", swarm=member.ticket.name, node=member.id, others=others)
+
+
+async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) -> Any:
+    """The model: as named, or the one of the swarm that lacks most."""
+    from manyhands.member.hosting import provider_of
+    from manyhands.member.view import missing_spans
+    from manyhands.member.weights import kinds_of, weights_in, weights_of
+
+    if named is not None:
+        return await weights_of(named.model, named.precision, member.records(), home, bar)
+    if not await member.wait_until(lambda: bool(kinds_of(member.records())), 5.0):
+        if complaints := member.complaints():
+            raise BadRequest(complaints[0])
+        raise BadRequest(
+            f"swarm {member.ticket.name} serves no model yet: run `manyhands up MODEL` on one of its machines"
+        )
+    records = member.records()
+    kind = min(kinds_of(records), key=lambda kind: not missing_spans(kind, records))
+    holders = [r for r in records if kind.is_of(r) and r.node != member.id and member.book(r.node)]
+    return await weights_in(kind, [provider_of(member, record) for record in holders], home, bar)
+
+
+def _tell_serving(member: "Member", hosting: "Hosting", tell: Teller, why: str, seconds: float) -> None:
+    for host in hosting.hosts:
+        info, layer_s = host.info, member.layer_s[host.info.span]
+        text = (
+            f"serving layers {info.span} of {info.model_name} in {info.precision}: {why}\n"
+            f"  one token takes {layer_s * len(info.span) * 1e3:.1f} ms here ({layer_s * 1e3:.2f} ms a layer), "
+            f"peers come to {member.addresses[0]}"
+        )
+        tell(
+            "serving",
+            text,
+            model=info.model_name,
+            model_id=info.model,
+            layers=str(info.span),
+            dtype=info.precision,
+            why=why,
+            layer_ms=layer_s * 1e3,
+            address=str(member.addresses[0]),
+            node=member.id,
+            seconds=round(seconds, 3),
+        )
+
+
+@contextlib.asynccontextmanager
+async def _advertised(member: "Member", tell: Teller) -> AsyncIterator[None]:
+    """Be found on the local network, if it lets us; pointless for who listens on loopback only."""
+    from manyhands.swarm.lan import advertise
+
+    direct = [addr for addr in member.addresses if "%" not in addr.host and not addr.host.startswith("127.")]
+    if not direct:
+        yield
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(advertise(member.ticket, member.id, direct, member.config.scope))
+        except (OSError, BadRequest) as error:
+            tell.line(f"other machines cannot find this swarm by themselves ({error}): give them the whole line below")
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _gateway(
+    wish: Wish, hosting: "Hosting", device: "Device", tell: Teller, announce: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """The API of this member's model; by default, on who joins, only the view of the swarm for `manyhands status`."""
+    if wish.api == "off":
+        yield
+        return
+    from manyhands.api.swarm import swarm_router
+    from manyhands.cli.gateway import api_for
+
+    addr = NodeAddr.parse(wish.api or "127.0.0.1:0")
+    origins = {hosting.weights.name: await _origin(hosting, device)} if wish.api else {}
+    shown: list[str] = []  # the URL, once it is known
+    router = swarm_router(lambda: hosting.view("".join(shown)))
+    limit = hosting.member.node.worker.max_sessions
+    async with api_for(
+        origins, addr, max_running=limit, insecure=wish.insecure, reassigner=hosting, extra_routers=[router]
+    ) as url:
+        shown.append(url)
+        announce(url)
+        if wish.api:
+            tell("api", f"API at {url}/v1", api=url)
+        yield
+
+
+async def _origin(hosting: "Hosting", device: "Device") -> "Origin":
+    from manyhands.origin import Origin, OriginModel
+
+    folder, member = hosting.folder, hosting.member
+    assert folder is not None, "it hosts already"
+    model = await device.run(lambda: OriginModel(folder, hosting.weights.precision, "origin"))
+    return Origin(member.node, model, device, (), member.directory)
+
+
+async def _watch(member: "Member", hosting: "Hosting", tell: Teller) -> None:
+    """Say who comes and goes, and what is missing, whenever that changes."""
+    from manyhands.member.view import missing_spans, say_missing
+
+    known, said = _present(member), ""
+    complained: set[str] = set()
+    while True:
+        spans = missing_spans(hosting.kind, member.records())
+        line = say_missing(spans, hosting.weights.shape, hosting.tokens)
+        if line != said:
+            said = line
+            text = f"{hosting.weights.name}: {line or 'every layer is held'}"
+            tell("missing", text, layers=[str(span) for span in spans])
+        for complaint in set(member.complaints()) - complained:
+            complained.add(complaint)
+            tell("complaint", complaint)
+        async with member.directory.changed:
+            await member.directory.changed.wait()
+        await asyncio.sleep(QUIET_S)
+        present = _present(member)
+        for node in known.keys() - present.keys():
+            tell("gone", f"{known[node]} has left", node=node)
+        for node in present.keys() - known.keys():
+            tell("came", f"{present[node]} has come", node=node)
+        known = present
+
+
+def _present(member: "Member") -> dict[NodeId, str]:
+    return {record.node: record.name for record in member.records() if record.node != member.id}
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+
+class Signals:
+    """SIGINT or SIGTERM sets `leave` once `is_serving`, and `stop` before that or the second time.
+
+    `while_stdin`: the end of stdin sets `stop` too (the parent died).
+    """
+
+    def __init__(self, while_stdin: bool) -> None:
+        self.stop, self.leave = asyncio.Event(), asyncio.Event()
+        self.is_serving = False
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        if while_stdin:
+            loop.add_reader(sys.stdin.fileno(), self._on_stdin)
+
+    def _on_signal(self) -> None:
+        (self.leave if self.is_serving and not self.leave.is_set() else self.stop).set()
+
+    def _on_stdin(self) -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            self.stop.set()
+
+
+async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end, or until `stop` is set. Raises what it raises."""
+    task = asyncio.ensure_future(work)
+    ended = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([task, ended], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended.cancel()
+        if not task.done():
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
