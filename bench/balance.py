@@ -18,12 +18,11 @@ from typing import Any
 from unittest.mock import patch
 
 from bench.report import finish, note
-from tests.place.simulate import Simulation, hosts
-
 from manyhands.core import SpanLoad
 from manyhands.place import balance
 from manyhands.place.balance import Rules
 from manyhands.place.strategy import Holding, coverage
+from tests.place.simulate import Simulation, hosts
 
 TARGET = {"periods_to_rest": 60, "moves_of_one_period_to_one_span": 1, "uncovered_periods": 0}
 PERIODS = 120

@@ -19,7 +19,6 @@ from bench.report import finish, measuring, note, paired, spread
 from bench.shapes import checkpoint
 from bench.step import Transformers
 from bench.swarm import aggregate_tps, base, generate_all, origin, prompt_ids
-
 from manyhands.cli.options import run as run_loop
 
 TARGET = {"eight_x": 3.0}

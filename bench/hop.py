@@ -19,10 +19,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import torch
+
 from bench.report import finish, measuring, spread
 from bench.shapes import checkpoint
 from bench.swarm import Base, Run, base, generate, origin, prompt_ids
-
 from manyhands.cli.connect import tls_node
 from manyhands.cli.options import run as run_loop
 from manyhands.core import even_cut

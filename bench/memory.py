@@ -14,7 +14,6 @@ from pathlib import Path
 
 from bench.report import finish, machine
 from bench.shapes import checkpoint
-
 from manyhands.core import Span, even_cut
 from manyhands.local import NodeOptions, node_processes
 from manyhands.model.load import read_config

@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import uvloop
-from bench.report import finish, measuring, spread
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from bench.report import finish, measuring, spread
 from manyhands.core import NodeAddr, NodeId, SessionId
 from manyhands.net.iroh import IrohTransport
 from manyhands.net.relay import RELAY_ALPN, Relay

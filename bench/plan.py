@@ -21,7 +21,6 @@ from typing import Any
 from bench.report import finish, measuring, note, spread
 from bench.shapes import checkpoint
 from bench.swarm import Base, base, generate, prompt_ids
-
 from manyhands.cli.options import run as run_loop
 from manyhands.config import home_from_env
 from manyhands.core import even_cut

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from bench.report import finish, machine, measuring, note, spread
 from bench.shapes import checkpoint
 from bench.swarm import Base, base, generate, prompt_ids
-
 from manyhands.cli.local import Fault
 from manyhands.config import RequestConfig
 from manyhands.core import SamplingParams, Span, even_cut

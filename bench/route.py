@@ -13,7 +13,6 @@ from functools import partial
 from random import Random
 
 from bench.report import finish, measuring, note, spread
-
 from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
 from manyhands.route.chain import Part, Spans, cheapest
 from manyhands.route.offer import Offer, Pair, Terms, pair

@@ -18,7 +18,6 @@ from typing import Any
 from bench.report import finish, measuring, note, paired, spread
 from bench.shapes import checkpoint
 from bench.swarm import aggregate_tps, base, generate_all, origin, prompt_ids
-
 from manyhands.cli.options import run as run_loop
 from manyhands.origin import Origin
 from manyhands.worker.execute import Device

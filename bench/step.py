@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
+
 from bench.report import finish, measuring, note, paired, spread
 from bench.shapes import checkpoint
 from bench.swarm import base, generate, origin, prompt_ids
-from torch import Tensor
-
 from manyhands.cli.options import run as run_loop
 from manyhands.core import Span
 from manyhands.model.cache import Segment, SessionCache, StepPlan

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from bench.churn import GONE_S, churn
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+
 from bench.colony import Colony, Resident, colony, complete
 
 pytestmark = pytest.mark.slow
