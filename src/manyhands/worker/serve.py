@@ -303,8 +303,7 @@ class SpanHost:
             self._wake.clear()
             while self._waiting():
                 await self._hold()
-                if taken := self._choose():
-                    await self._run_batch(taken)
+                await self._run_batch(self._choose())  # no name: it would keep these sessions' caches while idle
 
     def _waiting(self) -> list[Waiting]:
         """The sessions that wait for the device; shadows only if nobody else does."""
@@ -336,6 +335,8 @@ class SpanHost:
         return taken
 
     async def _run_batch(self, batch: list[Taken]) -> None:
+        if not batch:
+            return
         now = asyncio.get_running_loop().time
         began, computes_from = now(), time.monotonic()  # uvloop's own clock counts whole milliseconds
         try:
