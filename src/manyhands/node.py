@@ -489,12 +489,24 @@ class Node:
             _try_send(origin, replace(_refusal(message, code, str(error)), blame=blame))
 
     async def _feed(self, place: HopSession, message: Feed) -> None:
-        """Deadline: CONNECT_TIMEOUT_S to reach the shadow. A failure leaves the shadow behind, nothing else."""
-        with contextlib.suppress(LinkClosed, TimeoutError):
+        """Deadline: CONNECT_TIMEOUT_S to reach the shadow and for what was sent to it before to leave.
+
+        One at a time for each place: an origin that asks for more meanwhile is not heard, so that what waits to be sent stays
+        bounded by one log. A failure leaves the shadow behind, nothing else.
+        """
+        if place.is_feeding:
+            return
+        place.is_feeding = True
+        try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 shadow = await self.link(message.to, "data")
+                await shadow.drain()
             if place.opened.epoch == message.epoch:
                 place.feed(shadow, message.start, message.until)
+        except (LinkClosed, TimeoutError) as error:
+            logger.info("session=%s: its shadow cannot be fed: %s", place.name, error)
+        finally:
+            place.is_feeding = False
 
 
 def _describe(

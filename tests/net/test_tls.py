@@ -269,6 +269,18 @@ def test_dialling_nobody(run: Run) -> None:
     run(body())
 
 
+@pytest.mark.parametrize("host", ["a" * 300, "a..b", "\x00", "xn--\ufffd"])
+def test_a_host_that_no_resolver_takes_is_a_link_that_fails(run: Run, host: str) -> None:
+    """Hosts come from peers' records and messages: whoever dials one must not die of it."""
+
+    async def body() -> None:
+        async with node() as a:
+            with pytest.raises(LinkClosed, match="cannot be"):
+                await a.dial(NodeAddr(host, 1), "data")
+
+    run(body())
+
+
 def test_a_cancelled_dial_leaves_nothing(run: Run) -> None:
     """The peer accepts TCP, or even TLS, and then is silent."""
 

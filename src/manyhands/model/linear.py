@@ -5,8 +5,8 @@ fp32; M = 1..3 use other kernels, and MKL changes bits with M, threads and align
 through oneDNN with packed weights and at least MIN_ROWS rows. Packing is also 1.8x faster than F.linear at one row.
 
 With AMX that does not hold in bf16: from K of about 512 on its kernels cut the sum by the number of rows and of threads
-(measured on Sapphire Rapids: 9 of 14 shapes differ between 4 and 256 rows). Calls of exactly AMX_ROWS rows gave the same bits
-for 20 shapes, at any place in the block, on 1 and 2 threads. So there a product runs in blocks of that many rows: it costs
+(measured on Sapphire Rapids: 8 of 14 shapes differ between 1 to 200 rows and 256). Calls of exactly AMX_ROWS rows gave
+the same bits for 20 shapes, at any place in the block, on 1 and 2 threads. So there a product runs in blocks of that many rows: it costs
 12 % more than 4 rows at decode, and prefill reads the weights once for every block.
 
 int8 divides each row by its own largest magnitude, so one row never changes another's scale, and adds the sentinel row

@@ -135,6 +135,8 @@ class TlsTransport:
             raise LinkClosed(f"{addr} is not a member of this swarm (TLS: {exc.reason})") from exc
         except OSError as exc:
             raise LinkClosed(f"{addr} cannot be reached: {exc.strerror or exc}") from exc
+        except ValueError as exc:  # a host that no resolver takes, from a peer's record or message
+            raise LinkClosed(f"{str(addr)[:80]!r} cannot be dialled: {exc}") from exc
         except LinkClosed as exc:
             raise LinkClosed(f"{addr} refused: {exc}") from exc
         except BaseException:

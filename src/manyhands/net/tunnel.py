@@ -190,8 +190,9 @@ class Tunnels:
             )
         except ssl.SSLError as exc:
             raise LinkClosed(f"the relay at {relay} is not a member of this swarm (TLS: {exc.reason})") from exc
-        except OSError as exc:
-            raise LinkClosed(f"the relay at {relay} cannot be reached: {exc.strerror or exc}") from exc
+        except (OSError, ValueError) as exc:  # ValueError: a host that no resolver takes
+            reason = getattr(exc, "strerror", None) or exc
+            raise LinkClosed(f"the relay at {relay} cannot be reached: {reason}") from exc
         if line.transport.get_extra_info("ssl_object").selected_alpn_protocol() != RELAY_ALPN:
             line.transport.abort()
             raise LinkClosed(f"{relay} is a member but no relay")

@@ -87,6 +87,7 @@ class HopSession:
         self.received = 0
         self.computed = 0
         self.is_closed = False
+        self.is_feeding = False  # a shadow, from the log
         self.pace = Turnaround()
         self._is_spoiled = False
         self.waiting: deque[Step] = deque()
