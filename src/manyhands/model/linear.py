@@ -6,8 +6,8 @@ through oneDNN with packed weights and at least MIN_ROWS rows. Packing is also 1
 
 With AMX that does not hold in bf16: from K of about 512 on its kernels cut the sum by the number of rows and of threads
 (measured on Sapphire Rapids: 8 of 14 shapes differ between 1 to 200 rows and 256). Calls of exactly AMX_ROWS rows gave
-the same bits for 20 shapes, at any place in the block, on 1 and 2 threads. So there a product runs in blocks of that many rows: it costs
-12 % more than 4 rows at decode, and prefill reads the weights once for every block.
+the same bits for 20 shapes, at any place in the block, on 1 and 2 threads. So there a product runs in blocks
+of that many rows: it costs up to 12 % more than 4 rows at decode, and prefill reads the weights once for every block.
 
 int8 divides each row by its own largest magnitude, so one row never changes another's scale, and adds the sentinel row
 [-1, 1, 1, ...] that pins the quantiser's range; the int32 sums are exact, hence free of order.
