@@ -1,12 +1,17 @@
-"""What the tests of links share: a Hello, a Step, and an open pair over memory."""
+"""What the tests of links share: a Hello, a Step, open pairs, and what every pair does."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+import pytest
+
 from manyhands.core import NodeAddr, NodeId, SessionId
+from manyhands.errors import LinkClosed
 from manyhands.net.link import FramedLink
 from manyhands.net.memory import MemoryNetwork, MemoryTransport
+from manyhands.net.transport import Link, Transport
 from manyhands.wire.message import Hello, Lane, Payload, Step
 
 A = NodeId("aa" * 32)
@@ -43,3 +48,35 @@ async def memory_pair(lane: Lane) -> AsyncIterator[Pair]:
         await link.aclose()
     await a.aclose()
     await b.aclose()
+
+
+@asynccontextmanager
+async def linked(a: Transport, b: Transport, addr: NodeAddr, lane: Lane) -> AsyncIterator[tuple[Link, Link]]:
+    """The link by which `a` dialled `b`, which listens at `addr`, and its far end; closed at the end."""
+    near, far = await a.dial(addr, lane), await b.accept()
+    yield near, far
+    await asyncio.gather(near.aclose(), far.aclose())
+
+
+async def pass_sizes(near: Link, far: Link) -> None:
+    """Steps of any size pass both ways."""
+    for size in (4, 8192, 70_000, 4 << 20, 12):
+        for sender, receiver in ((near, far), (far, near)):
+            sender.send(step(size, num_bytes=size))
+            await sender.drain()
+            message = await receiver.recv()
+            assert isinstance(message, Step) and message.payload is not None
+            assert message.position == len(message.payload.data) == size
+
+
+async def pass_all_before_closing(near: Link, far: Link) -> None:
+    """What `near` sent before it closed arrives, and then the end."""
+    for position in range(30):
+        near.send(step(position, num_bytes=20_000))
+    closing = asyncio.create_task(near.aclose())
+    for position in range(30):
+        message = await far.recv()
+        assert isinstance(message, Step) and message.position == position
+    with pytest.raises(LinkClosed, match="closed by the peer"):
+        await far.recv()
+    await closing

@@ -3,13 +3,12 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.core import EdgeHealth, NodeAddr, NodeId
@@ -17,25 +16,13 @@ from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.iroh import ALPN, PROOF_BYTES, IrohTransport, proof
 from manyhands.net.iroh_pipe import SLOW_VERSIONS, kind_of, load, note_paths
 from manyhands.net.tls import TlsPolicy
-from manyhands.net.transport import Link
-from manyhands.wire.message import Close, Lane, Step
-from tests.net.links import SESSION, A, B, says, step
+from manyhands.wire.message import Close, Step
+from tests.net.conftest import Run
+from tests.net.links import SESSION, A, B, linked, pass_all_before_closing, pass_sizes, says, step
 
 pytest.importorskip("iroh")
 SECRET, OTHER_SECRET = bytes(32), b"\1" * 32
 LOOPBACK = NodeAddr("iroh%127.0.0.1", 0)
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """asyncio.run with a deadline, on either loop."""
-
-    def run_on(main: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(asyncio.wait_for(main, 20))
-
-    return run_on
 
 
 @asynccontextmanager
@@ -43,14 +30,6 @@ async def node(secret: bytes = SECRET, policy: TlsPolicy | None = None) -> Async
     transport = IrohTransport(Ed25519PrivateKey.generate(), secret, says("node"), policy)
     yield transport
     await transport.aclose()
-
-
-@asynccontextmanager
-async def linked(a: IrohTransport, b: IrohTransport, addr: NodeAddr, lane: Lane) -> AsyncIterator[tuple[Link, Link]]:
-    near: Link = await a.dial(addr, lane)
-    far: Link = await b.accept()
-    yield near, far
-    await asyncio.gather(near.aclose(), far.aclose())
 
 
 @asynccontextmanager
@@ -104,13 +83,7 @@ def test_steps_of_any_size_pass_both_ways(run: Run) -> None:
     async def body() -> None:
         async with node() as a, node() as b:
             async with linked(a, b, await b.listen(LOOPBACK), "data") as (near, far):
-                for size in (4, 8192, 70_000, 4 << 20, 12):
-                    for sender, receiver in ((near, far), (far, near)):
-                        sender.send(step(size, num_bytes=size))
-                        await sender.drain()
-                        message = await receiver.recv()
-                        assert isinstance(message, Step) and message.payload is not None
-                        assert message.position == len(message.payload.data) == size
+                await pass_sizes(near, far)
 
     run(body())
 
@@ -119,15 +92,7 @@ def test_what_was_sent_before_closing_arrives(run: Run) -> None:
     async def body() -> None:
         async with node() as a, node() as b:
             async with linked(a, b, await b.listen(LOOPBACK), "data") as (near, far):
-                for position in range(30):
-                    near.send(step(position, num_bytes=20_000))
-                closing = asyncio.create_task(near.aclose())
-                for position in range(30):
-                    message = await far.recv()
-                    assert isinstance(message, Step) and message.position == position
-                with pytest.raises(LinkClosed, match="closed by the peer"):
-                    await far.recv()
-                await closing
+                await pass_all_before_closing(near, far)
 
     run(body())
 

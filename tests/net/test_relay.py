@@ -2,13 +2,12 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
-import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,23 +31,12 @@ from manyhands.net.tls import TlsPolicy, TlsTransport
 from manyhands.net.transport import Link
 from manyhands.net.tunnel import Tunnels, relayed
 from manyhands.wire.message import Close, Lane, Payload, Step
-from tests.net.links import SESSION, A, B, says, step
+from tests.net.conftest import Run
+from tests.net.links import SESSION, A, B, pass_all_before_closing, pass_sizes, says, step
 
 SECRET, OTHER_SECRET = bytes(32), b"\1" * 32
 LOOPBACK = NodeAddr("127.0.0.1", 0)
 C = NodeId("cc" * 32)
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """asyncio.run with a deadline, on either loop."""
-
-    def run_on(main: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(asyncio.wait_for(main, 20))
-
-    return run_on
 
 
 class Member(NamedTuple):
@@ -132,13 +120,7 @@ def test_an_address_through_a_relay_is_text_like_any_other() -> None:
 def test_steps_of_any_size_pass_both_ways(run: Run) -> None:
     async def body() -> None:
         async with scene() as s, linked(s, "data") as (near, far):
-            for size in (4, 8192, 70_000, 4 << 20, 12):
-                for sender, receiver in ((near, far), (far, near)):
-                    sender.send(step(size, num_bytes=size))
-                    await sender.drain()
-                    message = await receiver.recv()
-                    assert isinstance(message, Step) and message.payload is not None
-                    assert message.position == len(message.payload.data) == size
+            await pass_sizes(near, far)
 
     run(body())
 
@@ -147,14 +129,7 @@ def test_what_was_sent_before_closing_arrives_and_the_relay_forgets(run: Run) ->
     async def body() -> None:
         async with scene() as s:
             async with linked(s, "data") as (near, far):
-                for position in range(30):
-                    near.send(step(position, num_bytes=20_000))
-                await near.aclose()
-                for position in range(30):
-                    message = await far.recv()
-                    assert isinstance(message, Step) and message.position == position
-                with pytest.raises(LinkClosed, match="closed by the peer"):
-                    await far.recv()
+                await pass_all_before_closing(near, far)
             await settle(lambda: "tunnels=0" in repr(s.relay))
 
     run(body())

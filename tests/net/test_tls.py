@@ -3,37 +3,23 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
-import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.certificate import client_context, server_context
-from manyhands.net.link import FramedLink
 from manyhands.net.tls import TlsPolicy, TlsTransport
-from manyhands.net.transport import Link, Transport
-from manyhands.wire.message import Close, Lane, Step
-from tests.net.links import SESSION, says, step
+from manyhands.net.transport import Transport
+from manyhands.wire.message import Close, Step
+from tests.net.conftest import Run
+from tests.net.links import SESSION, linked, pass_all_before_closing, pass_sizes, says, step
 
 SECRET, OTHER_SECRET = bytes(32), b"\1" * 32
 LOOPBACK = NodeAddr("127.0.0.1", 0)
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """asyncio.run with a deadline, on either loop."""
-
-    def run_on(main: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(asyncio.wait_for(main, 10))
-
-    return run_on
 
 
 @asynccontextmanager
@@ -41,14 +27,6 @@ async def node(secret: bytes = SECRET, policy: TlsPolicy | None = None) -> Async
     transport = TlsTransport(Ed25519PrivateKey.generate(), secret, says("node"), policy)
     yield transport
     await transport.aclose()
-
-
-@asynccontextmanager
-async def linked(a: TlsTransport, b: TlsTransport, addr: NodeAddr, lane: Lane) -> AsyncIterator[tuple[Link, Link]]:
-    near: FramedLink = await a.dial(addr, lane)
-    far = await b.accept()
-    yield near, far
-    await asyncio.gather(near.aclose(), far.aclose())
 
 
 async def read_raw(addr: NodeAddr, context: ssl.SSLContext, hello: bytes = b"") -> bytes:
@@ -95,12 +73,7 @@ def test_steps_of_any_size_pass(run: Run) -> None:
     async def body() -> None:
         async with node() as a, node() as b:
             async with linked(a, b, await b.listen(LOOPBACK), "data") as (near, far):
-                for size in (4, 8192, 70_000, 4 << 20, 12):
-                    near.send(step(size, num_bytes=size))
-                    await near.drain()
-                    message = await far.recv()
-                    assert isinstance(message, Step) and message.payload is not None
-                    assert message.position == len(message.payload.data) == size
+                await pass_sizes(near, far)
 
     run(body())
 
@@ -109,14 +82,7 @@ def test_what_was_sent_before_closing_arrives(run: Run) -> None:
     async def body() -> None:
         async with node() as a, node() as b:
             async with linked(a, b, await b.listen(LOOPBACK), "data") as (near, far):
-                for position in range(30):
-                    near.send(step(position, num_bytes=20_000))
-                await near.aclose()
-                for position in range(30):
-                    message = await far.recv()
-                    assert isinstance(message, Step) and message.position == position
-                with pytest.raises(LinkClosed, match="closed by the peer"):
-                    await far.recv()
+                await pass_all_before_closing(near, far)
 
     run(body())
 

@@ -2,6 +2,7 @@
 
 transport     the interface: Transport listens and dials, Link carries messages
 link          the one Link there is: frames over anything that looks like an asyncio transport
+arrivals      links that peers dialled and that nobody took yet
 certificate   "knows the swarm secret" = "its certificate chain verifies"
 tls           TCP + TLS 1.3
 handover      protocols that hold a connection until the right one takes over

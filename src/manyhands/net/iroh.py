@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
+from manyhands.net.arrivals import Arrivals
 from manyhands.net.certificate import node_id_of
 from manyhands.net.iroh_pipe import IrohPipe, load
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
@@ -66,11 +67,10 @@ class IrohTransport:
         self._relay_urls = tuple(relay_urls)
         self._endpoint: Any = None
         self._binding = asyncio.Lock()
-        self._accepted: asyncio.Queue[FramedLink | None] = asyncio.Queue()  # bounded by max_links
+        self._arrivals = Arrivals[FramedLink]()  # bounded by max_links
         self._incoming: set[FramedLink] = set()
         self._pipes: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Task[None] | None = None
-        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<IrohTransport {self.node[:8]} links={len(self._pipes)}>"
@@ -82,16 +82,11 @@ class IrohTransport:
         if addr.port not in (0, bound.port):
             raise BadRequest(f"iroh has UDP port {bound.port} already: listen at {addr} before dialling")
         self._listener = asyncio.create_task(self._serve(), name=f"listen {bound}")
-        self._listener.add_done_callback(self._end_listener)
+        self._listener.add_done_callback(self._arrivals.end_with)
         return bound
 
     async def accept(self) -> FramedLink:
-        while not self._is_closed:
-            link = await self._accepted.get()
-            if link is not None and not link.is_closed:
-                return link
-        self._accepted.put_nowait(None)  # for the next waiter
-        raise LinkClosed("this node stopped listening")
+        return await self._arrivals.take()
 
     async def dial(self, addr: NodeAddr, lane: Lane) -> FramedLink:
         if addr.node is None:
@@ -122,14 +117,11 @@ class IrohTransport:
             raise
 
     async def aclose(self) -> None:
-        self._is_closed = True
+        self._arrivals.end()
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
-        while not self._accepted.empty():
-            link = self._accepted.get_nowait()
-            if link is not None:
-                await link.aclose()
+        await self._arrivals.aclose()
         for task in self._pipes:
             task.cancel()
         await asyncio.gather(*self._pipes, return_exceptions=True)
@@ -137,7 +129,6 @@ class IrohTransport:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):  # it would wait 3 s for connections that were never made
                     await self._endpoint.close()
-        self._accepted.put_nowait(None)
 
     # -- the endpoint -------------------------------------------------------------------------------------------------
 
@@ -212,7 +203,7 @@ class IrohTransport:
                 connection = await (await caller.accept()).connect()
                 link = await self._greet(connection)
                 await link.opened()
-            self._accepted.put_nowait(link)
+            self._arrivals.put(link)
         except (LinkClosed, TimeoutError, load().IrohError) as exc:
             logger.info("refused a link: %s", exc.message() if isinstance(exc, load().IrohError) else exc)
             if connection is not None:
@@ -243,10 +234,3 @@ class IrohTransport:
         task.add_done_callback(self._pipes.discard)
         link.connection_made(pipe)
         return link
-
-    def _end_listener(self, task: asyncio.Task[None]) -> None:
-        """A bug in it ends accept, loudly."""
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("%s ended", task.get_name(), exc_info=task.exception())
-            self._is_closed = True
-            self._accepted.put_nowait(None)

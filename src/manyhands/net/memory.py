@@ -10,6 +10,7 @@ from typing import Any
 
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
+from manyhands.net.arrivals import Arrivals
 from manyhands.net.link import FramedLink, Handshake
 from manyhands.wire.message import Hello, Lane
 
@@ -141,19 +142,13 @@ class MemoryTransport:
         self.node = node
         self._network = network
         self._hello = hello
-        self._accepted: asyncio.Queue[FramedLink | None] = asyncio.Queue()
-        self._is_closed = False
+        self._arrivals = Arrivals[FramedLink]()
 
     async def listen(self, addr: NodeAddr) -> NodeAddr:
         return self._network.bind(addr, self)
 
     async def accept(self) -> FramedLink:
-        while not self._is_closed:
-            link = await self._accepted.get()
-            if link is not None and not link.is_closed:
-                return link
-        self._accepted.put_nowait(None)  # for the next waiter
-        raise LinkClosed("this node stopped listening")
+        return await self._arrivals.take()
 
     async def dial(self, addr: NodeAddr, lane: Lane) -> FramedLink:
         target = self._network.find(addr)
@@ -168,17 +163,13 @@ class MemoryTransport:
         except BaseException:
             near.abort("dial failed")
             raise
-        target._accepted.put_nowait(far)
+        target._arrivals.put(far)
         return near
 
     async def aclose(self) -> None:
-        self._is_closed = True
+        self._arrivals.end()
         self._network.unbind(self)
-        while not self._accepted.empty():
-            link = self._accepted.get_nowait()
-            if link is not None:
-                await link.aclose()
-        self._accepted.put_nowait(None)
+        await self._arrivals.aclose()
 
     def _link(self, dialled: Lane | None) -> FramedLink:
         clock = asyncio.get_running_loop().time  # virtual under testing/clock.py

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net import iroh, tunnel
+from manyhands.net.arrivals import Arrivals
 from manyhands.net.relay import RELAY_ALPN, Relay, RelayLimits
 from manyhands.net.tls import TlsPolicy, TlsTransport
 from manyhands.net.transport import Link, Transport
@@ -170,10 +171,9 @@ class ReachTransport:
         self._tls, self._tunnels, self._iroh = tls, tunnels, iroh
         self._book = book
         self._policy = policy or ReachPolicy()
-        self._accepted: asyncio.Queue[Link | None] = asyncio.Queue()  # bounded by the transports' limits of links
+        self._arrivals = Arrivals[Link]()  # bounded by the transports' limits of links
         self._relayed: list[_Relayed] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<ReachTransport {self.node[:8]} {self._tunnels} relayed={len(self._relayed)}>"
@@ -190,12 +190,7 @@ class ReachTransport:
 
     async def accept(self) -> Link:
         self._start()
-        while not self._is_closed:
-            link = await self._accepted.get()
-            if link is not None and not link.is_closed:
-                return link
-        self._accepted.put_nowait(None)  # for the next waiter
-        raise LinkClosed("this node stopped listening")
+        return await self._arrivals.take()
 
     async def dial(self, addr: NodeAddr, lane: Lane) -> Link:
         attempts = plan(self._ways_to(addr), self._policy)
@@ -204,7 +199,7 @@ class ReachTransport:
         return link
 
     async def aclose(self) -> None:
-        self._is_closed = True
+        self._arrivals.end()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -213,11 +208,7 @@ class ReachTransport:
         await self._tls.aclose()
         if self._iroh is not None:
             await self._iroh.aclose()
-        while not self._accepted.empty():
-            link = self._accepted.get_nowait()
-            if link is not None:
-                await link.aclose()
-        self._accepted.put_nowait(None)
+        await self._arrivals.aclose()
 
     # -- ways out -----------------------------------------------------------------------------------------------------
 
@@ -243,7 +234,7 @@ class ReachTransport:
     # -- ways in ------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if not self._tasks and not self._is_closed:
+        if not self._tasks and not self._arrivals.has_ended:
             work = [self._pump(self._tls), self._better()] + ([self._pump(self._iroh)] if self._iroh else [])
             self._tasks = [asyncio.create_task(each, name="reach") for each in work]
 
@@ -253,9 +244,8 @@ class ReachTransport:
                 link = await source.accept()
                 if link.health.path_kind == "relay" and source is self._tls:
                     self._relayed.append(_Relayed(link, asyncio.get_running_loop().time(), self._policy))
-                self._accepted.put_nowait(link)
-        self._is_closed = True  # as a listener that ended does: accept says so
-        self._accepted.put_nowait(None)
+                self._arrivals.put(link)
+        self._arrivals.end()  # as a listener that ended does: accept says so
 
     # -- from relay to direct -----------------------------------------------------------------------------------------
 
@@ -286,6 +276,6 @@ class ReachTransport:
             async with asyncio.timeout(self._policy.attempt_s):
                 _, direct = await race(attempts, lambda way: self._tls.dial(way, link.lane))
             logger.info("peer=%s lane=%s found a direct path beside the relay", link.peer[:8], link.lane)
-            self._accepted.put_nowait(direct)
+            self._arrivals.put(direct)
             return True
         return False

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
+from manyhands.net.arrivals import Arrivals
 from manyhands.net.certificate import client_context, node_id_of, peer_of, server_context
 from manyhands.net.handover import Door, Early
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
@@ -79,9 +80,8 @@ class TlsTransport:
             self._server_context.set_alpn_protocols(list(self._guests))
         self._client_context = client_context(key, secret)
         self._listeners: list[asyncio.Task[None]] = []
-        self._accepted: asyncio.Queue[FramedLink | None] = asyncio.Queue()  # bounded by max_links; None ends it
+        self._arrivals = Arrivals[FramedLink]()  # bounded by max_links
         self._incoming: set[FramedLink] = set()
-        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<TlsTransport {self.node[:8]} listeners={len(self._listeners)} incoming={len(self._incoming)}>"
@@ -90,17 +90,13 @@ class TlsTransport:
         listener = await _bind(addr)
         port: int = listener.getsockname()[1]
         task = asyncio.create_task(self._serve(listener), name=f"listen {addr.host}:{port}")
-        task.add_done_callback(lambda done: self._end_listener(done, listener))
+        task.add_done_callback(lambda _: listener.close())  # even if it was cancelled before it began
+        task.add_done_callback(self._arrivals.end_with)
         self._listeners.append(task)
         return NodeAddr(addr.host, port, self.node)
 
     async def accept(self) -> FramedLink:
-        while not self._is_closed:
-            link = await self._accepted.get()
-            if link is not None and not link.is_closed:
-                return link
-        self._accepted.put_nowait(None)  # for the next waiter
-        raise LinkClosed("this node stopped listening")
+        return await self._arrivals.take()
 
     async def dial(self, addr: NodeAddr, lane: Lane) -> FramedLink:
         return await self._dial(addr, lane, lambda link: self._connect(link, addr))
@@ -145,24 +141,12 @@ class TlsTransport:
         return link
 
     async def aclose(self) -> None:
-        self._is_closed = True
+        self._arrivals.end()
         for task in self._listeners:
             task.cancel()
         await asyncio.gather(*self._listeners, return_exceptions=True)
         self._listeners.clear()
-        while not self._accepted.empty():
-            link = self._accepted.get_nowait()
-            if link is not None:
-                await link.aclose()
-        self._accepted.put_nowait(None)
-
-    def _end_listener(self, task: asyncio.Task[None], listener: socket.socket) -> None:
-        """Close the socket, even if the task was cancelled before it began. A bug in it ends accept, loudly."""
-        listener.close()
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("%s ended", task.get_name(), exc_info=task.exception())
-            self._is_closed = True
-            self._accepted.put_nowait(None)
+        await self._arrivals.aclose()
 
     async def _connect(self, link: FramedLink, addr: NodeAddr) -> None:
         await asyncio.get_running_loop().create_connection(
@@ -223,7 +207,7 @@ class TlsTransport:
             async with asyncio.timeout(self._policy.handshake_s):
                 if await connect(link):
                     await link.opened()
-                    self._accepted.put_nowait(link)
+                    self._arrivals.put(link)
                 else:
                     self._incoming.discard(link)
         except (OSError, LinkClosed) as exc:  # OSError includes SSLError and TimeoutError
