@@ -18,9 +18,9 @@ from typing import Any
 from unittest.mock import patch
 
 from bench.report import finish, note
+from manyhands.config import BalanceConfig
 from manyhands.core import SpanLoad
 from manyhands.place import balance
-from manyhands.place.balance import Rules
 from manyhands.place.strategy import Holding, coverage
 from tests.place.simulate import Simulation, hosts
 
@@ -30,22 +30,22 @@ TEN_TO_ONE = [*hosts("0-3", 10), *hosts("4-7", 1, first=10)]
 SESSIONS = 1000
 
 
-def ten_to_one(rules: Rules) -> Simulation:
+def ten_to_one(rules: BalanceConfig) -> Simulation:
     return Simulation(TEN_TO_ONE, 8, rules, sessions=SESSIONS).run(PERIODS)
 
 
-def stale(rules: Rules) -> Simulation:
+def stale(rules: BalanceConfig) -> Simulation:
     return Simulation(TEN_TO_ONE, 8, rules, lag=2, sessions=SESSIONS).run(PERIODS)
 
 
-def hole(rules: Rules) -> Simulation:
+def hole(rules: BalanceConfig) -> Simulation:
     lonely = hosts("8-11", 1, first=20)
     swarm = Simulation([*hosts("0-3", 4), *hosts("4-7", 4, first=10), *lonely], 12, rules, sessions=SESSIONS).run(1)
     swarm.lose(lonely)
     return swarm.run(PERIODS - 1)
 
 
-def scattered(rules: Rules) -> Simulation:
+def scattered(rules: BalanceConfig) -> Simulation:
     rng = random.Random(4)
     nodes: list[Holding] = [*hosts("0-11", 1, first=90), *hosts("12-23", 1, first=91)]
     for index in range(40):
@@ -56,10 +56,10 @@ def scattered(rules: Rules) -> Simulation:
     return Simulation(nodes, 24, rules, sessions=SESSIONS).run(PERIODS)
 
 
-SCENES: dict[str, Callable[[Rules], Simulation]] = {
+SCENES: dict[str, Callable[[BalanceConfig], Simulation]] = {
     "ten_to_one": ten_to_one, "hole": hole, "random": scattered, "stale": stale
 }  # fmt: skip
-HASTY = Rules(patience=1, cool_down_s=0.0)
+HASTY = BalanceConfig(patience=1, cool_down_s=0.0)
 
 
 def figures(swarm: Simulation) -> dict[str, Any]:
@@ -80,9 +80,9 @@ def figures(swarm: Simulation) -> dict[str, Any]:
 def main() -> int:
     out: dict[str, Any] = {}
     for name, scene in SCENES.items():
-        arms = {"all_rules": figures(scene(Rules())), "no_hysteresis": figures(scene(HASTY))}
+        arms = {"all_rules": figures(scene(BalanceConfig())), "no_hysteresis": figures(scene(HASTY))}
         with patch.object(balance, "holds_claim", lambda *_: True):
-            arms["no_claim"] = figures(scene(Rules()))
+            arms["no_claim"] = figures(scene(BalanceConfig()))
             arms["inferd"] = figures(scene(replace(HASTY, policy="load")))
         out[name] = arms
         for arm, row in arms.items():

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from manyhands.config import BalanceConfig
 from manyhands.core import NodeAddr, SamplingParams, Span
 from manyhands.errors import BadRequest, ShardUnavailable, Unsupported, WeightsMismatch
 from manyhands.member.hosting import Hosting, provider_of
 from manyhands.member.view import missing_spans
 from manyhands.member.weights import kinds_of, weights_in, weights_of
 from manyhands.model.manifest import Silent
-from manyhands.place.balance import Rules
 from manyhands.place.strategy import PROCESS_BYTES
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
@@ -364,8 +364,8 @@ def test_the_balance_moves_a_node_to_where_it_helps(stage: Stage) -> None:
 
     async def scene(place: Town) -> None:
         weights = await weights_of(str(stage.folder), "bf16", (), stage.home, Silent())
-        rules = Rules(patience=1, cool_down_s=0)
-        options = {"memory_bytes": room_for(weights, 3), "period_s": 5.0, "rules": rules}
+        rules = BalanceConfig(patience=1, cool_down_s=0, period_s=5.0)
+        options = {"memory_bytes": room_for(weights, 3), "balance": rules}
         whole = await place.host(9, span=Span(3, 6))
         for i in range(3):
             member = await place.open(i, **options)

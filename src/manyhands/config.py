@@ -138,6 +138,35 @@ class SwarmConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BalanceConfig:
+    """When the layers of a member move (place/balance.py). All but `obey` should be equal on all nodes of a swarm."""
+
+    # "throughput", or "load", InferD's rule (IN-R06): from a least loaded stage to the most loaded one.
+    policy: str = "throughput"
+    # The weakest layer that a move touches must get this many times as fast; below it, what is lost while loading is not won
+    # back (field.md §4(a)). A layer that nobody holds is always reason enough, and at once.
+    gain: float = 1.25
+    # Periods in a row that a move must look worthwhile, seconds from one move of a node to its next, and of a period.
+    patience: int = 2
+    cool_down_s: float = 600.0
+    period_s: float = 30.0
+    # Move when an operator elsewhere in the swarm asks for it (place/orders.py).
+    obey: bool = True
+
+    def __post_init__(self) -> None:
+        if self.policy not in ("throughput", "load"):
+            raise BadRequest(f"policy is {self.policy!r:.40}; it must be throughput or load")
+        if not 1 < self.gain < math.inf:
+            raise BadRequest(f"gain is {self.gain}; it must be more than 1, as in 1.25")
+        if self.patience < 1:
+            raise BadRequest(f"patience is {self.patience}; it must be at least 1")
+        if not 0 <= self.cool_down_s < math.inf:
+            raise BadRequest(f"cool_down_s is {self.cool_down_s}; it must be 0 or more seconds")
+        if not 0 < self.period_s < math.inf:
+            raise BadRequest(f"period_s is {self.period_s}; it must be more than 0 seconds")
+
+
+@dataclass(frozen=True, slots=True)
 class ApiConfig:
     """The gateway: where this machine opens one, and where commands find one."""
 

@@ -1,6 +1,6 @@
 """`manyhands.toml` and the environment, read in one place: CLI > environment > file > default.
 
-    [worker] [request] [node] [swarm] [api]        sections are the dataclasses of config.py, keys are their fields
+    [worker] [request] [node] [swarm] [balance] [api]    sections are the dataclasses of config.py, keys are their fields
     MANYHANDS_WORKER_MAX_SESSIONS=8                every key has a variable; three have a shorter one (SHORT)
 
 The file is the one that $MANYHANDS_CONFIG names, else ./manyhands.toml, else $MANYHANDS_HOME/manyhands.toml. What it says
@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
-from manyhands.config import ApiConfig, NodeConfig, RequestConfig, SwarmConfig, WorkerConfig
+from manyhands.config import ApiConfig, BalanceConfig, NodeConfig, RequestConfig, SwarmConfig, WorkerConfig
 from manyhands.errors import BadRequest
 
 NAME: Final = "manyhands.toml"
@@ -24,6 +24,7 @@ SECTIONS: Final[dict[str, Any]] = {
     "request": RequestConfig,
     "node": NodeConfig,
     "swarm": SwarmConfig,
+    "balance": BalanceConfig,
     "api": ApiConfig,
 }
 SHORT: Final = {
@@ -73,6 +74,7 @@ class Settings:
     request: RequestConfig
     node: NodeConfig
     swarm: SwarmConfig
+    balance: BalanceConfig
     api: ApiConfig
 
     def get(self, section: str, key: str) -> Setting:

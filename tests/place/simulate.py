@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
+from manyhands.config import BalanceConfig
 from manyhands.core import NodeId, Span, SpanLoad
-from manyhands.place.balance import Decision, History, Move, Rules, decide, may_leave
+from manyhands.place.balance import Decision, History, Move, decide, may_leave
 from manyhands.place.strategy import Holding, coverage, throughputs
 
 PERIOD_S = 60.0
@@ -30,7 +31,7 @@ class Simulation:
 
     holdings: list[Holding]
     num_layers: int
-    rules: Rules = field(default_factory=Rules)
+    rules: BalanceConfig = field(default_factory=BalanceConfig)
     load_periods: int = 2
     lag: int = 0  # periods by which views are old
     sessions: int = 0  # pile up where the swarm is slowest, as they do in a pipeline; 0: loads stay as given

@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manyhands.config import BalanceConfig
 from manyhands.core import Span
 from manyhands.errors import BadRequest
-from manyhands.place.balance import History, Move, Rules, decide, holds_claim, propose
+from manyhands.place.balance import History, Move, decide, holds_claim, propose
 from manyhands.place.strategy import Holding, coverage
 from tests.place.simulate import Simulation, hosts
 
 TEN_TO_ONE = [*hosts("0-3", 10), *hosts("4-7", 1, first=10)]
-EAGER = Rules(patience=1, cool_down_s=0)
+EAGER = BalanceConfig(patience=1, cool_down_s=0)
 
 
 def test_ten_hosts_against_one_heal_and_then_rest() -> None:
@@ -33,22 +34,22 @@ def test_throughput_never_falls_on_the_way() -> None:
 
 
 def test_simultaneous_candidates_make_exactly_one_move() -> None:
-    movers = [h for h in TEN_TO_ONE if decide(h, TEN_TO_ONE, 8, History(wanted=9), 7, 0.0, Rules()).move]
-    assert len([h for h in TEN_TO_ONE if propose(h, TEN_TO_ONE, 8, Rules())]) == 10
+    movers = [h for h in TEN_TO_ONE if decide(h, TEN_TO_ONE, 8, History(wanted=9), 7, 0.0, BalanceConfig()).move]
+    assert len([h for h in TEN_TO_ONE if propose(h, TEN_TO_ONE, 8, BalanceConfig())]) == 10
     assert len(movers) == 1
 
 
 def test_the_claim_goes_round() -> None:
     """No node is first in every period, so a candidate that cannot move does not stop the others for ever."""
-    winners = {h.node for p in range(40) for h in TEN_TO_ONE if holds_claim(h, TEN_TO_ONE, 8, p, Rules())}
+    winners = {h.node for p in range(40) for h in TEN_TO_ONE if holds_claim(h, TEN_TO_ONE, 8, p, BalanceConfig())}
     assert len(winners) > 5
 
 
 def test_the_last_holder_stays() -> None:
     swarm = [*hosts("0-3", 1), *hosts("4-7", 1, first=1, layer_s=1.0)]
-    assert all(propose(h, swarm, 8, Rules()) is None for h in swarm)
+    assert all(propose(h, swarm, 8, BalanceConfig()) is None for h in swarm)
     partly = [*hosts("0-5", 1), *hosts("0-3", 5, first=1), *hosts("6-7", 1, first=9, layer_s=9.0)]
-    assert propose(partly[0], partly, 8, Rules()) is None  # nobody else holds 4 and 5
+    assert propose(partly[0], partly, 8, BalanceConfig()) is None  # nobody else holds 4 and 5
 
 
 def test_a_holder_that_is_not_ready_covers_nothing() -> None:
@@ -60,7 +61,9 @@ def test_a_holder_that_is_not_ready_covers_nothing() -> None:
 
 def test_an_empty_stage_is_filled_at_once() -> None:
     """Coverage loss waits for no second period and no cool-down; one node goes, not all four."""
-    swarm = Simulation([*hosts("0-3", 4), *hosts("4-7", 1, first=10)], 12, Rules(patience=9), load_periods=2).run(5)
+    swarm = Simulation(
+        [*hosts("0-3", 4), *hosts("4-7", 1, first=10)], 12, BalanceConfig(patience=9), load_periods=2
+    ).run(5)
     assert swarm.moves == [[Move(Span(0, 4), Span(8, 12))], [], [], [], []]
     assert swarm.cover == [0, 0, 1, 1, 1]
 
@@ -72,20 +75,20 @@ def test_layers_that_are_weak_alike_are_helped_one_by_one() -> None:
 
 
 def test_it_waits_two_periods_and_cools_down() -> None:
-    mover = next(h for h in TEN_TO_ONE if holds_claim(h, TEN_TO_ONE, 8, 3, Rules()))
-    first = decide(mover, TEN_TO_ONE, 8, History(), 3, 0.0, Rules())
+    mover = next(h for h in TEN_TO_ONE if holds_claim(h, TEN_TO_ONE, 8, 3, BalanceConfig()))
+    first = decide(mover, TEN_TO_ONE, 8, History(), 3, 0.0, BalanceConfig())
     assert first.move is None and first.history.wanted == 1 and "wait" in first.why
-    second = decide(mover, TEN_TO_ONE, 8, first.history, 3, 60.0, Rules())
+    second = decide(mover, TEN_TO_ONE, 8, first.history, 3, 60.0, BalanceConfig())
     assert second.move is not None and "0-3" in second.why
-    tired = decide(mover, TEN_TO_ONE, 8, History(5, moved_at_s=60.0), 3, 120.0, Rules())
+    tired = decide(mover, TEN_TO_ONE, 8, History(5, moved_at_s=60.0), 3, 120.0, BalanceConfig())
     assert tired.move is None and "600 s" in tired.why
 
 
 def test_a_passing_imbalance_moves_nobody() -> None:
-    mover = next(h for h in TEN_TO_ONE if holds_claim(h, TEN_TO_ONE, 8, 3, Rules()))
+    mover = next(h for h in TEN_TO_ONE if holds_claim(h, TEN_TO_ONE, 8, 3, BalanceConfig()))
     even = [mover, *hosts("4-7", 1, first=20)]
-    history = decide(mover, TEN_TO_ONE, 8, History(), 3, 0.0, Rules()).history
-    assert decide(mover, even, 8, history, 4, 60.0, Rules()).history.wanted == 0
+    history = decide(mover, TEN_TO_ONE, 8, History(), 3, 0.0, BalanceConfig()).history
+    assert decide(mover, even, 8, history, 4, 60.0, BalanceConfig()).history.wanted == 0
 
 
 def test_who_is_unknown_or_on_the_move_stays() -> None:
@@ -97,7 +100,7 @@ def test_who_is_unknown_or_on_the_move_stays() -> None:
 
 def test_the_load_policy_is_inferds() -> None:
     """IN-R06: from a stage with least to do to the one with most; an empty stage beats all; equal loads rest."""
-    rules = Rules(policy="load")
+    rules = BalanceConfig(policy="load")
     idle, busy = hosts("0-3", 2), hosts("4-7", 2, first=5, sessions=9)
     move = propose(idle[0], [*idle, *busy], 8, rules)
     assert move is not None and move.target == Span(4, 8)
@@ -112,7 +115,7 @@ def test_the_load_policy_is_inferds() -> None:
 @pytest.mark.parametrize("wrong", [{"gain": 1.0}, {"gain": float("nan")}, {"patience": 0}, {"cool_down_s": -1.0}])
 def test_rules_that_would_thrash_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(BadRequest, match=next(iter(wrong))):
-        Rules(**wrong)  # type: ignore[arg-type]
+        BalanceConfig(**wrong)  # type: ignore[arg-type]
 
 
 def test_old_views_delay_but_do_not_tear() -> None:

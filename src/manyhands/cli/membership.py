@@ -18,6 +18,7 @@ from manyhands.core import NodeAddr, NodeId, Precision, Span
 from manyhands.errors import BadRequest, ManyhandsError, ShardUnavailable
 
 if TYPE_CHECKING:
+    from manyhands.config import BalanceConfig
     from manyhands.member.hosting import Hosting
     from manyhands.member.member import Member, MemberConfig
     from manyhands.origin import Origin
@@ -95,10 +96,10 @@ async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: T
     name = check_name(wish.name or socket.gethostname())
     key = NodeKey.load_or_create(wish.key or home / "node.key")
     ticket = ticket or load_ticket(home) or Ticket.new(name)
-    config = _config_of(wish, name, key, ticket)
+    found = options.settings()
+    config = _config_of(wish, name, key, ticket, found.balance)
     _check_api(wish, home)
     signals = Signals(while_stdin)
-    found = options.settings()
     device = Device.start(wish.threads)
     try:
         made = member_transport(key, ticket, config)
@@ -155,7 +156,7 @@ async def _serve(
 # -- the parts --------------------------------------------------------------------------------------------------------
 
 
-def _config_of(wish: Wish, name: str, key: "NodeKey", ticket: "Ticket") -> "MemberConfig":
+def _config_of(wish: Wish, name: str, key: "NodeKey", ticket: "Ticket", balance: "BalanceConfig") -> "MemberConfig":
     from manyhands.member.member import MemberConfig, relays_for
     from manyhands.place.machines import parse_bytes
     from manyhands.place.measure import available_memory, num_cores
@@ -182,6 +183,7 @@ def _config_of(wish: Wish, name: str, key: "NodeKey", ticket: "Ticket") -> "Memb
         deny=members.deny,
         span=Span.parse(wish.layers) if wish.layers else None,
         cores=num_cores(),
+        balance=balance,
     )
 
 

@@ -262,7 +262,7 @@ class Hosting:
                 self._say(f"layers could not be moved: {error}")
 
     def _period(self) -> int:
-        return int(self.member.clock() / self.member.config.period_s)
+        return int(self.member.clock() / self.member.config.balance.period_s)
 
     def _decide(self, history: History, period: int) -> tuple[History, tuple[Move, str] | None]:
         config, holdings = self.member.config, self._holdings()
@@ -270,7 +270,7 @@ class Hosting:
         if len(mine) != 1:
             return history, None
         num_layers = self.weights.shape.num_layers
-        decision = decide(mine[0], holdings, num_layers, history, period, self.member.clock(), config.rules)
+        decision = decide(mine[0], holdings, num_layers, history, period, self.member.clock(), config.balance)
         return decision.history, None if decision.move is None else (decision.move, decision.why)
 
     def _lasting_gap(self) -> Span | None:

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-from manyhands.config import RequestConfig, WorkerConfig
+from manyhands.config import BalanceConfig, RequestConfig, WorkerConfig
 from manyhands.core import EdgeHealth, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
 from manyhands.errors import BadRequest, LinkClosed, ShardUnavailable
 from manyhands.net.reach import Book
 from manyhands.net.transport import Link, Transport
 from manyhands.net.tunnel import relayed
 from manyhands.node import Node
-from manyhands.place.balance import Rules
 from manyhands.swarm.announce import Announcer, Profile
 from manyhands.swarm.directory import DirectoryRunner, Peer
 from manyhands.swarm.gossip import Gossip
@@ -66,8 +65,7 @@ class MemberConfig:
     device: str = "cpu"
     settle_s: float = 0.3  # how long a claim waits for the claims of others
     gap_s: float = 3.0  # how long layers may be missing before those with room take them
-    period_s: float = 30.0  # between two looks at the balance; equal on all nodes
-    rules: Rules = field(default_factory=Rules)
+    balance: BalanceConfig = field(default_factory=BalanceConfig)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,34 +14,10 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
+from manyhands.config import BalanceConfig
 from manyhands.core import NodeId, Span
-from manyhands.errors import BadRequest
 from manyhands.place.strategy import Holding, coverage, gaps, throughputs, weakest_window
-
-Policy = Literal["throughput", "load"]
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How eager a swarm is to move spans. Equal on all nodes. Raises BadRequest.
-
-    `policy`: throughput, or `load`, InferD's rule (IN-R06): from a least loaded stage to the most loaded one. `gain`: the
-    weakest layer that a move touches must get this many times as fast; a layer that nobody holds is always reason enough,
-    and at once.
-    """
-
-    policy: Policy = "throughput"
-    gain: float = 1.25  # field.md §4(a): below it, what is lost while loading is not won back
-    patience: int = 2
-    cool_down_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        if not 1 < self.gain < math.inf:
-            raise BadRequest(f"gain is {self.gain}; it must be more than 1, as in 1.25")
-        if self.patience < 1 or not self.cool_down_s >= 0:
-            raise BadRequest(f"patience {self.patience} and cool_down_s {self.cool_down_s}: at least 1, and 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +52,7 @@ def decide(
     history: History,
     period: int,
     now_s: float,
-    rules: Rules,
+    rules: BalanceConfig,
 ) -> Decision:
     """Whether `mine` should move, given all records (its own among them or not: then it stays, unknown to the others).
 
@@ -96,7 +72,7 @@ def decide(
     return Decision(move, _reason(move, holdings, num_layers), History(0, now_s))
 
 
-def propose(mine: Holding, holdings: Sequence[Holding], num_layers: int, rules: Rules) -> Move | None:
+def propose(mine: Holding, holdings: Sequence[Holding], num_layers: int, rules: BalanceConfig) -> Move | None:
     """The move that these records alone suggest to the holder of `mine`; None if none, or if it must not leave."""
     if mine not in holdings or not mine.is_ready:
         return None
@@ -127,7 +103,7 @@ def _are_covered(span: Span, spans: Sequence[Span]) -> bool:
     return all(any(other.start <= layer < other.end for other in spans) for layer in range(span.start, span.end))
 
 
-def _by_throughput(mine: Holding, holdings: Sequence[Holding], num_layers: int, rules: Rules) -> Span | None:
+def _by_throughput(mine: Holding, holdings: Sequence[Holding], num_layers: int, rules: BalanceConfig) -> Span | None:
     """The weakest window of the swarm without me, if the weakest layer of those I leave and reach gets `gain` times as fast.
 
     Layers beyond them do not change, so each move raises the sorted list of throughputs: moves cannot go in circles.
@@ -143,7 +119,7 @@ def _by_throughput(mine: Holding, holdings: Sequence[Holding], num_layers: int, 
     return target if min(after[layer] for layer in touched) >= rules.gain * weakest * (1 - 1e-9) else None
 
 
-def _by_load(mine: Holding, holdings: Sequence[Holding], num_layers: int, _: Rules) -> Span | None:
+def _by_load(mine: Holding, holdings: Sequence[Holding], num_layers: int, _: BalanceConfig) -> Span | None:
     """IN-R06: if no stage has less to do than mine, the stage that has most to do; an empty one beats all.
 
     Stages are the spans that are held, and the gaps. Beyond the source: equal loads move nobody.
@@ -156,7 +132,7 @@ def _by_load(mine: Holding, holdings: Sequence[Holding], num_layers: int, _: Rul
     return most if has_least and loads[most] > loads[mine.span] else None
 
 
-def holds_claim(mine: Holding, holdings: Sequence[Holding], num_layers: int, period: int, rules: Rules) -> bool:
+def holds_claim(mine: Holding, holdings: Sequence[Holding], num_layers: int, period: int, rules: BalanceConfig) -> bool:
     """Whether `mine` is the one that may move in this period, among all that these records suggest moves to.
 
     In order of hash, a node gets the claim unless one before it leaves, or goes to, a span that overlaps its own.
