@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,22 @@ def test_files_of_the_dead_and_of_strangers_do_not_count(tmp_path: Path) -> None
     (tmp_path / "run" / "dead.json").write_text(json.dumps({**facts, "pid": 2**22 - 1}))
     (tmp_path / "run" / "odd.json").write_text("[1]")
     (tmp_path / "run" / "more.json").write_text(json.dumps({**facts, "key": 1}))
+    (tmp_path / "run" / "text.json").write_text(json.dumps({**facts, "pid": "1; rm -rf"}))
     assert list_running(tmp_path) == []
     assert not (tmp_path / "run" / "dead.json").exists()
+
+
+def test_another_process_that_got_the_id_of_a_dead_node_is_not_it(tmp_path: Path) -> None:
+    """A pid alone tells nothing: it must also have begun when the node said it did, or before the file was written."""
+    with announced(tmp_path, running()):
+        path = tmp_path / "run" / "desk.json"
+        facts = json.loads(path.read_text())
+        path.write_text(json.dumps({**facts, "began": facts["began"] - 1}))
+        assert list_running(tmp_path) == []
+        path.write_text(json.dumps({name: fact for name, fact in facts.items() if name != "began"}))
+        assert [found.name for found in list_running(tmp_path)] == ["desk"], "as other versions wrote it"
+        os.utime(path, (time.time() - 10**8, time.time() - 10**8))
+        assert list_running(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "x" * 65, "a\nb"])

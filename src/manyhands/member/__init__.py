@@ -1,6 +1,7 @@
 """A running member of a swarm: what `manyhands up` and `manyhands join` start, without the terminal.
 
 home.py      what a machine remembers of its swarm, and says of what runs
+process.py   whether what wrote such a file still runs
 member.py    the node, its directory, how it comes in, leaves, and is found again
 weights.py   the model as the swarm names it, and its files: from this disk, from peers, from the hub
 hosting.py   which layers, loading them, moving to others (make before break), balance

@@ -1,7 +1,7 @@
 """What a machine remembers of its swarm in $MANYHANDS_HOME, and what it says there of the nodes that run on it.
 
 swarm.ticket     the ticket of the swarm that this machine belongs to (0600): `up` and `join` resume it
-run/NAME.json    a running node (0600): pid, node, swarm, listen, api
+run/NAME.json    a running node (0600): pid and when it began, node, swarm, listen, api
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest
+from manyhands.member.process import is_running, start_ticks
 from manyhands.swarm.ticket import Ticket
 
 TICKET = "swarm.ticket"
@@ -42,7 +43,7 @@ def update_ticket(home: Path, ticket: Ticket) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A node that runs on this machine. `api`: the URL of its gateway, "" if it has none."""
+    """A node that runs on this machine. `api`: the URL of its gateway, "" if it has none. `began`: see process.py."""
 
     name: str
     pid: int
@@ -50,6 +51,7 @@ class Running:
     swarm: str
     listen: str
     api: str = ""
+    began: int | None = None
 
 
 @contextlib.contextmanager
@@ -63,6 +65,7 @@ def announced(home: Path, running: Running) -> Iterator[Callable[[str], None]]:
                 f"a node with this key runs here already ({other.name}, process {other.pid}): stop it "
                 f"(manyhands drain {other.name}), or start this one with --key FILE --name NAME"
             )
+    running = replace(running, began=start_ticks(running.pid))
     path = home / "run" / f"{running.name}.json"
     _write(path, json.dumps(asdict(running)))
     try:
@@ -77,23 +80,14 @@ def list_running(home: Path) -> list[Running]:
     for path in sorted((home / "run").glob("*.json")):
         try:
             running = Running(**json.loads(path.read_bytes()))
+            is_alive = is_running(running.pid, running.began, path.stat().st_mtime)
         except (OSError, ValueError, TypeError):
             continue
-        if is_alive(running.pid):
+        if is_alive:
             found.append(running)
         else:
             path.unlink(missing_ok=True)
     return found
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def check_name(name: str) -> str:
