@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,39 @@ def test_config_that_disagrees_with_the_manifest_is_refused(copy: Path) -> None:
     (copy / MANIFEST).write_bytes(build_manifest(copy).encode())
     (copy / "config.json").write_text('{"vocab_size": 3}')
     with pytest.raises(ModelError, match=r"config.json is not the one"):
+        build_manifest(copy)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_the_tokenizer_is_a_part_of_the_model(llama: Path, copy: Path, name: str) -> None:
+    """With another one the same prompt has another answer."""
+    (copy / name).write_bytes((copy / name).read_bytes() + b" ")
+    one, two = build_manifest(llama), build_manifest(copy)
+    assert one.id != two.id and two.unlike(one) == name and one.unlike(one) == ""
+    assert one.digest(Span(0, 4)) == two.digest(Span(0, 4))
+
+
+def test_what_the_difference_is_called(llama: Path, tied: Path) -> None:
+    one = build_manifest(llama)
+    assert one.unlike(build_manifest(tied)) == "config.json"
+    more = replace(one, files=(*one.files, ("vocab.txt", "0" * 64)))
+    assert more.unlike(one) == one.unlike(more) == "vocab.txt"
+    assert one.unlike(replace(one, tensors=one.tensors[1:])) == f"tensor {one.tensors[0].name}"
+
+
+def test_other_files_do_not_count(llama: Path, copy: Path) -> None:
+    (copy / "README.md").write_text("read me")
+    assert build_manifest(copy).id == build_manifest(llama).id
+
+
+def test_a_changed_or_foreign_tokenizer_of_a_part_is_refused(copy: Path) -> None:
+    """A missing one is not: a hop needs none."""
+    manifest = build_manifest(copy)
+    (copy / MANIFEST).write_bytes(manifest.encode())
+    (copy / "tokenizer.json").unlink()
+    assert build_manifest(copy).id == manifest.id
+    (copy / "vocab.txt").write_text("a")
+    with pytest.raises(ModelError, match=r"vocab\.txt is not the one that manyhands\.json was made with"):
         build_manifest(copy)
 
 
@@ -270,11 +304,18 @@ def test_file_names_must_stay_in_the_folder(name: str) -> None:
     [
         b"",
         b"[]",
-        b'{"manyhands":2,"config":"","tensors":[]}',
-        b'{"manyhands":1,"config":"00","tensors":[]}',
-        b'{"manyhands":1,"config":"%s","tensors":[[1]]}' % (b"0" * 64),
-        b'{"manyhands":1,"config":"%s","tensors":[["a","F9",[],"%s"]]}' % (b"0" * 64, b"0" * 64),
-        b'{"manyhands":1,"config":"%s","tensors":[["a","U8",[-1],"%s"]]}' % (b"0" * 64, b"0" * 64),
+        b'{"manyhands":1,"config":"%s","tensors":[]}' % (b"0" * 64),
+        b'{"manyhands":3,"config":"%s","files":{},"tensors":[]}' % (b"0" * 64),
+        b'{"manyhands":2,"config":"%s","tensors":[]}' % (b"0" * 64),
+        b'{"manyhands":2,"config":"%s","files":[],"tensors":[]}' % (b"0" * 64),
+        b'{"manyhands":2,"config":"%s","files":{"../evil":"%s"},"tensors":[]}' % (b"0" * 64, b"0" * 64),
+        b'{"manyhands":2,"config":"%s","files":{"config.json":"%s"},"tensors":[]}' % (b"0" * 64, b"0" * 64),
+        b'{"manyhands":2,"config":"%s","files":{"vocab.json":"11"},"tensors":[]}' % (b"0" * 64),
+        b'{"manyhands":2,"config":"%s","files":{"vocab.json":3},"tensors":[]}' % (b"0" * 64),
+        b'{"manyhands":2,"config":"00","files":{},"tensors":[]}',
+        b'{"manyhands":2,"config":"%s","files":{},"tensors":[[1]]}' % (b"0" * 64),
+        b'{"manyhands":2,"config":"%s","files":{},"tensors":[["a","F9",[],"%s"]]}' % (b"0" * 64, b"0" * 64),
+        b'{"manyhands":2,"config":"%s","files":{},"tensors":[["a","U8",[-1],"%s"]]}' % (b"0" * 64, b"0" * 64),
     ],
 )
 def test_malformed_manifest_is_refused(raw: bytes) -> None:
@@ -284,6 +325,6 @@ def test_malformed_manifest_is_refused(raw: bytes) -> None:
 
 def test_manifest_lists_each_tensor_once_and_in_order() -> None:
     rows = [TensorDigest("b", "U8", (1,), "0" * 64), TensorDigest("a", "U8", (1,), "0" * 64)]
-    assert [entry.name for entry in Manifest.of("0" * 64, rows).tensors] == ["a", "b"]
+    assert [entry.name for entry in Manifest.of("0" * 64, rows, {}).tensors] == ["a", "b"]
     with pytest.raises(ModelError, match="each once"):
-        Manifest.of("0" * 64, [rows[0], rows[0]])
+        Manifest.of("0" * 64, [rows[0], rows[0]], {})

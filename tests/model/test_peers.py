@@ -20,15 +20,15 @@ from manyhands.core import ModelId, Span
 from manyhands.errors import CutError, DiskFull, ModelError, ShardUnavailable
 from manyhands.model import crew, store
 from manyhands.model.crew import Blame
-from manyhands.model.folder import MANIFEST, SINGLE, read_entries
+from manyhands.model.folder import FILES, MANIFEST, SINGLE, read_entries
 from manyhands.model.header import LENGTH_BYTES, parse_header
 from manyhands.model.hubpeer import HubPeer
 from manyhands.model.manifest import Manifest, TensorDigest, build_manifest, config_digest
 from manyhands.model.partial import PARTIAL
 from manyhands.model.partition import needed_tensors
-from manyhands.model.peers import Need, Pulled, elect, layout, proven_config, pull, read_listing, sha256
+from manyhands.model.peers import Need, Pulled, layout, proven_config, pull
 from manyhands.model.split import split_model
-from manyhands.model.wants import FILES, LISTING, Provider
+from manyhands.model.wants import Provider
 from manyhands.testing.clock import run_virtual
 from tests.model.hub_server import REPO, FakeHub, serving
 from tests.model.providers import FromDisk, Twist, after, honest, lack, lie, slow, stall, vanish
@@ -275,7 +275,7 @@ def test_config_arrives_without_what_nobody_vouches_for(llama: Path, home: Path,
 
 def test_the_tokenizer_comes_along_if_asked_for(llama: Path, home: Path) -> None:
     plain = get(need(llama), [FromDisk("a", llama)], home)
-    assert not (plain.folder / "tokenizer.json").exists() and plain.listing is None
+    assert not (plain.folder / "tokenizer.json").exists()
     pulled = get(need(llama, with_files=True), [FromDisk("a", llama)], home)
     there = {name for name in FILES if (llama / name).exists()}
     assert "tokenizer.json" in there
@@ -290,57 +290,17 @@ def changed(source: Path, to: Path, name: str = "tokenizer_config.json") -> Path
     return folder
 
 
-def test_a_pinned_tokenizer_is_proven(llama: Path, home: Path, tmp_path: Path) -> None:
-    evil = changed(llama, tmp_path / "evil")
-    crowd = [FromDisk(f"evil{index}", evil) for index in range(3)] + [FromDisk("good", llama)]
-    pin = sha256(crowd[-1].shelf.files[LISTING].raw)
-    pulled = get(need(llama, with_files=True, listing=pin), crowd, home)
-    assert pulled.listing == pin
+def test_a_tokenizer_that_is_not_the_models_is_refused(llama: Path, home: Path, tmp_path: Path) -> None:
+    """However many offer it: the ModelId proves the files."""
+    evil, good = changed(llama, tmp_path / "evil"), FromDisk("good", llama)
+    crowd = [FromDisk(f"evil{index}", evil) for index in range(3)]
+    for liar in crowd:
+        liar.shelf.files[MANIFEST] = good.shelf.files[MANIFEST]
+    pulled = get(need(llama, with_files=True), [*crowd, good], home)
+    assert faults(pulled, *crowd, good) == ["garbage"] * 3 + [""]
     assert (pulled.folder / "tokenizer_config.json").read_bytes() == (llama / "tokenizer_config.json").read_bytes()
-    with pytest.raises(ShardUnavailable, match="no peer offers the tokenizer"):
-        get(need(llama, with_files=True, listing=pin), crowd[:3], tmp_path / "other")
-
-
-def test_without_a_pin_most_nodes_decide_and_a_tie_goes_to_the_first() -> None:
-    one, two = b'{"vocab.json":"' + b"11" * 32 + b'"}', b'{"vocab.json":"' + b"22" * 32 + b'"}'
-    assert elect([("a", one), ("b", two), ("c", two)], None) == (two, {"b", "c"})
-    assert elect([("a", one), ("b", two)], None) == (one, {"a"})
-    assert elect([("a", one), ("b", two), ("c", two)], sha256(one)) == (one, {"a"})
-    assert elect([("a", b"{}")], None) is None
-    assert elect([], None) is None
-
-
-def test_a_file_that_is_not_as_listed_is_refused(llama: Path, home: Path, tmp_path: Path) -> None:
-    bad, good = FromDisk("bad", changed(llama, tmp_path / "evil")), FromDisk("good", llama)
-    bad.shelf.files[LISTING] = good.shelf.files[LISTING]
-    pulled = get(need(llama, with_files=True), [bad, good], home)
-    assert faults(pulled, bad, good) == ["garbage", ""]
-    assert (pulled.folder / "tokenizer_config.json").read_bytes() == (llama / "tokenizer_config.json").read_bytes()
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"[]",
-        b"{",
-        b"[" * 60_000,
-        b'{"../../evil":"' + b"11" * 32 + b'"}',
-        b'{"/etc/passwd":"' + b"11" * 32 + b'"}',
-        b'{"config.json":"' + b"11" * 32 + b'"}',
-        b'{"vocab.json":"11"}',
-        b'{"vocab.json":3}',
-        b"\xff",
-    ],
-)
-def test_a_listing_names_only_files_of_the_fixed_list(raw: bytes, llama: Path, home: Path) -> None:
-    with pytest.raises(ModelError, match=r"files\.json is malformed"):
-        read_listing(raw)
-    bad, good = FromDisk("bad", llama), FromDisk("good", llama)
-    bad.shelf.files[LISTING] = good.shelf.files[LISTING].__class__(None, 0, len(raw), raw)
-    pulled = get(need(llama, with_files=True), [bad, good], home)
-    assert faults(pulled, bad, good) == ["garbage", ""]
-    assert not (home / "evil").exists()
+    with pytest.raises(ShardUnavailable, match=r"nobody has tokenizer_config.json .* is not the one of the manifest"):
+        get(need(llama, with_files=True), crowd, tmp_path / "other")
 
 
 # -- the disk -------------------------------------------------------------------------------------------------------------
@@ -467,7 +427,7 @@ tensors = st.builds(
 @given(st.lists(tensors, max_size=6, unique_by=lambda tensor: tensor.name))
 def test_any_manifest_makes_a_readable_file_in_its_own_folder(some: list[TensorDigest]) -> None:
     """Names of tensors never become paths, "../../etc" neither."""
-    header, entries, size = layout(Manifest.of("00" * 32, some))
+    header, entries, size = layout(Manifest.of("00" * 32, some, {}))
     assert {entry.file for entry in entries.values()} <= {SINGLE}
     parsed = parse_header(header[LENGTH_BYTES:], SINGLE, size)
     assert {entry.name: entry for entry in parsed} == entries
@@ -484,7 +444,7 @@ def test_any_manifest_makes_a_readable_file_in_its_own_folder(some: list[TensorD
 )
 def test_a_manifest_that_cannot_be_stored_is_refused(tensor: TensorDigest) -> None:
     with pytest.raises(ModelError, match="cannot be stored"):
-        layout(Manifest.of("00" * 32, [tensor]))
+        layout(Manifest.of("00" * 32, [tensor], {}))
 
 
 # -- the hub --------------------------------------------------------------------------------------------------------------
@@ -518,7 +478,7 @@ def test_the_hub_is_not_asked_when_peers_have_all(llama: Path, home: Path, hub: 
 def test_the_hub_alone_will_do_where_a_peer_has_the_manifest(llama: Path, home: Path, hub: FakeHub) -> None:
     manifest = FromDisk("a", llama)
     manifest.shelf.tensors.clear()
-    del manifest.shelf.files[LISTING]
+    del manifest.shelf.files["tokenizer.json"]
     pulled = asyncio.run(pull(need(llama, with_files=True), [manifest], home, hub=HubPeer(REPO)))
     check_holds(pulled.folder, llama)
     assert (pulled.folder / "tokenizer.json").read_bytes() == (llama / "tokenizer.json").read_bytes()

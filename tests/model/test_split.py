@@ -12,7 +12,7 @@ from manyhands.core import Span, parse_cut
 from manyhands.errors import BadRequest, CutError, DiskFull, ModelError
 from manyhands.model import split as split_module
 from manyhands.model.folder import MANIFEST, SINGLE, read_entries
-from manyhands.model.manifest import build_manifest
+from manyhands.model.manifest import VERSION, build_manifest
 from manyhands.model.split import split_model
 
 CUT = parse_cut("0-1,2-3,4-5", 6)
@@ -103,4 +103,4 @@ def test_part_of_another_model_is_noticed(llama: Path, tied: Path, tmp_path: Pat
     (part / MANIFEST).write_bytes(build_manifest(tied).encode())
     with pytest.raises(ModelError, match=r"config.json is not the one"):
         build_manifest(part)
-    assert json.loads((part / MANIFEST).read_bytes())["manyhands"] == 1
+    assert json.loads((part / MANIFEST).read_bytes())["manyhands"] == VERSION

@@ -19,7 +19,7 @@ from manyhands.model.folder import MANIFEST, SINGLE, read_entries
 from manyhands.model.manifest import build_manifest
 from manyhands.model.peers import Need, pull
 from manyhands.model.split import split_model
-from manyhands.model.wants import LISTING, Peer, ProviderError
+from manyhands.model.wants import Peer, ProviderError
 from manyhands.net.memory import MemoryNetwork
 from manyhands.net.transport import Link
 from manyhands.node import Node
@@ -325,7 +325,7 @@ def test_links_out_of_the_folder_are_not_offered(folder: Path, tmp_path: Path) -
         (copy / name).symlink_to(tmp_path / name)
     _, shelf = read_shelf(copy)
     assert shelf.tensors == {}
-    assert "tokenizer.json" not in shelf.files and b"tokenizer.json" not in shelf.files[LISTING].raw
+    assert "tokenizer.json" not in shelf.files
 
 
 def test_a_file_that_becomes_a_link_or_shrinks_is_refused(folder: Path, tmp_path: Path) -> None:

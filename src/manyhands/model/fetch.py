@@ -40,7 +40,7 @@ from manyhands.model.hub import (
     read_remote_header,
     read_whole,
 )
-from manyhands.model.manifest import Manifest, Progress, TensorDigest, config_digest
+from manyhands.model.manifest import Manifest, Progress, TensorDigest, check_small, config_digest, hash_files
 from manyhands.model.partition import ModelFacts, needed_tensors
 from manyhands.model.store import Sink, Store, check_free, disk_errors, erase
 
@@ -140,8 +140,7 @@ class _Fetch:
     def _fetch_needed(self, span: Span | None, with_ends: bool) -> None:
         """Bring the tensors that are needed and not here, by ranges, each checked against the manifest."""
         manifest = Manifest.decode((self.folder / MANIFEST).read_bytes(), str(self.folder / MANIFEST))
-        if manifest.config_sha256 != config_digest(read_config(self.folder)):
-            raise ModelError(f"{self.model.repo}: config.json is not the one that its {MANIFEST} was made with")
+        check_small(manifest, self.folder)
         missing = set(_missing(self.folder, self.store, span, with_ends))
         if not missing:
             return
@@ -212,7 +211,7 @@ class _Fetch:
                     self._learn_shard(shard, wanted, is_last=True)
             self.progress.done()
         digests = [digest for rows in self.store.hashes.values() for digest in rows]
-        manifest = Manifest.of(config_digest(read_config(self.folder)), digests)
+        manifest = Manifest.of(config_digest(read_config(self.folder)), digests, hash_files(self.folder))
         write_atomic(self.folder / MANIFEST, manifest.encode())
         self.store.hashes.clear()
 

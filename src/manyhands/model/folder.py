@@ -16,6 +16,23 @@ MANIFEST: Final = "manyhands.json"
 JOURNAL: Final = ".ranges.json"  # of a folder that `fetch` fills: which tensors have arrived
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
+# What tokenizers, chat templates and stop ids are read from: a part of what a model is.
+FILES: Final = frozenset(
+    {
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "generation_config.json",
+        "merges.txt",
+        "special_tokens_map.json",
+        "spiece.model",
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "vocab.json",
+        "vocab.txt",
+    }
+)
 SMALL_SUFFIXES: Final = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # config, tokenizer, chat template
 
 

@@ -1,14 +1,15 @@
-"""What a model is: every tensor's name, type, shape and hash, and the config that gives them meaning.
+"""What a model is: every tensor's name, type, shape and hash, the config that gives them meaning, and the tokenizer.
 
 `Manifest.id` is the ModelId. It does not depend on how the tensors lie in files, so a sharded checkpoint, a single file
-and a part cut out by `split` all have the same one. A folder that holds only some of the tensors carries the whole
-manifest as `manyhands.json`; its own tensors are checked against it.
+and a part cut out by `split` all have the same one. The small files that turn text into ids and back (folder.py: FILES)
+belong to it byte for byte: with another tokenizer or chat template the same prompt has another answer. A folder that holds
+only some of this carries the whole manifest as `manyhands.json`; what it holds is checked against it.
 """
 
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
@@ -16,12 +17,22 @@ from typing import Any, Final, Protocol, Self
 from manyhands.config import home_from_env
 from manyhands.core import ModelId, Span
 from manyhands.errors import ModelError
-from manyhands.model.folder import INDEX, JOURNAL, MANIFEST, parse_config, read_config, read_entries, write_atomic
+from manyhands.model.folder import (
+    FILES,
+    INDEX,
+    JOURNAL,
+    MANIFEST,
+    parse_config,
+    read_config,
+    read_entries,
+    write_atomic,
+)
 from manyhands.model.header import DTYPE_BITS, TensorEntry
 from manyhands.model.partition import ends_tensors, span_tensors
 
 logger = logging.getLogger(__name__)
 
+VERSION: Final = 2  # 1 did not cover the FILES
 BLOCK_BYTES: Final = 8 << 20
 # Say who wrote the file, or how to run it; the numbers do not depend on them.
 VOLATILE: Final = frozenset({"_name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "dtype"}) | {
@@ -31,7 +42,7 @@ VOLATILE: Final = frozenset({"_name_or_path", "_commit_hash", "transformers_vers
 }
 
 
-_WATCHED: Final = ("config.json", INDEX, MANIFEST, JOURNAL)
+_WATCHED: Final = ("config.json", INDEX, MANIFEST, JOURNAL, *sorted(FILES))
 
 Stamp = list[list[object]]  # [file, size, mtime_ns] of everything that a manifest depends on
 
@@ -72,10 +83,14 @@ class TensorDigest:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A whole model, tensors sorted by name. Raises ModelError if a name occurs twice."""
+    """A whole model, tensors sorted by name. Raises ModelError if a name occurs twice.
+
+    `files`: those of FILES that it has, with the SHA-256 (hex) of their bytes, sorted by name.
+    """
 
     config_sha256: str
     tensors: tuple[TensorDigest, ...]
+    files: tuple[tuple[str, str], ...]
 
     def __post_init__(self) -> None:
         names = [tensor.name for tensor in self.tensors]
@@ -83,8 +98,8 @@ class Manifest:
             raise ModelError("a manifest lists its tensors by name, each once")
 
     @classmethod
-    def of(cls, config_sha256: str, tensors: Iterable[TensorDigest]) -> Self:
-        return cls(config_sha256, tuple(sorted(tensors)))
+    def of(cls, config_sha256: str, tensors: Iterable[TensorDigest], files: Mapping[str, str]) -> Self:
+        return cls(config_sha256, tuple(sorted(tensors)), tuple(sorted(files.items())))
 
     @property
     def id(self) -> ModelId:
@@ -102,19 +117,30 @@ class Manifest:
     def names(self) -> list[str]:
         return [tensor.name for tensor in self.tensors]
 
+    def unlike(self, other: Self) -> str:
+        """What differs first: a file, or a tensor; "" if nothing does."""
+        if self.config_sha256 != other.config_sha256:
+            return "config.json"
+        if files := set(self.files) ^ set(other.files):
+            return min(files)[0]
+        tensors = set(self.tensors) ^ set(other.tensors)
+        return f"tensor {min(tensors).name}" if tensors else ""
+
     def encode(self) -> bytes:
         """The canonical bytes, which are also the content of manyhands.json."""
         rows = [tensor.row() for tensor in self.tensors]
-        return _canonical({"manyhands": 1, "config": self.config_sha256, "tensors": rows})
+        body = {"manyhands": VERSION, "config": self.config_sha256, "files": dict(self.files), "tensors": rows}
+        return _canonical(body)
 
     @classmethod
     def decode(cls, raw: bytes, where: str = MANIFEST) -> Self:
         """The inverse of encode; `where` names the source in errors. Raises ModelError for anything else."""
         try:
             body = json.loads(raw)
-            if body["manyhands"] != 1:
-                raise ValueError(f"version {body['manyhands']}, this program reads 1")
-            return cls(_hex(body["config"]), tuple(_decode_row(row) for row in body["tensors"]))
+            if body["manyhands"] != VERSION:
+                raise ValueError(f"version {body['manyhands']}, this program reads {VERSION}; make it anew: remove it")
+            tensors = tuple(_decode_row(row) for row in body["tensors"])
+            return cls(_hex(body["config"]), tensors, _decode_files(body["files"]))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ModelError(f"{where} is not a manifest: {error}") from error
 
@@ -136,9 +162,24 @@ def _hex(text: str) -> str:
     return text
 
 
+def _decode_files(body: Any) -> tuple[tuple[str, str], ...]:
+    if not isinstance(body, dict) or not body.keys() <= FILES:
+        raise ValueError(f"bad list of files {str(body)[:80]}")
+    return tuple((name, _hex(body[name])) for name in sorted(body))
+
+
 def config_digest(raw: bytes, where: str = "config.json") -> str:
     """SHA-256 (hex) of what in config.json bears on arithmetic. Raises ModelError if it is not a JSON object."""
     return _sha256(_canonical(_stable(parse_config(raw, where))))
+
+
+def hash_files(folder: Path) -> dict[str, str]:
+    """Those of FILES that lie in `folder`, with the SHA-256 (hex) of their bytes. Raises ModelError."""
+    there = [name for name in sorted(FILES) if (folder / name).is_file()]
+    try:
+        return {name: _sha256((folder / name).read_bytes()) for name in there}
+    except OSError as error:
+        raise ModelError(f"{folder}: a file of the tokenizer cannot be read: {error}") from error
 
 
 def _stable(value: Any) -> Any:
@@ -161,7 +202,7 @@ def build_manifest(folder: Path, progress: Progress | None = None, home: Path | 
 
     Every tensor present is read and hashed, unless the same files (by path, size and mtime) were hashed before; that
     is remembered in `home`/manifests ($MANYHANDS_HOME by default). If the folder carries a manifest of its own
-    (manyhands.json), that one is returned once config and tensors agree with it. Raises ModelError naming the file or
+    (manyhands.json), that one is returned once config, tensors and files agree with it. Raises ModelError naming the file or
     tensor at fault.
     """
     folder = folder.resolve()
@@ -179,20 +220,29 @@ def build_manifest(folder: Path, progress: Progress | None = None, home: Path | 
 
 def _hash_folder(folder: Path, entries: Sequence[TensorEntry], progress: Progress) -> Manifest:
     config = config_digest(read_config(folder), str(folder / "config.json"))
+    whole = None
+    if (folder / MANIFEST).exists():
+        whole = Manifest.decode((folder / MANIFEST).read_bytes(), str(folder / MANIFEST))
+        check_small(whole, folder)
     progress.start(f"hashing {folder.name}", sum(len(entry) for entry in entries))
     held = [hash_tensor(folder, entry, progress) for entry in entries]
     progress.done()
-    if not (folder / MANIFEST).exists():
-        return Manifest.of(config, held)
-    whole = Manifest.decode((folder / MANIFEST).read_bytes(), str(folder / MANIFEST))
-    check_part(whole, config, held, folder)
+    if whole is None:
+        return Manifest.of(config, held, hash_files(folder))
+    check_part(whole, held, folder)
     return whole
 
 
-def check_part(whole: Manifest, config: str, held: Sequence[TensorDigest], folder: Path) -> None:
-    """Raise ModelError unless the config and all `held` tensors of `folder` are those of `whole`."""
-    if whole.config_sha256 != config:
-        raise ModelError(f"{folder}/config.json is not the one that {MANIFEST} was made with")
+def check_small(whole: Manifest, folder: Path) -> None:
+    """Raise ModelError unless config.json and all FILES in `folder` are those of `whole`; some may be absent."""
+    there = {"config.json": config_digest(read_config(folder), str(folder / "config.json")), **hash_files(folder)}
+    known = {"config.json": whole.config_sha256, **dict(whole.files)}
+    if wrong := [name for name in there if there[name] != known.get(name)]:
+        raise ModelError(f"{folder}/{wrong[0]} is not the one that {MANIFEST} was made with")
+
+
+def check_part(whole: Manifest, held: Sequence[TensorDigest], folder: Path) -> None:
+    """Raise ModelError unless all `held` tensors of `folder` are those of `whole`."""
     known = {tensor.name: tensor for tensor in whole.tensors}
     for tensor in held:
         expected = known.get(tensor.name)

@@ -1,9 +1,8 @@
 """Weights from peers: exactly the tensors of a span, from several nodes at once, every byte proven by the ModelId.
 
-The ModelId is the hash of the manifest, and the manifest holds a hash of each tensor and of config.json as far as it
-bears on arithmetic. So manifest and tensors may come from anybody. config.json is written without the keys that the
-manifest leaves out. Tokenizer and chat template are not covered: they are taken if `Need.listing` names the hash of
-their list, else as most providers have them (a tie goes to the earlier one).
+The ModelId is the hash of the manifest, and the manifest holds a hash of each tensor, of tokenizer and chat template, and
+of config.json as far as it bears on arithmetic. So all of it may come from anybody. config.json is written without the keys
+that the manifest leaves out.
 
 The folder is one sparse file of the whole model with a journal (store.py), so spans can be added to it, and a kill costs
 no more than the tensors under way. Wrong bytes never count as present.
@@ -13,7 +12,6 @@ import asyncio
 import hashlib
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -33,7 +31,7 @@ from manyhands.model.manifest import VOLATILE, Manifest, Progress, Silent, Tenso
 from manyhands.model.partial import restore_partial
 from manyhands.model.partition import ModelFacts, needed_tensors
 from manyhands.model.store import Store, check_free, disk_errors
-from manyhands.model.wants import FILES, LISTING, Provider, ProviderError
+from manyhands.model.wants import Provider, ProviderError
 
 T = TypeVar("T")
 
@@ -43,16 +41,12 @@ LOCK_S: Final = 1.0  # how long one attempt waits for another pull of the same f
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What to fetch: the layers of `span` (None: all), the ends, and the FILES beside them if asked for.
-
-    `listing` is the SHA-256 (hex) of the list of files, where somebody trusted has told it.
-    """
+    """What to fetch: the layers of `span` (None: all), the ends, and the FILES beside them if asked for."""
 
     model: ModelId
     span: Span | None
     with_ends: bool = False
     with_files: bool = False
-    listing: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +57,6 @@ class Pulled:
     manifest: Manifest
     blamed: tuple[Blame, ...]
     received: dict[str, int]
-    listing: str | None
 
 
 def layout(manifest: Manifest) -> tuple[bytes, dict[str, TensorEntry], int]:
@@ -92,27 +85,6 @@ def proven_config(raw: bytes) -> bytes:
     parse_config(raw)
     stable = json.loads(raw, object_pairs_hook=lambda pairs: {k: v for k, v in pairs if k not in VOLATILE})
     return json.dumps(stable, indent=2, sort_keys=True).encode()
-
-
-def read_listing(raw: bytes) -> dict[str, str]:
-    """File name to SHA-256 (hex); names are of FILES. Raises ModelError for anything else."""
-    try:
-        listing = json.loads(raw)
-        if not all(name in FILES and len(bytes.fromhex(sha256)) == 32 for name, sha256 in listing.items()):
-            raise ValueError("a name or hash is none")
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{LISTING} is malformed: {error!s:.80}") from error
-    return dict(listing)
-
-
-def elect(listings: Sequence[tuple[str, bytes]], pin: str | None) -> tuple[bytes, set[str]] | None:
-    """The list to believe, of (node, list), and who gave it: the pinned one, else the most common; a tie: the earlier."""
-    votes = [(node, raw) for node, raw in listings if (sha256(raw) == pin if pin else read_listing(raw))]
-    if not votes:
-        return None
-    counts = Counter(raw for _, raw in votes)
-    best = max(counts, key=lambda raw: counts[raw])  # of equals, max and Counter keep the first
-    return best, {node for node, raw in votes if raw == best}
 
 
 def sha256(raw: bytes) -> str:
@@ -183,9 +155,10 @@ class _Pull:
         everyone = [*providers, *([hub] if hub is not None else [])]
         manifest = await self._manifest(everyone)
         config = await self._config(everyone, manifest)
-        listing = await self._files(hub) if self.need.with_files else None
+        if self.need.with_files:
+            await self._files(everyone, manifest)
         await self._tensors(manifest, ModelFacts.from_config(parse_config(config)).num_layers, hub)
-        return Pulled(self.folder, manifest, tuple(self.blames.all), self.received, listing)
+        return Pulled(self.folder, manifest, tuple(self.blames.all), self.received)
 
     # -- small files --------------------------------------------------------------------------------------------------
 
@@ -218,42 +191,20 @@ class _Pull:
         await self.on_disk(write_atomic, path, raw)
         return raw
 
-    async def _files(self, hub: Provider | None) -> str | None:
-        """Tokenizer and the like: by an elected list from peers, else, without a pin, as the hub has them."""
-        answers = await asyncio.gather(*(self._listing(provider) for provider in self.live))
-        elected = elect([answer for answer in answers if answer is not None], self.need.listing)
-        if elected is None and hub is not None and self.need.listing is None:
-            for name in sorted(FILES):
-                if (raw := await self._try(hub, name)) is not None:
-                    await self.on_disk(write_atomic, self.folder / name, raw)
-            return None
-        if elected is None:
-            raise ShardUnavailable(f"no peer offers the tokenizer of model {self.need.model[:16]}...: name a hub id")
-        listing, holders = elected
-        for name, wanted in sorted(read_listing(listing).items()):
-            await self._file(name, wanted, holders)
-        return sha256(listing)
+    async def _files(self, providers: Sequence[Provider], manifest: Manifest) -> None:
+        """Tokenizer and the like."""
+        for name, wanted in manifest.files:
+            path = self.folder / name
+            if path.exists() and sha256(path.read_bytes()) == wanted:
+                continue
 
-    async def _listing(self, provider: Provider) -> tuple[str, bytes] | None:
-        raw = await self._try(provider, LISTING)
-        try:
-            return (provider.node, raw) if raw is not None and read_listing(raw) is not None else None
-        except ModelError as error:
-            self.blames.add(provider, "garbage", str(error))
-            return None
+            def check(raw: bytes, name: str = name, wanted: str = wanted) -> bytes:
+                if sha256(raw) != wanted:
+                    raise ModelError(f"its {name} is not the one of the manifest")
+                return raw
 
-    async def _file(self, name: str, wanted: str, holders: set[str]) -> None:
-        path = self.folder / name
-        if path.exists() and sha256(path.read_bytes()) == wanted:
-            return
-
-        def check(raw: bytes) -> bytes:
-            if sha256(raw) != wanted:
-                raise ModelError(f"its {name} is not the one that it lists")
-            return raw
-
-        raw = await self._first(name, [p for p in self.live if p.node in holders], check)
-        await self.on_disk(write_atomic, path, raw)
+            raw = await self._first(name, providers, check)
+            await self.on_disk(write_atomic, path, raw)
 
     async def _first(self, name: str, providers: Sequence[Provider], check: Callable[[bytes], bytes]) -> bytes:
         """The file from the first provider whose bytes pass. Raises ShardUnavailable if there is none."""

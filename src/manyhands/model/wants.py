@@ -13,30 +13,11 @@ from typing import Final, Literal, Protocol
 
 from manyhands.core import ModelId, NodeId
 from manyhands.errors import LinkClosed, ProtocolError
-from manyhands.model.folder import MANIFEST
+from manyhands.model.folder import FILES, MANIFEST
 from manyhands.net.transport import Link
 from manyhands.wire.message import MAX_CHUNK_BYTES, Chunk, Lack, Part, Want
 
-# The hashes of a folder's FILES: a JSON object, name to SHA-256. Made by seed.py; no such file exists.
-LISTING: Final = "files.json"
-# What tokenizers, chat templates and stop ids are read from. Nothing else can be had by name.
-FILES: Final = frozenset(
-    {
-        "added_tokens.json",
-        "chat_template.jinja",
-        "chat_template.json",
-        "generation_config.json",
-        "merges.txt",
-        "special_tokens_map.json",
-        "spiece.model",
-        "tokenizer.json",
-        "tokenizer.model",
-        "tokenizer_config.json",
-        "vocab.json",
-        "vocab.txt",
-    }
-)
-OFFERED: Final = FILES | {"config.json", MANIFEST, LISTING}
+OFFERED: Final = FILES | {"config.json", MANIFEST}
 MAX_FILE_BYTES: Final = 64 << 20  # of one; the largest tokenizers have 30 MB, the manifest of 100,000 tensors 16 MB
 
 CHUNK_BYTES: Final = 512 << 10  # asked for at a time: 42 ms at 100 Mbit/s

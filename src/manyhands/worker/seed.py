@@ -6,8 +6,6 @@ that all share and sent before the next is read; so a peer costs a chunk of memo
 """
 
 import asyncio
-import hashlib
-import json
 import logging
 import os
 from collections import deque
@@ -19,9 +17,9 @@ from typing import Any, Final
 
 from manyhands.core import ModelId, NodeId
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError, ModelError
-from manyhands.model.folder import MANIFEST, read_entries
+from manyhands.model.folder import FILES, MANIFEST, read_entries
 from manyhands.model.manifest import build_manifest
-from manyhands.model.wants import FILES, LISTING, MAX_FILE_BYTES
+from manyhands.model.wants import MAX_FILE_BYTES
 from manyhands.net.transport import Link
 from manyhands.wire.message import Chunk, Lack, Want
 
@@ -181,9 +179,6 @@ def read_shelf(folder: Path) -> tuple[ModelId, Shelf]:
     sizes = {name: (folder / name).stat().st_size for name in small}
     files = {name: Place(folder / name, 0, size) for name, size in sizes.items() if size <= MAX_FILE_BYTES}
     files[MANIFEST] = _in_memory(manifest.encode())
-    listing = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files if name in FILES}
-    if listing:
-        files[LISTING] = _in_memory(json.dumps(listing, sort_keys=True, separators=(",", ":")).encode())
     return manifest.id, Shelf(tensors, files)
 
 
