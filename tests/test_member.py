@@ -8,7 +8,7 @@ import pytest
 
 from manyhands.config import BalanceConfig
 from manyhands.core import NodeAddr, SamplingParams, Span
-from manyhands.errors import BadRequest, ShardUnavailable, Unsupported, WeightsMismatch
+from manyhands.errors import BadRequest, Conflict, ShardUnavailable, WeightsMismatch
 from manyhands.member.hosting import Hosting, provider_of
 from manyhands.member.view import missing_spans
 from manyhands.member.weights import kinds_of, weights_in, weights_of
@@ -376,15 +376,84 @@ def test_the_balance_moves_a_node_to_where_it_helps(stage: Stage) -> None:
     stage.play(scene)
 
 
-def test_an_operator_moves_this_node_and_no_other(stage: Stage) -> None:
+async def order(asker: Hosting, asked: Hosting, layers: str, *, is_forced: bool = False) -> str:
+    """What `asked` answers to an order of `asker`'s operator. A second of virtual time lies between two orders."""
+    await asyncio.sleep(1.1)
+    link = await asker.member.node.link(asked.member.addresses[0], "control")
+    model, precision = asker.kind.model, asker.kind.precision
+    return await asker.member.node.orders.ask(link, model, precision, Span.parse(layers), is_forced=is_forced)
+
+
+def test_an_operator_moves_another_node_while_its_session_goes_on(stage: Stage) -> None:
+    """The text is that of an undisturbed request, and every layer is on offer at every moment."""
+
+    async def scene(place: Town, is_disturbed: bool) -> list[int]:
+        first = await place.host(0, span=Span(0, 3))
+        mover = await place.host(1)
+        await mover.move(Span(3, 6), "for this test", is_forced=True)
+        other = await place.host(2)
+        await other.move(Span(3, 6), "for this test", is_forced=True)
+        origin = place.origin(first.member)
+        await until(lambda: sorted(spans(first.member)) == ["n0", "n1", "n2"])
+        answer = origin.answer(origin.request_ids(PROMPT, PARAMS))
+        async for _ in origin.stream(answer):
+            if is_disturbed and len(answer.token_ids) == 5:
+                busy = next(h for h in (mover, other) if h.member.id == answer.session.hops[1].offer.node)  # type: ignore[union-attr]
+                assert await order(first, busy, "0-2") == "moves to layers 0-2"
+                moved = busy.member.config.name
+            if is_disturbed and len(answer.token_ids) == 8:
+                await until(lambda: "0-2" in spans(first.member)[moved])  # noqa: B023
+        if is_disturbed:
+            await until(lambda: spans(first.member)[moved] == ["0-2"])
+            assert answer.repairs
+        return answer.token_ids
+
+    calm = stage.play(lambda place: scene(place, False))
+    assert stage.play(lambda place: scene(place, True)) == calm
+
+
+def test_an_asked_node_decides_by_its_own_rules(stage: Stage) -> None:
     async def scene(place: Town) -> None:
-        first, second = await place.host(0, span=Span(0, 6)), await place.host(1, span=Span(0, 3))
-        await second.reassign(second.member.id, Span(2, 4))
-        assert spans(second.member)["n1"] == ["2-3"]
-        with pytest.raises(Unsupported, match="takes no orders"):
-            await second.reassign(first.member.id, Span(2, 4))
-        with pytest.raises(BadRequest, match="has layers 0-5"):
-            await second.reassign(second.member.id, Span(2, 9))
+        first = await place.host(0, span=Span(0, 3))
+        second = await place.host(1)
+        unwilling = await place.host(2, balance=BalanceConfig(obey=False))
+        await until(lambda: len(spans(second.member)) == 3)
+        await second.move(Span(3, 6), "for this test", is_forced=True)
+        await unwilling.move(Span(0, 3), "for this test", is_forced=True)
+        await until(lambda: spans(first.member) == {"n0": ["0-2"], "n1": ["3-5"], "n2": ["0-2"]})
+        with pytest.raises(Conflict, match="n0 was started with --layers 0-2: only its own gateway moves it"):
+            await order(second, first, "3-5")
+        with pytest.raises(Conflict, match="its owner has set"):
+            await order(second, unwilling, "3-5")
+        with pytest.raises(BadRequest, match="the model has layers 0-5"):
+            await order(first, second, "4-9")
+        with pytest.raises(Conflict, match="nobody else serves all of layers 3-5"):
+            await order(first, second, "0-2")
+        assert await order(first, second, "3-5") == "serves layers 3-5 already"
+        assert await order(first, second, "0-2", is_forced=True) == "moves to layers 0-2"
+        await until(lambda: spans(first.member)["n1"] == ["0-2"])
+        with pytest.raises(Conflict, match="has moved just now: ask again in"):
+            await order(first, second, "3-5")
+        assert await order(first, first, "3-5", is_forced=True) == "moves to layers 3-5"
+        await until(lambda: spans(first.member)["n0"] == ["3-5"])
+
+    stage.play(scene)
+
+
+def test_an_order_that_cannot_be_kept_leaves_the_old_layers_in_place(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(place: Town) -> None:
+        await place.host(0, span=Span(0, 6))
+        second = await place.host(1)
+
+        async def fail(*_: object, **__: object) -> None:
+            raise BadRequest("disk full")
+
+        monkeypatch.setattr(second.member.node, "host", fail)
+        await order(second, second, "0-2")
+        await until(lambda: "layers could not be moved: disk full" in place.said)
+        assert spans(second.member)["n1"] == ["0-5"] and not second.member.claims and not second.is_moving
 
     stage.play(scene)
 

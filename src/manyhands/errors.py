@@ -8,7 +8,6 @@ ManyhandsError                code            meaning
 ├─ Forbidden                  forbidden       this key may not do that
 ├─ NotFound                   not_found       no model, job or path of that name
 ├─ Conflict                   conflict        it would break what runs now
-├─ Unsupported                unsupported     nothing here can do that yet
 ├─ TooLarge                   too_large       a body beyond the limit
 ├─ RateLimited                rate_limited    a quota is used up or the queue is full; `retry_after_s` says until when
 ├─ ModelError                 bad_model       a checkpoint is missing, corrupt or of an unknown family
@@ -68,11 +67,6 @@ class NotFound(ManyhandsError):
 class Conflict(ManyhandsError):
     code = "conflict"
     http_status = 409
-
-
-class Unsupported(ManyhandsError):
-    code = "unsupported"
-    http_status = 501
 
 
 class TooLarge(ManyhandsError):

@@ -27,6 +27,7 @@ from manyhands.model.prove import proven_class
 from manyhands.model.wants import Wants
 from manyhands.net.pool import LinkPool
 from manyhands.net.transport import Link, Transport
+from manyhands.place.orders import Orders
 from manyhands.route.search import Offer
 from manyhands.text.prompt import load_eos_ids, load_tokenizer
 from manyhands.wire.message import (
@@ -45,6 +46,8 @@ from manyhands.wire.message import (
     Opened,
     Probe,
     Progress,
+    Reassign,
+    Reassigned,
     Step,
     Want,
 )
@@ -98,6 +101,7 @@ class Node:
         self.on_linked: Callable[[Link], None] = lambda link: None  # a control link is up
         self.on_unreachable: Callable[[NodeId], None] = lambda node: None  # the last one broke, or a dial failed
         self.wants = Wants()  # for weights from peers
+        self.orders = Orders()  # to serve other layers: `orders.obey` decides on those that arrive
         self.seed = Seed(self.start)  # weights for peers: `await node.seed.add(folder)` offers them
         self._readers: set[Link] = set()
         self._running: dict[SpanHost, asyncio.Task[None]] = {}
@@ -354,6 +358,7 @@ class Node:
         if link.lane == "control":
             self._loaded.pop(link.peer, None)
         self.wants.on_lost(link, reason)
+        self.orders.on_lost(link, reason)
         if link.lane == "control" and self.pool.find(link.peer, "control") is None:
             self.on_unreachable(link.peer)
         for session in list(self.sessions.values()):
@@ -405,6 +410,10 @@ class Node:
                 self.seed.on_want(message, link)
             case Chunk() | Lack():
                 self.wants.on_answer(message, link)
+            case Reassign():
+                self.orders.on_asked(message, link)
+            case Reassigned():
+                self.orders.on_answer(message, link)
             case Directory():
                 if self.directory is not None:
                     self.directory(link.peer, message.body)

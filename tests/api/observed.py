@@ -87,9 +87,9 @@ async def observed(
 
 @asynccontextmanager
 async def served(scene: Observed, **options: Any) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of the scene's gateway over HTTP on loopback. `keys` and `reassigner` as the application takes them."""
-    reassigner, keys = options.pop("reassigner", None), options.pop("keys", None)
-    routers = [native_router(scene.gateway, scene.history, reassigner), status_router(scene.gateway, scene.metrics)]
+    """A client of the scene's gateway over HTTP on loopback. `keys` as the application takes them."""
+    keys = options.pop("keys", None)
+    routers = [native_router(scene.gateway, scene.history), status_router(scene.gateway, scene.metrics)]
     async with serving(create_app(scene.gateway, keys=keys, routers=routers), "127.0.0.1", 0) as addr:
         async with httpx2.AsyncClient(base_url=f"http://{addr}", timeout=20.0, **options) as client:
             yield client

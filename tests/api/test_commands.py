@@ -53,8 +53,8 @@ def test_an_operator_sees_and_moves_nodes(folder: Path) -> None:
         assert {w["name"]: w["status"] for w in told["workers"]} == {"n0": "active", "n1": "evicted", "n2": "active"}
         assert "evicted" in run("workers").stdout
         assert "may be used again" in run("workers", "readmit", "n1").stdout
-        refused = run("workers", "reassign", "n1", "0-2")
-        assert isinstance(refused.exception, GatewayError) and refused.exception.http_status == 501
+        refused = run("workers", "reassign", "n1", "0-2", "--force")
+        assert isinstance(refused.exception, GatewayError) and refused.exception.http_status == 409
         refused = run("workers", "evict", "n/../1")
         assert isinstance(refused.exception, GatewayError) and refused.exception.http_status == 404
 

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
+from manyhands.api import workers
 from manyhands.api.auth import KeyRing
 from manyhands.api.gateway import Job, Outcome
 from manyhands.core import NodeId, Span
 from manyhands.generate.repair import Event
 from manyhands.origin import Token
+from manyhands.place.orders import Orders
+from manyhands.wire.message import Reassign
 from tests.api.observed import PROMPT, Observed, events, observed, served
 
 BODY = {"prompt": PROMPT, "max_tokens": 12, "deterministic": True}
@@ -314,32 +318,52 @@ def test_the_last_holder_of_layers_is_evicted_only_by_force(folder: Path) -> Non
     play(folder, main, spares=())
 
 
-def test_a_reassignment_is_refused_where_nobody_can_do_it(folder: Path) -> None:
+def test_a_reassignment_is_refused_with_the_nodes_reason(folder: Path) -> None:
+    """Nodes of `serve` host what they were told to."""
+
     async def main(scene: Observed, client: httpx2.AsyncClient) -> None:
         await scene.answer(2)
         refused = await client.post("/api/workers/n1/reassign", json={"to": "0-2"})
-        assert refused.status_code == 501
-        assert "restart n1 with --layers 0-2" in refused.json()["error"]["message"]
-        assert (await client.post("/api/workers/n1/reassign", json={"to": "2-0"})).status_code == 400
+        assert refused.status_code == 409
+        assert "restart it with --layers 0-2" in refused.json()["error"]["message"]
+        for body, status in (
+            ({"to": "2-0"}, 400),
+            ({"to": "0-2", "model": "other"}, 404),
+            ({"to": "0-2", "force": 1}, 400),
+        ):
+            assert (await client.post("/api/workers/n1/reassign", json=body)).status_code == status
+        assert (await client.post("/api/workers/nobody/reassign", json={"to": "0-2"})).status_code == 404
 
     play(folder, main)
 
 
-def test_a_reassignment_reaches_the_one_who_does_it(folder: Path) -> None:
-    """IN-R04's answer."""
-    moved: list[tuple[NodeId, Span]] = []
+def test_a_reassignment_is_asked_of_the_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """IN-R04's answer; 202 until the node serves the layers."""
+    orders: list[tuple[NodeId, Reassign]] = []
 
-    class Mover:
-        async def reassign(self, node: NodeId, span: Span) -> None:
-            moved.append((node, span))
+    def obey(asker: NodeId, order: Reassign) -> str:
+        orders.append((asker, order))
+        return "as you wish"
 
     async def main(scene: Observed, client: httpx2.AsyncClient) -> None:
         await scene.answer(2)
-        said = (await client.post("/api/workers/n1/reassign", json={"to": "0-2"})).json()
-        assert said == {"node_info": {"id": scene.node(1)}, "new_stage": "0-2", "status": "reassigned"}
-        assert moved == [(scene.node(1), Span(0, 3))]
+        scene.swarm.hops[1].orders.obey = obey
+        told = await client.post("/api/workers/n1/reassign", json={"to": "3-5"})
+        body = {"node_info": {"id": scene.node(1)}, "new_stage": "3-5", "status": "reassigned", "said": "as you wish"}
+        assert (told.status_code, told.json()) == (200, body)
+        monkeypatch.setattr(workers, "REASSIGN_WAIT_S", 0.1)
+        scene.swarm.hops[1].orders = Orders()
+        scene.swarm.hops[1].orders.obey = obey
+        told = await client.post("/api/workers/n1/reassign", json={"to": "0-2", "force": True})
+        assert (told.status_code, told.json()["status"]) == (202, "accepted")
+        model = scene.swarm.origin.model
+        assert [(o.model, o.precision, o.span, o.is_forced) for _, o in orders] == [
+            (model.id, model.precision, Span(3, 6), False),
+            (model.id, model.precision, Span(0, 3), True),
+        ]
+        assert {asker for asker, _ in orders} == {scene.swarm.origin.node.transport.node}
 
-    play(folder, main, reassigner=Mover())
+    play(folder, main)
 
 
 def test_a_node_is_registered_by_its_address(folder: Path) -> None:

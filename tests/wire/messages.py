@@ -24,6 +24,8 @@ from manyhands.wire.message import (
     Pong,
     Probe,
     Progress,
+    Reassign,
+    Reassigned,
     Step,
     Want,
 )
@@ -80,6 +82,9 @@ CONTROL: list[Message] = [
     Want(7, MODEL, "tensor", "model.layers.3.näme", (1 << 64) - 1, MAX_CHUNK_BYTES),
     Want(0, MODEL, "file", "config.json", 0, 1),
     Lack((1 << 32) - 1, "bad_model"),
+    Reassign(3, MODEL, "int8", Span(0, 1), is_forced=True),
+    Reassigned((1 << 32) - 1, None, "moves to layers 0-0"),
+    Reassigned(0, "conflict", "n\u00f6"),
 ]
 RAW: list[Message] = [  # bodies that are bytes and not JSON
     Directory(b""),

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from manyhands.errors import ProtocolError
 from manyhands.wire.control import decode, decoder_for, encode
-from manyhands.wire.message import MAX_CHUNK_BYTES, Fault, Hello, Message, Open, Ping, Want
+from manyhands.wire.message import MAX_CHUNK_BYTES, Fault, Hello, Message, Open, Ping, Reassign, Reassigned, Want
 from tests.wire.messages import CONTROL, SESSION
 
 OPEN = CONTROL[2]
 WANT = next(message for message in CONTROL if isinstance(message, Want))
+REASSIGN = next(message for message in CONTROL if isinstance(message, Reassign))
 
 
 @pytest.mark.parametrize("message", CONTROL)
@@ -94,6 +95,27 @@ def test_near_misses_of_a_want_are_refused(change: Callable[[dict[str, Any]], No
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        _set("is_forced", 1),
+        _set("is_forced", None),
+        _set("precision", "int3"),
+        _set("span", {"start": 5, "end": 5}),
+        _set("span", {"start": 0, "end": 1 << 32}),
+        _set("model", ""),
+        _set("request", -1),
+        _set("to", "0-7"),
+        lambda body: body.pop("is_forced"),
+    ],
+)
+def test_near_misses_of_an_order_are_refused(change: Callable[[dict[str, Any]], None]) -> None:
+    body = json.loads(encode(REASSIGN))
+    change(body)
+    with pytest.raises(ProtocolError, match="Reassign is malformed"):
+        decode(Reassign, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",
@@ -142,6 +164,6 @@ def test_a_hint_without_decoder_is_our_bug() -> None:
     st.recursive(st.none() | st.booleans() | st.floats() | st.text() | st.integers(), lambda x: st.lists(x, max_size=3))
 )
 def test_any_json_value_is_refused_or_read(value: Any) -> None:
-    for kind in (Hello, Open, Want):
+    for kind in (Hello, Open, Want, Reassign, Reassigned):
         with pytest.raises(ProtocolError):
             decode(kind, json.dumps(value).encode())

@@ -26,7 +26,6 @@ from manyhands.api.gateway import Ask, Caller, Gateway, Run
 from manyhands.api.jobs import History, job_object
 from manyhands.api.sse import Emit, EventStream, Single, to_event
 from manyhands.api.workers import (
-    Reassigner,
     Worker,
     evict,
     find_worker,
@@ -108,6 +107,8 @@ class Reassignment(BaseModel):
 
     model_config = _STRICT
     to: Text
+    model: Text | None = Field(None, description="Whose layers; may be left out where there is one.")
+    force: bool = Field(False, description="Also if nobody else holds the layers that it leaves.")
 
 
 def _caller(request: Request) -> Caller:
@@ -120,11 +121,11 @@ def _admin(caller: Annotated[Caller, Depends(_caller)]) -> None:
         raise Forbidden(f"key {caller.name!r} may not change the swarm: use an admin's (manyhands key add --admin)")
 
 
-def native_router(gateway: Gateway, history: History, reassigner: Reassigner | None = None) -> APIRouter:
+def native_router(gateway: Gateway, history: History) -> APIRouter:
     """The routes above. `history` must be among the gateway's observers."""
     router = APIRouter(prefix="/api")
     router.include_router(_infer_router(gateway), tags=["infer"])
-    router.include_router(_workers_router(gateway, reassigner), prefix="/workers", tags=["workers"])
+    router.include_router(_workers_router(gateway), prefix="/workers", tags=["workers"])
     router.include_router(_jobs_router(gateway, history), prefix="/jobs", tags=["jobs"])
     return router
 
@@ -214,7 +215,7 @@ def _error_event(error: Exception) -> bytes:
 # -- workers ----------------------------------------------------------------------------------------------------------
 
 
-def _workers_router(gateway: Gateway, reassigner: Reassigner | None) -> APIRouter:
+def _workers_router(gateway: Gateway) -> APIRouter:
     router = APIRouter()
     changes = APIRouter(dependencies=[Depends(_admin)])
 
@@ -265,10 +266,16 @@ def _workers_router(gateway: Gateway, reassigner: Reassigner | None) -> APIRoute
         readmit(gateway, worker)
         return {"status": "readmitted", "worker_id": worker.node, "name": worker.name}
 
-    @changes.post("/{worker_id}/reassign", summary="Move a node to other layers")
-    async def reassign_worker(worker_id: str, body: Reassignment) -> dict[str, Any]:
-        """501 where this swarm cannot do that."""
-        return await reassign(await find(worker_id), body.to, reassigner)
+    @changes.post(
+        "/{worker_id}/reassign",
+        summary="Move a node to other layers",
+        responses={202: {"description": "It moves, and has not arrived yet"}, 409: {"description": "It refuses"}},
+    )
+    async def reassign_worker(worker_id: str, body: Reassignment, response: Response) -> dict[str, Any]:
+        """The node decides. 200 once it serves the layers, 202 if that takes longer, 409 with its reason."""
+        told = await reassign(gateway, await find(worker_id), body.to, body.model, force=body.force)
+        response.status_code = 200 if told["status"] == "reassigned" else 202
+        return told
 
     router.include_router(changes)
     return router

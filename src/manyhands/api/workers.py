@@ -5,28 +5,25 @@ every model served here at once.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from manyhands.api.gateway import Gateway
 from manyhands.api.jobs import hop_object, in_ms
 from manyhands.api.metrics import known_offers, sessions_by_node
 from manyhands.core import EdgeHealth, NodeAddr, NodeId, Span
-from manyhands.errors import BadRequest, Conflict, LinkClosed, NotFound, ShardUnavailable, Unsupported, WeightsMismatch
+from manyhands.errors import BadRequest, Conflict, LinkClosed, NotFound, ShardUnavailable, WeightsMismatch
+from manyhands.net.transport import Link
 from manyhands.origin import Origin
 from manyhands.route.search import Offer
 
 # How long a node that is named by its address may take to answer.
 REGISTER_TIMEOUT_S = 5.0
+REASSIGN_WAIT_S = 10.0  # for a node that moves: loading layers takes less, fetching them more
+POLL_S = 0.05
 MIN_PREFIX = 6  # hex digits of an id that may stand for it
-
-
-class Reassigner(Protocol):
-    """Moves a node to other layers. Raises ManyhandsError if the node will not."""
-
-    async def reassign(self, node: NodeId, span: Span) -> None:
-        """Return once the node serves `span`."""
 
 
 @dataclass(slots=True)
@@ -113,16 +110,52 @@ def readmit(gateway: Gateway, worker: Worker) -> None:
         origin.readmit(worker.node)
 
 
-async def reassign(worker: Worker, to: str, reassigner: Reassigner | None) -> dict[str, Any]:
-    """Move a node to layers `to` ("0-7"); answers as InferD does (IN-R04). Raises CutError, Unsupported."""
+async def reassign(gateway: Gateway, worker: Worker, to: str, model: str | None, *, force: bool) -> dict[str, Any]:
+    """Ask a node to serve layers `to` ("0-7") instead; answers as InferD does (IN-R04). Deadline: that of Orders.ask, then
+    REASSIGN_WAIT_S for the node to serve them: `status` is then "reassigned", else "accepted".
+
+    Raises CutError, BadRequest, NotFound; Conflict, WeightsMismatch as the node refuses; ShardUnavailable if it is not there.
+    """
     span = Span.parse(to)
-    if reassigner is None:
-        raise Unsupported(
-            f"this swarm cannot move a node to other layers yet: restart {worker.name or worker.node[:12]} "
-            f"with --layers {span}"
-        )
-    await reassigner.reassign(worker.node, span)
-    return {"node_info": {"id": worker.node}, "new_stage": str(span), "status": "reassigned"}
+    served = _model_of(gateway, worker, model)
+    origin = gateway.origin(served)
+    link = await _link_to(origin, worker)
+    said = await origin.node.orders.ask(link, origin.model.id, origin.model.precision, span, is_forced=force)
+    is_done = await _until_served(gateway, served, worker.node, span)
+    status = "reassigned" if is_done else "accepted"
+    return {"node_info": {"id": worker.node}, "new_stage": str(span), "status": status, "said": said}
+
+
+def _model_of(gateway: Gateway, worker: Worker, model: str | None) -> str:
+    """The model whose layers are meant: as named, else the only one. Raises BadRequest."""
+    offered = {name for name, _ in worker.offers} or set(gateway.origins)
+    if model is None and len(offered) != 1:
+        raise BadRequest(f"model is missing: {worker.name or worker.node[:12]} may serve {', '.join(sorted(offered))}")
+    return model or next(iter(offered))
+
+
+async def _link_to(origin: Origin, worker: Worker) -> Link:
+    """A control link to the node. Deadline: REGISTER_TIMEOUT_S. Raises ShardUnavailable."""
+    who = worker.name or worker.node[:12]
+    if (link := origin.node.pool.find(worker.node, "control")) is not None:
+        return link
+    if not worker.address:
+        raise ShardUnavailable(f"{who} is not linked now, and has no address: is it running?")
+    try:
+        async with asyncio.timeout(REGISTER_TIMEOUT_S):
+            return await origin.node.link(replace(NodeAddr.parse(worker.address), node=worker.node), "control")
+    except (LinkClosed, TimeoutError) as error:
+        raise ShardUnavailable(f"{who} cannot be reached: {error or 'no answer'}") from error
+
+
+async def _until_served(gateway: Gateway, model: str, node: NodeId, span: Span) -> bool:
+    """Whether `node` offers `span` within REASSIGN_WAIT_S."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(REASSIGN_WAIT_S):
+            while all((o.node, o.info.span) != (node, span) for o in known_offers(gateway, model)):  # noqa: ASYNC110
+                await asyncio.sleep(POLL_S)
+            return True
+    return False
 
 
 async def register(gateway: Gateway, address: str) -> Worker:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from manyhands.api.auth import KeyRing
-    from manyhands.api.workers import Reassigner
     from manyhands.origin import Origin
 
 Api = Annotated[str, typer.Option("--api", help="Open the HTTP API at HOST:PORT (port 0: any) and run until stopped.")]
@@ -82,7 +81,6 @@ async def api_for(
     job_file: Path | None = None,
     trace: str = "",
     log_json: bool = False,
-    reassigner: "Reassigner | None" = None,
     extra_routers: "Sequence[APIRouter]" = (),
 ) -> AsyncIterator[str]:
     """Serve `origins` by name at `api` while the block runs; yields the URL. No more than `max_running` requests run at
@@ -118,7 +116,7 @@ async def api_for(
         routers = [
             openai_router(gateway, voices),
             responses_router(gateway, voices),
-            native_router(gateway, history, reassigner),
+            native_router(gateway, history),
             status_router(gateway, metrics),
             *extra_routers,
         ]

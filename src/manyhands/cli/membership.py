@@ -308,9 +308,7 @@ async def _gateway(
     shown: list[str] = []  # the URL, once it is known
     router = swarm_router(lambda: hosting.view("".join(shown)))
     limit = hosting.member.node.worker.max_sessions
-    async with api_for(
-        origins, addr, max_running=limit, insecure=wish.insecure, reassigner=hosting, extra_routers=[router]
-    ) as url:
+    async with api_for(origins, addr, max_running=limit, insecure=wish.insecure, extra_routers=[router]) as url:
         shown.append(url)
         announce(url)
         if wish.api:

@@ -58,13 +58,16 @@ def readmit(worker: Worker, api: Api = DEFAULT_API, api_key: ApiKey = "", as_jso
 def reassign(
     worker: Worker,
     layers: Annotated[str, typer.Argument(help='Layers to move to, for example "0-7".')],
+    force: Annotated[bool, typer.Option("--force", help="Also if nobody else holds its layers.")] = False,
     api: Api = DEFAULT_API,
     api_key: ApiKey = "",
     as_json: options.Json = False,
 ) -> None:
-    """Move a node to other layers."""
-    told = call(api, api_key, "POST", f"/api/workers/{quote(worker, safe='')}/reassign", {"to": layers})
-    _say(told, as_json, f"{worker} now serves layers {told.get('new_stage')}")
+    """Ask a node to serve other layers; it decides by its own rules, and says why if it will not."""
+    path = f"/api/workers/{quote(worker, safe='')}/reassign"
+    told = call(api, api_key, "POST", path, {"to": layers, "force": force})
+    what = "now serves" if told.get("status") == "reassigned" else "is moving to"
+    _say(told, as_json, f"{shown(worker)} {what} layers {told.get('new_stage')}")
 
 
 def _say(told: Any, as_json: bool, sentence: str) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from manyhands.core import NodeAddr, NodeId, Span
-from manyhands.errors import BadRequest, ManyhandsError, Unsupported
+from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.member.member import Member
+from manyhands.member.obedience import Obedience
 from manyhands.member.speed import decode_layer_s
 from manyhands.member.view import Sight, holdings_of, missing_spans, view_of
 from manyhands.member.weights import Kind, Weights
@@ -52,9 +53,10 @@ class Hosting:
         self.member, self.weights, self.with_ends = member, weights, with_ends
         self.folder: Path | None = None
         self.choice: Choice | None = None
-        self._device, self._home, self._progress, self._say = device, home, progress, say
+        self._device, self._home, self._progress, self.say = device, home, progress, say
         self._moving = asyncio.Lock()
         self._missing_since: float | None = None
+        self._history = History()
 
     @property
     def kind(self) -> Kind:
@@ -72,7 +74,8 @@ class Hosting:
         async with self._moving:
             self.choice = await self._claim()
             await self._load(self.choice.span)
-            return self.choice
+        self.member.node.orders.obey = Obedience(self)
+        return self.choice
 
     async def _claim(self) -> Choice:
         """The span to host, announced so that others choose something else."""
@@ -140,7 +143,7 @@ class Hosting:
         return [provider_of(self.member, record) for record in ordered]
 
     def _on_blame(self, blame: Blame) -> None:
-        self._say(f"weights: {blame}")
+        self.say(f"weights: {blame}")
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -179,14 +182,28 @@ class Hosting:
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
-    async def reassign(self, node: NodeId, span: Span) -> None:
-        """For the API's operators: host `span` instead. Raises Unsupported for other nodes: they obey their own owners."""
-        if node != self.member.id:
-            raise Unsupported(
-                f"node {node[:12]} takes no orders from this one: ask the gateway on it, or restart it with --layers {span}"
-            )
-        self._check(span)
-        await self.move(span, "an operator asked for it", is_forced=True)
+    @property
+    def is_moving(self) -> bool:
+        return self._moving.locked()
+
+    @property
+    def moved_at_s(self) -> float:
+        """When it last moved, or was told to, by the member's clock."""
+        return self._history.moved_at_s
+
+    def note_move(self) -> None:
+        """It moves now: the balance leaves it there for its cool-down."""
+        self._history = History(0, self.member.clock())
+
+    def has_room(self, span: Span) -> bool:
+        """Whether the budget holds `span`, once nothing else is served."""
+        return self._fits(span, ())
+
+    def may_move(self, target: Span) -> bool:
+        """Whether others serve all that a move to `target` leaves; meanwhile too, where memory does not hold both."""
+        held = [host.info.span for host in self.hosts]
+        meanwhile = target if self._fits(target, held) else None
+        return all(self._may_leave(span, meanwhile) for span in held)
 
     async def move(self, target: Span, why: str, *, is_forced: bool = False) -> None:
         """Serve `target` instead of all spans served now; returns when the old ones are drained. Raises what loading does.
@@ -197,16 +214,16 @@ class Hosting:
             old = self.hosts
             if any(host.info.span == target for host in old):
                 return
-            self._say(f"moving to layers {target}: {why}")
+            self.say(f"moving to layers {target}: {why}")
             self._announce(target)
             if not self._fits(target, [host.info.span for host in old]):
-                if not is_forced and not all(self._may_leave(host.info.span, None) for host in old):
+                if not is_forced and not self.may_move(target):
                     self._announce(None)
                     return
                 await self._drop(old)
                 old = []
             await self._load(target)
-            self._say(f"serving layers {target}")
+            self.say(f"serving layers {target}")
             await self._drop([h for h in old if is_forced or self._may_leave(h.info.span, target)])
 
     def _may_leave(self, span: Span, target: Span | None) -> bool:
@@ -237,13 +254,13 @@ class Hosting:
                 self._announce(None)
                 return
             await self._load(span)
-            self._say(f"also serving layers {span}: nobody else does")
+            self.say(f"also serving layers {span}: nobody else does")
 
     # -- balance ------------------------------------------------------------------------------------------------------
 
     async def keep_balance(self) -> NoReturn:
         """Fill gaps soon, and move where a move helps the swarm, for ever. A failure is told, and tried again later."""
-        config, history = self.member.config, History()
+        config = self.member.config
         period = self._period()
         while True:
             await asyncio.sleep(WATCH_S)
@@ -254,24 +271,25 @@ class Hosting:
                     await self._fill(gap)
                 if self._period() != period:
                     period = self._period()
-                    history, move = self._decide(history, period)
+                    move = self._decide(period)
                     if move is not None:
                         await self.move(move[0].target, move[1])
             except ManyhandsError as error:
                 self._announce(None)
-                self._say(f"layers could not be moved: {error}")
+                self.say(f"layers could not be moved: {error}")
 
     def _period(self) -> int:
         return int(self.member.clock() / self.member.config.balance.period_s)
 
-    def _decide(self, history: History, period: int) -> tuple[History, tuple[Move, str] | None]:
+    def _decide(self, period: int) -> tuple[Move, str] | None:
         config, holdings = self.member.config, self._holdings()
         mine = [h for h in holdings if h.node == self.member.id]
         if len(mine) != 1:
-            return history, None
+            return None
         num_layers = self.weights.shape.num_layers
-        decision = decide(mine[0], holdings, num_layers, history, period, self.member.clock(), config.balance)
-        return decision.history, None if decision.move is None else (decision.move, decision.why)
+        decision = decide(mine[0], holdings, num_layers, self._history, period, self.member.clock(), config.balance)
+        self._history = decision.history
+        return None if decision.move is None else (decision.move, decision.why)
 
     def _lasting_gap(self) -> Span | None:
         """Layers that nobody has served for some seconds, and nobody is loading."""
@@ -310,6 +328,7 @@ class Hosting:
                 tuple(member.complaints()),
                 api,
                 tuple(member.notes),
+                member.ticket.directory,
             )
         )
 

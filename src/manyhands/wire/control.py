@@ -27,6 +27,8 @@ from manyhands.wire.message import (
     Pong,
     Probe,
     Progress,
+    Reassign,
+    Reassigned,
     Want,
 )
 
@@ -189,5 +191,9 @@ def decoder_for(hint: Any, name: str) -> Decoder:
 
 
 _DECODERS: dict[type[Any], Decoder] = {
-    cls: _record(cls) for cls in (Hello, Open, Opened, Close, Fault, Probe, Progress, Feed, Ping, Pong, Want, Lack)
+    cls: _record(cls)
+    for cls in (
+        *(Hello, Open, Opened, Close, Fault, Probe, Progress, Feed),
+        *(Ping, Pong, Want, Lack, Reassign, Reassigned),
+    )
 }

@@ -45,6 +45,8 @@ from manyhands.wire.message import (
     Pong,
     Probe,
     Progress,
+    Reassign,
+    Reassigned,
     Step,
     Want,
 )
@@ -71,6 +73,8 @@ KINDS: dict[int, type[Any]] = {
     14: Chunk,
     15: Lack,
     16: Feed,
+    17: Reassign,
+    18: Reassigned,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32", "int32")

@@ -8,6 +8,7 @@ Lanes so that a cancel overtakes steps, and both overtake weights; credits go ag
     origin ── Probe ──► hop ── Progress ──► origin     origin ── Feed ──► hop ── Step ──► shadow of the next hop
     receiver ── Credit ──► sender     origin ── Close ──► hops
     node ── Directory ──► node            joining node ── Want ──► holder ── Chunk | Lack ──► joining node
+    operator's node ── Reassign ──► node ── Reassigned ──► operator's node
 """
 
 from dataclasses import dataclass
@@ -254,6 +255,32 @@ class Lack:
     code: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reassign:
+    """Please serve `span` of this model instead of what you serve. The receiver decides (place/orders.py).
+
+    `request` is the asker's number for it. `is_forced`: even if nobody else serves the layers that are left.
+    """
+
+    request: int
+    model: ModelId
+    precision: Precision
+    span: Span
+    is_forced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reassigned:
+    """The answer to Reassign `request`: `code` None if the receiver obeys, else a code of errors.py.
+
+    `detail` is one line for people.
+    """
+
+    request: int
+    code: str | None
+    detail: str
+
+
 Message = (
     Step
     | Credit
@@ -271,11 +298,13 @@ Message = (
     | Want
     | Chunk
     | Lack
+    | Reassign
+    | Reassigned
 )
 
 # What may be sent on a lane after the first Hello.
 LANES: dict[Lane, tuple[type, ...]] = {
-    "control": (Open, Opened, Close, Fault, Probe, Progress, Feed, Ping, Pong, Directory),
+    "control": (Open, Opened, Close, Fault, Probe, Progress, Feed, Ping, Pong, Directory, Reassign, Reassigned),
     "data": (Step, Credit),
     "bulk": (Want, Chunk, Lack),
 }

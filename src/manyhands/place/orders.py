@@ -1,0 +1,156 @@
+"""Orders: a member asks another one to serve other layers, and the other one decides by its own rules.
+
+    ask ── Reassign ──► on_asked ─► obey (member/obedience.py: facts ─► judge) ─┬─► moves, make before break
+    ask ◄─ Reassigned ─────────────────────────── what it does, or why not ◄────┘
+
+Who holds the swarm's secret may ask; nobody must obey. `judge` is pure. A flood of orders costs a node one decision in
+PAUSE_S and a bounded number of short answers.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+from manyhands.core import ModelId, NodeId, Precision, Span
+from manyhands.errors import BadRequest, Conflict, LinkClosed, ManyhandsError, ShardUnavailable, WeightsMismatch
+from manyhands.net.transport import Link
+from manyhands.wire.message import Reassign, Reassigned
+
+ANSWER_S: Final = 5.0  # for an answer, which is a decision and not a move
+PAUSE_S: Final = 1.0  # between two orders that are looked at
+MAX_HASTY: Final = 16  # orders that are told so in a pause; more are not answered
+MAX_DETAIL_CHARS: Final = 300  # of what a stranger says, for people
+
+_REFUSALS: Final[dict[str, type[ManyhandsError]]] = {e.code: e for e in (BadRequest, Conflict, WeightsMismatch)}
+
+Obey = Callable[[NodeId, Reassign], str]  # begins to move and says so; raises ManyhandsError
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a node that is asked to move knows of itself. `is_owner`: it asks itself, by its own gateway."""
+
+    name: str
+    is_owner: bool
+    knows_asker: bool
+    obeys: bool
+    pinned: Span | None  # what its owner told it to host
+    model: ModelId
+    precision: Precision
+    num_layers: int
+    held: tuple[Span, ...]
+    is_moving: bool
+    rests_s: float  # until it may move again
+    has_room: bool  # for the span that is asked for, once the old ones are gone
+    is_needed: bool  # nobody else serves what it would leave
+
+
+def judge(order: Reassign, mine: Standing) -> bool:
+    """Whether a move is to begin; False: the node serves these layers already.
+
+    Raises WeightsMismatch for another model, BadRequest for layers that it does not have, Conflict for every other no.
+    """
+    if not mine.is_owner:
+        _check_owners_will(mine)
+    if (order.model, order.precision) != (mine.model, mine.precision):
+        raise WeightsMismatch(
+            f"{mine.name} hosts {mine.model[:12]} in {mine.precision}, not {order.model[:12]} in {order.precision}"
+        )
+    if order.span.end > mine.num_layers:
+        raise BadRequest(f"layers {order.span} do not exist: the model has layers 0-{mine.num_layers - 1}")
+    if order.span in mine.held:
+        return False
+    if mine.is_moving:
+        raise Conflict(f"{mine.name} is moving already: ask again when it has arrived")
+    if mine.rests_s > 0:
+        raise Conflict(f"{mine.name} has moved just now: ask again in {mine.rests_s:.0f} s")
+    if not mine.has_room:
+        raise Conflict(f"{mine.name} has no room for layers {order.span}: ask for fewer, or give it more --memory")
+    if mine.is_needed and not order.is_forced:
+        held = ", ".join(map(str, mine.held))
+        raise Conflict(
+            f"nobody else serves all of layers {held} that {mine.name} would leave: add a node first, or force it"
+        )
+    return True
+
+
+def _check_owners_will(mine: Standing) -> None:
+    """Raise Conflict unless the owner of this node lets others move it."""
+    if mine.pinned is not None:
+        raise Conflict(f"{mine.name} was started with --layers {mine.pinned}: only its own gateway moves it")
+    if not mine.obeys:
+        raise Conflict(f"{mine.name} takes no orders: its owner has set [balance] obey = false")
+    if not mine.knows_asker:
+        raise Conflict(f"{mine.name} does not share with the node that asks: check scope, allow and deny on both")
+
+
+class Orders:
+    """Both sides of orders on one node. The node feeds it what arrives on control links."""
+
+    def __init__(self) -> None:
+        self.obey: Obey = _refuse
+        self._numbers = count()
+        self._asked: dict[int, tuple[Link, asyncio.Future[Reassigned | str]]] = {}
+        self._paused_until = 0.0
+        self._num_hasty = 0
+
+    def __repr__(self) -> str:
+        return f"<Orders asked={len(self._asked)}>"
+
+    async def ask(self, link: Link, model: ModelId, precision: Precision, span: Span, *, is_forced: bool) -> str:
+        """Ask the node at `link` to serve `span`; returns what it says that it does. Deadline: ANSWER_S.
+
+        Raises Conflict, BadRequest or WeightsMismatch as it refuses, ShardUnavailable if it does not answer.
+        """
+        number = next(self._numbers) % (1 << 32)
+        answer: asyncio.Future[Reassigned | str] = asyncio.get_running_loop().create_future()
+        self._asked[number] = (link, answer)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                link.send(Reassign(number, model, precision, span, is_forced))
+                told = await answer
+        except (LinkClosed, TimeoutError) as error:
+            raise ShardUnavailable(f"no answer within {ANSWER_S:g} s: {error or 'is it frozen?'}") from error
+        finally:
+            del self._asked[number]
+        if isinstance(told, str):
+            raise ShardUnavailable(f"no answer: {told}")
+        detail = "".join(c if c.isprintable() else "?" for c in told.detail[:MAX_DETAIL_CHARS])
+        if told.code is not None:
+            raise _REFUSALS.get(told.code, Conflict)(detail)
+        return detail
+
+    def on_asked(self, order: Reassign, link: Link) -> None:
+        """Decide and answer, or, in a flood, neither."""
+        now = asyncio.get_running_loop().time()
+        is_hasty = now < self._paused_until
+        self._num_hasty = self._num_hasty + 1 if is_hasty else 0
+        if self._num_hasty > MAX_HASTY:
+            return
+        try:
+            if is_hasty:
+                raise Conflict(f"asked again within {PAUSE_S:g} s: wait a moment")
+            self._paused_until = now + PAUSE_S
+            answer = Reassigned(order.request, None, self.obey(link.peer, order))
+        except ManyhandsError as error:
+            answer = Reassigned(order.request, error.code, str(error))
+        with suppress(LinkClosed):
+            link.send(answer)
+
+    def on_answer(self, answer: Reassigned, link: Link) -> None:
+        """What nobody asked for, or another node answers, is ignored."""
+        asked, future = self._asked.get(answer.request, (None, None))
+        if future is not None and asked is link and not future.done():
+            future.set_result(answer)
+
+    def on_lost(self, link: Link, reason: str) -> None:
+        for asked, future in self._asked.values():
+            if asked is link and not future.done():
+                future.set_result(reason)
+
+
+def _refuse(_: NodeId, order: Reassign) -> str:
+    raise Conflict(f"this node serves what it was told to (manyhands serve): restart it with --layers {order.span}")

@@ -1,0 +1,191 @@
+"""Orders to serve other layers: who must obey, and what a flood or a liar gets."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyhands.core import ModelId, NodeAddr, NodeId, Precision, Span
+from manyhands.errors import BadRequest, Conflict, ManyhandsError, ShardUnavailable, WeightsMismatch
+from manyhands.net.memory import MemoryNetwork
+from manyhands.node import Node
+from manyhands.place import orders
+from manyhands.place.orders import MAX_DETAIL_CHARS, MAX_HASTY, PAUSE_S, Standing, judge
+from manyhands.testing.clock import run_virtual
+from manyhands.testing.swarm import memory_node
+from manyhands.wire.message import Reassign, Reassigned
+
+MODEL, OTHER = ModelId("aa" * 32), ModelId("bb" * 32)
+ORDER = Reassign(1, MODEL, "bf16", Span(3, 6), is_forced=False)
+STANDING = Standing(
+    name="n1",
+    is_owner=False,
+    knows_asker=True,
+    obeys=True,
+    pinned=None,
+    model=MODEL,
+    precision="bf16",
+    num_layers=6,
+    held=(Span(0, 3),),
+    is_moving=False,
+    rests_s=-1.0,
+    has_room=True,
+    is_needed=False,
+)
+
+
+# -- who obeys --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "why"),
+    [
+        ({"pinned": Span(0, 3)}, Conflict, "started with --layers 0-2"),
+        ({"obeys": False}, Conflict, "obey = false"),
+        ({"knows_asker": False}, Conflict, "does not share"),
+        ({"model": OTHER}, WeightsMismatch, "hosts bbbbbbbbbbbb in bf16, not aaaaaaaaaaaa"),
+        ({"precision": "int8"}, WeightsMismatch, "in int8, not"),
+        ({"num_layers": 5}, BadRequest, "layers 3-5 do not exist"),
+        ({"is_moving": True}, Conflict, "moving already"),
+        ({"rests_s": 12.3}, Conflict, "again in 12 s"),
+        ({"has_room": False}, Conflict, "no room for layers 3-5"),
+        ({"is_needed": True}, Conflict, "nobody else serves all of layers 0-2"),
+    ],
+)
+def test_every_no_has_its_reason(change: dict[str, Any], error: type[ManyhandsError], why: str) -> None:
+    assert judge(ORDER, STANDING)
+    with pytest.raises(error, match=why):
+        judge(ORDER, replace(STANDING, **change))
+
+
+def test_force_overrules_need_and_nothing_else() -> None:
+    forced = replace(ORDER, is_forced=True)
+    assert judge(forced, replace(STANDING, is_needed=True))
+    for change in ({"pinned": Span(0, 3)}, {"has_room": False}, {"rests_s": 1.0}, {"model": OTHER}):
+        with pytest.raises(ManyhandsError):
+            judge(forced, replace(STANDING, **change))
+
+
+def test_the_owner_is_obeyed_whatever_others_are_told() -> None:
+    mine = replace(STANDING, is_owner=True, pinned=Span(0, 3), obeys=False, knows_asker=False)
+    assert judge(ORDER, mine)
+    with pytest.raises(Conflict, match="nobody else"):
+        judge(ORDER, replace(mine, is_needed=True))
+
+
+def test_who_is_there_already_does_not_move() -> None:
+    assert not judge(ORDER, replace(STANDING, held=(Span(0, 3), Span(3, 6)), is_moving=True, has_room=False))
+
+
+# -- on the wire ------------------------------------------------------------------------------------------------------
+
+
+async def _pair(network: MemoryNetwork) -> tuple[Node, Node, NodeAddr]:
+    asker, asked = memory_node(network, "asker"), memory_node(network, "asked")
+    await asker.__aenter__()
+    await asked.__aenter__()
+    return asker, asked, await asked.listen(NodeAddr("mem", 0))
+
+
+def _play(scene: Any) -> None:
+    async def main() -> None:
+        asker, asked, addr = await _pair(MemoryNetwork())
+        try:
+            await scene(asker, asked, addr)
+        finally:
+            await asker.__aexit__(None, None, None)
+            await asked.__aexit__(None, None, None)
+
+    run_virtual(main())
+
+
+async def _ask(asker: Node, addr: NodeAddr, model: ModelId = MODEL, precision: Precision = "bf16") -> str:
+    link = await asker.link(addr, "control")
+    return await asker.orders.ask(link, model, precision, Span(3, 6), is_forced=False)
+
+
+def test_a_node_that_is_no_member_keeps_its_layers() -> None:
+    async def scene(asker: Node, asked: Node, addr: NodeAddr) -> None:
+        with pytest.raises(Conflict, match="restart it with --layers 3-5"):
+            await _ask(asker, addr)
+
+    _play(scene)
+
+
+def test_what_the_node_says_comes_back_without_control_characters() -> None:
+    async def scene(asker: Node, asked: Node, addr: NodeAddr) -> None:
+        asked.orders.obey = lambda node, order: f"\x1b[2J{'x' * 1000}\n"
+        said = await _ask(asker, addr)
+        assert said.startswith("?[2Jxxx") and len(said) == MAX_DETAIL_CHARS
+
+    _play(scene)
+
+
+def test_a_code_that_means_nothing_here_is_a_refusal() -> None:
+    def obey(_: NodeId, __: Reassign) -> str:
+        raise ShardUnavailable("odd")
+
+    async def scene(asker: Node, asked: Node, addr: NodeAddr) -> None:
+        asked.orders.obey = obey
+        with pytest.raises(Conflict, match="odd"):
+            await _ask(asker, addr)
+
+    _play(scene)
+
+
+def test_a_flood_is_one_decision_and_a_few_short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(asker: Node, asked: Node, addr: NodeAddr) -> None:
+        seen: list[Reassign] = []
+
+        def obey(_: NodeId, order: Reassign) -> str:
+            seen.append(order)
+            return "moves"
+
+        asked.orders.obey = obey
+        link = await asker.link(addr, "control")
+        answers: list[Reassigned] = []
+        monkeypatch.setattr(asker.orders, "on_answer", lambda answer, link: answers.append(answer))
+        for number in range(1000):
+            link.send(replace(ORDER, request=number))
+        await asyncio.sleep(PAUSE_S / 2)
+        assert len(seen) == 1 and len(answers) == 1 + MAX_HASTY
+        assert {answer.code for answer in answers[1:]} == {"conflict"}
+        await asyncio.sleep(PAUSE_S)
+        link.send(ORDER)
+        await asyncio.sleep(0.1)
+        assert len(seen) == 2 and answers[-1].code is None
+
+    _play(scene)
+
+
+def test_who_does_not_answer_is_told_from_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(asker: Node, asked: Node, addr: NodeAddr) -> None:
+        monkeypatch.setattr(asked.orders, "on_asked", lambda order, link: None)
+        with pytest.raises(ShardUnavailable, match="no answer within 5 s"):
+            await _ask(asker, addr)
+        monkeypatch.setattr(asked.orders, "on_asked", lambda order, link: link.abort("bye"))
+        with pytest.raises(ShardUnavailable, match="no answer"):
+            await _ask(asker, addr)
+        assert "asked=0" in repr(asker.orders)
+
+    _play(scene)
+
+
+@given(st.integers(0, (1 << 32) - 1), st.none() | st.text(max_size=20), st.text(max_size=400))
+def test_answers_that_nobody_waits_for_change_nothing(request: int, code: str | None, detail: str) -> None:
+    async def main() -> None:
+        mine = orders.Orders()
+        link, stranger = object(), object()
+        future: asyncio.Future[Reassigned | str] = asyncio.get_running_loop().create_future()
+        mine._asked[7] = (link, future)  # type: ignore[assignment]
+        mine.on_answer(Reassigned(request, code, detail), stranger)  # type: ignore[arg-type]
+        mine.on_lost(stranger, "gone")  # type: ignore[arg-type]
+        assert not future.done()
+        mine.on_answer(Reassigned(7, code, detail), link)  # type: ignore[arg-type]
+        mine.on_answer(Reassigned(7, "conflict", "again"), link)  # type: ignore[arg-type]
+        assert future.result() == Reassigned(7, code, detail)
+
+    asyncio.run(main())
