@@ -29,7 +29,7 @@ from tests.model.pipeline import threads
 
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32", "int8")
 # [columns, rows of the weight]: tiny, odd, prime, and as wide as real layers (where the kernel changes below 4 rows).
-SHAPES = [(64, 96), (72, 88), (101, 37), (896, 300), (2048, 64), (5632, 48), (896, 9728), (4864, 896)]
+SHAPES = [(64, 96), (72, 88), (101, 37), (896, 300), (2048, 64), (5632, 48), (896, 9728), (4864, 896), (16384, 128)]
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

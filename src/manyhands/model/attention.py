@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from manyhands.model import threads
 from manyhands.model.cache import KEY_BLOCK, LayerShape, Probe, Segment, StepPlan
 from manyhands.model.elementwise import elementwise
 from manyhands.model.linear import invariant_linear
@@ -57,8 +58,8 @@ def attention(
 
     Returns [1, N, heads, value_dim]; padding rows are zero.
     """
-    _, heads, num_rows, key_dim = query_1HND.shape
-    out = query_1HND.new_zeros(1, num_rows, heads, value_1HND.shape[3])
+    _, heads, count, key_dim = query_1HND.shape
+    out = query_1HND.new_zeros(1, count, heads, value_1HND.shape[3])
     plan: StepPlan | Probe = _running.plan
     layer = cast(int, module.layer_idx)
     if isinstance(plan, Probe):
@@ -76,10 +77,12 @@ def attention(
             keys, values = keys.expand(-1, 2, -1, -1), values.expand(-1, 2, -1, -1)
         query = _token_major(query_1HND[:, :, rows], keys.shape[1], keys.shape[3])
         mask = _mask(plan, s, run_heads // keys.shape[1], sliding_window, query.dtype)
-        if softcap is None:
-            packed = _flash(query, keys, values, mask, scale, s_aux)
-        else:
-            packed = _softcapped(query, keys, values, mask, scale, softcap)
+        num_rows = query.shape[1] * query.shape[2]
+        with threads.using(threads.for_attention(num_rows, keys.shape[2], keys.shape[3])):
+            if softcap is None:
+                packed = _flash(query, keys, values, mask, scale, s_aux)
+            else:
+                packed = _softcapped(query, keys, values, mask, scale, softcap)
         out[:, rows] = _head_major(packed, s.count, run_heads)[:, :, :heads, : out.shape[3]]
     return out, None
 

@@ -4,10 +4,9 @@ Measured (docs/exactness.md): oneDNN gives a row the same bits for every M >= 4,
 fp32; M = 1..3 use other kernels, and MKL changes bits with M, threads and alignment. So every product of a layer goes
 through oneDNN with packed weights and at least MIN_ROWS rows. Packing is also 1.8x faster than F.linear at one row.
 
-With AMX that does not hold in bf16: from K of about 512 on its kernels cut the sum by the number of rows and of threads
-(measured on Sapphire Rapids: 8 of 14 shapes differ between 1 to 200 rows and 256). Calls of exactly AMX_ROWS rows gave
-the same bits for 20 shapes, at any place in the block, on 1 and 2 threads. So there a product runs in blocks
-of that many rows: it costs up to 12 % more than 4 rows at decode, and prefill reads the weights once for every block.
+With AMX that does not hold in bf16: its kernels cut the sum of a long row in another way from 33 rows on, and between
+the threads where a matrix has few rows (docs/exactness.md). 2 to 32 rows share their bits, so there a product runs in
+blocks of at most AMX_ROWS rows: decode pays nothing, prefill reads the weights once for every block.
 
 int8 divides each row by its own largest magnitude, so one row never changes another's scale, and adds the sentinel row
 [-1, 1, 1, ...] that pins the quantiser's range; the int32 sums are exact, hence free of order.
@@ -24,10 +23,11 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from manyhands.core import Precision
 from manyhands.errors import ModelError
+from manyhands.model import threads
 from manyhands.model.arithmetic import instruction_set
 
-# Rows of every bf16 product where oneDNN uses AMX tiles: one tile's height, so the smallest that wastes none of it.
-AMX_ROWS = 16
+# The most rows of a bf16 product where oneDNN uses AMX tiles: two tiles' height, the last before it cuts the sum.
+AMX_ROWS = 32
 
 EXPERTS = "manyhands"  # our name in transformers' registry of experts implementations
 
@@ -48,16 +48,14 @@ def _call(x_MK: Tensor, weight: Tensor, bias_N: Tensor | None) -> Tensor:
 
 
 def _product(x_MK: Tensor, weight: Tensor, bias_N: Tensor | None) -> Tensor:
-    """x @ weight.T + bias, [M, N]; a row's bits do not depend on M."""
+    """x @ weight.T + bias, [M, N]; a row's bits depend neither on M nor on the threads."""
     count = x_MK.shape[0]
-    if x_MK.dtype != torch.bfloat16 or instruction_set() != "amx_tile":
-        out = _call(pad_rows(x_MK), weight, bias_N)
-        return out[:count] if count < MIN_ROWS else out
-    missing = -count % AMX_ROWS
-    rows = F.pad(x_MK, (0, 0, 0, missing)) if missing else x_MK
-    blocks = [_call(block, weight, bias_N) for block in torch.split(rows, AMX_ROWS)]
-    out = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
-    return out[:count] if missing else out
+    with threads.using(threads.for_product(*weight.shape)):
+        if x_MK.dtype != torch.bfloat16 or instruction_set() != "amx_tile" or count <= AMX_ROWS:
+            out = _call(pad_rows(x_MK), weight, bias_N)
+        else:
+            out = torch.cat([_call(pad_rows(block), weight, bias_N) for block in torch.split(x_MK, AMX_ROWS)])
+    return out[:count] if out.shape[0] > count else out
 
 
 def pad_rows(x_MK: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 # Ends the class of a machine whose rows depend on each other: answers through it are never called exact.
 UNPROVEN = "/rows-mix"
-# [columns, rows] of weights: where oneDNN's AMX kernels begin to cut the sum, a wide and a deep one.
-_SHAPES = ((512, 1024), (896, 4864), (4864, 896))
-_ROWS, _COUNTS, _STARTS = 200, (1, 2, 3, 4, 6, 16, 17, 33, 65, 128), (0, 1, 37)
+# [columns, rows] of weights: where oneDNN's AMX kernels begin to cut the sum, a wide, a deep, a deep and narrow one.
+_SHAPES = ((512, 1024), (896, 4864), (4864, 896), (16384, 128))
+_ROWS, _COUNTS, _STARTS = 200, (1, 2, 3, 4, 6, 16, 17, 31, 32, 33, 65, 128), (0, 1, 37)
 _LENGTH, _HEADS, _KEY_HEADS, _WIDTH = 560, 8, 2, 64
 
 

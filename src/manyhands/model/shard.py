@@ -8,10 +8,13 @@ from transformers import PreTrainedConfig
 
 from manyhands.core import Precision, Span
 from manyhands.errors import CutError
-from manyhands.model import attention
+from manyhands.model import attention, threads
 from manyhands.model.cache import LayerShape, Probe, SessionCache, StepCache, StepPlan
 from manyhands.model.linear import DTYPES, MIN_ROWS, replace_linears
 from manyhands.model.load import Part, Pass, Tap, find_layers, load_part, read_config, until_captured
+
+# Steps up to this size are shared among threads only in their large products.
+FEW_ROWS = 32
 
 
 class Shard:
@@ -76,7 +79,8 @@ class Shard:
 
         Writes the sessions' caches at the rows' positions and sets each session's length to the end of its segment.
         """
-        with attention.running(plan):
+        few = plan.num_rows <= FEW_ROWS
+        with attention.running(plan), threads.using(1 if few else threads.available()):
             out = self._run(hidden_ND, plan.positions(), span or self.span)
         for s in plan.segments:
             s.cache.length = s.start + s.count

@@ -1,0 +1,56 @@
+"""How many of a device's compute threads one operation gets.
+
+torch's threads sleep between operations (OMP_WAIT_POLICY=PASSIVE: nodes that share a machine would fight otherwise), and
+to wake them costs about as much as a small operation takes: 70 to 90 us on two cores of a Xeon. So a step of few rows
+runs on one thread, except for its large products. No count changes a bit (manyhands.model.prove shows it).
+"""
+
+import threading
+
+import torch
+
+# Weights of a product from which sharing it is faster: 0.8 M on two cores, read from memory (bf16, 4 rows).
+_SHARED_WEIGHTS = 1 << 20
+# Multiplications of an attention (query rows x keys x width) from which sharing it is faster.
+_SHARED_SCORES = 1 << 21
+# Fewer rows of a matrix for each thread, and oneDNN's AMX kernels let threads share the sums themselves.
+_ROWS_EACH = 128
+
+_device = threading.local()
+
+
+def available() -> int:
+    """The threads of the device that this thread computes for."""
+    return getattr(_device, "count", None) or torch.get_num_threads()
+
+
+def for_product(num_rows: int, num_columns: int) -> int:
+    """Threads for a product with a matrix [num_rows, num_columns]."""
+    if num_rows * num_columns < _SHARED_WEIGHTS:
+        return 1
+    return max(1, min(available(), num_rows // _ROWS_EACH))
+
+
+def for_attention(num_rows: int, num_keys: int, width: int) -> int:
+    """Threads for attention of `num_rows` query rows (of all heads) over `num_keys` keys of `width`."""
+    return available() if num_rows * num_keys * width >= _SHARED_SCORES else 1
+
+
+class using:  # noqa: N801 - a context manager, used as a function; contextlib's costs 10 us, a hundred times a step
+    """`count` threads for the operations inside; `available` stays what it was."""
+
+    __slots__ = ("_before", "_count", "_outer")
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __enter__(self) -> None:
+        self._before, self._outer = torch.get_num_threads(), getattr(_device, "count", None)
+        if self._count != self._before:
+            _device.count = self._outer or self._before
+            torch.set_num_threads(self._count)
+
+    def __exit__(self, *_: object) -> None:
+        if self._count != self._before:
+            torch.set_num_threads(self._before)
+            _device.count = self._outer
