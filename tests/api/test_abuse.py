@@ -198,3 +198,47 @@ def test_paths_and_methods_that_are_not_there(folder: Path) -> None:
             assert status == wanted, (request, said)
 
     play(folder, scene)
+
+
+def test_what_the_parser_keeps_is_bounded(folder: Path) -> None:
+    """A header or a trailer without end, in one piece and in many."""
+    body = b"1\r\n{\r\n0\r\n"
+    chunked = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode() + body
+
+    async def scene(it: Served) -> None:
+        for endless in (b"GET /v1/models HTTP/1.1\r\nx: " + b"x" * 400_000, chunked + b"x: " + b"x" * 400_000):
+            status, _ = await raw(it.addr, endless)
+            assert status == 400
+        many = b"GET /v1/models HTTP/1.1\r\n" + b"".join(b"x%d: y\r\n" % i for i in range(20_000)) + b"\r\n"
+        assert (await raw(it.addr, many))[0] == 400
+
+    play(folder, scene)
+
+
+def test_nothing_is_upgraded_and_the_request_is_answered(folder: Path) -> None:
+    async def scene(it: Served) -> None:
+        upgrade = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+        status, said = await raw(it.addr, upgrade)
+        assert status == 200 and b"connection: close" in said
+        status, said = await raw(it.addr, upgrade + upgrade)
+        assert status == 200 and said.count(b"HTTP/1.1") == 1
+
+    play(folder, scene)
+
+
+def test_a_client_that_asks_on_before_it_has_its_answer_may_leave(folder: Path) -> None:
+    """The stream that runs is the one that ends, and the one that waits behind it never begins."""
+    body = with_(stream=True, max_tokens=500, manyhands={"ignore_eos": True})
+    request = post(CHAT, body).replace(b"connection: close\r\n", b"")
+
+    async def scene(it: Served) -> None:
+        _, writer = await asyncio.open_connection(it.addr.host, it.addr.port)
+        writer.write(request + request)
+        async with asyncio.timeout(5):
+            while it.watcher.num_tokens < 3:  # noqa: ASYNC110 - another's state
+                await asyncio.sleep(0.001)
+        writer.transport.abort()
+        await it.freed()
+        assert it.watcher.num_tokens < 490 and len(it.watcher.started_jobs) == 1
+
+    play(folder, scene)

@@ -21,7 +21,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from manyhands import __version__
 from manyhands.api.auth import KeyRing
@@ -105,7 +106,7 @@ def error_response(error: Exception) -> JSONResponse:
         headers["retry-after"] = "1"
     elif status == 401:
         headers["www-authenticate"] = "Bearer"
-    elif status == 413:
+    elif status in (408, 413):  # the rest of the body is not read
         headers["connection"] = "close"
     return JSONResponse({"error": error_object(error)}, status, headers)
 
@@ -217,30 +218,74 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
-class Http(H11Protocol):
+class Http(HttpToolsProtocol):
     """Cuts a connection whose next request header does not come within read_timeout_s of its first byte (slowloris).
 
-    `request.state.abort()` ends the connection at once, whatever is still to be written.
+    A header has at most MAX_HEADER_BYTES; so has anything else that the parser keeps to itself (a trailer), of which it may
+    take one read more. `request.state.abort()` ends the connection at once, whatever is still to be written, and while
+    `request.state.flow.write_paused` is false, writing waits for nobody.
     """
 
     read_timeout_s = 30.0
     _deadline: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None  # `cycle` may be one that has to wait for it (pipelining)
+    _header_bytes = 0
+    _kept_bytes = 0  # since the parser last told of anything
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.app_state = {**self.app_state, "abort": transport.abort}
+        self.app_state = {**self.app_state, "abort": transport.abort, "flow": self.flow}
         self._arm()
 
     def data_received(self, data: bytes) -> None:
         if not self._is_busy and self._deadline is None:
             self._arm()
+        self._kept_bytes += len(data)
         super().data_received(data)
+        if self._kept_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"A header has at most {MAX_HEADER_BYTES} bytes.")
         if self._is_busy:
             self._disarm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._header_bytes = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            raise ValueError("the header is too large")  # to the parser, which gives up
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._kept_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._kept_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._kept_bytes = 0
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The request has its answer; the parser reads nothing after it, so the connection ends with it."""
+        if self._is_busy:
+            self.cycle.keep_alive = False
+        else:
+            self.transport.close()
 
     @property
     def _is_busy(self) -> bool:
@@ -293,7 +338,6 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     server = _Server(config)
     failure: Exception | None = None

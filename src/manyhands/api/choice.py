@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from manyhands.api.conversation import Conversation
 from manyhands.api.gateway import Api, Ask, Caller, Gateway, Job, Run
@@ -232,8 +232,7 @@ def _grammar(voice: Voice, talk: Conversation) -> str | None:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What one token adds: any of these may be empty."""
 
     reasoning: str = ""
@@ -241,8 +240,14 @@ class Delta:
     token: Token | None = None
 
     @property
-    def is_empty(self) -> bool:
-        return not self.reasoning and not self.pieces
+    def text(self) -> str | None:
+        """What it adds to the content, if it adds nothing else."""
+        if self.reasoning or len(self.pieces) > 1:
+            return None
+        if not self.pieces:
+            return ""
+        piece = self.pieces[0]
+        return piece.text if isinstance(piece, Content) else None
 
 
 class Choice:
@@ -311,6 +316,9 @@ class Choice:
         return self._keep(Delta(thought, pieces))
 
     def _keep(self, delta: Delta) -> Delta:
+        if (text := delta.text) is not None:
+            self.content += text
+            return delta
         self.reasoning += delta.reasoning
         for piece in delta.pieces:
             match piece:

@@ -1,7 +1,7 @@
 """How a choice looks in chat completions and in completions: whole, and in chunks."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from manyhands.api.choice import Choice, Delta
@@ -14,7 +14,11 @@ Object = dict[str, Any]
 
 
 class Form:
-    """How one choice looks, whole and in chunks. `chunk_kind`: what a chunk calls itself."""
+    """How one choice looks, whole and in chunks. `chunk_kind`: what a chunk calls itself.
+
+    A stream of it is `begin`, once there is a first delta, `grow` for every delta, and `end`. Most deltas are nothing but text:
+    such a chunk is told as that text, and `plain` is what it looks like.
+    """
 
     chunk_kind: str
 
@@ -29,8 +33,18 @@ class Form:
     def choice(self, index: int, choice: Choice) -> Object:
         raise NotImplementedError
 
-    def chunks(self, index: int, choice: Choice, deltas: AsyncIterator[Delta]) -> AsyncIterator[Object]:
+    def plain(self, index: int, text: str) -> Object:
         raise NotImplementedError
+
+    def begin(self, index: int) -> list[Object]:
+        return []
+
+    def grow(self, index: int, choice: Choice, delta: Delta) -> list[Object | str]:
+        """The chunks of one delta, which `choice` has already."""
+        raise NotImplementedError
+
+    def end(self, index: int, choice: Choice) -> Object:
+        return {**self.plain(index, ""), "finish_reason": choice.finish_reason, "manyhands": extension(choice)}
 
 
 class ChatForm(Form):
@@ -52,23 +66,29 @@ class ChatForm(Form):
             "manyhands": extension(choice),
         }
 
-    async def chunks(self, index: int, choice: Choice, deltas: AsyncIterator[Delta]) -> AsyncIterator[Object]:
-        is_first = True
-        async for delta in deltas:
-            if is_first:
-                is_first = False
-                yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
-            changes = _changes(delta, choice) or ([{}] if self._spelling is not None and delta.token else [])
-            tokens = [delta.token] if delta.token else []
-            for change in changes:
-                yield self._chunk(index, change, chat_logprobs(self._spelling, tokens))
-                tokens = []
-        last = self._chunk(index, {}, None, choice.finish_reason)
-        yield {**last, "manyhands": extension(choice)}
+    def plain(self, index: int, text: str) -> Object:
+        return self._chunk(index, {"content": text})
+
+    def begin(self, index: int) -> list[Object]:
+        return [self._chunk(index, {"role": "assistant", "content": "", "refusal": None})]
+
+    def grow(self, index: int, choice: Choice, delta: Delta) -> list[Object | str]:
+        if self._spelling is None and (text := delta.text) is not None:
+            return [text] if text else []
+        changes = _changes(delta, choice) or ([{}] if self._spelling is not None and delta.token else [])
+        tokens = [delta.token] if delta.token else []
+        out: list[Object | str] = []
+        for change in changes:
+            out.append(self._chunk(index, change, chat_logprobs(self._spelling, tokens)))
+            tokens = []
+        return out
+
+    def end(self, index: int, choice: Choice) -> Object:
+        return {**super().end(index, choice), "delta": {}}
 
     @staticmethod
-    def _chunk(index: int, delta: Object, logprobs: Object | None = None, finish: str | None = None) -> Object:
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+    def _chunk(index: int, delta: Object, logprobs: Object | None = None) -> Object:
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
 def _changes(delta: Delta, choice: Choice) -> list[Object]:
@@ -103,17 +123,15 @@ class TextForm(Form):
             "manyhands": extension(choice),
         }
 
-    async def chunks(self, index: int, choice: Choice, deltas: AsyncIterator[Delta]) -> AsyncIterator[Object]:
-        shown = 0
-        async for delta in deltas:
-            text = "".join(piece.text for piece in delta.pieces if isinstance(piece, Content))
-            tokens = [delta.token] if delta.token else []
-            if text or (tokens and self._spelling is not None):
-                logprobs = text_logprobs(self._spelling, tokens, shown)
-                yield {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
-            shown += len(text)
-        last = {"index": index, "text": "", "logprobs": None, "finish_reason": choice.finish_reason}
-        yield {**last, "manyhands": extension(choice)}
+    def plain(self, index: int, text: str) -> Object:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
+    def grow(self, index: int, choice: Choice, delta: Delta) -> list[Object | str]:
+        text = delta.text or ""  # neither thoughts nor calls are told apart here
+        if self._spelling is None or delta.token is None:
+            return [text] if text else []
+        shown = len(choice.content) - len(text)
+        return [{**self.plain(index, text), "logprobs": text_logprobs(self._spelling, [delta.token], shown)}]
 
 
 def extension(choice: Choice) -> Object:

@@ -55,7 +55,7 @@ class Telling:
                 for index, hop in enumerate(self._hops)
             ]
             facts = {"text": token.text, "token_id": token.id, "index": index, "hops": hops}
-            yield Frame("token_delta", {**facts, **self._job.waterfall.last.parts_ms()})
+            yield Frame("token_delta", {**facts, **self._job.waterfall.last.parts_ms()._asdict()})
         yield Frame(
             "token",
             {

@@ -190,12 +190,15 @@ class Run:
             if session.hops is not self._hops:  # a new route is a new list
                 self._hops = session.hops
                 job.session, job.hops = session.id.hex(), tuple([hop.offer for hop in session.hops])
-        fresh = answer.events[len(job.events) :]
-        job.events = [*job.events, *fresh]
+        if len(answer.events) > len(job.events):
+            self._tell(answer.events[len(job.events) :])
+
+    def _tell(self, fresh: Sequence[Event]) -> None:
+        self.job.events = [*self.job.events, *fresh]
         for event in fresh:
             for observer in self._observers:
-                observer.event(job, event)
-        if fresh and self._news is not None and not self._news.done():
+                observer.event(self.job, event)
+        if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
 
@@ -288,8 +291,9 @@ class Gateway:
         turn = self._turns[job.id] = asyncio.get_running_loop().create_future()
         self._admission.ask(job.id, caller.name, caller.quota, job.prompt_tokens + job.max_tokens, asked_at)
         try:
-            async with asyncio.timeout(self.limits.patience_s):
-                await turn
+            if not turn.done():
+                async with asyncio.timeout(self.limits.patience_s):
+                    await turn
         except TimeoutError:
             waited = f"no place within {self.limits.patience_s:g} s ({self.num_running} requests are running)"
             raise RateLimited(f"{waited}: try again later", self._admission.retry_after_s()) from None

@@ -5,13 +5,14 @@ bounded: models are those served, outcomes are finish reasons and error codes, a
 No prompt, no activation and no key is ever a label.
 """
 
+import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from manyhands.api.gateway import Gateway, Job, Outcome
@@ -45,28 +46,57 @@ class NodeLabels:
         return node[:12]
 
 
+class Tally:
+    """A histogram's numbers. What grows with every token is counted here, and told to Prometheus when it asks."""
+
+    __slots__ = ("_counts", "total")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(SECONDS) + 1)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(SECONDS, seconds)] += 1
+        self.total += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bounds, and how many were at most that."""
+        bounds = [*(str(float(bound)) for bound in SECONDS), "+Inf"]
+        return list(zip(bounds, itertools.accumulate(map(float, self._counts)), strict=True))
+
+
+@dataclass(slots=True)
+class _Words:
+    """The tokens of a model: how many, and the time between them."""
+
+    tokens: int = 0
+    token_s: Tally = field(default_factory=Tally)
+
+
+@dataclass(slots=True)
+class _Share:
+    """The part of a node in them."""
+
+    tokens: int = 0
+    queue_s: Tally = field(default_factory=Tally)
+    compute_s: Tally = field(default_factory=Tally)
+
+
 @dataclass(slots=True)
 class _Watch:
-    """What is remembered of a running job: its model's meters, when its last token came, who had a part in it."""
+    """What is remembered of a running job: its model's tokens, when its last one came, who had a part in it."""
 
-    token_s: Histogram
-    tokens: Counter
+    words: _Words
     last_at: float | None = None
+    hops: tuple[Offer, ...] = ()
+    shares: list[_Share] = field(default_factory=list)  # of the hops
     nodes: set[NodeId] = field(default_factory=set)
     num_liars: int = 0
     num_repairs: int = 0
     fell_back: bool = False
 
 
-class _NodeMeters(NamedTuple):
-    """What grows with every token of a node: looked up once, as a look-up costs more than the counting."""
-
-    tokens: Counter
-    queue_s: Histogram
-    compute_s: Histogram
-
-
-class Metrics:
+class Metrics(Collector):
     """Looks on at a gateway; `exposition` is the answer to GET /metrics. Append it to `gateway.observers`."""
 
     def __init__(self, gateway: Gateway, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +104,8 @@ class Metrics:
         self._gateway, self._clock = gateway, clock
         self._labels = NodeLabels()
         self._watches: dict[str, _Watch] = {}
-        self._node_meters: dict[str, _NodeMeters] = {}
+        self._words: dict[str, _Words] = {}
+        self._shares: dict[str, _Share] = {}
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"manyhands_{name}", text, labels, registry=registry)
@@ -85,11 +116,10 @@ class Metrics:
         self._requests = counter(
             "requests", "Requests that ended, by finish reason or error code", "model", "api", "outcome"
         )
-        self._tokens = counter("tokens", "Tokens read (prompt) and written (completion)", "model", "kind")
+        self._prompt_tokens: dict[str, int] = {}
         self._queue_s = histogram("queue_seconds", "Wait for admission", "model")
         self._open_s = histogram("route_open_seconds", "Finding a route and opening it", "model")
         self._first_s = histogram("time_to_first_token_seconds", "From admission to the first token", "model")
-        self._token_s = histogram("token_seconds", "Between two tokens of a request", "model")
         self._request_s = histogram("request_seconds", "From admission to the last token", "model")
         self._speed = histogram(
             "decode_tokens_per_second", "Tokens after the first, over their time", "model", buckets=TOKENS_PER_S
@@ -100,12 +130,10 @@ class Metrics:
         self._fallbacks = counter("fallback_to_local", "Requests that went on alone on this machine", "model")
         self._corruptions = counter("shard_corruption_detected", "Hops caught sending what cannot be", "model")
         self._node_requests = counter("node_requests", "Requests that a node had a part in", "node")
-        self._node_tokens = counter("node_tokens", "Completion tokens that passed through a node", "node")
-        self._hop_queue = histogram("hop_queue_seconds", "A step's wait for a hop's device, as the hop says", "node")
-        self._hop_compute = histogram("hop_compute_seconds", "A hop's device step, as the hop says", "node")
         Gauge("manyhands_start_time_seconds", "Unix time at which the gateway started", registry=registry).set(
             gateway.started_at
         )
+        registry.register(self)
         registry.register(LiveGauges(gateway, self._labels))
         ProcessCollector(registry=registry)
 
@@ -113,24 +141,51 @@ class Metrics:
         """All metrics in Prometheus' text format (CONTENT_TYPE)."""
         return generate_latest(self.registry)
 
+    def describe(self) -> list[Metric]:
+        """Nothing: so that registering does not collect."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """What the tallies hold."""
+        tokens = CounterMetricFamily(
+            "manyhands_tokens", "Tokens read (prompt) and written (completion)", labels=("model", "kind")
+        )
+        for model, words in self._words.items():
+            tokens.add_metric((model, "prompt"), self._prompt_tokens[model])
+            tokens.add_metric((model, "completion"), words.tokens)
+        passed = CounterMetricFamily(
+            "manyhands_node_tokens", "Completion tokens that passed through a node", labels=("node",)
+        )
+        for node, share in self._shares.items():
+            passed.add_metric((node,), share.tokens)
+        yield from (tokens, passed)
+        between = {model: words.token_s for model, words in self._words.items()}
+        yield _tallied("token_seconds", "Between two tokens of a request", "model", between)
+        queue = {node: share.queue_s for node, share in self._shares.items()}
+        yield _tallied("hop_queue_seconds", "A step's wait for a hop's device, as the hop says", "node", queue)
+        compute = {node: share.compute_s for node, share in self._shares.items()}
+        yield _tallied("hop_compute_seconds", "A hop's device step, as the hop says", "node", compute)
+
     # -- what the gateway tells ---------------------------------------------------------------------------------------
 
     def started(self, job: Job) -> None:
-        self._watches[job.id] = _Watch(self._token_s.labels(job.model), self._tokens.labels(job.model, "completion"))
-        self._tokens.labels(job.model, "prompt").inc(job.prompt_tokens)
+        words = self._words.get(job.model) or self._words.setdefault(job.model, _Words())
+        self._watches[job.id] = _Watch(words)
+        self._prompt_tokens[job.model] = self._prompt_tokens.get(job.model, 0) + job.prompt_tokens
 
     def token(self, job: Job, token: Token) -> None:
         watch, now = self._watches[job.id], self._clock()
         if watch.last_at is not None:
-            watch.token_s.observe(now - watch.last_at)
+            watch.words.token_s.observe(now - watch.last_at)
         watch.last_at = now
-        watch.tokens.inc()
-        meters = [self._meters(watch, hop.node) for hop in job.hops]
-        for meter in meters:
-            meter.tokens.inc()
-        for meter, timing in zip(meters, job.waterfall.last.hops, strict=False):
-            meter.queue_s.observe(timing.queue_us / 1e6)
-            meter.compute_s.observe(timing.compute_us / 1e6)
+        watch.words.tokens += 1
+        if job.hops is not watch.hops:  # a new route is a new tuple
+            watch.hops, watch.shares = job.hops, [self._share(watch, hop.node) for hop in job.hops]
+        for share in watch.shares:
+            share.tokens += 1
+        for share, timing in zip(watch.shares, job.waterfall.last.hops, strict=False):
+            share.queue_s.observe(timing.queue_us / 1e6)
+            share.compute_s.observe(timing.compute_us / 1e6)
 
     def event(self, job: Job, event: Event) -> None:
         self._events.labels(job.model, event.kind).inc()
@@ -161,14 +216,10 @@ class Metrics:
             if value is not None:
                 histogram.labels(job.model).observe(value)
 
-    def _meters(self, watch: _Watch, node: NodeId) -> _NodeMeters:
+    def _share(self, watch: _Watch, node: NodeId) -> _Share:
         self._note_node(watch, node)
         label = self._labels.label(node)
-        if (found := self._node_meters.get(label)) is None:
-            found = self._node_meters[label] = _NodeMeters(
-                self._node_tokens.labels(label), self._hop_queue.labels(label), self._hop_compute.labels(label)
-            )
-        return found
+        return self._shares.get(label) or self._shares.setdefault(label, _Share())
 
     def _note_node(self, watch: _Watch, node: NodeId) -> None:
         if node not in watch.nodes:
@@ -297,6 +348,13 @@ def sessions_by_node(node: Node) -> dict[NodeId, int]:
         for hop in session.hops:
             counts[hop.offer.node] = counts.get(hop.offer.node, 0) + 1
     return counts
+
+
+def _tallied(name: str, text: str, label: str, tallies: Mapping[str, Tally]) -> Metric:
+    family = HistogramMetricFamily(f"manyhands_{name}", text, labels=(label,))
+    for value, tally in tallies.items():
+        family.add_metric((value,), tally.buckets(), tally.total)
+    return family
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

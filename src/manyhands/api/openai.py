@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
 
 from manyhands.api.choice import (
     Choice,
@@ -28,7 +29,7 @@ from manyhands.api.forms import ChatForm, Form, TextForm
 from manyhands.api.gateway import Api, Ask, Caller, Gateway
 from manyhands.api.logprobs import Spelling
 from manyhands.api.schema import BadField
-from manyhands.api.sse import DONE, Emit, EventStream, Single, to_event
+from manyhands.api.sse import DONE, Emit, EventStream, Single, Template, to_event
 from manyhands.errors import ManyhandsError
 from manyhands.origin import Origin
 
@@ -69,19 +70,30 @@ def openai_router(gateway: Gateway, voices: Voices | None = None) -> APIRouter:
     return router
 
 
+class _Direct(APIRoute):
+    """Its handler takes the Request itself, and FastAPI has nothing to look up, parse or check for it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return handler
+
+
 def describe(router: APIRouter, path: str, handler: Callable[[Request], Awaitable[Response]], says: str) -> None:
     """Mount a POST handler that parses its own body, with the schema of the table in the OpenAPI document."""
     schema = body_schema(f"{router.prefix}{path}")
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     answers: dict[str, Any] = {"application/json": {}, "text/event-stream": {}}
     said: dict[int | str, dict[str, Any]] = {200: {"description": "the answer; events if stream", "content": answers}}
-    router.post(
+    router.add_api_route(
         path,
+        handler,
+        methods=["POST"],
         summary=says,
         openapi_extra={"requestBody": body},
         responses=said,
         response_model=None,
-    )(handler)
+        route_class_override=_Direct,
+    )
 
 
 def caller_of(request: Request) -> Caller:
@@ -225,17 +237,22 @@ async def _stream(
 ) -> None:
     extra: Object = {"usage": None} if with_usage else {}
 
+    def enveloped(chunk: Object) -> Object:
+        return call.envelope(choices=[chunk], **extra, object=form.chunk_kind)
+
     async def run(index: int, ask: Ask, choice: Choice) -> None:
-        async for chunk in form.chunks(index, choice, choice.read(call.gateway, ask)):
-            await emit(to_event(call.envelope(choices=[chunk], **extra, object=form.chunk_kind)))
+        plain = Template(enveloped(form.plain(index, Template.HOLE)))
+        begin: list[Object | str] = [*form.begin(index)]
+        async for delta in choice.read(call.gateway, ask):
+            for chunk in begin + form.grow(index, choice, delta):
+                await emit(plain.event(chunk) if isinstance(chunk, str) else to_event(enveloped(chunk)))
+            begin = []
+        await emit(to_event(enveloped(form.end(index, choice))))
 
     await together([run(index, ask, choice) for index, (ask, choice) in enumerate(asked)])
     if with_usage:
-        await emit(
-            to_event(
-                call.envelope(choices=[], usage=usage(call, [choice for _, choice in asked]), object=form.chunk_kind)
-            )
-        )
+        used = usage(call, [choice for _, choice in asked])
+        await emit(to_event(call.envelope(choices=[], usage=used, object=form.chunk_kind)))
     await emit(DONE)
 
 

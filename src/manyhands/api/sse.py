@@ -7,8 +7,10 @@ and no other; one that takes nothing for write_timeout_s is cut. A client that l
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -37,6 +39,19 @@ def to_event(data: Mapping[str, Any], name: str | None = None) -> bytes:
     return (f"event: {name}\n{text}" if name else text).encode()
 
 
+class Template:
+    """An event of which one text changes: all else is encoded once. HOLE stands in its place in `data`."""
+
+    HOLE = uuid4().hex  # nobody can say it
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        before, after = to_event(data).split(_JSON.encode(self.HOLE).encode())
+        self._before, self._after = before, after
+
+    def event(self, text: str) -> bytes:
+        return b"%b%b%b" % (self._before, _JSON.encode(text).encode(), self._after)
+
+
 def error_event(error: Exception) -> bytes:
     return to_event({"error": error_object(error)})
 
@@ -61,14 +76,16 @@ class EventStream(Response):
         self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._abort = scope.get("state", {}).get("abort")
+        state = scope.get("state", {})
+        self._abort, self._flow = state.get("abort"), state.get("flow")
+        self._clock = asyncio.get_running_loop().time
         await _while_connected(receive, self._run(scope, receive, send))
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as group:
             beat = group.create_task(self._keep_alive(send))
             try:
-                await self._produce(lambda event: self._emit(send, event))
+                await self._produce(partial(self._emit, send))
             except _ReaderStalled:
                 return
             except Exception as error:
@@ -86,11 +103,20 @@ class EventStream(Response):
         pause_s = self._limits.keep_alive_s
         while True:
             await asyncio.sleep(pause_s)
-            is_silent = asyncio.get_running_loop().time() - self._sent_at >= pause_s
+            is_silent = self._clock() - self._sent_at >= pause_s
             if is_silent and self._is_running():
                 await self._emit(send, KEEP_ALIVE)
 
     async def _emit(self, send: Send, event: bytes, *, more: bool = True) -> None:
+        if (
+            self._has_begun and self._flow is not None and not self._flow.write_paused
+        ):  # nothing to wait for, nor to time
+            await send({"type": "http.response.body", "body": event, "more_body": more})
+        else:
+            await self._emit_in_time(send, event, more)
+        self._sent_at = self._clock()
+
+    async def _emit_in_time(self, send: Send, event: bytes, more: bool) -> None:
         try:
             async with asyncio.timeout(self._limits.write_timeout_s):
                 if not self._has_begun:
@@ -101,7 +127,6 @@ class EventStream(Response):
             if self._abort is not None:
                 self._abort()
             raise _ReaderStalled from None
-        self._sent_at = asyncio.get_running_loop().time()
 
 
 class _ReaderStalled(Exception):
@@ -126,15 +151,22 @@ class Single(Response):
         await response(scope, receive, send)
 
 
-async def _while_connected(receive: Receive, work: Any) -> None:
+class _Gone(Exception):
+    pass
+
+
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Await the coroutine `work`; cancel it once the client has left."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        task.cancel()
+        raise _Gone
 
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(work)
-        watcher = group.create_task(watch())
-        task.add_done_callback(lambda _: watcher.cancel())
+    try:
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(watch())
+            await work
+            watcher.cancel()
+    except* _Gone:
+        pass

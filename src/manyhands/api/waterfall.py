@@ -4,8 +4,10 @@ token_s = the turn (window sent ─► its row is back) + wait (drawing, and a c
 turn    = the hops' queue + the hops' compute + wire (links, and waking the processes at their ends)
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from manyhands.core import NodeId
 from manyhands.route.search import Offer
@@ -14,36 +16,52 @@ from manyhands.wire.message import HopTiming
 Millis = dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """One token's time. `hops` are those of the route in their order; none for a token that came with the one before it."""
 
     hops: tuple[HopTiming, ...] = ()
     turn_s: float = 0.0
     token_s: float = 0.0
 
-    def parts_ms(self) -> Millis:
-        """Queue, compute, wire and wait. What hops say is believed only as far as the turn was long."""
+    def parts_ms(self) -> "Parts":
+        """What hops say is believed only as far as the turn was long."""
+        queue_us = compute_us = 0
+        for hop in self.hops:
+            queue_us += hop.queue_us
+            compute_us += hop.compute_us
         turn_ms = 1e3 * self.turn_s
-        queue_ms = min(sum(hop.queue_us for hop in self.hops) / 1e3, turn_ms)
-        compute_ms = min(sum(hop.compute_us for hop in self.hops) / 1e3, turn_ms - queue_ms)
-        wait_ms = max(0.0, 1e3 * self.token_s - turn_ms)
-        return {
-            "queue_ms": queue_ms,
-            "compute_ms": compute_ms,
-            "wire_ms": turn_ms - queue_ms - compute_ms,
-            "wait_ms": wait_ms,
-        }
+        queue_ms = min(queue_us / 1e3, turn_ms)
+        compute_ms = min(compute_us / 1e3, turn_ms - queue_ms)
+        return Parts(queue_ms, compute_ms, turn_ms - queue_ms - compute_ms, max(0.0, 1e3 * self.token_s - turn_ms))
+
+
+class Parts(NamedTuple):
+    """Where the time of a turn went."""
+
+    queue_ms: float = 0.0
+    compute_ms: float = 0.0
+    wire_ms: float = 0.0
+    wait_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class _HopSum:
+    """The turns of one hop."""
+
+    name: str
+    turns: int = 0
+    queue_us: int = 0
+    compute_us: int = 0
 
 
 @dataclass(slots=True)
 class Waterfall:
     """The turns of an answer, added up; the first token's, which has the prompt in it, is left out."""
 
-    last: Turn = Turn()
+    last: Turn = field(default_factory=Turn)
     num_turns: int = 0
-    _parts: Millis = field(default_factory=dict)
-    _hops: dict[NodeId, tuple[str, int, int, int]] = field(default_factory=dict)  # name, turns, queue_us, compute_us
+    _parts: Parts = field(default_factory=Parts)
+    _hops: dict[NodeId, _HopSum] = field(default_factory=dict)
 
     def note(self, hops: Sequence[Offer], turn: Turn, *, is_first: bool) -> None:
         """A token came."""
@@ -51,26 +69,27 @@ class Waterfall:
         if is_first or not turn.hops:
             return
         self.num_turns += 1
-        for name, ms in turn.parts_ms().items():
-            self._parts[name] = self._parts.get(name, 0.0) + ms
+        self._parts = Parts(*map(operator.add, self._parts, turn.parts_ms()))
         for hop, said in zip(hops, turn.hops, strict=False):
-            _, turns, queue_us, compute_us = self._hops.get(hop.node, (hop.name, 0, 0, 0))
-            self._hops[hop.node] = (hop.name, turns + 1, queue_us + said.queue_us, compute_us + said.compute_us)
+            total = self._hops.get(hop.node) or self._hops.setdefault(hop.node, _HopSum(hop.name))
+            total.turns += 1
+            total.queue_us += said.queue_us
+            total.compute_us += said.compute_us
 
     def mean(self) -> Millis | None:
         """Of one turn, in ms; None if there was none yet."""
         if not self.num_turns:
             return None
-        return {name: round(total / self.num_turns, 3) for name, total in self._parts.items()}
+        return {name: round(total / self.num_turns, 3) for name, total in self._parts._asdict().items()}
 
     def hops(self) -> list[dict[str, str | float]]:
         """The same of every hop there was, by its own turns."""
         return [
             {
-                "name": name,
+                "name": total.name,
                 "node": node,
-                "queue_ms": round(queue / turns / 1e3, 3),
-                "compute_ms": round(compute / turns / 1e3, 3),
+                "queue_ms": round(total.queue_us / total.turns / 1e3, 3),
+                "compute_ms": round(total.compute_us / total.turns / 1e3, 3),
             }
-            for node, (name, turns, queue, compute) in self._hops.items()
+            for node, total in self._hops.items()
         ]
