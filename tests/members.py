@@ -55,7 +55,8 @@ class Town:
         """A member that has met the others."""
         member = await self.stack.enter_async_context(self.member(index, **changes))
         await member.meet()
-        self.ticket = self.ticket.with_address(member.addresses[0])
+        for addr in member.addresses[:1]:
+            self.ticket = self.ticket.with_address(addr)
         return member
 
     async def host(self, index: int, **changes: Any) -> Hosting:

@@ -46,7 +46,7 @@ def shown(told: dict[str, Any], width: int = 140) -> str:
 
 def test_nodes_layers_load_and_way_are_shown() -> None:
     text = shown(view())
-    assert "swarm home  4 nodes · 2 requests run here · API http://127.0.0.1:8000" in text
+    assert "swarm home  4 nodes (gossip) · 2 requests run here · API http://127.0.0.1:8000" in text
     assert "tales  bf16, 24 layers" in text
     rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert "████████················ 0-7" in rows["desk"] and "here" in rows["desk"]

@@ -5,12 +5,15 @@ Each is a section of `manyhands.toml`; config_file.py is the one reader of it an
 
 import math
 import os
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from manyhands.core import NodeAddr, Span
 from manyhands.errors import BadRequest
 
 SCOPES = ("off", "lan", "trusted", "public")
+DIRECTORIES = ("gossip", "dht", "static")
 
 
 def home_from_env() -> Path:
@@ -118,6 +121,28 @@ class NodeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Listed:
+    """One of swarm.nodes: where a node is, and the layers that it hosts, if it is told which."""
+
+    addr: NodeAddr
+    span: Span | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Listed":
+        """Read "HOST:PORT" or "HOST:PORT LAYERS". Raises BadRequest."""
+        where, _, layers = text.strip().partition(" ")
+        try:
+            addr = NodeAddr.parse(where)
+            if not 0 < addr.port < 1 << 16:
+                raise BadRequest(f"{addr.port} is no port that can be dialled")
+            return cls(addr, Span.parse(layers) if layers else None)
+        except BadRequest as error:
+            raise BadRequest(
+                f'nodes has {text!r:.80}; it must be "HOST:PORT" or "HOST:PORT LAYERS" ({error})'
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
 class SwarmConfig:
     """Which swarm, and with whom of it to share (swarm/members.py)."""
 
@@ -127,10 +152,18 @@ class SwarmConfig:
     # Ids of nodes, 64 hex digits. `deny` beats everything.
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
+    # The back-end of a swarm that is founded here. The ticket tells the others: "" takes what it says.
+    directory: str = ""
+    # Nodes to keep links to, "HOST:PORT" or "HOST:PORT LAYERS": the list that directory "static" knows.
+    nodes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
             raise BadRequest(f"scope is {self.scope!r}; it must be one of {', '.join(SCOPES)}")
+        if self.directory not in ("", *DIRECTORIES):
+            raise BadRequest(f"directory is {self.directory!r:.40}; it must be one of {', '.join(DIRECTORIES)}")
+        for text in self.nodes:
+            Listed.parse(text)
         for name in ("allow", "deny"):
             for node in getattr(self, name):
                 if len(node) != 64 or not set(node) <= set("0123456789abcdef"):
@@ -174,5 +207,52 @@ class ApiConfig:
     listen: str = ""
     # Let other machines use it although nobody needs a key.
     insecure: bool = False
+    # Origins whose pages may call the gateway from a browser, "https://chat.example.org", or "*"; none unless named.
+    cors: tuple[str, ...] = ()
     url: str = "http://127.0.0.1:8000"
     key: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        for origin in self.cors:
+            if origin != "*" and not re.fullmatch(r"https?://[^/\s?#@*]+", origin):
+                raise BadRequest(f'cors has {origin!r:.80}; it must be "*" or SCHEME://HOST[:PORT] and no more')
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """What a gateway takes on. Seconds and bytes."""
+
+    # Requests that run at once, of all keys. None: as many as the nodes serve; beyond it they would say Busy.
+    max_running: int | None = None
+    max_queue: int = 256
+    # How long a request waits for its turn.
+    patience_s: float = 30.0
+    # Where a request names none (and the context has room).
+    default_max_tokens: int = 1024
+    # n
+    max_choices: int = 16
+    max_body_bytes: int = 16 << 20
+    # For a request's header, and for its body.
+    read_timeout_s: float = 30.0
+    # A reader that takes nothing for so long is cut.
+    write_timeout_s: float = 30.0
+    # An SSE comment where there was nothing else for so long.
+    keep_alive_s: float = 15.0
+    # What a key may use that was made without such a limit of its own (api/limits.py: Quota); where nobody needs a key, what
+    # all callers together may. None: no limit.
+    concurrency: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+
+    def __post_init__(self) -> None:
+        for field_ in fields(self):
+            name, value = field_.name, getattr(self, field_.name)
+            if name.endswith("_s"):
+                if not 0 < value <= 1e6:
+                    raise BadRequest(f"{name} is {value}; it must be more than 0 and at most 1000000 seconds")
+            elif name == "max_queue":
+                if value < 0:
+                    raise BadRequest(f"max_queue is {value}; it must be 0 (no queue) or more")
+            elif value is not None and not 1 <= value <= 1 << 50:
+                raise BadRequest(f"{name} is {value}; it must be from 1 to 2^50")

@@ -30,7 +30,7 @@ from manyhands.model.prove import UNPROVEN, proven_class
 from manyhands.node import Node
 from manyhands.route.learn import Learned
 from manyhands.route.search import Offer, Terms, find_route
-from manyhands.swarm.directory import DirectoryRunner
+from manyhands.swarm.directory import Directory
 from manyhands.swarm.members import is_local
 from manyhands.swarm.record import Record
 from manyhands.text.detokenize import Detokenizer
@@ -136,7 +136,7 @@ class Origin:
         model: OriginModel,
         device: Device,
         addrs: Sequence[NodeAddr],
-        directory: DirectoryRunner | None = None,
+        directory: Directory | None = None,
     ) -> None:
         self.node, self.model, self._device = node, model, device
         self.addrs = list(addrs)

@@ -11,6 +11,7 @@ import pytest
 from manyhands.core import NodeId, SpanInfo, SpanLoad
 from manyhands.errors import LinkClosed
 from manyhands.swarm.announce import Announcer
+from manyhands.swarm.dht import Dht
 from manyhands.swarm.directory import Backend, DirectoryRunner, Peer
 from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.members import Members
@@ -147,17 +148,22 @@ def gossip(index: int) -> Backend:
 
 
 def static(index: int) -> Backend:
-    return Static(node_of(index), [Peer(node_of(other), (address_of(other),)) for other in range(3)])
+    return Static(node_of(index))
 
 
-@pytest.mark.parametrize("make", [gossip, static])
+def dht(index: int) -> Backend:
+    return Dht(node_of(index), Random(index))
+
+
+@pytest.mark.parametrize("make", [gossip, dht, static])
 def test_nodes_meet_stay_and_leave(make: Callable[[int], Backend]) -> None:
     async def live() -> None:
         wires = Wires()
         async with running(wires, 0, make(0)) as first, running(wires, 1, make(1)) as second:
             second.joined(Peer(node_of(0), (address_of(0),)))
             async with running(wires, 2, make(2)) as third:
-                third.joined(Peer(node_of(1), (address_of(1),)))
+                for other in (0, 1):
+                    third.joined(Peer(node_of(other), (address_of(other),)))
                 await wait_for(first, 3)
                 assert {peer.node for peer in first.peers()} == {node_of(1), node_of(2)}
                 assert len(first.records(info_of().model)) == 3

@@ -17,9 +17,10 @@ def data_of(index: int) -> bytes:
     return sign(record_of(index), key_of(index))
 
 
-def test_everybody_on_the_list_is_told_and_answers_with_its_own() -> None:
-    first, second = Static(node_of(1), [peer_of(2), peer_of(3), peer_of(1)]), Static(node_of(2))
+def test_those_that_are_linked_are_told_and_answer_with_their_own() -> None:
+    first, second = Static(node_of(1)), Static(node_of(2))
     second.publish(data_of(2), NOW)
+    assert first.joined(peer_of(2), NOW) == first.joined(peer_of(3), NOW) == first.joined(peer_of(1), NOW) == []
     told = first.publish(data_of(1), NOW)
     assert [item.to for item in told] == [peer_of(2), peer_of(3)]
     (answer,) = second.receive(peer_of(1), told[0].body, NOW)
@@ -29,7 +30,8 @@ def test_everybody_on_the_list_is_told_and_answers_with_its_own() -> None:
 
 
 def test_beats_keep_alive_a_whole_statement_at_a_time() -> None:
-    first, second = Static(node_of(1), [peer_of(2)]), Static(node_of(2))
+    first, second = Static(node_of(1)), Static(node_of(2))
+    first.joined(peer_of(2), NOW)
     first.publish(data_of(1), NOW)
     (told,) = first.publish(with_beat(data_of(1), 1, chain_of(1).value(1)), NOW + 5)
     second.receive(peer_of(1), told.body, NOW + 5)
@@ -44,15 +46,13 @@ def test_nobody_speaks_for_others() -> None:
     assert backend.records(NOW) == [] and backend.shelf.counts["forged"] == 2
 
 
-def test_a_lost_node_is_hidden_and_a_listed_one_still_told() -> None:
-    backend = Static(node_of(1), [peer_of(2)])
-    backend.receive(peer_of(2), data_of(2), NOW)
-    backend.receive(peer_of(3), data_of(3), NOW)
+def test_a_lost_node_is_hidden_and_told_again_once_it_is_linked() -> None:
+    backend = Static(node_of(1))
     for index in (2, 3):
+        backend.receive(peer_of(index), data_of(index), NOW)
         backend.lost(node_of(index), NOW)
-    assert backend.records(NOW) == []
-    assert [item.to.node for item in backend.publish(data_of(1), NOW)] == [node_of(2)]
-    backend.joined(peer_of(3), NOW)
+    assert backend.records(NOW) == [] and backend.publish(data_of(1), NOW) == []
+    assert [item.to.node for item in backend.joined(peer_of(3), NOW)] == [node_of(3)]
     assert {record.node for record in backend.records(NOW)} == {node_of(1), node_of(3)}
 
 
@@ -66,7 +66,8 @@ def test_expired_records_are_forgotten_and_not_told_any_more() -> None:
 
 @given(st.binary(max_size=400))
 def test_random_bodies_are_dropped(body: bytes) -> None:
-    backend = Static(node_of(1), [peer_of(2)])
+    backend = Static(node_of(1))
+    backend.joined(peer_of(2), NOW)
     assert backend.receive(peer_of(2), body, NOW) == []
     assert backend.receive(peer_of(3), body, NOW) == []
     assert backend.records(NOW) == [] and backend.shelf.counts["malformed"] == 2

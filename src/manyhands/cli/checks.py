@@ -90,7 +90,12 @@ def check_swarm(home: Path, settings: Settings) -> Iterator[Check]:
     if ticket is None:
         yield Check("swarm", "ok", "this machine belongs to none yet: `manyhands up MODEL` or `manyhands join`")
         return
-    yield Check("swarm", "ok", f"{ticket.name} {ticket.fingerprint}, scope {settings.swarm.scope}")
+    what = f"{ticket.name} {ticket.fingerprint}, directory by {ticket.directory}, scope {settings.swarm.scope}"
+    yield Check("swarm", "ok", what)
+    try:
+        ticket.agree(settings.swarm.directory)
+    except ManyhandsError as error:
+        yield verdict("directory", error)
     yield from asyncio.run(_dial_all(ticket))
 
 

@@ -18,7 +18,7 @@ from manyhands.core import NodeAddr, NodeId, Precision, Span
 from manyhands.errors import BadRequest, ManyhandsError, ShardUnavailable
 
 if TYPE_CHECKING:
-    from manyhands.config import BalanceConfig
+    from manyhands.config_file import Settings
     from manyhands.member.hosting import Hosting
     from manyhands.member.member import Member, MemberConfig
     from manyhands.origin import Origin
@@ -46,6 +46,7 @@ class Wish:
     allow: list[str] | None
     deny: list[str] | None
     threads: int | None
+    directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,11 @@ async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: T
     home = home_from_env()
     name = check_name(wish.name or socket.gethostname())
     key = NodeKey.load_or_create(wish.key or home / "node.key")
-    ticket = ticket or load_ticket(home) or Ticket.new(name)
     found = options.settings()
-    config = _config_of(wish, name, key, ticket, found.balance)
+    wanted = wish.directory or found.swarm.directory
+    ticket = ticket or load_ticket(home) or Ticket.new(name, wanted)
+    ticket.agree(wanted)
+    config = _config_of(wish, name, key, ticket, found)
     _check_api(wish, home)
     signals = Signals(while_stdin)
     device = Device.start(wish.threads)
@@ -156,8 +159,9 @@ async def _serve(
 # -- the parts --------------------------------------------------------------------------------------------------------
 
 
-def _config_of(wish: Wish, name: str, key: "NodeKey", ticket: "Ticket", balance: "BalanceConfig") -> "MemberConfig":
-    from manyhands.member.member import MemberConfig, relays_for
+def _config_of(wish: Wish, name: str, key: "NodeKey", ticket: "Ticket", found: "Settings") -> "MemberConfig":
+    from manyhands.member.member import MemberConfig, reachable, relays_for
+    from manyhands.member.neighbours import split_nodes
     from manyhands.place.machines import parse_bytes
     from manyhands.place.measure import available_memory, num_cores
     from manyhands.swarm.members import Members
@@ -171,19 +175,23 @@ def _config_of(wish: Wish, name: str, key: "NodeKey", ticket: "Ticket", balance:
         frozenset(NodeId(node) for node in wish.allow or ()),
         frozenset(NodeId(node) for node in wish.deny or ()),
     )
+    shown = NodeAddr.parse(wish.advertise) if wish.advertise else None
+    here, others = split_nodes(found.swarm.nodes, shown or reachable(NodeAddr.parse(wish.listen or "0.0.0.0:0")))
+    listed = f"0.0.0.0:{here.addr.port}" if here else ""
     return MemberConfig(
         name=name,
-        listen=_listen_at(wish.listen, key, ticket),
+        listen=_listen_at(wish.listen or listed, key, ticket),
         memory_bytes=parse_bytes(wish.memory) if wish.memory else available_memory(),
-        advertise=NodeAddr.parse(wish.advertise) if wish.advertise else None,
+        advertise=shown,
         relays=relays_for(ticket, named),
         iroh_url=urls[0] if urls else None,
         scope=members.scope,
         allow=members.allow,
         deny=members.deny,
-        span=Span.parse(wish.layers) if wish.layers else None,
+        nodes=tuple(other.addr for other in others),
+        span=Span.parse(wish.layers) if wish.layers else here.span if here else None,
         cores=num_cores(),
-        balance=balance,
+        balance=found.balance,
     )
 
 
@@ -229,7 +237,9 @@ async def _meet(member: "Member", named: Named | None, tell: Teller) -> None:
         tell.line(f"alone so far: {error}")
     others = sorted({record.name for record in member.records() if record.node != member.id})
     who = f"with {', '.join(others)}" if others else "nobody else yet"
-    tell("swarm", f"swarm {member.ticket.name}, {who}", swarm=member.ticket.name, node=member.id, others=others)
+    name, kind = member.ticket.name, member.ticket.directory
+    text = f"swarm {name}, directory by {kind}, {who}"
+    tell("swarm", text, swarm=name, directory=kind, node=member.id, others=others)
 
 
 async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) -> Any:
@@ -238,8 +248,12 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
     from manyhands.member.view import missing_spans
     from manyhands.member.weights import kinds_of, weights_in, weights_of
 
+    def holders(kind: Any) -> list[Any]:
+        found = [r for r in member.records() if kind.is_of(r) and r.node != member.id and member.book(r.node)]
+        return [provider_of(member, record) for record in found]
+
     if named is not None:
-        return await weights_of(named.model, named.precision, member.records(), home, bar)
+        return await weights_of(named.model, named.precision, member.records(), home, bar, holders)
     if not await member.wait_until(lambda: bool(kinds_of(member.records())), 5.0):
         if complaints := member.complaints():
             raise BadRequest(complaints[0])
@@ -248,8 +262,7 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
         )
     records = member.records()
     kind = min(kinds_of(records), key=lambda kind: not missing_spans(kind, records))
-    holders = [r for r in records if kind.is_of(r) and r.node != member.id and member.book(r.node)]
-    return await weights_in(kind, [provider_of(member, record) for record in holders], home, bar)
+    return await weights_in(kind, holders(kind), home, bar)
 
 
 def _tell_serving(member: "Member", hosting: "Hosting", tell: Teller, why: str, seconds: float) -> None:

@@ -53,7 +53,7 @@ _MEMBER: Final = {
     "insecure": ("api", "insecure"),
 }
 CONFIGURED: Final[dict[str, dict[str, tuple[str, str]]]] = {
-    "up": {**_MEMBER, "api": ("api", "listen"), "dtype": ("node", "dtype")},
+    "up": {**_MEMBER, "api": ("api", "listen"), "dtype": ("node", "dtype"), "directory": ("swarm", "directory")},
     "join": {**_MEMBER, "ticket": ("swarm", "ticket")},
     "serve": _HOST,
     "infer": _ORIGIN,

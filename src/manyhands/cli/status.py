@@ -97,7 +97,7 @@ def render(view: dict[str, Any], width: int) -> RenderableType:
 
 def _head(view: dict[str, Any]) -> Text:
     count = len(view["nodes"])
-    parts = [f"{count} node{'s' * (count != 1)}", f"{view['sessions']} requests run here"]
+    parts = [f"{count} node{'s' * (count != 1)} ({view['directory']})", f"{view['sessions']} requests run here"]
     if view["api"]:
         parts.append(f"API {view['api']}")
     return Text.assemble("swarm ", (printable(view["swarm"]), "bold"), "  ", " · ".join(parts))

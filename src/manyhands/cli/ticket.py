@@ -14,13 +14,21 @@ app = typer.Typer(no_args_is_help=True, help="Make and read the text that lets m
 
 Address = Annotated[list[str] | None, typer.Option("--address", help="host:port of a node; may be repeated.")]
 
+Directory = Annotated[
+    str,
+    typer.Option("--directory", help="How its nodes keep the directory: gossip, dht or static; default: as it was."),
+]
 Mine = Annotated[str, typer.Argument(help="mh1...; default: that of this machine's swarm.")]
 
 
 @app.command()
-def new(name: Annotated[str, typer.Option(help="What to call the swarm.")] = "home", address: Address = None) -> None:
+def new(
+    name: Annotated[str, typer.Option(help="What to call the swarm.")] = "home",
+    address: Address = None,
+    directory: Directory = "",
+) -> None:
     """Found a swarm: print a ticket with a new secret."""
-    ticket = Ticket.new(name)
+    ticket = Ticket.new(name, directory)
     for text in reversed(address or []):
         ticket = ticket.with_address(NodeAddr.parse(text))
     typer.echo(ticket.encode())
@@ -36,22 +44,22 @@ def add(ticket: str, address: str) -> None:
 def show(ticket: Mine = "") -> None:
     """Say which swarm and which addresses a ticket names; the secret is not shown."""
     found = Ticket.parse(ticket) if ticket else _mine()
-    typer.echo(f"swarm {found.name}  {found.fingerprint}")
+    typer.echo(f"swarm {found.name}  {found.fingerprint}  directory by {found.directory}")
     for addr in found.addresses:
         typer.echo(f"  {addr}" + (f"  node {addr.node[:16]}" if addr.node else ""))
 
 
 @app.command()
-def rotate(ticket: Mine = "") -> None:
+def rotate(ticket: Mine = "", directory: Directory = "") -> None:
     """Print a ticket with a new secret: whoever has only the old one stays outside from now on.
 
     Without TICKET, that of this machine's swarm, which is replaced.
     """
     if ticket:
-        typer.echo(Ticket.parse(ticket).rotate().encode())
+        typer.echo(Ticket.parse(ticket).rotate(directory).encode())
         return
     home = home_from_env()
-    fresh = _mine().rotate()
+    fresh = _mine().rotate(directory)
     save_ticket(home, fresh)
     typer.echo(fresh.encode())
     typer.secho(

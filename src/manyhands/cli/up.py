@@ -25,6 +25,10 @@ Relay = Annotated[
 ]
 Allow = Annotated[list[str] | None, typer.Option("--allow", help="Node id to share with; may be repeated.")]
 Deny = Annotated[list[str] | None, typer.Option("--deny", help="Node id to refuse; may be repeated.")]
+Directory = Annotated[
+    str,
+    typer.Option("--directory", help="How a new swarm keeps its directory: gossip, dht or static; default: gossip."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines.")]
 WhileStdin = Annotated[bool, typer.Option(hidden=True)]
 
@@ -46,6 +50,7 @@ def up(
     relay: Relay = None,
     allow: Allow = None,
     deny: Deny = None,
+    directory: Directory = "",
     threads: options.Threads = None,
     as_json: Json = False,
     while_stdin: WhileStdin = False,
@@ -55,5 +60,7 @@ def up(
     Prints the one line to run on other machines. Ctrl-C once: hand the sessions over, then leave. Twice: leave at once.
     """
     precision = options.precision_of(dtype) if dtype else None
-    wish = Wish(layers, memory, api, insecure, listen, advertise, name, key, scope, relay, allow, deny, threads)
+    wish = Wish(
+        layers, memory, api, insecure, listen, advertise, name, key, scope, relay, allow, deny, threads, directory
+    )
     start(wish, None, Named(model, precision), as_json=as_json, while_stdin=while_stdin)

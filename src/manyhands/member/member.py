@@ -1,6 +1,6 @@
 """A node with its directory: it comes in by a ticket, says what it hosts, is found again, and leaves without a trace.
 
-    links up, links lost ─► DirectoryRunner (gossip) ─► records ─► who there is, whom to dial, what is missing
+    links up, links lost ─► DirectoryRunner (of the ticket's kind) ─► records ─► who there is, whom to dial, what is missing
     hosting.py ─► spans and claims ─► signed records ─► the others
 
 `async with Member(...)`: leaving the block withdraws everything at once. `leave` before it hands the sessions over.
@@ -24,12 +24,11 @@ from manyhands.net.transport import Link, Transport
 from manyhands.net.tunnel import relayed
 from manyhands.node import Node
 from manyhands.swarm.announce import Announcer, Profile
+from manyhands.swarm.backends import backend_of
 from manyhands.swarm.directory import DirectoryRunner, Peer
-from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.members import Members, is_local
 from manyhands.swarm.record import Record, Scope
-from manyhands.swarm.shelf import complaints
 from manyhands.swarm.ticket import Ticket
 from manyhands.wire.message import Directory, Hello, Lane
 
@@ -37,7 +36,7 @@ MakeTransport = Callable[[Callable[[Lane], Hello], Book], Transport]
 
 KNOCK_S = 5.0  # for one address of the ticket to answer
 FIRST_NEWS_S = 3.0  # for the first records after somebody answered
-KNOCK_AGAIN_S = 10.0  # while nobody is linked
+KNOCK_AGAIN_S = 10.0  # while nobody is linked, and for nodes of the list that are not
 IDLE_POLL_S = 0.05
 TICKET_ADDRESSES = 4  # of a ticket that is given out: this node's own, and others that it knows
 
@@ -47,6 +46,7 @@ class MemberConfig:
     """What a member is, beside its key and ticket. `span`: layers it was told to host; it then never moves.
 
     `relays`: members that others can dial, where this node waits for calls. `memory_bytes`: for the model, all told.
+    `nodes`: others to stay linked to. `is_visitor`: it only looks and asks: it does not listen, and nobody hears of it.
     """
 
     name: str
@@ -58,6 +58,8 @@ class MemberConfig:
     scope: Scope = "lan"
     allow: frozenset[NodeId] = frozenset()
     deny: frozenset[NodeId] = frozenset()
+    nodes: tuple[NodeAddr, ...] = ()
+    is_visitor: bool = False
     span: Span | None = None
     tokens: int = 4096  # positions of cache to find room for on every layer
     max_pipes: int = 2  # complete copies of the model to aim at
@@ -97,18 +99,18 @@ class Member:
         self.node = Node(
             lambda hello: make_transport(hello, self.book), name=config.name, worker=worker, request=request
         )
-        self.gossip = Gossip(key.node_id, rng or random.Random(secrets.token_bytes(16)))
         self.announcer = Announcer(key, self._profile(()), secrets.token_bytes, clock())
         self.directory = DirectoryRunner(
-            self.gossip,
+            backend_of(ticket.directory, key.node_id, rng or random.Random(secrets.token_bytes(16))),
             self.announcer,
-            self.hosted,
+            lambda: None if config.is_visitor else self.hosted(),
             self._send,
             key.node_id,
             Members(config.scope, config.allow, config.deny),
             clock,
         )
         self.addresses: tuple[NodeAddr, ...] = ()
+        self._behind: dict[NodeAddr, NodeId] = {}  # who answered at an address
         self.claims: list[SpanInfo] = []
         self.layer_s: dict[Span, float] = {}  # measured before the first request
         self.notes: list[str] = []  # for people: what is not as it should be
@@ -131,7 +133,7 @@ class Member:
         except BaseException:
             await self.node.__aexit__(None, None, None)
             raise
-        self.node.directory = lambda node, body: self.directory.receive(Peer(node, tuple(self.book(node))), body)
+        self.node.directory = lambda node, body: self.directory.receive(self._peer(node), body)
         self.node.on_linked = self._on_linked
         self.node.on_unreachable = self._on_unreachable
         self.node.start(self._keep_linked())
@@ -159,6 +161,9 @@ class Member:
             await asyncio.sleep(IDLE_POLL_S)
 
     async def _listen(self) -> None:
+        if self.config.is_visitor:
+            self._be_near(reachable(self.config.listen).host)
+            return
         bound = await self.node.listen(self.config.listen)
         shown = self.config.advertise or reachable(bound)
         direct = NodeAddr(shown.host, shown.port or bound.port, self.id)
@@ -172,8 +177,12 @@ class Member:
             others.append(await self.node.transport.listen(NodeAddr("iroh%0.0.0.0", 0)))
         self.addresses = (direct, *others)
         self.node.address = direct
-        self.directory.members = _Neighbours(self.config.scope, self.config.allow, self.config.deny, direct.host)
         self.announcer.profile = self._profile(self.addresses)
+        self._be_near(direct.host)
+
+    def _be_near(self, host: str) -> None:
+        """What runs at this machine's own address is local."""
+        self.directory.members = _Neighbours(self.config.scope, self.config.allow, self.config.deny, host)
 
     def _profile(self, addresses: tuple[NodeAddr, ...]) -> Profile:
         config = self.config
@@ -222,7 +231,8 @@ class Member:
 
     def _doors(self) -> list[NodeAddr]:
         mine = {(addr.host, addr.port) for addr in self.addresses}
-        return [a for a in self.ticket.addresses if a.node != self.id and (a.host, a.port) not in mine]
+        named = {(a.host, a.port): a for a in (*self.ticket.addresses, *self.config.nodes) if a.node != self.id}
+        return [addr for place, addr in named.items() if place not in mine]
 
     async def _knock(self, addr: NodeAddr) -> None:
         async with asyncio.timeout(KNOCK_S):
@@ -231,13 +241,18 @@ class Member:
             raise BadRequest(
                 f"the node at {addr} has the same key as this one: move node.key away here, or start with --key FILE"
             )
+        self._behind[addr] = link.peer
 
     async def _keep_linked(self) -> None:
-        """Knock again, now and then, while no other member is linked: the swarm may come back at the ticket's addresses."""
+        """Knock again, now and then, at nodes of the list that are not linked; while nobody is, at all the ticket names too."""
         while True:
             await asyncio.sleep(KNOCK_AGAIN_S)
-            if not self.is_leaving and not self.edges():
-                await asyncio.gather(*(self._knock(addr) for addr in self._doors()), return_exceptions=True)
+            if self.is_leaving:
+                return
+            linked = self.edges()
+            doors = [addr for addr in self._doors() if not linked or addr in self.config.nodes]
+            shut = [addr for addr in doors if self._behind.get(addr) not in linked]
+            await asyncio.gather(*(self._knock(addr) for addr in shut), return_exceptions=True)
 
     # -- what the directory needs -------------------------------------------------------------------------------------
 
@@ -252,9 +267,15 @@ class Member:
 
     def book(self, node: NodeId) -> list[NodeAddr]:
         """Where `node` can be dialled, as its records say, and the ticket."""
-        told = [a for entry in self.gossip.shelf.of_node(node) for a in entry.record.addresses]
         named = [a for a in self.ticket.addresses if a.node == node]
-        return list(dict.fromkeys(NodeAddr(a.host, a.port, node) for a in (*told, *named)))
+        return list(dict.fromkeys(NodeAddr(a.host, a.port, node) for a in (*self.directory.addresses(node), *named)))
+
+    def _peer(self, node: NodeId, link: Link | None = None) -> Peer:
+        """`node` with its addresses; where there is no record of it yet, the one that it said on its link."""
+        link = link or self.node.pool.find(node, "control")
+        said = None if link is None else link.hello.listen
+        ways = self.book(node) or ([NodeAddr(said.host, said.port, node)] if said is not None else [])
+        return Peer(node, tuple(ways))
 
     async def _send(self, peer: Peer, body: bytes) -> None:
         link = self.node.pool.find(peer.node, "control")
@@ -267,20 +288,13 @@ class Member:
         await link.drain()
 
     def _on_linked(self, link: Link) -> None:
-        said = link.hello.listen
-        ways = self.book(link.peer) or ([NodeAddr(said.host, said.port, link.peer)] if said is not None else [])
-        self.directory.joined(Peer(link.peer, tuple(ways)))
+        self.directory.joined(self._peer(link.peer, link), [info.model for info in link.hello.spans])
 
     def _on_unreachable(self, node: NodeId) -> None:
         if node != self.id:
             self.directory.lost(node)
 
     # -- what people ask ----------------------------------------------------------------------------------------------
-
-    def strangers(self) -> list[Record]:
-        """What nodes say that this one does not share with: by its scope and lists."""
-        admitted = {record.key for record in self.records()}
-        return [record for record in self.gossip.records(self.clock()) if record.key not in admitted]
 
     def records(self) -> list[Record]:
         """What the swarm offers now, this node's own included."""
@@ -293,8 +307,8 @@ class Member:
 
     def complaints(self) -> list[str]:
         """What a person should mend: clocks, keys used twice."""
-        lines = complaints(self.gossip.shelf.skews, self.gossip.shelf.forks)
-        strangers = {record.node: record for record in self.strangers()}
+        lines = self.directory.complaints()
+        strangers = {record.node: record for record in self.directory.strangers()}
         lines += [say_stranger(record, self.config.scope) for record in strangers.values()]
         if (twin := self.announcer.twin) is not None:
             where = ", ".join(str(addr) for addr in twin.addresses) or "an unknown address"
@@ -307,7 +321,8 @@ class Member:
         """The ticket to give to others: this node first, then some that it knows, direct addresses before relayed ones."""
         ticket = replace(self.ticket, addresses=())
         others = {r.node: r.addresses[0] for r in self.records() if r.addresses and r.node != self.id}
-        for addr in [*list(others.values())[: TICKET_ADDRESSES - 1], *reversed(self.addresses)]:
+        named = [*self.config.nodes, *list(others.values())[: TICKET_ADDRESSES - 1]]
+        for addr in [*named, *reversed(self.addresses)]:
             if addr.host.startswith("iroh%"):
                 continue
             ticket = ticket.with_address(addr)

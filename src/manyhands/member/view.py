@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from manyhands.config import DIRECTORIES
 from manyhands.core import EdgeHealth, NodeId, Span
 from manyhands.member.weights import Kind, kinds_of
 from manyhands.place.shape import ModelShape
@@ -26,6 +27,7 @@ class Sight:
     complaints: tuple[str, ...] = ()
     api: str = ""
     notes: tuple[str, ...] = field(default=())
+    directory: str = DIRECTORIES[0]
 
 
 def holdings_of(kind: Kind, records: Sequence[Record]) -> list[Holding]:
@@ -76,6 +78,7 @@ def view_of(sight: Sight) -> dict[str, Any]:
     kinds = kinds_of(sight.records)
     return {
         "swarm": sight.swarm,
+        "directory": sight.directory,
         "node": sight.me,
         "api": sight.api,
         "sessions": sight.sessions,

@@ -18,10 +18,10 @@ without a price on ids. A table is filled by who speaks first, so a node whose e
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
 
-from manyhands.core import ModelId, NodeId
+from manyhands.core import ModelId, NodeAddr, NodeId
 from manyhands.errors import ProtocolError
 from manyhands.swarm.dht_errand import Errand, Finished, Question
 from manyhands.swarm.dht_store import DhtStore, model_key
@@ -43,6 +43,7 @@ from manyhands.swarm.dht_wire import Fetch as FetchMessage
 from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.lookup import FETCH_TAGS, Lookup
 from manyhands.swarm.record import Key, Record, read
+from manyhands.swarm.shelf import complaints
 
 T = TypeVar("T")
 
@@ -69,10 +70,12 @@ class Counts:
 
 
 class Dht:
-    """A Backend (directory.py). `interest`: models whose records are kept at hand; more by `watch`.
+    """A `Backend`. `interest`: models whose records are kept at hand; more by `watch`.
 
     `rng` draws request numbers, jitter and refresh targets. `on_finished` is told of every lookup.
     """
+
+    kind: ClassVar[str] = "dht"
 
     def __init__(
         self,
@@ -108,8 +111,17 @@ class Dht:
         """Fetch records of `model` no more."""
         self.store.wanted.discard(model_key(model))
 
+    def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
+        """Where `node` can be dialled, as its newest record says."""
+        peer = self.store.peer(node)
+        return () if peer is None else peer.addresses
+
+    def complaints(self) -> list[str]:
+        """What a person should mend, a line each."""
+        return complaints(self.store.skews, self.store.forks)
+
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
-        """Store our statement near its key: at once if new or withdrawn, soon if signed anew, a beat with the next turn."""
+        """Store our statement near its key: at once if it is news, soon if signed anew, a beat with the next turn."""
         self.store.put(data, now, node=self._me)
         record, _ = read(data)
         if record.info is None:
@@ -118,10 +130,8 @@ class Dht:
         mine = self._mine.setdefault(key, {})
         _, old = mine.get(record.key, (b"", None))
         mine[record.key] = data, record
-        if record.is_withdrawn:
+        if old is None or _is_news(old, record):
             return self._store_at(self._nearest.get(key, ()), [data]) + self._start(key, now)
-        if old is None or old.is_withdrawn:
-            return self._start(key, now)
         if old.sequence != record.sequence:
             self._due[key] = min(self._due.get(key, now), now + RENEW_S)
         return []
@@ -277,8 +287,9 @@ class Dht:
         if not near:
             if errand.key in self._due:
                 self._due[errand.key] = now + RETRY_S
-        elif mine:
+        elif mine or errand.is_wanted:
             self._nearest[errand.key] = near
+        if near and mine:
             return self._store_at(near, self._newest(errand.key, mine, now))
         return []
 
@@ -365,6 +376,13 @@ class Dht:
         if spent > MAX_PER_SECOND:
             self.counts.flooded += 1
         return spent <= MAX_PER_SECOND
+
+
+def _is_news(old: Record, new: Record) -> bool:
+    """Whether the span changed, or its state, and not only how busy it is."""
+    if old.is_withdrawn != new.is_withdrawn or old.info is None or new.info is None:
+        return True
+    return replace(old.info, free_tokens=0) != replace(new.info, free_tokens=0)
 
 
 def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

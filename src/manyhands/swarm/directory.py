@@ -2,18 +2,23 @@
 
 A back-end is sans-I/O: statements, bodies and times go in, bodies to send come out. `DirectoryRunner` is its one driver in a
 live node; the same back-ends run in virtual time under `testing.overlay`. Whoever implements `Backend` keeps its
-statements on a `shelf.Shelf`, which checks them, so that no back-end has to.
+statements on a `shelf.Shelf`, which checks them, so that no back-end has to. Which one a swarm has is said in its ticket
+(`backends.py`); nothing outside of this package knows.
+
+    message of the directory   first letter of the back-end's kind 1 · body of the back-end
 """
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import TracebackType
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
+from manyhands.config import DIRECTORIES
 from manyhands.core import ModelId, NodeAddr, NodeId, SpanInfo, SpanLoad
 from manyhands.errors import LinkClosed, ManyhandsError
 from manyhands.swarm.announce import Announcer
@@ -22,11 +27,14 @@ from manyhands.swarm.record import BEAT_S, Key, Record
 
 logger = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 48 << 10
+MAX_BODY_BYTES = (48 << 10) - 1  # with its letter: wire.message.MAX_DIRECTORY_BYTES
 TICK_S = 0.5
 SEND_TIMEOUT_S = 10.0  # to dial a node and hand it a body
 LEAVE_TIMEOUT_S = 2.0
 MAX_QUEUED = 64  # bodies for one peer; beyond, the oldest are dropped (back-ends repeat themselves)
+MAX_HEARD = 16  # models that peers spoke of, where nobody here named one
+MAX_OTHERS = 64  # nodes that are remembered for keeping another directory
+_KINDS = {kind[0].encode(): kind for kind in DIRECTORIES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,12 @@ class Outgoing:
 
 
 class Directory(Protocol):
-    """The five calls of LP-29: all that the rest of a node knows of the directory. Statements come back as records."""
+    """The five calls of LP-29: all that the rest of a node knows of the directory. Statements come back as records.
+
+    `changed` is notified whenever what `records` returns did change.
+    """
+
+    changed: asyncio.Condition
 
     @property
     def me(self) -> NodeId: ...
@@ -55,7 +68,10 @@ class Directory(Protocol):
         """Tell the swarm a statement of this node (`record.sign`); a withdrawal works the same way."""
 
     def records(self, model: ModelId | None = None) -> list[Record]:
-        """What may be offered now: fresh, not withdrawn, this node's own included."""
+        """What may be offered now: fresh, not withdrawn, this node's own included.
+
+        A model that was asked for once is kept at hand from then on; its first records may take a while to come.
+        """
 
     def peers(self) -> list[Peer]:
         """The other nodes that have something on offer, each once."""
@@ -66,6 +82,20 @@ class Directory(Protocol):
 
 class Backend(Protocol):
     """What a back-end decides. None of the calls raises for what a peer sent; all of them may return nothing."""
+
+    kind: ClassVar[str]  # one of config.DIRECTORIES
+
+    def watch(self, model: ModelId) -> None:
+        """Keep the records of `model` at hand, until `unwatch`. Others may be there too."""
+
+    def unwatch(self, model: ModelId) -> None:
+        """Nobody here asks for `model` any more."""
+
+    def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
+        """Where `node` can be dialled, as its records say, also those that are not fresh."""
+
+    def complaints(self) -> list[str]:
+        """What a person should mend, a line each."""
 
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
         """Our own statement: new, the same with a further beat, or a withdrawal."""
@@ -90,15 +120,16 @@ class DirectoryRunner:
     """Drives a back-end in a live node; the node's `Directory`. `async with` it: leaving withdraws all records at once.
 
     `send(peer, body)` dials if need be and raises a ManyhandsError or OSError if it cannot. `hosted()` says what the node
-    offers and how busy that is *now*. `members` filters what is offered to others of this program, and who may speak.
-    The node calls `receive`, `joined` and `lost`; `changed` is notified whenever the offered records changed.
+    offers and how busy that is *now*; None: this node only looks, and says nothing of itself. `members` filters what is
+    offered to others of this program, and who may speak. The node calls `receive`, `joined` and `lost`; `changed` is
+    notified whenever the offered records changed.
     """
 
     def __init__(
         self,
         backend: Backend,
         announcer: Announcer,
-        hosted: Callable[[], Sequence[tuple[SpanInfo, SpanLoad]]],
+        hosted: Callable[[], Sequence[tuple[SpanInfo, SpanLoad]] | None],
         send: Callable[[Peer, bytes], Awaitable[None]],
         me: NodeId,
         members: Members,
@@ -109,6 +140,10 @@ class DirectoryRunner:
         self._hosted, self._send, self._me, self._clock = hosted, send, me, clock
         self._queues: dict[NodeId, deque[Outgoing]] = {}
         self._seen: dict[Key, int] = {}
+        self._asked: set[ModelId] = set()
+        self._heard: set[ModelId] = set()
+        self._watched: set[ModelId] = set()
+        self._others: dict[NodeId, str] = {}  # peers with another kind of directory
         self._tasks = asyncio.TaskGroup()
         self._loops: list[asyncio.Task[None]] = []
         self._deliveries: set[asyncio.Task[None]] = set()
@@ -140,6 +175,9 @@ class DirectoryRunner:
         self._publish([data])
 
     def records(self, model: ModelId | None = None) -> list[Record]:
+        if model is not None and model not in self._asked:
+            self._asked.add(model)
+            self._attend()
         offered = (record for record in self.backend.records(self._clock()) if self._admits(record))
         return [
             record for record in offered if model is None or (record.info is not None and record.info.model == model)
@@ -153,7 +191,7 @@ class DirectoryRunner:
     async def send(self, peer: Peer, body: bytes) -> None:
         try:
             async with asyncio.timeout(SEND_TIMEOUT_S):
-                await self._send(peer, body)
+                await self._send(peer, self.backend.kind[0].encode() + body)
         except TimeoutError as exc:
             raise LinkClosed(f"node {peer.node[:16]} took no message within {SEND_TIMEOUT_S:.0f} s") from exc
         except OSError as exc:
@@ -162,26 +200,66 @@ class DirectoryRunner:
     # What the node tells
 
     def receive(self, sender: Peer, body: bytes) -> None:
-        if self.members.may_speak(sender.node):
-            self._post(self.backend.receive(sender, body, self._clock()))
+        if not self.members.may_speak(sender.node):
+            return
+        kind = _KINDS.get(body[:1], "means that this node does not know")
+        if kind == self.backend.kind:
+            self._post(self.backend.receive(sender, body[1:], self._clock()))
+        elif len(self._others) < MAX_OTHERS:
+            self._others[sender.node] = kind
 
-    def joined(self, peer: Peer) -> None:
-        """A link to `peer` is up, or a bootstrap address proved to be it."""
+    def joined(self, peer: Peer, models: Iterable[ModelId] = ()) -> None:
+        """A link to `peer` is up, or a bootstrap address proved to be it. `models`: those that it says it hosts."""
         if self.members.may_speak(peer.node):
             self._post(self.backend.joined(peer, self._clock()))
+            self._heard.update(islice(set(models) - self._heard, MAX_HEARD - len(self._heard)))
+            self._attend()
 
     def lost(self, node: NodeId) -> None:
+        self._others.pop(node, None)
         self._post(self.backend.lost(node, self._clock()))
 
     def speak(self) -> None:
         """Say now what this node hosts, without waiting for the next beat: it took or gave up a span."""
-        self._publish(self.announcer.speak(self._hosted(), self._clock()))
+        hosted = self._hosted()
+        if hosted is not None:
+            self._publish(self.announcer.speak(hosted, self._clock()))
+
+    # For the node itself, and for people
+
+    def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
+        """Where `node` can be dialled, as its records say, also those that are not fresh."""
+        return self.backend.addresses(node)
+
+    def strangers(self) -> list[Record]:
+        """What nodes say that this one does not share with: by its scope and lists."""
+        return [record for record in self.backend.records(self._clock()) if not self._admits(record)]
+
+    def complaints(self) -> list[str]:
+        """What a person should mend, a line each."""
+        ours = self.backend.kind
+        return self.backend.complaints() + [
+            f"node {node[:16]} keeps the directory by {theirs}, this one by {ours}: start that node anew with the ticket "
+            "that `manyhands up` prints here"
+            for node, theirs in self._others.items()
+        ]
+
+    def _attend(self) -> None:
+        """Keep at hand what is hosted here and what was asked for; while that is nothing, what peers spoke of."""
+        hosted = {info.model for info, _ in self._hosted() or ()}
+        wanted = (hosted | self._asked) or set(self._heard)
+        for model in wanted - self._watched:
+            self.backend.watch(model)
+        for model in self._watched - wanted:
+            self.backend.unwatch(model)
+        self._watched = wanted
 
     # Loops
 
     async def _tick(self) -> None:
         while True:
             now = self._clock()
+            self._attend()
             self._post(self.backend.tick(now))
             self._publish(self.announcer.answer(self.backend.records(now), now))
             await asyncio.sleep(TICK_S)

@@ -29,12 +29,13 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from random import Random
+from typing import ClassVar
 
 from manyhands.core import NodeId
 from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.news import VERSION, News, expand, is_newer
-from manyhands.swarm.record import TAG_BYTES, Record
-from manyhands.swarm.shelf import Entry, Shelf
+from manyhands.swarm.record import TAG_BYTES
+from manyhands.swarm.shelf import Entry, OnShelf, Shelf
 
 ROUND_S = 0.9  # that is 1 s for whoever ticks twice a second
 RETRY_S = 5.0  # how often one lost node is tried again, and one that is linked but perhaps no neighbour is called
@@ -46,8 +47,10 @@ BURST_BYTES, BYTES_PER_S = 512 << 10, 64 << 10  # of one sender
 DENSE, SPARSE, NEWS, RUMOUR = 1, 2, 3, 4
 
 
-class Gossip:
+class Gossip(OnShelf):
     """A `Backend`. `rng` is where all its randomness comes from."""
+
+    kind: ClassVar[str] = "gossip"
 
     def __init__(self, me: NodeId, rng: Random) -> None:
         self.me = me
@@ -106,9 +109,6 @@ class Gossip:
             stated = next((entry.record.addresses for entry in entries if entry.record.addresses), ())
             self._remember(Peer(node, stated or peer.addresses))
         return []
-
-    def records(self, now: float) -> list[Record]:
-        return self.shelf.records(now)
 
     # Comparing
 

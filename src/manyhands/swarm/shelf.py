@@ -82,6 +82,30 @@ class Change(NamedTuple):
     is_arrival: bool
 
 
+class OnShelf:
+    """What back-ends have in common that hold all they hear of on one `shelf`: there is nothing to be watched."""
+
+    shelf: "Shelf"
+
+    def watch(self, model: ModelId) -> None:
+        """It is at hand."""
+
+    def unwatch(self, model: ModelId) -> None:
+        """It stays at hand."""
+
+    def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
+        """Where `node` can be dialled, as its records say, also those that are not fresh."""
+        return tuple(addr for entry in self.shelf.of_node(node) for addr in entry.record.addresses)
+
+    def complaints(self) -> list[str]:
+        """What a person should mend, a line each."""
+        return complaints(self.shelf.skews, self.shelf.forks)
+
+    def records(self, now: float) -> list[Record]:
+        """Fresh records, our own included."""
+        return self.shelf.records(now)
+
+
 class Shelf:
     """Raises nothing: hostile statements are counted by verdict in `counts` and dropped.
 

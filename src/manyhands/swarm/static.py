@@ -1,26 +1,28 @@
-"""The back-end for a fixed list of nodes: each tells all others of the list its own statements, and nobody passes on. Sans-I/O.
+"""The back-end for a fixed list of nodes: each tells those it is linked to what it says itself, nobody passes on. Sans-I/O.
 
-For small swarms whose machines are known by address, where nothing should depend on rumours. A body is one
-statement. What a node says is accepted only from the node itself, whose id the link proved. Bytes per node and second:
-(N - 1) / 5 s x 280; 20 nodes make 1 KB/s, which is why `gossip` is the default.
+For small swarms whose machines are known by address, where nothing should depend on rumours: a member keeps links to the
+nodes of its list (swarm.nodes, and the ticket's). A body is one statement. What a node says is accepted only from the
+node itself, whose id the link proved. Bytes per node and second: (N - 1) / 5 s x 280; 20 nodes make 1 KB/s, which is why
+`gossip` is the default.
 """
 
-from collections.abc import Iterable
+from typing import ClassVar
 
 from manyhands.core import NodeId
 from manyhands.swarm.directory import Outgoing, Peer
-from manyhands.swarm.record import Key, Record, RecordRefused, read
-from manyhands.swarm.shelf import Shelf
+from manyhands.swarm.record import Key, RecordRefused, read
+from manyhands.swarm.shelf import OnShelf, Shelf
 
 
-class Static:
-    """A `Backend`. `peers` are the list, told every beat whether they answer or not; others may join by a link."""
+class Static(OnShelf):
+    """A `Backend`."""
 
-    def __init__(self, me: NodeId, peers: Iterable[Peer] = ()) -> None:
+    kind: ClassVar[str] = "static"
+
+    def __init__(self, me: NodeId) -> None:
         self.me = me
         self.shelf = Shelf()
-        self._peers = {peer.node: peer for peer in peers if peer.node != me}
-        self._listed = frozenset(self._peers)
+        self._linked: dict[NodeId, Peer] = {}
         self._own: dict[Key, bytes] = {}
 
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
@@ -28,7 +30,7 @@ class Static:
         if entry is None:
             return []
         self._own[entry.record.key] = data
-        return [Outgoing(peer, data) for peer in self._peers.values()]
+        return [Outgoing(peer, data) for peer in self._linked.values()]
 
     def receive(self, sender: Peer, body: bytes, now: float) -> list[Outgoing]:
         try:
@@ -40,7 +42,7 @@ class Static:
             self.shelf.counts["forged"] += 1
             return []
         self.shelf.take(body, now, node)
-        return [] if node in self._peers else self.joined(sender, now)
+        return [] if node in self._linked else self.joined(sender, now)
 
     def tick(self, now: float) -> list[Outgoing]:
         for record in self.shelf.expire(now):
@@ -50,15 +52,11 @@ class Static:
     def joined(self, peer: Peer, now: float) -> list[Outgoing]:
         if peer.node == self.me:
             return []
-        known = self._peers.setdefault(peer.node, peer)
+        self._linked[peer.node] = peer
         self.shelf.trust(peer.node)
-        return [Outgoing(known, data) for data in self._own.values()]
+        return [Outgoing(peer, data) for data in self._own.values()]
 
     def lost(self, node: NodeId, now: float) -> list[Outgoing]:
         self.shelf.suspect(node)
-        if node not in self._listed:
-            self._peers.pop(node, None)
+        self._linked.pop(node, None)
         return []
-
-    def records(self, now: float) -> list[Record]:
-        return self.shelf.records(now)

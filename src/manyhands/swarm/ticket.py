@@ -3,6 +3,7 @@
     "mh1" + URL-safe base64, without padding, of:
     body length u16 · body · first 8 bytes of SHA-256("mh1" + length + body)
     body   secret 32 bytes · name (u8 length, UTF-8) · number of addresses u8 · addresses
+           · nothing (directory by gossip), or 1 (dht), or 2 (static)
     address   host (u8 length, UTF-8) · port u16 · 0, or 1 and the node's 32 bytes                   big endian
 
 Whoever holds a ticket is a member: treat it as a password.
@@ -15,6 +16,7 @@ import secrets
 import struct
 from dataclasses import dataclass, field, replace
 
+from manyhands.config import DIRECTORIES
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, TicketError
 
@@ -27,11 +29,15 @@ _CHECK_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Raises TicketError for a secret, name or address that a ticket cannot carry. Its repr hides the secret."""
+    """Raises TicketError for a secret, name, address or directory that a ticket cannot carry. Its repr hides the secret.
+
+    `directory`: the back-end by which all nodes of the swarm keep their directory (directory.py).
+    """
 
     secret: bytes = field(repr=False)
     name: str
     addresses: tuple[NodeAddr, ...] = ()
+    directory: str = DIRECTORIES[0]
 
     def __post_init__(self) -> None:
         if len(self.secret) != SECRET_BYTES:
@@ -40,22 +46,39 @@ class Ticket:
             raise TicketError(f"a swarm's name has 1 to {MAX_NAME_BYTES} printable bytes")
         if len(self.addresses) > MAX_ADDRESSES:
             raise TicketError(f"{len(self.addresses)} addresses; a ticket holds at most {MAX_ADDRESSES}")
+        if self.directory not in DIRECTORIES:
+            raise TicketError(f"directory is {self.directory!r:.40}; it must be one of {', '.join(DIRECTORIES)}")
         for addr in self.addresses:
             _check_address(addr)
 
     @classmethod
-    def new(cls, name: str) -> "Ticket":
-        """The ticket of a new swarm, with a fresh secret and no addresses."""
-        return cls(secrets.token_bytes(SECRET_BYTES), name)
+    def new(cls, name: str, directory: str = "") -> "Ticket":
+        """The ticket of a new swarm, with a fresh secret and no addresses. `directory` "": the usual one, gossip."""
+        return cls(secrets.token_bytes(SECRET_BYTES), name, directory=directory or DIRECTORIES[0])
 
     def with_address(self, addr: NodeAddr) -> "Ticket":
         """The same ticket with `addr` first, without older entries for its host and port or beyond the limit."""
         others = [old for old in self.addresses if (old.host, old.port) != (addr.host, addr.port)]
         return replace(self, addresses=(addr, *others)[:MAX_ADDRESSES])
 
-    def rotate(self) -> "Ticket":
-        """The ticket of the same swarm with a fresh secret. Nodes that use it know no holder of the old one any more."""
-        return replace(self, secret=secrets.token_bytes(SECRET_BYTES))
+    def rotate(self, directory: str = "") -> "Ticket":
+        """The ticket of the same swarm with a fresh secret. Nodes that use it know no holder of the old one any more.
+
+        So this is also the moment to change its `directory`: no node meets one that keeps the other.
+        """
+        return replace(self, secret=secrets.token_bytes(SECRET_BYTES), directory=directory or self.directory)
+
+    def agree(self, directory: str) -> None:
+        """Raise BadRequest if this machine is set to another `directory` than the swarm's ("" is any).
+
+        Raises TicketError for one that does not exist.
+        """
+        replace(self, directory=directory or self.directory)
+        if directory not in ("", self.directory):
+            raise BadRequest(
+                f"swarm {self.name} keeps its directory by {self.directory}, this machine is set to {directory}: leave "
+                f"--directory and swarm.directory out, or change the swarm: manyhands ticket rotate --directory {directory}"
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -67,6 +90,8 @@ class Ticket:
         name = self.name.encode()
         body = self.secret + bytes([len(name)]) + name + bytes([len(self.addresses)])
         body += b"".join(_encode_address(addr) for addr in self.addresses)
+        number = DIRECTORIES.index(self.directory)
+        body += bytes([number]) if number else b""
         payload = struct.pack(">H", len(body)) + body
         return PREFIX + base64.urlsafe_b64encode(payload + _checksum(payload)).rstrip(b"=").decode()
 
@@ -132,11 +157,23 @@ class _Body:
         port = int.from_bytes(self.take(2), "big")
         return NodeAddr(host, port, NodeId(self.take(32).hex()) if self.byte() else None)
 
+    def directory(self) -> str:
+        """The last field."""
+        if not self._data:
+            return DIRECTORIES[0]
+        number = self.byte()
+        if self._data or not 0 < number < len(DIRECTORIES):
+            raise TicketError(
+                "ticket is of a newer program: it holds a field that this one does not know; update this one"
+            )
+        return DIRECTORIES[number]
+
 
 def _read(body: bytes) -> Ticket:
     fields = _Body(body)
     secret, name = fields.take(SECRET_BYTES), fields.text()
-    return Ticket(secret, name, tuple(fields.address() for _ in range(fields.byte())))
+    addresses = tuple(fields.address() for _ in range(fields.byte()))
+    return Ticket(secret, name, addresses, fields.directory())
 
 
 def _encode_address(addr: NodeAddr) -> bytes:

@@ -1,0 +1,16 @@
+"""The one place that knows which back-ends there are."""
+
+from random import Random
+
+from manyhands.core import NodeId
+from manyhands.swarm.dht import Dht
+from manyhands.swarm.directory import Backend
+from manyhands.swarm.gossip import Gossip
+from manyhands.swarm.static import Static
+
+
+def backend_of(kind: str, me: NodeId, rng: Random) -> Backend:
+    """The back-end of a swarm whose ticket says `kind` (config.DIRECTORIES)."""
+    if kind == Dht.kind:
+        return Dht(me, rng)
+    return Static(me) if kind == Static.kind else Gossip(me, rng)
