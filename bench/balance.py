@@ -7,19 +7,29 @@ without hysteresis (no patience, no cool-down), without the claim (everybody may
 weakest layer.
 Holds if with all rules every scene comes to rest, the weakest layer never gets slower, no layer is ever uncovered that was
 not so at first, at most one node moves to a span in a period, and ten_to_one ends with at least 5 hosts on every layer.
-Run: python -m bench.balance
+`--live`: the same with processes, TLS on loopback and requests that run all the while. Members with room for the whole model
+are ordered to the first half, the gateway's to the second, which no owner would do; then the balance has them. Holds if it
+comes to rest with every layer held twice or more, sessions were handed over, every request was answered with the text of an
+undisturbed one, and no two nodes moved at once though several wished to (bench/results/balance-live.json).
+Run: python -m bench.balance [--live [--nodes 5]]
 """
 
+import argparse
+import asyncio
 import random
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
+from bench.churn import PROMPTS, TOKENS, Tally, ask_for_ever
+from bench.colony import Colony, Resident, colony, complete
 from bench.report import finish, note
+from manyhands.cli.client import call
 from manyhands.config import BalanceConfig
-from manyhands.core import SpanLoad
+from manyhands.core import NodeId, Span, SpanLoad
 from manyhands.place import balance
 from manyhands.place.strategy import Holding, coverage
 from tests.place.simulate import Simulation, hosts
@@ -77,7 +87,148 @@ def figures(swarm: Simulation) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+# -- live -------------------------------------------------------------------------------------------------------------
+
+RULES = BalanceConfig(period_s=3.0, cool_down_s=9.0)
+REST_S = RULES.cool_down_s + 3 * RULES.period_s  # without a move: everybody may have moved since
+LIVE_S = 90.0
+LAYERS = 12
+POLL_S = 0.1
+ASKING = 4
+
+
+@dataclass
+class Watch:
+    """What one member saw: when somebody was on the move to which span, and who held what at last."""
+
+    began: float = field(default_factory=time.monotonic)
+    moved_at: float = field(default_factory=time.monotonic)
+    at_once: int = 0
+    eager: int = 0  # most who would have moved before the first one did, had nothing but the gain counted
+    holdings: list[Holding] = field(default_factory=list)
+
+    def look(self, view: dict[str, Any]) -> None:
+        self.holdings = holdings_in(view)
+        movers = {holding.node for holding in self.holdings if not holding.is_ready}
+        self.at_once = max(self.at_once, len(movers))
+        if movers:
+            self.moved_at = time.monotonic()
+        if not self.at_once:
+            self.eager = max(self.eager, eager(self.holdings))
+
+    @property
+    def rests(self) -> bool:
+        return time.monotonic() - self.moved_at > REST_S
+
+    @property
+    def hosts(self) -> list[int]:
+        return coverage([holding for holding in self.holdings if holding.is_ready], LAYERS)
+
+
+def holdings_in(view: dict[str, Any]) -> list[Holding]:
+    """What a member's view says of spans: what the balance of every node goes by."""
+    return [
+        Holding(
+            NodeId(node["node"]),
+            Span.parse(span["layers"]),
+            SpanLoad(span["sessions"], span["queue"], (span["layer_ms"] or 0) / 1e3),
+            is_ready=span["state"] != "loading",
+        )
+        for node in view["nodes"]
+        for span in node["spans"]
+    ]
+
+
+def eager(holdings: list[Holding]) -> int:
+    """How many would move if nothing but the gain counted."""
+    return sum(balance.propose(holding, holdings, LAYERS, RULES) is not None for holding in holdings)
+
+
+async def order(api: str, resident: Resident, layers: str) -> None:
+    node = (await resident.said("serving"))["node"]
+    body = {"to": layers, "force": True}
+    told = await asyncio.to_thread(call, api, "", "POST", f"/api/workers/{node}/reassign", body)
+    note(f"{resident.name}: {told['status']} {told['new_stage']}")
+
+
+async def settle(first: Resident, wanted: Callable[[list[int]], bool]) -> list[Holding]:
+    """Wait until the hosts of every layer are as `wanted`."""
+    async with asyncio.timeout(LIVE_S):
+        while True:
+            holdings = holdings_in(await first.view())
+            if all(h.is_ready for h in holdings) and wanted(coverage(holdings, LAYERS)):
+                return holdings
+            await asyncio.sleep(POLL_S)
+
+
+async def heal(town: Colony, nodes: int, tally: Tally) -> dict[str, Any]:
+    """The story: a whole model on each, all but one ordered to the first half, and what the balance makes of it."""
+    first, *others = (town.resident(f"n{i}") for i in range(nodes))
+    for resident in (first, *others):
+        keys = {
+            "period_s": RULES.period_s,
+            "cool_down_s": RULES.cool_down_s,
+            "patience": RULES.patience,
+            "gain": RULES.gain,
+        }
+        lines = [f"{key} = {value}" for key, value in keys.items()]
+        (resident.home / "manyhands.toml").write_text("\n".join(["[balance]", *lines]))
+    api = await town.found(first)
+    await asyncio.gather(*(town.join(resident) for resident in others))
+    await settle(first, lambda hosts: min(hosts) == nodes)
+    wanted = {prompt: await complete(api, prompt, TOKENS) for prompt in PROMPTS}
+    stop = asyncio.Event()
+    asking = [asyncio.create_task(ask_for_ever(api, wanted, tally, stop, i)) for i in range(ASKING)]
+    try:
+        halves = ["6-11" if resident is first else "0-5" for resident in (first, *others)]
+        await asyncio.gather(*(order(api, r, half) for r, half in zip((first, *others), halves, strict=True)))
+        lopsided = await settle(first, lambda hosts: hosts == [nodes - 1] * 6 + [1] * 6)
+        watch = Watch()
+        while not watch.rests and time.monotonic() - watch.began < LIVE_S:
+            watch.look(await first.view())
+            await asyncio.sleep(POLL_S)
+    finally:
+        stop.set()
+        await asyncio.gather(*asking)
+    jobs = (await asyncio.to_thread(call, api, "", "GET", "/api/jobs?limit=500"))["jobs"]
+    said = [(resident.name, event["text"]) for resident in (first, *others) for event in resident.events()]
+    moves = [f"{name}: {text}" for name, text in said if text.startswith("moving") and "an operator" not in text]
+    return {
+        "nodes": nodes,
+        "rules": {"period_s": RULES.period_s, "cool_down_s": RULES.cool_down_s, "patience": RULES.patience},
+        "hosts_before": coverage(lopsided, LAYERS),
+        "hosts_after": watch.hosts,
+        "eager_before": watch.eager,
+        "eager_after": eager(watch.holdings),
+        "moves": moves,
+        "moving_at_once": watch.at_once,
+        "seconds_to_rest": round(watch.moved_at - watch.began, 1) if watch.rests else None,
+        "requests_answered": tally.ok,
+        "requests_lost": len(tally.lost),
+        "requests_wrong": len(tally.wrong),
+        "handed_over": sum(len(job["repairs"]) for job in jobs),
+    }
+
+
+async def live(nodes: int) -> int:
+    tally = Tally()
+    async with colony(forked=True) as town:
+        out = await heal(town, nodes, tally)
+    for line in [*tally.lost, *tally.wrong, *out["moves"]]:
+        note(line)
+    target = {"requests_lost": 0, "requests_wrong": 0, "moving_at_once": 1, "hosts_of_any_layer": 2}
+    holds = {
+        "requests_lost": not tally.lost and tally.ok > 0,
+        "requests_wrong": not tally.wrong,
+        "one_at_a_time": out["moving_at_once"] == 1 and out["eager_before"] > 1,
+        "handed_over": out["handed_over"] > 0,
+        "at_rest": out["seconds_to_rest"] is not None,
+        "healed": min(out["hosts_after"]) >= 2,
+    }
+    return finish("balance", out, target, holds)
+
+
+def simulated() -> int:
     out: dict[str, Any] = {}
     for name, scene in SCENES.items():
         arms = {"all_rules": figures(scene(BalanceConfig())), "no_hysteresis": figures(scene(HASTY))}
@@ -97,6 +248,14 @@ def main() -> int:
         "healed": ours["ten_to_one"]["least_hosts"] >= 5,
     }
     return finish("balance", out, TARGET, holds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--live", action="store_true")
+    parser.add_argument("--nodes", type=int, default=5)
+    args = parser.parse_args()
+    return asyncio.run(live(args.nodes)) if args.live else simulated()
 
 
 if __name__ == "__main__":
