@@ -1,6 +1,6 @@
 """`manyhands.toml` and the environment, read in one place: CLI > environment > file > default.
 
-    [worker] [request] [node] [swarm] [balance] [api]    sections are the dataclasses of config.py, keys are their fields
+    [worker] [request] [node] [swarm] [balance] [api] [limits]   sections are dataclasses of config.py, keys their fields
     MANYHANDS_WORKER_MAX_SESSIONS=8                every key has a variable; three have a shorter one (SHORT)
 
 The file is the one that $MANYHANDS_CONFIG names, else ./manyhands.toml, else $MANYHANDS_HOME/manyhands.toml. What it says
@@ -15,7 +15,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
-from manyhands.config import ApiConfig, BalanceConfig, NodeConfig, RequestConfig, SwarmConfig, WorkerConfig
+from manyhands.config import (
+    ApiConfig,
+    BalanceConfig,
+    LimitsConfig,
+    NodeConfig,
+    RequestConfig,
+    SwarmConfig,
+    WorkerConfig,
+)
 from manyhands.errors import BadRequest
 
 NAME: Final = "manyhands.toml"
@@ -26,6 +34,7 @@ SECTIONS: Final[dict[str, Any]] = {
     "swarm": SwarmConfig,
     "balance": BalanceConfig,
     "api": ApiConfig,
+    "limits": LimitsConfig,
 }
 SHORT: Final = {
     ("swarm", "ticket"): "MANYHANDS_TICKET",
@@ -76,6 +85,7 @@ class Settings:
     swarm: SwarmConfig
     balance: BalanceConfig
     api: ApiConfig
+    limits: LimitsConfig
 
     def get(self, section: str, key: str) -> Setting:
         return next(one for one in self.all if (one.section, one.key) == (section, key))

@@ -12,12 +12,11 @@ import httpx2
 from manyhands.api.app import create_app, serving
 from manyhands.api.gateway import Ask, Gateway, Job, Run
 from manyhands.api.jobs import History
-from manyhands.api.limits import Limits
 from manyhands.api.log import RequestLog
 from manyhands.api.metrics import Metrics
 from manyhands.api.native import native_router
 from manyhands.api.status import status_router
-from manyhands.config import RequestConfig
+from manyhands.config import LimitsConfig, RequestConfig
 from manyhands.core import NodeAddr, NodeId, SamplingParams
 from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
@@ -77,7 +76,7 @@ async def observed(
             if has_fallback:
                 await swarm.origin.node.listen(NodeAddr("mem", 0))
                 await swarm.origin.add_fallback(folder, device)
-            gateway = Gateway({MODEL: swarm.origin}, Limits())
+            gateway = Gateway({MODEL: swarm.origin}, LimitsConfig())
             metrics, history = Metrics(gateway), History()
             gateway.observers += [RequestLog(), metrics, history]
             yield Observed(swarm, gateway, metrics, history, faults)

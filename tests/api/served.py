@@ -13,9 +13,9 @@ from openai import AsyncOpenAI
 from manyhands.api.app import create_app, serving
 from manyhands.api.auth import KeyRing
 from manyhands.api.gateway import Gateway, Job, Outcome
-from manyhands.api.limits import Limits
 from manyhands.api.openai import openai_router
 from manyhands.api.responses import responses_router
+from manyhands.config import LimitsConfig
 from manyhands.core import NodeAddr
 from manyhands.generate.repair import Event
 from manyhands.origin import Token
@@ -98,7 +98,7 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    folder: Path, *, limits: Limits | None = None, keys: KeyRing | None = None, cut: str = "0,1", **options: Any
+    folder: Path, *, limits: LimitsConfig | None = None, keys: KeyRing | None = None, cut: str = "0,1", **options: Any
 ) -> AsyncIterator[Served]:
     watcher = Watcher()
     async with memory_swarm(folder, cut, **options) as swarm:

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.api.fields import ENDPOINTS, parse
-from manyhands.api.limits import Limits
 from manyhands.api.schema import read_json
+from manyhands.config import LimitsConfig
 from manyhands.errors import BadRequest
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, served
 
 CHAT = "/v1/chat/completions"
 GOOD = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
-SMALL = Limits(max_body_bytes=100_000, read_timeout_s=0.3)
+SMALL = LimitsConfig(max_body_bytes=100_000, read_timeout_s=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("abuse") / "m", HERMES_TEMPLATE)
 
 
-def play(folder: Path, scene: Callable[[Served], Awaitable[None]], limits: Limits = SMALL) -> None:
+def play(folder: Path, scene: Callable[[Served], Awaitable[None]], limits: LimitsConfig = SMALL) -> None:
     async def main() -> None:
         async with served(folder, limits=limits) as it:
             await scene(it)

@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from manyhands.api.gateway import Ask, Caller, Gateway
-from manyhands.api.limits import Limits, Quota
-from manyhands.config import WorkerConfig
+from manyhands.api.limits import Quota
+from manyhands.config import LimitsConfig, WorkerConfig
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow, NotFound, RateLimited
 from manyhands.testing.faults import Faults
@@ -119,7 +119,7 @@ def test_the_queue(folder: Path) -> None:
                 await one()
         assert it.watcher.outcomes == ["refused", "cancelled", "done", "refused", "cancelled"]
 
-    play(folder, scene, limits=Limits(max_running=1, max_queue=1, patience_s=0.5))
+    play(folder, scene, limits=LimitsConfig(max_running=1, max_queue=1, patience_s=0.5))
 
 
 def test_one_key_waits_for_itself(folder: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_client_that_leaves_the_queue_leaves_it(folder: Path) -> None:
             writer.transport.abort()
             await until(lambda: it.gateway.num_waiting == 0)
 
-    play(folder, scene, limits=Limits(max_running=1))
+    play(folder, scene, limits=LimitsConfig(max_running=1))
 
 
 def test_a_reader_that_takes_nothing_is_paused_then_cut_and_harms_nobody(folder: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_reader_that_takes_nothing_is_paused_then_cut_and_harms_nobody(folder:
         stalled = next(job for job in it.watcher.ended_jobs if job.max_tokens == 4000)
         assert stalled.outcome == "cancelled" and 0 < stalled.completion_tokens < 4000
 
-    play(folder, scene, limits=Limits(write_timeout_s=0.3), cut="0-1")
+    play(folder, scene, limits=LimitsConfig(write_timeout_s=0.3), cut="0-1")
 
 
 def test_silence_is_broken_by_comments(folder: Path) -> None:
@@ -206,7 +206,7 @@ def test_silence_is_broken_by_comments(folder: Path) -> None:
         assert b"[DONE]" in await reader.read()
         writer.close()
 
-    play(folder, scene, limits=Limits(keep_alive_s=0.05))
+    play(folder, scene, limits=LimitsConfig(keep_alive_s=0.05))
 
 
 def test_full_nodes_are_503(folder: Path) -> None:

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.api.limits import NO_QUOTA, Admission, Bucket, Limits, Quota
+from manyhands.api.limits import NO_QUOTA, Admission, Bucket, Quota
+from manyhands.config import LimitsConfig
 from manyhands.errors import BadRequest, RateLimited
 
 
 def admission(**limits: int) -> tuple[Admission, list[str]]:
     started: list[str] = []
-    return Admission(Limits(**limits), started.append), started
+    return Admission(LimitsConfig(**limits), started.append), started
 
 
 def test_first_come_first_served_up_to_the_limit() -> None:
@@ -128,9 +129,19 @@ def test_limits_hold_whatever_happens(steps: list[tuple[str, int, str]]) -> None
 )
 def test_impossible_limits_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(BadRequest, match=next(iter(bad))):
-        Limits(**bad)  # type: ignore[arg-type]
+        LimitsConfig(**bad)  # type: ignore[arg-type]
 
 
 def test_impossible_quotas_are_refused() -> None:
     with pytest.raises(BadRequest, match="concurrency is 0"):
         Quota(concurrency=0)
+
+
+def test_a_key_without_limits_of_its_own_has_the_gateways() -> None:
+    asks, started = admission(concurrency=1, tokens_per_minute=100)
+    asks.ask("a", "anna", Quota(tokens_per_minute=1000), 500, 0.0)
+    asks.ask("b", "anna", Quota(tokens_per_minute=1000), 500, 0.0)
+    asks.ask("c", "ben", NO_QUOTA, 100, 0.0)
+    assert started == ["a", "c"]
+    with pytest.raises(RateLimited, match="tokens_per_minute of this key"):
+        asks.ask("d", "ben", NO_QUOTA, 1, 0.0)

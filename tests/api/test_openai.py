@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from manyhands.api.fields import ENDPOINTS, Field, table
-from manyhands.api.limits import Limits
+from manyhands.config import LimitsConfig
 from manyhands.errors import (
     Forbidden,
     NotFound,
@@ -375,7 +375,7 @@ def test_the_page_is_current() -> None:
     page = (Path(__file__).parents[2] / "docs" / "openai.md").read_text("utf8")
     for path in ENDPOINTS:
         assert f"## POST {path}\n\n{table(path)}" in page, f"docs/openai.md: put in table({path!r}) of api/fields.py"
-    for limit in dataclasses.fields(Limits):
+    for limit in dataclasses.fields(LimitsConfig):
         assert f"| `{limit.name}` | {limit.default} |" in page
     for error in (Unauthorized, Forbidden, NotFound, TooLarge, RateLimited, ShardUnavailable, PipelineStalled):
         assert f"| {error.http_status} | `{error.code}`" in page

@@ -28,18 +28,18 @@ from schemathesis.specs.openapi.checks import (
 from manyhands.api.app import create_app, serving
 from manyhands.api.gateway import Gateway
 from manyhands.api.jobs import History
-from manyhands.api.limits import Limits
 from manyhands.api.metrics import Metrics
 from manyhands.api.native import native_router
 from manyhands.api.openai import openai_router
 from manyhands.api.responses import responses_router
 from manyhands.api.status import status_router
+from manyhands.config import LimitsConfig
 from manyhands.core import NodeAddr
 from manyhands.errors import ManyhandsError
 from manyhands.testing.swarm import memory_swarm
 from tests.api.served import HERMES_TEMPLATE, MODEL, make_model
 
-MAX_EXAMPLES = 25
+MAX_EXAMPLES = 15
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 # Ours, with a code and a reason: not a failure of the server.
 REFUSALS = {501, 503, 504}
@@ -56,7 +56,7 @@ class Site:
 
 async def _serve(folder: Path, ready: Callable[[Site], None], stop: asyncio.Event) -> None:
     async with memory_swarm(folder, "0,1") as swarm:
-        gateway = Gateway({MODEL: swarm.origin}, Limits(default_max_tokens=4))
+        gateway = Gateway({MODEL: swarm.origin}, LimitsConfig(default_max_tokens=4))
         history, metrics = History(), Metrics(gateway)
         gateway.observers += [history, metrics]
         routers = [openai_router(gateway), responses_router(gateway), native_router(gateway, history)]

@@ -28,8 +28,8 @@ from manyhands import __version__
 from manyhands.api.auth import KeyRing
 from manyhands.api.document import with_errors
 from manyhands.api.gateway import Caller, Gateway
-from manyhands.api.limits import Limits
 from manyhands.api.trace import PARENT
+from manyhands.config import LimitsConfig
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest, ManyhandsError, PipelineStalled, RateLimited, TooLarge
 
@@ -149,7 +149,7 @@ async def _on_bug(request: Request, error: Exception) -> JSONResponse:
 class Guard:
     """Lets in who has a key, and reads the body: at most max_body_bytes, within read_timeout_s, before a route runs."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, keys: KeyRing | None, open_paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, limits: LimitsConfig, keys: KeyRing | None, open_paths: frozenset[str]) -> None:
         self._app, self._limits, self._keys, self._open_paths = app, limits, keys, open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 from uuid import uuid4
 
-from manyhands.api.limits import NO_QUOTA, Admission, Limits, Quota
+from manyhands.api.limits import NO_QUOTA, Admission, Quota
 from manyhands.api.waterfall import Turn, Waterfall
+from manyhands.config import LimitsConfig
 from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
 from manyhands.errors import Forbidden, ManyhandsError, NotFound, RateLimited
 from manyhands.generate.repair import Event, Repair
@@ -220,14 +221,14 @@ class Gateway:
     def __init__(
         self,
         origins: Mapping[str, Origin],
-        limits: Limits | None = None,
+        limits: LimitsConfig | None = None,
         observers: Iterable[Observer] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.origins = dict(origins)
-        self.limits = limits or Limits()
+        self.limits = limits or LimitsConfig()
         self.observers = list(observers)
         self.jobs: dict[str, Job] = {}  # those that wait or run
         self.started_at = wall_clock()

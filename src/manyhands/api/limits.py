@@ -9,32 +9,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from manyhands.config import LimitsConfig
 from manyhands.errors import BadRequest, RateLimited
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the gateway takes on. Seconds and bytes."""
-
-    max_running: int = 64
-    max_queue: int = 256
-    patience_s: float = 30.0  # how long a request waits for its turn
-    default_max_tokens: int = 1024  # where a request names none (and the context has room)
-    max_choices: int = 16  # n
-    max_body_bytes: int = 16 << 20
-    read_timeout_s: float = 30.0  # for a request's header, and for its body
-    write_timeout_s: float = 30.0  # a reader that takes nothing for so long is cut
-    keep_alive_s: float = 15.0  # an SSE comment where there was nothing else
-
-    def __post_init__(self) -> None:
-        for name in ("max_running", "default_max_tokens", "max_choices", "max_body_bytes"):
-            if getattr(self, name) < 1:
-                raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.max_queue < 0:
-            raise BadRequest(f"max_queue is {self.max_queue}; it must be 0 (no queue) or more")
-        for name in ("patience_s", "read_timeout_s", "write_timeout_s", "keep_alive_s"):
-            if not getattr(self, name) > 0:
-                raise BadRequest(f"{name} is {getattr(self, name)}; it must be more than 0 seconds")
+# Requests at once where nobody says how many the nodes serve.
+MAX_RUNNING = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +30,11 @@ class Quota:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= 1 << 50:
                 raise BadRequest(f"{name} is {value}; it must be at least 1, or left out for no limit")
+
+    def within(self, limits: LimitsConfig) -> "Quota":
+        """This quota, and the gateway's where it says nothing."""
+        own = {name: getattr(self, name) for name in self.__slots__}
+        return Quota(**{name: getattr(limits, name) if value is None else value for name, value in own.items()})
 
 
 NO_QUOTA = Quota()
@@ -132,21 +116,26 @@ class _Entry:
 class Admission:
     """The queue and the accounts. `start` is told the ids of jobs whose turn has come, within `ask` or `leave`."""
 
-    limits: Limits
+    limits: LimitsConfig
     start: Callable[[str], None]
     running: dict[str, _Entry] = field(default_factory=dict)
     waiting: dict[str, _Entry] = field(default_factory=dict)  # in order of arrival
     _accounts: dict[str | None, _Account] = field(default_factory=dict)
     _usual_s: float = 5.0  # how long a job runs, smoothed
 
+    @property
+    def max_running(self) -> int:
+        return self.limits.max_running or MAX_RUNNING
+
     def ask(self, job: str, key: str | None, quota: Quota, tokens: int, now: float) -> None:
         """Let `job` run or wait. Raises RateLimited if the key's quota is used up or the queue is full."""
+        quota = quota.within(self.limits)
         account = self._accounts.get(key)
         if account is None or account.quota != quota:
             fresh = _Account(quota, now)
             fresh.running = account.running if account else 0
             account = self._accounts[key] = fresh
-        is_free = len(self.running) < self.limits.max_running and account.has_room
+        is_free = len(self.running) < self.max_running and account.has_room
         if not is_free and len(self.waiting) >= self.limits.max_queue:
             raise RateLimited(
                 f"{len(self.running)} requests are running and {len(self.waiting)} wait (max_queue "
@@ -171,10 +160,10 @@ class Admission:
 
     def retry_after_s(self) -> float:
         """About when the queue will have moved by one place."""
-        return max(1.0, self._usual_s * (1 + len(self.waiting)) / self.limits.max_running)
+        return max(1.0, self._usual_s * (1 + len(self.waiting)) / self.max_running)
 
     def _fill(self, now: float) -> None:
-        while len(self.running) < self.limits.max_running and (job := self._next()) is not None:
+        while len(self.running) < self.max_running and (job := self._next()) is not None:
             entry = self.waiting.pop(job)
             entry.began = now
             self.running[job] = entry

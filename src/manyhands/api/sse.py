@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from manyhands.api.app import error_object, error_response
-from manyhands.api.limits import Limits
+from manyhands.config import LimitsConfig
 from manyhands.errors import ManyhandsError
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class EventStream(Response):
     def __init__(
         self,
         produce: Callable[[Emit], Awaitable[None]],
-        limits: Limits,
+        limits: LimitsConfig,
         is_running: Callable[[], bool] = lambda: True,
         on_error: Callable[[Exception], bytes] = error_event,
     ) -> None:

@@ -6,12 +6,13 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from manyhands.cli import options
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
 
@@ -86,14 +87,14 @@ async def api_for(
     """Serve `origins` by name at `api` while the block runs; yields the URL. No more than `max_running` requests run at
     once, others wait: make it what the nodes serve (WorkerConfig.max_sessions), beyond which they would refuse.
 
-    Keys are those of $MANYHANDS_HOME. Raises BadRequest if the address is taken, or wider than this machine while nobody
-    needs a key (unless `insecure`); if the job file cannot be written or the trace exporter is not installed.
+    Keys are those of $MANYHANDS_HOME; limits and CORS those of the configuration. Raises BadRequest if the address is taken, or
+    wider than this machine while nobody needs a key (unless `insecure`); if the job file cannot be written or the trace
+    exporter is not installed.
     """
     from manyhands.api.app import create_app, serving
     from manyhands.api.choice import Voices
     from manyhands.api.gateway import Gateway
     from manyhands.api.jobs import History, JobFile
-    from manyhands.api.limits import Limits
     from manyhands.api.log import RequestLog
     from manyhands.api.log import log_json as start_log
     from manyhands.api.metrics import Metrics
@@ -106,7 +107,9 @@ async def api_for(
     if log_json:
         start_log(logging.INFO)
     async with AsyncExitStack() as stack:
-        gateway = Gateway(origins, Limits(max_running=max_running))
+        found = options.settings()
+        limits = replace(found.limits, max_running=found.limits.max_running or max_running)
+        gateway = Gateway(origins, limits)
         metrics = Metrics(gateway)
         history = History(file=stack.enter_context(JobFile(job_file)) if job_file else None)
         gateway.observers += [RequestLog(), metrics, history]
@@ -120,7 +123,7 @@ async def api_for(
             status_router(gateway, metrics),
             *extra_routers,
         ]
-        app = create_app(gateway, keys=_keys(), routers=routers)
+        app = create_app(gateway, keys=_keys(), routers=routers, cors=found.api.cors)
         bound = await stack.enter_async_context(serving(app, api.host, api.port, insecure=insecure))
         yield f"http://{bound}"
 
