@@ -9,7 +9,8 @@ from bench.churn import GONE_S, churn
 
 @pytest.mark.slow
 def test_a_swarm_outlives_its_members() -> None:
-    tally = asyncio.run(churn(processes=4, seconds=40, seed=3))
+    # This seed begins with one that leaves, a join, a kill and a join, with short pauses.
+    tally = asyncio.run(churn(processes=4, seconds=14, seed=687))
     assert tally.ok > 0 and tally.kills + tally.leaves > 0
     assert (tally.lost, tally.wrong, tally.ghosts) == ([], [], [])
     assert max(tally.gone_s) <= GONE_S

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from manyhands.api.limits import Limits
+from manyhands.config import LimitsConfig
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, served
 from tests.api.test_abuse import BAD, CHAT
 
 ROUNDS, EACH = 2, 40
 # Clients and server share one loop here: a timeout must be longer than a busy machine may hold that up.
-LIMITS = Limits(max_body_bytes=100_000, read_timeout_s=3.0, write_timeout_s=3.0, keep_alive_s=0.1, max_queue=1000)
+LIMITS = LimitsConfig(max_body_bytes=100_000, read_timeout_s=3.0, write_timeout_s=3.0, keep_alive_s=0.1, max_queue=1000)
 GOOD = {"model": MODEL, "prompt": "abc", "max_tokens": 6, "seed": 3, "manyhands": {"ignore_eos": True}}
 # What a mixture is made of, and how often.
 KINDS = {
