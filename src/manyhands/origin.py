@@ -230,11 +230,26 @@ class Origin:
             # Who has just been excluded may be frozen: asking it again would take the deadline.
             offers = await (self.offers(excluded) if excluded else self.node.survey(self.addrs))
             return self.choose_route([o for o in offers if o.node not in self.evicted])
-        offers = await self.offers(excluded)
+        try:
+            return self._known_route(excluded, num_tokens)
+        except ShardUnavailable:
+            if not self.addrs:
+                raise
+            await self.look_around()
+            return self._known_route(excluded, num_tokens)
+
+    def _known_route(self, excluded: Collection[NodeId], num_tokens: int) -> tuple[Offer, ...]:
+        offers = self.known_offers(self.evicted.union(excluded))
         try:
             return self.choose_route(offers, num_tokens)
         except Busy:
             return self.choose_route(offers)
+
+    def is_covered(self) -> bool:
+        """Whether some route is known now. Asks nobody."""
+        with contextlib.suppress(ShardUnavailable, WeightsMismatch):
+            return bool(self._known_route((), 0))
+        return False
 
     def choose_route(self, offers: Sequence[Offer], num_tokens: int = 0) -> tuple[Offer, ...]:
         """The best route over `offers`. Raises ShardUnavailable, WeightsMismatch."""

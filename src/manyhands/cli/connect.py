@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands.config import SwarmConfig, home_from_env
+from manyhands.config import RequestConfig, SwarmConfig, home_from_env
 from manyhands.core import EndsAt, NodeAddr, NodeId, Precision
 from manyhands.errors import BadRequest
 from manyhands.net.reach import Book, ReachTransport, reach_transport
@@ -12,13 +12,14 @@ from manyhands.net.relay import RelayLimits
 from manyhands.net.tls import TlsPolicy
 from manyhands.node import Node
 from manyhands.origin import Origin, OriginModel
+from manyhands.swarm.directory import Directory
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.ticket import Ticket
 from manyhands.wire.message import Hello, Lane
 from manyhands.worker.execute import Device
 
 if TYPE_CHECKING:
-    from manyhands.member.member import MemberConfig
+    from manyhands.member.member import Member, MemberConfig
 
 
 def tls_node(
@@ -48,6 +49,23 @@ def policy_of(swarm: SwarmConfig) -> TlsPolicy:
     return TlsPolicy(allow=allow, deny=frozenset(NodeId(node) for node in swarm.deny))
 
 
+def visitor(ticket: Ticket, swarm: SwarmConfig, request: RequestConfig) -> "Member":
+    """A member that only asks: with a key of its own, unheard of by the others. Raises BadRequest for scope off."""
+    from manyhands.member.member import Member, MemberConfig
+
+    key, policy = NodeKey.generate(), policy_of(swarm)
+    config = MemberConfig(
+        name="origin",
+        listen=NodeAddr("0.0.0.0", 0),
+        memory_bytes=0,
+        scope=swarm.scope,  # type: ignore[arg-type]  # it was checked
+        allow=frozenset(NodeId(node) for node in swarm.allow),
+        deny=policy.deny,
+        is_visitor=True,
+    )
+    return Member(key, ticket, config, member_transport(key, ticket, config), request=request)
+
+
 def member_transport(
     key: NodeKey, ticket: Ticket, config: "MemberConfig"
 ) -> Callable[[Callable[[Lane], Hello], Book], ReachTransport]:
@@ -64,10 +82,16 @@ def member_transport(
 
 
 async def load_origin(
-    node: Node, folder: Path, precision: Precision, ends: EndsAt, device: Device, addrs: list[NodeAddr]
+    node: Node,
+    folder: Path,
+    precision: Precision,
+    ends: EndsAt,
+    device: Device,
+    addrs: list[NodeAddr],
+    directory: Directory | None = None,
 ) -> Origin:
-    """An origin of the model in `folder` that asks the nodes at `addrs`. Raises ModelError, BadRequest."""
+    """An origin of the model in `folder` that asks the nodes at `addrs`, and `directory`. Raises ModelError, BadRequest."""
     if not addrs:
         raise BadRequest("the ticket names no address: add one with `manyhands ticket add TICKET HOST:PORT`")
     model = await device.run(lambda: OriginModel(folder, precision, ends))
-    return Origin(node, model, device, addrs)
+    return Origin(node, model, device, addrs, directory)

@@ -1,4 +1,4 @@
-"""`manyhands infer`: one prompt to a swarm of explicit addresses."""
+"""`manyhands infer`: one prompt to a swarm, from the addresses of its ticket on."""
 
 import asyncio
 import time
@@ -11,6 +11,8 @@ from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
 
 if TYPE_CHECKING:
     from manyhands.origin import Origin
+
+NEWS_S = 10.0  # for the directory to name nodes for all layers, where those of the ticket do not hold them
 
 
 def infer(
@@ -74,8 +76,11 @@ async def _infer(
 async def swarm_origin(
     model: str, ticket_text: str, precision: Precision, ends: EndsAt, threads: int | None
 ) -> AsyncIterator["Origin"]:
-    """An origin in this process that asks the nodes of a ticket. Raises TicketError, ModelError, BadRequest."""
-    from manyhands.cli.connect import load_origin, tls_node
+    """An origin in this process that asks the nodes of a ticket, and those that they know.
+
+    Raises TicketError, ModelError, BadRequest, ShardUnavailable.
+    """
+    from manyhands.cli.connect import load_origin, visitor
     from manyhands.cli.model import progress_bar
     from manyhands.config import home_from_env
     from manyhands.core import Span
@@ -84,15 +89,18 @@ async def swarm_origin(
     from manyhands.worker.execute import Device
 
     ticket = Ticket.parse(ticket_text)
+    found = options.settings()
+    ticket.agree(found.swarm.directory)
     with progress_bar() as bar:
         # Layer 0 comes along with the ends: a folder without any layer is no checkpoint.
         folder = await asyncio.to_thread(resolve_model, model, Span(0, 1), True, home_from_env(), bar)
     device = Device.start(threads)
     try:
-        found = options.settings()
-        async with tls_node(
-            ticket, None, is_ephemeral=True, swarm=found.swarm, name="origin", request=found.request
-        ) as node:
-            yield await load_origin(node, folder, precision, ends, device, list(ticket.addresses))
+        async with visitor(ticket, found.swarm, found.request) as member:
+            await member.call()
+            addrs, directory = list(ticket.addresses), member.directory
+            origin = await load_origin(member.node, folder, precision, ends, device, addrs, directory)
+            await member.wait_until(origin.is_covered, NEWS_S)
+            yield origin
     finally:
         device.close()

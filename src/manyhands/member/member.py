@@ -192,8 +192,15 @@ class Member:
 
     # -- coming in ----------------------------------------------------------------------------------------------------
 
-    async def meet(self) -> int:
-        """Call everybody the ticket names, and wait for what the first of them knows. Returns how many answered.
+    async def meet(self) -> None:
+        """Call everybody the ticket names, and wait for what the first of them knows. Raises as `call`."""
+        if await self.call():
+            await self.wait_until(
+                lambda: any(record.node != self.id for record in self.directory.records()), FIRST_NEWS_S
+            )
+
+    async def call(self) -> int:
+        """Call everybody the ticket names. Returns how many answered.
 
         Raises BadRequest if one of them has this node's own key; ShardUnavailable with the reasons if the ticket names
         others and none answers.
@@ -210,10 +217,6 @@ class Member:
             )
             raise ShardUnavailable(
                 f"nobody of swarm {self.ticket.name} answers ({reasons}): is it up there, and is this its newest ticket?"
-            )
-        if opened:
-            await self.wait_until(
-                lambda: any(record.node != self.id for record in self.directory.records()), FIRST_NEWS_S
             )
         return opened
 
