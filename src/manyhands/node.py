@@ -52,6 +52,7 @@ from manyhands.wire.message import (
     Want,
 )
 from manyhands.worker.execute import Device, SpanModel
+from manyhands.worker.log import LogBudget
 from manyhands.worker.seed import Seed
 from manyhands.worker.serve import SpanHost
 from manyhands.worker.session import HopSession
@@ -94,6 +95,7 @@ class Node:
         self.transport = make_transport(self._hello)
         self.pool = LinkPool(self.transport)
         self.hosts: list[SpanHost] = []
+        self.logs = LogBudget(self.worker.log_bytes)
         self.loadable: list[Loadable] = []
         self._loaded: dict[NodeId, set[SpanInfo]] = {}  # what peers have loaded for sessions of ours since their Hello
         self.sessions: dict[SessionId, Session] = {}
@@ -193,6 +195,7 @@ class Node:
             device,
             self.worker,
             make_sampler,
+            self.logs,
         )
 
     async def offer_to_load(

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from manyhands.api.metrics import OTHER, Metrics, NodeLabels
 from manyhands.core import NodeId
+from manyhands.testing.faults import Poison
 from manyhands.testing.swarm import node_id
 from tests.api.observed import MODEL, PROMPT, Observed, observed
 
@@ -96,12 +97,13 @@ def test_a_repair_is_counted_and_the_new_node_too(folder: Path) -> None:
     play(folder, main)
 
 
-def test_a_liar_is_counted(folder: Path) -> None:
-    """HN-38: a hop that sends NaN."""
+@pytest.mark.parametrize("how", ["nan", "zero", "scale"])
+def test_a_liar_is_counted(folder: Path, how: Poison) -> None:
+    """HN-38: a hop that sends NaN, or norms out of bound."""
 
     async def main(scene: Observed) -> None:
         victim = scene.swarm.hops[0]
-        scene.faults.at("decode", victim, lambda: scene.faults.poison(victim, "nan"), skip=2)
+        scene.faults.at("decode", victim, lambda: scene.faults.poison(victim, how), skip=2)
         run = await scene.answer(10)
         assert run.job.outcome == "done"
         assert value(scene.metrics, "shard_corruption_detected_total", model=MODEL) == 1

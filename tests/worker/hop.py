@@ -20,6 +20,7 @@ from manyhands.net.transport import Link
 from manyhands.wire.message import Fault, Message, Open, Step
 from manyhands.wire.tensor import decode_tensor, encode_tensor
 from manyhands.worker.execute import Device, SpanModel
+from manyhands.worker.log import LogBudget
 from manyhands.worker.serve import SpanHost
 
 ORIGIN, BEFORE, AFTER = NodeId("0a" * 32), NodeId("0b" * 32), NodeId("0c" * 32)
@@ -113,7 +114,8 @@ class Hop:
         def make_sampler(params: SamplingParams) -> Sampler:
             return Sampler(params, 264, NOBODY)
 
-        self.host = SpanHost(info, load, device, config, make_sampler)
+        self.logs = LogBudget(config.log_bytes)
+        self.host = SpanHost(info, load, device, config, make_sampler, self.logs)
 
     async def open(self, number: int, capacity: int = 64, after: Notes | None = None, **changes: Any) -> None:
         message = opening(number, capacity, **changes)

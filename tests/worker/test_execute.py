@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from manyhands.core import SamplingParams, Span
-from manyhands.errors import Corruption, ProtocolError
+from manyhands.errors import BadRequest, Corruption, ProtocolError
 from manyhands.generate.sample import Sampler
 from manyhands.model.ends import Ends
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.tensor import decode_tensor, encode_tensor
-from manyhands.worker.execute import MAX_MAGNITUDE, Device, Result, SpanModel, Work
+from manyhands.worker.bounds import MAX_NORM, MIN_SEEN, RowBounds
+from manyhands.worker.execute import Device, Result, SpanModel, Work
 from tests.model.pipeline import random_ids
 from tests.worker.hop import hidden
 
@@ -65,7 +66,7 @@ def test_segments_come_back_in_order_and_as_if_alone(inner: SpanModel) -> None:
         assert result(outcome).content == "hidden" and one.cache.length == one.count
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2 * MAX_MAGNITUDE])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2 * MAX_NORM])
 def test_numbers_that_no_model_makes_are_refused_before_computing(inner: SpanModel, value: float) -> None:
     """NaN, Inf and absurd magnitudes; the same step still computes the others, and the cache stays clean."""
     bad, good = hidden(5, 1), hidden(3, 2)
@@ -76,6 +77,29 @@ def test_numbers_that_no_model_makes_are_refused_before_computing(inner: SpanMod
     assert isinstance(outcomes[0], Corruption) and torch.equal(tensor(outcomes[1]), want)
     assert works[0].cache.length == 0 and not any(keys.any() for keys in works[0].cache.keys.values())
     assert isinstance(inner.run([works[0]])[0], Corruption), "also alone"
+
+
+def test_rows_of_another_order_than_before_are_refused(inner: SpanModel) -> None:
+    """Zeros at once, others once there is something to compare with; what the origin sends is judged by no session."""
+    bounds = RowBounds()
+    for rows in (hidden(MIN_SEEN, 1), hidden(1, 2) * 5):
+        one = work(inner, rows)
+        one.bounds = bounds
+        result(inner.run([one])[0])
+    for bad in (hidden(2, 3) * 1000, hidden(2, 3) / 1000, torch.cat([hidden(1, 3), hidden(1, 4) * 0])):
+        one = work(inner, bad)
+        one.bounds = bounds
+        assert isinstance(inner.run([one])[0], Corruption) and one.cache.length == 0
+        result(inner.run([work(inner, bad)])[0])
+
+
+def test_a_first_token_of_zeros_is_the_request_s_fault(inner: SpanModel) -> None:
+    """Without biases it stays zero from layer to layer: an honest hop would be blamed for it by the next."""
+    rows = hidden(3, 1)
+    rows[0] = 0
+    assert isinstance(inner.run([work(inner, rows)])[0], BadRequest)
+    rows[0], rows[1] = 1, 0
+    result(inner.run([work(inner, rows)])[0])
 
 
 def test_a_step_may_repeat_but_not_skip(inner: SpanModel) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from manyhands.core import SessionId
 from manyhands.wire.message import Payload, Step
-from manyhands.worker.log import REPLAY_ROWS, OutputLog, join, split_step
+from manyhands.worker.log import REPLAY_ROWS, LogBudget, OutputLog, join, split_step
 
 SESSION = SessionId(bytes(16))
 WIDTH = 2
@@ -95,6 +95,67 @@ def test_a_dropped_log_stays_dropped() -> None:
     log.append(step(0, 5, 0))
     log.append(step(5, 5, 0))
     assert (log.end, log.num_bytes, list(log.replay(9)), log.covers(1), log.covers(0)) == (0, 0, [], False, True)
+
+
+def session(number: int) -> SessionId:
+    return SessionId(number.to_bytes(16, "big"))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(1, 30)), max_size=40), st.integers(0, 200))
+def test_the_logs_of_a_node_stay_within_one_bound_and_the_greedy_pay(
+    actions: list[tuple[int, int, int]], limit_rows: int
+) -> None:
+    """Sessions with several places each. Whoever loses a log held more than an equal share, and most of all; nobody loses one
+    while there is room."""
+    budget = LogBudget(limit_rows * ROW_BYTES)
+    logs: dict[tuple[int, int], OutputLog] = {}
+    for number, place, count in actions:
+        if (number, place) not in logs:
+            logs[number, place] = budget.open(session(number))
+        log = logs[number, place]
+        log.append(step(log.end, count, 0))
+        before = {key: log.num_bytes for key, log in logs.items()}
+        budget.enforce()
+        assert budget.num_bytes == sum(log.num_bytes for log in logs.values()) <= limit_rows * ROW_BYTES
+        lost = [key for key, log in logs.items() if log.num_bytes < before[key]]
+        held = {n: sum(size for (m, _), size in before.items() if m == n) for n, _ in logs}
+        assert bool(lost) == (sum(before.values()) > limit_rows * ROW_BYTES)
+        assert all(logs[key].num_bytes == 0 for key in lost), "whole"
+        if lost:
+            assert max(held.values()) == max(held[n] for n, _ in lost)
+            assert all(held[n] * len(held) > limit_rows * ROW_BYTES for n, _ in lost) or len(lost) > 1
+
+
+def test_a_session_counts_with_all_its_places() -> None:
+    """Two places of half the size are as greedy as one: of the two, the larger goes, and the smaller session keeps its log."""
+    budget = LogBudget(20 * ROW_BYTES)
+    first, second, other = budget.open(session(1)), budget.open(session(1)), budget.open(session(2))
+    for log, count in ((first, 5), (second, 6), (other, 9)):
+        log.append(step(0, count, 0))
+    budget.enforce()
+    assert [log.end for log in (first, second, other)] == [5, 6, 9]
+    other.append(step(9, 1, 0))
+    budget.enforce()
+    assert [log.end for log in (first, second, other)] == [5, 0, 10]
+
+
+def test_a_closed_log_gives_its_bytes_back() -> None:
+    budget = LogBudget(10 * ROW_BYTES)
+    first, second = budget.open(session(1)), budget.open(session(2))
+    first.append(step(0, 8, 0))
+    budget.close(first)
+    budget.close(first)
+    second.append(step(0, 10, 0))
+    budget.enforce()
+    assert (budget.num_bytes, second.end) == (10 * ROW_BYTES, 10)
+
+
+def test_without_a_budget_nothing_is_kept() -> None:
+    budget = LogBudget(0)
+    log = budget.open(session(1))
+    log.append(step(0, 1, 0))
+    budget.enforce()
+    assert budget.num_bytes == 0 and not log.covers(1)
 
 
 def test_news_without_rows_are_not_logged() -> None:

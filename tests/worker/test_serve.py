@@ -477,5 +477,7 @@ def test_logs_are_bounded_together_and_the_largest_goes_first(folder: Path, log_
         for number, rows in ((1, 8), (2, 4)):
             await one.open(number, epoch=2, replay_until=rows)
         assert [o.has_log for o in one.origin.of(Opened)[-2:]] == [False, log_bytes > 0]
+        one.host.close(session_id(2))
+        assert one.logs.num_bytes == 0, "a closed session gives its bytes back"
 
     play(folder, scenario, log_bytes=log_bytes)

@@ -42,7 +42,7 @@ def local(
     freeze: Annotated[list[str] | None, typer.Option("--freeze", help=f"Stop a hop's process, {HopAtToken}")] = None,
     slow: Annotated[list[str] | None, typer.Option("--slow", help="HOP@TOKEN:SECONDS, each of its steps.")] = None,
     poison: Annotated[
-        list[str] | None, typer.Option("--poison", help="HOP@TOKEN:nan|inf|scale|zero, what it computes.")
+        list[str] | None, typer.Option("--poison", help="HOP@TOKEN:nan|inf|scale|zero|nudge, what it computes.")
     ] = None,
     drain: Annotated[list[str] | None, typer.Option("--drain", help=f"Ask a hop to leave, {HopAtToken}")] = None,
     fallback: Annotated[
@@ -120,7 +120,7 @@ class Fault:
     @classmethod
     def parse(cls, kind: FaultKind, text: str) -> "Fault":
         """Read "1@20" or, for slow and poison, "1@20:value". Raises BadRequest."""
-        needs = {"slow": r":(\d+(?:\.\d+)?)s?", "poison": r":(nan|inf|scale|zero)"}.get(kind, r"()")
+        needs = {"slow": r":(\d+(?:\.\d+)?)s?", "poison": r":(nan|inf|scale|zero|nudge)"}.get(kind, r"()")
         match = re.fullmatch(r"(\d+)@(\d+)" + needs, text)
         if match is None:
             form = {"slow": "1@20:1.5", "poison": "1@20:nan"}.get(kind, "1@20")

@@ -26,6 +26,7 @@ from manyhands.generate.turn import EndsHost
 from manyhands.wire.message import Content, Payload, Step
 from manyhands.wire.tensor import decode_tensor, encode_tensor
 from manyhands.worker.batch import WINDOW_ROWS
+from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import WIRE_DTYPES
 
 
@@ -65,6 +66,7 @@ class Generation:
         self.drafted = 0
         self.accepted = 0
         self._pace = Pace(config)
+        self._bounds = RowBounds()  # of what the last hop sends
         self._reached = 0  # positions whose results, or the news of them, came back
         self._moved_at = self._asked_at = (
             0.0  # when the last of them came; when that was last waited for or looked into
@@ -176,7 +178,7 @@ class Generation:
 
         payload = None
         if self._ends is not None:
-            hidden_TD = await self._ends.turn(_tensor(rows), decide)
+            hidden_TD = await self._ends.turn(_tensor(rows), decide, self._bounds)
             assert hidden_TD is not None
             payload = encode_tensor(hidden_TD)
         else:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manyhands.errors import Corruption
 from manyhands.model.ends import Ends
-from manyhands.worker.execute import MAX_MAGNITUDE, Device
+from manyhands.worker.bounds import RowBounds
+from manyhands.worker.execute import Device
 
 # logits [T, vocab] -> ids [T'] to embed next (none: nothing more)
 Decide = Callable[[Tensor], Sequence[int]]
@@ -23,6 +23,7 @@ Decide = Callable[[Tensor], Sequence[int]]
 class _Turn:
     hidden_TD: Tensor | None
     decide: Decide
+    bounds: RowBounds
     done: "asyncio.Future[Tensor | None]"
 
 
@@ -35,14 +36,15 @@ class EndsHost:
         self._waiting: list[_Turn] = []
         self._wake = asyncio.Event()
 
-    async def turn(self, hidden_TD: Tensor | None, decide: Decide) -> Tensor | None:
+    async def turn(self, hidden_TD: Tensor | None, decide: Decide, bounds: RowBounds | None = None) -> Tensor | None:
         """Give `decide` the logits of the rows (an empty tensor without rows) and embed the ids it returns.
 
         Returns hidden states [T', hidden] of those ids, None if there were none. `decide` runs on the device thread and
-        must not touch the event loop. Raises what `decide` raises; Corruption for rows that are not finite.
+        must not touch the event loop. Raises what `decide` raises; Corruption for rows that `bounds` (None: those
+        of a session's first rows) do not admit.
         """
         done: asyncio.Future[Tensor | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Turn(hidden_TD, decide, done))
+        self._waiting.append(_Turn(hidden_TD, decide, bounds or RowBounds(), done))
         self._wake.set()
         return await done
 
@@ -94,8 +96,8 @@ class EndsHost:
         for turn in turns:
             count = 0 if turn.hidden_TD is None else turn.hidden_TD.shape[0]
             try:
-                if turn.hidden_TD is not None and not float(turn.hidden_TD.abs().amax()) <= MAX_MAGNITUDE:
-                    raise Corruption(f"the last hop sent hidden states that are not finite or beyond {MAX_MAGNITUDE:g}")
+                if turn.hidden_TD is not None:
+                    turn.bounds.admit(turn.hidden_TD, "hidden states of the last hop")
                 out.append(turn.decide(logits_NV[row : row + count]))
             except Exception as error:  # one request's error is that request's answer; the others go on
                 out.append(error)

@@ -8,8 +8,9 @@ async with memory_swarm(folder, "0-1,2-3,4-5", spares=["0-5"], wrap=faults.wrap)
 Everything happens in wrapped transports and around a host's device; product code knows nothing of it. All nodes of the
 swarm must be wrapped by the same Faults. Under the virtual clock (testing/clock.py) a slow hop costs no real time.
 
-Poison "nan" and "inf" is noticed by whoever gets it. "scale" and "zero" give finite wrong numbers: nobody can notice
-those without computing the same again (DESIGN §10, verification), so the answer is wrong and no repair happens.
+Poison "nan", "inf", "zero" and "scale" (x 1000) is noticed by whoever gets it (worker/bounds.py), "scale" once that has seen a
+few rows of the session. "nudge" (x 1.5) gives plausible wrong numbers: nobody can notice those without computing the same again
+(DESIGN §10, verification), so the answer is wrong and no repair happens.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ T = TypeVar("T")
 # replay: an Open or a Step of a later epoch.
 Phase = Literal["opening", "prefill", "decode", "window", "replay", "any"]
 PHASES: tuple[Phase, ...] = ("opening", "prefill", "decode", "window", "replay")
-Poison = Literal["nan", "inf", "scale", "zero"]
+Poison = Literal["nan", "inf", "scale", "zero", "nudge"]
 # How long a frame that is to be overtaken waits for the next one.
 OVERTAKE_S = 0.05
 

@@ -1,7 +1,7 @@
 """A node process that can be made to misbehave: `python -m manyhands.testing.faulty_node serve ...`.
 
 The file named by $MANYHANDS_FAULT_FILE says how, from the moment it exists: "slow SECONDS" delays every device step,
-"poison nan|inf|scale|zero" spoils its results. Everything else is `manyhands serve`.
+"poison nan|inf|scale|zero|nudge" spoils its results. Everything else is `manyhands serve`.
 """
 
 import os
@@ -18,16 +18,20 @@ from manyhands.wire.tensor import decode_tensor, encode_tensor
 from manyhands.worker.execute import Result, SpanModel, Work
 
 FAULT_FILE = "MANYHANDS_FAULT_FILE"
+# By what "scale" and "nudge" multiply: numbers of another order, and plausible ones.
+SCALE, NUDGE = 1000.0, 1.5
 
 
 def spoil(payload: Payload, count: int, how: str) -> Payload:
-    """The payload with its tensor poisoned: nan and inf can be noticed, scale and zero only by recomputing."""
+    """The payload with its tensor poisoned: all but nudge can be noticed by looking at it (worker/bounds.py)."""
     tensor = decode_tensor(payload, count).clone()
     match how:
         case "nan" | "inf":
             tensor.fill_(float(how))
         case "scale":
-            tensor.mul_(1.5)
+            tensor.mul_(SCALE)
+        case "nudge":
+            tensor.mul_(NUDGE)
         case "zero":
             tensor.zero_()
         case _:

@@ -16,19 +16,18 @@ import torch
 from torch import Tensor
 
 from manyhands.core import Precision, Span
-from manyhands.errors import Corruption, ProtocolError
+from manyhands.errors import BadRequest, Corruption, ProtocolError
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.ends import Ends
 from manyhands.model.linear import MIN_ROWS
 from manyhands.model.shard import Shard
 from manyhands.wire.message import Content, DType, Payload
 from manyhands.wire.tensor import decode_tensor, encode_tensor
+from manyhands.worker.bounds import RowBounds, norms
 
 T = TypeVar("T")
 # The dtype of hidden states on the wire is the compute dtype.
 WIRE_DTYPES: dict[Precision, DType] = {"bf16": "bf16", "fp32": "fp32", "fp16": "fp16", "int8": "bf16"}
-# Hidden states beyond this magnitude are no model's; they are the mark of a broken or hostile hop.
-MAX_MAGNITUDE = 1e6
 
 
 class Drawn(Protocol):
@@ -48,7 +47,8 @@ class Work:
 
     `payload` holds `count` hidden rows, or is None where `ids` are to be embedded here. Rows at positions >= `reply_from`
     are wanted by the origin. `sampler` and `history` (ids before `position`) are set where this hop draws tokens;
-    `logits` where it returns logits instead. `is_last`: no further hop.
+    `logits` where it returns logits instead. `is_last`: no further hop. `bounds` judge the rows of `payload`, which another hop
+    sent; None: the origin did (some vocabularies have tokens whose embedding is all zeros).
     """
 
     cache: SessionCache
@@ -63,6 +63,7 @@ class Work:
     sampler: Draws | None = None
     history: Sequence[int] = ()
     prompt_length: int = 0
+    bounds: RowBounds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class SpanModel:
             for i, s in zip(here, plan.segments, strict=True):
                 try:
                     out[i] = self._output(works[i], hidden_ND[s.row : s.row + s.count])
-                except (Corruption, ProtocolError) as error:
+                except (BadRequest, Corruption, ProtocolError) as error:
                     out[i] = error
         return out
 
@@ -147,13 +148,20 @@ class SpanModel:
                 return ProtocolError("ids came to a hop that does not hold the embedding")
             return self.ends.embed(torch.tensor(work.ids))
         hidden_TD = decode_tensor(work.payload, work.count)
-        largest = float(hidden_TD.abs().amax())
-        if not largest <= MAX_MAGNITUDE:  # also NaN
-            return Corruption(f"hidden states at position {work.position} are not finite or beyond {MAX_MAGNITUDE:g}")
+        judge = norms if work.bounds is None else work.bounds.admit
+        try:
+            judge(hidden_TD, f"hidden states at position {work.position}")
+        except Corruption as error:
+            return error
         return hidden_TD
 
     def _output(self, work: Work, hidden_TD: Tensor) -> Result:
         """All rows for the next hop; for the origin only the wanted ones, as hidden states, ids or logits."""
+        if work.bounds is None and work.position == 0 and not hidden_TD[0].any():
+            raise BadRequest(
+                "the first token is all zeros in this model, which no other hop could tell from a broken node: "
+                "begin the prompt with another one"
+            )
         if not work.is_last:
             # A copy: the output log must not keep the whole step's tensor alive for the sake of these rows.
             return Result(work.position, work.count, "hidden", encode_tensor(hidden_TD.clone()))

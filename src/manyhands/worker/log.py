@@ -1,9 +1,13 @@
-"""The output log of one session on one hop: what it sent, so that a lost successor can be rebuilt from it. Pure."""
+"""The output log of one session on one hop: what it sent, so that a lost successor can be rebuilt from it. Pure.
 
-from collections import deque
+All logs of a node share one LogBudget, whichever spans they belong to.
+"""
+
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
 
+from manyhands.core import SessionId
 from manyhands.wire.message import Payload, Step
 
 # Rows of one replayed step: prefill-sized, so that the replacement computes at prefill speed.
@@ -70,6 +74,49 @@ class OutputLog:
                 kept = first_rows(step, position - step.position)
                 self._steps.append(kept)
                 self.num_bytes += _size(kept)
+
+
+class LogBudget:
+    """What the output logs of a node may hold together, in bytes (0: nothing).
+
+    Shared fairly: with n sessions on the node, one that holds at most an n-th loses nothing. When the bound is passed, the
+    session that holds most (so more than that) loses its largest log, whole: half a log rebuilds nobody.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._logs: dict[OutputLog, SessionId] = {}
+
+    def __repr__(self) -> str:
+        return f"<LogBudget {self.num_bytes} of {self._limit_bytes} bytes, {len(self._logs)} logs>"
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(log.num_bytes for log in self._logs)
+
+    def open(self, session: SessionId) -> OutputLog:
+        """A new log of `session`; it counts until it is closed."""
+        log = OutputLog()
+        self._logs[log] = session
+        return log
+
+    def close(self, log: OutputLog) -> None:
+        """Drop a log and give its bytes back. Harmless when repeated."""
+        log.drop()
+        self._logs.pop(log, None)
+
+    def enforce(self) -> None:
+        """Drop logs until the rest is within the bound."""
+        while self.num_bytes > self._limit_bytes:
+            self._greediest().drop()
+
+    def _greediest(self) -> OutputLog:
+        """The largest log of the session that holds most on this node, over all its places."""
+        held: Counter[SessionId] = Counter()
+        for log, session in self._logs.items():
+            held[session] += log.num_bytes
+        (most, _) = held.most_common(1)[0]
+        return max((log for log, session in self._logs.items() if session == most), key=lambda log: log.num_bytes)
 
 
 def split_step(step: Step, num_rows: int) -> tuple[Step, Step | None]:

@@ -27,6 +27,7 @@ from manyhands.wire.message import Feed, HopTiming, Open, Probe, Step
 from manyhands.worker.batch import WINDOW_ROWS, Waiting, choose, hold_until
 from manyhands.worker.execute import Device, Draws, Result, SpanModel
 from manyhands.worker.session import Fit, HopSession, Taken
+from manyhands.worker.log import LogBudget
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,8 @@ Place = tuple[SessionId, Span]
 
 
 class SpanHost:
-    """Serves one span. `load` makes the model (on the device thread); it is called again after an eviction.
+    """Serves one span. `load` makes the model (on the device thread); it is called again after an eviction. `logs` bounds the
+    output logs of all spans of the node together.
 
     `run` must be running for steps to be computed; cancelling it stops the host. Owned by the Node.
     """
@@ -47,8 +49,9 @@ class SpanHost:
         config: WorkerConfig,
         make_sampler: Callable[[SamplingParams], Draws],
     ) -> None:
+        logs: LogBudget,
         self._info, self._load, self._device, self._config = info, load, device, config
-        self._make_sampler = make_sampler
+        self._make_sampler, self._logs = make_sampler, logs
         self._model: SpanModel | None = None
         self._cache_tokens = config.cache_tokens
         self._loading = asyncio.Lock()
@@ -191,7 +194,7 @@ class SpanHost:
         self._clock += 1
         fit = Fit(model.shard.hidden_size, model.wire_dtype, model.vocab_size)
         cache = model.shard.new_cache(message.capacity, message.span)
-        session = HopSession(message, cache, sampler, fit, self._clock, origin, successor)
+        session = HopSession(message, cache, sampler, fit, self._clock, origin, successor, self._logs)
         self._places[message.session, message.span] = self._by_key[session.key] = session
         return session
 
@@ -354,7 +357,7 @@ class SpanHost:
             self._settle(taken, result, _timing(taken, computes_from, computed_at))
             if taken.work.count <= WINDOW_ROWS:
                 taken.session.pace.sent(now())
-        self._bound_logs()
+        self._logs.enforce()
 
     def _settle(self, taken: Taken, result: Result | Exception, timing: HopTiming) -> None:
         session = taken.session
@@ -370,12 +373,6 @@ class SpanHost:
             code = result.code if isinstance(result, ManyhandsError) else ManyhandsError.code
             session.fault(code, str(result) or type(result).__name__, None)
             self.close(session.opened.session)
-
-    def _bound_logs(self) -> None:
-        """Keep all output logs together within `log_bytes`: the largest goes first, whole."""
-        logs = [s.log for s in self._places.values()]
-        while sum(log.num_bytes for log in logs) > self._config.log_bytes:
-            max(logs, key=lambda log: log.num_bytes).drop()
 
     def _evict(self) -> None:
         logger.info("layers=%s evicted after %g s idle", self._info.span, self._config.evict_after_s)

@@ -12,8 +12,9 @@ from manyhands.errors import BadRequest, ContextOverflow, LinkClosed, ProtocolEr
 from manyhands.model.cache import SessionCache
 from manyhands.net.transport import Link
 from manyhands.wire.message import SHADOW, Credit, DType, Fault, HopTiming, Open, Opened, Progress, Step
+from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Draws, Result, Work
-from manyhands.worker.log import OutputLog, split_step
+from manyhands.worker.log import LogBudget, split_step
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +79,13 @@ class HopSession:
         key: int,
         origin: Link,
         successor: Link,
+        logs: LogBudget,
     ) -> None:
         self.opened, self.cache, self.sampler, self.key = opened, cache, sampler, key
         self.origin, self.successor = origin, successor
         self.capacity = opened.capacity
-        self.log = OutputLog()
+        self.log = logs.open(opened.session)
+        self.bounds = RowBounds()  # of what arrives; the layers before this place stay the same, whoever serves them
         self.served = 0
         self.received = 0
         self.computed = 0
@@ -93,7 +96,7 @@ class HopSession:
         self.waiting: deque[Step] = deque()
         self.arrived: dict[int, float] = {}  # by first position: when a step that waits came
         self.outbox: deque[Step] = deque()
-        self._fit = fit
+        self._fit, self._logs = fit, logs
         self._window_left = opened.window
         self._newest_window = 0
         self._owed = 0
@@ -156,7 +159,7 @@ class HopSession:
         self.is_closed = True
         self.waiting.clear()
         self.outbox.clear()
-        self.log.drop()
+        self._logs.close(self.log)
 
     def answer_open(self, arithmetic: str, *, has_log: bool) -> None:
         """Tell the origin that this place is taken; then send what the log holds for the successor."""
@@ -251,6 +254,7 @@ class HopSession:
             sampler=self.sampler,
             history=tuple(self._ids) if self.sampler is not None else (),
             prompt_length=self.opened.prompt_length,
+            bounds=self.bounds if self.opened.hop else None,
         )
         if draws and head.ids is not None:
             self._ids.extend(head.ids)

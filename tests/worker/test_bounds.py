@@ -1,0 +1,133 @@
+"""manyhands.worker.bounds: what no model sends is refused, what a model sends never is."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from manyhands.core import Span
+from manyhands.errors import Corruption
+from manyhands.model.cache import Segment, StepPlan
+from manyhands.model.ends import Ends
+from manyhands.model.linear import MIN_ROWS
+from manyhands.model.shard import Shard
+from manyhands.tales import model_path
+from manyhands.testing.tiny import BOS, FAMILIES, make_tiny
+from manyhands.worker.bounds import MAX_DRIFT, MAX_NORM, MIN_SEEN, RowBounds, norms
+
+# How far inside the bound every honest row must be.
+MARGIN = 8.0
+WIDTH = 16
+NORMS = st.floats(1e-2, 1e3)
+
+
+def rows(*sizes: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Rows of these norms."""
+    return (torch.tensor(sizes)[:, None] * torch.full((WIDTH,), WIDTH**-0.5)).to(dtype)
+
+
+def taught(*sizes: float) -> RowBounds:
+    bounds = RowBounds()
+    if sizes:
+        bounds.admit(rows(*sizes), "rows")
+    return bounds
+
+
+@given(st.lists(NORMS, min_size=1, max_size=5), st.sampled_from([torch.bfloat16, torch.float16, torch.float32]))
+def test_the_smallest_and_the_largest_norm(sizes: list[float], dtype: torch.dtype) -> None:
+    assert norms(rows(*sizes, dtype=dtype), "rows") == pytest.approx((min(sizes), max(sizes)), rel=1e-2)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2 * MAX_NORM, -3e38])
+@pytest.mark.parametrize("seen", [0, 100])
+def test_what_is_no_number_is_refused_at_any_time(value: float, seen: int) -> None:
+    """The finite rows beside it save nothing, and the next good one is admitted."""
+    bounds = taught(*[1.0] * seen)
+    bad = rows(1.0, 1.0, 1.0)
+    bad[1, 5] = value
+    with pytest.raises(Corruption, match="those are not finite"):
+        bounds.admit(bad, "those")
+    bounds.admit(rows(1.0), "those")
+
+
+def test_zeros_are_refused_at_any_time() -> None:
+    bounds = RowBounds()
+    for _ in range(2):
+        with pytest.raises(Corruption, match="all zeros"):
+            bounds.admit(rows(1.0, 0.0), "rows")
+        bounds.admit(rows(*[1.0] * MIN_SEEN), "rows")
+
+
+@given(st.lists(st.floats(1, 60), min_size=MIN_SEEN, max_size=MIN_SEEN + 20), st.floats(1.01, 100), st.integers(1, 4))
+def test_the_bound_is_a_multiple_of_what_was_seen(sizes: list[float], beyond: float, parts: int) -> None:
+    """However the rows came. One beyond is refused as often as it comes: it teaches nothing; one within is admitted."""
+    bounds = RowBounds()
+    for part in range(parts):
+        bounds.admit(rows(*sizes[part::parts]), "rows")
+    for bad in (max(sizes) * MAX_DRIFT * beyond, min(sizes) / MAX_DRIFT / beyond):
+        for _ in range(2):
+            with pytest.raises(Corruption, match="no model's"):
+                bounds.admit(rows(sizes[0], bad), "rows")
+    bounds.admit(rows(max(sizes) * MAX_DRIFT * 0.99, min(sizes) / MAX_DRIFT * 1.01), "rows")
+
+
+def test_a_sink_alone_is_nothing_to_compare_with() -> None:
+    """The first row may be hundreds of times larger than any that follows."""
+    bounds = taught(300.0)
+    for _ in range(MIN_SEEN - 1):
+        bounds.admit(rows(0.5), "rows")
+    with pytest.raises(Corruption):
+        bounds.admit(rows(0.5 / MAX_DRIFT / 1.1), "rows")
+    bounds.admit(rows(300.0), "rows")
+
+
+class Watched(RowBounds):
+    """Notes how far outside of what was seen rows came."""
+
+    worst = 0.0
+
+    def _drift(self, least: float, most: float) -> float:
+        self.worst = max(self.worst, super()._drift(least, most))
+        return super()._drift(least, most)
+
+
+class Layers:
+    """A model cut into pairs of layers, the bounds at every boundary watched; the last one as the origin sees it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ends = Ends(folder, "bf16")
+        count = int(self._ends.config.num_hidden_layers)
+        self._shards = [Shard(folder, Span(i, i + 2), "bf16") for i in range(0, count, 2)]
+
+    def worst(self, prompt: Sequence[int], chunk: int, new: int) -> float:
+        """The furthest that any honest row came: the prompt in chunks, then the likeliest tokens one by one."""
+        bounds = [Watched() for _ in self._shards]
+        caches = [shard.new_cache(len(prompt) + new) for shard in self._shards]
+        parts = [list(prompt[at : at + chunk]) for at in range(0, len(prompt), chunk)]
+        position, hidden = 0, torch.empty(0)
+        for _ in range(len(parts) + new):
+            ids = parts.pop(0) if parts else [int(self._ends.logits(hidden[-1:]).argmax())]
+            hidden = self._ends.embed(torch.tensor(ids))
+            for shard, cache, bound in zip(self._shards, caches, bounds, strict=True):
+                padding = hidden.new_zeros(max(0, MIN_ROWS - len(ids)), hidden.shape[1])
+                plan = StepPlan([Segment(cache, position, 0, len(ids))], len(ids) + len(padding))
+                hidden = shard.forward(torch.cat([hidden, padding]), plan)[: len(ids)]
+                if shard is not self._shards[-1]:
+                    bound.admit(hidden, "honest rows")
+                elif not parts:
+                    bound.admit(hidden[-1:], "honest rows")
+            position += len(ids)
+        return max(bound.worst for bound in bounds)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "tales"])
+def test_no_honest_row_comes_near_the_bound(family: str, tmp_path: Path) -> None:
+    """A long prompt of random tokens, one of a single token, one of few different ones."""
+    model = Layers(model_path() if family == "tales" else make_tiny(family, tmp_path / family, seed=3))
+    ids = torch.randint(0, 256, (300,), generator=torch.Generator().manual_seed(1)).tolist()
+    prompts = [(ids, 60, 6), ([BOS], 1, 12), ([65] * 40 + [10] * 5 + [66, 67] * 20, 15, 0)]
+    assert 0 < max(model.worst(*prompt) for prompt in prompts) < MAX_DRIFT / MARGIN
