@@ -161,7 +161,7 @@ def test_other_weights_under_the_same_name_are_refused(stage: Stage, tmp_path: P
 
     async def scene(place: Town) -> None:
         hosting = await place.host(0)
-        with pytest.raises(WeightsMismatch, match="other weights as tiny"):
+        with pytest.raises(WeightsMismatch, match="another tiny: its weights differ"):
             await weights_of(str(other), None, hosting.member.records(), stage.home, Silent())
         with pytest.raises(WeightsMismatch, match="in bf16, not fp32"):
             await weights_of(str(stage.folder), "fp32", hosting.member.records(), stage.home, Silent())
@@ -466,7 +466,7 @@ def test_the_view_tells_what_is_missing_and_what_is_held_once(stage: Stage) -> N
         hosting = await place.host(0, span=Span(0, 3))
         view = hosting.view()
         line = str(view["missing"])
-        assert "tiny: layers 3-5 are held by nobody: one more machine with 300 MB would" in line
+        assert "tiny: layers 3-5 are held by nobody: one more machine with 301 MB would" in line
         await place.host(1, span=Span(2, 6))
         await until(lambda: not hosting.view()["missing"])
         view = hosting.view()

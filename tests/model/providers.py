@@ -90,4 +90,7 @@ class FromDisk:
             data = read_want(self.shelf, Want(0, model, "file", name, 0, MAX_CHUNK_BYTES))
         except ModelError:
             return None
-        return data if name == MANIFEST else await self.twist(name, 0, data)
+        try:
+            return data if name == MANIFEST else await self.twist(name, 0, data)
+        except Lacking:
+            return None

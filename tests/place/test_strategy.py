@@ -45,13 +45,18 @@ def test_a_budget_too_small_says_what_one_layer_takes() -> None:
         BadRequest, match=r"350 MB of memory holds no layer of m: one takes 100 MB.*give at least 401 MB"
     ):
         check_budget(350 * MB, shape(cache_bytes=1000), 1000)
-    with pytest.raises(BadRequest, match="fewer tokens or use --dtype int8"):
+    with pytest.raises(BadRequest, match=r"give at least 1\.4 GB or use --dtype int8"):
         check_budget(350 * MB, shape(cache_bytes=1000 * MB), 1)
 
 
 @pytest.mark.parametrize("num_bytes, text", [(3.24e9, "3.2 GB"), (12e9, "12 GB"), (5e5, "500 kB"), (7, "7 B")])
 def test_sizes_are_for_people(num_bytes: float, text: str) -> None:
     assert size(num_bytes) == text
+
+
+@pytest.mark.parametrize("num_bytes, text", [(300_200_001, "301 MB"), (3.21e9, "3.3 GB"), (3e9, "3.0 GB")])
+def test_who_gives_what_is_asked_for_gives_enough(num_bytes: float, text: str) -> None:
+    assert size(num_bytes, is_limit=True) == text
 
 
 def test_the_second_node_fills_what_the_first_lacks() -> None:
@@ -96,6 +101,22 @@ def test_who_restarts_keeps_what_is_on_its_disk() -> None:
     whole = hosts("0-23", 1)
     assert choose_span(shape(), whole, room(12), tokens=1, files=files).span == files
     assert "disk" in choose_span(shape(), whole, room(12), tokens=1, files=files).why
+
+
+def test_who_has_more_room_than_files_grows_from_them() -> None:
+    held = hosts("0-11", 1)
+    chosen = choose_span(shape(12), held, room(6), tokens=1, max_pipes=2, files=Span.parse("3-4"))
+    assert chosen.span == Span.parse("3-8") and "layers 3-4 are on this machine's disk already" in chosen.why
+    assert choose_span(shape(12), held, room(6), tokens=1, max_pipes=1, files=Span.parse("3-4")).span == Span.parse(
+        "3-4"
+    )
+
+
+def test_of_more_files_than_room_the_weakest_layers_are_kept() -> None:
+    held = [*hosts("0-11", 1), *hosts("0-7", 2)]
+    assert choose_span(shape(12), held, room(3), tokens=1, max_pipes=1, files=Span.parse("4-10")).span == Span.parse(
+        "8-10"
+    )
 
 
 def test_files_do_not_win_over_a_hole() -> None:

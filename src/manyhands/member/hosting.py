@@ -107,6 +107,7 @@ class Hosting:
             tokens=self.tokens,
             max_pipes=config.max_pipes,
             with_ends=self.with_ends,
+            files=self.weights.here,
         )
 
     def _announce(self, span: Span | None) -> None:

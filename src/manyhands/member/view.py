@@ -55,7 +55,7 @@ def say_missing(spans: Sequence[Span], shape: ModelShape | None, tokens: int) ->
     if shape is None:
         return line
     needed = PROCESS_BYTES + sum(shape.span_bytes(span, tokens) for span in spans)
-    return f"{line}: one more machine with {size(needed)} would complete it (manyhands join)"
+    return f"{line}: one more machine with {size(needed, is_limit=True)} would complete it (manyhands join)"
 
 
 def warnings_of(kind: Kind, records: Sequence[Record]) -> list[str]:

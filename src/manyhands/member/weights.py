@@ -5,6 +5,7 @@ model; else the tensors of the span come from peers, and from the hub what no pe
 """
 
 import asyncio
+import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.crew import Blame
 from manyhands.model.fetch import resolve_model
 from manyhands.model.folder import MANIFEST, parse_config
+from manyhands.model.here import Disk, find_complete, folders_of, layers_here
 from manyhands.model.hub import parse_hub_id
 from manyhands.model.hubpeer import HubPeer
 from manyhands.model.manifest import Manifest, Progress, build_manifest, config_digest
@@ -45,7 +47,8 @@ class Kind:
 class Weights:
     """A model and where its files come from. `id` None: not known before the first fetch (a hub model new to the swarm).
 
-    `folder`: it is here whole. `hub`: its hub id, if it has one.
+    `folder`: it is here whole; `part`: here in part. `hub`: its hub id, if it has one. `here`: layers that lie in `part`, or
+    that an earlier fetch left on this disk.
     """
 
     name: str
@@ -55,6 +58,8 @@ class Weights:
     id: ModelId | None
     folder: Path | None
     hub: str | None
+    part: Path | None = None
+    here: Span | None = None
 
     @property
     def kind(self) -> Kind | None:
@@ -79,6 +84,11 @@ class Weights:
             max_sessions=0,
         )
 
+    def folders(self, home: Path) -> list[Path]:
+        """What holds some of it on this disk. Blocking."""
+        found = [] if self.id is None else folders_of(self.id, home)
+        return [*([] if self.part is None else [self.part]), *found]
+
     def checkpoint(self) -> Checkpoint:
         """For measuring this machine."""
         return Checkpoint(self.shape, self.config, self.folder)
@@ -93,24 +103,29 @@ class Weights:
         with_ends: bool,
         on_blame: Callable[[Blame], None] | None = None,
     ) -> tuple[Path, "Weights"]:
-        """A folder with the layers of `span`, and these weights with their id. Peers first, then the hub.
+        """A folder with the layers of `span`, and these weights with their id. This disk first, then peers, then the hub.
 
         Raises ModelError, ShardUnavailable, DiskFull, CutError.
         """
         if self.folder is not None:
             return self.folder, self
-        if self.hub is not None and (self.id is None or not providers):
+        folders = await asyncio.to_thread(self.folders, home)
+        if (found := await asyncio.to_thread(find_complete, folders, span, with_ends)) is not None:
+            return found, self
+        is_pulled = any(folder.name == self.id for folder in folders)
+        if self.hub is not None and (self.id is None or not (providers or is_pulled)):
             folder = await asyncio.to_thread(resolve_model, self.hub, span, with_ends, home, progress)
-            found = (await asyncio.to_thread(build_manifest, folder, progress)).id
-            if self.id not in (None, found):
+            model = (await asyncio.to_thread(build_manifest, folder, progress)).id
+            if self.id not in (None, model):
                 raise WeightsMismatch(
-                    f"the hub's {self.hub} is {found[:12]} now, the swarm has {self.id[:12]}: name its revision"
+                    f"the hub's {self.hub} is {model[:12]} now, the swarm has {self.id[:12]}: name its revision"
                 )
-            return folder, replace(self, id=found)
+            return folder, replace(self, id=model)
         assert self.id is not None, "without a folder and a hub id, it is the swarm that knows the model"
         need = Need(self.id, span, with_ends=with_ends, with_files=True)
         hub = None if self.hub is None else HubPeer(self.hub)
-        pulled = await pull(need, providers, home, hub=hub, progress=progress, on_blame=on_blame)
+        here = [Disk(folder) for folder in folders if folder.name != self.id]
+        pulled = await pull(need, providers, home, here=here, hub=hub, progress=progress, on_blame=on_blame)
         return pulled.folder, self
 
 
@@ -125,37 +140,71 @@ def kinds_of(records: Sequence[Record]) -> list[Kind]:
 
 
 async def weights_of(
-    name: str, dtype: Precision | None, records: Sequence[Record], home: Path, progress: Progress
+    name: str,
+    dtype: Precision | None,
+    records: Sequence[Record],
+    home: Path,
+    progress: Progress,
+    ask: Callable[[Kind], Sequence[Provider]] = lambda kind: (),
 ) -> Weights:
-    """The model that `up` names. `dtype` None: as the swarm has it, else bf16.
+    """The model that `up` names. `dtype` None: as the swarm has it, else bf16. `ask`: who holds a model of the swarm.
 
     Raises ModelError; WeightsMismatch if the swarm serves other weights or another precision under this name.
     """
     label = _label(name)
     same = [kind for kind in kinds_of(records) if kind.name == label]
     precision = dtype or (same[0].precision if same else "bf16")
-    checkpoint = await asyncio.to_thread(look_up, name, precision, home)
-    found = None
-    if checkpoint.folder is not None:
-        found = (await asyncio.to_thread(build_manifest, checkpoint.folder, progress)).id
     for kind in same:
         if kind.precision != precision:
             raise WeightsMismatch(
                 f"the swarm serves {label} in {kind.precision}, not {precision}: leave --dtype out, or found another swarm"
             )
-        if found is not None and kind.model != found:
-            raise WeightsMismatch(
-                f"the swarm serves other weights as {label} ({kind.model[:12]}, here {found[:12]}): rename the folder, or "
-                "found another swarm"
-            )
-    hub = None if checkpoint.folder is not None else name
-    return _weights(label, checkpoint, found or (same[0].model if same else None), hub)
+    local = await asyncio.to_thread(_local, name)
+    if local is None and name != "tales" and same and (providers := ask(same[0])):
+        with contextlib.suppress(ShardUnavailable):
+            return await weights_in(same[0], providers, home, progress)
+    checkpoint = await asyncio.to_thread(look_up, name, precision, home)
+    if local is None and checkpoint.folder is None:
+        found = _weights(label, checkpoint, same[0].model if same else checkpoint.model, name)
+        return await _placed(found, home)
+    folder = checkpoint.folder or local
+    assert folder is not None
+    manifest = await asyncio.to_thread(build_manifest, folder, progress)
+    for kind in same:
+        if kind.model != manifest.id:
+            raise WeightsMismatch(await _told_apart(kind, manifest, ask(kind)))
+    found = _weights(label, checkpoint, manifest.id, None)
+    return found if checkpoint.folder else await _placed(replace(found, part=folder), home)
+
+
+async def _placed(weights: Weights, home: Path) -> Weights:
+    """With the layers that lie here."""
+    folders = await asyncio.to_thread(weights.folders, home)
+    return replace(weights, here=await asyncio.to_thread(layers_here, folders))
+
+
+async def _told_apart(kind: Kind, manifest: Manifest, providers: Sequence[Provider]) -> str:
+    """One line on how the model here differs from the one of the swarm, as far as anybody tells."""
+    what, verb = "weights", "differ"
+    with contextlib.suppress(ShardUnavailable):
+        theirs, _ = await _described(kind, providers)
+        what, verb = manifest.unlike(theirs), "differs"
+    return (
+        f"the swarm serves another {kind.name}: its {what} {verb} ({kind.model[:12]} there, {manifest.id[:12]} here); copy it "
+        "from there, rename the folder, or found another swarm"
+    )
 
 
 def _label(name: str) -> str:
     """What a model is called in records: a folder's own name, else what the user typed."""
+    folder = _local(name)
+    return name if folder is None else folder.resolve().name
+
+
+def _local(name: str) -> Path | None:
+    """The folder that `name` is, if it is one."""
     path = Path(name).expanduser()
-    return path.resolve().name if name != "tales" and path.is_dir() else name
+    return path if name not in ("", "tales") and path.is_dir() else None
 
 
 def _weights(label: str, checkpoint: Checkpoint, model: ModelId | None, hub: str | None) -> Weights:
@@ -175,7 +224,8 @@ async def weights_in(kind: Kind, providers: Sequence[Provider], home: Path, prog
     manifest, config = await _described(kind, providers)
     facts = parse_config(config)
     shape = shape_of(kind.name, facts, manifest.tensors, kind.precision)
-    return Weights(kind.name, kind.precision, shape, config, kind.model, None, _hub_id(kind.name))
+    found = Weights(kind.name, kind.precision, shape, config, kind.model, None, _hub_id(kind.name))
+    return await _placed(found, home)
 
 
 def _hub_id(name: str) -> str | None:

@@ -69,23 +69,24 @@ def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, pro
     if name and Path(name).expanduser().is_dir():
         return Path(name).expanduser()
     repo, revision = parse_hub_id(name)
+    local = _find_local(home, repo, revision, span, with_ends)
     try:
-        model = find_model(repo, revision)
+        model = find_model(repo, revision, is_vital=local is None)
     except HubUnreachable:
-        local = _find_local(home, repo, revision, span, with_ends)
         if local is None:
             raise
         return local
     return _Fetch(model, home, progress).run(span, with_ends)
 
 
-def _folder(home: Path, repo: str, commit: str) -> Path:
+def hub_folder(home: Path, repo: str, commit: str) -> Path:
+    """Where fetches of a repository at a commit go."""
     return home / "models" / f"{repo.replace('/', '--')}@{commit}"
 
 
 def _find_local(home: Path, repo: str, revision: str, span: Span | None, with_ends: bool) -> Path | None:
     """A folder fetched earlier that was asked for as `revision` and holds all that is needed now; the newest one."""
-    folders = _folder(home, repo, "x").parent.glob(f"{repo.replace('/', '--')}@*")
+    folders = hub_folder(home, repo, "x").parent.glob(f"{repo.replace('/', '--')}@*")
     for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
         store = Store(folder)
         is_meant = revision in store.revisions or folder.name.endswith(f"@{revision}")
@@ -109,7 +110,7 @@ class _Fetch:
 
     def __init__(self, model: HubModel, home: Path, progress: Progress) -> None:
         self.model = model
-        self.folder = _folder(home, model.repo, model.commit)
+        self.folder = hub_folder(home, model.repo, model.commit)
         self.progress = progress
 
     def run(self, span: Span | None, with_ends: bool) -> Path:

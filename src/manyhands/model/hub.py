@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 TIMEOUT_S: Final = 30.0  # of connecting and of each read; a hub that is silent this long has stalled
 RETRIES: Final = 5  # in a row without a byte of progress
+FIRST_RETRIES: Final = 2  # of the first question, with which nothing is lost yet: 1.5 s
 BACKOFF_S: Final = 0.5  # doubled each time: 0.5 + 1 + 2 + 4 + 8 s in all
 _HUB_ID: Final = re.compile(r"([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(?:@([\w.-][\w./-]{0,200}))?")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -80,11 +81,15 @@ def parse_hub_id(name: str) -> tuple[str, str]:
     return match[1], match[2] or "main"
 
 
-def find_model(repo: str, revision: str) -> HubModel:
-    """Ask the hub for `repo`. Raises ModelError if it is unknown or closed to us, HubUnreachable without answer."""
+def find_model(repo: str, revision: str, *, is_vital: bool = True) -> HubModel:
+    """Ask the hub for `repo`; once only unless `is_vital`.
+
+    Raises ModelError if it is unknown or closed to us, HubUnreachable without answer.
+    """
     info = _retried(
         lambda: HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S),
         f"{repo}@{revision}",
+        FIRST_RETRIES if is_vital else 0,
     )
     commit = str(info.sha or "")
     if not re.fullmatch(r"[\w-]{1,64}", commit):
@@ -164,20 +169,20 @@ def _cut(blocks: Iterator[bytes], skip: int, length: int) -> Iterator[bytes]:
             return
 
 
-def _retried(ask: Callable[[], T], what: str) -> T:
+def _retried(ask: Callable[[], T], what: str, retries: int = RETRIES) -> T:
     failures = 0
     while True:
         try:
             return ask()
         except (HTTPError, OfflineModeIsEnabled) as error:
-            failures = _wait(error, failures, what)
+            failures = _wait(error, failures, what, retries)
 
 
-def _wait(error: Exception, failures: int, what: str) -> int:
+def _wait(error: Exception, failures: int, what: str, retries: int = RETRIES) -> int:
     """Sleep before the next attempt and count it; raises our error if there should be none."""
     status = _status(error)
     is_transient = not isinstance(error, OfflineModeIsEnabled) and (status is None or status >= 500 or status == 429)
-    if not is_transient or failures == RETRIES:
+    if not is_transient or failures == retries:
         raise _explain(error, status, what) from error
     time.sleep(BACKOFF_S * 2**failures)
     return failures + 1

@@ -96,11 +96,14 @@ async def pull(
     providers: Sequence[Provider],
     home: Path,
     *,
+    here: Sequence[Provider] = (),
     hub: Provider | None = None,
     progress: Progress | None = None,
     on_blame: Callable[[Blame], None] | None = None,
 ) -> Pulled:
-    """Fetch into `home`/models/<ModelId> what is needed and not there yet; `hub` is asked only for what peers lack.
+    """Fetch into `home`/models/<ModelId> what is needed and not there yet.
+
+    `here` is asked first (other folders of this disk), then `providers`, and `hub` only for what they lack.
 
     A provider that lies, stalls or goes away is dropped, its work goes to others, and `on_blame` hears of it at once.
     May be cancelled, killed and called again. One pull of a folder at a time; others wait. Deadline: the caller's.
@@ -113,7 +116,7 @@ async def pull(
         with disk_errors(home, 0):
             try:
                 await work.open()
-                return await work.run(list(providers), hub)
+                return await work.run(list(here), list(providers), hub)
             finally:
                 await work.on_disk(work.stack.close)
     finally:
@@ -150,14 +153,15 @@ class _Pull:
             return False
         return True
 
-    async def run(self, providers: list[Provider], hub: Provider | None) -> Pulled:
+    async def run(self, here: list[Provider], providers: list[Provider], hub: Provider | None) -> Pulled:
         self._providers = providers
-        everyone = [*providers, *([hub] if hub is not None else [])]
+        last = [] if hub is None else [hub]
+        everyone = [*here, *providers, *last]
         manifest = await self._manifest(everyone)
         config = await self._config(everyone, manifest)
         if self.need.with_files:
             await self._files(everyone, manifest)
-        await self._tensors(manifest, ModelFacts.from_config(parse_config(config)).num_layers, hub)
+        await self._tensors(manifest, ModelFacts.from_config(parse_config(config)).num_layers, [here, providers, last])
         return Pulled(self.folder, manifest, tuple(self.blames.all), self.received)
 
     # -- small files --------------------------------------------------------------------------------------------------
@@ -236,7 +240,7 @@ class _Pull:
 
     # -- tensors ------------------------------------------------------------------------------------------------------
 
-    async def _tensors(self, manifest: Manifest, num_layers: int, hub: Provider | None) -> None:
+    async def _tensors(self, manifest: Manifest, num_layers: int, tiers: Sequence[Sequence[Provider]]) -> None:
         header, entries, size = layout(manifest)
         needed = needed_tensors(manifest.names, num_layers, self.need.span, self.need.with_ends)
         missing = [entries[name] for name in needed if not self.store.has(SINGLE, name)]
@@ -254,9 +258,9 @@ class _Pull:
             args = (self.need.model, board, hashes, self.store, handle, self.on_disk, self.blames, self._progress)
             crew = Crew(*args, self.received)
             try:
-                await crew.work(self.live)
-                if board.waiting and hub is not None:
-                    await crew.work([hub])
+                for tier in tiers:
+                    if board.waiting and (able := [provider for provider in tier if provider not in self.blames]):
+                        await crew.work(able)
             finally:
                 await crew.save()
             if board.waiting:

@@ -70,9 +70,8 @@ class Missing:
     needs_bytes: int
 
     def __str__(self) -> str:
-        return (
-            f"layers {self.span} are held by nobody: one more machine with {size(self.needs_bytes)} would complete it"
-        )
+        needed = size(self.needs_bytes, is_limit=True)
+        return f"layers {self.span} are held by nobody: one more machine with {needed} would complete it"
 
 
 @dataclass(frozen=True, slots=True)

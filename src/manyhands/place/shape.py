@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from manyhands.core import Precision, Span
+from manyhands.core import ModelId, Precision, Span
 from manyhands.errors import ModelError
 
 _ITEM_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "int8": 2}  # of activations and cache
@@ -39,11 +39,15 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What can be known of a model before it is loaded. `config`: its config.json; `folder` holds it whole, if one does."""
+    """What can be known of a model before it is loaded. `config`: its config.json; `folder` holds it whole, if one does.
+
+    `model`: its id, where that costs no reading of weights: a manifest lies in the repository, or came with an earlier fetch.
+    """
 
     shape: ModelShape
     config: bytes
     folder: Path | None
+    model: ModelId | None = None
 
 
 def look_up(model: str, precision: Precision, home: Path) -> Checkpoint:
@@ -55,8 +59,10 @@ def look_up(model: str, precision: Precision, home: Path) -> Checkpoint:
 
     folder = _local_folder(model, home)
     if folder is None:
-        raw, tensors = _from_hub(model, home)
-        return Checkpoint(shape_of(model, parse_config(raw, f"{model}: config.json"), tensors, precision), raw, None)
+        raw, tensors, found = _from_hub(model, home)
+        return Checkpoint(
+            shape_of(model, parse_config(raw, f"{model}: config.json"), tensors, precision), raw, None, found
+        )
     raw, tensors = read_config(folder), _tensors(folder)
     shape = shape_of(model, parse_config(raw, str(folder / "config.json")), tensors, precision)
     return Checkpoint(shape, raw, folder if _is_whole(folder, tensors) else None)
@@ -100,27 +106,44 @@ def _tensors(folder: Path) -> Sequence[Any]:
     return Manifest.decode(path.read_bytes(), str(path)).tensors if path.exists() else read_entries(folder)
 
 
-def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any]]:
-    """config.json and tensors; from an earlier fetch if the hub gives no answer."""
-    from manyhands.model.folder import INDEX, MANIFEST, SINGLE, parse_index, read_config
+def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any], ModelId | None]:
+    """config.json, tensors, and the id where there is a manifest; from an earlier fetch if it is there."""
+    from manyhands.model.fetch import hub_folder
+    from manyhands.model.folder import INDEX, MANIFEST, SINGLE, parse_index
     from manyhands.model.hub import HubUnreachable, find_model, parse_hub_id, read_remote_header, read_whole
+    from manyhands.model.manifest import Manifest
 
     repo, revision = parse_hub_id(model)
+    here = sorted((home / "models").glob(f"{repo.replace('/', '--')}@*/{MANIFEST}"))
     try:
-        found = find_model(repo, revision)
+        found = find_model(repo, revision, is_vital=not here)
     except HubUnreachable:
-        here = sorted((home / "models").glob(f"{repo.replace('/', '--')}@*/{MANIFEST}"))
         if not here:
             raise
-        return read_config(here[-1].parent), _tensors(here[-1].parent)
+        return _fetched(here[-1].parent)
+    if (folder := hub_folder(home, repo, found.commit)) / MANIFEST in here:
+        return _fetched(folder)
     config = read_whole(found, found.describe("config.json"), _CONFIG_BYTES)
+    if MANIFEST in found.names:
+        manifest = Manifest.decode(
+            read_whole(found, found.describe(MANIFEST), 4 * _CONFIG_BYTES), f"{repo}: {MANIFEST}"
+        )
+        return config, manifest.tensors, manifest.id
     files = {SINGLE}
     if INDEX in found.names:
         files = set(parse_index(read_whole(found, found.describe(INDEX), 4 * _CONFIG_BYTES)).values())
     elif SINGLE not in found.names:
         raise ModelError(f"{repo} holds no weights: neither {SINGLE} nor {INDEX}")
     headers = [read_remote_header(found, found.describe(file))[1] for file in sorted(files)]
-    return config, [entry for entries in headers for entry in entries]
+    return config, [entry for entries in headers for entry in entries], None
+
+
+def _fetched(folder: Path) -> tuple[bytes, Sequence[Any], ModelId | None]:
+    from manyhands.model.folder import MANIFEST, read_config
+    from manyhands.model.manifest import Manifest
+
+    manifest = Manifest.decode((folder / MANIFEST).read_bytes(), str(folder / MANIFEST))
+    return read_config(folder), manifest.tensors, manifest.id
 
 
 def _cache_width(config: Mapping[str, Any], hidden_size: int) -> int:

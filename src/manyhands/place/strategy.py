@@ -4,6 +4,7 @@ Spans are contiguous, always: layer n + 1 needs layer n, so an interleaved share
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -48,11 +49,13 @@ class Choice:
     why: str
 
 
-def size(num_bytes: float) -> str:
-    """Bytes for people: 3.2 GB."""
+def size(num_bytes: float, *, is_limit: bool = False) -> str:
+    """Bytes for people: 3.2 GB. `is_limit`: rounded up, so that who gives what is shown gives enough."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= factor:
-            return f"{num_bytes / factor:.{1 if num_bytes < 10 * factor else 0}f} {unit}"
+            digits = 1 if num_bytes < 10 * factor else 0
+            shown = math.ceil(num_bytes / factor * 10**digits) / 10**digits if is_limit else num_bytes / factor
+            return f"{shown:.{digits}f} {unit}"
     return f"{num_bytes:.0f} B"
 
 
@@ -69,8 +72,7 @@ def check_budget(memory_bytes: float, shape: ModelShape, tokens: int, with_ends:
     if fitting == 0:
         layer, cache = max(shape.layer_bytes), tokens * shape.cache_bytes
         ends = shape.ends_bytes if with_ends else 0
-        remedies = [f"give at least {size(layer + cache + ends + PROCESS_BYTES)}"]
-        remedies += ["plan for fewer tokens"] if cache > layer else []
+        remedies = [f"give at least {size(layer + cache + ends + PROCESS_BYTES, is_limit=True)}"]
         remedies += ["use --dtype int8"] if shape.precision != "int8" else []
         with_them = f", its ends {size(ends)}" if ends else ""
         raise BadRequest(
@@ -113,9 +115,9 @@ def choose_span(
 
     Layers that nobody holds come first; then those that lack to the next complete copy of the model, up to `max_pipes`
     copies; then those with the least throughput. Of these the node takes as many as fit its budget, and with room left
-    goes on into its neighbours while they are below `max_pipes`. `files`: the span whose weights lie on its disk; it is
-    preferred unless a gap needs others (SH-R14: moving everybody at every death costs hours of downloads). Raises BadRequest if
-    the budget holds no layer, or max_pipes is below 1.
+    goes on into its neighbours while they are below `max_pipes`. `files`: the span whose weights lie on its disk (None: all,
+    or none); it is preferred unless a gap needs others (SH-R14: moving everybody at every death costs hours of downloads).
+    Raises BadRequest if the budget holds no layer, or max_pipes is below 1.
     """
     if max_pipes < 1:
         raise BadRequest(f"max_pipes is {max_pipes}; it must be at least 1")
@@ -129,8 +131,12 @@ def choose_span(
         span = _grown(gap, counts, room, max_pipes)
         return Choice(span, _reason(gap, span, level, room))
     if files is not None:
-        kept = Span(files.start, min(files.end, files.start + room))
-        return Choice(kept, f"nothing is missing, and layers {kept} are on this machine's disk already")
+        strength = throughputs(holdings, shape.num_layers)[files.start : files.end]
+        start = files.start + weakest_window(strength, min(room, len(files))).start
+        kept = Span(start, start + min(room, len(files)))
+        span = _grown(kept, counts, room, max_pipes)
+        more = "" if span == kept else f"; with room for {room} it takes {span}"
+        return Choice(span, f"nothing is missing, and layers {kept} are on this machine's disk already{more}")
     span = weakest_window(throughputs(holdings, shape.num_layers), room)
     why = f"every layer is held {level} times or more; layers {span} have the least throughput, and {room} fit here"
     return Choice(span, why)
