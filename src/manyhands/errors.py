@@ -14,7 +14,8 @@ ManyhandsError                code            meaning
 ├─ WeightsMismatch            weights_mismatch  two nodes hold different weights or precision
 ├─ ShardUnavailable           shard_unavailable nobody can serve a needed span (retryable elsewhere)
 │  └─ Busy                    shard_unavailable a hop is full; said before it accepts, never after
-│  └─ Draining               draining        a hop would like to leave; it serves on until it is replaced
+│  ├─ Draining               draining        a hop would like to leave; it serves on until it is replaced
+│  └─ Detour                 detour          a hop sends through a relay and need not any more; it serves on
 ├─ PipelineStalled            pipeline_stalled  no progress within the deadline
 ├─ PipelineAborted            pipeline_aborted  a running session cannot go on
 │  └─ Corruption              pipeline_aborted  a hop sent NaN, Inf or nonsense
@@ -106,6 +107,10 @@ class Busy(ShardUnavailable):
 
 class Draining(ShardUnavailable):
     code = "draining"
+
+
+class Detour(ShardUnavailable):
+    code = "detour"
 
 
 class PipelineStalled(ManyhandsError):

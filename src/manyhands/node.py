@@ -321,6 +321,10 @@ class Node:
         if link not in self._readers:
             self._readers.add(link)
             self.start(self._read(link))
+            for session in self.sessions.values():
+                session.on_linked(link)
+            for host in self.hosts:
+                host.on_linked(link)
             if link.lane == "control":
                 self.start(self._measure(link))
                 self.on_linked(link)

@@ -6,6 +6,7 @@ import logging
 import statistics
 from collections import deque
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Literal
 
 from manyhands.config import RequestConfig
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 # How often a repair that finds nobody asks again.
 ASK_AGAIN_S = 0.25
+# Between two changes of a session's links: a hop that calls for them without need costs no more than a round trip a second.
+REWIRE_PAUSE_S = 1.0
 
 
 class Pace:
@@ -56,6 +59,7 @@ class Healer:
         self.events: list[Event] = []
         self._fruitless = 0
         self._attempts = 0  # in this repair
+        self._may_rewire_at = 0.0
         self._committed = -1
 
     async def repair(self, committed: int, at_token: int) -> int:
@@ -121,6 +125,29 @@ class Healer:
                     await self._lose_if_covered(index, reason, committed)
                 case "following":
                     pass
+
+    async def rewire(self, committed: int) -> int | None:
+        """Give every hop its place again, in a new epoch, over the best links there are by now; caches stay.
+
+        Returns the position from which on the origin must send again; None if it must not: too soon after the last time, or
+        something else is wrong that goes first. Raises HopLost if a hop does not answer.
+        """
+        session, now = self._session, asyncio.get_running_loop().time()
+        if now < self._may_rewire_at or not all(hop.is_whole for hop in session.hops):
+            return None
+        session.has_detour, self._may_rewire_at = False, now + REWIRE_PAUSE_S
+        plan = plan_repair([hop.offer for hop in session.hops], (), (), (), (), (), committed)
+        with contextlib.suppress(ShardUnavailable):
+            hops = await asyncio.gather(*(self._relinked(i, hop) for i, hop in enumerate(session.hops)))
+            if not session.losses:
+                await session.reshape(plan.slots, hops)
+                logger.info("session=%s moved to better links at position %d", session.id.hex()[:8], committed)
+                return plan.replay_from
+        return None
+
+    async def _relinked(self, index: int, hop: Hop) -> Hop:
+        best = await self._around.connect(index, hop.offer, len(self._session.hops), self._session.lease)
+        return replace(hop, control=best.control, data=best.data)
 
     async def suspect(self, waited_s: float, committed: int) -> None:
         """A step is overdue: if another node can take the place of the hop that holds it up, count that hop as lost.

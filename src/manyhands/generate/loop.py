@@ -133,6 +133,8 @@ class Generation:
             try:
                 if self._session.leaving:
                     await self._healer.hand_over(self._committed)
+                if self._session.has_detour and (start := await self._healer.rewire(self._committed)) is not None:
+                    await self._send_known(start, drafts)
                 return await self._advance(drafts)
             except HopLost:
                 pass

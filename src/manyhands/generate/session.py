@@ -17,6 +17,7 @@ from manyhands.core import ORIGIN_HOP, EndsAt, ModelId, NodeId, PathKind, Precis
 from manyhands.errors import (
     BadRequest,
     Corruption,
+    Detour,
     Draining,
     LinkClosed,
     ManyhandsError,
@@ -28,7 +29,7 @@ from manyhands.errors import (
     WeightsMismatch,
 )
 from manyhands.generate.repair import Slot
-from manyhands.net.transport import Link
+from manyhands.net.transport import Link, betters
 from manyhands.route.search import Offer
 from manyhands.wire.message import (
     SHADOW,
@@ -115,6 +116,7 @@ class Session:
         self.lease = lease
         self.losses: dict[int, str] = {}
         self.leaving: dict[int, str] = {}
+        self.has_detour = False  # a hop is reached through a relay, and there is a direct link to it by now
         self.liars: set[NodeId] = set()
         self.shadows: dict[Span, Shadow] = {}
         self.refused: set[NodeId] = set()  # nodes that would not, or could not, go on being a shadow
@@ -448,6 +450,9 @@ class Session:
         if message.code == Draining.code and self._is_running and self._has_opened(message.hop):
             self.leaving[message.hop] = message.detail
             return
+        if message.code == Detour.code and self._is_running:
+            self.has_detour = True
+            return
         near = range(max(0, message.hop - 1), min(len(self.hops), message.hop + 2))
         at_fault = message.blame if message.blame is not None and message.blame in near else message.hop
         kind = _ERRORS.get(message.code, PipelineAborted)
@@ -467,6 +472,11 @@ class Session:
     def _has_opened(self, hop: int) -> bool:
         """Whether the hop has its place in this epoch: else a fault of it answers our Open."""
         return self.hops[hop].epoch == self.epoch
+
+    def on_linked(self, link: Link) -> None:
+        """There is a new link of this origin."""
+        ours = [old for hop in self.hops for old in (hop.control, hop.data) if old is not None]
+        self.has_detour |= any(betters(link, old) for old in ours)
 
     def on_lost(self, link: Link, reason: str) -> None:
         """One of our links is gone: the hops behind it are lost."""

@@ -3,7 +3,7 @@
 A node has several addresses: those of its record, those it said in Hello, and the relays that this node knows. Which are
 tried, and when, is decided by `plan` (pure). A link through a relay is used at once and bettered later: from time to time
 this node tries the peer's direct addresses, and a direct link so found joins the node's links as if the peer had dialled.
-New sessions take it (LinkPool prefers direct links); running ones stay where they are, for their links stay open.
+New sessions take it (LinkPool prefers direct links), running ones move to it between two steps (generate/heal.py).
 Links over iroh move by themselves, running sessions too.
 """
 

@@ -93,6 +93,12 @@ class Transport(Protocol):
         """Stop listening and drop links nobody accepted. Links already handed out belong to their takers."""
 
 
+def betters(new: Link, old: Link) -> bool:
+    """Whether `new` is a direct link to where `old` goes by way of a relay."""
+    ways = (new.health.path_kind, old.health.path_kind)
+    return (new.peer, new.lane) == (old.peer, old.lane) and ways == ("direct", "relay")
+
+
 def check_lane(message: Message, lane: Lane) -> None:
     """Raise ProtocolError unless `message` may be sent on `lane` after Hello."""
     if type(message) not in LANES[lane]:

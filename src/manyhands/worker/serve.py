@@ -17,12 +17,13 @@ from manyhands.errors import (
     Busy,
     ContextOverflow,
     Corruption,
+    Detour,
     Draining,
     LinkClosed,
     ManyhandsError,
     WeightsMismatch,
 )
-from manyhands.net.transport import Link
+from manyhands.net.transport import Link, betters
 from manyhands.wire.message import Feed, HopTiming, Open, Probe, Step
 from manyhands.worker.batch import WINDOW_ROWS, Waiting, choose, hold_until
 from manyhands.worker.execute import Device, Draws, Result, SpanModel
@@ -245,6 +246,13 @@ class SpanHost:
         while self._places or self._opening:
             self._freed.clear()
             await self._freed.wait()
+
+    def on_linked(self, link: Link) -> None:
+        """There is a new link of this node: origins of sessions that send through a relay instead may give them new places."""
+        for session in self._places.values():
+            if not session.is_last and betters(link, session.successor):
+                detail = f"hop {session.opened.hop} has a direct link to the next"
+                session.fault(Detour.code, detail, session.opened.hop)
 
     def drop_successor(self, link: Link) -> None:
         """A data link is gone: the origins of sessions that send over it are told, and may repair their routes."""
