@@ -479,6 +479,31 @@ def test_a_draining_node_without_an_heir_serves_to_the_end(bench: Bench) -> None
     bench.play(main)
 
 
+def test_a_draining_node_leaves_in_time_though_nobody_takes_its_sessions(bench: Bench) -> None:
+    """Two spans and an origin that has nobody else: at the deadline the node is empty, and the origin knows at once."""
+
+    async def main() -> None:
+        request = replace(REQUEST, patience_s=1.0)
+        async with bench.scene(spares=[], request=request, worker=WorkerConfig(drain_s=5.0)) as scene:
+            node = scene.hops[1]
+            await node.host(bench.folder, Span(0, 2), "bf16", node.hosts[0]._device, model_name="test", is_spare=True)
+            scene.faults.slow(node, 0.9)
+            task = asyncio.ensure_future(scene.ask())
+            await asyncio.sleep(3.0)
+            began = asyncio.get_running_loop().time()
+            await node.drain()
+            assert asyncio.get_running_loop().time() - began == pytest.approx(5.0, abs=0.01)
+            assert not any(host.num_sessions for host in node.hosts)
+            with pytest.raises(ShardUnavailable):
+                await task
+            assert asyncio.get_running_loop().time() - began < 5.0 + 2.0
+            assert "nobody took its place" in scene.answers[0].events[0].detail
+            got = scene.answers[0].token_ids
+            assert 0 < len(got) and got == bench.wanted["greedy", 0][: len(got)]
+
+    bench.play(main)
+
+
 @pytest.mark.parametrize("path", ["ring", "star"])
 def test_a_lost_origin_frees_its_hops(bench: Bench, path: PathKind) -> None:
     """At once if the link says so, by the heartbeat if the origin is frozen: within four seconds."""

@@ -45,6 +45,8 @@ class WorkerConfig:
     log_bytes: int = 256 << 20
     # A span nobody has used for so long is dropped from memory and loaded again when asked for. 0: never.
     evict_after_s: float = 0.0
+    # How long a node that leaves, or moves to other layers, waits for its sessions to go or end; then it closes them.
+    drain_s: float = 300.0
 
     def __post_init__(self) -> None:
         for name in ("max_sessions", "cache_tokens", "cache_bytes", "prefill_rows", "mixed_rows"):
@@ -54,6 +56,8 @@ class WorkerConfig:
             raise BadRequest(f"log_bytes is {self.log_bytes}; it must be 0 (no logs) or more")
         if not self.evict_after_s >= 0:  # also refuses NaN
             raise BadRequest(f"evict_after_s is {self.evict_after_s}; it must be 0 (never) or more")
+        if not 0 < self.drain_s < math.inf:
+            raise BadRequest(f"drain_s is {self.drain_s}; it must be more than 0 seconds")
 
 
 @dataclass(frozen=True, slots=True)

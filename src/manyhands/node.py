@@ -214,7 +214,7 @@ class Node:
         self._running.pop(host).cancel()
 
     async def drain(self) -> None:
-        """Leave politely: accept no session, hand those here over, return when none is left. Deadline: the caller's."""
+        """Leave politely: accept no session, hand those here over, return when none is left, `worker.drain_s` at most."""
         for host in self.hosts:
             host.drain()
         for host in self.hosts:

@@ -412,6 +412,28 @@ def test_who_drains_says_so_in_every_epoch(folder: Path) -> None:
     play(folder, scenario)
 
 
+def test_who_has_not_gone_by_the_deadline_is_turned_out(folder: Path) -> None:
+    """Also a session that is half open; each origin hears that this hop is gone, which is more than that it drains."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        late = opening(2)
+        one.host.reserve(late, link(one.origin))
+        one.host.drain()
+        await asyncio.sleep(6.0)
+        one.host.drain()  # to say it again defers nothing
+        began = asyncio.get_running_loop().time()
+        await one.host.emptied()
+        assert asyncio.get_running_loop().time() - began == pytest.approx(4.0, abs=0.01)
+        told = [(f.session, f.code, f.blame) for f in one.faults() if f.code != "draining"]
+        assert sorted(told) == [(session_id(n), "shard_unavailable", None) for n in (1, 2)]
+        assert one.host.info.free_tokens == WorkerConfig().cache_tokens and one.logs.num_bytes == 0
+        await one.host.open(late, link(one.origin), link(one.after))
+        assert one.host.num_sessions == 0
+
+    play(folder, scenario, drain_s=10.0)
+
+
 def test_a_step_on_the_device_while_the_place_changes_is_not_sent(folder: Path) -> None:
     """Its rows belong to the old route; the new one starts from what both sides know, with the same bits."""
     wanted: list[torch.Tensor] = []

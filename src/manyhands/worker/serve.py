@@ -21,14 +21,15 @@ from manyhands.errors import (
     Draining,
     LinkClosed,
     ManyhandsError,
+    ShardUnavailable,
     WeightsMismatch,
 )
 from manyhands.net.transport import Link, betters
-from manyhands.wire.message import Feed, HopTiming, Open, Probe, Step
+from manyhands.wire.message import Fault, Feed, HopTiming, Open, Probe, Step
 from manyhands.worker.batch import WINDOW_ROWS, Waiting, choose, hold_until
 from manyhands.worker.execute import Device, Draws, Result, SpanModel
-from manyhands.worker.session import Fit, HopSession, Taken
 from manyhands.worker.log import LogBudget
+from manyhands.worker.session import Fit, HopSession, Taken, send
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ class SpanHost:
         device: Device,
         config: WorkerConfig,
         make_sampler: Callable[[SamplingParams], Draws],
-    ) -> None:
         logs: LogBudget,
+    ) -> None:
         self._info, self._load, self._device, self._config = info, load, device, config
         self._make_sampler, self._logs = make_sampler, logs
         self._model: SpanModel | None = None
@@ -64,7 +65,7 @@ class SpanHost:
         self._wake = asyncio.Event()
         self._freed = asyncio.Event()
         self._clock = 0
-        self.is_draining = False
+        self._leaves_at: float | None = None  # by the loop's clock, once it drains
         self._step_s = 0.0  # usual duration of a decode step
         self.steps_run = 0
         self.rows_run = 0
@@ -235,17 +236,32 @@ class SpanHost:
         for place, session in [(p, s) for p, s in self._places.items() if s.origin is link]:
             self._free(place, session)
 
+    @property
+    def is_draining(self) -> bool:
+        return self._leaves_at is not None
+
     def drain(self) -> None:
-        """Accept no more sessions; let the origins of those here look for other nodes."""
-        self.is_draining = True
+        """Accept no more sessions; let the origins of those here look for other nodes, for `drain_s` from the first call on."""
+        self._leaves_at = self._leaves_at or asyncio.get_running_loop().time() + self._config.drain_s
         for session in self._places.values():
             session.fault(Draining.code, "drains", session.opened.hop)
 
     async def emptied(self) -> None:
-        """Wait until no session is left. Deadline: the caller's."""
-        while self._places or self._opening:
-            self._freed.clear()
-            await self._freed.wait()
+        """Wait until no session is left. At the deadline of `drain` those still here are closed, and their origins told."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._leaves_at):
+                while self._places or self._opening:
+                    self._freed.clear()
+                    await self._freed.wait()
+        self._turn_out(f"leaves: nobody took its place within {self._config.drain_s:g} s")
+
+    def _turn_out(self, why: str) -> None:
+        for place, (message, origin) in list(self._opening.items()):
+            send(origin, Fault(message.session, message.epoch, message.hop, ShardUnavailable.code, why))
+            self._forget_opening(place)
+        for place, session in list(self._places.items()):
+            session.fault(ShardUnavailable.code, why, None)
+            self._free(place, session)
 
     def on_linked(self, link: Link) -> None:
         """There is a new link of this node: origins of sessions that send through a relay instead may give them new places."""
