@@ -131,9 +131,9 @@ class Colony:
             resident.pid = int(await self._nursery.stdout.readline())
         return began
 
-    async def found(self, resident: Resident, *arguments: str) -> str:
-        """Start the first one, `up tales`; returns the URL of its API. Its ticket is everybody's from now on."""
-        await self.start(resident, "up", "tales", "--api", "127.0.0.1:0", *arguments)
+    async def found(self, resident: Resident, *arguments: str, model: str = "tales") -> str:
+        """Start the first one, `up MODEL`; returns the URL of its API. Its ticket is everybody's from now on."""
+        await self.start(resident, "up", model, "--api", "127.0.0.1:0", *arguments)
         url = (await resident.said("api"))["api"]
         self.ticket = (await resident.said("invitation"))["ticket"]
         return str(url)
@@ -170,8 +170,8 @@ async def colony(*, forked: bool) -> AsyncIterator[Colony]:
                 await nursery.wait()
 
 
-async def complete(api: str, prompt: str, max_tokens: int) -> str:
+async def complete(api: str, prompt: str, max_tokens: int, model: str = "tales") -> str:
     """One greedy completion. Raises ManyhandsError for whatever is no answer."""
-    body = {"model": "tales", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
     answer = await asyncio.to_thread(call, api, "", "POST", "/v1/completions", body)
     return str(answer["choices"][0]["text"])

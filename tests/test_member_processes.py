@@ -10,6 +10,12 @@ from pathlib import Path
 import pytest
 
 from bench.colony import Colony, Resident, colony, complete
+from manyhands.core import Span
+from manyhands.model.folder import read_entries
+from manyhands.model.manifest import build_manifest
+from manyhands.model.partition import span_tensors
+from manyhands.testing.tiny import make_tiny
+from tests.model.hub_server import REPO, FakeHub, serving
 
 pytestmark = pytest.mark.slow
 
@@ -50,11 +56,22 @@ def test_up_and_two_joins_answer_and_a_killed_one_disappears() -> None:
     asyncio.run(_with_colony(scene))
 
 
-def test_leaving_is_told_and_leaves_no_trace() -> None:
+def test_a_hub_model_comes_from_a_peer_and_leaving_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up HUB_ID` reads the hub; who joins fetches exactly its layers from there, and the hub hears nothing of it."""
+    folder = make_tiny("llama", tmp_path / "tiny", layers=6, seed=3)
+
     async def scene(town: Colony) -> None:
         first, second = town.resident("first"), town.resident("second")
-        await town.found(first)
-        await town.join(second)
+        api = await town.found(first, model=REPO)
+        asked = len(hub.tokens)
+        await town.join(second, "--layers", "2-3")
+        pulled = second.home / "models" / build_manifest(folder, home=tmp_path).id
+        wanted = span_tensors([entry.name for entry in read_entries(folder)], Span(2, 4))
+        assert sorted(entry.name for entry in read_entries(pulled)) == wanted
+        assert asked > 0 and len(hub.tokens) == asked
+        assert await complete(api, "Once", 4, REPO)
         await first.said("came", 20)
         second.signal(signal.SIGTERM)
         await second.ended()
@@ -63,7 +80,9 @@ def test_leaving_is_told_and_leaves_no_trace() -> None:
         assert not list((second.home / "run").iterdir())
         assert (second.home / "swarm.ticket").stat().st_mode & 0o077 == 0
 
-    asyncio.run(_with_colony(scene))
+    with serving(FakeHub(folder)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        asyncio.run(_with_colony(scene))
 
 
 async def _with_colony(scene: Callable[[Colony], Awaitable[None]]) -> None:

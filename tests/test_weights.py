@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
@@ -12,7 +13,8 @@ from huggingface_hub import constants
 
 from manyhands.core import ModelId, Precision, Span
 from manyhands.errors import DiskFull, ModelError, ShardUnavailable, WeightsMismatch
-from manyhands.member.weights import Kind, Weights, weights_in, weights_of
+from manyhands.member.hosting import Hosting, provider_of
+from manyhands.member.weights import Kind, Weights, kinds_of, weights_in, weights_of
 from manyhands.model.crew import Blame
 from manyhands.model.folder import MANIFEST, read_entries
 from manyhands.model.hub import HubUnreachable
@@ -21,7 +23,10 @@ from manyhands.model.partition import needed_tensors
 from manyhands.model.split import split_model
 from manyhands.model.wants import Provider
 from manyhands.swarm.record import Record
+from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
+from manyhands.worker.execute import Device
+from tests.members import room_for, town
 from tests.model.hub_server import REPO, FakeHub, serving
 from tests.model.providers import FromDisk, Twist, after, lie, vanish
 from tests.swarm.records import info_of, record_of
@@ -255,6 +260,29 @@ def test_a_part_is_served_as_it_is_and_lacks_the_rest(folder: Path, home: Path, 
     where, _ = fetch(weights, Span(0, 6), home, [peer])
     check_holds(where, folder, Span(0, 6))
     assert not any(".layers.0." in name for name in peer.asked)
+
+
+def test_a_member_that_comes_back_takes_the_layers_that_lie_here(folder: Path, home: Path) -> None:
+    """Nothing is missing and the first layers would do as well; those on the disk cost no fetch."""
+
+    async def scene() -> None:
+        async with town(folder, home) as place:
+            for index in range(2):
+                await place.host(index)
+            member = await place.open(2)
+            (kind,) = kinds_of(member.records())
+            peers = [provider_of(member, r) for r in member.records() if r.node != member.id]
+            weights = await weights_in(kind, peers, home, Silent())
+            await weights.fetch(Span(2, 5), home, peers, Silent(), with_ends=False)
+            member.config = replace(member.config, memory_bytes=room_for(weights, 3))
+            again = await weights_in(kind, peers, home, Silent())
+            device = Device.start(1)
+            place.stack.callback(device.close)
+            hosting = Hosting(member, again, device, home, Silent(), place.said.append, with_ends=False)
+            choice = await hosting.start()
+            assert choice.span == Span(2, 5) and "on this machine's disk already" in choice.why
+
+    run_virtual(scene())
 
 
 # -- other models -----------------------------------------------------------------------------------------------------
