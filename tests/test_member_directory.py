@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from manyhands.config import DIRECTORIES
-from manyhands.core import NodeAddr, SamplingParams
+from manyhands.config import DIRECTORIES, Listed
+from manyhands.core import NodeAddr, SamplingParams, Span
+from manyhands.errors import BadRequest
+from manyhands.member.neighbours import split_nodes
 from manyhands.member.view import missing_spans
 from manyhands.member.weights import kinds_of, weights_of
 from manyhands.model.manifest import Silent
@@ -179,3 +183,41 @@ def test_listed_nodes_are_called_until_they_are_there(play: Any) -> None:
         assert [str(addr) for addr in early.invitation().addresses] == [str(early.addresses[0]), str(there)]
 
     play("static", scene)
+
+
+# -- the swarm file ---------------------------------------------------------------------------------------------------
+
+NODES = ("10.0.0.1:7700 0-5", "10.0.0.2:7700", "10.0.0.3:7700 6-11", "10.0.0.3:7701 6-11")
+
+
+@pytest.mark.parametrize(
+    ("here", "own"),
+    [
+        ("10.0.0.1:7700", 0),
+        ("10.0.0.1:0", 0),  # any port: the file says which
+        ("10.0.0.2:0", 1),
+        ("10.0.0.1:9", None),  # told to listen elsewhere
+        ("10.0.0.3:7701", 3),
+        ("10.0.0.3:0", None),  # two of the list are here: --listen says which
+        ("10.0.0.4:7700", None),
+    ],
+)
+def test_one_file_tells_every_machine_which_it_is(here: str, own: int | None) -> None:
+    mine, others = split_nodes(NODES, NodeAddr.parse(here))
+    assert mine == (None if own is None else Listed.parse(NODES[own]))
+    assert others == [Listed.parse(text) for index, text in enumerate(NODES) if index != own]
+
+
+def test_layers_of_the_file_are_half_open_inside() -> None:
+    assert Listed.parse(" [::1]:7  0-5 ") == Listed(NodeAddr("::1", 7), Span(0, 6))
+    assert Listed.parse("nas.local:7700").span is None
+
+
+@given(st.text(max_size=40) | st.from_regex(r"[\w.:]{1,9}:\d{1,6}( \d*-?\d*)?", fullmatch=True))
+def test_any_other_text_is_refused_in_one_line(text: str) -> None:
+    try:
+        listed = Listed.parse(text)
+    except BadRequest as error:
+        assert str(error).startswith("nodes has ") and "HOST:PORT" in str(error)
+    else:
+        assert 0 < listed.addr.port < 65536

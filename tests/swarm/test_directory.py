@@ -2,17 +2,22 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from manyhands.core import NodeId, SpanInfo, SpanLoad
+import manyhands
+from manyhands.core import ModelId, NodeId, SpanInfo, SpanLoad
 from manyhands.errors import LinkClosed
 from manyhands.swarm.announce import Announcer
 from manyhands.swarm.dht import Dht
-from manyhands.swarm.directory import Backend, DirectoryRunner, Peer
+from manyhands.swarm.directory import MAX_HEARD, Backend, DirectoryRunner, Peer
 from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.members import Members
 from manyhands.swarm.record import BEAT_S, REFRESH_S, open_record, sign
@@ -113,7 +118,7 @@ class Wires:
 
 @dataclass
 class Host:
-    spans: list[tuple[SpanInfo, SpanLoad]]
+    spans: list[tuple[SpanInfo, SpanLoad]] | None  # None: it only looks
 
 
 @contextlib.asynccontextmanager
@@ -233,3 +238,88 @@ def test_an_unreachable_peer_is_a_clear_error() -> None:
                 await runner.send(Peer(node_of(5)), b"hello")
 
     run_virtual(live())
+
+
+# Which models are kept at hand, and of which kind others are
+
+
+class Noted(Gossip):
+    """Gossip that notes what it is told to watch."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(node_of(index), Random(index))
+        self.watched: set[ModelId] = set()
+
+    def watch(self, model: ModelId) -> None:
+        assert model not in self.watched
+        self.watched.add(model)
+
+    def unwatch(self, model: ModelId) -> None:
+        self.watched.remove(model)
+
+
+def test_models_are_watched_while_they_are_hosted_or_asked_for() -> None:
+    """Without either, those that peers speak of are, a few of them: else who joins could learn of no model at all."""
+
+    async def live() -> None:
+        backend, host = Noted(0), Host([])
+        mine, asked, heard = info_of().model, model_of(1), [model_of(index) for index in range(2, 40)]
+        async with running(Wires(), 0, backend, host=host) as runner:
+            runner.joined(Peer(node_of(1), (address_of(1),)), heard)
+            assert len(backend.watched) == MAX_HEARD and backend.watched <= set(heard)
+            host.spans = list(hosted(0))
+            await asyncio.sleep(1)
+            assert backend.watched == {mine}
+            assert runner.records(asked) == []
+            assert backend.watched == {mine, asked}, "at once"
+            host.spans = []
+            await asyncio.sleep(1)
+            assert backend.watched == {asked}
+
+    run_virtual(live())
+
+
+def model_of(index: int) -> ModelId:
+    return ModelId(f"{index:064x}")
+
+
+def test_who_only_looks_sees_all_and_is_seen_by_nobody() -> None:
+    async def live() -> None:
+        wires = Wires()
+        async with running(wires, 0, gossip(0)) as first, running(wires, 1, gossip(1), host=Host(None)) as second:
+            second.joined(Peer(node_of(0), (address_of(0),)))
+            await wait_for(second, 1)
+            await asyncio.sleep(60)
+            for runner in (first, second):
+                assert [record.node for record in runner.records()] == [node_of(0)]
+
+    run_virtual(live())
+
+
+@given(st.binary(min_size=1, max_size=60))
+@settings(max_examples=50)
+def test_messages_of_another_kind_change_nothing_and_are_complained_of(body: bytes) -> None:
+    async def live() -> None:
+        async with running(Wires(), 0, gossip(0)) as runner:
+            before = runner.records()
+            runner.receive(Peer(node_of(1)), body)
+            assert runner.records() == before
+            lines = runner.complaints()
+            if body[:1] == b"g":
+                assert lines == []
+            else:
+                kind = {b"d": "dht", b"s": "static"}.get(body[:1], "means that this node does not know")
+                assert [f"keeps the directory by {kind}, this one by gossip" in line for line in lines] == [True]
+            runner.lost(node_of(1))
+            assert runner.complaints() == []
+
+    run_virtual(live())
+
+
+def test_only_this_package_knows_the_back_ends() -> None:
+    """What is above sees the five calls; that the back-ends can be exchanged rests on it."""
+    root = Path(manyhands.__file__).parent
+    others = [path for path in root.rglob("*.py") if path.parent.name != "swarm"]
+    names = re.compile(r"manyhands\.swarm\.(backends|gossip|dht\w*|static|lookup|news|shelf)\b")
+    found = {path.relative_to(root).as_posix(): set(names.findall(path.read_text())) for path in others}
+    assert {path: used for path, used in found.items() if used} == {"member/member.py": {"backends"}}

@@ -1,13 +1,17 @@
 """A ticket is read exactly, or refused with the reason."""
 
+import base64
+import hashlib
 import string
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manyhands.config import DIRECTORIES
 from manyhands.core import NodeAddr, NodeId
-from manyhands.errors import TicketError
+from manyhands.errors import BadRequest, TicketError
 from manyhands.swarm.ticket import MAX_ADDRESSES, Ticket
 
 NODE = NodeId("ab" * 32)
@@ -113,3 +117,42 @@ def test_rotation_makes_old_tickets_useless_and_keeps_the_rest() -> None:
     assert rotated.secret not in (TICKET.secret, TICKET.rotate().secret)
     assert (rotated.name, rotated.addresses) == (TICKET.name, TICKET.addresses)
     assert rotated.fingerprint != TICKET.fingerprint
+
+
+@pytest.mark.parametrize("kind", DIRECTORIES)
+def test_the_kind_of_directory_travels_and_outlives_changes(kind: str) -> None:
+    ticket = Ticket.new("lab", kind)
+    assert ticket.directory == kind
+    moved = Ticket.parse(ticket.with_address(NodeAddr("a", 1, NODE)).rotate().encode())
+    assert moved.directory == kind and moved.rotate("dht").directory == "dht"
+
+
+def test_a_ticket_that_says_nothing_means_gossip() -> None:
+    """Those that were made before there was a choice; and gossip's are as long as they were."""
+    assert Ticket.new("lab").directory == TICKET.directory == "gossip"
+    assert len(replace(TICKET, directory="dht").encode()) > len(TEXT)
+
+
+@pytest.mark.parametrize("tail", [b"\0", b"\3", b"\xff", b"\1\0"])
+def test_a_field_that_no_ticket_has_is_refused(tail: bytes) -> None:
+    """Also a second spelling of gossip: equal tickets are equal texts."""
+    body = base64.urlsafe_b64decode(TEXT[3:] + "=" * (-len(TEXT[3:]) % 4))[2:-8] + tail
+    payload = len(body).to_bytes(2) + body
+    check = hashlib.sha256(b"mh1" + payload).digest()[:8]
+    with pytest.raises(TicketError, match="newer program"):
+        Ticket.parse("mh1" + base64.urlsafe_b64encode(payload + check).rstrip(b"=").decode())
+
+
+def test_a_machine_that_is_set_to_another_kind_is_told_both_and_the_remedy() -> None:
+    ticket = Ticket.new("lab", "dht")
+    ticket.agree("")
+    ticket.agree("dht")
+    with pytest.raises(
+        BadRequest, match=r"swarm lab keeps its directory by dht, .* set to static: .*rotate --directory static"
+    ):
+        ticket.agree("static")
+    for nonsense in ("chord", "DHT", " "):
+        with pytest.raises(TicketError, match="must be one of gossip, dht, static"):
+            ticket.agree(nonsense)
+        with pytest.raises(TicketError, match="must be one of gossip, dht, static"):
+            Ticket.new("lab", nonsense)
