@@ -2,7 +2,9 @@
 
 relay    {"listen"}                       says {"listening"}
 hop      {"listen", "relay", "layers"}    waits at the relay for calls
-origin   {"relay", "ask"}                 for each line on stdin: one request, says {"text", "ids", "paths"}
+origin   {"relay", "ask"}                 for each line on stdin: one request, says {"ids", "paths"}; for "move" also
+                                          {"session"}, the paths of its hops at its third token, where it waits for direct
+                                          links to all of them; its "paths" are those of its hops at the end
 """
 
 import asyncio
@@ -22,7 +24,7 @@ from manyhands.net.relay import RelayLimits
 from manyhands.net.transport import Transport
 from manyhands.net.tunnel import relayed
 from manyhands.node import Node
-from manyhands.origin import Origin, OriginModel
+from manyhands.origin import Answer, Origin, OriginModel
 from manyhands.wire.message import Hello, Lane
 from manyhands.worker.execute import Device
 
@@ -83,10 +85,26 @@ async def ask(node: Node, job: dict[str, Any], device: Device) -> None:
     model = await device.run(lambda: OriginModel(tales.model_path(), "bf16", "origin"))
     origin = Origin(node, model, device, addrs)
     names = {id_of(name): name for name in job["ask"]}
-    while await asyncio.to_thread(sys.stdin.readline):
-        answer = await origin.complete(origin.request(PROMPT, PARAMS))
-        paths = {f"{names[peer]} {lane}": health.path_kind for (peer, lane), health in node.pool.health().items()}
-        say(ids=answer.token_ids, paths=paths)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        answer = origin.answer(origin.request(PROMPT, PARAMS))
+        async for _ in origin.stream(answer):
+            if len(answer.token_ids) == 3 and line == "move\n":
+                say(session=hop_paths(answer))
+                while "relay" in pool_paths(node, names).values():  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        say(ids=answer.token_ids, paths=hop_paths(answer) if line == "move\n" else pool_paths(node, names))
+
+
+def pool_paths(node: Node, names: dict[NodeId, str]) -> dict[str, str]:
+    """How the best links go."""
+    return {f"{names[peer]} {lane}": health.path_kind for (peer, lane), health in node.pool.health().items()}
+
+
+def hop_paths(answer: Answer) -> list[str]:
+    """How the links of the request's hops go that it uses."""
+    assert answer.session is not None
+    links = [link for hop in answer.session.hops for link in (hop.control, hop.data) if link is not None]
+    return [link.health.path_kind for link in links]
 
 
 if __name__ == "__main__":
