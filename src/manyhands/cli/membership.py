@@ -346,7 +346,7 @@ async def _watch(member: "Member", hosting: "Hosting", tell: Teller) -> None:
     complained: set[str] = set()
     while True:
         spans = missing_spans(hosting.kind, member.records())
-        line = say_missing(spans, hosting.weights.shape, hosting.tokens)
+        line = say_missing(spans, hosting.weights.shape, hosting.budget.tokens)
         if line != said:
             said = line
             text = f"{hosting.weights.name}: {line or 'every layer is held'}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from manyhands.core import NodeAddr, NodeId, Span
-from manyhands.errors import BadRequest, ManyhandsError
+from manyhands.errors import ManyhandsError
 from manyhands.member.member import Member
 from manyhands.member.obedience import Obedience
 from manyhands.member.speed import decode_layer_s
@@ -23,7 +23,8 @@ from manyhands.model.crew import Blame
 from manyhands.model.manifest import Progress
 from manyhands.model.wants import Peer, Provider
 from manyhands.place.balance import History, Move, decide, may_leave
-from manyhands.place.strategy import PROCESS_BYTES, Choice, Holding, choose_span, size
+from manyhands.place.budget import Budget
+from manyhands.place.strategy import Choice, Holding, choose_span
 from manyhands.swarm.record import Record
 from manyhands.worker.execute import Device
 from manyhands.worker.serve import SpanHost
@@ -31,7 +32,6 @@ from manyhands.worker.serve import SpanHost
 logger = logging.getLogger(__name__)
 
 MAX_ROUNDS = 5  # of claiming: each time somebody with a lower id was faster
-MIN_CACHE_BYTES = 1 << 20
 WATCH_S = 0.5
 Say = Callable[[str], None]
 
@@ -81,7 +81,7 @@ class Hosting:
         """The span to host, announced so that others choose something else."""
         config, pinned = self.member.config, self.member.config.span
         if pinned is not None:
-            self._check(pinned)
+            self.budget.check(pinned)
             self._announce(pinned)
             return Choice(pinned, "as told by --layers")
         seniors = {record.node for record in self._records()}
@@ -104,7 +104,7 @@ class Hosting:
             self.weights.shape,
             others,
             config.memory_bytes,
-            tokens=self.tokens,
+            tokens=self.budget.tokens,
             max_pipes=config.max_pipes,
             with_ends=self.with_ends,
             files=self.weights.here,
@@ -124,7 +124,7 @@ class Hosting:
             folder, self.weights = await self.weights.fetch(
                 span, self._home, self.providers(), self._progress, with_ends=self.with_ends, on_blame=self._on_blame
             )
-            node.worker = replace(node.worker, cache_bytes=self._cache_bytes(span))
+            node.worker = replace(node.worker, cache_bytes=self.budget.cache_bytes([*self.held, span]))
             host = await node.host(
                 folder, span, self.weights.precision, self._device, model_name=self.weights.name, has_ends=False
             )
@@ -149,37 +149,14 @@ class Hosting:
     # -- memory -------------------------------------------------------------------------------------------------------
 
     @property
-    def tokens(self) -> int:
-        """Positions of cache that spans are planned with."""
-        return min(self.member.config.tokens, self.weights.shape.context or self.member.config.tokens)
+    def budget(self) -> Budget:
+        config, shape = self.member.config, self.weights.shape
+        return Budget(shape, config.memory_bytes, min(config.tokens, shape.context or config.tokens), self.with_ends)
 
-    def _room(self, held: Collection[Span]) -> int:
-        """Bytes that are left of the budget beside the weights of `held`."""
-        shape = self.weights.shape
-        ends = shape.ends_bytes if self.with_ends else 0
-        return self.member.config.memory_bytes - PROCESS_BYTES - ends - sum(shape.span_bytes(s, 0) for s in held)
-
-    def _cache_bytes(self, new: Span) -> int:
-        """For the cache of `new`: what weights leave, shared with the spans that are served already."""
-        held = [*(host.info.span for host in self.hosts), new]
-        return max(MIN_CACHE_BYTES, self._room(held) // len(held))
-
-    def _fits(self, span: Span, held: Collection[Span]) -> bool:
-        cache = sum(self.weights.shape.span_bytes(s, self.tokens) - self.weights.shape.span_bytes(s, 0) for s in held)
-        return self.weights.shape.span_bytes(span, self.tokens) + cache <= self._room(held)
-
-    def _check(self, span: Span) -> None:
-        """Raise BadRequest unless the model has `span` and the budget holds it."""
-        shape = self.weights.shape
-        if span.end > shape.num_layers:
-            raise BadRequest(f"--layers {span}: {shape.name} has layers 0-{shape.num_layers - 1}")
-        if not self._fits(span, ()):
-            ends = shape.ends_bytes if self.with_ends else 0
-            needed = PROCESS_BYTES + ends + shape.span_bytes(span, self.tokens)
-            raise BadRequest(
-                f"layers {span} of {shape.name} take {size(needed)}, --memory is {size(self.member.config.memory_bytes)}: "
-                "give more, or fewer layers"
-            )
+    @property
+    def held(self) -> list[Span]:
+        """The spans that are served now."""
+        return [host.info.span for host in self.hosts]
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -196,15 +173,10 @@ class Hosting:
         """It moves now: the balance leaves it there for its cool-down."""
         self._history = History(0, self.member.clock())
 
-    def has_room(self, span: Span) -> bool:
-        """Whether the budget holds `span`, once nothing else is served."""
-        return self._fits(span, ())
-
     def may_move(self, target: Span) -> bool:
         """Whether others serve all that a move to `target` leaves; meanwhile too, where memory does not hold both."""
-        held = [host.info.span for host in self.hosts]
-        meanwhile = target if self._fits(target, held) else None
-        return all(self._may_leave(span, meanwhile) for span in held)
+        meanwhile = target if self.budget.fits(target, self.held) else None
+        return all(self._may_leave(span, meanwhile) for span in self.held)
 
     async def move(self, target: Span, why: str, *, is_forced: bool = False) -> None:
         """Serve `target` instead of all spans served now; returns when the old ones are drained. Raises what loading does.
@@ -213,11 +185,11 @@ class Hosting:
         """
         async with self._moving:
             old = self.hosts
-            if any(host.info.span == target for host in old):
+            if target in self.held:
                 return
             self.say(f"moving to layers {target}: {why}")
             self._announce(target)
-            if not self._fits(target, [host.info.span for host in old]):
+            if not self.budget.fits(target, self.held):
                 if not is_forced and not self.may_move(target):
                     self._announce(None)
                     return
@@ -244,8 +216,7 @@ class Hosting:
     async def _fill(self, gap: Span) -> None:
         """Serve what fits of layers that nobody serves, beside what is served already."""
         async with self._moving:
-            held = [host.info.span for host in self.hosts]
-            span = next((s for s in _prefixes(gap) if self._fits(s, held)), None)
+            span = next((s for s in _prefixes(gap) if self.budget.fits(s, self.held)), None)
             if span is None:
                 return
             self._announce(span)
@@ -325,7 +296,7 @@ class Hosting:
                 member.edges(),
                 shapes,
                 len(member.node.sessions),
-                self.tokens,
+                self.budget.tokens,
                 tuple(member.complaints()),
                 api,
                 tuple(member.notes),

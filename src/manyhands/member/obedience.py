@@ -38,10 +38,10 @@ class Obedience:
             model=hosting.kind.model,
             precision=hosting.kind.precision,
             num_layers=hosting.weights.shape.num_layers,
-            held=tuple(host.info.span for host in hosting.hosts),
+            held=tuple(hosting.held),
             is_moving=hosting.is_moving,
             rests_s=hosting.moved_at_s + config.balance.period_s - hosting.member.clock(),
-            has_room=hosting.has_room(order.span),
+            has_room=hosting.budget.fits(order.span),
             is_needed=not hosting.may_move(order.span),
         )
 

@@ -1,0 +1,53 @@
+"""What a node may use of its machine, and which spans that holds with their cache. Pure."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from manyhands.core import Span
+from manyhands.errors import BadRequest
+from manyhands.place.shape import ModelShape
+from manyhands.place.strategy import PROCESS_BYTES, size
+
+MIN_CACHE_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`memory_bytes` for the model, all told. `tokens`: positions of cache to find room for on every layer.
+
+    `with_ends`: the machine is an origin too.
+    """
+
+    shape: ModelShape
+    memory_bytes: int
+    tokens: int
+    with_ends: bool
+
+    def cache_bytes(self, held: Collection[Span]) -> int:
+        """For the cache of each of `held`: what their weights leave, shared evenly."""
+        return max(MIN_CACHE_BYTES, self._room(held) // len(held))
+
+    def fits(self, span: Span, held: Collection[Span] = ()) -> bool:
+        """Whether there is room for `span` beside `held`."""
+        cache = sum(self.shape.span_bytes(s, self.tokens) - self.shape.span_bytes(s, 0) for s in held)
+        return self.shape.span_bytes(span, self.tokens) + cache <= self._room(held)
+
+    def check(self, span: Span) -> None:
+        """Raise BadRequest unless the model has `span` and the budget holds it."""
+        if span.end > self.shape.num_layers:
+            raise BadRequest(f"--layers {span}: {self.shape.name} has layers 0-{self.shape.num_layers - 1}")
+        if not self.fits(span):
+            needed = PROCESS_BYTES + self._ends_bytes + self.shape.span_bytes(span, self.tokens)
+            raise BadRequest(
+                f"layers {span} of {self.shape.name} take {size(needed)}, --memory is {size(self.memory_bytes)}: "
+                "give more, or fewer layers"
+            )
+
+    @property
+    def _ends_bytes(self) -> int:
+        return self.shape.ends_bytes if self.with_ends else 0
+
+    def _room(self, held: Collection[Span]) -> int:
+        """Bytes that are left beside the weights of `held`."""
+        return self.memory_bytes - PROCESS_BYTES - self._ends_bytes - sum(self.shape.span_bytes(s, 0) for s in held)

@@ -1,0 +1,49 @@
+"""What a machine's memory holds: weights, cache, ends, the process."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyhands.core import Span
+from manyhands.errors import BadRequest
+from manyhands.place.budget import MIN_CACHE_BYTES, Budget
+from manyhands.place.strategy import PROCESS_BYTES
+from tests.place.fleet import MB, shape
+
+TOKENS, CACHE = 1000, 20_000  # 20 MB of cache beside the 100 MB of a layer
+
+
+def budget(megabytes: int, *, ends_mb: int = 0) -> Budget:
+    """Of a machine with so much beside the process; an origin if the model has ends."""
+    model = shape(6, ends_mb=ends_mb, cache_bytes=CACHE)
+    return Budget(model, PROCESS_BYTES + megabytes * MB, TOKENS, with_ends=ends_mb > 0)
+
+
+def test_weights_and_cache_count_to_the_byte() -> None:
+    assert budget(240).fits(Span(0, 2)) and not budget(239).fits(Span(0, 2))
+    assert budget(290, ends_mb=50).fits(Span(0, 2)) and not budget(289, ends_mb=50).fits(Span(0, 2))
+    assert budget(240).fits(Span(4, 5), [Span(0, 1)]) and not budget(240).fits(Span(4, 6), [Span(0, 1)])
+
+
+def test_what_weights_leave_is_for_the_caches() -> None:
+    assert budget(300).cache_bytes([Span(0, 1), Span(3, 4)]) == 50 * MB
+    assert budget(100).cache_bytes([Span(0, 2)]) == MIN_CACHE_BYTES
+
+
+def test_a_span_that_cannot_be_is_refused() -> None:
+    budget(240).check(Span(4, 6))
+    with pytest.raises(BadRequest, match="m has layers 0-5"):
+        budget(9999).check(Span(4, 7))
+    with pytest.raises(BadRequest, match="layers 0-2 of m take 660 MB, --memory is 540 MB: give more, or fewer"):
+        budget(240).check(Span(0, 3))
+
+
+@given(st.integers(0, 1000), st.sets(st.integers(0, 5), min_size=1))
+def test_what_fits_has_its_cache(megabytes: int, layers: set[int]) -> None:
+    """Spans that fitted one after the other leave each enough cache for its tokens, taken together."""
+    mine, held = budget(megabytes), list[Span]()
+    for layer in sorted(layers):
+        if mine.fits(Span(layer, layer + 1), held):
+            held.append(Span(layer, layer + 1))
+    if held:
+        assert mine.cache_bytes(held) >= TOKENS * CACHE
