@@ -96,6 +96,8 @@ def test_texts_of_variables_become_what_the_key_is(tmp_path: Path) -> None:
         ("[swarm]\nallow = [1]", r"it must be a list of texts"),
         ('[swarm]\ndeny = ["x"]', r"deny has 'x', which is not a node id"),
         ('[swarm]\nscope = "all"', r"scope is 'all'; it must be one of off, lan, trusted, public"),
+        ('[swarm]\ndirectory = "chord"', r"directory is 'chord'; it must be one of gossip, dht, static"),
+        ('[swarm]\nnodes = ["10.0.0.1:7 5-"]', r'nodes has .*; it must be "HOST:PORT" or "HOST:PORT LAYERS"'),
         ("[worker", r"is not TOML"),
     ],
 )

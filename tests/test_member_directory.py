@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.config import DIRECTORIES, Listed
+from manyhands.config import Listed
 from manyhands.core import NodeAddr, SamplingParams, Span
 from manyhands.errors import BadRequest
 from manyhands.member.neighbours import split_nodes
@@ -20,9 +20,11 @@ from manyhands.member.weights import kinds_of, weights_of
 from manyhands.model.manifest import Silent
 from manyhands.net.memory import MemoryNetwork
 from manyhands.node import Node
+from manyhands.origin import Origin, OriginModel
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Directory
+from manyhands.worker.execute import Device
 from tests.members import Town, room_for, spans, town
 from tests.swarm.records import key_of
 
@@ -74,7 +76,7 @@ def whole(member: Any) -> bool:
     return bool(kinds) and not any(missing_spans(kind, member.records()) for kind in kinds)
 
 
-@pytest.mark.parametrize("kind", DIRECTORIES)
+@pytest.mark.parametrize("kind", ["dht", "static"])  # test_member.py has gossip
 def test_four_members_join_answer_and_leave(kind: str, play: Any) -> None:
     """Three cover the model, each with what the others lack; a visitor asks; one leaves and a fourth takes its layers."""
 
@@ -100,6 +102,32 @@ def test_four_members_join_answer_and_leave(kind: str, play: Any) -> None:
         assert not any(member.complaints() for member in (town[0].member, town[2].member, visitor))
 
     play(kind, scene)
+
+
+def test_a_visitor_calls_nodes_without_a_directory_again(play: Any) -> None:
+    """Those of `serve` are known by their Hello alone, so only while a link is open."""
+
+    async def scene(place: Town) -> None:
+        device = Device.start(1)
+        place.stack.callback(device.close)
+        served = Node(lambda hello: place.network.transport(key_of(5).node_id, hello))
+        await place.stack.enter_async_context(served)
+        await served.host(place.folder, Span(0, 6), "bf16", device, model_name="tiny")
+        place.ticket = place.ticket.with_address(await served.listen(NodeAddr("127.0.0.1", 0)))
+        visitor = await place.stack.enter_async_context(place.member(7, is_visitor=True))
+        assert await visitor.call() == 1
+        origin = Origin(
+            visitor.node, OriginModel(place.folder, "bf16"), device, place.ticket.addresses, visitor.directory
+        )
+        assert origin.is_covered()
+        said = (await origin.complete(origin.request_ids(PROMPT, PARAMS))).token_ids
+        link = visitor.node.pool.find(key_of(5).node_id, "control")
+        assert link is not None
+        link.abort("a cable was pulled")
+        await until(lambda: not origin.is_covered(), 5)
+        assert (await origin.complete(origin.request_ids(PROMPT, PARAMS))).token_ids == said
+
+    play("dht", scene)
 
 
 def test_a_joiner_learns_the_models_of_a_dht_from_its_first_link(play: Any) -> None:

@@ -1,6 +1,7 @@
 """The DHT: buckets, lookups, bytes, the store, and whole overlays with death, partitions and liars in virtual time."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -562,6 +563,36 @@ def test_a_clock_that_is_set_back_stops_nothing() -> None:
     assert dht.tick(earlier), "the key of interest is looked up anew"
     dht.tick(earlier + 1)
     assert dht.receive(peer, encode(Ping(1)), earlier + 1)
+
+
+def test_a_span_that_changed_is_stored_at_once_and_a_busier_one_soon() -> None:
+    """What was claimed and is loaded now is news; by 30 s later a second machine might have loaded it too."""
+    dht, peer = node_and_peer()
+    (question,) = [decode(o.body) for o in dht.joined(peer, START_S) + dht.tick(START_S) if o.to == peer][1:]
+    assert isinstance(question, Find) and question.target == model_key(MODEL)
+    dht.receive(peer, encode(Found(question.request, (), ())), START_S)
+
+    def stored(record: Record, now: float) -> list[Outgoing]:
+        data = sign(record, key_of(0))
+        return [o for o in dht.publish(data, now) if o == Outgoing(peer, encode(Store(0, (data,))))]
+
+    claim = record_of(0, info=replace(info_of(), model=MODEL, max_sessions=0))
+    ready = replace(claim, info=replace(info_of(), model=MODEL), sequence=claim.sequence + 1)
+    busy = replace(ready, info=replace(info_of(), model=MODEL, free_tokens=1), sequence=claim.sequence + 2)
+    gone = replace(busy, is_withdrawn=True, sequence=claim.sequence + 3)
+    told = [len(stored(record, START_S + at)) for at, record in enumerate((claim, ready, busy, gone), 1)]
+    assert told == [1, 1, 0, 1]
+
+
+def test_a_model_that_nobody_asks_for_any_more_is_not_looked_up() -> None:
+    dht, peer = node_and_peer()
+    dht.joined(peer, START_S)
+    dht.unwatch(MODEL)
+    assert [
+        o for o in dht.tick(START_S) if isinstance(question := decode(o.body), Find) and question.wants_records
+    ] == []
+    dht.watch(MODEL)
+    assert [o for o in dht.tick(START_S + 1) if isinstance(question := decode(o.body), Find) and question.wants_records]
 
 
 # Hostile peers

@@ -281,14 +281,19 @@ class Member:
         return Peer(node, tuple(ways))
 
     async def _send(self, peer: Peer, body: bytes) -> None:
-        link = self.node.pool.find(peer.node, "control")
-        if link is None:
-            ways = self.book(peer.node) or [NodeAddr(a.host, a.port, peer.node) for a in peer.addresses]
-            if not ways:
-                raise LinkClosed(f"node {peer.node[:16]} has no address, and it has not called")
-            link = await self.node.link(ways[0], "control")
+        link = self.node.pool.find(peer.node, "control") or await self._reach(peer)
         link.send(Directory(body))
         await link.drain()
+
+    async def _reach(self, peer: Peer) -> Link:
+        """A link to `peer`: as its records say (the transport tries every way of them), else by what others said of it."""
+        reason = LinkClosed(f"node {peer.node[:16]} has no address, and it has not called")
+        for way in self.book(peer.node)[:1] or [NodeAddr(a.host, a.port, peer.node) for a in peer.addresses]:
+            try:
+                return await self.node.link(way, "control")
+            except LinkClosed as error:
+                reason = error
+        raise reason
 
     def _on_linked(self, link: Link) -> None:
         self.directory.joined(self._peer(link.peer, link), [info.model for info in link.hello.spans])

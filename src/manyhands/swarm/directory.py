@@ -80,22 +80,8 @@ class Directory(Protocol):
         """Send bytes to a node by its id. Raises LinkClosed if it cannot be reached."""
 
 
-class Backend(Protocol):
+class Exchange(Protocol):
     """What a back-end decides. None of the calls raises for what a peer sent; all of them may return nothing."""
-
-    kind: ClassVar[str]  # one of config.DIRECTORIES
-
-    def watch(self, model: ModelId) -> None:
-        """Keep the records of `model` at hand, until `unwatch`. Others may be there too."""
-
-    def unwatch(self, model: ModelId) -> None:
-        """Nobody here asks for `model` any more."""
-
-    def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
-        """Where `node` can be dialled, as its records say, also those that are not fresh."""
-
-    def complaints(self) -> list[str]:
-        """What a person should mend, a line each."""
 
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
         """Our own statement: new, the same with a further beat, or a withdrawal."""
@@ -114,6 +100,24 @@ class Backend(Protocol):
 
     def records(self, now: float) -> list[Record]:
         """Fresh records, our own included."""
+
+
+class Backend(Exchange, Protocol):
+    """An Exchange, and what its owner asks of it."""
+
+    kind: ClassVar[str]  # one of config.DIRECTORIES
+
+    def watch(self, model: ModelId) -> None:
+        """Keep the records of `model` at hand, until `unwatch`. Others may be there too."""
+
+    def unwatch(self, model: ModelId) -> None:
+        """Nobody here asks for `model` any more."""
+
+    def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
+        """Where `node` can be dialled, as its records say, also those that are not fresh."""
+
+    def complaints(self) -> list[str]:
+        """What a person should mend, a line each."""
 
 
 class DirectoryRunner:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from manyhands.core import NodeId
-from manyhands.swarm.directory import Backend, Outgoing, Peer
+from manyhands.swarm.directory import Exchange, Outgoing, Peer
 
 START_S = 1_800_000_000.0  # virtual time begins here: records carry wall-clock times
 
@@ -42,7 +42,7 @@ class Traffic:
 @dataclass(slots=True)
 class _Node:
     peer: Peer
-    backend: Backend
+    backend: Exchange
     index: int
     is_alive: bool = True
     is_silent: bool = False  # dead without a word: dialling it takes the whole timeout
@@ -66,7 +66,7 @@ class Overlay:
         self._events: list[tuple[float, int, Callable[[int, int, bytes], None], int, int, bytes]] = []
         self._actions: dict[int, Callable[[], None]] = {}
 
-    def add(self, peer: Peer, backend: Backend) -> None:
+    def add(self, peer: Peer, backend: Exchange) -> None:
         """A node starts, or one that died starts again with an empty back-end. It is linked to nobody."""
         index = self._index.get(peer.node)
         if index is None:
@@ -131,7 +131,7 @@ class Overlay:
             happen(a, b, body)
         self.now = end
 
-    def backend(self, node: NodeId) -> Backend:
+    def backend(self, node: NodeId) -> Exchange:
         return self._nodes[self._index[node]].backend
 
     def traffic(self, node: NodeId) -> Traffic:
