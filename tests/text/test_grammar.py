@@ -1,5 +1,6 @@
 """Grammars as constraints: what they allow, and that it depends on the ids alone."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from manyhands.testing.tiny import EOS, make_tiny
 from manyhands.text.grammar import Function, Grammar, Grammars, calls_grammar, json_grammar, strict_grammar
 from manyhands.text.prompt import load_tokenizer
 from manyhands.text.reasoning import Thinking
-from manyhands.text.tools import HERMES, LLAMA3, MISTRAL, Dialect
+from manyhands.text.tools import GLM, HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, CallArguments, Dialect, ToolReader
 
 VOCAB = 264
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -96,11 +97,21 @@ FUNCTIONS = [Function("f", SCHEMA, is_strict=True), Function("g", {"type": "obje
 
 def written(dialect: Dialect, arguments: str, name: str = "f") -> str:
     call = f'{{"name": "{name}", "{dialect.arguments}": {arguments}}}'
-    wrap = {"hermes": f"<tool_call>\n{call}\n</tool_call>", "llama3": call, "mistral": f"[TOOL_CALLS][{call}]"}
+    pairs = json.loads(arguments).items()
+    qwen3 = "".join(f"<parameter={k}>\n{json.dumps(v)}\n</parameter>\n" for k, v in pairs)
+    glm = "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{json.dumps(v)}</arg_value>\n" for k, v in pairs)
+    wrap = {
+        "hermes": f"<tool_call>\n{call}\n</tool_call>",
+        "llama3": call,
+        "mistral": f"[TOOL_CALLS][{call}]",
+        "mistral11": f"[TOOL_CALLS]{name}[ARGS]{arguments}",
+        "qwen3": f"<tool_call>\n<function={name}>\n{qwen3}</function>\n</tool_call>",
+        "glm": f"<tool_call>{name}\n{glm}</tool_call>",
+    }
     return wrap[dialect.name]
 
 
-@pytest.mark.parametrize("dialect", [HERMES, LLAMA3, MISTRAL], ids=lambda d: d.name)
+@pytest.mark.parametrize("dialect", [HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, GLM], ids=lambda d: d.name)
 def test_calls(dialect: Dialect, grammars: Grammars) -> None:
     forced = grammars.compile(calls_grammar(dialect, FUNCTIONS, {}, parallel=False))
     good, bad = written(dialect, '{"a": 1}'), written(dialect, '{"a": "x"}')
@@ -117,6 +128,123 @@ def test_several_calls(grammars: Grammars) -> None:
     two = "\n".join([written(HERMES, '{"a": 1}')] * 2)
     assert accepts(grammars.compile(calls_grammar(HERMES, FUNCTIONS, {}, parallel=True)), two)
     assert not accepts(grammars.compile(calls_grammar(HERMES, FUNCTIONS, {}, parallel=False)), two)
+    for dialect, between in ((MISTRAL11, ""), (QWEN3, "\n"), (GLM, "\n")):
+        two = between.join([written(dialect, '{"a": 1}'), written(dialect, "{}", "g")])
+        assert accepts(grammars.compile(calls_grammar(dialect, FUNCTIONS, {}, parallel=True)), two)
+        assert not accepts(grammars.compile(calls_grammar(dialect, FUNCTIONS, {}, parallel=False)), two)
+
+
+MANY = {
+    "type": "object",
+    "properties": {
+        "where": {"type": "string", "description": "free"},
+        "unit": {"enum": ["c", "f", 3]},
+        "deep": {"type": "boolean"},
+        "list": {"$ref": "#/$defs/list"},
+        "maybe": {"type": ["string", "null"]},
+    },
+    "required": ["where", "unit"],
+    "additionalProperties": False,
+    "$defs": {"list": {"type": "array", "items": {"type": "integer"}}},
+}
+VALUES = [{"where": 'a\n"b" <i>', "unit": "c"}, {"where": "", "unit": 3, "deep": True, "list": [1, 2], "maybe": "x"}]
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("dialect", [QWEN3, GLM], ids=lambda d: d.name)
+def test_values_between_tags(dialect: Dialect, values: dict[str, object], grammars: Grammars) -> None:
+    """What the grammar lets through is what the reader makes JSON of."""
+    forced = grammars.compile(calls_grammar(dialect, [Function("f", MANY)], {}, parallel=False))
+    text = written(dialect, json.dumps(values))
+    for value in values.values():
+        if isinstance(value, str):
+            text = text.replace(json.dumps(value), value, 1)
+    assert accepts(forced, text)
+    for wrong in (
+        text.replace("where", "here"),
+        text.replace("c\n<", "d\n<").replace(">c<", ">d<").replace("true", "yes"),
+    ):
+        assert wrong == text or not accepts(forced, wrong)
+    assert not accepts(forced, written(dialect, '{"unit": 3}')) and not accepts(forced, written(dialect, '{"z": 3}'))
+    reader = ToolReader(dialect, {"f": MANY})
+    made = "".join(p.text for p in reader.feed(text) if isinstance(p, CallArguments))
+    assert json.loads(made) == values
+
+
+@pytest.mark.parametrize("dialect", [QWEN3, GLM], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "string", "pattern": "x"}}},
+        {"properties": {"a": {"type": "string", "maxLength": 3}}},
+        {"properties": {"a>b": {"type": "string"}}},
+        {"properties": {"a": {"enum": ["<"]}}},
+        {"properties": {"a": {"not": {}}}},
+        {"properties": {"a": {"type": "integer", "not": {}}}},
+        {"minProperties": 1},
+        {"properties": []},
+        {"required": 5},
+        {"required": ["a"]},
+        {"required": [[]]},
+    ],
+)
+def test_what_cannot_be_enforced_between_tags_is_refused(
+    dialect: Dialect, schema: dict[str, object], grammars: Grammars
+) -> None:
+    with pytest.raises(BadRequest, match="cannot"):
+        grammars.compile(calls_grammar(dialect, [Function("f", schema)], {}, parallel=False))
+
+
+_WORDS = (
+    "type",
+    "enum",
+    "const",
+    "properties",
+    "required",
+    "anyOf",
+    "$ref",
+    "$defs",
+    "items",
+    "additionalProperties",
+    "a",
+)
+_KINDS = ("string", "integer", "object", "array", "null", "#", "#/properties/a", "a")
+_SCHEMAS = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 1) | st.sampled_from(_KINDS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_WORDS), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(dialect=st.sampled_from([QWEN3, GLM]), schema=st.dictionaries(st.sampled_from(_WORDS), _SCHEMAS, max_size=4))
+@settings(deadline=None)
+def test_any_schema_is_enforced_or_refused(dialect: Dialect, schema: dict[str, object], grammars: Grammars) -> None:
+    try:
+        grammar = grammars.compile(calls_grammar(dialect, [Function("f", schema)], {}, parallel=False))
+    except BadRequest as error:
+        assert "\n" not in str(error)
+    else:
+        allowed = grammar.allowed([])
+        assert allowed is not None and list(np.flatnonzero(allowed)) == [ord("<")]
+    list(ToolReader(dialect, {"f": schema}).feed(written(dialect, '{"a": 1}')))
+
+
+def test_special_tags_are_tokens(grammars: Grammars) -> None:
+    """GLM's tags may be tokens of their own: then no text can hold one."""
+    marks = {
+        "<tool_call>": 258,
+        "</tool_call>": 259,
+        "<arg_key>": 260,
+        "</arg_key>": 261,
+        "<arg_value>": 262,
+        "</arg_value>": 263,
+    }
+    grammar = grammars.compile(calls_grammar(GLM, [Function("f", MANY)], marks, parallel=False))
+    ids = [258, *b"f\n", 260, *b"where", 261, 10, 262, *b"x", 263, 10]
+    for length in range(len(ids)):
+        allowed = grammar.allowed(ids[:length])
+        assert allowed is not None and allowed[ids[length]], length
+        assert length > 13 or not allowed[EOS]
 
 
 def test_special_markers_are_tokens(grammars: Grammars) -> None:

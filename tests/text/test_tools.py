@@ -2,26 +2,51 @@
 
 import itertools
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.text.reasoning import Thinking, ThoughtReader
-from manyhands.text.tools import HERMES, LLAMA3, MISTRAL, CallArguments, CallStart, Content, Dialect, Piece, ToolReader
+from manyhands.text.tools import (
+    GLM,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL11,
+    QWEN3,
+    CallArguments,
+    CallStart,
+    Content,
+    Dialect,
+    Piece,
+    ToolReader,
+    find_dialect,
+)
 
 CALL = '{"name": "f", "arguments": {"a": [1, {"b": "}\\"{"}], "c": "\\u00e9 </tool_call>"}}'
 ARGUMENTS = json.loads(CALL)["arguments"]
+A_JSON, C_TEXT = json.dumps(ARGUMENTS["a"]), ARGUMENTS["c"]
 WRAPPED = {
     HERMES: f"<tool_call>\n{CALL}\n</tool_call>",
     LLAMA3: CALL.replace('"arguments"', '"parameters"', 1),
     MISTRAL: f"[TOOL_CALLS][{CALL}]",
+    MISTRAL11: f"[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{json.dumps(ARGUMENTS)}",
+    QWEN3: f"<tool_call>\n<function=f>\n<parameter=a>\n{A_JSON}\n</parameter>\n<parameter=c>\n{C_TEXT}\n</parameter>\n"
+    "</function>\n</tool_call>",
+    GLM: f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{A_JSON}</arg_value>\n<arg_key>c</arg_key>\n"
+    f"<arg_value>{C_TEXT}</arg_value>\n</tool_call>",
 }
+SCHEMA: dict[str, Any] = {"properties": {"a": {"type": "array"}, "c": {"type": "string"}, "n": {"type": "integer"}}}
+FUNCTIONS = {"f": SCHEMA, "g": dict[str, Any]()}
+ALL = [HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, GLM]
 
 
 def read(dialect: Dialect, parts: list[str]) -> tuple[str, list[tuple[str, str]], ToolReader]:
     """Content, calls (name, arguments) and the reader."""
-    reader = ToolReader(dialect, ["f", "g"])
+    reader = ToolReader(dialect, FUNCTIONS)
     pieces: list[Piece] = [piece for part in parts for piece in reader.feed(part)] + reader.finish()
     content, calls = "", list[list[str]]()
     for piece in pieces:
@@ -50,7 +75,7 @@ def test_a_call_is_read_however_it_is_cut(dialect: Dialect, places: list[int]) -
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [("f", ARGUMENTS)]
 
 
-@pytest.mark.parametrize("dialect", [HERMES, MISTRAL], ids=lambda d: d.name)
+@pytest.mark.parametrize("dialect", [d for d in ALL if d is not LLAMA3], ids=lambda d: d.name)
 @given(places=st.lists(st.integers(0, 10_000)))
 def test_text_before_a_call_is_content(dialect: Dialect, places: list[int]) -> None:
     content, calls, _ = read(dialect, cut(f"I look <it> up.\n\n{WRAPPED[dialect]}", places))
@@ -62,10 +87,13 @@ def test_several_calls() -> None:
     assert [name for name, _ in read(HERMES, [two])[1]] == ["f", "f"]
     assert len(read(MISTRAL, [f"[TOOL_CALLS][{CALL}, {CALL}]"])[1]) == 2
     assert len(read(LLAMA3, [f"<|python_tag|>{WRAPPED[LLAMA3]}; {WRAPPED[LLAMA3]}"])[1]) == 2
+    for dialect in (MISTRAL11, QWEN3, GLM):
+        content, calls, _ = read(dialect, [f"So.\n{WRAPPED[dialect]}\n{WRAPPED[dialect]}\n"])
+        assert content == "So." and [json.loads(arguments) for _, arguments in calls] == [ARGUMENTS] * 2
 
 
 def test_arguments_come_before_the_call_is_complete() -> None:
-    reader = ToolReader(HERMES, ["f"])
+    reader = ToolReader(HERMES, FUNCTIONS)
     assert reader.feed('<tool_call>{"name": "f", "arguments": {"a"') == [CallStart(0, "f"), CallArguments(0, '{"a"')]
     assert reader.feed(": 1") == [CallArguments(0, ": 1")]
 
@@ -89,22 +117,141 @@ def test_other_orders_and_forms() -> None:
         "<tool_call>\n",
         "a < b <tool",
         "[TOOL_CALLS]",
+        "[TOOL_CALLS]unknown[ARGS]{}",
+        "[TOOL_CALLS]f[ARGS] is not an object",
+        "[TOOL_CALLS]f is [ARGS]{}",
+        "[TOOL_CALLS]f[CALL_ID]1",
+        "<tool_call>\n<function=unknown>\n</function></tool_call>",
+        "<tool_call><function=f",
+        "<tool_call><func",
+        "<tool_call>unknown\n</tool_call>",
+        "<tool_call>f or not</tool_call>",
         "{}",
         "",
     ],
 )
 def test_what_is_no_call_is_text(text: str) -> None:
     """Nothing is lost of what the model said (white space around a marker aside)."""
-    for dialect in (HERMES, MISTRAL, LLAMA3):
+    for dialect in ALL:
         for parts in ([text], list(text)):
             content, calls, _ = read(dialect, parts)
             assert calls == [] and "".join(content.split()) == "".join(text.split())
 
 
-@given(st.text(alphabet='<tool_call>{}[]",:\\ nameargutsf\n', max_size=80), st.lists(st.integers(0, 100)))
-def test_any_text_is_read_the_same_however_it_is_cut(text: str, places: list[int]) -> None:
-    for dialect in (HERMES, MISTRAL, LLAMA3):
-        assert read(dialect, [text])[:2] == read(dialect, cut(text, places))[:2]
+MARKS = sorted({mark for dialect in ALL for mark in dialect.marks} | {"<function=", *'{}"f> ac:', "\n"})
+HOSTILE = st.lists(st.sampled_from(MARKS) | st.text(max_size=3), max_size=30).map("".join)
+CUTS = st.lists(st.integers(0, 400))
+
+
+@pytest.mark.parametrize("dialect", ALL, ids=lambda d: d.name)
+@given(HOSTILE, CUTS)
+def test_any_text_is_read_the_same_however_it_is_cut(dialect: Dialect, text: str, places: list[int]) -> None:
+    assert read(dialect, [text])[:2] == read(dialect, cut(text, places))[:2]
+
+
+@pytest.mark.parametrize("dialect", [QWEN3, GLM], ids=lambda d: d.name)
+@given(HOSTILE, st.text(max_size=30), CUTS)
+def test_arguments_between_tags_are_json_whatever_stands_there(
+    dialect: Dialect, between: str, value: str, places: list[int]
+) -> None:
+    _, calls, reader = read(dialect, cut(tagged(dialect, {"c": value + between, "n": between}), places))
+    assert calls and calls[0][0] == "f"
+    for _, arguments in calls[: reader.num_calls]:
+        assert isinstance(json.loads(arguments), dict)
+
+
+@pytest.mark.parametrize("dialect", [QWEN3, GLM], ids=lambda d: d.name)
+@given(st.text().filter(lambda text: "</" not in text), CUTS)
+def test_a_text_between_tags_is_what_was_written(dialect: Dialect, value: str, places: list[int]) -> None:
+    _, calls, _ = read(dialect, cut(tagged(dialect, {"c": value}), places))
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("f", {"c": value})]
+
+
+def tagged(dialect: Dialect, values: dict[str, str]) -> str:
+    """A call as the templates write one."""
+    if dialect is GLM:
+        pairs = [f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in values.items()]
+        return f"<tool_call>f\n{''.join(pairs)}</tool_call>"
+    pairs = [f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items()]
+    return f"<tool_call>\n<function=f>\n{''.join(pairs)}</function>\n</tool_call>"
+
+
+def test_a_text_between_tags_streams_and_all_else_is_read_whole() -> None:
+    reader = ToolReader(QWEN3, FUNCTIONS)
+    assert reader.feed("<tool_call><function=f><parameter=c>\nab") == [CallStart(0, "f"), CallArguments(0, '{"c": "ab')]
+    assert reader.feed('"c') == [CallArguments(0, '\\"c')]
+    assert reader.feed("\n") == reader.feed("</para") == []
+    assert reader.feed("meter><parameter=n>\n1") == [CallArguments(0, '"')]
+    assert reader.feed("2\n</parameter></function>") == [CallArguments(0, ', "n": 12}')]
+    assert reader.feed("\n</tool_call>\n") == reader.finish() == [] and reader.num_calls == 1
+
+
+@pytest.mark.parametrize(
+    "schema, text, wanted",
+    [
+        ({"type": "integer"}, "12", 12),
+        ({"type": "integer"}, "3.0", 3.0),
+        ({"type": "integer"}, "twelve", "twelve"),
+        ({"type": "number"}, " 12 ", 12),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "12", "12"),
+        ({"type": ["string", "integer"]}, '"12"', '"12"'),
+        ({"type": "string"}, "true", "true"),
+        ({"type": "object"}, '{"a": [1]}', {"a": [1]}),
+        ({"type": "object"}, "{'a': 1}", "{'a': 1}"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "None", None),
+        ({"anyOf": [{"type": "integer"}, {}]}, "[1]", [1]),
+        ({"$ref": "#/$defs/count"}, "7", 7),
+        ({"$ref": "http://x/y"}, "7", 7),
+        ({"$ref": "#/properties/v"}, "7", 7),
+        (None, "plain", "plain"),
+        (None, "NaN", "NaN"),
+        (None, "[" * 5000, "[" * 5000),
+        ({"type": 5}, "9" * 5000, "9" * 5000),
+    ],
+)
+def test_a_value_between_tags_becomes_what_its_schema_says(schema: Any, text: str, wanted: Any) -> None:
+    properties = {} if schema is None else {"v": schema}
+    reader = ToolReader(GLM, {"f": {"properties": properties, "$defs": {"count": {"type": "integer"}}}})
+    pieces = [p for char in tagged(GLM, {"v": text}) for p in reader.feed(char)]
+    made = "".join(p.text for p in pieces if isinstance(p, CallArguments))
+    assert json.loads(made) == {"v": wanted} and type(json.loads(made)["v"]) is type(wanted)
+
+
+def test_hostile_ends_of_a_tagged_call() -> None:
+    """A tag that is missing or comes twice costs a value, never the JSON."""
+    for text, wanted in (
+        ("<tool_call>f\n<arg_key>a</arg_key></tool_call>", {}),
+        ("<tool_call>f</tool_call>", {}),
+        (
+            tagged(GLM, {"c": "x"}).replace("</tool_call>", "<arg_key>c</arg_key><arg_value>y</arg_value></tool_call>"),
+            {"c": "x"},
+        ),
+    ):
+        assert [json.loads(arguments) for _, arguments in read(GLM, list(text))[1]] == [wanted]
+    for text in ("<tool_call><function=f></tool_call>", "<tool_call><function=f> junk </function> tail"):
+        assert [json.loads(arguments) for _, arguments in read(QWEN3, list(text))[1]] == [{}]
+
+
+@pytest.mark.parametrize(
+    "template, wanted",
+    [
+        ("{% if tools %}<tool_call>{% endif %}", HERMES),
+        ("{% if tools %}<tool_call><function=name>{% endif %}", QWEN3),
+        ("{% if tools %}<tool_call>name<arg_key>{% endif %}", GLM),
+        ("{% if tools %}[TOOL_CALLS][{% endif %}", MISTRAL),
+        ("{% if tools %}[TOOL_CALLS]name[ARGS]{% endif %}", MISTRAL11),
+        ("{% if tools %}ipython{% endif %}", LLAMA3),
+        ("{% if tools %}something else{% endif %}", None),
+        ("<tool_call>", None),
+    ],
+)
+def test_a_dialect_is_known_by_its_template(template: str, wanted: Dialect | None) -> None:
+    assert find_dialect(SimpleNamespace(chat_template=template)) is wanted
 
 
 THINKING = Thinking("<think>", "</think>", None, None, None)

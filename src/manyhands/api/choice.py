@@ -53,7 +53,7 @@ class Voice:
         model = origin.model
         tokenizer = model.tokenizer
         dialect, thinking = find_dialect(tokenizer), find_thinking(tokenizer)
-        markers = {PYTHON_TAG, *((dialect.marker, dialect.close) if dialect else ())}
+        markers = {PYTHON_TAG, *(dialect.marks if dialect else ())}
         markers |= {thinking.opens, thinking.closes} if thinking else set()
         ids = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
         special = {text: ids[text] for text in markers if text in ids and ids[text] not in model.eos_ids}
@@ -86,7 +86,9 @@ class Plan:
     grammar: str | None = None
     reads_thoughts: bool = False
     is_open: bool = False  # the prompt ends within a thought
-    names: frozenset[str] = frozenset()  # functions that may be called
+    functions: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # that may be called, with their parameters
     is_parallel: bool = True
     ask: dict[str, Any] = field(default_factory=dict)
 
@@ -97,7 +99,7 @@ class Plan:
         constraint = None
         if self.grammar is not None:
             constraint = await asyncio.to_thread(self._compile, self.grammar, thinking)
-        shown = self.names or thinking is not None
+        shown = self.functions or thinking is not None
         marks = {token: text for text, token in self.voice.special.items()} if shown else {}
         ask = Ask(model, api, self.prompt, params, caller, constraint=constraint, marks=marks, **self.ask)
         return ask, Choice(self, thinking)
@@ -106,7 +108,7 @@ class Plan:
         try:
             return self.voice.grammars.compile(grammar, thinking, is_open=self.is_open)
         except BadRequest as error:
-            where = "tools" if self.names else "response_format"
+            where = "tools" if self.functions else "response_format"
             raise BadField(f"{where}: {error}", where) from error
 
 
@@ -207,9 +209,9 @@ async def plan_chat(
         raise BadField(
             "manyhands.ignore_eos goes with neither response_format nor tools that are enforced", "manyhands"
         )
-    names = frozenset(f.name for f in talk.functions) if talk.tool_choice != "none" else frozenset[str]()
+    callable_ = {f.name: f.parameters for f in talk.functions} if talk.tool_choice != "none" else {}
     thinks = voice.thinking is not None
-    return Plan(voice, prompt, params, grammar, thinks, is_open, names, talk.is_parallel, options(voice, given))
+    return Plan(voice, prompt, params, grammar, thinks, is_open, callable_, talk.is_parallel, options(voice, given))
 
 
 def _grammar(voice: Voice, talk: Conversation) -> str | None:
@@ -223,10 +225,15 @@ def _grammar(voice: Voice, talk: Conversation) -> str | None:
     if not functions or choice == "none":
         return None
     assert voice.dialect is not None
-    if is_forced:
+    try:
+        if not is_forced:
+            is_strict = any(f.is_strict for f in functions)
+            return strict_grammar(voice.dialect, functions, voice.special) if is_strict else None
         wanted = [f for f in functions if choice in ("required", f.name)]
-        return calls_grammar(voice.dialect, wanted, voice.special, parallel=talk.is_parallel and choice == "required")
-    return strict_grammar(voice.dialect, functions, voice.special) if any(f.is_strict for f in functions) else None
+        several = talk.is_parallel and choice == "required"
+        return calls_grammar(voice.dialect, wanted, voice.special, parallel=several)
+    except BadRequest as error:
+        raise BadField(f"tools: {error}", "tools") from error
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -257,7 +264,7 @@ class Choice:
         self._plan = plan
         self._thoughts = ThoughtReader(thinking, is_open=plan.is_open)
         dialect = plan.voice.dialect
-        self._tools = ToolReader(dialect, plan.names) if plan.names and dialect else None
+        self._tools = ToolReader(dialect, plan.functions) if plan.functions and dialect else None
         self.reasoning = ""
         self.content = ""
         self.calls: list[dict[str, str]] = []  # name, arguments, id

@@ -16,11 +16,12 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
 from manyhands.errors import BadRequest
+from manyhands.text.calls import ARGS
 from manyhands.text.reasoning import Thinking
+from manyhands.text.tagged_grammar import STYLE, tagged_rules
 from manyhands.text.tools import Dialect
 
-# As json.dumps writes: no room for endless white space, and what models have read most of.
-_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_TEXT = "TEXT: /(.|\\n)*/\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,38 +39,59 @@ def json_grammar(schema: Mapping[str, Any] | None) -> str:
 
 
 def calls_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mapping[str, int], *, parallel: bool) -> str:
-    """One call of one of `functions`, or (parallel) several, and nothing else. `marks`: ids of markers that are special."""
-    objects = " | ".join(f"call_{i}" for i in range(len(functions)))
-    rules = "".join(_call_rule(i, f, dialect, forced=True) for i, f in enumerate(functions))
-    body = f"call: {objects}\n{rules}"
+    """One call of one of `functions`, or (parallel) several, and nothing else. `marks`: ids of markers that are special.
+
+    Raises BadRequest for a schema that the dialect cannot be held to.
+    """
+    body = _body(dialect, functions, marks, forced=True)
     marker = _marker(dialect.marker, marks)
-    if dialect.name == "hermes":
-        several = " (SEP one)*" if parallel else ""
-        one = f'one: {marker} "\\n" call "\\n" {_marker(dialect.close, marks)}\n'
-        return f'start: one{several}\nSEP: "\\n"\n{one}{body}'
+    if dialect.name == "llama3":
+        return f"start: call\n{body}"
     if dialect.name == "mistral":
         several = ' (", " call)*' if parallel else ""
         return f'start: {marker} "[" call{several} "]"\n{body}'
-    return f"start: call\n{body}"
+    separator = '"\\n" ' if dialect.close else ""
+    several = f" ({separator}one)*" if parallel else ""
+    return f"start: one{several}\none: {marker} {_inside(dialect, marks)}\n{body}"
 
 
 def strict_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mapping[str, int]) -> str:
     """Free text, but once a call begins it is one of `functions`, its arguments by the schema if it is strict."""
-    objects = " | ".join(f"call_{i}" for i in range(len(functions)))
-    body = f"call: {objects}\n" + "".join(_call_rule(i, f, dialect, forced=False) for i, f in enumerate(functions))
+    body = _body(dialect, functions, marks, forced=False)
     if dialect.name == "llama3":
         return f"start: (call | OTHER)?\nOTHER: /[^{{\\s](.|\\n)*/\n{body}"
-    close = _marker(dialect.close, marks) if dialect.close else ""
-    inside = '"[" call (", " call)* "]"' if dialect.name == "mistral" else f'"\\n" call "\\n" {close}'
+    inside = '"[" call (", " call)* "]"' if dialect.name == "mistral" else _inside(dialect, marks)
     if dialect.marker in marks:
-        return f"start: tag* TEXT\ntag: TEXT {_marker(dialect.marker, marks)} {inside}\nTEXT: /(.|\\n)*/\n{body}"
+        return f"start: tag* TEXT\ntag: TEXT {_marker(dialect.marker, marks)} {inside}\n{body}"
     trigger = f"trigger[lazy]: TEXT {json.dumps(dialect.marker)}\n"
-    return f"start: tag* tail\ntail: TEXT\ntag: trigger {inside}\n{trigger}TEXT: /(.|\\n)*/\n{body}"
+    return f"start: tag* tail\ntail: TEXT\ntag: trigger {inside}\n{trigger}{body}"
 
 
-def _call_rule(index: int, function: Function, dialect: Dialect, *, forced: bool) -> str:
-    begin = json.dumps(f'{{"name": {json.dumps(function.name)}, "{dialect.arguments}": ')
+def _inside(dialect: Dialect, marks: Mapping[str, int]) -> str:
+    """What stands behind the marker of a call."""
+    match dialect.name:
+        case "hermes":
+            return f'"\\n" call "\\n" {_marker(dialect.close, marks)}'
+        case "qwen3":
+            return f'"\\n" call {_marker(dialect.close, marks)}'
+        case "glm":
+            return f"call {_marker(dialect.close, marks)}"
+    return "call"
+
+
+def _body(dialect: Dialect, functions: Sequence[Function], marks: Mapping[str, int], *, forced: bool) -> str:
+    """The rule `call` and those below it, and TEXT."""
+    rules = "".join(_call_rule(i, f, dialect, marks, forced=forced) for i, f in enumerate(functions))
+    return f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}\n{rules}{_TEXT}"
+
+
+def _call_rule(index: int, function: Function, dialect: Dialect, marks: Mapping[str, int], *, forced: bool) -> str:
     schema = function.parameters if function.is_strict or forced else {"type": "object"}
+    if dialect.tags is not None:
+        return tagged_rules(function.name, index, schema, dialect.tags, marks)
+    if dialect.name == "mistral11":
+        return f"call_{index}: {json.dumps(function.name)} {_marker(ARGS, marks)} args_{index}\nargs_{index}: {_json(schema)}\n"
+    begin = json.dumps(f'{{"name": {json.dumps(function.name)}, "{dialect.arguments}": ')
     return f'call_{index}: {begin} args_{index} "}}"\nargs_{index}: {_json(schema)}\n'
 
 
@@ -78,7 +100,7 @@ def _marker(text: str, marks: Mapping[str, int]) -> str:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": _STYLE})
+    return "%json " + json.dumps({**schema, "x-guidance": STYLE})
 
 
 class Grammars:

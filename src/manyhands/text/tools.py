@@ -3,17 +3,22 @@
     hermes    <tool_call>{"name": "f", "arguments": {...}}</tool_call>  any number, text may precede     (qwen, hermes)
     llama3    {"name": "f", "parameters": {...}}                        the whole message, perhaps after <|python_tag|>
     mistral   [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]      text may precede
+    mistral11 [TOOL_CALLS]f[ARGS]{...}                                  any number, text may precede
+    qwen3     <tool_call><function=f><parameter=k>v</parameter></function></tool_call>             (qwen3-coder, qwen3.5)
+    glm       <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>                 (glm-4.5 and later)
 
-Sans-I/O. Arguments are passed on as they come, character by character, as the model wrote them.
+Sans-I/O. Arguments are passed on as they come, character by character, as the model wrote them; values between tags become
+JSON by the function's schema (tagged.py).
 """
 
-import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from manyhands.text.calls import ARGS, CALL_ID, JsonCall, NamedCall
 from manyhands.text.detokenize import overlap
 from manyhands.text.reasoning import template_of
+from manyhands.text.tagged import GLM_TAGS, QWEN3_TAGS, TaggedCall, Tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +43,41 @@ class CallArguments:
 
 
 Piece = Content | CallStart | CallArguments
+Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How calls are written. `marker` opens them ("": the message begins with one), `close` ends each ("": none)."""
 
-    name: Literal["hermes", "llama3", "mistral"]
+    name: Literal["hermes", "llama3", "mistral", "mistral11", "qwen3", "glm"]
     marker: str
     close: str
-    arguments: str  # the key of the arguments
-    skipped: str  # what may stand between and around the objects
+    arguments: str = ""  # the key of the arguments, where a call is an object
+    skipped: str = ""  # what may stand between and around the objects
+    begins: str = "{"  # with what a call begins behind its marker ("": with its name)
+    after: Literal["start", "gap", "text"] = "gap"  # where the reader is after a call
+    tags: Tags | None = None  # where values stand between tags
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """All the markers, which a tokenizer may have as special tokens."""
+        inner = {ARGS, CALL_ID} if self.name == "mistral11" else set[str]()
+        return frozenset({self.marker, self.close, *inner, *(self.tags.all if self.tags else ())} - {""})
+
+    def new_call(self, functions: Mapping[str, Schema]) -> JsonCall | NamedCall | TaggedCall:
+        """A reader of the next call."""
+        if self.tags is not None:
+            return TaggedCall(self.tags, functions)
+        return NamedCall(functions) if self.name == "mistral11" else JsonCall(self.arguments)
 
 
-HERMES = Dialect("hermes", "<tool_call>", "</tool_call>", "arguments", "")
-LLAMA3 = Dialect("llama3", "", "", "parameters", ";")
+HERMES = Dialect("hermes", "<tool_call>", "</tool_call>", "arguments")
+LLAMA3 = Dialect("llama3", "", "", "parameters", ";", after="start")
 MISTRAL = Dialect("mistral", "[TOOL_CALLS]", "", "arguments", "[,]")
+MISTRAL11 = Dialect("mistral11", "[TOOL_CALLS]", "", begins="", after="text")
+QWEN3 = Dialect("qwen3", "<tool_call>", "</tool_call>", begins="<function=", tags=QWEN3_TAGS)
+GLM = Dialect("glm", "<tool_call>", "</tool_call>", begins="", after="text", tags=GLM_TAGS)
 PYTHON_TAG = "<|python_tag|>"
 _SPACE = " \t\r\n"
 
@@ -63,24 +87,25 @@ def find_dialect(tokenizer: Any) -> Dialect | None:
     template = template_of(tokenizer)
     if "tools" not in template:
         return None
-    if HERMES.marker in template:  # Qwen3-Coder and GLM put XML inside
-        return None if "<function=" in template or "<arg_key>" in template else HERMES
+    if HERMES.marker in template:
+        return QWEN3 if "<function=" in template else GLM if "<arg_key>" in template else HERMES
     if MISTRAL.marker in template:
-        return None if "[ARGS]" in template else MISTRAL
+        return MISTRAL11 if ARGS in template else MISTRAL
     return LLAMA3 if "ipython" in template or PYTHON_TAG in template else None
 
 
 class ToolReader:
-    """Takes pieces of a model's text, returns what they release. `names`: functions that exist; others are text.
+    """Takes pieces of a model's text, returns what they release. `functions`: the schema of the arguments of each that exists;
+    calls of others are text.
 
     What may yet become a marker is held back, and so is white space, which a call that follows swallows.
     """
 
-    def __init__(self, dialect: Dialect, names: Collection[str]) -> None:
-        self._dialect, self._names = dialect, frozenset(names)
+    def __init__(self, dialect: Dialect, functions: Mapping[str, Schema]) -> None:
+        self._dialect, self._functions = dialect, functions
         self._state: Literal["start", "text", "gap", "call"] = "text" if dialect.marker else "start"
         self._held = ""
-        self._call = _Call(dialect.arguments)
+        self._call = dialect.new_call(functions)
         self._opened = ""  # what has been swallowed of a marker, should no call follow
         self.num_calls = 0  # that are complete
 
@@ -103,6 +128,8 @@ class ToolReader:
             text = "" if self.num_calls or self._call.is_told else self._opened + text
         elif self._state == "start" and self.num_calls:
             text = text.strip(_SPACE + self._dialect.skipped)
+        elif self.num_calls and not text.strip():
+            text = ""
         return [Content(text)] if text else []
 
     def _in_start(self) -> Iterator[Piece]:
@@ -130,13 +157,15 @@ class ToolReader:
 
     def _in_gap(self) -> Iterator[Piece]:
         """Between a marker and an object, between objects, or between an object and the end marker."""
-        close = self._dialect.close
+        close, begins = self._dialect.close, self._dialect.begins
         rest = self._held.lstrip(_SPACE + self._dialect.skipped)
-        if rest.startswith("{"):
-            self._begin(rest)
-        elif close and rest.startswith(close):
+        if close and rest.startswith(close):
             self._held, self._state, self._opened = rest[len(close) :], "text", ""
-        elif rest and not (close and close.startswith(rest)):
+        elif rest and close.startswith(rest):
+            return
+        elif rest and rest.startswith(begins):
+            self._begin(rest)
+        elif rest and not begins.startswith(rest):
             self._state = "text"
             self._held = rest if self.num_calls else self._opened + self._held
             if self._opened and not self.num_calls:  # the marker itself is text now: step over it
@@ -146,7 +175,7 @@ class ToolReader:
 
     def _begin(self, held: str) -> None:
         self._held, self._state = held, "call"
-        self._call = _Call(self._dialect.arguments)
+        self._call = self._dialect.new_call(self._functions)
 
     def _in_call(self) -> Iterator[Piece]:
         """Within an object. An unknown name makes it text, marker and all."""
@@ -154,7 +183,7 @@ class ToolReader:
         used = call.feed(self._held)
         self._held = self._held[used:]
         if call.name is not None and not call.is_told:
-            if call.name not in self._names:
+            if call.name not in self._functions:
                 yield from self._give_up()
                 return
             call.is_told = True
@@ -166,7 +195,7 @@ class ToolReader:
             yield CallArguments(self.num_calls, fresh)
         if call.is_done:
             self.num_calls += 1
-            self._state = "gap" if self._dialect.marker else "start"
+            self._state = self._dialect.after
             self._opened = ""
 
     def _give_up(self) -> Iterator[Piece]:
@@ -184,101 +213,3 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
         else:
             out.append(piece)
     return out
-
-
-class _Call:
-    """Reads one JSON object {"name": ..., <arguments>: {...}} a character at a time; order and other keys are free."""
-
-    def __init__(self, arguments_key: str) -> None:
-        self._key_of_arguments = arguments_key
-        self.raw = ""
-        self.name: str | None = None
-        self.is_done = False
-        self.is_told = False
-        self._depth = 0
-        self._is_string = self._is_escaped = False
-        self._key: str | None = None  # of the value being read; None while a key is read
-        self._part: list[str] = []
-        self._fresh: list[str] = []  # of the arguments, not taken yet
-        self._has_arguments = False
-
-    def take(self) -> str:
-        """The text of the arguments since the last time."""
-        fresh = "".join(self._fresh)
-        self._fresh.clear()
-        return fresh
-
-    def feed(self, text: str) -> int:
-        """Read on; return how many characters belong to the object."""
-        for count, char in enumerate(text, 1):
-            self._read(char)
-            if self.is_done:
-                self.raw += text[:count]
-                return count
-        self.raw += text
-        return len(text)
-
-    def _read(self, char: str) -> None:
-        if self._is_string:
-            self._is_string = self._is_escaped or char != '"'
-            self._is_escaped = not self._is_escaped and char == "\\"
-            self._keep(char)
-        elif char == '"':
-            self._is_string = True
-            self._keep(char)
-        elif char in "{[":
-            self._depth += 1
-            if self._depth > 1:
-                self._keep(char)
-        elif char in "}]":
-            self._depth -= 1
-            if self._depth == 0:
-                self._end_value()
-                self._end()
-            else:
-                self._keep(char)
-        elif self._depth == 1 and char in ":, \t\r\n":
-            self._separate(char)
-        else:
-            self._keep(char)
-
-    def _separate(self, char: str) -> None:
-        if char == ":" and self._key is None:
-            self._key = str(_load("".join(self._part)))
-            self._part.clear()
-        elif char == ",":
-            self._end_value()
-
-    def _keep(self, char: str) -> None:
-        is_streamed = self._key == self._key_of_arguments and (self._part or char) and not self._is_quoted(char)
-        if is_streamed:
-            self._fresh.append(char)
-            self._has_arguments = True
-        self._part.append(char)
-
-    def _is_quoted(self, char: str) -> bool:
-        """Whether the arguments are JSON within a string, as some models write them: read whole, at the end."""
-        return (self._part[0] if self._part else char) == '"'
-
-    def _end_value(self) -> None:
-        value = "".join(self._part)
-        if self._key == "name" and self.name is None:
-            name = _load(value)
-            self.name = name if isinstance(name, str) else None
-        elif self._key == self._key_of_arguments and value.startswith('"'):
-            self._fresh.append(str(_load(value)))
-            self._has_arguments = True
-        self._key = None
-        self._part.clear()
-
-    def _end(self) -> None:
-        self.is_done = True
-        if not self._has_arguments:
-            self._fresh.append("{}")
-
-
-def _load(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None

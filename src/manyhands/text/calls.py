@@ -1,0 +1,179 @@
+"""One function call at a time, read a character at a time: a JSON object, or a name before one. Sans-I/O.
+
+A reader has `name` (once it is read), `raw` (what was swallowed, should it be text after all), `is_told` (its user's own note),
+`is_done`, `feed` and `take`. One that is done without a name was no call.
+"""
+
+import json
+import re
+from collections.abc import Collection
+from typing import Any, Final
+
+ARGS: Final = "[ARGS]"
+CALL_ID: Final = "[CALL_ID]"
+MAX_ID: Final = 64
+_HEAD: Final = re.compile(r"([\w-]+)(?:\[CALL_ID\][^\[]{0,64})?\[ARGS\]\s*")
+
+
+class JsonCall:
+    """Reads one JSON object {"name": ..., <arguments>: {...}} a character at a time; order and other keys are free."""
+
+    def __init__(self, arguments_key: str) -> None:
+        self._key_of_arguments = arguments_key
+        self.raw = ""
+        self.name: str | None = None
+        self.is_done = False
+        self.is_told = False
+        self._depth = 0
+        self._is_string = self._is_escaped = False
+        self._key: str | None = None  # of the value being read; None while a key is read
+        self._part: list[str] = []
+        self._fresh: list[str] = []  # of the arguments, not taken yet
+        self._has_arguments = False
+
+    def take(self) -> str:
+        """The text of the arguments since the last time."""
+        fresh = "".join(self._fresh)
+        self._fresh.clear()
+        return fresh
+
+    def feed(self, text: str) -> int:
+        """Read on; return how many characters belong to the object."""
+        for count, char in enumerate(text, 1):
+            self._read(char)
+            if self.is_done:
+                self.raw += text[:count]
+                return count
+        self.raw += text
+        return len(text)
+
+    def _read(self, char: str) -> None:
+        if self._is_string:
+            self._is_string = self._is_escaped or char != '"'
+            self._is_escaped = not self._is_escaped and char == "\\"
+            self._keep(char)
+        elif char == '"':
+            self._is_string = True
+            self._keep(char)
+        elif char in "{[":
+            self._depth += 1
+            if self._depth > 1:
+                self._keep(char)
+        elif char in "}]":
+            self._depth -= 1
+            if self._depth == 0:
+                self._end_value()
+                self._end()
+            else:
+                self._keep(char)
+        elif self._depth == 1 and char in ":, \t\r\n":
+            self._separate(char)
+        else:
+            self._keep(char)
+
+    def _separate(self, char: str) -> None:
+        if char == ":" and self._key is None:
+            self._key = str(_load("".join(self._part)))
+            self._part.clear()
+        elif char == ",":
+            self._end_value()
+
+    def _keep(self, char: str) -> None:
+        is_streamed = self._key == self._key_of_arguments and (self._part or char) and not self._is_quoted(char)
+        if is_streamed:
+            self._fresh.append(char)
+            self._has_arguments = True
+        self._part.append(char)
+
+    def _is_quoted(self, char: str) -> bool:
+        """Whether the arguments are JSON within a string, as some models write them: read whole, at the end."""
+        return (self._part[0] if self._part else char) == '"'
+
+    def _end_value(self) -> None:
+        value = "".join(self._part)
+        if self._key == "name" and self.name is None:
+            name = _load(value)
+            self.name = name if isinstance(name, str) else None
+        elif self._key == self._key_of_arguments and value.startswith('"'):
+            self._fresh.append(str(_load(value)))
+            self._has_arguments = True
+        self._key = None
+        self._part.clear()
+
+    def _end(self) -> None:
+        self.is_done = True
+        if not self._has_arguments:
+            self._fresh.append("{}")
+
+
+class NamedCall:
+    """Reads name[CALL_ID]id[ARGS]{...}: the id may be missing. The object is passed on as it comes."""
+
+    def __init__(self, functions: Collection[str]) -> None:
+        self._functions = functions
+        self.raw = ""  # until the call is known to be one
+        self.name: str | None = None
+        self.is_done = self.is_told = False
+        self._fresh: list[str] = []
+        self._depth = 0
+        self._is_string = self._is_escaped = False
+
+    def take(self) -> str:
+        """The text of the arguments since the last time."""
+        fresh = "".join(self._fresh)
+        self._fresh.clear()
+        return fresh
+
+    def feed(self, text: str) -> int:
+        """Read on; return how many characters belong to the call."""
+        for count, char in enumerate(text, 1):
+            if self.name is None:
+                self._read_head(char)
+            else:
+                self._read(char)
+            if self.is_done:
+                return count
+        return len(text)
+
+    def _read_head(self, char: str) -> None:
+        """A head that cannot become one of ours is done without a name: it is text."""
+        if char == "{" and (head := _HEAD.fullmatch(self.raw)) is not None and head[1] in self._functions:
+            self.name = head[1]
+            self._read(char)
+        else:
+            self.raw += char
+            self.is_done = not self._may_be_head()
+
+    def _may_be_head(self) -> bool:
+        """Whether a head may yet come of it: a name, perhaps an id, ARGS, white space."""
+        name, bracket, rest = self.raw.partition("[")
+        if not bracket:
+            return any(known.startswith(name) for known in self._functions)
+        rest = bracket + rest
+        if rest.startswith(CALL_ID):
+            call_id, bracket, rest = rest[len(CALL_ID) :].partition("[")
+            if len(call_id) > MAX_ID:
+                return False
+            rest = bracket + rest
+        is_whole = rest.startswith(ARGS) and not rest[len(ARGS) :].strip()
+        return name in self._functions and (is_whole or any(mark.startswith(rest) for mark in (ARGS, CALL_ID)))
+
+    def _read(self, char: str) -> None:
+        self._fresh.append(char)
+        if self._is_string:
+            self._is_string = self._is_escaped or char != '"'
+            self._is_escaped = not self._is_escaped and char == "\\"
+        elif char == '"':
+            self._is_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            self.is_done = self._depth == 0
+
+
+def _load(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

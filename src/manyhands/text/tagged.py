@@ -1,0 +1,264 @@
+"""Calls whose values stand between tags, bare: read as they come, and made JSON by the function's schema. Sans-I/O.
+
+    qwen3   <function=f> <parameter=k> v </parameter> ... </function>
+    glm     f <arg_key>k</arg_key> <arg_value>v</arg_value> ... </tool_call>
+
+A value that can only be a text streams; any other is read to its end, and is the JSON it looks like if the schema allows that,
+else a text. What stands between a value and the next tag is no part of the call.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from manyhands.text.detokenize import overlap
+
+Schema = Mapping[str, Any]
+_NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_PYTHON: Final = {"True": "true", "False": "false", "None": "null"}  # as some templates write them
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """How a dialect writes a call. Any of `ends` ends one. `is_padded`: the line breaks around a value are not its own."""
+
+    begin: str
+    name_end: str
+    key_open: str
+    key_close: str
+    value_open: str
+    value_close: str
+    ends: tuple[str, ...]
+    is_padded: bool
+
+    @property
+    def all(self) -> frozenset[str]:
+        return frozenset({self.key_open, self.value_open, self.value_close, *self.ends} - {""})
+
+
+QWEN3_TAGS: Final = Tags(
+    "<function=", ">", "<parameter=", ">", "", "</parameter>", ("</function>", "</tool_call>"), is_padded=True
+)
+GLM_TAGS: Final = Tags(
+    "", "<", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", ("</tool_call>",), is_padded=False
+)
+
+
+class TaggedCall:
+    """Reads one call (calls.py says what a reader is)."""
+
+    def __init__(self, tags: Tags, functions: Mapping[str, Schema]) -> None:
+        self._tags, self._functions = tags, functions
+        self.raw = ""  # until the name is complete
+        self.name: str | None = None
+        self.is_done = self.is_told = False
+        self._fresh: list[str] = []
+        self._held = ""
+        self._state = "name"
+        self._seen: set[str] = set()
+        self._value = _Value("", frozenset(), is_padded=False)
+
+    def take(self) -> str:
+        """The JSON of the arguments since the last time."""
+        fresh = "".join(self._fresh)
+        self._fresh.clear()
+        return fresh
+
+    def feed(self, text: str) -> int:
+        """Read on; return how many characters belong to the call."""
+        self._held += text
+        while not self.is_done and self._held and getattr(self, f"_in_{self._state}")():
+            pass
+        return len(text) - len(self._held) if self.is_done else len(text)
+
+    def _in_name(self) -> bool:
+        """One character. A name that no function has is done without one: it is text."""
+        char, self._held = self._held[0], self._held[1:]
+        self.raw += char
+        name = self.raw[len(self._tags.begin) :]
+        if len(self.raw) <= len(self._tags.begin):
+            return True
+        if char == self._tags.name_end and name[:-1].rstrip() in self._functions:
+            self.name, self._state = name[:-1].rstrip(), "between"
+            self._fresh.append("{")
+            if char == "<":  # it begins the next tag
+                self._held = char + self._held
+        else:
+            is_name = char in _NAME and any(known.startswith(name) for known in self._functions)
+            self.is_done = not is_name and not (char.isspace() and name.rstrip() in self._functions)
+        return True
+
+    def _in_between(self) -> bool:
+        """Before a key, or the end."""
+        found = self._seek((self._tags.key_open, *self._tags.ends))
+        if found == self._tags.key_open:
+            self._state = "key"
+        elif found is not None:
+            self._end()
+        return found is not None
+
+    def _in_key(self) -> bool:
+        key, found, after = self._held.partition(self._tags.key_close)
+        if found:
+            self._begin_value(key.strip())
+            self._held, self._state = after, "open" if self._tags.value_open else "value"
+        return bool(found)
+
+    def _in_open(self) -> bool:
+        """Between a key and its value."""
+        found = self._seek((self._tags.value_open, *self._tags.ends))
+        if found == self._tags.value_open:
+            self._state = "value"
+        elif found is not None:
+            self._end()
+        return found is not None
+
+    def _in_value(self) -> bool:
+        close = self._tags.value_close
+        value, found, after = self._held.partition(close)
+        if found:
+            self._tell(self._value.end(value))
+            self._held, self._state = after, "between"
+            return True
+        safe = len(self._held) - overlap(self._held, close)
+        self._tell(self._value.grow(self._held[:safe]))
+        self._held = self._held[safe:]
+        return False
+
+    def _seek(self, marks: tuple[str, ...]) -> str | None:
+        """Which mark comes first, stepping over it; None: none yet, and all that cannot become one is dropped."""
+        places = [(place, mark) for mark in marks if (place := self._held.find(mark)) >= 0]
+        if not places:
+            kept = max(overlap(self._held, mark) for mark in marks)
+            self._held = self._held[len(self._held) - kept :]
+            return None
+        place, mark = min(places)
+        self._held = self._held[place + len(mark) :]
+        return mark
+
+    def _begin_value(self, key: str) -> None:
+        assert self.name is not None
+        parameters = self._functions[self.name]
+        known = parameters.get("properties")
+        schema = known.get(key) if isinstance(known, Mapping) else None
+        self._value = _Value(key, kinds_of(schema, parameters), is_padded=self._tags.is_padded)
+
+    def _tell(self, texts: Iterator[str]) -> None:
+        """JSON of the value; the first one of a name counts."""
+        key = self._value.key
+        for text in texts:
+            if self._value.is_new:
+                self._value.is_new = False
+                self._value.is_told = key not in self._seen
+                if self._value.is_told:
+                    self._fresh.append(f"{', ' if self._seen else ''}{_dump(key)}: ")
+                    self._seen.add(key)
+            if self._value.is_told:
+                self._fresh.append(text)
+
+    def _end(self) -> None:
+        self.is_done = True
+        self._fresh.append("}")
+
+
+class _Value:
+    """One value: told as it comes if it can only be a text, else at its end."""
+
+    def __init__(self, key: str, kinds: frozenset[str], *, is_padded: bool) -> None:
+        self.key, self._kinds, self._is_padded = key, kinds, is_padded
+        self.is_new, self.is_told = True, False
+        self._streams = kinds == {"string"}
+        self._held = ""
+        self._has_begun = False
+
+    def grow(self, text: str) -> Iterator[str]:
+        self._held += text
+        if not self._streams or not self._held:
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            yield '"'
+            self._held = self._held.removeprefix("\n") if self._is_padded else self._held
+        kept = int(self._is_padded and self._held.endswith("\n"))
+        safe, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        if safe:
+            yield _dump(safe)[1:-1]
+
+    def end(self, text: str) -> Iterator[str]:
+        if not self._streams:
+            yield json_of(self._unpadded(self._held + text), self._kinds)
+            return
+        yield from self.grow(text)
+        if not self._has_begun:
+            yield '"'
+        yield _dump(self._held.removesuffix("\n") if self._is_padded else self._held)[1:]
+
+    def _unpadded(self, text: str) -> str:
+        return text.removeprefix("\n").removesuffix("\n") if self._is_padded else text
+
+
+def kinds_of(schema: Any, root: Schema, depth: int = 8) -> frozenset[str]:
+    """The JSON types that `schema`, a part of `root`, allows; none if it does not say."""
+    if not isinstance(schema, Mapping) or depth == 0:
+        return frozenset()
+    if "enum" in schema or "const" in schema:
+        values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
+        return frozenset(map(_kind, values))
+    if "type" in schema:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        return frozenset(kind for kind in kinds if isinstance(kind, str))
+    if isinstance(schema.get("$ref"), str):
+        return kinds_of(_referred(schema["$ref"], root), root, depth - 1)
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list):
+            each = [kinds_of(one, root, depth - 1) for one in schema[word]]
+            return frozenset().union(*each) if all(each) else frozenset()
+    return frozenset()
+
+
+def _referred(ref: str, root: Any) -> Any:
+    """What a reference within the document points to; None for any other."""
+    for word in ref.removeprefix("#/").split("/") if ref.startswith("#/") else ["\0"]:
+        root = root.get(word) if isinstance(root, Mapping) else None
+    return root
+
+
+def json_of(text: str, kinds: frozenset[str]) -> str:
+    """A bare value as JSON: what it looks like if that is allowed (no kinds: anything is), else a text."""
+    looks = _PYTHON.get(text.strip(), text.strip())
+    try:
+        value = json.loads(looks, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return _dump(text)
+    kind = _kind(value)
+    if not kinds or (kind in kinds and kind != "string"):
+        return looks
+    is_whole = isinstance(value, float) and value.is_integer()
+    is_number = (kind == "integer" and "number" in kinds) or (kind == "number" and "integer" in kinds and is_whole)
+    return looks if is_number else _dump(text)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case None:
+            return "null"
+        case list():
+            return "array"
+    return "object"
+
+
+def _dump(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

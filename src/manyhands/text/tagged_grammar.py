@@ -1,0 +1,113 @@
+"""Grammars of calls whose values stand between tags (tagged.py): bare texts, and JSON for all that is none.
+
+A text is anything up to the next closing tag, so what a schema says of its length or pattern cannot be enforced: such a
+schema is refused, and so is one that says more of an object than its properties.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from manyhands.errors import BadRequest
+from manyhands.text.tagged import Tags, kinds_of
+
+Schema = Mapping[str, Any]
+# As json.dumps writes: no room for endless white space, and what models have read most of.
+STYLE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# What may be said of a value without changing which are allowed.
+_NOTES: Final = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "$schema", "$defs", "definitions"}
+)
+_KEY: Final = r"/[^<>\s]+/"
+_TEXT: Final = _NOTES | {"type"}
+_OBJECT: Final = _TEXT | {"properties", "required", "additionalProperties"}
+
+
+def tagged_rules(name: str, index: int, schema: Schema, tags: Tags, marks: Mapping[str, int]) -> str:
+    """Rules for a call of one function, `call_{index}` their first. Raises BadRequest for what cannot be enforced."""
+    pad = "\n" if tags.is_padded else ""
+    writer = _Rules(tags, marks, f"{index}", schema)
+    known, required = schema.get("properties", {}), schema.get("required", [])
+    if schema.keys() - _OBJECT or not isinstance(known, Mapping) or not isinstance(required, list):
+        said = ", ".join(sorted(schema.keys() - _OBJECT)) or "properties, required"
+        raise BadRequest(f"{name}: {said[:100]} of its arguments cannot be enforced in this model's dialect")
+    if missing := [key for key in required if key not in list(known)]:
+        raise BadRequest(f"{name}: required {missing[0]!r:.60} cannot be given, it is not among the properties")
+    body = [writer.parameter(at, key, one, key in required) for at, (key, one) in enumerate(known.items())]
+    if not known and schema.get("additionalProperties", True) is not False:
+        body = [writer.anything()]
+    head = writer.mark_all(f"{tags.begin}{name}{tags.name_end.replace('<', '')}\n")
+    end = writer.mark_all(f"{tags.ends[0]}{pad}") if tags.is_padded else ""  # else it is the call's own end mark
+    return f"call_{index}: {' '.join(filter(None, [head, *body, end]))}\n" + "".join(writer.rules)
+
+
+class _Rules:
+    """Collects the rules of one function."""
+
+    def __init__(self, tags: Tags, marks: Mapping[str, int], prefix: str, root: Schema) -> None:
+        self._tags, self._marks, self._prefix, self._root = tags, marks, prefix, root
+        self.rules: list[str] = []
+
+    def parameter(self, at: int, key: str, schema: Any, is_required: bool) -> str:
+        """One parameter, left out if it may be."""
+        if not key.strip() or set(key) & set("<>\n\r") or not isinstance(schema, Mapping | bool):
+            raise BadRequest(f"{key!r:.60} cannot be a parameter between tags: rename it, and give it a schema")
+        name = f"parameter_{self._prefix}_{at}"
+        self.rules.append(
+            f"{name}: {self._open(json.dumps(key, ensure_ascii=False))} {self._value(name, key, schema)}\n"
+        )
+        return name if is_required else f"({name})?"
+
+    def anything(self) -> str:
+        """Any parameters, of any value."""
+        name = f"free_{self._prefix}"
+        self.rules.append(f"{name}: {self._open(_KEY)} {self._until_close(name)}\n")
+        return f"({name})*"
+
+    def mark_all(self, text: str) -> str:
+        """A literal in which marks are tokens if they are special."""
+        for mark, token in self._marks.items():
+            if mark in text:
+                before, _, after = text.partition(mark)
+                parts = [self.mark_all(before), f"<[{token}]>", self.mark_all(after)]
+                return " ".join(filter(None, parts))
+        return json.dumps(text) if text else ""
+
+    def _open(self, key: str) -> str:
+        tags = self._tags
+        between = f"{tags.key_close}\n{tags.value_open}"
+        return f"{self.mark_all(tags.key_open)} {key} {self.mark_all(between)}"
+
+    def _value(self, name: str, key: str, schema: Any) -> str:
+        kinds = kinds_of(schema, self._root)
+        if "string" not in kinds and kinds:
+            return f"%json {json.dumps({**self._with_root(schema), 'x-guidance': STYLE})} {self._close()}"
+        if isinstance(schema, Mapping) and isinstance(schema.get("enum"), list):
+            return f"({' | '.join(self._bare(key, value) for value in schema['enum'])}) {self._close()}"
+        if isinstance(schema, Mapping) and schema.keys() - _TEXT:
+            said = ", ".join(sorted(schema.keys() - _TEXT))[:100]
+            raise BadRequest(f"{key}: {said} of a text between tags cannot be enforced: leave it out, or not strict")
+        return self._until_close(name)
+
+    def _with_root(self, schema: Any) -> Mapping[str, Any]:
+        shared = {word: self._root[word] for word in ("$defs", "definitions") if word in self._root}
+        return {**shared, **schema}
+
+    def _bare(self, key: str, value: Any) -> str:
+        text = value if isinstance(value, str) else json.dumps(value)
+        if not text or "<" in text or text != text.strip():
+            raise BadRequest(f"{key}: {text!r:.60} cannot stand between tags: choose another value")
+        return json.dumps(text, ensure_ascii=False)
+
+    def _until_close(self, name: str) -> str:
+        """A text, and the tag that ends it."""
+        close = self._tags.value_close
+        if close in self._marks:
+            return f"TEXT {self._close()}"
+        pad = "\n" if self._tags.is_padded else ""
+        self.rules.append(f"{name}_text[lazy]: TEXT {json.dumps(pad + close)}\n")
+        return f'{name}_text "\\n"'
+
+    def _close(self) -> str:
+        pad = "\n" if self._tags.is_padded else ""
+        return self.mark_all(f"{pad}{self._tags.value_close}\n")
