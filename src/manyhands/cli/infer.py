@@ -6,7 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import typer
+
 from manyhands.cli import options
+from manyhands.cli.client import printable
 from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
 
 if TYPE_CHECKING:
@@ -100,7 +103,9 @@ async def swarm_origin(
             await member.call()
             addrs, directory = list(ticket.addresses), member.directory
             origin = await load_origin(member.node, folder, precision, ends, device, addrs, directory)
-            await member.wait_until(origin.is_covered, NEWS_S)
+            if not await member.wait_until(origin.is_covered, NEWS_S):
+                for line in member.complaints():
+                    typer.secho(f"! {printable(line)}", fg="yellow", err=True)
             yield origin
     finally:
         device.close()
