@@ -83,7 +83,6 @@ def start(wish: Wish, ticket: "Ticket | None", named: Named | None, *, as_json: 
 
 
 async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: Teller, while_stdin: bool) -> None:
-    began = time.monotonic()
     from manyhands.cli.connect import member_transport
     from manyhands.cli.runfile import run_file
     from manyhands.config import home_from_env
@@ -93,6 +92,7 @@ async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: T
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import Device
 
+    began = time.monotonic()  # what comes now is not Python loading libraries
     home = home_from_env()
     name = check_name(wish.name or socket.gethostname())
     key = NodeKey.load_or_create(wish.key or home / "node.key")

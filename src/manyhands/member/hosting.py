@@ -21,6 +21,7 @@ from manyhands.member.view import Sight, holdings_of, missing_spans, view_of
 from manyhands.member.weights import Kind, Weights
 from manyhands.model.crew import Blame
 from manyhands.model.manifest import Progress
+from manyhands.model.prove import proven_class
 from manyhands.model.wants import Peer, Provider
 from manyhands.place.balance import History, Move, decide, may_leave
 from manyhands.place.budget import Budget
@@ -72,6 +73,8 @@ class Hosting:
     async def start(self) -> Choice:
         """Choose, claim, fetch, load, announce. Raises what makes it impossible (BadRequest: no layer fits)."""
         async with self._moving:
+            # A second, once on a machine, while others are waited for; loading finds the verdict or says what is wrong.
+            self._device.thread.submit(proven_class, self.weights.precision, self._home)
             self.choice = await self._claim()
             await self._load(self.choice.span)
         self.member.node.orders.obey = Obedience(self)
