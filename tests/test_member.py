@@ -385,7 +385,7 @@ async def order(asker: Hosting, asked: Hosting, layers: str, *, is_forced: bool 
 
 
 def test_an_operator_moves_another_node_while_its_session_goes_on(stage: Stage) -> None:
-    """The text is that of an undisturbed request, and every layer is on offer at every moment."""
+    """The text is that of an undisturbed request."""
 
     async def scene(place: Town, is_disturbed: bool) -> list[int]:
         first = await place.host(0, span=Span(0, 3))
