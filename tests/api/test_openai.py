@@ -379,6 +379,6 @@ def test_the_page_is_current() -> None:
     for path in ENDPOINTS:
         assert f"## POST {path}\n\n{table(path)}" in page, f"docs/openai.md: put in table({path!r}) of api/fields.py"
     for limit in dataclasses.fields(LimitsConfig):
-        assert f"| `{limit.name}` | {limit.default} |" in page
+        assert f"| `{limit.name}` | {'none' if limit.default is None else limit.default} |" in page
     for error in (Unauthorized, Forbidden, NotFound, TooLarge, RateLimited, ShardUnavailable, PipelineStalled):
         assert f"| {error.http_status} | `{error.code}`" in page

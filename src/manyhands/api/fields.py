@@ -233,7 +233,7 @@ CHAT = (
     Field(
         "tools",
         array(_TOOL, 1, 128),
-        "functions, where the chat template takes tools (hermes/qwen, qwen3-coder, glm, llama3, mistral); `strict` arguments are enforced",
+        "functions, where the chat template teaches them in a dialect we read; `strict` arguments are enforced",
         [[_FN]],
         [[], [{"type": "web_search"}], [{"type": "function"}]],
     ),
