@@ -452,7 +452,7 @@ def test_a_draining_node_hands_over_without_losing_a_token(bench: Bench, phase: 
             node = scene.hops[victim]
             drains: list[asyncio.Task[None]] = []
             scene.faults.at(phase, node, lambda: drains.append(asyncio.ensure_future(node.drain())), SKIP[phase])
-            await ask(bench, scene, "hot", 3, "ring", drafts=phase == "window")
+            await ask(bench, scene, "hot", 3, "star" if victim == 1 else "ring", drafts=phase == "window")
             async with asyncio.timeout(0.1):
                 await drains[0]
             assert any(a.repairs for a in scene.answers)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from manyhands.config import RequestConfig, WorkerConfig
-from manyhands.core import EndsAt
+from manyhands.core import EndsAt, PathKind
 from manyhands.generate.repair import Slot
 from manyhands.generate.session import Session
 from manyhands.generate.shadow import FEED_ROWS
@@ -40,9 +40,13 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
-@pytest.mark.parametrize("ends", ["origin", "edges"])
+@pytest.mark.parametrize(
+    ("ends", "path"), [("origin", "ring"), ("edges", "ring"), ("origin", "star"), ("edges", "star")]
+)
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_shadow_takes_over(bench: Bench, victim: int, ends: EndsAt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shadow_takes_over(
+    bench: Bench, victim: int, ends: EndsAt, path: PathKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One spare follows all three hops. The hop before the lost one re-sends the rows since the last feed, no more."""
 
     async def main() -> None:
@@ -50,7 +54,7 @@ def test_a_shadow_takes_over(bench: Bench, victim: int, ends: EndsAt, monkeypatc
             replays = watch(monkeypatch)
             node = scene.hops[victim]
             scene.faults.at("decode", node, lambda: scene.faults.die(node), 20)
-            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            assert await scene.ask("hot", path=path) == bench.wanted["hot", 0]
             (repair,) = scene.answers[0].repairs
             assert repair.replacement == ("n3",)
             spans = [(start, until) for start, until in replays if until - start <= 2 * FEED_ROWS]
@@ -71,8 +75,9 @@ def test_anything_may_die_while_shadows_follow(bench: Bench, phase: Phase, numbe
             scene.faults.at(phase, nodes[0], lambda: scene.faults.die(nodes[0]), 6)
             if len(nodes) > 1:
                 scene.faults.at("decode", nodes[1], lambda: scene.faults.die(nodes[1]), 3)
-            options = [{"drafter": bench.half_right("hot", n)} if phase == "window" else {} for n in range(3)]
-            got = await asyncio.gather(*(scene.ask("hot", n, **options[n]) for n in range(3)))
+            path = "star" if (number + len(phase)) % 2 else "ring"  # over all phases everything dies on both
+            drafters = [{"drafter": bench.half_right("hot", n)} if phase == "window" else {} for n in range(3)]
+            got = await asyncio.gather(*(scene.ask("hot", n, path=path, **drafters[n]) for n in range(3)))
             assert got == [bench.wanted["hot", n] for n in range(3)]
 
     bench.play(main)
@@ -87,6 +92,35 @@ def test_a_session_without_logs_has_shadows_that_never_catch_up(bench: Bench) ->
             scene.faults.at("decode", node, lambda: scene.faults.die(node), 12)
             assert await scene.ask("greedy") == bench.wanted["greedy", 0]
             assert scene.answers[0].repairs[0].replacement == ("n3",)
+
+    bench.play(main)
+
+
+@pytest.mark.parametrize("path", ["ring", "star"])
+def test_what_a_hop_computes_again_is_not_taken_for_its_shadow_s(bench: Bench, path: PathKind) -> None:
+    """Hop 1 has lost its log, so when hop 2 dies, which has no shadow, it gets all positions once more.
+
+    Its own shadow follows on meanwhile (in a star the origin sends on both). That is right in the end, for it takes over.
+    """
+
+    async def main() -> None:
+        async with bench.scene(spares=["2-3", "4-5"], request=FOLLOWED) as scene:
+            spare = scene.hops[4].hosts[0]
+            room, spare._cache_tokens = spare._cache_tokens, 10
+
+            def lose() -> None:
+                spare._cache_tokens = room
+                for place in scene.hops[1].hosts[0]._places.values():
+                    place.log.drop()
+                scene.faults.die(scene.hops[2])
+
+            scene.faults.at("decode", scene.hops[2], lose, 10)
+            scene.faults.at("any", scene.hops[4], lambda: scene.faults.die(scene.hops[1]), 9)
+            assert await scene.ask("hot", path=path) == bench.wanted["hot", 0]
+            assert [(r.lost, r.replacement) for r in scene.answers[0].repairs] == [
+                (("n2",), ("n4",)),
+                (("n1",), ("n3",)),
+            ]
 
     bench.play(main)
 

@@ -507,6 +507,7 @@ class Node:
     async def _feed(self, place: HopSession, message: Feed) -> None:
         """Deadline: CONNECT_TIMEOUT_S to reach the shadow and for what was sent to it before to leave.
 
+        In a star it goes by way of the origin, as all steps do.
         One at a time for each place: an origin that asks for more meanwhile is not heard, so that what waits to be sent stays
         bounded by one log. A failure leaves the shadow behind, nothing else.
         """
@@ -515,7 +516,8 @@ class Node:
         place.is_feeding = True
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                shadow = await self.link(message.to, "data")
+                is_star = place.opened.path == "star"
+                shadow = place.successor if is_star else await self.link(message.to, "data")
                 await shadow.drain()
             if place.opened.epoch == message.epoch:
                 place.feed(shadow, message.start, message.until)

@@ -11,21 +11,23 @@ import pytest
 import torch
 
 from manyhands.config import RequestConfig
-from manyhands.core import EndsAt, ModelId, NodeAddr, PathKind
+from manyhands.core import EndsAt, ModelId, NodeAddr, PathKind, Span, SpanInfo
 from manyhands.errors import (
     ContextOverflow,
     PipelineStalled,
     ShardUnavailable,
     WeightsMismatch,
 )
+from manyhands.generate.session import Hop, Lease, Session, Shadow
 from manyhands.net.transport import Link
 from manyhands.origin import Token
+from manyhands.route.search import Offer
 from manyhands.testing.swarm import MemorySwarm, node_id
-from manyhands.wire.message import Payload
+from manyhands.wire.message import Credit, Feed, Payload, Step
 from manyhands.wire.tensor import encode_tensor
 from manyhands.worker.execute import Result, Work
 from tests.generate.scenes import GREEDY, HOT, PROMPT, all_free, expected, ids_of, play, swarm_of
-from tests.worker.hop import opening
+from tests.worker.hop import MODEL, Notes, opening
 
 CUT = "0-1,2-3,4-5"
 LONG = replace(HOT, max_tokens=60)
@@ -285,6 +287,46 @@ def test_a_hop_that_does_not_answer_open_is_named(folder: Path, monkeypatch: pyt
                 await ids_of(swarm, PROMPT, GREEDY)
 
     play(main)
+
+
+@pytest.mark.parametrize("path", ["ring", "star"])
+def test_only_what_was_asked_for_goes_to_a_shadow(path: PathKind) -> None:
+    """In a star the hop before it sends here what is for the shadow and what is for the hop; in a ring, nothing (hostile)."""
+
+    async def main() -> None:
+        links = [Notes(node_id(name)) for name in ("first", "second", "standby")]
+        hops = [star_hop(link, span) for link, span in zip(links, (Span(0, 2), Span(2, 4), Span(2, 4)), strict=True)]
+        lease = Lease(MODEL, "bf16", 64, 1, path, "origin", None)
+        session = Session(node_id("origin"), hops[:2], lease, RequestConfig())
+        shadow = session.shadows[Span(2, 4)] = Shadow(hops[2], fed=8, computed=8, passed=8)
+
+        def arrive(position: int, count: int) -> list[int]:
+            """How many steps the second hop and the standby got of one that came from the first."""
+            before = [len(link.of(Step)) for link in links]
+            step = Step(session.id, session.epoch, 1, position, count, 0, 0, "hidden", None, None)
+            session.on_step(step, cast(Link, links[0]))
+            return [len(link.of(Step)) - n for link, n in zip(links, before, strict=True)][1:]
+
+        to_hop = [int(path == "star"), 0]
+        assert arrive(8, 4) == arrive(0, 8) == to_hop, "nothing was asked for"
+        session.feed(Span(2, 4), 24)
+        assert [(feed.start, feed.until) for feed in links[0].of(Feed)] == [(8, 24)]
+        assert arrive(8, 17) == arrive(24, 1) == to_hop, "beyond what was asked for"
+        to_shadow = [0, int(path == "star")]
+        assert arrive(8, 10) == to_shadow
+        for position, count in ((8, 10), (0, 8), (20, 4)):
+            assert arrive(position, count) == [0, 0], "not the next: the hop must not go back for it"
+        assert arrive(18, 6) == to_shadow
+        assert arrive(24, 1) == arrive(18, 6) == to_hop and shadow.fed == 24
+        paid = hops[0].owed + sum(credit.steps for credit in links[0].of(Credit))
+        assert paid == (6 if path == "star" else 11), "what the shadow gets costs no credit"
+
+    play(main)
+
+
+def star_hop(link: Notes, span: Span) -> Hop:
+    info = SpanInfo(MODEL, "test", span, 4, "bf16", "test", 64, 1024, False, 64, 4)
+    return Hop(Offer(NodeAddr("mem", 1), link.peer, "n", info), cast(Link, link), cast(Link, link), 16)
 
 
 def test_a_request_beyond_the_context_names_both_numbers(folder: Path) -> None:

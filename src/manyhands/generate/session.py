@@ -85,11 +85,15 @@ class Hop:
 
 @dataclass(slots=True)
 class Shadow:
-    """A standby for the hop with the same span. Positions [0, fed) were sent to it, all committed; it has computed some."""
+    """A standby for the hop with the same span. Positions [0, fed) were sent to it, all committed; it has computed some.
+
+    In a star those of [passed, fed) have yet to come by here on their way to it, from the hop before.
+    """
 
     hop: Hop
     fed: int = 0
     computed: int = 0
+    passed: int = 0
 
     @property
     def is_open(self) -> bool:
@@ -273,7 +277,7 @@ class Session:
             if self.index_of(span) is None:
                 self._drop_shadow(span)
             else:
-                shadow.fed = shadow.computed
+                shadow.fed = shadow.passed = shadow.computed
                 self._place_shadow(shadow.hop)
 
     def _drop_shadow(self, span: Span) -> None:
@@ -282,12 +286,15 @@ class Session:
             _try_send(gone.control, Close(self.id))
 
     def feed(self, span: Span, until: int) -> None:
-        """Have the hop before `span` (not the first) send its shadow the committed positions it lacks, up to `until`."""
+        """Have the hop before `span` (not the first) send its shadow the committed positions it lacks, up to `until`.
+
+        Only after results came back in this epoch: whatever else that hop had to send of these positions came before.
+        """
         shadow, index = self.shadows[span], self.index_of(span)
         assert index
         feeder = self.hops[index - 1]
         _try_send(feeder.control, Feed(self.id, self.epoch, index - 1, shadow.hop.offer.addr, shadow.fed, until))
-        shadow.fed = until
+        shadow.passed, shadow.fed = shadow.fed, until
 
     def feed_first(self, shadow: Shadow, position: int, ids: Sequence[int], payload: Payload | None) -> None:
         """Send the shadow of the first hop one step of committed positions, which this origin alone knows."""
@@ -411,6 +418,8 @@ class Session:
         sender = len(self.hops) - 1 if step.hop == ORIGIN_HOP else step.hop - 1
         if not 0 <= sender < len(self.hops) or link.peer != self.hops[sender].offer.node:
             raise ProtocolError("a step came from a node that is not the sender its route names")
+        if self._pass_to_shadow(step):
+            return
         self.last_progress = asyncio.get_running_loop().time()
         self._owe(sender, link)
         if step.window < self.window:
@@ -422,6 +431,20 @@ class Session:
             self._arrived.set()
         elif self.lease.path == "star" and step.hop < len(self.hops):
             self._forward(step)
+
+    def _pass_to_shadow(self, step: Step) -> bool:
+        """In a star: whether `step` is for a shadow (`feed`), and so no affair of the route's; it costs no credit.
+
+        It is sent on if it is the next; else it is dropped, and the shadow falls behind.
+        """
+        shadow, end = self._shadow(step.hop) if self.lease.path == "star" else None, step.position + step.count
+        if shadow is None or not shadow.passed < shadow.fed >= end:
+            return False
+        if step.position == shadow.passed:
+            shadow.passed = end
+            assert shadow.hop.data is not None
+            _try_send(shadow.hop.data, step)
+        return True
 
     def _owe(self, sender: int, link: Link) -> None:
         hop = self.hops[sender]

@@ -1,8 +1,9 @@
 """Shadows: standbys that follow the hops of one session, so that a repair takes one short step instead of a whole replay.
 
 A shadow is a place on a node outside the route. Every FEED_ROWS committed tokens the hop before it sends it their rows out
-of its output log (the origin: embeds them again for the first hop's), as one step, which it computes when its device is
-idle. Only committed positions are fed, so what it holds is never wrong, and FEED_ROWS rows cost it about what one costs.
+of its output log (the origin: embeds them again for the first hop's; in a star it passes on the others' as well), as one
+step, which it computes when its device is idle. Only committed positions are fed, so what it holds is never wrong, and
+FEED_ROWS rows cost it about what one costs.
 Promoted (repair.py), it lacks no more than the rows since: one step of its predecessor's log.
 """
 
@@ -53,13 +54,8 @@ class Followers:
     def recruit(
         self, span: Span, committed: int, excluded: Collection[NodeId]
     ) -> Literal["ready", "following", "nobody"]:
-        """See to a shadow for the hop of `span`. "ready": it lags by less than two feeds; "nobody": none was found lately.
-
-        In a star there are none: hops need not be able to reach each other there.
-        """
+        """See to a shadow for the hop of `span`. "ready": it lags by less than two feeds; "nobody": none was found lately."""
         shadow = self._session.shadows.get(span)
-        if self._session.lease.path == "star":
-            return "nobody"
         if shadow is not None:
             return "ready" if shadow.is_open and committed - shadow.computed < 2 * FEED_ROWS else "following"
         if span in self._looking:
