@@ -63,8 +63,19 @@ def render_chat(
     known = {"add_generation_prompt": True, "tokenize": True, "return_dict": False, "tools": list(tools) or None}
     try:
         ids = tokenizer.apply_chat_template(conversation, **known, **variables)
-    except (TemplateError, TypeError, ValueError, AttributeError) as error:  # content of a type it does not expect
-        raise BadRequest(f"the chat template of this model refuses these messages: {error}") from error
+    except (
+        TemplateError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        reason = " ".join(str(error).split())[
+            :300
+        ]  # what it raises itself, or content of a type that it does not expect
+        raise BadRequest(f"the chat template of this model refuses these messages: {reason}") from error
     return [int(token) for token in ids]
 
 

@@ -1,0 +1,275 @@
+"""Chat templates as the families write them, in our words: roles, system prompts, tools, the assistant's turn, refusals.
+
+The structure of each is its publisher's (tokenizer_config.json on the hub); the sentences are ours.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyhands.errors import BadRequest
+from manyhands.text.prompt import Tokenizer, load_tokenizer, render_chat
+from manyhands.text.reasoning import find_thinking
+from manyhands.text.tools import (
+    GLM,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL11,
+    QWEN3,
+    CallArguments,
+    CallStart,
+    Dialect,
+    ToolReader,
+    find_dialect,
+)
+from tests.text.test_detokenize import byte_level
+
+_CHATML_TAIL = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+
+LLAMA31 = (
+    "{{- bos_token }}"
+    "{%- if messages[0]['role'] == 'system' %}"
+    "{%- set system = messages[0]['content'] | trim %}{%- set messages = messages[1:] %}"
+    "{%- else %}{%- set system = '' %}{%- endif %}"
+    "{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}"
+    "{%- if tools is not none %}{{- 'Environment: ipython\n' }}{%- endif %}"
+    "{{- 'Today Date: ' + strftime_now('%d %b %Y') + '\n\n' + system + '<|eot_id|>' }}"
+    "{%- if tools is not none and messages %}{%- set first = messages[0]['content'] | trim %}{%- set messages = messages[1:] %}"
+    "{{- '<|start_header_id|>user<|end_header_id|>\n\nAnswer by a call as JSON.\n\n' }}"
+    "{%- for t in tools %}{{- t | tojson(indent=4) + '\n\n' }}{%- endfor %}{{- first + '<|eot_id|>' }}{%- endif %}"
+    "{%- for m in messages %}"
+    "{%- if 'tool_calls' in m %}{%- if m.tool_calls | length != 1 %}{{- raise_exception('one call at a time') }}{%- endif %}"
+    "{%- set call = m.tool_calls[0].function %}"
+    '{{- \'<|start_header_id|>assistant<|end_header_id|>\n\n{"name": "\' + call.name + \'", "parameters": \' }}'
+    "{{- call.arguments | tojson }}{{- '}<|eot_id|>' }}"
+    "{%- elif m.role in ('tool', 'ipython') %}{{- '<|start_header_id|>ipython<|end_header_id|>\n\n' }}"
+    "{%- if m.content is mapping or m.content is iterable %}{{- m.content | tojson }}{%- else %}{{- m.content }}{%- endif %}"
+    "{{- '<|eot_id|>' }}"
+    "{%- else %}{{- '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim + '<|eot_id|>' }}"
+    "{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+)
+QWEN25 = (
+    "{%- if tools %}{{- '<|im_start|>system\n' }}{%- if messages[0].role == 'system' %}{{- messages[0].content }}{%- endif %}"
+    "{{- '\n# Tools\n<tools>' }}{%- for t in tools %}{{- '\n' }}{{- t | tojson }}{%- endfor %}"
+    "{{- '\n</tools>\nCall within <tool_call></tool_call>.<|im_end|>\n' }}"
+    "{%- elif messages[0].role == 'system' %}{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}{%- endif %}"
+    "{%- for m in messages %}"
+    "{%- if m.role == 'user' or (m.role == 'system' and not loop.first) or (m.role == 'assistant' and not m.tool_calls) %}"
+    "{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    "{%- elif m.role == 'assistant' %}{{- '<|im_start|>assistant' }}{%- if m.content %}{{- '\n' + m.content }}{%- endif %}"
+    "{%- for c in m.tool_calls %}{%- if c.function is defined %}{%- set c = c.function %}{%- endif %}"
+    "{{- '\n<tool_call>\n{\"name\": \"' + c.name + '\", \"arguments\": ' }}{{- c.arguments | tojson }}{{- '}\n</tool_call>' }}"
+    "{%- endfor %}{{- '<|im_end|>\n' }}"
+    "{%- elif m.role == 'tool' %}"
+    "{%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}"
+    "{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
+    "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}{%- endif %}{%- endfor %}"
+) + _CHATML_TAIL
+QWEN3_CHAT = QWEN25.removesuffix("{%- endif %}") + (
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}"
+)
+QWEN3_CODER = (
+    "{%- if messages[0].role == 'system' %}{%- set system = messages[0].content %}{%- set loop_messages = messages[1:] %}"
+    "{%- else %}{%- set loop_messages = messages %}{%- endif %}"
+    "{{- '<|im_start|>system\n' + (system or 'You are helpful.') }}"
+    "{%- if tools is iterable and tools | length > 0 %}{{- '\n<tools>' }}"
+    "{%- for t in tools %}{%- set t = t.function %}{{- '\n<function>\n<name>' ~ t.name ~ '</name>' }}"
+    "{%- for name, fields in t.parameters.properties | items %}{{- '\n<parameter>' ~ name ~ fields.type ~ '</parameter>' }}"
+    "{%- endfor %}{{- '\n</function>' }}{%- endfor %}{{- '\n</tools>\n<tool_call>\n<function=name>' }}{%- endif %}"
+    "{{- '<|im_end|>\n' }}"
+    "{%- for m in loop_messages %}"
+    "{%- if m.role == 'assistant' and m.tool_calls is defined and m.tool_calls is iterable %}{{- '<|im_start|>assistant' }}"
+    "{%- for c in m.tool_calls %}{%- set c = c.function %}{{- '\n<tool_call>\n<function=' + c.name + '>\n' }}"
+    "{%- for k, v in c.arguments | items %}{{- '<parameter=' + k + '>\n' }}"
+    "{{- v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}{{- '\n</parameter>\n' }}"
+    "{%- endfor %}"
+    "{{- '</function>\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\n' }}"
+    "{%- elif m.role == 'tool' %}{{- '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response>\n<|im_end|>\n' }}"
+    "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
+) + _CHATML_TAIL
+GLM45 = (
+    "[gMASK]<sop>{%- if tools %}<|system|>\n{% for t in tools %}{{ t | tojson(ensure_ascii=False) }}\n{% endfor %}"
+    "<tool_call>name\n<arg_key>key</arg_key>\n<arg_value>value</arg_value>\n</tool_call>{%- endif %}"
+    "{% for m in messages %}"
+    "{%- if m.role == 'user' %}<|user|>\n{{ m.content }}"
+    "{%- elif m.role == 'assistant' %}<|assistant|>\n<think></think>{{ '\n' + m.content if m.content else '' }}"
+    "{% for c in m.tool_calls or [] %}{% set c = c.function %}\n<tool_call>{{ c.name }}\n"
+    "{% for k, v in c.arguments.items() %}<arg_key>{{ k }}</arg_key>\n"
+    "<arg_value>{{ v | tojson if v is not string else v }}</arg_value>\n{% endfor %}</tool_call>{% endfor %}"
+    "{%- elif m.role == 'tool' %}<|observation|>\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{%- elif m.role == 'system' %}<|system|>\n{{ m.content }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}<|assistant|>{{- '\n<think></think>' if enable_thinking is false else '' }}{%- endif %}"
+)
+_ALTERNATE = (
+    "{%- set ns = namespace(count=0) %}{%- for m in loop_messages %}"
+    "{%- if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
+    "{%- if (m.role == 'user') != (ns.count % 2 == 0) %}{{- raise_exception('roles must alternate user and assistant') }}"
+    "{%- endif %}{%- set ns.count = ns.count + 1 %}{%- endif %}{%- endfor %}"
+)
+_SYSTEM_FIRST = (
+    "{%- if messages[0].role == 'system' %}{%- set system = messages[0].content %}{%- set loop_messages = messages[1:] %}"
+    "{%- else %}{%- set loop_messages = messages %}{%- endif %}"
+)
+MISTRAL_V3 = (
+    _SYSTEM_FIRST + _ALTERNATE + "{{- bos_token }}{%- for m in loop_messages %}"
+    "{%- if m.role == 'user' %}{%- if tools is not none and loop.last %}{{- '[AVAILABLE_TOOLS] ' }}{{- tools | tojson }}"
+    "{{- '[/AVAILABLE_TOOLS]' }}{%- endif %}"
+    "{{- '[INST] ' + (system + '\n\n' if loop.last and system is defined else '') + m.content + '[/INST]' }}"
+    "{%- elif m.tool_calls is defined and m.tool_calls is not none %}{{- '[TOOL_CALLS] [' }}"
+    "{%- for c in m.tool_calls %}{%- if c.id | length != 9 %}{{- raise_exception('ids have nine characters') }}{%- endif %}"
+    "{{- c.function | tojson }}{{- ', ' if not loop.last else ']' + eos_token }}{%- endfor %}"
+    "{%- elif m.role == 'assistant' %}{{- ' ' + m.content + eos_token }}"
+    "{%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS] ' + m.content + '[/TOOL_RESULTS]' }}"
+    "{%- else %}{{- raise_exception('only user, assistant and tool') }}{%- endif %}{%- endfor %}"
+)
+MISTRAL_V13 = (
+    _SYSTEM_FIRST
+    + _ALTERNATE
+    + "{{- bos_token }}{%- if system is defined %}{{- '[SYSTEM_PROMPT]' + system + '[/SYSTEM_PROMPT]' }}"
+    "{%- endif %}{%- if tools %}{{- '[AVAILABLE_TOOLS]' }}{{- tools | tojson }}{{- '[/AVAILABLE_TOOLS]' }}{%- endif %}"
+    "{%- for m in loop_messages %}"
+    "{%- if m.role == 'user' %}{{- '[INST]' + m.content + '[/INST]' }}"
+    "{%- elif m.role == 'assistant' %}{{- m.content }}{%- for c in m.tool_calls or [] %}"
+    "{{- '[TOOL_CALLS]' + c.function.name + '[ARGS]' }}{{- c.function.arguments | tojson }}{%- endfor %}{{- eos_token }}"
+    "{%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}"
+    "{%- else %}{{- raise_exception('only user, assistant and tool') }}{%- endif %}{%- endfor %}"
+)
+GEMMA2 = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "{% set role = 'model' if m['role'] == 'assistant' else m['role'] %}"
+    "{{ '<start_of_turn>' + role + '\n' + m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+PHI3 = (
+    "{% for m in messages %}{% if m['role'] in ('system', 'user', 'assistant') and m['content'] %}"
+    "{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+)
+
+# template: (its dialect, how the assistant's turn begins)
+FAMILIES: dict[str, tuple[str, Dialect | None, str]] = {
+    "llama-3.1": (LLAMA31, LLAMA3, "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+    "qwen2.5": (QWEN25, HERMES, "<|im_start|>assistant\n"),
+    "qwen3": (QWEN3_CHAT, HERMES, "<|im_start|>assistant\n"),
+    "qwen3-coder": (QWEN3_CODER, QWEN3, "<|im_start|>assistant\n"),
+    "glm-4.5": (GLM45, GLM, "<|assistant|>"),
+    "mistral-v3": (MISTRAL_V3, MISTRAL, "[/INST]"),
+    "mistral-v13": (MISTRAL_V13, MISTRAL11, "[/INST]"),
+    "gemma-2": (GEMMA2, None, "<start_of_turn>model\n"),
+    "phi-3": (PHI3, None, "<|assistant|>\n"),
+}
+TOOL_USERS = [name for name, (_, dialect, _) in FAMILIES.items() if dialect is not None]
+SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "  How high is it?"}
+ANSWER = {"role": "assistant", "content": "High."}
+PROPERTIES = {"place": {"type": "string"}, "days": {"type": "array"}}
+TOOL = {"type": "function", "function": {"name": "tide", "parameters": {"type": "object", "properties": PROPERTIES}}}
+ARGUMENTS = {"place": 'Ü"er <i>', "days": [1, 2]}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("templates")
+    byte_level().save_pretrained(folder)
+    return load_tokenizer(folder)
+
+
+def say(tokenizer: Tokenizer, family: str, *messages: Any, tools: Any = (), **variables: Any) -> str:
+    tokenizer.chat_template = FAMILIES[family][0]
+    return str(tokenizer.decode(render_chat(tokenizer, messages, tools, **variables), skip_special_tokens=False))
+
+
+def call(arguments: Any = ARGUMENTS) -> dict[str, Any]:
+    function = {"name": "tide", "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call12345", "type": "function", "function": function}],
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_conversation_ends_where_the_assistant_begins(family: str, tokenizer: Tokenizer) -> None:
+    said = say(tokenizer, family, USER, ANSWER, {"role": "user", "content": "And now?"})
+    places = [said.index(text) for text in ("How high", "High.", "And now?")]
+    assert places == sorted(places) and said.endswith(FAMILIES[family][2])
+    assert said.count(tokenizer.bos_token) == (tokenizer.bos_token in said[:10])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_system_prompt_is_said_or_refused(family: str, tokenizer: Tokenizer) -> None:
+    if family == "gemma-2":
+        with pytest.raises(BadRequest, match="refuses these messages: System role not supported"):
+            say(tokenizer, family, SYSTEM, USER)
+    else:
+        assert "Be brief." in say(tokenizer, family, SYSTEM, USER)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_dialect_is_the_templates(family: str, tokenizer: Tokenizer) -> None:
+    tokenizer.chat_template = FAMILIES[family][0]
+    assert find_dialect(tokenizer) is FAMILIES[family][1]
+
+
+@pytest.mark.parametrize("family", TOOL_USERS)
+def test_tools_their_calls_and_results_are_said(family: str, tokenizer: Tokenizer) -> None:
+    result = {"role": "tool", "tool_call_id": "call12345", "content": "seven metres"}
+    said = say(tokenizer, family, USER, tools=[TOOL])
+    assert "tide" in said and "place" in said and "tide" not in say(tokenizer, family, USER)
+    said = say(tokenizer, family, USER, call(), result, tools=[TOOL])
+    assert "seven metres" in said
+
+
+@pytest.mark.parametrize("family", [name for name in TOOL_USERS if name != "mistral-v3"])
+def test_a_call_is_said_as_it_is_read(family: str, tokenizer: Tokenizer) -> None:
+    """What the template makes of a call is what our reader makes a call of."""
+    dialect = FAMILIES[family][1]
+    assert dialect is not None
+    said = say(tokenizer, family, USER, call())
+    begin = said.index(dialect.marker or '{"name"')
+    pieces = ToolReader(dialect, {"tide": TOOL["function"]["parameters"]}).feed(said[begin:])  # type: ignore[index]
+    assert isinstance(pieces[0], CallStart) and pieces[0].name == "tide"
+    assert json.loads("".join(p.text for p in pieces if isinstance(p, CallArguments))) == ARGUMENTS
+
+
+@pytest.mark.parametrize(
+    "family, messages",
+    [
+        ("mistral-v3", [USER, USER]),
+        ("mistral-v3", [USER, {**call(), "tool_calls": [{**call()["tool_calls"][0], "id": "short"}]}]),
+        ("mistral-v13", [ANSWER]),
+        ("gemma-2", [USER, USER]),
+        ("llama-3.1", [USER, {**call(), "tool_calls": call()["tool_calls"] * 2}]),
+        ("qwen3-coder", [USER, call("not an object")]),
+        ("glm-4.5", [USER, call("not an object")]),
+    ],
+)
+def test_what_a_template_raises_is_a_bad_request_in_one_line(
+    family: str, messages: list[Any], tokenizer: Tokenizer
+) -> None:
+    with pytest.raises(BadRequest, match="chat template of this model refuses these messages") as refusal:
+        say(tokenizer, family, *messages)
+    assert refusal.value.http_status == 400 and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "fault", ["{{ 1 / 0 }}", "{{ raise_exception('a\\nb') }}", "{{ messages[0].content.nope() }}", "{{ [].pop() }}"]
+)
+def test_any_fault_of_a_template_is_one(fault: str, tokenizer: Tokenizer) -> None:
+    tokenizer.chat_template = fault
+    with pytest.raises(BadRequest, match="refuses these messages") as refusal:
+        render_chat(tokenizer, [USER])
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_switch_of_thoughts_is_the_templates(tokenizer: Tokenizer) -> None:
+    tokenizer.chat_template = QWEN3_CHAT
+    thinking = find_thinking(tokenizer)
+    assert thinking is not None and thinking.switch == "enable_thinking"
+    assert say(tokenizer, "qwen3", USER, enable_thinking=False).endswith("<think>\n\n</think>\n\n")
+    assert say(tokenizer, "glm-4.5", USER, enable_thinking=False).endswith("<think></think>")
