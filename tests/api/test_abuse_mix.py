@@ -34,8 +34,8 @@ KINDS = {
     "reads nothing": 1,
     "noise": 2,
 }
-# What the last requests of a round may still hold in caches. A leak of 40 kB a request is more, over two rounds.
-MEMORY_BYTES = 3_000_000
+# What the last requests of a round may still hold in caches. A leak of 20 kB a request is more, over two rounds.
+MEMORY_BYTES = 1_500_000  # measured: 60_000
 
 
 @pytest.fixture(scope="module")

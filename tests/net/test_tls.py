@@ -226,11 +226,12 @@ def test_listening_where_one_cannot(run: Run) -> None:
 
 def test_dialling_nobody(run: Run) -> None:
     async def body() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
+        with socket.socket() as taken:  # and not listening, so that nobody else can
+            taken.bind(("127.0.0.1", 0))
             port = taken.getsockname()[1]
-        async with node() as a:
-            with pytest.raises(LinkClosed, match=f"127.0.0.1:{port} cannot be reached: .+"):
-                await a.dial(NodeAddr("127.0.0.1", port), "data")
+            async with node() as a:
+                with pytest.raises(LinkClosed, match=f"127.0.0.1:{port} cannot be reached: .+"):
+                    await a.dial(NodeAddr("127.0.0.1", port), "data")
 
     run(body())
 
