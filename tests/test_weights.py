@@ -22,6 +22,7 @@ from manyhands.model.manifest import Silent, build_manifest
 from manyhands.model.partition import needed_tensors
 from manyhands.model.split import split_model
 from manyhands.model.wants import Provider
+from manyhands.place.strategy import Choice
 from manyhands.swarm.record import Record
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
@@ -281,6 +282,18 @@ def test_a_member_that_comes_back_takes_the_layers_that_lie_here(folder: Path, h
             hosting = Hosting(member, again, device, home, Silent(), place.said.append, with_ends=False)
             choice = await hosting.start()
             assert choice.span == Span(2, 5) and "on this machine's disk already" in choice.why
+
+    run_virtual(scene())
+
+
+def test_who_names_a_part_serves_what_it_holds(folder: Path, home: Path, tmp_path: Path) -> None:
+    """`up` with a part that was carried to this machine, before anybody else is there."""
+    _, part = split_model(folder, [FIRST, LAST], tmp_path / "parts")
+
+    async def scene() -> None:
+        async with town(part, home) as place:
+            hosting = await place.host(0)
+            assert hosting.choice == Choice(LAST, "the folder holds these") and hosting.folder == part
 
     run_virtual(scene())
 

@@ -82,11 +82,14 @@ class Hosting:
 
     async def _claim(self) -> Choice:
         """The span to host, announced so that others choose something else."""
-        config, pinned = self.member.config, self.member.config.span
+        config = self.member.config
+        pinned, why = config.span, "as told by --layers"
+        if pinned is None and self.weights.part is not None:
+            pinned, why = self.weights.here, "the folder holds these"
         if pinned is not None:
             self.budget.check(pinned)
             self._announce(pinned)
-            return Choice(pinned, "as told by --layers")
+            return Choice(pinned, why)
         seniors = {record.node for record in self._records()}
         choice = self._choose(seniors)
         for _ in range(MAX_ROUNDS):
