@@ -160,8 +160,8 @@ async def _serve(
 
 
 def _config_of(wish: Wish, name: str, key: "NodeKey", ticket: "Ticket", found: "Settings") -> "MemberConfig":
-    from manyhands.member.member import MemberConfig, reachable, relays_for
-    from manyhands.member.neighbours import split_nodes
+    from manyhands.member.member import MemberConfig
+    from manyhands.member.neighbours import reachable, relays_for, split_nodes
     from manyhands.place.machines import parse_bytes
     from manyhands.place.measure import available_memory, num_cores
     from manyhands.swarm.members import Members

@@ -9,9 +9,8 @@
 import asyncio
 import random
 import secrets
-import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
@@ -19,6 +18,7 @@ from typing import Self
 from manyhands.config import BalanceConfig, RequestConfig, WorkerConfig
 from manyhands.core import EdgeHealth, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
 from manyhands.errors import BadRequest, LinkClosed, ShardUnavailable
+from manyhands.member.neighbours import Neighbours, reachable, say_stranger
 from manyhands.net.reach import Book
 from manyhands.net.transport import Link, Transport
 from manyhands.net.tunnel import relayed
@@ -27,7 +27,7 @@ from manyhands.swarm.announce import Announcer, Profile
 from manyhands.swarm.backends import backend_of
 from manyhands.swarm.directory import DirectoryRunner, Peer
 from manyhands.swarm.identity import NodeKey
-from manyhands.swarm.members import Members, is_local
+from manyhands.swarm.members import Members
 from manyhands.swarm.record import Record, Scope
 from manyhands.swarm.ticket import Ticket
 from manyhands.wire.message import Directory, Hello, Lane
@@ -68,16 +68,6 @@ class MemberConfig:
     settle_s: float = 0.3  # how long a claim waits for the claims of others
     gap_s: float = 3.0  # how long layers may be missing before those with room take them
     balance: BalanceConfig = field(default_factory=BalanceConfig)
-
-
-@dataclass(frozen=True, slots=True)
-class _Neighbours(Members):
-    """Members, and this machine's own address: what runs here is as local as can be, though the address be a public one."""
-
-    here: str = ""
-
-    def admits(self, node: NodeId, hosts: Iterable[str]) -> bool:
-        return Members.admits(self, node, ["localhost" if host == self.here else host for host in hosts])
 
 
 class Member:
@@ -182,7 +172,7 @@ class Member:
 
     def _be_near(self, host: str) -> None:
         """What runs at this machine's own address is local."""
-        self.directory.members = _Neighbours(self.config.scope, self.config.allow, self.config.deny, host)
+        self.directory.members = Neighbours(self.config.scope, self.config.allow, self.config.deny, host)
 
     def _profile(self, addresses: tuple[NodeAddr, ...]) -> Profile:
         config = self.config
@@ -337,32 +327,5 @@ class Member:
         return ticket
 
 
-def say_stranger(record: Record, scope: Scope) -> str:
-    """Why a node is not shared with, and what would change that."""
-    where = ", ".join(str(addr) for addr in record.addresses) or "an unknown address"
-    ways = f"start with --allow {record.node}" + (" or --scope public" if scope == "lan" else "")
-    return f"{record.name} at {where} is not used: scope {scope} does not admit it; {ways}"
-
-
 def _ignore(_: object) -> None:
     """Nobody listens any more."""
-
-
-def reachable(bound: NodeAddr) -> NodeAddr:
-    """The address to tell others: for a wildcard, this machine's own on its default route, else loopback."""
-    if bound.host not in ("0.0.0.0", "::"):
-        return bound
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET: picks the interface, sends nothing
-            return NodeAddr(probe.getsockname()[0], bound.port, bound.node)
-        except OSError:
-            return NodeAddr("127.0.0.1", bound.port, bound.node)
-
-
-def relays_for(ticket: Ticket, named: Sequence[NodeAddr]) -> tuple[NodeAddr, ...]:
-    """Where a node should wait for calls: at the relays it was told, else at the first member that is not on its network."""
-    if named:
-        return tuple(named)
-    far: Iterable[NodeAddr] = (a for a in ticket.addresses if "%" not in a.host and not is_local(a.host))
-    return tuple(NodeAddr(a.host, a.port) for a in list(far)[:1])

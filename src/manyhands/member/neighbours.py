@@ -1,9 +1,24 @@
-"""The nodes of a swarm file (swarm.nodes): which of them this one is, and whom to stay linked to. Pure."""
+"""Where this node is among the others: its own address and relays, whom of the swarm file to call, who counts as near."""
 
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from manyhands.config import Listed
-from manyhands.core import NodeAddr
+from manyhands.core import NodeAddr, NodeId
+from manyhands.swarm.members import Members, is_local
+from manyhands.swarm.record import Record, Scope
+from manyhands.swarm.ticket import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours(Members):
+    """Members, and this machine's own address: what runs here is as local as can be, though the address be a public one."""
+
+    here: str = ""
+
+    def admits(self, node: NodeId, hosts: Iterable[str]) -> bool:
+        return Members.admits(self, node, ["localhost" if host == self.here else host for host in hosts])
 
 
 def split_nodes(nodes: Sequence[str], here: NodeAddr) -> tuple[Listed | None, list[Listed]]:
@@ -15,3 +30,30 @@ def split_nodes(nodes: Sequence[str], here: NodeAddr) -> tuple[Listed | None, li
     same = [entry for entry in listed if entry.addr.host == here.host and here.port in (0, entry.addr.port)]
     own = same[0] if len(same) == 1 else None
     return own, [entry for entry in listed if entry is not own]
+
+
+def say_stranger(record: Record, scope: Scope) -> str:
+    """Why a node is not shared with, and what would change that."""
+    where = ", ".join(str(addr) for addr in record.addresses) or "an unknown address"
+    ways = f"start with --allow {record.node}" + (" or --scope public" if scope == "lan" else "")
+    return f"{record.name} at {where} is not used: scope {scope} does not admit it; {ways}"
+
+
+def reachable(bound: NodeAddr) -> NodeAddr:
+    """The address to tell others: for a wildcard, this machine's own on its default route, else loopback."""
+    if bound.host not in ("0.0.0.0", "::"):
+        return bound
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET: picks the interface, sends nothing
+            return NodeAddr(probe.getsockname()[0], bound.port, bound.node)
+        except OSError:
+            return NodeAddr("127.0.0.1", bound.port, bound.node)
+
+
+def relays_for(ticket: Ticket, named: Sequence[NodeAddr]) -> tuple[NodeAddr, ...]:
+    """Where a node should wait for calls: at the relays it was told, else at the first member that is not on its network."""
+    if named:
+        return tuple(named)
+    far: Iterable[NodeAddr] = (a for a in ticket.addresses if "%" not in a.host and not is_local(a.host))
+    return tuple(NodeAddr(a.host, a.port) for a in list(far)[:1])
