@@ -89,7 +89,7 @@ def figures(swarm: Simulation) -> dict[str, Any]:
 
 # -- live -------------------------------------------------------------------------------------------------------------
 
-RULES = BalanceConfig(period_s=3.0, cool_down_s=9.0)
+RULES = BalanceConfig(period_s=3.0, cool_down_s=15.0)  # so long all orders must have arrived before the balance acts
 REST_S = RULES.cool_down_s + 3 * RULES.period_s  # without a move: everybody may have moved since
 LIVE_S = 90.0
 LAYERS = 12
@@ -151,14 +151,15 @@ async def order(api: str, resident: Resident, layers: str) -> None:
     note(f"{resident.name}: {told['status']} {told['new_stage']}")
 
 
-async def settle(first: Resident, wanted: Callable[[list[int]], bool]) -> list[Holding]:
-    """Wait until the hosts of every layer are as `wanted`."""
-    async with asyncio.timeout(LIVE_S):
-        while True:
-            holdings = holdings_in(await first.view())
-            if all(h.is_ready for h in holdings) and wanted(coverage(holdings, LAYERS)):
-                return holdings
-            await asyncio.sleep(POLL_S)
+async def settle(first: Resident, length: int, nodes: int) -> list[int]:
+    """Wait until each node serves one span of `length` layers; how many then serve each layer. Deadline: LIVE_S."""
+    until, holdings = time.monotonic() + LIVE_S, list[Holding]()
+    while time.monotonic() < until:
+        holdings = holdings_in(await first.view())
+        if len(holdings) == nodes and all(h.is_ready and len(h.span) == length for h in holdings):
+            return coverage(holdings, LAYERS)
+        await asyncio.sleep(POLL_S)
+    raise RuntimeError(f"after {LIVE_S:g} s still not {nodes} spans of {length} layers: {holdings}")
 
 
 async def heal(town: Colony, nodes: int, tally: Tally) -> dict[str, Any]:
@@ -175,14 +176,14 @@ async def heal(town: Colony, nodes: int, tally: Tally) -> dict[str, Any]:
         (resident.home / "manyhands.toml").write_text("\n".join(["[balance]", *lines]))
     api = await town.found(first)
     await asyncio.gather(*(town.join(resident) for resident in others))
-    await settle(first, lambda hosts: min(hosts) == nodes)
+    await settle(first, LAYERS, nodes)
     wanted = {prompt: await complete(api, prompt, TOKENS) for prompt in PROMPTS}
     stop = asyncio.Event()
     asking = [asyncio.create_task(ask_for_ever(api, wanted, tally, stop, i)) for i in range(ASKING)]
     try:
         halves = ["6-11" if resident is first else "0-5" for resident in (first, *others)]
         await asyncio.gather(*(order(api, r, half) for r, half in zip((first, *others), halves, strict=True)))
-        lopsided = await settle(first, lambda hosts: hosts == [nodes - 1] * 6 + [1] * 6)
+        lopsided = await settle(first, LAYERS // 2, nodes)
         watch = Watch()
         while not watch.rests and time.monotonic() - watch.began < LIVE_S:
             watch.look(await first.view())
@@ -196,7 +197,7 @@ async def heal(town: Colony, nodes: int, tally: Tally) -> dict[str, Any]:
     return {
         "nodes": nodes,
         "rules": {"period_s": RULES.period_s, "cool_down_s": RULES.cool_down_s, "patience": RULES.patience},
-        "hosts_before": coverage(lopsided, LAYERS),
+        "hosts_before": lopsided,
         "hosts_after": watch.hosts,
         "eager_before": watch.eager,
         "eager_after": eager(watch.holdings),
@@ -223,7 +224,7 @@ async def live(nodes: int) -> int:
         "one_at_a_time": out["moving_at_once"] == 1 and out["eager_before"] > 1,
         "handed_over": out["handed_over"] > 0,
         "at_rest": out["seconds_to_rest"] is not None,
-        "healed": min(out["hosts_after"]) >= 2,
+        "healed": min(out["hosts_before"]) == 1 and min(out["hosts_after"]) >= 2,
     }
     return finish("balance", out, target, holds)
 
