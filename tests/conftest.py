@@ -3,7 +3,13 @@
 manyhands is imported before any test imports torch: it sets what OpenMP and MKL read when torch loads.
 """
 
+import os
+
 from hypothesis import HealthCheck, settings
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # `make test` runs one of us on each core: a test that wants more threads than its core has says so.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import manyhands  # noqa: F401
 
