@@ -21,7 +21,6 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from manyhands import __version__
@@ -228,12 +227,12 @@ class Http(HttpToolsProtocol):
 
     read_timeout_s = 30.0
     _deadline: asyncio.TimerHandle | None = None
-    _running: RequestResponseCycle | None = None  # `cycle` may be one that has to wait for it (pipelining)
     _header_bytes = 0
     _kept_bytes = 0  # since the parser last told of anything
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._cycles: list[RequestResponseCycle] = []  # the last of them, `cycle`, may wait for the others (pipelining)
         self.app_state = {**self.app_state, "abort": transport.abort, "flow": self.flow}
         self._arm()
 
@@ -249,9 +248,9 @@ class Http(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
-        if self._running is not None and not self._running.response_complete:
-            self._running.disconnected = True
-            self._running.message_event.set()
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -266,7 +265,10 @@ class Http(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._kept_bytes = 0
+        if not self._is_busy:
+            self._cycles.clear()
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._kept_bytes = 0
@@ -275,10 +277,6 @@ class Http(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._kept_bytes = 0
         super().on_message_complete()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
 
     def _unsupported_upgrade_warning(self) -> None:
         """The request has its answer; the parser reads nothing after it, so the connection ends with it."""
