@@ -36,7 +36,7 @@ def for_attention(num_rows: int, num_keys: int, width: int) -> int:
     return available() if num_rows * num_keys * width >= _SHARED_SCORES else 1
 
 
-class using:  # noqa: N801 - a context manager, used as a function; contextlib's costs 10 us, a hundred times a step
+class using:  # contextlib would cost 10 us, a hundred times a step
     """`count` threads for the operations inside; `available` stays what it was."""
 
     __slots__ = ("_before", "_count", "_outer")
