@@ -217,7 +217,7 @@ _SCHEMAS = st.recursive(
 
 
 @given(dialect=st.sampled_from([QWEN3, GLM]), schema=st.dictionaries(st.sampled_from(_WORDS), _SCHEMAS, max_size=4))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_any_schema_is_enforced_or_refused(dialect: Dialect, schema: dict[str, object], grammars: Grammars) -> None:
     try:
         grammar = grammars.compile(calls_grammar(dialect, [Function("f", schema)], {}, parallel=False))

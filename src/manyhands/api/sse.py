@@ -105,7 +105,10 @@ class EventStream(Response):
             await asyncio.sleep(pause_s)
             is_silent = self._clock() - self._sent_at >= pause_s
             if is_silent and self._is_running():
-                await self._emit(send, KEEP_ALIVE)
+                try:
+                    await self._emit(send, KEEP_ALIVE)
+                except _ReaderStalled:
+                    return  # the connection is cut, and the producer with it
 
     async def _emit(self, send: Send, event: bytes, *, more: bool = True) -> None:
         if (
