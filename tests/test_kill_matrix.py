@@ -67,7 +67,7 @@ def test_the_undisturbed_answers_differ(bench: Bench) -> None:
 @pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize("phase", PHASES)
 def test_any_hop_may_die_in_any_phase(bench: Bench, phase: Phase, victim: int, path: PathKind) -> None:
-    """With one and with three requests in flight, greedy and hot."""
+    """With one and with three requests in flight on three nodes, greedy and hot (HN-47; its speeds: bench/split.py)."""
 
     async def main() -> None:
         for count in (1, 3):

@@ -83,7 +83,7 @@ class Hosting:
     async def _claim(self) -> Choice:
         """The span to host, announced so that others choose something else."""
         config = self.member.config
-        pinned, why = config.span, "as told by --layers"
+        pinned, why = config.span, "as told (--layers, or swarm.nodes)"
         if pinned is None and self.weights.part is not None:
             pinned, why = self.weights.here, "the folder holds these"
         if pinned is not None:
