@@ -53,16 +53,17 @@ PROMPT = 64
 
 def serve() -> None:
     """`manyhands serve` behind a WAN: what this module is when node_processes starts it."""
-    from manyhands.cli import connect, main
+    from manyhands.cli import main
+    from manyhands.net import reach
 
     name = sys.argv[sys.argv.index("--name") + 1]
     one_way = WanProfile(delay_s=json.loads(os.environ[RTTS_MS])[name] / 2e3)
-    plain: Any = connect.TlsTransport
+    plain: Any = reach.TlsTransport
 
     def behind_wan(*arguments: Any) -> Transport:
         return WanTransport(plain(*arguments), one_way, one_way)
 
-    setattr(connect, "TlsTransport", behind_wan)  # noqa: B010 - replaced where tls_node looks it up
+    setattr(reach, "TlsTransport", behind_wan)  # noqa: B010 - replaced where a node looks it up
     main()
 
 
@@ -76,7 +77,7 @@ async def start(stack: AsyncExitStack, home: Base, model: Checkpoint, rtts_ms: t
 
 
 def predict(model: Checkpoint, speed: Speed, rtts_ms: tuple[int, ...], new: int) -> Plan:
-    here = Machine("origin", 1 << 40, speed.layer_s, speed.row_s, speed.ends_s, speed.overhead_s)
+    here = Machine("origin", 1 << 40, speed.layer_s, speed.row_s, speed.ends_s, speed.overhead_s, doze=speed.doze)
     nodes = [replace(here, name=f"node-{i}", rtt_s=rtt / 1e3) for i, rtt in enumerate(rtts_ms)]
     task = Task(model.shape, Fleet((here, *nodes), "origin"), PROMPT + new, PROMPT)
     return evaluate(task, list(zip(nodes, even_cut(model.shape.num_layers, len(nodes)), strict=True)))

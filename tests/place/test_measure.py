@@ -13,14 +13,13 @@ from manyhands.place.measure import Speed, available_memory, measured_speed, num
 from manyhands.place.shape import Checkpoint, look_up
 from manyhands.testing.tiny import make_tiny
 
-SPEED = Speed(0.001, 0.0001, 0.002, 0.0005, "layers")
+SPEED = Speed(0.001, 0.0001, 0.002, 0.0005, 1.25, "layers")
 
 
 @pytest.fixture
 def model(llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     """A tiny model, measured in few steps without pauses."""
     monkeypatch.setattr(measure, "STEPS", 3)
-    monkeypatch.setattr(measure, "PAUSE_S", 0.0)
     return look_up(str(llama), "bf16", home)
 
 

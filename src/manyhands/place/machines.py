@@ -32,11 +32,16 @@ _UNITS: Final = {"": 1, "B": 1} | {
     for tail, base in (("", 1000), ("B", 1000), ("iB", 1024))
 }
 
+# A core that waits for so long is still awake; for so long, dozes as deeply as it will (measured: place/measure.py).
+AWAKE_S: Final = 0.004
+DOZE_S: Final = 0.032
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """One machine. Seconds of one layer: `layer_s` of a decode step, `row_s` of a prefill row; `ends_s` of embedding,
-    head and sampling of a token; `overhead_s`: what a hop there adds beyond its layers.
+    head and sampling of a token; `overhead_s`: what a hop there adds beyond its layers. All with cores that waited for
+    AWAKE_S; after DOZE_S or more they take `doze` times as long.
 
     `memory_bytes` may be used for the model, all told. `rtt_s`: round trip to the origin. Raises BadRequest naming machine,
     value and limits.
@@ -51,13 +56,22 @@ class Machine:
     rtt_s: float = 0.0
     uplink_Bps: float = math.inf
     cores: int = 1
+    doze: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or len(self.name) > 64:
             raise BadRequest(f"machine name {self.name[:64]!r}: 1 to 64 printable characters")
         if self.memory_bytes <= 0:
             raise BadRequest(f"machine {self.name}: memory is {self.memory_bytes}; give what it may use, as in 8GB")
-        for name, low in (("layer_s", 0), ("row_s", 0), ("ends_s", 0), ("overhead_s", 0), ("rtt_s", 0), ("cores", 1)):
+        for name, low in (
+            ("layer_s", 0),
+            ("row_s", 0),
+            ("ends_s", 0),
+            ("overhead_s", 0),
+            ("rtt_s", 0),
+            ("cores", 1),
+            ("doze", 1),
+        ):
             value = getattr(self, name)
             if not low <= value <= 1e6:  # also refuses NaN
                 raise BadRequest(f"machine {self.name}: {name} is {value}; it must be between {low} and 1000000")
@@ -65,6 +79,11 @@ class Machine:
             raise BadRequest(f"machine {self.name}: layer_s is 0; leave it out to have it measured, or give its speed")
         if not self.uplink_Bps > 0:
             raise BadRequest(f"machine {self.name}: its uplink is {self.uplink_Bps} bytes/s; it must be more than 0")
+
+    def slowed(self, rest_s: float) -> float:
+        """How many times longer work takes that begins after `rest_s` without any: cores doze off, caches are taken."""
+        depth = math.log(max(rest_s, AWAKE_S) / AWAKE_S) / math.log(DOZE_S / AWAKE_S)
+        return 1 + (self.doze - 1) * min(1.0, depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +223,7 @@ def _machine(table: Mapping[str, Any], like: Machine | None) -> Machine:
         rtt_s=_number(table, "rtt_ms", where, 0.0) / 1e3,
         uplink_Bps=uplink,
         cores=int(_number(table, "cores", where, known.cores)),
+        doze=known.doze,
     )
 
 

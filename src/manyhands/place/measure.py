@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from manyhands.core import Precision, Span
-from manyhands.place.machines import Machine
+from manyhands.place.machines import AWAKE_S, DOZE_S, Machine
 from manyhands.place.shape import Checkpoint, ModelShape
 from manyhands.place.strategy import PROCESS_BYTES
 from manyhands.route.cost import HOP_OVERHEAD_S
@@ -32,16 +32,15 @@ if TYPE_CHECKING:
 
 # Of layers loaded to measure: more than any cache holds, so that weights come from memory as they do in earnest.
 SAMPLE_BYTES: Final = 512_000_000
-# What a token costs the origin beyond embedding and head: drawing, text, thread hand-overs. A token on one hop took 1.1 ms
+# What a token costs the origin beyond embedding and head: drawing, text, thread hand-overs. A token on one hop took 2.3 ms
 # beyond its compute (path_ms in bench/results/hop.json); what is not the hop's own is the origin's.
-ORIGIN_OVERHEAD_S: Final = max(0.0, 0.0011 - HOP_OVERHEAD_S)
+ORIGIN_OVERHEAD_S: Final = 0.0023 - HOP_OVERHEAD_S
 # What wake_up_s says of the machine that both overheads were measured on: another takes as many times longer for them.
-WAKE_S: Final = 0.0001
+WAKE_S: Final = 0.00012
 MAX_AGE_S: Final = 86400.0
 ROWS: Final = 256  # RequestConfig.prefill_chunk
 STEPS: Final = 25
-# Steps of a route come with pauses, in which caches cool and cores doze: so do those that are measured.
-PAUSE_S: Final = 0.004
+DOZES: Final = 9  # steps after a long pause: of a large model each takes long
 # Another process that hands what it reads to a thread and back, as a hop does.
 _ECHO: Final = """
 import os, queue, threading
@@ -54,7 +53,7 @@ while block := os.read(0, 65536):
     inbox.put(block)
     os.write(1, outbox.get())
 """
-_VERSION: Final = 1  # of what is measured and how
+_VERSION: Final = 2  # of what is measured and how
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +64,7 @@ class Speed:
     row_s: float
     ends_s: float
     overhead_s: float
+    doze: float
     source: Literal["layers", "bandwidth"]
 
 
@@ -123,6 +123,7 @@ def this_machine(name: str, model: Checkpoint, home: Path, memory_bytes: int | N
         ends_s=speed.ends_s,
         overhead_s=speed.overhead_s,
         cores=num_cores(),
+        doze=speed.doze,
     )
 
 
@@ -160,9 +161,11 @@ def _read(path: Path) -> dict[str, Any]:
 def _speed_of(entry: object, now_s: float) -> Speed | None:
     try:
         assert isinstance(entry, dict)
-        facts = {key: float(entry[key]) for key in ("layer_s", "row_s", "ends_s", "overhead_s")}
+        facts = {key: float(entry[key]) for key in ("layer_s", "row_s", "ends_s", "overhead_s", "doze")}
         is_fresh = 0 <= now_s - float(entry["at"]) < MAX_AGE_S and all(0 <= value < 1e6 for value in facts.values())
-        return Speed(**facts, source=entry["source"]) if is_fresh and facts["layer_s"] > 0 else None
+        return (
+            Speed(**facts, source=entry["source"]) if is_fresh and facts["layer_s"] > 0 and facts["doze"] >= 1 else None
+        )
     except (AssertionError, KeyError, TypeError, ValueError):
         return None
 
@@ -210,7 +213,9 @@ def _speed_of_layers(folder: Path, count: int, precision: Precision) -> Speed:
     row_s = max(0.0, chunk_s - fixed_s) / count / ROWS
     ends_s, _ = _paired(_ending(Ends(folder, precision)), lambda: None)
     slow = max(1.0, wake_up_s() / WAKE_S)
-    return Speed(layer_s, row_s, ends_s + slow * ORIGIN_OVERHEAD_S, fixed_s + slow * HOP_OVERHEAD_S, "layers")
+    overhead_s = fixed_s + slow * HOP_OVERHEAD_S
+    doze = _doze(_stepping(model, Span(0, count), 1))
+    return Speed(layer_s, row_s, ends_s + slow * ORIGIN_OVERHEAD_S, overhead_s, doze, "layers")
 
 
 def wake_up_s() -> float:
@@ -262,12 +267,23 @@ def _ending(ends: Any) -> Callable[[], None]:
     return turn
 
 
-def _paired(first: Callable[[], object], second: Callable[[], object], steps: int = STEPS) -> tuple[float, float]:
-    """Median seconds of each, interleaved, after a pause each."""
+def _doze(step: Callable[[], object]) -> float:
+    """How many times longer a step takes after DOZE_S than after AWAKE_S."""
+    awake_s, dozing_s = _paired(step, step, DOZES, (AWAKE_S, DOZE_S))
+    return max(1.0, dozing_s / awake_s)
+
+
+def _paired(
+    first: Callable[[], object],
+    second: Callable[[], object],
+    steps: int = STEPS,
+    pauses_s: tuple[float, float] = (AWAKE_S, AWAKE_S),
+) -> tuple[float, float]:
+    """Median seconds of each, interleaved, after its pause: steps of a route come with pauses, too."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(steps + 2):
-        for run, kept in zip((first, second), times, strict=True):
-            time.sleep(PAUSE_S)
+        for run, kept, pause_s in zip((first, second), times, pauses_s, strict=True):
+            time.sleep(pause_s)
             began = time.perf_counter()
             run()
             kept.append(time.perf_counter() - began)
@@ -285,4 +301,4 @@ def _speed_by_bandwidth(shape: ModelShape) -> Speed:
     weight_s = product_s / 512**3
     layer = max(shape.layer_bytes)
     row_s = weight_s * layer / (4 if shape.precision == "fp32" else 1 if shape.precision == "int8" else 2)
-    return Speed(layer * byte_s, row_s, shape.ends_bytes * byte_s + ORIGIN_OVERHEAD_S, HOP_OVERHEAD_S, "bandwidth")
+    return Speed(layer * byte_s, row_s, shape.ends_bytes * byte_s + ORIGIN_OVERHEAD_S, HOP_OVERHEAD_S, 1.0, "bandwidth")

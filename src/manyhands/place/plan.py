@@ -152,11 +152,23 @@ def place(task: Task, strategy: Strategy) -> Plan:
 
 
 def evaluate(task: Task, hops: Sequence[tuple[Machine, Span]]) -> Plan:
-    """What a placement gives: spans in order, on machines of the fleet."""
+    """What a placement gives: spans in order, on machines of the fleet.
+
+    Whoever waits while the others work dozes off: the slowdown (Machine.slowed) follows from the time of a token without
+    it. A prompt finds everybody dozing, after a round trip that opens the session on all hops at once.
+    """
     shape, origin = task.shape, task.origin
-    costs = [(len(span), _cost(machine)) for machine, span in hops]
     stops = [origin, *(machine for machine, _ in hops), origin]
     legs = [task.fleet.leg(a, b) for a, b in itertools.pairwise(stops)]
+    awake = [(len(span), _cost(machine)) for machine, span in hops]
+    awake_s = token_s(awake, legs, shape.hidden_bytes, origin.ends_s)
+    costs = [
+        (n, _cost(machine, machine.slowed(awake_s - cost.step_s(n))))
+        for (machine, _), (n, cost) in zip(hops, awake, strict=True)
+    ]
+    ends_s = origin.ends_s * origin.slowed(awake_s - origin.ends_s)
+    dozing = [(len(span), _cost(machine, machine.doze)) for machine, span in hops]
+    open_s = max(task.fleet.leg(origin, machine).rtt_s for machine, _ in hops)
     planned = tuple(
         PlannedHop(
             machine.name,
@@ -167,13 +179,13 @@ def evaluate(task: Task, hops: Sequence[tuple[Machine, Span]]) -> Plan:
         )
         for (machine, span), (num_layers, cost), leg in zip(hops, costs, legs, strict=False)
     )
-    each_s = token_s(costs, legs, shape.hidden_bytes, origin.ends_s)
-    ttft_s = prefill_s(costs, legs, task.prompt, shape.hidden_bytes, CHUNK_ROWS, origin.ends_s)
-    return Plan(planned, origin.ends_s, legs[-1].seconds(shape.hidden_bytes), each_s, ttft_s)
+    each_s = token_s(costs, legs, shape.hidden_bytes, ends_s)
+    ttft_s = open_s + prefill_s(dozing, legs, task.prompt, shape.hidden_bytes, CHUNK_ROWS, origin.ends_s * origin.doze)
+    return Plan(planned, ends_s, legs[-1].seconds(shape.hidden_bytes), each_s, ttft_s)
 
 
-def _cost(machine: Machine) -> SpanCost:
-    return SpanCost(machine.layer_s, overhead_s=machine.overhead_s, row_s=machine.row_s)
+def _cost(machine: Machine, slowed: float = 1.0) -> SpanCost:
+    return SpanCost(machine.layer_s * slowed, overhead_s=machine.overhead_s * slowed, row_s=machine.row_s * slowed)
 
 
 def _missing(task: Task, placed: int) -> Missing:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from manyhands.core import SpanLoad
 from manyhands.errors import BadRequest
 
-# What a hop adds to a step beyond its layers: framing, TLS, two wake-ups of an event loop. 0.59 ms in the least disturbed
-# of 9 runs on loopback, 1.0 ms in the median with other work on both cores (hop_ms in bench/results/hop.json).
-HOP_OVERHEAD_S = 0.0006
+# What a hop adds to a step beyond its layers: framing, TLS, two wake-ups of an event loop, two of a thread. 0.92 ms in the
+# median of 9 runs on loopback (hop_ms in bench/results/hop.json).
+HOP_OVERHEAD_S = 0.0009
 
 
 @dataclass(frozen=True, slots=True)
