@@ -49,6 +49,29 @@ def test_pairs_that_are_measured_count_as_measured() -> None:
     assert far.token_s - near.token_s == pytest.approx(0.039)
 
 
+def test_who_waits_dozes_off_and_is_slower_for_it() -> None:
+    """Alone on the origin nobody waits; two that share wait for each other, and for the way between them."""
+    alone = task(machine("desk", 24, doze=1.5))
+    assert find_plans(alone).best.token_s == pytest.approx(0.024)
+    far = machine("far", 24, rtt_ms=100, doze=1.5)
+    pair = task(machine("desk", 12, doze=1.5), far)
+    half = [(pair.origin, Span(0, 12)), (far, Span(12, 24))]
+    assert evaluate(pair, half).token_s == pytest.approx(0.100 + 1.5 * 0.024)
+    assert evaluate(pair, half).hops[0].compute_s == pytest.approx(1.5 * 0.012)
+
+
+def test_the_first_token_waits_for_the_session_to_open() -> None:
+    """A round trip to the farthest hop, then the prompt there and back, on cores that dozed."""
+    far = machine("far", 24, rtt_ms=100, row_s=1e-4, doze=2.0)
+    there = task(machine("desk", 1, ends_s=0.01, doze=2.0), far, prompt=100)
+    assert evaluate(there, [(far, Span(0, 24))]).ttft_s == pytest.approx(0.100 + 0.100 + 2 * 24 * 100 * 1e-4 + 2 * 0.01)
+
+
+@pytest.mark.parametrize(("rest_ms", "times"), [(0, 1.0), (4, 1.0), (11.314, 1.25), (32, 1.5), (1e9, 1.5)])
+def test_a_machine_dozes_off_by_and_by(rest_ms: float, times: float) -> None:
+    assert machine("desk", 1, doze=1.5).slowed(rest_ms / 1e3) == pytest.approx(times, rel=1e-3)
+
+
 def test_what_is_missing_is_named_with_the_memory_that_would_do() -> None:
     plans = find_plans(task(machine("a", 8), machine("b", 4)))
     assert plans.ranked == () and plans.missing is not None and plans.missing.span == Span(12, 24)
