@@ -17,7 +17,7 @@ import typer
 from manyhands.cli import gateway, options
 from manyhands.cli.runfile import run_file
 from manyhands.core import NodeAddr, Precision, Span
-from manyhands.errors import BadRequest, ManyhandsError
+from manyhands.errors import ManyhandsError
 
 if TYPE_CHECKING:
     from manyhands.node import Node
@@ -106,6 +106,7 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
     from manyhands.cli.connect import tls_node
     from manyhands.cli.model import progress_bar
     from manyhands.config import home_from_env
+    from manyhands.member.neighbours import reachable
     from manyhands.model.fetch import resolve_model
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import Device
@@ -134,7 +135,7 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
             if job.can_load:
                 await _offer_to_load(node, folder, job, device)
             bound = await node.listen(job.listen)
-            addr = job.advertise or _reachable(bound)
+            addr = job.advertise or reachable(bound)
             ticket = ticket.with_address(NodeAddr(addr.host, addr.port, bound.node))
             _say(
                 as_json,
@@ -214,18 +215,6 @@ async def _drain(drain: Awaitable[None], stop: asyncio.Event) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
-
-
-def _reachable(bound: NodeAddr) -> NodeAddr:
-    """The address to tell others: for a wildcard, this machine's own on its default route."""
-    if bound.host not in ("0.0.0.0", "::"):
-        return bound
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET: picks the interface, sends nothing
-            return NodeAddr(probe.getsockname()[0], bound.port, bound.node)
-        except OSError as error:
-            raise BadRequest(f"no address to tell others for {bound}: name one with --advertise") from error
 
 
 def _say(as_json: bool, event: str, **facts: str) -> None:
