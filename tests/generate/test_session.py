@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from manyhands.config import RequestConfig
-from manyhands.core import EndsAt, ModelId, NodeAddr, PathKind, Span, SpanInfo
+from manyhands.core import ORIGIN_HOP, EndsAt, ModelId, NodeAddr, PathKind, Span, SpanInfo
 from manyhands.errors import (
     ContextOverflow,
+    LinkClosed,
     PipelineStalled,
     ShardUnavailable,
     WeightsMismatch,
@@ -23,7 +24,7 @@ from manyhands.net.transport import Link
 from manyhands.origin import Token
 from manyhands.route.search import Offer
 from manyhands.testing.swarm import MemorySwarm, node_id
-from manyhands.wire.message import Credit, Feed, Payload, Step
+from manyhands.wire.message import Credit, Fault, Feed, Payload, Step
 from manyhands.wire.tensor import encode_tensor
 from manyhands.worker.execute import Result, Work
 from tests.generate.scenes import GREEDY, HOT, PROMPT, all_free, expected, ids_of, play, swarm_of
@@ -285,6 +286,27 @@ def test_a_hop_that_does_not_answer_open_is_named(folder: Path, monkeypatch: pyt
             monkeypatch.setattr(swarm.hops[1], "_on_open", lambda *_: None)
             with pytest.raises(PipelineStalled, match=r"hops 1 \(n1\) did not answer Open within 4 s"):
                 await ids_of(swarm, PROMPT, GREEDY)
+
+    play(main)
+
+
+@pytest.mark.parametrize(("said_by", "blame"), [(0, 1), (1, ORIGIN_HOP)])
+def test_a_hop_that_dies_while_the_route_opens_is_one_to_go_around(said_by: int, blame: int) -> None:
+    """Its neighbour may say so first, and one that lost the origin is lost itself.
+
+    The origin asks for another route after ShardUnavailable, and after nothing else.
+    """
+
+    async def main() -> None:
+        links = [Notes(node_id(name)) for name in ("first", "second")]
+        hops = [star_hop(link, span) for link, span in zip(links, (Span(0, 2), Span(2, 4)), strict=True)]
+        session = Session(node_id("origin"), hops, Lease(MODEL, "bf16", 64, 1, "ring", "origin", None), RequestConfig())
+        opening = asyncio.ensure_future(session.open())
+        await asyncio.sleep(0)
+        session.on_fault(Fault(session.id, session.epoch, said_by, LinkClosed.code, "lost its link to the next", blame))
+        with pytest.raises(ShardUnavailable, match="lost its link") as refusal:
+            await opening
+        assert refusal.value.node == hops[1].offer.node
 
     play(main)
 

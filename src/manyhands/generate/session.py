@@ -466,8 +466,8 @@ class Session:
             self._arrived.set()
 
     def on_fault(self, message: Fault) -> None:
-        """A hop cannot go on, or blames a neighbour. Before the route has opened, and where the request itself is at fault,
-        that ends the session; else the hop at fault is lost. A hop knows nothing of others: such a blame falls on itself."""
+        """A hop cannot go on, or blames a neighbour. Its refusal to open, and where the request itself is at fault, ends the
+        session; else the hop at fault is lost. A hop knows nothing of others: such a blame falls on itself."""
         if message.epoch != self.epoch:
             return
         if message.code == Draining.code and self._is_running and self._has_opened(message.hop):
@@ -480,7 +480,8 @@ class Session:
         at_fault = message.blame if message.blame is not None and message.blame in near else message.hop
         kind = _ERRORS.get(message.code, PipelineAborted)
         blames_origin = message.blame == ORIGIN_HOP and message.hop == 0
-        if not self._is_running or blames_origin or (kind is BadRequest and message.blame is None):
+        is_refusal = message.blame is None and (kind is BadRequest or not self._is_running)
+        if is_refusal or blames_origin:
             who = "the origin" if blames_origin else f"hop {at_fault} ({self.hops[at_fault].offer.name})"
             error = kind(f"{who}: {message.detail}")
             error.node = self.hops[at_fault].offer.node
