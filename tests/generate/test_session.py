@@ -14,6 +14,7 @@ from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, EndsAt, ModelId, NodeAddr, PathKind, Span, SpanInfo
 from manyhands.errors import (
     ContextOverflow,
+    Detour,
     LinkClosed,
     PipelineStalled,
     ShardUnavailable,
@@ -307,6 +308,19 @@ def test_a_hop_that_dies_while_the_route_opens_is_one_to_go_around(said_by: int,
         with pytest.raises(ShardUnavailable, match="lost its link") as refusal:
             await opening
         assert refusal.value.node == hops[1].offer.node
+
+    play(main)
+
+
+def test_a_better_link_that_appears_while_the_route_opens_harms_nobody() -> None:
+    """A hop that is open already may tell of it; the session moves once it runs."""
+
+    async def main() -> None:
+        links = [Notes(node_id(name)) for name in ("first", "second")]
+        hops = [star_hop(link, span) for link, span in zip(links, (Span(0, 2), Span(2, 4)), strict=True)]
+        session = Session(node_id("origin"), hops, Lease(MODEL, "bf16", 64, 1, "ring", "origin", None), RequestConfig())
+        session.on_fault(Fault(session.id, session.epoch, 0, Detour.code, "has a direct link to the next", 0))
+        assert session.has_detour and not session.losses and not session.is_closed
 
     play(main)
 

@@ -473,7 +473,7 @@ class Session:
         if message.code == Draining.code and self._is_running and self._has_opened(message.hop):
             self.leaving[message.hop] = message.detail
             return
-        if message.code == Detour.code and self._is_running:
+        if message.code == Detour.code:
             self.has_detour = True
             return
         near = range(max(0, message.hop - 1), min(len(self.hops), message.hop + 2))
