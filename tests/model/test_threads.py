@@ -12,7 +12,7 @@ def test_a_device_stays_as_large_as_it_is_inside() -> None:
     with device_of(2):
         with threads.using(1):
             assert (torch.get_num_threads(), threads.available()) == (1, 2)
-            with threads.using(threads.for_product(4096, 4096)):
+            with threads.using(threads.for_product(1, 4096, 4096)):
                 assert (torch.get_num_threads(), threads.available()) == (2, 2)
             assert (torch.get_num_threads(), threads.available()) == (1, 2)
         assert (torch.get_num_threads(), threads.available()) == (2, 2)
@@ -28,15 +28,17 @@ def test_an_error_inside_leaves_the_device_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("shape", "cores", "want"),
     [
-        ((96, 64), 2, 1),  # small: waking a thread costs more
-        ((4096, 4096), 1, 1),
-        ((4096, 4096), 2, 2),
-        ((4096, 4096), 16, 16),
-        ((896, 4864), 16, 7),  # few rows for so many threads: they would share the sums
-        ((64, 1 << 20), 16, 1),
+        ((1, 96, 64), 2, 1),  # small: waking a thread costs more
+        ((1, 4096, 4096), 1, 1),
+        ((1, 4096, 4096), 2, 2),
+        ((1, 4096, 4096), 16, 16),
+        ((1, 896, 4864), 16, 7),  # few rows for so many threads: they would share the sums
+        ((1, 64, 1 << 20), 16, 1),
+        ((32, 896, 896), 2, 1),
+        ((256, 896, 896), 2, 2),  # a prompt: computing it takes longer than waking a thread
     ],
 )
-def test_threads_of_a_product(shape: tuple[int, int], cores: int, want: int) -> None:
+def test_threads_of_a_product(shape: tuple[int, int, int], cores: int, want: int) -> None:
     with device_of(cores):
         assert threads.for_product(*shape) == want
 

@@ -50,11 +50,13 @@ def _call(x_MK: Tensor, weight: Tensor, bias_N: Tensor | None) -> Tensor:
 def _product(x_MK: Tensor, weight: Tensor, bias_N: Tensor | None) -> Tensor:
     """x @ weight.T + bias, [M, N]; a row's bits depend neither on M nor on the threads."""
     count = x_MK.shape[0]
-    with threads.using(threads.for_product(*weight.shape)):
-        if x_MK.dtype != torch.bfloat16 or instruction_set() != "amx_tile" or count <= AMX_ROWS:
+    in_blocks = x_MK.dtype == torch.bfloat16 and instruction_set() == "amx_tile"
+    most = min(count, AMX_ROWS) if in_blocks else count
+    with threads.using(threads.for_product(most, *weight.shape)):
+        if count == most:
             out = _call(pad_rows(x_MK), weight, bias_N)
         else:
-            out = torch.cat([_call(pad_rows(block), weight, bias_N) for block in torch.split(x_MK, AMX_ROWS)])
+            out = torch.cat([_call(pad_rows(block), weight, bias_N) for block in torch.split(x_MK, most)])
     return out[:count] if out.shape[0] > count else out
 
 

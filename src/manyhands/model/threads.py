@@ -9,8 +9,10 @@ import threading
 
 import torch
 
-# Weights of a product from which sharing it is faster: 0.8 M on two cores, read from memory (bf16, 4 rows).
+# Weights of a product from which sharing it is faster: 0.8 M on two cores, read from memory (bf16, 4 to 32 rows) ...
 _SHARED_WEIGHTS = 1 << 20
+# ... fewer in proportion from so many rows of input on, where computing takes longer than reading.
+_READ_ROWS = 32
 # Multiplications of an attention (query rows x keys x width) from which sharing it is faster.
 _SHARED_SCORES = 1 << 21
 # Fewer rows of a matrix for each thread, and oneDNN's AMX kernels let threads share the sums themselves.
@@ -24,9 +26,9 @@ def available() -> int:
     return getattr(_device, "count", None) or torch.get_num_threads()
 
 
-def for_product(num_rows: int, num_columns: int) -> int:
-    """Threads for a product with a matrix [num_rows, num_columns]."""
-    if num_rows * num_columns < _SHARED_WEIGHTS:
+def for_product(count: int, num_rows: int, num_columns: int) -> int:
+    """Threads for the product of `count` rows of input with a matrix [num_rows, num_columns]."""
+    if num_rows * num_columns * max(count, _READ_ROWS) < _SHARED_WEIGHTS * _READ_ROWS:
         return 1
     return max(1, min(available(), num_rows // _ROWS_EACH))
 
