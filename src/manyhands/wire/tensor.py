@@ -1,4 +1,4 @@
-"""Payloads as torch tensors and back, without copying. Knows nothing of frames; frame.py takes only ITEMSIZE from here.
+"""Payloads as torch tensors and back. Knows nothing of frames; frame.py takes only ITEMSIZE from here.
 
 torch is imported on first use, so that the wire can be spoken by programs that never load it.
 Dimensions: T = count (rows), D = width. Hosts are little endian, like the wire.
@@ -29,9 +29,9 @@ def _names() -> "dict[torch.dtype, DType]":
 
 
 def encode_tensor(tensor_TD: "torch.Tensor") -> Payload:
-    """The bytes of a [T, D] tensor. Shares memory with a contiguous CPU tensor (leave it alone until sent).
+    """The bytes of a [T, D] tensor: a copy, which keeps nothing else alive in logs and queues.
 
-    Other tensors are copied. Raises ProtocolError for another rank or dtype.
+    Raises ProtocolError for another rank or dtype.
     """
     import torch
 
@@ -39,8 +39,8 @@ def encode_tensor(tensor_TD: "torch.Tensor") -> Payload:
     if name is None or tensor_TD.dim() != 2:
         raise ProtocolError(f"a {tensor_TD.dim()}-d {tensor_TD.dtype} tensor cannot be sent: 2-d {list(ITEMSIZE)} only")
     # numpy has no bfloat16, so every dtype goes through its bytes.
-    flat = tensor_TD.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return Payload(name, tensor_TD.shape[1], flat.numpy().data)
+    data = tensor_TD.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return Payload(name, tensor_TD.shape[1], data)
 
 
 def decode_tensor(payload: Payload, count: int) -> "torch.Tensor":

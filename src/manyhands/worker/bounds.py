@@ -28,10 +28,10 @@ def norms(hidden_TD: Tensor, name: str) -> tuple[float, float]:
 
     Raises Corruption, naming the rows `name`, if a row is not finite or larger than MAX_NORM.
     """
-    least, most = torch.linalg.vector_norm(hidden_TD, dim=1, dtype=torch.float32).aminmax()
-    if not float(most) <= MAX_NORM:  # also NaN
+    norms_T: list[float] = torch.linalg.vector_norm(hidden_TD, dim=1, dtype=torch.float32).tolist()
+    if not all(norm <= MAX_NORM for norm in norms_T):  # also NaN
         raise Corruption(f"{name} are not finite or beyond {MAX_NORM:g}")
-    return float(least), float(most)
+    return min(norms_T), max(norms_T)
 
 
 class RowBounds:

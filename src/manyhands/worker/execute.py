@@ -7,8 +7,8 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -24,6 +24,7 @@ from manyhands.model.shard import Shard
 from manyhands.wire.message import Content, DType, Payload
 from manyhands.wire.tensor import decode_tensor, encode_tensor
 from manyhands.worker.bounds import RowBounds, norms
+from manyhands.worker.thread import OneThread
 
 T = TypeVar("T")
 # The dtype of hidden states on the wire is the compute dtype.
@@ -80,21 +81,20 @@ class Result:
 class Device:
     """A thread of its own. `num_threads`: its compute threads, None where the model may choose."""
 
-    thread: ThreadPoolExecutor
+    thread: OneThread
     num_threads: int | None
 
     @classmethod
     def start(cls, num_threads: int | None = None, name: str = "device") -> "Device":
         initial = num_threads or os.cpu_count() or 1
-        thread = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=torch.set_num_threads, initargs=(initial,))
-        return cls(thread, num_threads)
+        return cls(OneThread(name, partial(torch.set_num_threads, initial)), num_threads)
 
     async def run(self, function: Callable[[], T]) -> T:
         """`function()` on the device thread. Cancelling the caller does not stop a function that has begun."""
         return await asyncio.get_running_loop().run_in_executor(self.thread, function)
 
     def close(self) -> None:
-        self.thread.shutdown(wait=True, cancel_futures=True)
+        self.thread.shutdown()
 
 
 class SpanModel:
@@ -121,6 +121,7 @@ class SpanModel:
         plan = StepPlan([Segment(cache, 0, 0, 1)], MIN_ROWS)
         self.shard.forward(torch.zeros(MIN_ROWS, self.shard.hidden_size, dtype=self.shard.dtype), plan)
 
+    @torch.inference_mode()
     def run(self, works: Sequence[Work]) -> list[Result | Exception]:
         """One device step. A segment with bad input gets its exception; the others are computed.
 
@@ -163,8 +164,7 @@ class SpanModel:
                 "begin the prompt with another one"
             )
         if not work.is_last:
-            # A copy: the output log must not keep the whole step's tensor alive for the sake of these rows.
-            return Result(work.position, work.count, "hidden", encode_tensor(hidden_TD.clone()))
+            return Result(work.position, work.count, "hidden", encode_tensor(hidden_TD))
         first = min(max(work.reply_from, work.position), work.position + work.count)
         wanted_TD = hidden_TD[first - work.position :]
         count = wanted_TD.shape[0]

@@ -1,0 +1,84 @@
+"""The one thread of a device: what is asked of it runs there in order, and the results come back to the event loop.
+
+An Executor whose futures are the loop's own. ThreadPoolExecutor's have locks and are chained to the loop's; on a hop whose
+caches are cold its two hand-overs took 340 us a step, these take 85 (bench/hop.py, 22 Nov).
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, ParamSpec, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+
+
+class OneThread(Executor):
+    """A thread that first calls `begin`. Whoever makes it shuts it down."""
+
+    def __init__(self, name: str, begin: Callable[[], None]) -> None:
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._is_closed = False
+        self._thread = Thread(target=self._serve, args=(begin,), name=name, daemon=True)
+        self._thread.start()
+
+    def submit(  # type: ignore[override]
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> "asyncio.Future[T]":
+        """Run `function` after what was submitted before; a result for the running loop. Raises RuntimeError once closed."""
+        if self._is_closed:
+            raise RuntimeError("the device is closed")
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._jobs.put((partial(function, *args, **kwargs), done))
+        return done
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        """Finish what has begun, cancel the rest, end the thread. Harmless when repeated."""
+        self._is_closed = True
+        self._jobs.put(None)
+        if wait:
+            self._thread.join()
+
+    def _serve(self, begin: Callable[[], None]) -> None:
+        begin()
+        while self._do_next():  # a call each, so that no name keeps a job's tensors alive while there is none
+            pass
+
+    def _do_next(self) -> bool:
+        job = self._jobs.get()
+        if job is None:
+            return False
+        function, done = job
+        if self._is_closed:
+            _tell(done, done.cancel)
+        elif not done.cancelled():
+            _tell(done, _settle, done, *_attempt(function))
+        return True
+
+
+def _attempt(function: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    """What came of it. (A frame of its own: that of a caught error's traceback must not lead to its future.)"""
+    try:
+        return function(), None
+    except BaseException as error:
+        return None, error
+
+
+def _tell(done: "asyncio.Future[Any]", *call: Any) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody waits
+        done.get_loop().call_soon_threadsafe(*call)
+
+
+def _settle(done: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+    if done.done():
+        return  # cancelled meanwhile
+    if error is None:
+        done.set_result(result)
+    else:
+        done.set_exception(error)
