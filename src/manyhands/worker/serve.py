@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from manyhands.config import WorkerConfig
@@ -328,9 +328,9 @@ class SpanHost:
                     self._evict()
                 continue
             self._wake.clear()
-            while self._waiting():
-                await self._hold()
-                await self._run_batch(self._choose())  # no name: it would keep these sessions' caches while idle
+            while waiting := self._waiting():
+                # No name for the batch: it would keep these sessions' caches while idle.
+                await self._run_batch(self._choose(await self._held(waiting)))
 
     def _waiting(self) -> list[Waiting]:
         """The sessions that wait for the device; shadows only if nobody else does."""
@@ -338,23 +338,25 @@ class SpanHost:
         ready = [s for s in ready if not s.is_shadow] or ready
         return [Waiting(s.key, s.waiting[0].count, s.served) for s in ready]
 
-    async def _hold(self) -> None:
-        """Let decode steps that are due any moment join the ones that wait, so that they share one device step."""
+    async def _held(self, waiting: list[Waiting]) -> list[Waiting]:
+        """What waits, once decode steps that are due any moment have joined it, so that they share one device step."""
         now = asyncio.get_running_loop().time
         began = now()
-        while all(w.num_rows <= WINDOW_ROWS for w in self._waiting()):
+        while all(w.num_rows <= WINDOW_ROWS for w in waiting):
             due = (s.pace.expected_at() for s in self._places.values() if not s.waiting)
             until = hold_until(began, self._step_s, [at for at in due if at is not None and at > now()])
             if until <= now():
-                return
+                break
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
                     await self._wake.wait()
+            waiting = self._waiting()
+        return waiting
 
-    def _choose(self) -> list[Taken]:
+    def _choose(self, waiting: Sequence[Waiting]) -> list[Taken]:
         taken: list[Taken] = []
-        for pick in choose(self._waiting(), self._config.prefill_rows, self._config.mixed_rows):
+        for pick in choose(waiting, self._config.prefill_rows, self._config.mixed_rows):
             self._clock += 1
             session = self._by_key[pick.key]
             session.served = self._clock
@@ -367,20 +369,21 @@ class SpanHost:
         now = asyncio.get_running_loop().time
         began, computes_from = now(), time.monotonic()  # uvloop's own clock counts whole milliseconds
         try:
-            model = await self.ensure_loaded()
+            model = self._model or await self.ensure_loaded()
             results = await self._device.run(lambda: model.run([taken.work for taken in batch]))
         except Exception as error:  # out of memory, a kernel's complaint: these sessions' trouble, not the node's
             logger.exception("layers=%s: a device step failed", self._info.span)
             results = [error for _ in batch]
-        self.steps_run += 1
-        self.rows_run += sum(taken.work.count for taken in batch)
-        if all(taken.work.count <= WINDOW_ROWS for taken in batch):
-            self._step_s = now() - began if self._step_s == 0 else 0.8 * self._step_s + 0.2 * (now() - began)
-        computed_at = time.monotonic()
+        ended, computed_at = now(), time.monotonic()
         for taken, result in zip(batch, results, strict=True):
             self._settle(taken, result, _timing(taken, computes_from, computed_at))
             if taken.work.count <= WINDOW_ROWS:
-                taken.session.pace.sent(now())
+                taken.session.pace.sent(ended)
+        await asyncio.sleep(0)  # what was sent leaves before the books are kept
+        self.steps_run += 1
+        self.rows_run += sum(taken.work.count for taken in batch)
+        if all(taken.work.count <= WINDOW_ROWS for taken in batch):
+            self._step_s = ended - began if self._step_s == 0 else 0.8 * self._step_s + 0.2 * (ended - began)
         self._logs.enforce()
 
     def _settle(self, taken: Taken, result: Result | Exception, timing: HopTiming) -> None:

@@ -6,6 +6,7 @@ step() ─► waiting ─ take() ─► device ─ deliver() ─► log, outbox 
 import logging
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import Any
 
 from manyhands.core import ORIGIN_HOP
 from manyhands.errors import BadRequest, ContextOverflow, LinkClosed, ProtocolError
@@ -14,7 +15,7 @@ from manyhands.net.transport import Link
 from manyhands.wire.message import SHADOW, Credit, DType, Fault, HopTiming, Open, Opened, Progress, Step
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Draws, Result, Work
-from manyhands.worker.log import LogBudget, split_step
+from manyhands.worker.log import LogBudget, rows_from, split_step
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class HopSession:
         """
         if self.log.covers(until):
             for step in self.log.replay(until, start):
-                send(shadow, replace(self._addressed(step), reply_from=until))
+                send(shadow, self._addressed(step, reply_from=until))
 
     def spoil(self) -> None:
         """A step of this epoch was bad: what comes after it cannot be right either and is dropped, until a new place."""
@@ -268,31 +269,30 @@ class HopSession:
         if taken.uses_up:
             self._owe(1)
         step = self._addressed(
-            replace(taken.step, position=result.position, count=result.count, payload=result.payload)
+            taken.step,
+            position=result.position,
+            count=result.count,
+            content=result.content,
+            payload=result.payload,
+            timings=(*taken.step.timings, timing),
         )
-        step = replace(step, timings=(*taken.step.timings, timing))
-        step = replace(step, content=result.content)
+        skipped = self.opened.emit_from - step.position
+        if skipped < max(1, step.count):
+            self.outbox.append(rows_from(step, skipped))
+        self.flush()
         if not self.is_last:
             self.log.append(replace(step, timings=()))
-        skipped = self.opened.emit_from - step.position
-        if skipped <= 0:
-            self.outbox.append(step)
-        elif skipped < step.count:
-            rest = split_step(step, skipped)[1]
-            assert rest is not None
-            self.outbox.append(rest)
-        self.flush()
         if self.is_shadow and not self.waiting:
             self.report()
 
     # -- steps out ----------------------------------------------------------------------------------------------------
 
-    def _addressed(self, step: Step) -> Step:
-        """`step` as it goes to the next receiver of the current route."""
+    def _addressed(self, step: Step, **changes: Any) -> Step:
+        """`step`, with `changes`, as it goes to the next receiver of the current route."""
         opened = self.opened
         keeps_ids = opened.ends == "edges" and not self.is_last
         hop = ORIGIN_HOP if self.is_last else opened.hop + 1
-        return replace(step, epoch=opened.epoch, hop=hop, ids=step.ids if keeps_ids else None)
+        return replace(step, epoch=opened.epoch, hop=hop, ids=step.ids if keeps_ids else None, **changes)
 
     def credit(self, steps: int) -> None:
         """The successor has computed `steps` steps: send what waits for it."""
