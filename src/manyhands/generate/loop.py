@@ -24,7 +24,7 @@ from manyhands.generate.session import HopLost, Session
 from manyhands.generate.speculate import Drafter, verify
 from manyhands.generate.turn import EndsHost
 from manyhands.wire.message import Content, Payload, Step
-from manyhands.wire.tensor import decode_tensor, encode_tensor
+from manyhands.wire.tensor import decode_tensor
 from manyhands.worker.batch import WINDOW_ROWS
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import WIRE_DTYPES
@@ -109,9 +109,7 @@ class Generation:
             part = ids[at : at + chunk]
             payload = None
             if self._ends is not None:
-                hidden_TD = await self._ends.turn(None, lambda _, part=part: part)  # type: ignore[misc]
-                assert hidden_TD is not None
-                payload = encode_tensor(hidden_TD)
+                payload = await self._ends.turn(None, lambda _, part=part: part)  # type: ignore[misc]
             yield start + at, part, payload
 
     def _chunk(self) -> int:
@@ -180,9 +178,7 @@ class Generation:
 
         payload = None
         if self._ends is not None:
-            hidden_TD = await self._ends.turn(_tensor(rows), decide, self._bounds)
-            assert hidden_TD is not None
-            payload = encode_tensor(hidden_TD)
+            payload = await self._ends.turn(_tensor(rows), decide, self._bounds)
         else:
             decide(torch.empty(0))
         return drawn, proposal[0], payload

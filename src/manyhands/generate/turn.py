@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from manyhands.model.ends import Ends
+from manyhands.wire.message import Payload
+from manyhands.wire.tensor import encode_tensor
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Device
 
@@ -24,7 +26,7 @@ class _Turn:
     hidden_TD: Tensor | None
     decide: Decide
     bounds: RowBounds
-    done: "asyncio.Future[Tensor | None]"
+    done: "asyncio.Future[Payload | None]"
 
 
 class EndsHost:
@@ -36,14 +38,14 @@ class EndsHost:
         self._waiting: list[_Turn] = []
         self._wake = asyncio.Event()
 
-    async def turn(self, hidden_TD: Tensor | None, decide: Decide, bounds: RowBounds | None = None) -> Tensor | None:
+    async def turn(self, hidden_TD: Tensor | None, decide: Decide, bounds: RowBounds | None = None) -> Payload | None:
         """Give `decide` the logits of the rows (an empty tensor without rows) and embed the ids it returns.
 
-        Returns hidden states [T', hidden] of those ids, None if there were none. `decide` runs on the device thread and
+        Returns the hidden states [T', hidden] of those ids, None if there were none. `decide` runs on the device thread and
         must not touch the event loop. Raises what `decide` raises; Corruption for rows that `bounds` (None: those
         of a session's first rows) do not admit.
         """
-        done: asyncio.Future[Tensor | None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Payload | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Turn(hidden_TD, decide, bounds or RowBounds(), done))
         self._wake.set()
         return await done
@@ -51,21 +53,20 @@ class EndsHost:
     async def run(self) -> None:
         while True:
             await self._wake.wait()
-            self._wake.clear()
-            await asyncio.sleep(0)  # what arrived in the same read joins the same batch
+            self._wake.clear()  # set in the loop turn before, so by all whose rows came in one read
             turns, self._waiting = self._waiting, []
             turns = [t for t in turns if not t.done.done()]
             if turns:
                 self._settle(turns, await self._run(turns))
 
-    async def _run(self, turns: list[_Turn]) -> list[Tensor | Exception | None]:
+    async def _run(self, turns: list[_Turn]) -> list[Payload | Exception | None]:
         try:
             return await self._device.run(lambda: self._compute(turns))
         except Exception as error:  # out of memory, say: these requests end, the node goes on
             return [error] * len(turns)
 
     @staticmethod
-    def _settle(turns: list[_Turn], outcomes: list[Tensor | Exception | None]) -> None:
+    def _settle(turns: list[_Turn], outcomes: list[Payload | Exception | None]) -> None:
         for turn, outcome in zip(turns, outcomes, strict=True):
             if turn.done.done():
                 continue
@@ -74,17 +75,18 @@ class EndsHost:
             else:
                 turn.done.set_result(outcome)
 
-    def _compute(self, turns: list[_Turn]) -> list[Tensor | Exception | None]:
+    @torch.inference_mode()
+    def _compute(self, turns: list[_Turn]) -> list[Payload | Exception | None]:
         decided = self._decide_all(turns)
         ids = [i for d in decided if not isinstance(d, Exception) for i in d]
         hidden_ND = self.ends.embed(torch.tensor(ids)) if ids else None
-        out: list[Tensor | Exception | None] = []
+        out: list[Payload | Exception | None] = []
         row = 0
         for d in decided:
             if isinstance(d, Exception):
                 out.append(d)
                 continue
-            out.append(hidden_ND[row : row + len(d)] if d and hidden_ND is not None else None)
+            out.append(encode_tensor(hidden_ND[row : row + len(d)]) if d and hidden_ND is not None else None)
             row += len(d)
         return out
 
