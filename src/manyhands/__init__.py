@@ -13,18 +13,20 @@ import os
 from pathlib import Path
 
 
-def _mkl_branch() -> str:
-    info = Path("/proc/cpuinfo")
-    text = info.read_text() if info.exists() else ""
-    return "AVX512" if "GenuineIntel" in text and "avx512f" in text else "AVX2"
-
+_info = Path("/proc/cpuinfo")
+_cpu = _info.read_text() if _info.exists() else ""
 
 # Read by OpenMP and MKL when torch loads. Idle compute threads sleep instead of spinning, so that nodes which share a
 # machine do not fight (two nodes with two threads each on two cores: 14.5 -> 29 steps/s each, docs/design.md §6).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# They sleep only after a pause longer than those within a layer, though (0.3 ms): to wake one takes 70 to 90 us.
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 # MKL's kernels by which a row's bits do not depend on the other rows: which those are depends on who made the CPU (measured:
 # with AVX2 on an Intel Sapphire Rapids 127 of 336 attention tests fail, with AVX512 none; on AMD Zen 4 AVX2 passes all).
-os.environ.setdefault("MKL_CBWR", _mkl_branch())
+os.environ.setdefault("MKL_CBWR", "AVX512" if "GenuineIntel" in _cpu and "avx512f" in _cpu else "AVX2")
+# oneDNN's AMX kernels mix rows. Where ours (model/tiles.py) was not built, oneDNN does without AMX.
+if "amx_bf16" in _cpu and not any(Path(__file__).parent.glob("model/_tiles*.so")):
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # transformers' bars are noise where a program speaks for itself.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 

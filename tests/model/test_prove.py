@@ -1,6 +1,7 @@
 """manyhands.model.prove: a machine that mixes rows is found out, once, and never called exact."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ import torch
 from torch import Tensor
 
 from manyhands.core import Precision
-from manyhands.model import linear, prove
+from manyhands.model import prove
 from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.attention import attention
+from manyhands.model.linear import pack
 from manyhands.model.prove import UNPROVEN, keeps_rows_apart, proven_class
 
 
@@ -20,14 +22,14 @@ def test_this_machine_keeps_rows_apart(precision: Precision) -> None:
     assert keeps_rows_apart(precision)
 
 
-def _mixing(x_MK: Tensor, weight: Tensor, bias_N: Tensor | None) -> Tensor:
+def _mixing(weight_NK: Tensor, bias_N: Tensor | None, precision: Precision) -> Callable[[Tensor], Tensor]:
     """A product whose last bit depends on how many rows there are, as kernels that cut the sum have it."""
-    out = linear._call(linear.pad_rows(x_MK), weight, bias_N)[: x_MK.shape[0]]
-    return out * (1 + 2**-7) if x_MK.shape[0] >= 32 else out
+    product = pack(weight_NK, bias_N, precision)
+    return lambda x_MK: product(x_MK) * (1 + 2**-7 if x_MK.shape[0] >= 32 else 1)
 
 
 def test_a_product_that_mixes_rows_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_product", _mixing)
+    monkeypatch.setattr(prove, "pack", _mixing)
     before = torch.get_num_threads()
     assert not keeps_rows_apart("bf16") and torch.get_num_threads() == before
 

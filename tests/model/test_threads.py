@@ -34,8 +34,8 @@ def test_an_error_inside_leaves_the_device_as_it_was() -> None:
         ((1, 4096, 4096), 16, 16),
         ((1, 896, 4864), 16, 7),  # few rows for so many threads: they would share the sums
         ((1, 64, 1 << 20), 16, 1),
-        ((32, 896, 896), 2, 1),
-        ((256, 896, 896), 2, 2),  # a prompt: computing it takes longer than waking a thread
+        ((32, 448, 448), 2, 1),
+        ((256, 448, 448), 2, 2),  # a prompt: computing it takes longer than waking a thread
     ],
 )
 def test_threads_of_a_product(shape: tuple[int, int, int], cores: int, want: int) -> None:

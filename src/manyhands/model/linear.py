@@ -1,12 +1,9 @@
 """Row-invariant matrix products: a row's result never depends on how many other rows share the call.
 
-Measured (docs/exactness.md): oneDNN gives a row the same bits for every M >= 4, on any number of threads, in bf16 and
-fp32; M = 1..3 use other kernels, and MKL changes bits with M, threads and alignment. So every product of a layer goes
-through oneDNN with packed weights and at least MIN_ROWS rows. Packing is also 1.8x faster than F.linear at one row.
-
-With AMX that does not hold in bf16: its kernels cut the sum of a long row in another way from 33 rows on, and between
-the threads where a matrix has few rows (docs/exactness.md). 2 to 32 rows share their bits, so there a product runs in
-blocks of at most AMX_ROWS rows: decode pays nothing, prefill reads the weights once for every block.
+bf16 on CPUs with AMX runs on a kernel of our own (tiles.py). Everywhere else products go through oneDNN with packed
+weights and at least MIN_ROWS rows: measured (docs/exactness.md), it gives a row the same bits for every M >= 4, on any
+number of threads; M = 1..3 use other kernels, and MKL changes bits with M, threads and alignment. Packing is also 1.8x
+faster than F.linear at one row.
 
 int8 divides each row by its own largest magnitude, so one row never changes another's scale, and adds the sentinel row
 [-1, 1, 1, ...] that pins the quantiser's range; the int32 sums are exact, hence free of order.
@@ -23,11 +20,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from manyhands.core import Precision
 from manyhands.errors import ModelError
-from manyhands.model import threads
-from manyhands.model.arithmetic import instruction_set
-
-# The most rows of a bf16 product where oneDNN uses AMX tiles: two tiles' height, the last before it cuts the sum.
-AMX_ROWS = 32
+from manyhands.model import threads, tiles
 
 EXPERTS = "manyhands"  # our name in transformers' registry of experts implementations
 
@@ -50,13 +43,8 @@ def _call(x_MK: Tensor, weight: Tensor, bias_N: Tensor | None) -> Tensor:
 def _product(x_MK: Tensor, weight: Tensor, bias_N: Tensor | None) -> Tensor:
     """x @ weight.T + bias, [M, N]; a row's bits depend neither on M nor on the threads."""
     count = x_MK.shape[0]
-    in_blocks = x_MK.dtype == torch.bfloat16 and instruction_set() == "amx_tile"
-    most = min(count, AMX_ROWS) if in_blocks else count
-    with threads.using(threads.for_product(most, *weight.shape)):
-        if count == most:
-            out = _call(pad_rows(x_MK), weight, bias_N)
-        else:
-            out = torch.cat([_call(pad_rows(block), weight, bias_N) for block in torch.split(x_MK, most)])
+    with threads.using(threads.for_product(count, *weight.shape)):
+        out = _call(pad_rows(x_MK), weight, bias_N)
     return out[:count] if out.shape[0] > count else out
 
 
@@ -68,7 +56,11 @@ def pad_rows(x_MK: Tensor) -> Tensor:
 
 def invariant_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias with unpacked weights, for small matrices such as MoE routers. Shapes as F.linear."""
-    out = _product(x.reshape(-1, x.shape[-1]), weight_NK.contiguous(), bias_N)
+    x_MK = x.reshape(-1, x.shape[-1])
+    if _on_tiles(weight_NK.dtype):
+        out = tiles.Tiled(weight_NK, bias_N)(x_MK)
+    else:
+        out = _product(x_MK, weight_NK.contiguous(), bias_N)
     return out.view(*x.shape[:-1], weight_NK.shape[0])
 
 
@@ -109,11 +101,17 @@ class PackedInt8:
         return (out if self.bias is None else out + self.bias).to(x_MK.dtype)
 
 
-Product = Packed | PackedInt8
+Product = Packed | PackedInt8 | tiles.Tiled
 
 
 def pack(weight_NK: Tensor, bias_N: Tensor | None, precision: Precision) -> Product:
-    return PackedInt8(weight_NK, bias_N) if precision == "int8" else Packed(weight_NK, bias_N)
+    if precision == "int8":
+        return PackedInt8(weight_NK, bias_N)
+    return tiles.Tiled(weight_NK, bias_N) if _on_tiles(weight_NK.dtype) else Packed(weight_NK, bias_N)
+
+
+def _on_tiles(dtype: torch.dtype) -> bool:
+    return dtype == torch.bfloat16 and tiles.available()
 
 
 class InvariantLinear(nn.Module):

@@ -1,21 +1,21 @@
 """How many of a device's compute threads one operation gets.
 
-torch's threads sleep between operations (OMP_WAIT_POLICY=PASSIVE: nodes that share a machine would fight otherwise), and
-to wake them costs about as much as a small operation takes: 70 to 90 us on two cores of a Xeon. So a step of few rows
-runs on one thread, except for its large products. No count changes a bit (manyhands.model.prove shows it).
+torch's threads sleep when they have had nothing to do for a moment (GOMP_SPINCOUNT: nodes that share a machine would fight
+otherwise), and to share an operation costs some microseconds even when they do not. So a step of few rows runs on one thread,
+except for its products. No count changes a bit (manyhands.model.prove shows it).
 """
 
 import threading
 
 import torch
 
-# Weights of a product from which sharing it is faster: 0.8 M on two cores, read from memory (bf16, 4 to 32 rows) ...
-_SHARED_WEIGHTS = 1 << 20
+# Weights of a product from which sharing it is faster, read from memory (bf16, 1 to 32 rows): 50 us on one thread ...
+_SHARED_WEIGHTS = 1 << 18
 # ... fewer in proportion from so many rows of input on, where computing takes longer than reading.
 _READ_ROWS = 32
 # Multiplications of an attention (query rows x keys x width) from which sharing it is faster.
 _SHARED_SCORES = 1 << 21
-# Fewer rows of a matrix for each thread, and oneDNN's AMX kernels let threads share the sums themselves.
+# Fewer rows of a matrix for each thread, and some of oneDNN's kernels let threads share the sums themselves.
 _ROWS_EACH = 128
 
 _device = threading.local()

@@ -1,0 +1,23 @@
+"""setuptools, and a C compiler from the package registry for machines that have none (see setup.py)."""
+
+import shlex
+import shutil
+import sysconfig
+from os import environ
+from typing import Any
+
+from setuptools import build_meta
+from setuptools.build_meta import *  # noqa: F403 - a build backend is a module with setuptools' functions
+
+
+def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
+    return build_meta.get_requires_for_build_wheel(config_settings) + _compiler()
+
+
+def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
+    return build_meta.get_requires_for_build_editable(config_settings) + _compiler()
+
+
+def _compiler() -> list[str]:
+    command = environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    return [] if shutil.which(shlex.split(command)[0]) else ["ziglang>=0.11"]
