@@ -16,8 +16,12 @@ from setuptools import Extension, setup
 TILES = Extension(
     "manyhands.model._tiles",
     ["src/manyhands/model/tiles.c"],
-    extra_compile_args=["-O2", *(f"-m{name}" for name in "avx512f avx512bw avx512vl avx512bf16 amx-tile amx-bf16".split())],
-    libraries=["dl"],
+    extra_compile_args=[
+        "-O2",
+        "-pthread",
+        *(f"-m{name}" for name in "avx512f avx512bw avx512vl avx512bf16 amx-tile amx-bf16".split()),
+    ],
+    libraries=["m"],
     optional=True,
 )
 

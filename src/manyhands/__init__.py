@@ -12,7 +12,6 @@ local cli testing      many nodes on one machine; the command; the public test k
 import os
 from pathlib import Path
 
-
 _info = Path("/proc/cpuinfo")
 _cpu = _info.read_text() if _info.exists() else ""
 

@@ -3,6 +3,10 @@
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -92,3 +96,43 @@ def test_without_it_onednn_does_without_amx() -> None:
     )
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+@needs_tiles
+def test_devices_do_not_meet() -> None:
+    """Two device threads with two members each, whose pauses let members fall asleep: every product is right."""
+    product, x = tiles.Tiled(normal(640, 320), None), normal(40, 320)
+    want = product(x)
+
+    def device(seed: int) -> bool:
+        pauses = Random(seed)
+        with threads(2):
+            for _ in range(150):
+                count = pauses.randint(1, 40)
+                if not torch.equal(product(x[:count]), want[:count]):
+                    return False
+                if pauses.random() < 0.1:
+                    time.sleep(0.001)
+        return True
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(device, range(3)))
+
+
+@needs_tiles
+def test_a_device_that_ends_takes_its_threads_with_it() -> None:
+    product, x = tiles.Tiled(normal(512, 512), None), normal(4, 512)
+
+    def members() -> int:
+        return sum(path.read_text() == "manyhands-tiles\n" for path in Path("/proc/self/task").glob("*/comm"))
+
+    def use() -> int:
+        before = members()
+        with threads(3):
+            product(x)
+        return members() - before
+
+    before = members()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(use).result() == 2
+    assert members() == before

@@ -10,6 +10,7 @@ from manyhands.core import Precision, Span
 from manyhands.errors import CutError
 from manyhands.model import attention, threads
 from manyhands.model.cache import LayerShape, Probe, SessionCache, StepCache, StepPlan
+from manyhands.model.fuse import fuse
 from manyhands.model.linear import DTYPES, MIN_ROWS, replace_linears
 from manyhands.model.load import Part, Pass, Tap, find_layers, load_part, read_config, until_captured
 
@@ -41,7 +42,8 @@ class Shard:
         self.shapes = self._prepare()
 
     def _prepare(self) -> dict[int, LayerShape]:
-        """Probe once: learn what each layer caches and which linears share an input; then pack the linears."""
+        """Probe once: learn what each layer caches and which linears share an input; then pack what linears are left."""
+        fuse(self._layers, self.precision)
         order: list[tuple[nn.Linear, int]] = []
         alive: list[Tensor] = []
 

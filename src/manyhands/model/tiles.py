@@ -5,9 +5,11 @@ has a single order of operations for any number of either, and reads the weights
 """
 
 import ctypes
+import threading
 from functools import cache
 from os import environ
 from pathlib import Path
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,7 +30,15 @@ def _library() -> ctypes.CDLL | None:
     library.tiles_size.restype = count
     library.tiles_size.argtypes = [count, count]
     library.tiles_pack.argtypes = [pointer, pointer, count, count]
-    library.tiles_linear.argtypes = [pointer, count, pointer, pointer, pointer, count, count, count, count]
+    library.tiles_team_start.restype = pointer
+    library.tiles_team_start.argtypes = [count]
+    library.tiles_team_stop.argtypes = [pointer]
+    library.tiles_team_stop.restype = None
+    x: list[Any] = [pointer, count]
+    out: list[Any] = [pointer, count, count]
+    library.tiles_linear.argtypes = [pointer, count, *x, pointer, pointer, *out, count, count, *out]
+    library.tiles_norm.argtypes = [*x, pointer, ctypes.c_float, *out]
+    library.tiles_norm.restype = None
     return library if library.tiles_init() == 0 else None
 
 
@@ -36,28 +46,105 @@ def available() -> bool:
     return _library() is not None
 
 
-class Tiled:
-    """One bf16 matrix [N, K] as tiles. Call with bf16 rows [M, K]; gives [M, N]. Only where `available`."""
+class _Team:
+    """`size` threads of the kernel, the one that calls among them."""
 
-    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None) -> None:
+    def __init__(self, size: int) -> None:
+        library = _library()
+        assert library is not None
+        self.size = size
+        self._stop = library.tiles_team_stop
+        self.handle: int | None = library.tiles_team_start(size)
+        if self.handle is None:
+            raise MemoryError("no memory for the threads of products")
+
+    def __del__(self) -> None:
+        if self.handle is not None:
+            self._stop(self.handle)
+
+
+class _Here(threading.local):
+    """What a device's thread has: its team, and the product that it computed last."""
+
+    team: _Team | None = None
+    last: list[int | None]  # where that one keeps what comes after it
+
+    def __init__(self) -> None:
+        self.last = [None, 0, 0]
+
+
+_here = _Here()
+
+
+Activation = Literal["none", "silu", "gelu_tanh"]
+
+
+class Tiled:
+    """One bf16 matrix [N, K] as tiles. Call with bf16 rows [M, K]; gives [M, N]. Only where `available`.
+
+    With an `activation`, blocks of 16 rows of the matrix come in pairs, and the result is activation(first) * second, rounded
+    once: [M, N / 2] (see `gated`).
+    """
+
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None, activation: Activation = "none") -> None:
         library = _library()
         assert library is not None and weight_NK.dtype == torch.bfloat16
         self.shape = weight_NK.shape
+        self._activation = get_args(Activation).index(activation)
+        self._width = self.shape[0] // 2 if self._activation else self.shape[0]
         self._tiles = torch.empty(library.tiles_size(*self.shape), dtype=torch.bfloat16)
         self._bias = None if bias_N is None else bias_N.float().contiguous()
         weight_NK = weight_NK.contiguous()
         library.tiles_pack(weight_NK.data_ptr(), self._tiles.data_ptr(), *self.shape)
         self._linear = library.tiles_linear
-        self._operands = (self._tiles.data_ptr(), None if self._bias is None else self._bias.data_ptr())
+        self._matrix: list[int | None] = [self._tiles.data_ptr(), *self.shape]
+        self._then: list[int | None] = [None, 0, 0]  # the matrix that was asked for after this one
 
     def __call__(self, x_MK: Tensor) -> Tensor:
         num_rows, (width, depth) = x_MK.shape[0], self.shape
-        if x_MK.dtype != torch.bfloat16 or x_MK.shape[1] != depth:
-            raise TypeError(f"this product takes bf16 rows of {depth} numbers, not {x_MK.dtype} of {tuple(x_MK.shape)}")
-        x_MK = x_MK if x_MK.stride(1) == 1 else x_MK.contiguous()
-        out_MN = torch.empty(num_rows, width, dtype=torch.bfloat16)
+        x_MK = _rows(x_MK, depth)
+        out_MN = torch.empty(num_rows, self._width, dtype=torch.bfloat16)
+        here = _here
+        here.last[:], here.last = self._matrix, self._then
         count = threads.for_product(num_rows, width, depth)
-        place = x_MK.data_ptr(), x_MK.stride(0), *self._operands, out_MN.data_ptr()
-        if num_rows and self._linear(*place, num_rows, width, depth, count):
+        if here.team is None or here.team.size < count:
+            here.team = _Team(threads.available())
+        bias = None if self._bias is None else self._bias.data_ptr()
+        operands = x_MK.data_ptr(), x_MK.stride(0), self._tiles.data_ptr(), bias, out_MN.data_ptr()
+        sizes = num_rows, width, depth, self._activation
+        if num_rows and self._linear(here.team.handle, count, *operands, *sizes, *self._then):
             raise MemoryError("no memory for the rows of a product")
         return out_MN
+
+
+def gated(weight_2NK: Tensor, bias_2N: Tensor | None, activation: Activation) -> Tiled:
+    """x -> activation(gate) * up, where x @ weight.T + bias is gate and up side by side. N: a multiple of 16."""
+
+    def paired(values: Tensor) -> Tensor:
+        return values.view(2, -1, 16, *values.shape[1:]).transpose(0, 1).reshape(values.shape)
+
+    return Tiled(paired(weight_2NK), None if bias_2N is None else paired(bias_2N), activation)
+
+
+class Norm:
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension of bf16 tensors, in fp32, rounded once."""
+
+    def __init__(self, weight_N: Tensor, epsilon: float) -> None:
+        library = _library()
+        assert library is not None
+        self._norm, self._weight, self._epsilon = library.tiles_norm, weight_N.float().contiguous(), epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        width = len(self._weight)
+        x_MN = _rows(x.reshape(-1, x.shape[-1]), width)
+        out = torch.empty(x.shape, dtype=torch.bfloat16)
+        rows = x_MN.data_ptr(), x_MN.stride(0)
+        self._norm(*rows, self._weight.data_ptr(), self._epsilon, out.data_ptr(), x_MN.shape[0], width)
+        return out
+
+
+def _rows(x_MK: Tensor, depth: int) -> Tensor:
+    """`x_MK` with numbers of a row side by side. Raises TypeError for what the kernel would misread."""
+    if x_MK.dtype != torch.bfloat16 or x_MK.shape[1] != depth:
+        raise TypeError(f"this takes bf16 rows of {depth} numbers, not {x_MK.dtype} of {tuple(x_MK.shape)}")
+    return x_MK if x_MK.stride(1) == 1 else x_MK.contiguous()
