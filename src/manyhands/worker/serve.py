@@ -379,7 +379,6 @@ class SpanHost:
             self._settle(taken, result, _timing(taken, computes_from, computed_at))
             if taken.work.count <= WINDOW_ROWS:
                 taken.session.pace.sent(ended)
-        await asyncio.sleep(0)  # what was sent leaves before the books are kept
         self.steps_run += 1
         self.rows_run += sum(taken.work.count for taken in batch)
         if all(taken.work.count <= WINDOW_ROWS for taken in batch):

@@ -266,8 +266,6 @@ class HopSession:
         if self.is_closed or taken.step.epoch != self.opened.epoch:
             return
         self.computed = taken.step.position + taken.step.count
-        if taken.uses_up:
-            self._owe(1)
         step = self._addressed(
             taken.step,
             position=result.position,
@@ -280,6 +278,8 @@ class HopSession:
         if skipped < max(1, step.count):
             self.outbox.append(rows_from(step, skipped))
         self.flush()
+        if taken.uses_up:
+            self._owe(1)
         if not self.is_last:
             self.log.append(replace(step, timings=()))
         if self.is_shadow and not self.waiting:
