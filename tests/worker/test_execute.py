@@ -1,7 +1,10 @@
 """manyhands.worker.execute: one device step over segments of several sessions, and the thread it runs on."""
 
 import asyncio
+import contextlib
+import gc
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -202,3 +205,80 @@ def test_a_device_is_one_thread_with_its_own_thread_count() -> None:
 
     run_virtual(main())
     assert torch.get_num_threads() == before
+
+
+def test_a_job_that_nobody_waits_for_is_not_begun_and_closing_cancels_what_waits() -> None:
+    """A job that has begun ends all the same; afterwards nothing is taken, and closing again does no harm."""
+    ran: list[str] = []
+
+    async def main() -> None:
+        device = Device.start(1)
+        release = threading.Event()
+
+        def job(name: str) -> None:
+            release.wait(5)
+            ran.append(name)
+
+        jobs = [device.thread.submit(job, name) for name in ("begun", "left", "next")]
+        jobs[1].cancel()
+        release.set()
+        await jobs[2]
+        assert ran == ["begun", "next"]
+
+        release.clear()
+        jobs = [device.thread.submit(job, name) for name in ("last", "late")]
+        await asyncio.sleep(0.01)
+        device.thread.shutdown(wait=False)
+        release.set()
+        outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+        device.close()
+        assert ran == ["begun", "next", *(["last"] if outcomes[0] is None else [])]
+        assert isinstance(outcomes[1], asyncio.CancelledError)
+        with pytest.raises(RuntimeError, match="closed"):
+            await device.run(lambda: None)
+
+    asyncio.run(main())
+
+
+def test_a_result_for_a_loop_that_is_gone_is_dropped() -> None:
+    """The thread goes on, for whoever comes next."""
+    device = Device.start(1)
+    release = threading.Event()
+
+    async def leave() -> None:
+        device.thread.submit(release.wait, 5)
+
+    async def come() -> int:
+        return await device.run(lambda: 3)
+
+    asyncio.run(leave())
+    release.set()
+    assert asyncio.run(come()) == 3
+    device.close()
+
+
+def test_what_a_job_held_is_free_once_it_is_done() -> None:
+    """A session's cache must not live on while the device waits for work, whether its step failed or not."""
+
+    class Held:
+        pass
+
+    async def main() -> None:
+        device = Device.start(1)
+        for fails in (False, True):
+            held = Held()
+            gone = weakref.ref(held)
+
+            def job(held: Held = held, fails: bool = fails) -> None:
+                if fails:
+                    raise ValueError(held)
+
+            with contextlib.suppress(ValueError):
+                await device.run(job)
+            del held, job
+            await device.run(lambda: None)
+            gc.collect()
+            assert gone() is None
+        device.close()
+
+    asyncio.run(main())

@@ -258,7 +258,7 @@ def _decode_step(header: Header, body: bytearray) -> Step:
         content=_CONTENTS[header.content],
         ids=struct.unpack_from(f"<{num_ids}I", body) if header.flags & _HAS_IDS else None,
         payload=payload,
-        timings=tuple([HopTiming(*pair) for pair in _TIMING.iter_unpack(memoryview(body)[end:])]),
+        timings=tuple(map(HopTiming._make, _TIMING.iter_unpack(memoryview(body)[end:]))),
     )
 
 

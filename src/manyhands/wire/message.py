@@ -12,7 +12,7 @@ Lanes so that a cancel overtakes steps, and both overtake weights; credits go ag
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from manyhands.core import (
     EndsAt,
@@ -50,8 +50,7 @@ class Payload:
     data: bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class HopTiming:
+class HopTiming(NamedTuple):
     """What one hop says of one step, in microseconds: how long it waited for the device, how long the device step took."""
 
     queue_us: int

@@ -5,7 +5,7 @@ Dimensions: T = count (rows), D = width. Hosts are little endian, like the wire.
 """
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from manyhands.errors import ProtocolError
 from manyhands.wire.message import DType, Payload
@@ -17,9 +17,16 @@ ITEMSIZE: dict[DType, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4}
 
 
 @functools.cache
-def _torch_dtypes() -> "dict[DType, torch.dtype]":
+def _torch() -> Any:
+    """The module. (With cold caches an import statement takes five times as long to find it loaded.)"""
     import torch
 
+    return torch
+
+
+@functools.cache
+def _torch_dtypes() -> "dict[DType, torch.dtype]":
+    torch = _torch()
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int32": torch.int32}
 
 
@@ -33,13 +40,11 @@ def encode_tensor(tensor_TD: "torch.Tensor") -> Payload:
 
     Raises ProtocolError for another rank or dtype.
     """
-    import torch
-
     name = _names().get(tensor_TD.dtype)
     if name is None or tensor_TD.dim() != 2:
         raise ProtocolError(f"a {tensor_TD.dim()}-d {tensor_TD.dtype} tensor cannot be sent: 2-d {list(ITEMSIZE)} only")
     # numpy has no bfloat16, so every dtype goes through its bytes.
-    data = tensor_TD.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    data = tensor_TD.detach().cpu().contiguous().view(_torch().uint8).numpy().tobytes()
     return Payload(name, tensor_TD.shape[1], data)
 
 
@@ -49,14 +54,12 @@ def decode_tensor(payload: Payload, count: int) -> "torch.Tensor":
     (What FrameReader returns is. torch cannot hold read-only memory, so plain `bytes` are copied.)
     Raises ProtocolError unless data is exactly count * width * itemsize bytes.
     """
-    import torch
-
     expected = count * payload.width * ITEMSIZE[payload.dtype]
     view = memoryview(payload.data)
     if count < 0 or payload.width < 0 or view.nbytes != expected:
         raise ProtocolError(f"payload of {view.nbytes} bytes is not [{count}, {payload.width}] {payload.dtype}")
     dtype = _torch_dtypes()[payload.dtype]
     if expected == 0:
-        return torch.empty(count, payload.width, dtype=dtype)
+        return cast("torch.Tensor", _torch().empty(count, payload.width, dtype=dtype))
     buffer = bytearray(view) if view.readonly else view
-    return torch.frombuffer(buffer, dtype=dtype).view(count, payload.width)
+    return cast("torch.Tensor", _torch().frombuffer(buffer, dtype=dtype).view(count, payload.width))

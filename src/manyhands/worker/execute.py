@@ -121,25 +121,28 @@ class SpanModel:
         plan = StepPlan([Segment(cache, 0, 0, 1)], MIN_ROWS)
         self.shard.forward(torch.zeros(MIN_ROWS, self.shard.hidden_size, dtype=self.shard.dtype), plan)
 
-    @torch.inference_mode()
     def run(self, works: Sequence[Work]) -> list[Result | Exception]:
         """One device step. A segment with bad input gets its exception; the others are computed.
 
         Segments on the same layers run side by side; others one after the other.
         """
-        inputs: list[Tensor | Exception] = [self._input(work) for work in works]
-        good = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
-        out: list[Result | Exception] = [x if isinstance(x, Exception) else Corruption("not run") for x in inputs]
-        for span in dict.fromkeys(works[i].span for i in good):
-            here = [i for i in good if works[i].span == span]
-            hidden_ND, plan = _side_by_side([works[i] for i in here], [inputs[i] for i in here])  # type: ignore[misc]
-            hidden_ND = self.shard.forward(hidden_ND, plan, span)
-            for i, s in zip(here, plan.segments, strict=True):
-                try:
-                    out[i] = self._output(works[i], hidden_ND[s.row : s.row + s.count])
-                except (BadRequest, Corruption, ProtocolError) as error:
-                    out[i] = error
-        return out
+        with torch.inference_mode():
+            inputs: list[Tensor | Exception] = [self._input(work) for work in works]
+            out: list[Result | Exception] = [x if isinstance(x, Exception) else Corruption("not run") for x in inputs]
+            good = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
+            for span in dict.fromkeys(works[i].span for i in good):
+                here = [i for i in good if works[i].span == span]
+                hidden_ND, plan = _side_by_side([works[i] for i in here], [inputs[i] for i in here])  # type: ignore[misc]
+                hidden_ND = self.shard.forward(hidden_ND, plan, span)
+                for i, s in zip(here, plan.segments, strict=True):
+                    out[i] = self._try_output(works[i], hidden_ND[s.row : s.row + s.count])
+            return out
+
+    def _try_output(self, work: Work, hidden_TD: Tensor) -> Result | Exception:
+        try:
+            return self._output(work, hidden_TD)
+        except (BadRequest, Corruption, ProtocolError) as error:
+            return error
 
     def _input(self, work: Work) -> Tensor | Exception:
         if work.position > work.cache.length:

@@ -342,7 +342,7 @@ class SpanHost:
         """What waits, once decode steps that are due any moment have joined it, so that they share one device step."""
         now = asyncio.get_running_loop().time
         began = now()
-        while all(w.num_rows <= WINDOW_ROWS for w in waiting):
+        while len(waiting) < len(self._places) and all(w.num_rows <= WINDOW_ROWS for w in waiting):
             due = (s.pace.expected_at() for s in self._places.values() if not s.waiting)
             until = hold_until(began, self._step_s, [at for at in due if at is not None and at > now()])
             if until <= now():
@@ -379,7 +379,6 @@ class SpanHost:
             self._settle(taken, result, _timing(taken, computes_from, computed_at))
             if taken.work.count <= WINDOW_ROWS:
                 taken.session.pace.sent(ended)
-        await asyncio.sleep(0)  # what was sent leaves before the books are kept
         self.steps_run += 1
         self.rows_run += sum(taken.work.count for taken in batch)
         if all(taken.work.count <= WINDOW_ROWS for taken in batch):

@@ -7,16 +7,14 @@ caches are cold its two hand-overs took 340 us a step, these take 85 (bench/hop.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import suppress
-from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 
-_Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+_Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any]"]
 
 
 class OneThread(Executor):
@@ -28,14 +26,12 @@ class OneThread(Executor):
         self._thread = Thread(target=self._serve, args=(begin,), name=name, daemon=True)
         self._thread.start()
 
-    def submit(  # type: ignore[override]
-        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> "asyncio.Future[T]":
+    def submit(self, function: Callable[[*Ts], T], /, *args: *Ts) -> "asyncio.Future[T]":  # type: ignore[override]
         """Run `function` after what was submitted before; a result for the running loop. Raises RuntimeError once closed."""
         if self._is_closed:
             raise RuntimeError("the device is closed")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.put((partial(function, *args, **kwargs), done))
+        self._jobs.put((function, args, done))
         return done
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
@@ -54,25 +50,27 @@ class OneThread(Executor):
         job = self._jobs.get()
         if job is None:
             return False
-        function, done = job
+        function, args, done = job
         if self._is_closed:
             _tell(done, done.cancel)
         elif not done.cancelled():
-            _tell(done, _settle, done, *_attempt(function))
+            _tell(done, _settle, done, *_attempt(function, args))
         return True
 
 
-def _attempt(function: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+def _attempt(function: Callable[..., T], args: tuple[Any, ...]) -> tuple[T | None, BaseException | None]:
     """What came of it. (A frame of its own: that of a caught error's traceback must not lead to its future.)"""
     try:
-        return function(), None
+        return function(*args), None
     except BaseException as error:
         return None, error
 
 
 def _tell(done: "asyncio.Future[Any]", *call: Any) -> None:
-    with suppress(RuntimeError):  # the loop is closed: nobody waits
+    try:
         done.get_loop().call_soon_threadsafe(*call)
+    except RuntimeError:
+        return  # the loop is closed: nobody waits
 
 
 def _settle(done: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
