@@ -28,7 +28,6 @@ from manyhands.cli.options import run as run_loop
 from manyhands.core import even_cut
 from manyhands.model.cache import Segment, StepPlan
 from manyhands.model.ends import Ends
-from manyhands.model.linear import MIN_ROWS
 from manyhands.model.load import read_config
 from manyhands.model.shard import Shard
 from manyhands.origin import Origin
@@ -54,12 +53,9 @@ class Local:
         for _ in range(new):
             began = time.perf_counter()
             hidden_ND = self.ends.embed(torch.tensor(ids))
-            rows = max(len(ids), MIN_ROWS)
-            hidden_ND = torch.cat([hidden_ND, hidden_ND.new_zeros(rows - len(ids), hidden_ND.shape[1])])
             for shard, cache in zip(self.shards, caches, strict=True):
-                plan = StepPlan([Segment(cache, cache.length, 0, len(ids))], rows)
-                hidden_ND = shard.forward(hidden_ND, plan)
-            ids = [int(self.ends.logits(hidden_ND[len(ids) - 1 : len(ids)])[0].argmax())]
+                hidden_ND = shard.forward(hidden_ND, StepPlan([Segment(cache, cache.length, 0, len(ids))]))
+            ids = [int(self.ends.logits(hidden_ND[-1:])[0].argmax())]
             times.append(time.perf_counter() - began)
         return statistics.median(times[1:])
 

@@ -32,7 +32,6 @@ from manyhands.core import Span
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.ends import Ends
 from manyhands.model.folder import read_entries
-from manyhands.model.linear import MIN_ROWS
 from manyhands.model.load import read_config
 from manyhands.model.shard import Shard
 
@@ -98,11 +97,7 @@ class Ours:
         return int(self.ends.logits(hidden_ND[-1:])[0].argmax())
 
     def forward(self, cache: SessionCache, hidden_TD: Tensor) -> Tensor:
-        count = hidden_TD.shape[0]
-        rows = max(count, MIN_ROWS)
-        padded_ND = torch.cat([hidden_TD, hidden_TD.new_zeros(rows - count, hidden_TD.shape[1])])
-        plan = StepPlan([Segment(cache, cache.length, 0, count)], rows)
-        return self.shard.forward(padded_ND, plan)[:count]
+        return self.shard.forward(hidden_TD, StepPlan([Segment(cache, cache.length, 0, hidden_TD.shape[0])]))
 
 
 def llama_cpp(folder: Path, threads: int) -> Arm | None:

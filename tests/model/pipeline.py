@@ -12,7 +12,6 @@ from torch import Tensor
 from manyhands.core import Precision, Span
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.ends import Ends
-from manyhands.model.linear import MIN_ROWS
 from manyhands.model.shard import Shard
 
 
@@ -58,15 +57,13 @@ class Pipeline:
         """One device step of every shard over all feeds side by side; the logits of each feed's rows."""
         counts = [len(feed.ids) for feed in feeds]
         rows = [sum(counts[:index]) for index in range(len(counts))]
-        num_rows = max(sum(counts), MIN_ROWS)
         hidden = self.ends.embed(torch.cat([feed.ids for feed in feeds]))
-        hidden = torch.cat([hidden, hidden.new_zeros(num_rows - len(hidden), hidden.shape[1])])
         for index, shard in enumerate(self.shards):
             segments = [
                 Segment(feed.caches[index], feed.position, row, count)
                 for feed, row, count in zip(feeds, rows, counts, strict=True)
             ]
-            hidden = shard.forward(hidden, StepPlan(segments, num_rows))
+            hidden = shard.forward(hidden, StepPlan(segments))
         return [self.ends.logits(hidden[row : row + count]) for row, count in zip(rows, counts, strict=True)]
 
     def run(self, ids: Tensor, sizes: Sequence[int], caches: list[SessionCache] | None = None) -> Tensor:

@@ -63,10 +63,10 @@ CASES |= {f"{name} fp32": replace(case, dtype=torch.float32) for name, case in C
 
 def attend(case: Case, segments: list[tuple[SessionCache, int, tuple[Tensor, Tensor, Tensor]]]) -> list[Tensor]:
     """Run segments (cache, start, q k v) side by side; each one's output [count, heads, value_dim]."""
-    plan = StepPlan([], 0)
+    plan, row = StepPlan([]), 0
     for cache, start, (query, _, _) in segments:
-        plan.segments.append(Segment(cache, start, plan.num_rows, query.shape[2]))
-        plan.num_rows += query.shape[2]
+        plan.segments.append(Segment(cache, start, row, query.shape[2]))
+        row += query.shape[2]
     query, key, value = (torch.cat(part, 2) for part in zip(*(qkv for _, _, qkv in segments), strict=True))
     module = nn.Module()
     module.layer_idx = LAYER  # type: ignore[assignment]
@@ -172,7 +172,7 @@ def test_padding_rows_are_zero_and_touch_no_cache() -> None:
     cache = case.cache(8)
     module = nn.Module()
     module.layer_idx = LAYER  # type: ignore[assignment]
-    with running(StepPlan([Segment(cache, 0, 0, 3)], 8)):
+    with running(StepPlan([Segment(cache, 0, 0, 3)])):
         out, _ = attention(module, query, key, value, None)
     assert out.shape == (1, 8, 4, 16)
     assert not out[0, 3:].any() and bool(out[0, :3].any())

@@ -13,7 +13,6 @@ from manyhands.core import Span
 from manyhands.errors import Corruption
 from manyhands.model.cache import Segment, StepPlan
 from manyhands.model.ends import Ends
-from manyhands.model.linear import MIN_ROWS
 from manyhands.model.shard import Shard
 from manyhands.tales import model_path
 from manyhands.testing.tiny import BOS, FAMILIES, make_tiny
@@ -113,9 +112,7 @@ class Layers:
             ids = parts.pop(0) if parts else [int(self._ends.logits(hidden[-1:]).argmax())]
             hidden = self._ends.embed(torch.tensor(ids))
             for shard, cache, bound in zip(self._shards, caches, bounds, strict=True):
-                padding = hidden.new_zeros(max(0, MIN_ROWS - len(ids)), hidden.shape[1])
-                plan = StepPlan([Segment(cache, position, 0, len(ids))], len(ids) + len(padding))
-                hidden = shard.forward(torch.cat([hidden, padding]), plan)[: len(ids)]
+                hidden = shard.forward(hidden, StepPlan([Segment(cache, position, 0, len(ids))]))
                 if shard is not self._shards[-1]:
                     bound.admit(hidden, "honest rows")
                 elif not parts:

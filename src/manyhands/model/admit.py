@@ -22,7 +22,6 @@ from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.ends import Ends
 from manyhands.model.folder import write_atomic
-from manyhands.model.linear import MIN_ROWS
 from manyhands.model.shard import Shard
 
 # Tested by name in tests/model/test_exactness.py.
@@ -153,6 +152,4 @@ def _step(shard: Shard, parts: list[tuple[SessionCache, int, Tensor]]) -> Tensor
     for cache, start, hidden in parts:
         row = segments[-1].row + segments[-1].count if segments else 0
         segments.append(Segment(cache, start, row, hidden.shape[0]))
-    padding = rows.new_zeros(max(0, MIN_ROWS - rows.shape[0]), rows.shape[1])
-    out = shard.forward(torch.cat([rows, padding]), StepPlan(segments, max(rows.shape[0], MIN_ROWS)))
-    return out[: parts[0][2].shape[0]]
+    return shard.forward(rows, StepPlan(segments))[: parts[0][2].shape[0]]

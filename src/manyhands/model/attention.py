@@ -59,17 +59,18 @@ def attention(
     Returns [1, N, heads, value_dim]; padding rows are zero.
     """
     _, heads, count, key_dim = query_1HND.shape
-    out = query_1HND.new_zeros(1, count, heads, value_1HND.shape[3])
+    value_dim = value_1HND.shape[3]
     plan: StepPlan | Probe = _running.plan
     layer = cast(int, module.layer_idx)
     if isinstance(plan, Probe):
-        plan.shapes[layer] = LayerShape(key_1HND.shape[1], key_dim, value_1HND.shape[3], key_1HND.dtype)
-        return out, None
+        plan.shapes[layer] = LayerShape(key_1HND.shape[1], key_dim, value_dim, key_1HND.dtype)
+        return query_1HND.new_zeros(1, count, heads, value_dim), None
     scale = key_dim**-0.5 if scaling is None else scaling
     if key_1HND.shape[1] == 1 and heads % 2:
         query_1HND = F.pad(query_1HND, (0, 0, 0, 0, 0, 1))
         s_aux = None if s_aux is None else F.pad(s_aux, (0, 1))
     run_heads = query_1HND.shape[1]
+    parts: list[Tensor] = []
     for s in plan.segments:
         rows = slice(s.row, s.row + s.count)
         keys, values = _store(s, layer, key_1HND[:, :, rows], value_1HND[:, :, rows])
@@ -83,8 +84,10 @@ def attention(
                 packed = _flash(query, keys, values, mask, scale, s_aux)
             else:
                 packed = _softcapped(query, keys, values, mask, scale, softcap)
-        out[:, rows] = _head_major(packed, s.count, run_heads)[:, :, :heads, : out.shape[3]]
-    return out, None
+        parts.append(_head_major(packed, s.count, run_heads)[:, :, :heads, :value_dim])
+    if missing := count - sum(s.count for s in plan.segments):
+        parts.append(query_1HND.new_zeros(1, missing, heads, value_dim))
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), None
 
 
 AttentionInterface.register(NAME, attention)
@@ -94,10 +97,10 @@ def _store(s: Segment, layer: int, key_1HTD: Tensor, value_1HTD: Tensor) -> tupl
     """Write a segment's new keys and values; return the session's, up to its end rounded up to KEY_BLOCK."""
     keys, values = s.cache.keys[layer], s.cache.values[layer]
     stop = s.start + s.count
-    keys[:, :, s.start : stop, : key_1HTD.shape[3]] = key_1HTD
-    values[:, :, s.start : stop, : value_1HTD.shape[3]] = value_1HTD
+    for cached, new in ((keys, key_1HTD), (values, value_1HTD)):
+        cached.narrow(2, s.start, s.count).narrow(3, 0, new.shape[3]).copy_(new)
     end = -(-stop // KEY_BLOCK) * KEY_BLOCK
-    return keys[:, :, :end], values[:, :, :end]
+    return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
 
 def _token_major(query_1HTD: Tensor, key_heads: int, width: int) -> Tensor:

@@ -74,15 +74,16 @@ class Probe:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One device step: segments of different sessions, side by side in one [num_rows, hidden] tensor (rows padded)."""
+    """One device step: segments of different sessions, side by side in one tensor [rows, hidden]."""
 
     segments: list[Segment]
-    num_rows: int
     masks: dict[tuple[int, int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
-    def positions(self) -> Tensor:
+    def positions(self, num_rows: int) -> Tensor:
         """Absolute positions [1, num_rows]; 0 for padding rows."""
-        out = torch.zeros(1, self.num_rows, dtype=torch.long)
+        if len(self.segments) == 1 and self.segments[0].count == num_rows:
+            return torch.arange(self.segments[0].start, self.segments[0].start + num_rows)[None]
+        out = torch.zeros(1, num_rows, dtype=torch.long)
         for s in self.segments:
             out[0, s.row : s.row + s.count] = torch.arange(s.start, s.start + s.count)
         return out

@@ -13,7 +13,8 @@ from transformers import PreTrainedConfig
 
 from manyhands.core import Precision
 from manyhands.model.elementwise import InvariantMode
-from manyhands.model.linear import DTYPES, MIN_ROWS, InvariantLinear, pad_rows
+from manyhands.model.fuse import fuse
+from manyhands.model.linear import DTYPES, InvariantLinear, pad_rows
 from manyhands.model.load import Part, Tap, find_layers, load_part, read_config, until_captured
 
 
@@ -39,6 +40,8 @@ class Ends:
         head_precision: Precision = "bf16" if precision == "int8" else precision  # a rounded head costs most quality
         if head and isinstance(self._model.get_output_embeddings(), nn.Linear):
             self._model.set_output_embeddings(InvariantLinear(self._model.get_output_embeddings(), head_precision))
+        if head:
+            fuse(owner, head_precision)
         self._direct_embed = self._find_direct_embed() if embed else None
         self._direct_norm = self._find_direct_norm(owner) if head else None
 
@@ -81,7 +84,7 @@ class Ends:
 
     def _find_direct_norm(self, owner: nn.Module) -> nn.Module | None:
         """The final norm, if norm then head gives the same bits as the model's own forward; None if no child does."""
-        rows_ND = torch.randn(MIN_ROWS, int(self.config.hidden_size), generator=torch.Generator().manual_seed(0))
+        rows_ND = torch.randn(4, int(self.config.hidden_size), generator=torch.Generator().manual_seed(0))
         rows_ND = rows_ND.to(self.dtype)
         expected = self._logits_by_model(rows_ND)
         for name, module in owner.named_children():

@@ -49,8 +49,8 @@ def _product(x_MK: Tensor, weight: Tensor, bias_N: Tensor | None) -> Tensor:
 
 
 def pad_rows(x_MK: Tensor) -> Tensor:
-    """Rows of zeros up to MIN_ROWS; the caller cuts them off again."""
-    missing = MIN_ROWS - x_MK.shape[0]
+    """Rows of zeros up to MIN_ROWS where products run on oneDNN; the caller cuts them off again."""
+    missing = 0 if _on_tiles(x_MK.dtype) else MIN_ROWS - x_MK.shape[0]
     return F.pad(x_MK, (0, 0, 0, missing)) if missing > 0 else x_MK
 
 

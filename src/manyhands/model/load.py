@@ -17,6 +17,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -168,27 +169,29 @@ class Captured(Exception):
 
 
 class Tap:
-    """Hooks on a model's layers that put a hidden state in before `first` and take one out after `last`."""
+    """Hooks on a model's layers that put a hidden state in before one and take one out after another."""
 
     def __init__(self) -> None:
-        self.first: nn.Module | None = None
-        self.last: nn.Module | None = None
+        self._watched: tuple[nn.Module, nn.Module] | None = None
+        self._hooks: list[RemovableHandle] = []
         self.injected: Tensor | None = None
         self.captured: Tensor | None = None
 
-    def watch(self, layer: nn.Module) -> None:
-        """Let `layer` be `first` or `last` of a later run."""
-        layer.register_forward_pre_hook(self._inject_first, with_kwargs=True)
-        layer.register_forward_hook(self._capture_last)
+    def watch(self, first: nn.Module, last: nn.Module) -> None:
+        """Inject before `first`, capture after `last`, and touch no other layer (a hook costs each of them 40 us)."""
+        if self._watched == (first, last):
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._watched = first, last
+        self._hooks = [
+            first.register_forward_pre_hook(lambda _, args, kwargs: self._inject(args, kwargs), with_kwargs=True),
+            last.register_forward_hook(lambda _, args, out: self._capture(out)),
+        ]
 
     def divert_at(self, layer: nn.Module) -> None:
         """Inject before `layer` if something is to be injected, else capture what would have entered it."""
         layer.register_forward_pre_hook(self._divert, with_kwargs=True)
-
-    def _inject_first(
-        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]] | None:
-        return self._inject(args, kwargs) if layer is self.first else None
 
     def _inject(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if args:
@@ -199,10 +202,6 @@ class Tap:
         if self.injected is None:
             self._capture(args[0] if args else kwargs["hidden_states"])
         return self._inject(args, kwargs)
-
-    def _capture_last(self, layer: nn.Module, _: object, out: Any) -> None:
-        if layer is self.last:
-            self._capture(out)
 
     def _capture(self, out: Any) -> None:
         self.captured = out[0] if isinstance(out, tuple) else out

@@ -78,7 +78,7 @@ def _attention_does(precision: Precision) -> bool:
         part = slice(start, start + count)
         module = torch.nn.Module()
         module.layer_idx = 0  # type: ignore[assignment]
-        with running(StepPlan([Segment(cache, start, 0, count)], count)):
+        with running(StepPlan([Segment(cache, start, 0, count)])):
             return attention(module, query[:, :, part], key[:, :, part], value[:, :, part], None)[0]
 
     want = attend(0, _LENGTH)

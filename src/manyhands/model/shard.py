@@ -11,11 +11,12 @@ from manyhands.errors import CutError
 from manyhands.model import attention, threads
 from manyhands.model.cache import LayerShape, Probe, SessionCache, StepCache, StepPlan
 from manyhands.model.fuse import fuse
-from manyhands.model.linear import DTYPES, MIN_ROWS, replace_linears
+from manyhands.model.linear import DTYPES, pad_rows, replace_linears
 from manyhands.model.load import Part, Pass, Tap, find_layers, load_part, read_config, until_captured
 
 # Steps up to this size are shared among threads only in their large products.
 FEW_ROWS = 32
+_PROBE = 4  # rows of the step that shows what a layer does
 
 
 class Shard:
@@ -34,8 +35,6 @@ class Shard:
         self._base = model.base_model
         self._owner, self._name, self._layers = find_layers(model, self.config.num_hidden_layers)
         self._tap = Tap()
-        for index in range(span.start, span.end):
-            self._tap.watch(self._layers[index])
         self._views: dict[Span, nn.ModuleList] = {span: self._layers}
         self.hidden_size = int(self.config.hidden_size)
         self.dtype = DTYPES[precision]
@@ -54,9 +53,7 @@ class Shard:
         hooks = [m.register_forward_pre_hook(record) for m in self._layers.modules() if type(m) is nn.Linear]
         probe = Probe()
         with attention.running(probe):
-            self._run(
-                torch.zeros(MIN_ROWS, self.hidden_size, dtype=self.dtype), torch.arange(MIN_ROWS)[None], self.span
-            )
+            self._run(torch.zeros(_PROBE, self.hidden_size, dtype=self.dtype), torch.arange(_PROBE)[None], self.span)
         for hook in hooks:
             hook.remove()
         replace_linears(self._layers, order, self.precision)
@@ -75,15 +72,13 @@ class Shard:
         return {layer: shape for layer, shape in self.shapes.items() if inside.start <= layer < inside.end}
 
     def forward(self, hidden_ND: Tensor, plan: StepPlan, span: Span | None = None) -> Tensor:
-        """Run `span` (within this one's; default: all of it) on the rows of `plan`.
-
-        hidden_ND has shape [plan.num_rows, hidden], at least MIN_ROWS rows; the result has the same.
+        """Run `span` (within this one's; default: all of it) on the rows of `plan`: [rows, hidden] to the same.
 
         Writes the sessions' caches at the rows' positions and sets each session's length to the end of its segment.
         """
-        few = plan.num_rows <= FEW_ROWS
-        with attention.running(plan), threads.using(1 if few else threads.available()):
-            out = self._run(hidden_ND, plan.positions(), span or self.span)
+        count, padded_ND = hidden_ND.shape[0], pad_rows(hidden_ND)
+        with attention.running(plan), threads.using(1 if count <= FEW_ROWS else threads.available()):
+            out = self._run(padded_ND, plan.positions(padded_ND.shape[0]), span or self.span)[:count]
         for s in plan.segments:
             s.cache.length = s.start + s.count
         return out
@@ -91,7 +86,7 @@ class Shard:
     def _run(self, hidden_ND: Tensor, position_1N: Tensor, span: Span) -> Tensor:
         hidden_1ND = hidden_ND[None]
         self._tap.injected = hidden_1ND
-        self._tap.first, self._tap.last = self._layers[span.start], self._layers[span.end - 1]
+        self._tap.watch(self._layers[span.start], self._layers[span.end - 1])
         setattr(self._owner, self._name, self._view(span))
         with until_captured():
             self._base(inputs_embeds=hidden_1ND, position_ids=position_1N, past_key_values=StepCache(), use_cache=True)

@@ -30,7 +30,8 @@ enum {
     CHUNK_BYTES = 1500000,   /* of x that a core keeps at hand: most of an L2 cache of 2 MiB */
     UNIT = 4, MAX_UNIT = 32, /* panels (16 columns) that a member takes at once */
     HAND_BYTES = 1 << 20,    /* of the next weights that a member fetches while it waits for work */
-    WAKE_NS = 300000,        /* that a member waits awake: longer than what a layer computes between two products */
+    WAKE_NS = 800000,        /* that a member waits awake: longer than what a layer computes between two products */
+    PAUSES = 64,             /* between two looks at the clock, when it gives way to others: about a microsecond */
     CLOSED = 1 << 30,
     ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18
 };
@@ -340,8 +341,8 @@ static int64_t now_ns(void)
 /* Waits for a job after `round`: awake, then asleep. Its round; `quits` is set where there is none. */
 static unsigned await_job(Team *team, unsigned round)
 {
-    for (int64_t until = now_ns() + WAKE_NS; now_ns() < until;)
-        for (int i = 0; i < 16; i++) {
+    for (int64_t until = now_ns() + WAKE_NS; now_ns() < until; sched_yield())
+        for (int i = 0; i < PAUSES; i++) {
             if (__atomic_load_n(&team->round, __ATOMIC_ACQUIRE) != round)
                 return team->round;
             _mm_pause();

@@ -19,7 +19,6 @@ from manyhands.core import Precision, Span
 from manyhands.errors import BadRequest, Corruption, ProtocolError
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.ends import Ends
-from manyhands.model.linear import MIN_ROWS
 from manyhands.model.shard import Shard
 from manyhands.wire.message import Content, DType, Payload
 from manyhands.wire.tensor import decode_tensor, encode_tensor
@@ -118,8 +117,8 @@ class SpanModel:
     def _decode_once(self) -> None:
         """One decode step of nobody's session."""
         cache = self.shard.new_cache(1)
-        plan = StepPlan([Segment(cache, 0, 0, 1)], MIN_ROWS)
-        self.shard.forward(torch.zeros(MIN_ROWS, self.shard.hidden_size, dtype=self.shard.dtype), plan)
+        plan = StepPlan([Segment(cache, 0, 0, 1)])
+        self.shard.forward(torch.zeros(1, self.shard.hidden_size, dtype=self.shard.dtype), plan)
 
     def run(self, works: Sequence[Work]) -> list[Result | Exception]:
         """One device step. A segment with bad input gets its exception; the others are computed.
@@ -209,6 +208,4 @@ def _side_by_side(works: Sequence[Work], inputs: Sequence[Tensor]) -> tuple[Tens
     for work in works:
         segments.append(Segment(work.cache, work.position, row, work.count))
         row += work.count
-    num_rows = max(row, MIN_ROWS)
-    padding = [inputs[0].new_zeros(num_rows - row, inputs[0].shape[1])] if num_rows > row else []
-    return torch.cat([*inputs, *padding]), StepPlan(segments, num_rows)
+    return inputs[0] if len(inputs) == 1 else torch.cat([*inputs]), StepPlan(segments)
