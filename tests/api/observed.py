@@ -41,7 +41,7 @@ class Observed:
 
     def ask(self, max_tokens: int = 8, model: str = MODEL, **params: Any) -> Ask:
         ids = self.swarm.origin.model.encode(PROMPT)
-        return Ask(model, "native", ids, SamplingParams(max_tokens=max_tokens, **{"ignore_eos": True, **params}))
+        return Ask(model, "native", ids, SamplingParams(max_tokens=max_tokens, **params))
 
     async def answer(self, max_tokens: int = 8, **params: Any) -> Run:
         """Run a request to its end."""
