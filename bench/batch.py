@@ -33,7 +33,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, 
     async with AsyncExitStack() as stack:
         home = await stack.enter_async_context(base(folder, options.threads))
         node = await origin(stack, home, 1, options.threads)
-        stock = await home.device.run(lambda: Transformers(folder))
+        stock = await home.device.run(lambda: Transformers(folder, options.threads))
         for rep in range(-1, options.reps):
             if rep == 0:
                 rates.clear(), waits.clear()  # the first one warmed up

@@ -1,7 +1,7 @@
 """How fast is a token on one node, against transformers, against llama.cpp, and against what the memory can deliver?
 
 Arms, interleaved, on one checkpoint in bf16 and with the same number of threads:
-  transformers  `generate`, sdpa, greedy
+  transformers  `generate`, sdpa, greedy, in a process of its own with torch's own settings
   ours          in this process, without a network: Ends.embed, Shard.forward, Ends.logits, argmax
   node          the product: an origin here, one `serve` process, TLS on loopback
   llama_cpp     llama-cpp-python where it is importable (the same weights as GGUF, bench/gguf.py)
@@ -12,6 +12,9 @@ Run: python -m bench.step [--shape 0.5b|1.1b] [--reps N] [--quick]
 """
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -19,6 +22,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +30,7 @@ from torch import Tensor
 
 from bench.report import finish, measuring, note, paired, spread
 from bench.shapes import checkpoint
+from bench.stock import Stopwatch
 from bench.swarm import base, generate, origin, prompt_ids
 from manyhands.cli.options import run as run_loop
 from manyhands.core import Span
@@ -46,33 +51,19 @@ class Arm(Protocol):
 
 
 class Transformers:
-    """Stock `generate`."""
+    """Stock `generate`, in a process without our settings (bench/stock.py)."""
 
-    def __init__(self, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
-
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
-        self.model.eval().generation_config.eos_token_id = None
+    def __init__(self, folder: Path, threads: int) -> None:
+        ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
+        environment = {name: value for name, value in os.environ.items() if name not in ours}
+        command = [sys.executable, "-m", "bench.stock", str(folder), str(threads)]
+        self._process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment, text=True)
 
     def times(self, ids: list[int], new: int) -> list[float]:
-        clock = Stopwatch()
-        with torch.inference_mode():
-            self.model.generate(torch.tensor([ids]), max_new_tokens=new, do_sample=False, streamer=clock)
-        return clock.at[1:]  # the first call brings the prompt
-
-
-class Stopwatch:
-    """A streamer that keeps only when it was called."""
-
-    def __init__(self) -> None:
-        self.began = time.perf_counter()
-        self.at: list[float] = []
-
-    def put(self, _: object) -> None:
-        self.at.append(time.perf_counter() - self.began)
-
-    def end(self) -> None:
-        pass
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps([ids, new]), file=self._process.stdin, flush=True)
+        times: list[float] = json.loads(self._process.stdout.readline())
+        return times
 
 
 class Ours:
@@ -144,7 +135,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[A
         home = await stack.enter_async_context(base(folder, options.threads))
         node = await origin(stack, home, 1, options.threads)
         arms: dict[str, Arm | None] = {
-            "transformers": await home.device.run(lambda: Transformers(folder)),
+            "transformers": await home.device.run(lambda: Transformers(folder, options.threads)),
             "ours": await home.device.run(lambda: Ours(folder)),
             "node": None,
         }

@@ -99,7 +99,7 @@ void tiles_pack(const bf16 *weight, bf16 *packed, int64_t n, int64_t k)
         }
 }
 
-/* Tiles [rows/16][K/32][16][32] of x's rows [first, first + rows), zeros beyond. */
+/* Tiles [rows/16][K/32][16][32] of x's rows [first, first + rows). What stands beyond in the last ones is never stored. */
 static void pack_rows(const Job *job, int64_t first, int64_t rows, bf16 *tiles)
 {
     for (int64_t row = 0; row < rows; row++) {
@@ -376,7 +376,6 @@ static void *serve(void *argument)
     Place place = *(Place *)argument;
     Team *team = place.team;
     free(argument);
-    pthread_setname_np(pthread_self(), "manyhands-tiles");
     for (unsigned round = 0; round = await_job(team, round), !__atomic_load_n(&team->quits, __ATOMIC_ACQUIRE);) {
         Matrix then = {0};
         int members = 0;
@@ -428,6 +427,7 @@ Team *tiles_team_start(int64_t size)
             free(place);
             break;
         }
+        pthread_setname_np(members[team->size].thread, "manyhands-tiles");
     }
     return team;
 }

@@ -7,7 +7,7 @@ has a single order of operations for any number of either, and reads the weights
 import ctypes
 import threading
 from functools import cache
-from os import environ
+from os import environ, getpid
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from manyhands.model import threads
+from manyhands.model.arithmetic import instruction_set
 
 
 @cache
 def _library() -> ctypes.CDLL | None:
     """The kernel, if it was built, and if this CPU and this process may run it."""
     files = list(Path(__file__).parent.glob("_tiles*.so"))
-    cpu = torch.cpu
-    has_tiles = cpu._is_amx_tile_supported() and cpu._is_avx512_bf16_supported()
-    if not files or not has_tiles or "ONEDNN_MAX_CPU_ISA" in environ:  # a user holds the kernels back
+    is_held_back = "ONEDNN_MAX_CPU_ISA" in environ
+    if not files or instruction_set() != "amx_tile" or is_held_back:
         return None
     library = ctypes.CDLL(str(files[0]))
     pointer, count = ctypes.c_void_p, ctypes.c_int64
@@ -53,13 +53,13 @@ class _Team:
         library = _library()
         assert library is not None
         self.size = size
-        self._stop = library.tiles_team_stop
+        self._stop, self._process = library.tiles_team_stop, getpid()
         self.handle: int | None = library.tiles_team_start(size)
         if self.handle is None:
             raise MemoryError("no memory for the threads of products")
 
     def __del__(self) -> None:
-        if self.handle is not None:
+        if self.handle is not None and getpid() == self._process:  # a fork has no such threads
             self._stop(self.handle)
 
 
