@@ -55,10 +55,16 @@ def pad_rows(x_MK: Tensor) -> Tensor:
 
 
 def invariant_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias with unpacked weights, for small matrices such as MoE routers. Shapes as F.linear."""
+    """x @ weight.T + bias with unpacked weights, for small matrices such as MoE routers. Shapes as F.linear.
+
+    A parameter's tiles are kept with it: it is never changed, and always goes with the same bias.
+    """
     x_MK = x.reshape(-1, x.shape[-1])
     if _on_tiles(weight_NK.dtype):
-        out = tiles.Tiled(weight_NK, bias_N)(x_MK)
+        product = getattr(weight_NK, "tiles", None) or tiles.Tiled(weight_NK, bias_N)
+        if isinstance(weight_NK, nn.Parameter):
+            setattr(weight_NK, "tiles", product)  # noqa: B010 - tensors have no such field
+        out = product(x_MK)
     else:
         out = _product(x_MK, weight_NK.contiguous(), bias_N)
     return out.view(*x.shape[:-1], weight_NK.shape[0])
