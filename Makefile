@@ -34,4 +34,5 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
+	rm -f src/manyhands/model/_tiles*.so
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

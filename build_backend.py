@@ -1,7 +1,9 @@
 """setuptools, and a C compiler from the package registry for machines that have none (see setup.py)."""
 
+import platform
 import shlex
 import shutil
+import sys
 import sysconfig
 from os import environ
 from typing import Any
@@ -20,4 +22,6 @@ def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
 
 def _compiler() -> list[str]:
     command = environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return []
     return [] if shutil.which(shlex.split(command)[0]) else ["ziglang>=0.11"]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -98,11 +99,51 @@ def test_its_rows_do_not_know_each_other(module: nn.Module) -> None:
                 assert torch.equal(ours(x[start:stop]).nan_to_num(), want[start:stop].nan_to_num())
 
 
-@pytest.mark.parametrize(
-    "module",
-    [Mlp(nn.ReLU()), Mlp(nn.GELU()), Crossed(nn.SiLU()), Mlp(nn.SiLU(), inner=100), nn.LayerNorm(64).bfloat16()],
-    ids=["relu", "exact gelu", "crossed", "not whole tiles", "layer norm"],
-)
+class Clamped(Mlp):
+    """As some models keep outliers in bounds: the same where nothing is large."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.act_fn(self.gate_proj(x)).clamp(max=7), self.up_proj(x).clamp(-7, 7)
+        out: Tensor = self.down_proj(gate * up)
+        return out
+
+
+class GatedNorm(nn.Module):
+    """A norm that takes more than its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(64)), 1e-6
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return F.rms_norm(x * gate, (64,), self.weight, self.eps)
+
+
+class Wider(Mlp):
+    """Down to another width than it came from."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.SiLU())
+        self.down_proj = nn.Linear(176, 100, False).bfloat16()
+
+
+OTHERS = {
+    "relu": Mlp(nn.ReLU()),
+    "exact gelu": Mlp(nn.GELU()),
+    "crossed": Crossed(nn.SiLU()),
+    "clamped": Clamped(nn.SiLU()),
+    "not whole tiles": Mlp(nn.SiLU(), inner=100),
+    "wider": Wider(),
+    "fp32 block": Mlp(nn.SiLU()).float(),
+    "layer norm": nn.LayerNorm(64).bfloat16(),
+    "wide layer norm": nn.LayerNorm(8192, bias=False).bfloat16(),
+    "cohere": CohereLayerNorm(8192).bfloat16(),
+    "gated norm": GatedNorm().bfloat16(),
+    "fp32 norm": LlamaRMSNorm(64),
+}
+
+
+@pytest.mark.parametrize("module", OTHERS.values(), ids=OTHERS.keys())
 def test_what_only_looks_like_it_stays(module: nn.Module) -> None:
     ours = copy.deepcopy(module)
     fuse(ours, "bf16")
@@ -134,6 +175,19 @@ def test_a_norm_is_right(kind: type[nn.Module], offset: int, width: int) -> None
         assert torch.equal(ours(x[1:, 3:4]), got[1:, 3:4]) and not got[0, 4].any()
         wide = hidden(30, width + 5)[:, 2 : 2 + width]
         assert torch.equal(ours(wide), ours(wide.contiguous()))
+
+
+def test_large_weights_of_a_norm_are_told_from_one_more() -> None:
+    """w and 1 + w differ by a hundredth."""
+    for kind, offset in ((LlamaRMSNorm, 0), (GemmaRMSNorm, 1)):
+        module = kind(256).bfloat16()
+        module.load_state_dict({"weight": torch.full((256,), 100.0)})
+        fuse(module, "bf16")
+        x = hidden(5, 256)
+        with torch.inference_mode():
+            want = F.rms_norm(x.double(), (256,), torch.full((256,), 100.0 + offset).double(), eps=1e-6)
+            assert is_fused(module) and torch.allclose(module(x).double(), want, rtol=2**-8)
+            assert module(x.float()).dtype == torch.float32  # not ours: as transformers has it
 
 
 def test_a_norm_refuses_what_it_would_misread() -> None:

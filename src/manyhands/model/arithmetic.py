@@ -30,6 +30,10 @@ def instruction_set() -> str:
 
 
 def arithmetic_class(precision: Precision) -> str:
+    from manyhands.model import tiles  # which asks for the instruction set
+
     versions = f"torch-{torch.__version__}/transformers-{transformers.__version__}/v{PLUGIN_VERSION}"
     limits = [f"/{name}={os.environ[name]}" for name in _LIMITS if name in os.environ]
+    if instruction_set() == "amx_tile" and not tiles.available():
+        limits.append("/no-tiles")
     return f"{precision}/{instruction_set()}/{versions}{''.join(limits)}"

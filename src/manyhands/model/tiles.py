@@ -5,27 +5,38 @@ has a single order of operations for any number of either, and reads the weights
 """
 
 import ctypes
+import logging
 import threading
 from functools import cache
 from os import environ, getpid
 from pathlib import Path
+from sysconfig import get_config_var
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from manyhands.model import threads
-from manyhands.model.arithmetic import instruction_set
+from manyhands.model.arithmetic import PLUGIN_VERSION, instruction_set
+
+logger = logging.getLogger(__name__)
 
 
 @cache
 def _library() -> ctypes.CDLL | None:
     """The kernel, if it was built, and if this CPU and this process may run it."""
-    files = list(Path(__file__).parent.glob("_tiles*.so"))
+    path = Path(__file__).with_name(f"_tiles{get_config_var('EXT_SUFFIX')}")
     is_held_back = "ONEDNN_MAX_CPU_ISA" in environ
-    if not files or instruction_set() != "amx_tile" or is_held_back:
+    if instruction_set() != "amx_tile" or is_held_back or not path.exists():
         return None
-    library = ctypes.CDLL(str(files[0]))
+    try:
+        library = ctypes.CDLL(str(path))
+        is_ours = library.tiles_version() == PLUGIN_VERSION
+    except (OSError, AttributeError):
+        is_ours = False
+    if not is_ours:
+        logger.warning("%s is not of this version of manyhands: products run without it; install again", path)
+        return None
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     library.tiles_size.restype = count
     library.tiles_size.argtypes = [count, count]
@@ -88,7 +99,7 @@ class Tiled:
 
     def __init__(self, weight_NK: Tensor, bias_N: Tensor | None, activation: Activation = "none") -> None:
         library = _library()
-        assert library is not None and weight_NK.dtype == torch.bfloat16
+        assert library is not None and weight_NK.dtype == torch.bfloat16 and weight_NK.shape[1] > 0
         self.shape = weight_NK.shape
         self._activation = get_args(Activation).index(activation)
         self._width = self.shape[0] // 2 if self._activation else self.shape[0]
