@@ -94,7 +94,7 @@ def test_absent_layers_hold_nothing(llama: Path) -> None:
 def test_a_shard_drops_weights_that_it_packed(llama: Path) -> None:
     """No stock linear is left, so no matrix is held twice."""
     shard = Shard(llama, Span(0, 1), "bf16")
-    kinds = [type(m) for m in shard._base.modules() if isinstance(m, nn.Linear | InvariantLinear | FusedPart)]
+    kinds = [type(m) for m in shard._layers.modules() if isinstance(m, nn.Linear | InvariantLinear | FusedPart)]
     in_gated_block = 0 if tiles.available() else 1
     assert nn.Linear not in kinds
     assert kinds.count(FusedPart) == 3 + 2 * in_gated_block and kinds.count(InvariantLinear) == 1 + in_gated_block

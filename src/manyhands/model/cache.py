@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 # 512: the key block of torch's CPU flash kernel; shorter views change bits (runtime.md §3).
 KEY_BLOCK = 512
@@ -78,26 +77,3 @@ class StepPlan:
 
     segments: list[Segment]
     masks: dict[tuple[int, int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
-
-    def positions(self, num_rows: int) -> Tensor:
-        """Absolute positions [1, num_rows]; 0 for padding rows."""
-        if len(self.segments) == 1 and self.segments[0].count == num_rows:
-            return torch.arange(self.segments[0].start, self.segments[0].start + num_rows)[None]
-        out = torch.zeros(1, num_rows, dtype=torch.long)
-        for s in self.segments:
-            out[0, s.row : s.row + s.count] = torch.arange(s.start, s.start + s.count)
-        return out
-
-
-class StepCache(Cache):  # type: ignore[misc]
-    """What transformers' layers see as their cache. It stores nothing: our attention writes the sessions' caches, where
-    keys and values are final (latent attention expands them only after this call)."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-
-    def update(self, keys_1HND: Tensor, values_1HND: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        return keys_1HND, values_1HND
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0

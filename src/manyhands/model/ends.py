@@ -35,8 +35,7 @@ class Ends:
         self.vocab_size = int(self.config.vocab_size)
         self._model = load_part(folder, self.config, Part(None, embed=embed, head=head), precision)
         owner, _, layers = find_layers(self._model, self.config.num_hidden_layers)
-        self._tap = Tap()
-        self._tap.divert_at(layers[0])
+        self._tap = Tap(layers[0])
         head_precision: Precision = "bf16" if precision == "int8" else precision  # a rounded head costs most quality
         if head and isinstance(self._model.get_output_embeddings(), nn.Linear):
             self._model.set_output_embeddings(InvariantLinear(self._model.get_output_embeddings(), head_precision))

@@ -17,7 +17,6 @@ import torch
 import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -169,46 +168,23 @@ class Captured(Exception):
 
 
 class Tap:
-    """Hooks on a model's layers that put a hidden state in before one and take one out after another."""
+    """A hook before a model's first layer: it puts a hidden state in there, or takes out what would have entered."""
 
-    def __init__(self) -> None:
-        self._watched: tuple[nn.Module, nn.Module] | None = None
-        self._hooks: list[RemovableHandle] = []
+    def __init__(self, layer: nn.Module) -> None:
         self.injected: Tensor | None = None
-        self.captured: Tensor | None = None
-
-    def watch(self, first: nn.Module, last: nn.Module) -> None:
-        """Inject before `first`, capture after `last`, and touch no other layer (a hook costs each of them 40 us)."""
-        if self._watched == (first, last):
-            return
-        for hook in self._hooks:
-            hook.remove()
-        self._watched = first, last
-        self._hooks = [
-            first.register_forward_pre_hook(lambda _, args, kwargs: self._inject(args, kwargs), with_kwargs=True),
-            last.register_forward_hook(lambda _, args, out: self._capture(out)),
-        ]
-
-    def divert_at(self, layer: nn.Module) -> None:
-        """Inject before `layer` if something is to be injected, else capture what would have entered it."""
+        self._captured: Tensor | None = None
         layer.register_forward_pre_hook(self._divert, with_kwargs=True)
 
-    def _inject(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _divert(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if self.injected is None:
+            self._captured = args[0] if args else kwargs["hidden_states"]
+            raise Captured
         if args:
             return (self.injected, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": self.injected}
 
-    def _divert(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if self.injected is None:
-            self._capture(args[0] if args else kwargs["hidden_states"])
-        return self._inject(args, kwargs)
-
-    def _capture(self, out: Any) -> None:
-        self.captured = out[0] if isinstance(out, tuple) else out
-        raise Captured
-
     def take(self) -> Tensor:
-        captured, self.captured = self.captured, None
+        captured, self._captured = self._captured, None
         assert captured is not None
         return captured
 

@@ -9,10 +9,11 @@ from transformers import PreTrainedConfig
 from manyhands.core import Precision, Span
 from manyhands.errors import CutError
 from manyhands.model import attention, threads
-from manyhands.model.cache import LayerShape, Probe, SessionCache, StepCache, StepPlan
+from manyhands.model.cache import LayerShape, Probe, Segment, SessionCache, StepPlan
+from manyhands.model.calls import LayerCalls
 from manyhands.model.fuse import fuse
 from manyhands.model.linear import DTYPES, pad_rows, replace_linears
-from manyhands.model.load import Part, Pass, Tap, find_layers, load_part, read_config, until_captured
+from manyhands.model.load import Part, find_layers, load_part, read_config
 
 # Steps up to this size are shared among threads only in their large products.
 FEW_ROWS = 32
@@ -32,12 +33,9 @@ class Shard:
             last = self.config.num_hidden_layers - 1
             raise CutError(f"layers {span} are out of range: the model has layers 0-{last}")
         model = load_part(folder, self.config, Part(span), precision)
-        self._base = model.base_model
-        self._owner, self._name, self._layers = find_layers(model, self.config.num_hidden_layers)
-        self._tap = Tap()
-        self._views: dict[Span, nn.ModuleList] = {span: self._layers}
-        self.hidden_size = int(self.config.hidden_size)
-        self.dtype = DTYPES[precision]
+        owner, name, self._layers = find_layers(model, self.config.num_hidden_layers)
+        self.hidden_size, self.dtype = int(self.config.hidden_size), DTYPES[precision]
+        self._calls = LayerCalls(model.base_model, owner, name, self.hidden_size, self.dtype)
         self.shapes = self._prepare()
 
     def _prepare(self) -> dict[int, LayerShape]:
@@ -53,7 +51,8 @@ class Shard:
         hooks = [m.register_forward_pre_hook(record) for m in self._layers.modules() if type(m) is nn.Linear]
         probe = Probe()
         with attention.running(probe):
-            self._run(torch.zeros(_PROBE, self.hidden_size, dtype=self.dtype), torch.arange(_PROBE)[None], self.span)
+            plan = StepPlan([Segment(SessionCache({}, 0), 0, 0, _PROBE)])
+            self._run(torch.zeros(_PROBE, self.hidden_size, dtype=self.dtype), plan, self.span)
         for hook in hooks:
             hook.remove()
         replace_linears(self._layers, order, self.precision)
@@ -78,23 +77,15 @@ class Shard:
         """
         count, padded_ND = hidden_ND.shape[0], pad_rows(hidden_ND)
         with attention.running(plan), threads.using(1 if count <= FEW_ROWS else threads.available()):
-            out = self._run(padded_ND, plan.positions(padded_ND.shape[0]), span or self.span)[:count]
+            out = self._run(padded_ND, plan, span or self.span)[:count]
         for s in plan.segments:
             s.cache.length = s.start + s.count
         return out
 
-    def _run(self, hidden_ND: Tensor, position_1N: Tensor, span: Span) -> Tensor:
-        hidden_1ND = hidden_ND[None]
-        self._tap.injected = hidden_1ND
-        self._tap.watch(self._layers[span.start], self._layers[span.end - 1])
-        setattr(self._owner, self._name, self._view(span))
-        with until_captured():
-            self._base(inputs_embeds=hidden_1ND, position_ids=position_1N, past_key_values=StepCache(), use_cache=True)
-        return self._tap.take()[0]
-
-    def _view(self, span: Span) -> nn.ModuleList:
-        """The layer list with nothing but `span` in it, sharing the layers."""
-        if span not in self._views:
-            inside = range(span.start, span.end)
-            self._views[span] = nn.ModuleList([x if i in inside else Pass() for i, x in enumerate(self._layers)])
-        return self._views[span]
+    @torch.inference_mode()
+    def _run(self, hidden_ND: Tensor, plan: StepPlan, span: Span) -> Tensor:
+        hidden_1ND, calls = hidden_ND[None], self._calls.of(plan, hidden_ND.shape[0])
+        for index in range(span.start, span.end):
+            out = self._layers[index](hidden_1ND, **calls[index])
+            hidden_1ND = out[0] if isinstance(out, tuple) else out
+        return hidden_1ND[0]

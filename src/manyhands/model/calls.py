@@ -1,0 +1,162 @@
+"""What a model passes to its decoder layers beside the hidden states, for any positions.
+
+transformers works it out in every forward pass, at half a millisecond a step with warm caches: masks, which our attention does
+not use, and rotary angles, which depend on the position alone. So the model's own forward runs once for every BLOCK positions,
+over layers that only note what they are called with, and a step takes the rows of its positions from these notes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from manyhands.errors import ModelError
+from manyhands.model.cache import StepPlan
+
+# Positions worked out at a time. A prime, so that no other dimension of a model is as long.
+BLOCK = 1021
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Stands in a call for the rows of the `index`-th tensor."""
+
+    index: int
+
+
+class LayerCalls:
+    """The keyword arguments of the layers `owner.name` in the forward pass of `base`, by position.
+
+    `hidden_size` and `dtype` are those of hidden states. Raises ModelError for a model that does not call each layer once, or
+    passes it what depends on more than its position.
+    """
+
+    def __init__(self, base: nn.Module, owner: nn.Module, name: str, hidden_size: int, dtype: torch.dtype) -> None:
+        self._base, self._owner, self._name = base, owner, name
+        self._hidden_1BD = torch.zeros(1, 1, hidden_size, dtype=dtype).expand(1, BLOCK, hidden_size)
+        self._calls, self._tensors = self._block(0, self._hidden_1BD)
+        calls, tensors = self._block(0, self._hidden_1BD + 1)
+        if calls != self._calls or not all(map(torch.equal, tensors, self._tensors)):
+            raise ModelError(f"{type(base).__name__} passes its layers more than their positions: it is not supported")
+        self._axes = [_position_axis(tensor) for tensor in tensors]
+        self._num_positions = BLOCK
+
+    def of(self, plan: StepPlan, num_rows: int) -> list[dict[str, Any]]:
+        """Each layer's arguments for the rows of `plan` and, up to `num_rows`, for rows at position 0."""
+        while self._num_positions < max(s.start + s.count for s in plan.segments):
+            _, more = self._block(self._num_positions, self._hidden_1BD)
+            self._tensors = list(map(torch.cat, zip(self._tensors, more, strict=True), self._axes))
+            self._num_positions += BLOCK
+        rows = self._rows(plan, num_rows)
+        made: dict[int, dict[str, Any]] = {}  # layers of a kind share theirs
+        for call in self._calls:
+            if id(call) not in made:
+                made[id(call)] = _filled(call, rows)
+        return [made[id(call)] for call in self._calls]
+
+    def _rows(self, plan: StepPlan, num_rows: int) -> list[Tensor]:
+        first = plan.segments[0]
+        if first.count == num_rows:
+            return [t.narrow(axis, first.start, num_rows) for t, axis in zip(self._tensors, self._axes, strict=True)]
+        positions_N = torch.zeros(num_rows, dtype=torch.long)
+        for s in plan.segments:
+            positions_N[s.row : s.row + s.count] = torch.arange(s.start, s.start + s.count)
+        return [t.index_select(axis, positions_N) for t, axis in zip(self._tensors, self._axes, strict=True)]
+
+    def _block(self, start: int, hidden_1BD: Tensor) -> tuple[list[dict[str, Any]], list[Tensor]]:
+        """Each layer's arguments for BLOCK positions from `start`, with _Rows for the tensors, which come beside them."""
+        layers: nn.ModuleList = getattr(self._owner, self._name)
+        notes: list[dict[str, Any]] = []
+        positions_1B = torch.arange(start, start + BLOCK)[None]
+        setattr(self._owner, self._name, nn.ModuleList([_Note(notes, len(layers)) for _ in layers]))
+        try:
+            with torch.inference_mode():
+                self._base(
+                    inputs_embeds=hidden_1BD, position_ids=positions_1B, past_key_values=_NO_CACHE, use_cache=True
+                )
+        except _Noted:
+            return _taken_apart(notes)
+        finally:
+            setattr(self._owner, self._name, layers)
+        raise ModelError(f"{type(self._base).__name__} does not call each of its layers once: it is not supported")
+
+
+def _position_axis(tensor: Tensor) -> int:
+    axis = min(1, tensor.dim() - 1)
+    if axis < 0 or tensor.shape[axis] != BLOCK:
+        raise ModelError(f"the model passes its layers a tensor of {tuple(tensor.shape)}: it is not supported")
+    return axis
+
+
+def _taken_apart(notes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Tensor]]:
+    """`notes` with _Rows in place of tensors, equal ones one and the same; and these tensors."""
+    tensors: list[Tensor] = []
+    kinds: list[dict[str, Any]] = []
+    for note in notes:
+        call = _without(note, tensors)
+        if call not in kinds:
+            kinds.append(call)
+    return [kinds[kinds.index(_without(note, tensors))] for note in notes], tensors
+
+
+def _without(value: Any, tensors: list[Tensor]) -> Any:
+    """`value` with _Rows in place of tensors, which join `tensors` if they are not there."""
+    if isinstance(value, Tensor):
+        index = next((i for i, tensor in enumerate(tensors) if tensor is value), len(tensors))
+        if index == len(tensors):
+            tensors.append(value)
+        return _Rows(index)
+    if isinstance(value, tuple):
+        return tuple(_without(v, tensors) for v in value)
+    return {k: _without(v, tensors) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _filled(value: Any, rows: list[Tensor]) -> Any:
+    if isinstance(value, _Rows):
+        return rows[value.index]
+    if isinstance(value, tuple):
+        return tuple([_filled(v, rows) for v in value])
+    return {k: _filled(v, rows) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+class _Noted(Exception):
+    """Ends a forward pass once every layer was called."""
+
+
+class _Note(nn.Module):
+    """Stands where a layer was, and adds what it is called with to `notes`."""
+
+    attention_type = "full_attention"
+
+    def __init__(self, notes: list[dict[str, Any]], wanted: int) -> None:
+        super().__init__()
+        self._notes, self._wanted = notes, wanted
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if args:
+            raise ModelError("the model passes its layers arguments without names: it is not supported")
+        if not torch.equal(hidden_states, hidden_states[:, :1].expand_as(hidden_states)):
+            raise ModelError("the model adds positions to its embeddings: it is not supported")
+        self._notes.append(kwargs)
+        if len(self._notes) == self._wanted:
+            raise _Noted
+        return hidden_states
+
+
+class _NoCache(Cache):  # type: ignore[misc]
+    """What the layers see as their cache. It stores nothing: our attention writes the sessions' caches, where keys and
+    values are final (latent attention expands them only after this call)."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def update(self, keys_1HND: Tensor, values_1HND: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        return keys_1HND, values_1HND
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+_NO_CACHE = _NoCache()
