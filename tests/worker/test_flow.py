@@ -160,7 +160,7 @@ def test_a_span_with_a_session_is_never_evicted(folder: Path) -> None:
 
     async def scenario(one: Hop) -> None:
         await one.host.ensure_loaded()
-        one.host._wake.set()  # as any message would
+        one.host._used.set()  # as any message would
         await asyncio.sleep(90)
         await one.open(1)
         await asyncio.sleep(1000)

@@ -62,10 +62,13 @@ class SpanHost:
         self._by_hop: dict[tuple[SessionId, int], HopSession] = {}
         self._by_key: dict[int, HopSession] = {}
         self._opening: dict[Place, tuple[Open, Link]] = {}  # the newest Open of each place that is being opened
-        self._wake = asyncio.Event()
+        self._used = asyncio.Event()
         self._freed = asyncio.Event()
         self._clock = 0
         self._leaves_at: float | None = None  # by the loop's clock, once it drains
+        self._runs = self._is_busy = False
+        self._held_since: float | None = None  # since when decode steps have waited for others
+        self._due: asyncio.Handle | None = None  # the next _advance
         self._step_s = 0.0  # usual duration of a decode step
         self.steps_run = 0
         self.rows_run = 0
@@ -133,7 +136,7 @@ class SpanHost:
         elif here is None and message.capacity != known[0][0].capacity:
             raise BadRequest(f"session {message.session.hex()} has a lease of {known[0][0].capacity} positions")
         self._opening[place] = (message, origin)
-        self._wake.set()  # no longer idle
+        self._used.set()  # no longer idle
 
     def _lease(self, message: Open) -> None:
         info = self._info
@@ -220,13 +223,14 @@ class SpanHost:
         session.close()
         del self._places[place], self._by_key[session.key]
         self._forget_hop(session)
-        self._wake.set()  # idle time, and so eviction, begins when the last session goes
+        self._used.set()  # idle time, and so eviction, begins when the last session goes
+        self._advance_soon()
         self._freed.set()
         logger.info("session=%s closed layers=%s", session.name, place[1])
 
     def _forget_opening(self, place: Place) -> None:
         del self._opening[place]
-        self._wake.set()
+        self._used.set()
         self._freed.set()
 
     def drop_origin(self, link: Link) -> None:
@@ -303,12 +307,12 @@ class SpanHost:
         """Queue a step. Raises ProtocolError (close the link) if the sender is not the session's predecessor."""
         session.pace.returned(asyncio.get_running_loop().time())
         session.step(step, link, time.monotonic())
-        self._wake.set()
+        self._advance_soon()
 
     def credit(self, session: HopSession, steps: int) -> None:
         """The successor has computed steps: send what waits for it."""
         session.credit(steps)
-        self._wake.set()
+        self._advance_soon()
 
     # -- the device loop ----------------------------------------------------------------------------------------------
 
@@ -317,20 +321,20 @@ class SpanHost:
         return self._model is not None and not self._places and not self._opening
 
     async def run(self) -> None:
-        """Compute waiting steps for ever. Evicts the model when nobody has used it for `evict_after_s`."""
-        while True:
-            idle_s = self._config.evict_after_s if self._is_idle else 0
-            try:
-                async with asyncio.timeout(idle_s or None):
-                    await self._wake.wait()
-            except TimeoutError:
-                if self._is_idle:
-                    self._evict()
-                continue
-            self._wake.clear()
-            while waiting := self._waiting():
-                # No name for the batch: it would keep these sessions' caches while idle.
-                await self._run_batch(self._choose(await self._held(waiting)))
+        """Compute steps as they come, for ever. Evicts the model when nobody has used it for `evict_after_s`."""
+        self._runs = True
+        try:
+            while True:
+                idle_s = self._config.evict_after_s if self._is_idle else 0
+                try:
+                    async with asyncio.timeout(idle_s or None):
+                        await self._used.wait()
+                    self._used.clear()
+                except TimeoutError:
+                    if self._is_idle:
+                        self._evict()
+        finally:
+            self._runs = False
 
     def _waiting(self) -> list[Waiting]:
         """The sessions that wait for the device; shadows only if nobody else does."""
@@ -338,21 +342,38 @@ class SpanHost:
         ready = [s for s in ready if not s.is_shadow] or ready
         return [Waiting(s.key, s.waiting[0].count, s.served) for s in ready]
 
-    async def _held(self, waiting: list[Waiting]) -> list[Waiting]:
-        """What waits, once decode steps that are due any moment have joined it, so that they share one device step."""
-        now = asyncio.get_running_loop().time
-        began = now()
-        while len(waiting) < len(self._places) and all(w.num_rows <= WINDOW_ROWS for w in waiting):
-            due = (s.pace.expected_at() for s in self._places.values() if not s.waiting)
-            until = hold_until(began, self._step_s, [at for at in due if at is not None and at > now()])
-            if until <= now():
-                break
-            self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(until):
-                    await self._wake.wait()
-            waiting = self._waiting()
-        return waiting
+    def _advance_soon(self) -> None:
+        """Advance in the next loop turn, with all that came in this one. (A task that waits would add 30 us to a hop.)"""
+        if not self._is_busy:
+            self._advance_at(None)
+
+    def _advance_at(self, when: float | None) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        loop = asyncio.get_running_loop()
+        self._due = loop.call_soon(self._advance) if when is None else loop.call_at(when, self._advance)
+
+    def _advance(self) -> None:
+        """Begin a device step with what waits, unless the device is busy or decode steps are due that are worth waiting for."""
+        if self._is_busy or not self._runs:
+            return
+        waiting = self._waiting()
+        until = self._hold_until(waiting, asyncio.get_running_loop().time())
+        if until is not None:
+            self._advance_at(until)
+            return
+        self._held_since = None
+        if batch := self._choose(waiting):
+            self._compute(batch)
+
+    def _hold_until(self, waiting: Sequence[Waiting], now: float) -> float | None:
+        """Until when what waits is held, so that decode steps due by then share its device step; None: not at all."""
+        if not waiting or len(waiting) == len(self._places) or any(w.num_rows > WINDOW_ROWS for w in waiting):
+            return None
+        self._held_since = now if self._held_since is None else self._held_since
+        due = (s.pace.expected_at() for s in self._places.values() if not s.waiting)
+        until = hold_until(self._held_since, self._step_s, [at for at in due if at is not None and at > now])
+        return until if until > now else None
 
     def _choose(self, waiting: Sequence[Waiting]) -> list[Taken]:
         taken: list[Taken] = []
@@ -363,18 +384,25 @@ class SpanHost:
             taken.append(session.take(pick.num_rows))
         return taken
 
-    async def _run_batch(self, batch: list[Taken]) -> None:
-        if not batch:
+    def _compute(self, batch: list[Taken]) -> None:
+        assert self._model is not None, "a span with sessions is loaded"
+        self._is_busy = True
+        loop = asyncio.get_running_loop()
+        began, computes_from = loop.time(), time.monotonic()  # uvloop's own clock counts whole milliseconds
+        done = loop.run_in_executor(self._device.thread, self._model.run, [taken.work for taken in batch])
+        done.add_done_callback(lambda done: self._computed(batch, done, began, computes_from))
+
+    def _computed(
+        self, batch: list[Taken], done: "asyncio.Future[list[Result | Exception]]", began: float, computes_from: float
+    ) -> None:
+        self._is_busy = False
+        if done.cancelled() or not self._runs:
             return
-        now = asyncio.get_running_loop().time
-        began, computes_from = now(), time.monotonic()  # uvloop's own clock counts whole milliseconds
-        try:
-            model = self._model or await self.ensure_loaded()
-            results = await self._device.run(lambda: model.run([taken.work for taken in batch]))
-        except Exception as error:  # out of memory, a kernel's complaint: these sessions' trouble, not the node's
-            logger.exception("layers=%s: a device step failed", self._info.span)
-            results = [error for _ in batch]
-        ended, computed_at = now(), time.monotonic()
+        error = done.exception()
+        if isinstance(error, Exception):  # out of memory, a kernel's complaint: these sessions' trouble, not the node's
+            logger.error("layers=%s: a device step failed", self._info.span, exc_info=error)
+        results = [error] * len(batch) if isinstance(error, Exception) else done.result()
+        ended, computed_at = asyncio.get_running_loop().time(), time.monotonic()
         for taken, result in zip(batch, results, strict=True):
             self._settle(taken, result, _timing(taken, computes_from, computed_at))
             if taken.work.count <= WINDOW_ROWS:
@@ -384,6 +412,7 @@ class SpanHost:
         if all(taken.work.count <= WINDOW_ROWS for taken in batch):
             self._step_s = ended - began if self._step_s == 0 else 0.8 * self._step_s + 0.2 * (ended - began)
         self._logs.enforce()
+        self._advance()
 
     def _settle(self, taken: Taken, result: Result | Exception, timing: HopTiming) -> None:
         session = taken.session
