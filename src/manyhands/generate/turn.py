@@ -75,7 +75,6 @@ class EndsHost:
             else:
                 turn.done.set_result(outcome)
 
-    @torch.inference_mode()
     def _compute(self, turns: list[_Turn]) -> list[Payload | Exception | None]:
         decided = self._decide_all(turns)
         ids = [i for d in decided if not isinstance(d, Exception) for i in d]

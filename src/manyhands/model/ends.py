@@ -5,6 +5,7 @@ Where calling the parts directly (embedding; final norm, then head) gives the sa
 saves half a millisecond a token of wrappers.
 """
 
+import contextlib
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from manyhands.core import Precision
 from manyhands.model.elementwise import InvariantMode
 from manyhands.model.fuse import fuse
 from manyhands.model.linear import DTYPES, InvariantLinear, pad_rows
-from manyhands.model.load import Part, Tap, find_layers, load_part, read_config, until_captured
+from manyhands.model.load import Captured, Part, Tap, find_layers, load_part, read_config
 
 
 class Ends:
@@ -47,8 +48,7 @@ class Ends:
     def embed(self, ids_T: Tensor) -> Tensor:
         """Hidden states [T, hidden] that enter layer 0, for token ids [T] (int64)."""
         if self._direct_embed is not None:
-            with torch.inference_mode():
-                return self._direct_embed(ids_T)  # type: ignore[no-any-return]
+            return self._direct_embed(ids_T)  # type: ignore[no-any-return]
         return self._embed_by_model(ids_T)
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
@@ -57,20 +57,20 @@ class Ends:
         return (self._logits_by_parts(rows) if self._direct_norm else self._logits_by_model(rows))[: hidden_TD.shape[0]]
 
     def _embed_by_model(self, ids_T: Tensor) -> Tensor:
-        with until_captured():
+        with contextlib.suppress(Captured):
             self._model.base_model(input_ids=ids_T[None], use_cache=False)
         return self._tap.take()[0]
 
     def _logits_by_model(self, rows_ND: Tensor) -> Tensor:
         self._tap.injected = rows_ND[None]
-        with torch.inference_mode(), InvariantMode():
+        with InvariantMode():
             out: Tensor = self._model(inputs_embeds=rows_ND[None], use_cache=False).logits
         self._tap.injected = None
         return out[0]
 
     def _logits_by_parts(self, rows_ND: Tensor) -> Tensor:
         assert self._direct_norm is not None
-        with torch.inference_mode(), InvariantMode():
+        with InvariantMode():
             out: Tensor = self._model.get_output_embeddings()(self._direct_norm(rows_ND[None]))
         return out[0]
 
@@ -78,8 +78,7 @@ class Ends:
         """The embedding module, if calling it gives the same bits as the model's own forward."""
         module: nn.Module = self._model.get_input_embeddings()
         ids_T = torch.arange(min(8, self.vocab_size))
-        with torch.inference_mode():
-            return module if torch.equal(module(ids_T), self._embed_by_model(ids_T)) else None
+        return module if torch.equal(module(ids_T), self._embed_by_model(ids_T)) else None
 
     def _find_direct_norm(self, owner: nn.Module) -> nn.Module | None:
         """The final norm, if norm then head gives the same bits as the model's own forward; None if no child does."""

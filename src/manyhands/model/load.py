@@ -5,15 +5,12 @@ The class of the checkpoint's family is subclassed so that absent layers are rep
 that conversions (fused experts, tied weights, non-persistent buffers) remain upstream's job (runtime.md §2).
 """
 
-import contextlib
 import re
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -119,7 +116,7 @@ def load_part(folder: Path, config: PreTrainedConfig, part: Part, precision: Pre
         raise ModelError(f"{folder}: tensors missing or of the wrong shape: {names}")
     guard(model)
     pack_experts(model, precision)
-    return model.eval()
+    return model.eval().requires_grad_(False)
 
 
 def _is_needed(key: str, part: Part) -> bool:
@@ -187,9 +184,3 @@ class Tap:
         captured, self._captured = self._captured, None
         assert captured is not None
         return captured
-
-
-@contextlib.contextmanager
-def until_captured() -> Iterator[None]:
-    with contextlib.suppress(Captured), torch.inference_mode():
-        yield

@@ -21,7 +21,8 @@ _PROBE = 4  # rows of the step that shows what a layer does
 
 
 class Shard:
-    """Layers `span` of the checkpoint in `folder`, in `precision`. Not thread-safe: one executor thread owns it.
+    """Layers `span` of the checkpoint in `folder`, in `precision`. Not thread-safe: one executor thread owns it, best in
+    torch.inference_mode().
 
     Raises ModelError (checkpoint), CutError (span outside the model).
     """
@@ -77,12 +78,11 @@ class Shard:
         """
         count, padded_ND = hidden_ND.shape[0], pad_rows(hidden_ND)
         with attention.running(plan), threads.using(1 if count <= FEW_ROWS else threads.available()):
-            out = self._run(padded_ND, plan, span or self.span)[:count]
+            out = self._run(padded_ND, plan, span or self.span)
         for s in plan.segments:
             s.cache.length = s.start + s.count
-        return out
+        return out if padded_ND is hidden_ND else out[:count]
 
-    @torch.inference_mode()
     def _run(self, hidden_ND: Tensor, plan: StepPlan, span: Span) -> Tensor:
         hidden_1ND, calls = hidden_ND[None], self._calls.of(plan, hidden_ND.shape[0])
         for index in range(span.start, span.end):

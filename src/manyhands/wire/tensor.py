@@ -4,6 +4,7 @@ torch is imported on first use, so that the wire can be spoken by programs that 
 Dimensions: T = count (rows), D = width. Hosts are little endian, like the wire.
 """
 
+import ctypes
 import functools
 from typing import TYPE_CHECKING, Any, cast
 
@@ -43,9 +44,8 @@ def encode_tensor(tensor_TD: "torch.Tensor") -> Payload:
     name = _names().get(tensor_TD.dtype)
     if name is None or tensor_TD.dim() != 2:
         raise ProtocolError(f"a {tensor_TD.dim()}-d {tensor_TD.dtype} tensor cannot be sent: 2-d {list(ITEMSIZE)} only")
-    # numpy has no bfloat16, so every dtype goes through its bytes.
-    data = tensor_TD.detach().cpu().contiguous().view(_torch().uint8).numpy().tobytes()
-    return Payload(name, tensor_TD.shape[1], data)
+    tensor_TD = tensor_TD.cpu().contiguous()
+    return Payload(name, tensor_TD.shape[1], ctypes.string_at(tensor_TD.data_ptr(), tensor_TD.nbytes))
 
 
 def decode_tensor(payload: Payload, count: int) -> "torch.Tensor":

@@ -6,9 +6,9 @@ Knows nothing of links, leases or order; it is told what to run. Loading and dro
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -85,8 +85,7 @@ class Device:
 
     @classmethod
     def start(cls, num_threads: int | None = None, name: str = "device") -> "Device":
-        initial = num_threads or os.cpu_count() or 1
-        return cls(OneThread(name, partial(torch.set_num_threads, initial)), num_threads)
+        return cls(OneThread(name, _computing(num_threads or os.cpu_count() or 1)), num_threads)
 
     async def run(self, function: Callable[[], T]) -> T:
         """`function()` on the device thread. Cancelling the caller does not stop a function that has begun."""
@@ -94,6 +93,14 @@ class Device:
 
     def close(self) -> None:
         self.thread.shutdown()
+
+
+@contextmanager
+def _computing(num_threads: int) -> Iterator[None]:
+    """What a device's thread is in for good: to enter inference mode at every step costs a hop 20 us."""
+    torch.set_num_threads(num_threads)
+    with torch.inference_mode():
+        yield
 
 
 class SpanModel:
@@ -125,17 +132,23 @@ class SpanModel:
 
         Segments on the same layers run side by side; others one after the other.
         """
-        with torch.inference_mode():
-            inputs: list[Tensor | Exception] = [self._input(work) for work in works]
-            out: list[Result | Exception] = [x if isinstance(x, Exception) else Corruption("not run") for x in inputs]
-            good = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
-            for span in dict.fromkeys(works[i].span for i in good):
-                here = [i for i in good if works[i].span == span]
-                hidden_ND, plan = _side_by_side([works[i] for i in here], [inputs[i] for i in here])  # type: ignore[misc]
-                hidden_ND = self.shard.forward(hidden_ND, plan, span)
-                for i, s in zip(here, plan.segments, strict=True):
-                    out[i] = self._try_output(works[i], hidden_ND[s.row : s.row + s.count])
-            return out
+        out: dict[int, Result | Exception] = {}
+        groups: dict[Span, list[tuple[int, Tensor]]] = {}
+        for i, work in enumerate(works):
+            try:
+                given_TD = self._input(work)
+            except (Corruption, ProtocolError) as error:
+                out[i] = error
+            else:
+                groups.setdefault(work.span, []).append((i, given_TD))
+        for span, group in groups.items():
+            plan = _side_by_side([works[i] for i, _ in group])
+            given_ND = group[0][1] if len(group) == 1 else torch.cat([x for _, x in group])
+            hidden_ND = self.shard.forward(given_ND, plan, span)
+            for (i, _), s in zip(group, plan.segments, strict=True):
+                rows_TD = hidden_ND if len(group) == 1 else hidden_ND[s.row : s.row + s.count]
+                out[i] = self._try_output(works[i], rows_TD)
+        return [out[i] for i in range(len(works))]
 
     def _try_output(self, work: Work, hidden_TD: Tensor) -> Result | Exception:
         try:
@@ -143,19 +156,17 @@ class SpanModel:
         except (BadRequest, Corruption, ProtocolError) as error:
             return error
 
-    def _input(self, work: Work) -> Tensor | Exception:
+    def _input(self, work: Work) -> Tensor:
+        """The hidden states [count, hidden] that a segment begins with. Raises ProtocolError, Corruption."""
         if work.position > work.cache.length:
-            return ProtocolError(f"a step at position {work.position} skips ahead of the cache ({work.cache.length})")
+            raise ProtocolError(f"a step at position {work.position} skips ahead of the cache ({work.cache.length})")
         if work.payload is None:
             if self.ends is None or work.ids is None:
-                return ProtocolError("ids came to a hop that does not hold the embedding")
+                raise ProtocolError("ids came to a hop that does not hold the embedding")
             return self.ends.embed(torch.tensor(work.ids))
         hidden_TD = decode_tensor(work.payload, work.count)
         judge = norms if work.bounds is None else work.bounds.admit
-        try:
-            judge(hidden_TD, f"hidden states at position {work.position}")
-        except Corruption as error:
-            return error
+        judge(hidden_TD, f"hidden states at position {work.position}")
         return hidden_TD
 
     def _output(self, work: Work, hidden_TD: Tensor) -> Result:
@@ -202,10 +213,10 @@ def fastest_threads(run: Callable[[], None], num_cores: int) -> int:
     return min(best, key=lambda count: best[count])
 
 
-def _side_by_side(works: Sequence[Work], inputs: Sequence[Tensor]) -> tuple[Tensor, StepPlan]:
+def _side_by_side(works: Sequence[Work]) -> StepPlan:
     segments: list[Segment] = []
     row = 0
     for work in works:
         segments.append(Segment(work.cache, work.position, row, work.count))
         row += work.count
-    return inputs[0] if len(inputs) == 1 else torch.cat([*inputs]), StepPlan(segments)
+    return StepPlan(segments)

@@ -7,6 +7,7 @@ caches are cold its two hand-overs took 340 us a step, these take 85 (bench/hop.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar, TypeVarTuple
@@ -18,12 +19,12 @@ _Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any]"]
 
 
 class OneThread(Executor):
-    """A thread that first calls `begin`. Whoever makes it shuts it down."""
+    """A thread that runs inside `scope`. Whoever makes it shuts it down."""
 
-    def __init__(self, name: str, begin: Callable[[], None]) -> None:
+    def __init__(self, name: str, scope: AbstractContextManager[object]) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._is_closed = False
-        self._thread = Thread(target=self._serve, args=(begin,), name=name, daemon=True)
+        self._thread = Thread(target=self._serve, args=(scope,), name=name, daemon=True)
         self._thread.start()
 
     def submit(self, function: Callable[[*Ts], T], /, *args: *Ts) -> "asyncio.Future[T]":  # type: ignore[override]
@@ -41,10 +42,10 @@ class OneThread(Executor):
         if wait:
             self._thread.join()
 
-    def _serve(self, begin: Callable[[], None]) -> None:
-        begin()
-        while self._do_next():  # a call each, so that no name keeps a job's tensors alive while there is none
-            pass
+    def _serve(self, scope: AbstractContextManager[object]) -> None:
+        with scope:
+            while self._do_next():  # a call each, so that no name keeps a job's tensors alive while there is none
+                pass
 
     def _do_next(self) -> bool:
         job = self._jobs.get()
