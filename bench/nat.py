@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from bench.arrivals import arrivals
 from bench.report import finish, measuring, spread
 from manyhands.core import NodeAddr, NodeId, SessionId
 from manyhands.net.iroh import IrohTransport
@@ -63,8 +64,7 @@ async def echo(source: Transport, tasks: asyncio.TaskGroup) -> None:
 
 
 async def echo_link(link: Link) -> None:
-    while True:
-        link.send(await link.recv())
+    await link.deliver(link.send)
 
 
 async def serve(relay: NodeAddr | None) -> None:
@@ -99,11 +99,13 @@ def told(process: "subprocess.Popen[str]") -> list[str]:
 
 async def p50_us(link: Link, message: Step) -> float:
     times = []
-    for _ in range(TRIPS):
-        begin = time.perf_counter()
-        link.send(message)
-        await link.recv()
-        times.append(time.perf_counter() - begin)
+    async with arrivals(link) as arrived:
+        for _ in range(TRIPS):
+            arrived.clear()
+            begin = time.perf_counter()
+            link.send(message)
+            await arrived.wait()
+            times.append(time.perf_counter() - begin)
     return statistics.median(times) * 1e6
 
 

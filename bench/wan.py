@@ -1,7 +1,7 @@
 """Do 30 ms through the WAN emulator take 30 +/- 1 ms of real time?
 
 Both arms, interleaved, over a memory link: `wan` (WanLink with 30 ms up) and `plain` (no emulator), on asyncio and on
-uvloop. Holds if the median of `wan` minus the median of `plain` is within 1 ms on both loops. Run: python bench/wan.py
+uvloop. Holds if the median of `wan` minus the median of `plain` is within 1 ms on both loops. Run: python -m bench.wan
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import uvloop
 
+from bench.arrivals import arrivals
 from manyhands.core import NodeAddr, NodeId, SessionId
 from manyhands.net.memory import MemoryNetwork
 from manyhands.net.transport import Link
@@ -38,10 +39,11 @@ async def open_pair(port: int) -> tuple[Link, Link]:
 
 
 async def one_way(sender: Link, receiver: Link) -> float:
-    begin = time.perf_counter()
-    sender.send(CLOSE)
-    await receiver.recv()
-    return time.perf_counter() - begin
+    async with arrivals(receiver) as arrived:
+        begin = time.perf_counter()
+        sender.send(CLOSE)
+        await arrived.wait()
+        return time.perf_counter() - begin
 
 
 async def measure() -> dict[str, list[float]]:

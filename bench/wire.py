@@ -2,7 +2,7 @@
 
 Arms, interleaved in groups: `link` (our Link: frames, counting, inbox) and `raw` (same TLS and loop, bytes echoed by
 a bare BufferedProtocol), so that their difference is our own code. Holds if the median group's p50 of `link` is at most
-150 us; meaningful on an idle machine only, so the load is reported too. Run: python bench/wire.py
+150 us; meaningful on an idle machine only, so the load is reported too. Run: python -m bench.wire
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from bench.arrivals import arrivals
 from manyhands.core import NodeAddr, SessionId
 from manyhands.net.certificate import client_context, server_context
 from manyhands.net.tls import TlsTransport
@@ -62,8 +63,7 @@ class Raw(asyncio.BufferedProtocol):
 
 async def echo_links(transport: TlsTransport) -> None:
     link = await transport.accept()
-    while True:
-        link.send(await link.recv())
+    await link.deliver(link.send)
 
 
 async def serve() -> None:
@@ -103,10 +103,11 @@ def raw_trip(raw: Raw, whole: asyncio.Event) -> Callable[[], Awaitable[object]]:
     return trip
 
 
-def link_trip(link: Link) -> Callable[[], Awaitable[object]]:
+def link_trip(link: Link, arrived: asyncio.Event) -> Callable[[], Awaitable[object]]:
     async def trip() -> None:
+        arrived.clear()
         link.send(STEP)
-        await link.recv()
+        await arrived.wait()
 
     return trip
 
@@ -123,13 +124,14 @@ async def measure(link_port: int, raw_port: int) -> dict[str, list[float]]:
         ssl=client_context(key, SECRET),
         server_hostname="bench",
     )
-    arms = {"link": link_trip(link), "raw": raw_trip(raw, whole)}
-    for trip in arms.values():
-        await group(trip)  # warm up
-    p50s: dict[str, list[float]] = {arm: [] for arm in arms}
-    for _ in range(GROUPS):
-        for arm, trip in arms.items():
-            p50s[arm].append(await group(trip))
+    async with arrivals(link) as arrived:
+        arms = {"link": link_trip(link, arrived), "raw": raw_trip(raw, whole)}
+        for trip in arms.values():
+            await group(trip)  # warm up
+        p50s: dict[str, list[float]] = {arm: [] for arm in arms}
+        for _ in range(GROUPS):
+            for arm, trip in arms.items():
+                p50s[arm].append(await group(trip))
     assert raw.transport is not None
     raw.transport.abort()
     await link.aclose()
@@ -141,7 +143,7 @@ def main() -> int:
         uvloop.run(serve())
         return 0
     load = os.getloadavg()[0]
-    with subprocess.Popen([sys.executable, __file__, "serve"], stdin=-1, stdout=-1, text=True) as peer:
+    with subprocess.Popen([sys.executable, "-m", "bench.wire", "serve"], stdin=-1, stdout=-1, text=True) as peer:
         assert peer.stdin is not None and peer.stdout is not None
         link_port, raw_port = map(int, peer.stdout.readline().split())
         p50s = uvloop.run(measure(link_port, raw_port))

@@ -331,10 +331,8 @@ class Node:
 
     async def _read(self, link: Link) -> None:
         """Dispatch what arrives on a link until it ends; then tell whoever depended on it."""
-        reason = "closed"
         try:
-            while True:
-                self._dispatch(await link.recv(), link)
+            await link.deliver(lambda message: self._dispatch(message, link))
         except LinkClosed as error:
             reason = str(error)
         except ProtocolError as error:

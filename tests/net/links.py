@@ -1,9 +1,9 @@
 """What the tests of links share: a Hello, a Step, open pairs, and what every pair does."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -12,7 +12,7 @@ from manyhands.errors import LinkClosed
 from manyhands.net.link import FramedLink
 from manyhands.net.memory import MemoryNetwork, MemoryTransport
 from manyhands.net.transport import Link, Transport
-from manyhands.wire.message import Hello, Lane, Payload, Step
+from manyhands.wire.message import Hello, Lane, Message, Payload, Step
 
 A = NodeId("aa" * 32)
 B = NodeId("bb" * 32)
@@ -50,6 +50,22 @@ async def memory_pair(lane: Lane) -> AsyncIterator[Pair]:
     await b.aclose()
 
 
+def over(lane: Any, body: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        async with memory_pair(lane) as pair:
+            await body(pair)
+
+    asyncio.run(run())
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if is_true():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("never came true")
+
+
 @asynccontextmanager
 async def linked(a: Transport, b: Transport, addr: NodeAddr, lane: Lane) -> AsyncIterator[tuple[Link, Link]]:
     """The link by which `a` dialled `b`, which listens at `addr`, and its far end; closed at the end."""
@@ -58,13 +74,30 @@ async def linked(a: Transport, b: Transport, addr: NodeAddr, lane: Lane) -> Asyn
     await asyncio.gather(near.aclose(), far.aclose())
 
 
+class _Enough(Exception):
+    """Ends deliver after one message."""
+
+
+async def receive(link: Link) -> Message:
+    """The next message; what comes after it waits in the link. Raises what deliver does."""
+    taken: list[Message] = []
+
+    def take(message: Message) -> None:
+        taken.append(message)
+        raise _Enough
+
+    with suppress(_Enough):
+        await link.deliver(take)
+    return taken[0]
+
+
 async def pass_sizes(near: Link, far: Link) -> None:
     """Steps of any size pass both ways."""
     for size in (4, 8192, 70_000, 4 << 20, 12):
         for sender, receiver in ((near, far), (far, near)):
             sender.send(step(size, num_bytes=size))
             await sender.drain()
-            message = await receiver.recv()
+            message = await receive(receiver)
             assert isinstance(message, Step) and message.payload is not None
             assert message.position == len(message.payload.data) == size
 
@@ -75,8 +108,8 @@ async def pass_all_before_closing(near: Link, far: Link) -> None:
         near.send(step(position, num_bytes=20_000))
     closing = asyncio.create_task(near.aclose())
     for position in range(30):
-        message = await far.recv()
+        message = await receive(far)
         assert isinstance(message, Step) and message.position == position
     with pytest.raises(LinkClosed, match="closed by the peer"):
-        await far.recv()
+        await receive(far)
     await closing

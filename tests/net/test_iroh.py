@@ -18,7 +18,7 @@ from manyhands.net.iroh_pipe import SLOW_VERSIONS, kind_of, load, note_paths
 from manyhands.net.tls import TlsPolicy
 from manyhands.wire.message import Close, Step
 from tests.net.conftest import Run
-from tests.net.links import SESSION, A, B, linked, pass_all_before_closing, pass_sizes, says, step
+from tests.net.links import SESSION, A, B, linked, pass_all_before_closing, pass_sizes, receive, says, step
 
 pytest.importorskip("iroh")
 SECRET, OTHER_SECRET = bytes(32), b"\1" * 32
@@ -74,7 +74,7 @@ def test_members_meet_and_know_each_other(run: Run) -> None:
                 assert 0 < await near.ping() < 5 and 0 < await far.ping() < 5
                 assert near.health.path_kind == far.health.path_kind == "direct"
                 near.send(Close(SESSION))
-                assert await far.recv() == Close(SESSION)
+                assert await receive(far) == Close(SESSION)
 
     run(body())
 
@@ -103,7 +103,7 @@ def test_an_aborted_link_is_lost_at_the_other_end(run: Run) -> None:
             async with linked(a, b, await b.listen(LOOPBACK), "data") as (near, far):
                 near.abort("crash")
                 with pytest.raises(LinkClosed):
-                    await far.recv()
+                    await receive(far)
 
     run(body())
 
@@ -121,7 +121,7 @@ def test_a_slow_reader_stops_its_writer(run: Run) -> None:
                             await near.drain()
                 assert num_sent < 100  # 16 MiB of inbox and QUIC's windows
                 for position in range(num_sent):
-                    message = await far.recv()
+                    message = await receive(far)
                     assert isinstance(message, Step) and message.position == position
 
     run(body())
@@ -177,7 +177,7 @@ def test_a_member_who_talks_nonsense_after_the_proof_hurts_nobody(run: Run) -> N
                 said = proof(SECRET, peer, b.node) + b"GET / HTTP/1.1\r\n" + bytes(100)
                 assert await all_bytes(connection, said) in (b"", proof(SECRET, b.node, peer))
                 near.send(step(1))
-                assert isinstance(await far.recv(), Step)
+                assert isinstance(await receive(far), Step)
 
     run(body())
 
@@ -245,7 +245,7 @@ def test_closing_ends_accept_and_links(run: Run) -> None:
             near = await a.dial(await b.listen(LOOPBACK), "control")
             await b.aclose()
             with pytest.raises(LinkClosed):
-                await near.recv()
+                await receive(near)
             with pytest.raises(LinkClosed, match="stopped listening"):
                 await b.accept()
             await near.aclose()

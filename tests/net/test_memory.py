@@ -8,7 +8,7 @@ from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.memory import MemoryNetwork
 from manyhands.net.transport import Transport
-from tests.net.links import ANYWHERE, A, B, says
+from tests.net.links import ANYWHERE, A, B, receive, says
 
 
 def test_port_taken() -> None:
@@ -42,7 +42,7 @@ def test_closing_ends_accept_and_drops_links_nobody_took() -> None:
         link = await a.dial(addr, "control")
         await b.aclose()
         with pytest.raises(LinkClosed):
-            await link.recv()
+            await receive(link)
         for _ in range(2):
             with pytest.raises(LinkClosed, match="stopped listening"):
                 await b.accept()

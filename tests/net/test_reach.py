@@ -17,7 +17,7 @@ from manyhands.net.transport import Link, Transport
 from manyhands.net.tunnel import relayed
 from manyhands.testing.clock import run_virtual
 from manyhands.wire.message import Step
-from tests.net.links import A, says, step
+from tests.net.links import A, receive, says, step
 from tests.net.test_relay import settle
 
 SECRET = bytes(32)
@@ -157,7 +157,7 @@ def test_a_peer_without_a_direct_way_is_reached_through_a_known_relay() -> None:
                 near, far = await asyncio.gather(a.dial(way, "data"), b.accept())
                 assert near.peer == b.node and near.health.path_kind == "relay" == far.health.path_kind
                 near.send(step(1))
-                assert isinstance(await far.recv(), Step)
+                assert isinstance(await receive(far), Step)
                 await asyncio.gather(near.aclose(), far.aclose())
 
     asyncio.run(asyncio.wait_for(main(), 20))

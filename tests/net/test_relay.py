@@ -32,7 +32,7 @@ from manyhands.net.transport import Link
 from manyhands.net.tunnel import Tunnels, relayed
 from manyhands.wire.message import Close, Lane, Payload, Step
 from tests.net.conftest import Run
-from tests.net.links import SESSION, A, B, pass_all_before_closing, pass_sizes, says, step
+from tests.net.links import SESSION, A, B, pass_all_before_closing, pass_sizes, receive, says, step
 
 SECRET, OTHER_SECRET = bytes(32), b"\1" * 32
 LOOPBACK = NodeAddr("127.0.0.1", 0)
@@ -107,7 +107,7 @@ def test_members_meet_through_the_relay_and_know_each_other(run: Run) -> None:
             assert near.health.path_kind == far.health.path_kind == "relay"
             assert 0 < await near.ping() < 5 and 0 < await far.ping() < 5
             near.send(Close(SESSION))
-            assert await far.recv() == Close(SESSION)
+            assert await receive(far) == Close(SESSION)
 
     run(body())
 
@@ -147,7 +147,7 @@ def test_the_relay_sees_no_plaintext(run: Run) -> None:
         async with scene(relay_of_legs(Curious)) as s, linked(s, "data") as (near, far):
             secret = b"activations" * 100
             near.send(replace(step(1), payload=Payload("int32", len(secret) // 4, secret)))
-            message = await far.recv()
+            message = await receive(far)
             assert isinstance(message, Step) and message.payload is not None and bytes(message.payload.data) == secret
             assert len(seen) > len(secret) and b"activations" not in seen
 
@@ -195,7 +195,7 @@ def test_a_relay_that_changes_the_stream_loses_the_link_and_nothing_wrong_is_del
         relay: Any = mangling(mangle)
         async with scene(relay) as s, linked(s, "data") as (near, far):
             near.send(step(1, num_bytes=4000))
-            assert isinstance(await far.recv(), Step)
+            assert isinstance(await receive(far), Step)
             before = far.health.bytes_received
             relay.is_evil = True
             sent = relay.num_forwarded
@@ -207,7 +207,7 @@ def test_a_relay_that_changes_the_stream_loses_the_link_and_nothing_wrong_is_del
                 if not near.is_closed:
                     near.send(step(position, num_bytes=4000))
             with pytest.raises(LinkClosed):
-                await far.recv()
+                await receive(far)
             assert far.health.bytes_received == before
 
     run(body())
@@ -287,7 +287,7 @@ def test_a_mailbox_comes_back_after_the_relay_was_away(run: Run) -> None:
             await settle(lambda: s.relay.board._mailboxes.get(s.b.node) not in (None, mailbox))
             async with linked(s, "data") as (near, far):
                 near.send(step(1))
-                assert isinstance(await far.recv(), Step)
+                assert isinstance(await receive(far), Step)
 
     run(body())
 
@@ -320,7 +320,7 @@ def test_garbage_after_the_handshake_costs_its_sender(run: Run, garbage: bytes) 
             assert received[0] in (b"", b"+", b"?") or isinstance(received[0], OSError)
             writer.transport.abort()
             near.send(step(1))
-            assert isinstance(await far.recv(), Step)
+            assert isinstance(await receive(far), Step)
 
     run(body())
 

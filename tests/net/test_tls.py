@@ -16,7 +16,7 @@ from manyhands.net.tls import TlsPolicy, TlsTransport
 from manyhands.net.transport import Transport
 from manyhands.wire.message import Close, Step
 from tests.net.conftest import Run
-from tests.net.links import SESSION, linked, pass_all_before_closing, pass_sizes, says, step
+from tests.net.links import SESSION, linked, pass_all_before_closing, pass_sizes, receive, says, step
 
 SECRET, OTHER_SECRET = bytes(32), b"\1" * 32
 LOOPBACK = NodeAddr("127.0.0.1", 0)
@@ -64,7 +64,7 @@ def test_members_meet_and_know_each_other(run: Run) -> None:
                 assert (near.peer, far.peer) == (b.node, a.node)
                 assert 0 < await near.ping() < 5 and 0 < await far.ping() < 5
                 near.send(Close(SESSION))
-                assert await far.recv() == Close(SESSION)
+                assert await receive(far) == Close(SESSION)
 
     run(body())
 
@@ -93,7 +93,7 @@ def test_an_aborted_link_is_lost_at_the_other_end(run: Run) -> None:
             async with linked(a, b, await b.listen(LOOPBACK), "data") as (near, far):
                 near.abort("crash")
                 with pytest.raises(LinkClosed):
-                    await far.recv()
+                    await receive(far)
 
     run(body())
 
@@ -141,7 +141,7 @@ def test_a_member_who_talks_nonsense_gets_no_byte_and_hurts_nobody(run: Run) -> 
                 member = client_context(Ed25519PrivateKey.generate(), SECRET)
                 assert await read_raw(addr, member, hello=b"GET / HTTP/1.1\r\n" + bytes(100)) == b""
                 near.send(step(1))
-                assert isinstance(await far.recv(), Step)
+                assert isinstance(await receive(far), Step)
 
     run(body())
 
@@ -276,7 +276,7 @@ def test_closing_ends_accept_handshakes_and_unclaimed_links(run: Run) -> None:
             near = await a.dial(addr, "control")
             await b.aclose()
             with pytest.raises(LinkClosed):
-                await near.recv()
+                await receive(near)
             assert await reader.read() == b""
             writer.close()
             await writer.wait_closed()

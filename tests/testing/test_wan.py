@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from manyhands.errors import LinkClosed, ProtocolError
+from manyhands.net.inbox import MAX_QUEUED_MESSAGES
 from manyhands.net.memory import MemoryNetwork
 from manyhands.net.transport import Link, Transport
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.wan import HIGH_WATER_BYTES, WanLine, WanLink, WanProfile, WanTransport
 from manyhands.wire.frame import wire_size
-from manyhands.wire.message import Close, Lane, Ping, Step
-from tests.net.links import ANYWHERE, SESSION, A, B, says, step
+from manyhands.wire.message import Close, Lane, Message, Ping, Step
+from tests.net.links import ANYWHERE, SESSION, A, B, receive, says, step
 
 MS_30 = WanProfile(delay_s=0.030)
 
@@ -62,7 +63,7 @@ def test_thirty_milliseconds_are_thirty_milliseconds_each_way() -> None:
             for position in range(5):
                 sender.send(step(position))
             for position in range(5):
-                assert position_of(await receiver.recv()) == position
+                assert position_of(await receive(receiver)) == position
                 assert now() - begin == pytest.approx(0.030, abs=1e-5)
 
     over("data", MS_30, MS_30, body)
@@ -72,18 +73,18 @@ def test_directions_differ() -> None:
     async def body(ends: Ends) -> None:
         ends.far.send(step(0))
         begin = now()
-        await ends.near.recv()
+        await receive(ends.near)
         assert now() == begin
 
     over("data", MS_30, None, body)
 
 
-def test_delay_counts_from_arrival_not_from_recv() -> None:
+def test_delay_counts_from_arrival_not_from_deliver() -> None:
     async def body(ends: Ends) -> None:
         ends.far.send(step(0))
         begin = now()
         await asyncio.sleep(0.1)
-        await ends.near.recv()
+        await receive(ends.near)
         assert now() - begin == pytest.approx(0.1)
 
     over("data", WanProfile(), MS_30, body)
@@ -96,7 +97,7 @@ def test_rate_queues_bytes_behind_each_other() -> None:
         for _ in range(3):
             ends.near.send(message)
         for number in (1, 2, 3):
-            await ends.far.recv()
+            await receive(ends.far)
             assert now() - begin == pytest.approx(number * takes_s + 0.030, abs=1e-5)
 
     over("data", WanProfile(delay_s=0.030, rate_bytes_per_s=1e6), None, body)
@@ -118,7 +119,7 @@ def test_a_stall_holds_what_is_on_its_way_and_delivers_it_in_order() -> None:
         await asyncio.sleep(0.020)
         ends.near.stall(1.0)
         ends.near.send(step(1))
-        assert [position_of(await ends.far.recv()) for _ in range(2)] == [0, 1]
+        assert [position_of(await receive(ends.far)) for _ in range(2)] == [0, 1]
         assert now() - begin == pytest.approx(1.020, abs=1e-5)
 
     over("data", MS_30, MS_30, body)
@@ -130,7 +131,7 @@ def test_a_cut_ends_both_sides_and_loses_what_was_on_its_way() -> None:
         ends.near.cut()
         for link in ends:
             with pytest.raises(LinkClosed):
-                await link.recv()
+                await receive(link)
         with pytest.raises(LinkClosed, match="cut by the test"):
             ends.near.send(step(1))
         with pytest.raises(LinkClosed):
@@ -143,7 +144,7 @@ def test_closing_sends_what_is_on_its_way_first() -> None:
     async def body(ends: Ends) -> None:
         ends.near.send(step(0))
         await ends.near.aclose()
-        assert position_of(await ends.far.recv()) == 0
+        assert position_of(await receive(ends.far)) == 0
 
     over("data", MS_30, MS_30, body)
 
@@ -164,9 +165,9 @@ def test_a_peers_close_takes_its_time_too() -> None:
         ends.far.send(step(0))
         await ends.far.aclose()
         begin = now()
-        assert position_of(await ends.near.recv()) == 0
+        assert position_of(await receive(ends.near)) == 0
         with pytest.raises(LinkClosed, match="closed by the peer"):
-            await ends.near.recv()
+            await receive(ends.near)
         assert now() - begin == pytest.approx(0.030, abs=1e-5)
 
     over("data", MS_30, MS_30, body)
@@ -174,16 +175,63 @@ def test_a_peers_close_takes_its_time_too() -> None:
 
 def test_drain_waits_while_the_line_is_full() -> None:
     async def body(ends: Ends) -> None:
-        receiving = [asyncio.ensure_future(ends.far.recv())]
+        receiving = [asyncio.ensure_future(receive(ends.far))]
         begin = now()
         for position in range(2):
             ends.near.send(step(position, num_bytes=HIGH_WATER_BYTES - 1000))
         await ends.near.drain()
         assert now() - begin == pytest.approx((HIGH_WATER_BYTES - 1000) / 1e8, rel=0.01)
         await asyncio.gather(*receiving)
-        await ends.far.recv()
+        await receive(ends.far)
 
     over("data", WanProfile(rate_bytes_per_s=1e8), None, body)
+
+
+def test_the_far_end_waits_while_nobody_delivers() -> None:
+    """One inbox here, one below, and a read or two; then everything comes, in order."""
+
+    async def body(ends: Ends) -> None:
+        total = 6 * MAX_QUEUED_MESSAGES
+        for position in range(total):
+            ends.far.send(step(position, num_bytes=40_000))
+        await asyncio.sleep(1)
+        assert MAX_QUEUED_MESSAGES < ends.near.health.frames_received < 3 * MAX_QUEUED_MESSAGES
+        taken: list[Message] = []
+        delivering = asyncio.create_task(ends.near.deliver(taken.append))
+        await asyncio.sleep(1)
+        assert [position_of(message) for message in taken] == list(range(total))
+        delivering.cancel()
+
+    over("data", WanProfile(), MS_30, body)
+
+
+def test_what_take_raises_ends_deliver_and_the_rest_waits() -> None:
+    async def body(ends: Ends) -> None:
+        for position in range(3):
+            ends.far.send(step(position))
+        begin = now()
+        assert position_of(await receive(ends.near)) == 0  # receive raises in take
+        assert [position_of(await receive(ends.near)) for _ in range(2)] == [1, 2]
+        assert now() - begin == pytest.approx(0.030, abs=1e-5)
+
+    over("data", WanProfile(), MS_30, body)
+
+
+def test_a_take_that_cuts_the_line_is_the_last() -> None:
+    async def body(ends: Ends) -> None:
+        taken: list[Message] = []
+
+        def take(message: Message) -> None:
+            taken.append(message)
+            ends.near.cut()
+
+        for position in range(3):
+            ends.far.send(step(position))
+        with pytest.raises(LinkClosed, match="cut by the test"):
+            await ends.near.deliver(take)
+        assert [position_of(message) for message in taken] == [0]
+
+    over("data", WanProfile(), MS_30, body)
 
 
 def test_what_a_lane_cannot_carry_is_refused_at_once() -> None:
@@ -211,7 +259,7 @@ def test_pings_do_not_delay_what_is_sent_meanwhile() -> None:
         await asyncio.sleep(0.001)
         begin = now()
         ends.near.send(Close(SESSION))
-        await ends.far.recv()
+        await receive(ends.far)
         assert now() - begin == pytest.approx(0.030, abs=1e-5)
         await asking
 
@@ -231,7 +279,7 @@ def test_two_nodes_behind_wans_add_up() -> None:
             assert await link.ping() == pytest.approx(0.075, abs=1e-5)
         begin = now()
         near.send(Close(SESSION))
-        await far.recv()
+        await receive(far)
         assert now() - begin == pytest.approx(0.040, abs=1e-5)
         await near.aclose()
         await far.aclose()

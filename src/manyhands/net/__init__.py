@@ -2,6 +2,7 @@
 
 transport     the interface: Transport listens and dials, Link carries messages
 link          the one Link there is: frames over anything that looks like an asyncio transport
+inbox         what arrived on a link and was not taken yet
 arrivals      links that peers dialled and that nobody took yet
 certificate   "knows the swarm secret" = "its certificate chain verifies"
 tls           TCP + TLS 1.3

@@ -6,72 +6,24 @@ memory stays bounded. A peer that breaks the protocol loses this link and nothin
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from typing import NoReturn, cast
 
 from manyhands.core import EdgeHealth, NodeId
 from manyhands.errors import LinkClosed, ProtocolError
+from manyhands.net.inbox import Inbox
 from manyhands.net.transport import PongRoute, check_lane, note_rtt
 from manyhands.wire.frame import FrameReader, encode
-from manyhands.wire.message import Chunk, Hello, Lane, Message, Ping, Pong, Step
+from manyhands.wire.message import Hello, Lane, Message, Ping, Pong
 
 logger = logging.getLogger(__name__)
 
-# Received and not yet taken. 64 frames: four sessions' default credit (16 each). The last read may go over by one read.
-MAX_QUEUED_MESSAGES = 64
-MAX_QUEUED_BYTES = 16 << 20
 # Joined into one write below this: one TLS record and one system call, for a copy that costs less than either.
 JOIN_BYTES = 64 << 10
+OWN = (Hello, Ping, Pong)  # messages that a link takes itself
 CLOSE_S = 1.0  # how long aclose waits for queued bytes to leave
-
-
-class Inbox:
-    """Messages that arrived and were not taken yet, with at most one waiting taker."""
-
-    def __init__(self) -> None:
-        self._queue: deque[tuple[Message, int]] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._end: str | None = None
-        self._num_bytes = 0
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._queue) >= MAX_QUEUED_MESSAGES or self._num_bytes >= MAX_QUEUED_BYTES
-
-    def put(self, message: Message, num_bytes: int) -> None:
-        self._queue.append((message, num_bytes))
-        self._num_bytes += num_bytes
-        self._wake()
-
-    def end(self, reason: str, *, drop: bool) -> None:
-        """No more will arrive. `drop` also forgets what did. The first reason stays."""
-        self._end = self._end or reason
-        if drop:
-            self._queue.clear()
-            self._num_bytes = 0
-        self._wake()
-
-    async def get(self) -> Message:
-        """The oldest message. Cancelling loses nothing. Raises LinkClosed at the end."""
-        while not self._queue:
-            if self._end is not None:
-                raise LinkClosed(self._end)
-            assert self._waiter is None, "recv has one caller at a time"
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        message, num_bytes = self._queue.popleft()
-        self._num_bytes -= num_bytes
-        return message
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +100,10 @@ class FramedLink(asyncio.BufferedProtocol):
         await self._can_write.wait()
         self._check_open()
 
-    async def recv(self) -> Message:
-        message = await self._inbox.get()
-        if not self._is_reading and not self._inbox.is_full and self._transport is not None:
-            self._is_reading = True
-            self._transport.resume_reading()
-        return message
+    async def deliver(self, take: Callable[[Message], None]) -> NoReturn:
+        ended = self._inbox.hand_to(take)
+        self._pace()
+        raise await ended
 
     async def ping(self) -> float:
         self._num_pings += 1
@@ -219,11 +169,9 @@ class FramedLink(asyncio.BufferedProtocol):
             logger.warning("peer=%s lane=%s broke the protocol: %s", self._peer, self._reader.lane, exc)
             self.abort(f"peer broke the protocol: {exc}")
             return
-        for message in messages:
-            self._receive(message)
-        if self._inbox.is_full and self._is_reading and self._transport is not None:
-            self._is_reading = False
-            self._transport.pause_reading()
+        self._receive(messages)
+        self._inbox.hand_on()
+        self._pace()
 
     def eof_received(self) -> None:
         return None  # the transport closes itself
@@ -240,23 +188,35 @@ class FramedLink(asyncio.BufferedProtocol):
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _receive(self, message: Message) -> None:
-        self.health.frames_received += 1
-        match message:
-            case Hello():
-                self._greet(message)
-            case Ping():
-                self._pong(Pong(message.nonce))
-            case Pong():
-                answered = self._pings.get(message.nonce)
-                if answered is not None and not answered.done():
-                    answered.set_result(None)
-            case Step():
-                self._inbox.put(message, len(message.payload.data) if message.payload is not None else 0)
-            case Chunk():
-                self._inbox.put(message, len(message.data))
-            case _:
-                self._inbox.put(message, 0)
+    def _receive(self, messages: list[Message]) -> None:
+        """Keep what the node takes, then do what the link does itself: a write that reads more must find these in order."""
+        self.health.frames_received += len(messages)
+        own: list[Message] = []
+        for message in messages:
+            if isinstance(message, OWN):
+                own.append(message)
+            else:
+                self._inbox.put(message)
+        for message in own:
+            match message:
+                case Hello():
+                    self._greet(message)
+                case Ping():
+                    self._pong(Pong(message.nonce))
+                case Pong():
+                    answered = self._pings.get(message.nonce)
+                    if answered is not None and not answered.done():
+                        answered.set_result(None)
+
+    def _pace(self) -> None:
+        """Read while there is room for what would come."""
+        if self._transport is None or self._closed is not None or self._is_reading != self._inbox.is_full:
+            return
+        self._is_reading = not self._is_reading
+        if self._is_reading:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
 
     def _greet(self, hello: Hello) -> None:
         self._hello = hello

@@ -5,7 +5,8 @@ are. Neither knows what the messages mean, except Hello (who speaks) and Ping (h
 """
 
 import statistics
-from typing import Protocol
+from collections.abc import Callable
+from typing import NoReturn, Protocol
 
 from manyhands.core import EdgeHealth, NodeAddr, NodeId
 from manyhands.errors import ProtocolError
@@ -44,10 +45,13 @@ class Link(Protocol):
     async def drain(self) -> None:
         """Wait while more is queued for sending than the high-water mark. Raises LinkClosed. Deadline: the caller's."""
 
-    async def recv(self) -> Message:
-        """The next message. One caller at a time; cancelling loses nothing. Deadline: the caller's.
+    async def deliver(self, take: Callable[[Message], None]) -> NoReturn:
+        """Hand every message to `take`, in order, in the loop turn that read it. One caller at a time.
 
-        Raises LinkClosed with the reason, after the last message that arrived before a peer's close.
+        `take` must not block; it may send and abort, on any link. While nobody delivers, messages wait, and reading
+        pauses when there are many. Ends only by raising: LinkClosed with the reason, after the last message that
+        arrived before a peer's close; or what `take` raised. Cancelling loses nothing, nor does raising: what comes
+        after waits for the next caller.
         """
 
     async def ping(self) -> float:

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
 from manyhands.core import ORIGIN_HOP, EdgeHealth, NodeAddr, NodeId
 from manyhands.errors import LinkClosed
@@ -225,6 +225,10 @@ class Faults:
             await self._thawed.wait()
 
 
+class _Frozen(Exception):
+    """Ends deliver, so that the next messages wait below until the thaw."""
+
+
 class FaultyLink:
     """A Link (see transport.Link) of `owner` that does what Faults says. Closes the link it wraps."""
 
@@ -232,7 +236,7 @@ class FaultyLink:
         self.owner = owner
         self._faults, self._link = faults, link
         self._waiting: list[Message] = []  # sent while frozen
-        self._received: Message | None = None
+        self._received: Message | None = None  # the first that came while the owner was frozen
         self._held: Step | None = None
         self._end: str | None = None
         link.answer_pings_with(self._send_pong)
@@ -312,12 +316,20 @@ class FaultyLink:
     async def drain(self) -> None:
         await self._link.drain()
 
-    async def recv(self) -> Message:
-        if self._received is None:
-            self._received = await self._link.recv()
-        await self._faults.until_thawed(self.owner)
-        message, self._received = self._received, None
-        return message
+    async def deliver(self, take: Callable[[Message], None]) -> NoReturn:
+        while True:
+            if self._received is not None:
+                await self._faults.until_thawed(self.owner)
+                message, self._received = self._received, None
+                take(message)
+            with suppress(_Frozen):
+                await self._link.deliver(lambda message: self._hand_on(message, take))
+
+    def _hand_on(self, message: Message, take: Callable[[Message], None]) -> None:
+        if self.owner in self._faults.frozen:
+            self._received = message
+            raise _Frozen
+        take(message)
 
     async def ping(self) -> float:
         await self._faults.until_thawed(self.owner, self.peer)

@@ -9,11 +9,14 @@ import functools
 import random
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from manyhands.core import EdgeHealth, NodeAddr, NodeId
 from manyhands.errors import LinkClosed
-from manyhands.net.link import CLOSE_S, Inbox
+from manyhands.net.inbox import Inbox
+from manyhands.net.link import CLOSE_S
 from manyhands.net.transport import Link, PongRoute, Transport, check_lane, note_rtt
 from manyhands.wire.frame import wire_size
 from manyhands.wire.message import Hello, Lane, Message, Ping
@@ -105,6 +108,10 @@ class _Delayed:
         self._arm()
 
 
+class _Full(Exception):
+    """Ends deliver, so that the next messages wait below until there is room."""
+
+
 class WanLink:
     """A Link (see transport.Link) seen through a WAN: `up` delays what is sent, `down` what is received.
 
@@ -152,10 +159,10 @@ class WanLink:
         await self._up.has_room.wait()
         await self._link.drain()
 
-    async def recv(self) -> Message:
-        message = await self._inbox.get()
+    async def deliver(self, take: Callable[[Message], None]) -> NoReturn:
+        ended = self._inbox.hand_to(take)
         self._has_room.set()
-        return message
+        raise await ended
 
     async def ping(self) -> float:
         begin = self._now()
@@ -204,19 +211,27 @@ class WanLink:
         self._down.push(self._now(), _PING_BYTES, lambda: self._up.push(self._now(), _PING_BYTES, leave))
 
     async def _receive(self) -> None:
-        """Move messages from the link to the down line as they arrive, at most an inbox full ahead of recv."""
-        while True:
-            try:
-                message = await self._link.recv()
-            except LinkClosed as exc:
-                self._down.push(self._now(), 0, functools.partial(self._inbox.end, str(exc), drop=False))
-                return
-            size = wire_size(message)
-            self._down.push(self._now(), size, functools.partial(self._inbox.put, message, size))
-            await self._down.has_room.wait()
-            while self._inbox.is_full:
-                self._has_room.clear()
-                await self._has_room.wait()
+        """Move messages from the link to the down line as they arrive, at most an inbox full ahead of deliver."""
+        try:
+            while True:
+                with suppress(_Full):
+                    await self._link.deliver(self._enter)
+                await self._down.has_room.wait()
+                while self._inbox.is_full:
+                    self._has_room.clear()
+                    await self._has_room.wait()
+        except LinkClosed as exc:
+            self._down.push(self._now(), 0, functools.partial(self._inbox.end, str(exc), drop=False))
+
+    def _enter(self, message: Message) -> None:
+        """A message enters the down line now. Raises _Full if it is to be the last for a while."""
+        self._down.push(self._now(), wire_size(message), functools.partial(self._leave, message))
+        if self._inbox.is_full or not self._down.has_room.is_set():
+            raise _Full
+
+    def _leave(self, message: Message) -> None:
+        self._inbox.put(message)
+        self._inbox.hand_on()
 
     async def _until(self, due: float) -> None:
         await asyncio.sleep(max(due, self._up.line.held_until) - self._now())

@@ -1,0 +1,84 @@
+"""What arrived on a link and was not taken yet. Knows no bytes and no transport: whoever fills it pauses while it is full."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from manyhands.errors import LinkClosed
+from manyhands.wire.message import Chunk, Message, Step
+
+# Received and not yet taken. 64 frames: four sessions' default credit (16 each). The last read may go over by one read.
+MAX_QUEUED_MESSAGES = 64
+MAX_QUEUED_BYTES = 16 << 20
+
+Take = Callable[[Message], None]
+
+
+class Inbox:
+    """Messages in order, handed to at most one taker at a time, which is called where they are put."""
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[Message, int]] = deque()
+        self._num_bytes = 0
+        self._end: str | None = None
+        self._take: Take | None = None
+        self._ended: asyncio.Future[Exception] | None = None  # done, also by cancelling: `_take` gets nothing more
+        self._is_handing = False
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._queue) >= MAX_QUEUED_MESSAGES or self._num_bytes >= MAX_QUEUED_BYTES
+
+    def put(self, message: Message) -> None:
+        """Keep a message until hand_on."""
+        self._queue.append((message, num_bytes := _data_bytes(message)))
+        self._num_bytes += num_bytes
+
+    def hand_to(self, take: Take) -> "asyncio.Future[Exception]":
+        """Let `take` have what waits, now, and what comes, until the future is done: cancelled by the caller, or why it ended.
+
+        The reason is LinkClosed, after the last message, or what `take` raised; messages after that one wait for the next.
+        It is a result, not an exception: what ends while nobody awaits it needs no complaint by asyncio.
+        """
+        assert self._ended is None or self._ended.done(), "deliver has one caller at a time"
+        self._take, self._ended = take, asyncio.get_running_loop().create_future()
+        ended = self._ended
+        self.hand_on()
+        return ended
+
+    def hand_on(self) -> None:
+        """Give what waits to the taker. Within a call of `take` this does nothing: the message at hand is done first."""
+        ended = self._ended
+        if self._is_handing or self._take is None or ended is None:
+            return
+        self._is_handing = True
+        try:
+            while self._queue and not ended.done():
+                message, num_bytes = self._queue.popleft()
+                self._num_bytes -= num_bytes
+                self._take(message)
+            reason: Exception | None = LinkClosed(self._end) if self._end is not None else None
+        except Exception as exc:
+            reason = exc
+        finally:
+            self._is_handing = False
+        if reason is not None and not ended.done():
+            ended.set_result(reason)
+
+    def end(self, reason: str, *, drop: bool) -> None:
+        """No more will arrive. `drop` also forgets what did. The first reason stays."""
+        self._end = self._end or reason
+        if drop:
+            self._queue.clear()
+            self._num_bytes = 0
+        self.hand_on()
+
+
+def _data_bytes(message: Message) -> int:
+    match message:
+        case Step():
+            return len(message.payload.data) if message.payload is not None else 0
+        case Chunk():
+            return len(message.data)
+        case _:
+            return 0
