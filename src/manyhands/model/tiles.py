@@ -1,4 +1,4 @@
-"""Row-invariant bf16 products on AMX tiles (Intel, from Sapphire Rapids), by a kernel of our own: tiles.c.
+"""Row-invariant bf16 products on AMX tiles (Intel, from Sapphire Rapids), by a kernel of our own: native/product.c.
 
 oneDNN's AMX kernels cut a row's sum in ways that depend on the number of rows and of threads (docs/exactness.md). This one
 has a single order of operations for any number of either, and reads the weights at the speed of the memory.
