@@ -22,6 +22,7 @@ TILES = Extension(
     depends=sorted(map(str, NATIVE.glob("*.h"))),
     extra_compile_args=[
         "-O2",
+        "-ffp-contract=off",  # gcc would make one rounding of two, other compilers would not
         "-pthread",
         *(f"-m{name}" for name in "avx512f avx512bw avx512dq avx512vl avx512bf16 amx-tile amx-bf16".split()),
     ],

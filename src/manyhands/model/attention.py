@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from manyhands.model import threads
+from manyhands.model.attend import attend, serves
 from manyhands.model.cache import KEY_BLOCK, LayerShape, Probe, Segment, StepPlan
 from manyhands.model.elementwise import elementwise
 from manyhands.model.linear import invariant_linear
@@ -66,6 +67,10 @@ def attention(
         plan.shapes[layer] = LayerShape(key_1HND.shape[1], key_dim, value_dim, key_1HND.dtype)
         return query_1HND.new_zeros(1, count, heads, value_dim), None
     scale = key_dim**-0.5 if scaling is None else scaling
+    if serves(key_1HND.dtype, key_dim, scale):
+        qkv = query_1HND[0], key_1HND[0], value_1HND[0]
+        out_NHD = attend(plan, layer, qkv, scale, softcap, sliding_window, s_aux)
+        return out_NHD[None], None
     if key_1HND.shape[1] == 1 and heads % 2:
         query_1HND = F.pad(query_1HND, (0, 0, 0, 0, 0, 1))
         s_aux = None if s_aux is None else F.pad(s_aux, (0, 1))

@@ -5,6 +5,7 @@ harmless and a step that starts earlier is a rollback: validity is the length, n
 system lazily (zero pages) as positions are written.
 """
 
+from array import array
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,6 +47,15 @@ class SessionCache:
         rows = -(-capacity // KEY_BLOCK) * KEY_BLOCK
         self.keys = {layer: _zeros(shape, rows) for layer, shape in shapes.items()}
         self.values = {layer: _zeros(shape, rows) for layer, shape in shapes.items()}
+        self._layers = array("q", bytes(32 * (max(shapes, default=-1) + 1)))
+        for layer, shape in shapes.items():
+            pointers = self.keys[layer].data_ptr(), self.values[layer].data_ptr()
+            self._layers[4 * layer : 4 * layer + 4] = array("q", [*pointers, shape.heads, shape.width])
+
+    def table(self) -> tuple[int, int, int]:
+        """For the kernel: the address of (keys, values, heads, width) of every layer, their number, positions of each."""
+        address, count = self._layers.buffer_info()
+        return address, count // 4, -(-self.capacity // KEY_BLOCK) * KEY_BLOCK
 
 
 def _zeros(shape: LayerShape, rows: int) -> Tensor:
@@ -78,6 +88,17 @@ class StepPlan:
 
     segments: list[Segment]
     masks: dict[tuple[int, int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
+    _table: "array[int] | None" = None
+
+    @property
+    def num_rows(self) -> int:
+        return sum(s.count for s in self.segments)
+
+    def table(self) -> int:
+        """For the kernel: the address of what it reads of the segments, which stay as they are from the first call on."""
+        if self._table is None:
+            self._table = array("q", [n for s in self.segments for n in (*s.cache.table(), s.start, s.row, s.count)])
+        return self._table.buffer_info()[0]
 
     def positions(self, num_rows: int) -> Tensor:
         """Absolute positions [1, num_rows]; 0 for padding rows."""

@@ -50,6 +50,9 @@ def _library() -> ctypes.CDLL | None:
     library.tiles_linear.argtypes = [pointer, count, *x, pointer, pointer, *out, count, count, *out]
     library.tiles_norm.argtypes = [*x, pointer, ctypes.c_float, *out]
     library.tiles_norm.restype = None
+    heads: list[Any] = [pointer, count, count]
+    step: list[Any] = [pointer, pointer, count, count]
+    library.tiles_attend.argtypes = [pointer, count, *step, *heads, *heads, *heads, pointer, pointer]
     return library if library.tiles_init() == 0 else None
 
 
@@ -57,12 +60,18 @@ def available() -> bool:
     return _library() is not None
 
 
+def kernel() -> ctypes.CDLL:
+    """The library, where it is `available`."""
+    library = _library()
+    assert library is not None
+    return library
+
+
 class _Team:
     """`size` threads of the kernel, the one that calls among them."""
 
     def __init__(self, size: int) -> None:
-        library = _library()
-        assert library is not None
+        library = kernel()
         self.size = size
         self._stop, self._process = library.tiles_team_stop, getpid()
         self.handle: int | None = library.tiles_team_start(size)
@@ -87,6 +96,13 @@ class _Here(threading.local):
 _here = _Here()
 
 
+def team(count: int) -> _Team:
+    """The threads of this device, at least `count` where it has so many."""
+    if _here.team is None or _here.team.size < count:
+        _here.team = _Team(threads.available())
+    return _here.team
+
+
 Activation = Literal["none", "silu", "gelu_tanh"]
 
 
@@ -98,8 +114,8 @@ class Tiled:
     """
 
     def __init__(self, weight_NK: Tensor, bias_N: Tensor | None, activation: Activation = "none") -> None:
-        library = _library()
-        assert library is not None and weight_NK.dtype == torch.bfloat16 and weight_NK.shape[1] > 0
+        library = kernel()
+        assert weight_NK.dtype == torch.bfloat16 and weight_NK.shape[1] > 0
         self.shape = weight_NK.shape
         self._activation = get_args(Activation).index(activation)
         self._width = self.shape[0] // 2 if self._activation else self.shape[0]
@@ -118,12 +134,10 @@ class Tiled:
         here = _here
         here.last[:], here.last = self._matrix, self._then
         count = threads.for_product(num_rows, width, depth)
-        if here.team is None or here.team.size < count:
-            here.team = _Team(threads.available())
         bias = None if self._bias is None else self._bias.data_ptr()
         operands = x_MK.data_ptr(), x_MK.stride(0), self._tiles.data_ptr(), bias, out_MN.data_ptr()
         sizes = num_rows, width, depth, self._activation
-        if num_rows and self._linear(here.team.handle, count, *operands, *sizes, *self._then):
+        if num_rows and self._linear(team(count).handle, count, *operands, *sizes, *self._then):
             raise MemoryError("no memory for the rows of a product")
         return out_MN
 
@@ -141,8 +155,7 @@ class Norm:
     """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension of bf16 tensors, in fp32, rounded once."""
 
     def __init__(self, weight_N: Tensor, epsilon: float) -> None:
-        library = _library()
-        assert library is not None
+        library = kernel()
         self._norm, self._weight, self._epsilon = library.tiles_norm, weight_N.float().contiguous(), epsilon
 
     def __call__(self, x: Tensor) -> Tensor:
