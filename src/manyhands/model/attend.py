@@ -24,6 +24,76 @@ class Kind(ctypes.Structure):
     ]
 
 
+class Front(ctypes.Structure):
+    """What comes before attention, as native/attend.h has it."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("turns", "pairs")),
+        *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm", "sinks")),
+        ("query_epsilon", ctypes.c_float),
+        ("key_epsilon", ctypes.c_float),
+    ]
+
+    keeps: list[Tensor | None]  # which the pointers point to
+
+    @classmethod
+    def of(
+        cls, turns: int, pairs: bool, query: tiles.Norm | None, key: tiles.Norm | None, sinks_H: Tensor | None
+    ) -> "Front":
+        """`turns` rotations of a head, of its halves or of its pairs; norms of a head."""
+        tensors = [None if norm is None else norm.weight for norm in (query, key)]
+        tensors.append(None if sinks_H is None else sinks_H.detach().to(torch.bfloat16).contiguous())
+        pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        front = cls(turns, pairs, *pointers, *(0 if norm is None else norm.epsilon for norm in (query, key)))
+        front.keeps = tensors
+        return front
+
+
+class Rows:
+    """Attention of one layer on rows [queries | keys | values] of all heads, as one product gives them."""
+
+    def __init__(self, kind: Kind, front: Front) -> None:
+        self._kind, self._front = kind, front
+        self._pointers = ctypes.addressof(kind), ctypes.addressof(front)
+        self._width = kind.heads * kind.value_dim
+        self._attend = tiles.kernel().tiles_attend_rows
+
+    def front(self, rows_NW: Tensor, cos_1NR: Tensor, sin_1NR: Tensor) -> None:
+        """Norms and rotation, in place."""
+        count, turn = threads.available(), _turn(cos_1NR, sin_1NR)
+        tiles.kernel().tiles_front(
+            tiles.team(count).handle, count, *self._pointers, rows_NW.data_ptr(), len(rows_NW), *turn
+        )
+
+    def __call__(self, plan: StepPlan, rows_NW: Tensor, cos_1NR: Tensor, sin_1NR: Tensor) -> Tensor:
+        """[N, H * Dv]; zeros for rows of no segment. Changes `rows_NW` (contiguous), and writes the sessions' caches.
+
+        Raises ValueError if a segment does not fit its cache.
+        """
+        num_rows, count = len(rows_NW), threads.available()
+        out = _empty(plan, num_rows, num_rows, self._width)
+        segments, turn = (plan.table(), len(plan.segments)), _turn(cos_1NR, sin_1NR)
+        team, rows = tiles.team(count).handle, rows_NW.data_ptr()
+        _check(self._attend(team, count, *self._pointers, *segments, rows, num_rows, *turn, out.data_ptr()))
+        return out
+
+
+def _turn(cos_1NR: Tensor, sin_1NR: Tensor) -> tuple[int, int, int]:
+    if cos_1NR.stride() != sin_1NR.stride() or cos_1NR.stride(2) != 1:
+        cos_1NR, sin_1NR = cos_1NR.contiguous(), sin_1NR.contiguous()
+    return cos_1NR.data_ptr(), sin_1NR.data_ptr(), cos_1NR.stride(1)
+
+
+def _empty(plan: StepPlan, num_rows: int, *shape: int) -> Tensor:
+    make = torch.empty if plan.num_rows == num_rows else torch.zeros
+    return make(shape, dtype=torch.bfloat16)
+
+
+def _check(failed: int) -> None:
+    if failed:
+        raise MemoryError("no memory for attention") if failed == 1 else ValueError("a segment does not fit its cache")
+
+
 @lru_cache(maxsize=4096)
 def _kind(*values: float) -> tuple[Kind, int]:
     kind = Kind(*values)
@@ -53,8 +123,7 @@ def attend(
     (heads, num_rows, key_dim), (key_heads, _, value_dim) = query.shape, value.shape
     _, kind = _kind(layer, heads, key_heads, key_dim, value_dim, window or 0, scale, softcap or 0)
     sinks = None if sinks_H is None else sinks_H.to(torch.bfloat16).contiguous()
-    make = torch.empty if plan.num_rows == num_rows else torch.zeros
-    out = make(num_rows, heads, value_dim, dtype=torch.bfloat16)
+    out = _empty(plan, num_rows, num_rows, heads, value_dim)
     count = threads.available()
     failed = tiles.kernel().tiles_attend(
         tiles.team(count).handle,
@@ -67,6 +136,5 @@ def attend(
         None if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
     )
-    if failed:
-        raise MemoryError("no memory for attention") if failed == 1 else ValueError("a segment does not fit its cache")
+    _check(failed)
     return out

@@ -50,9 +50,14 @@ def _library() -> ctypes.CDLL | None:
     library.tiles_linear.argtypes = [pointer, count, *x, pointer, pointer, *out, count, count, *out]
     library.tiles_norm.argtypes = [*x, pointer, ctypes.c_float, *out]
     library.tiles_norm.restype = None
+    team: list[Any] = [pointer, count]
+    segments: list[Any] = [pointer, count]
     heads: list[Any] = [pointer, count, count]
-    step: list[Any] = [pointer, pointer, count, count]
-    library.tiles_attend.argtypes = [pointer, count, *step, *heads, *heads, *heads, pointer, pointer]
+    library.tiles_attend.argtypes = [*team, pointer, *segments, count, *heads, *heads, *heads, pointer, pointer]
+    rows: list[Any] = [pointer, count, pointer, pointer, count]
+    library.tiles_front.argtypes = [*team, pointer, pointer, *rows]
+    library.tiles_front.restype = None
+    library.tiles_attend_rows.argtypes = [*team, pointer, pointer, *segments, *rows, pointer]
     return library if library.tiles_init() == 0 else None
 
 
@@ -156,14 +161,14 @@ class Norm:
 
     def __init__(self, weight_N: Tensor, epsilon: float) -> None:
         library = kernel()
-        self._norm, self._weight, self._epsilon = library.tiles_norm, weight_N.float().contiguous(), epsilon
+        self._norm, self.weight, self.epsilon = library.tiles_norm, weight_N.float().contiguous(), epsilon
 
     def __call__(self, x: Tensor) -> Tensor:
-        width = len(self._weight)
+        width = len(self.weight)
         x_MN = _rows(x.reshape(-1, x.shape[-1]), width)
         out = torch.empty(x.shape, dtype=torch.bfloat16)
         rows = x_MN.data_ptr(), x_MN.stride(0)
-        self._norm(*rows, self._weight.data_ptr(), self._epsilon, out.data_ptr(), x_MN.shape[0], width)
+        self._norm(*rows, self.weight.data_ptr(), self.epsilon, out.data_ptr(), x_MN.shape[0], width)
         return out
 
 

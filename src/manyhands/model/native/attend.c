@@ -10,7 +10,6 @@
  * Scores are keys x queries: the tile of keys is read where it lies, and the 16 rows are 16 lanes for the softmax.
  */
 #include "attend.h"
-#include "team.h"
 
 #include <math.h>
 #include <string.h>
@@ -19,18 +18,6 @@ enum {
     TILES = 8,      /* tiles of rows that a task takes through the keys at once */
     SHARED = 24,    /* blocks x tiles of rows from which sharing is faster: some 10 us of work */
 };
-
-/* What a session caches of a layer: [heads, positions, width]. A session's table has one for every layer up to its last. */
-typedef struct {
-    bf16 *keys, *values;
-    int64_t heads, width;
-} Layer;
-
-/* Rows [row, row + count) of the step are the positions from `start` on of the session whose caches have `capacity`. */
-typedef struct {
-    const Layer *layers;
-    int64_t num_layers, capacity, start, row, count;
-} Segment;
 
 /* [heads, rows, width], apart in memory by so many elements; a row's numbers side by side. */
 typedef struct {

@@ -1,6 +1,7 @@
 /* What attention is told (attend.py has the same); one block of keys (blocks.c) and its softmax (soften.c), for 16 rows. */
 #ifndef MANYHANDS_ATTEND_H
 #define MANYHANDS_ATTEND_H
+#include "team.h"
 #include "tiles.h"
 
 enum {
@@ -13,6 +14,27 @@ typedef struct {
     int64_t layer, heads, key_heads, key_dim, value_dim, window;
     float scale, softcap;
 } Kind;
+
+/* What comes before attention, of a layer. `turns`: rotations of a head, each of numbers i and turns + i, or of 2 i and
+ * 2 i + 1 (pairs). Norms of a head: weights [D], or null. sinks: [heads], or null. */
+typedef struct {
+    int64_t turns, pairs;
+    const float *query_norm, *key_norm;
+    const bf16 *sinks;
+    float query_epsilon, key_epsilon;
+} Front;
+
+/* What a session caches of a layer: [heads, positions, width]. A session's table has one for every layer up to its last. */
+typedef struct {
+    bf16 *keys, *values;
+    int64_t heads, width;
+} Layer;
+
+/* Rows [row, row + count) of the step are the positions from `start` on of the session whose caches have `capacity`. */
+typedef struct {
+    const Layer *layers;
+    int64_t num_layers, capacity, start, row, count;
+} Segment;
 
 /* The running softmax of 16 rows, a row a lane. */
 typedef struct {
@@ -40,6 +62,14 @@ void rescale(float *sums, int64_t tiles, const float decay[SIDE]);
 /* Scores [keys][16], `halves` of a block from `key` on -> weights, a tile [16][32] for each half; `masked`: some row may not
  * see some of them. In `decay`, what the sums of earlier blocks are to be multiplied with; 0 if by one alone. */
 int soften(const Kind *kind, Rows *rows, float *scores, int64_t key, int halves, int masked, bf16 *weights, float decay[SIDE]);
+
+/* norm.c */
+void tiles_norm(const bf16 *x, int64_t stride, const float *weight, float epsilon, bf16 *out, int64_t m, int64_t n);
+
+/* attend.c */
+int tiles_attend(Team *team, int64_t threads, const Kind *kind, const Segment *segments, int64_t num_segments, int64_t num_rows,
+                 const bf16 *query, int64_t query_head, int64_t query_row, const bf16 *key, int64_t key_head, int64_t key_row,
+                 const bf16 *value, int64_t value_head, int64_t value_row, const bf16 *sinks, bf16 *out);
 
 /* 0, second, 1, second + 1, ... 15, second + 15 */
 static inline __m512i interleaving(int second)

@@ -1,5 +1,5 @@
 /* Root mean square norms. */
-#include "tiles.h"
+#include "attend.h"
 
 #include <math.h>
 
