@@ -16,7 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotar
 
 from manyhands.core import Span
 from manyhands.model import attention, tiles
-from manyhands.model.attend import Front, Kind, Rows
+from manyhands.model.attend import Front, Kind, front
 from manyhands.model.attention import running
 from manyhands.model.cache import LayerShape, Probe, Segment, SessionCache, StepPlan
 from manyhands.model.fuse import fuse
@@ -237,7 +237,7 @@ def test_the_rotation_has_the_bits_of_transformers(turns: int, pairs: bool, coun
     apply = (glm4 if pairs else phi3).apply_rotary_pos_emb
     want = torch.cat([*apply(query, key, cos, sin), value], 1).transpose(1, 2).reshape(count, -1)
     kind = Kind(LAYER, heads, key_heads, dim, dim, 0, scale=1.0, softcap=0)
-    Rows(kind, Front.of(turns, pairs, None, None, None)).front(rows, cos, sin)
+    front(kind, Front.of(turns, pairs, None, None, None), rows, cos, sin)
     assert torch.equal(rows, want)
 
 
@@ -246,5 +246,5 @@ def test_whole_heads_turn_as_in_most_families() -> None:
     query, key = torch.split(rows.clone().view(1, 5, 3, DIM).transpose(1, 2), [1, 2], 1)
     want = torch.cat(qwen3.apply_rotary_pos_emb(query, key, cos, sin), 1).transpose(1, 2).reshape(5, -1)
     kind = Kind(LAYER, 1, 2, DIM, 0, 0, scale=1.0, softcap=0)
-    Rows(kind, Front.of(DIM // 2, False, None, None, None)).front(rows, cos, sin)
+    front(kind, Front.of(DIM // 2, False, None, None, None), rows, cos, sin)
     assert torch.equal(rows, want)

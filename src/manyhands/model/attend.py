@@ -49,42 +49,56 @@ class Front(ctypes.Structure):
         return front
 
 
-class Rows:
-    """Attention of one layer on rows [queries | keys | values] of all heads, as one product gives them."""
+def front(kind: Kind, front: Front, rows_NW: Tensor, cos_1NR: Tensor, sin_1NR: Tensor) -> None:
+    """Norms and rotation, in place, on rows [queries | keys | values] of all heads (contiguous)."""
+    count, turn = threads.available(), _Turn(cos_1NR, sin_1NR)
+    where = tiles.team(count).handle, count, ctypes.addressof(kind), ctypes.addressof(front)
+    tiles.kernel().tiles_front(*where, rows_NW.data_ptr(), len(rows_NW), *turn.pointers)
 
-    def __init__(self, kind: Kind, front: Front) -> None:
-        self._kind, self._front = kind, front
-        self._pointers = ctypes.addressof(kind), ctypes.addressof(front)
-        self._width = kind.heads * kind.value_dim
-        self._attend = tiles.kernel().tiles_attend_rows
 
-    def front(self, rows_NW: Tensor, cos_1NR: Tensor, sin_1NR: Tensor) -> None:
-        """Norms and rotation, in place."""
-        count, turn = threads.available(), _turn(cos_1NR, sin_1NR)
-        tiles.kernel().tiles_front(
-            tiles.team(count).handle, count, *self._pointers, rows_NW.data_ptr(), len(rows_NW), *turn
-        )
+class _Module(ctypes.Structure):
+    """As native/module.c has it."""
 
-    def __call__(self, plan: StepPlan, rows_NW: Tensor, cos_1NR: Tensor, sin_1NR: Tensor) -> Tensor:
-        """[N, H * Dv]; zeros for rows of no segment. Changes `rows_NW` (contiguous), and writes the sessions' caches.
+    _fields_ = [("kind", Kind), ("front", Front), ("first", tiles.Product), ("last", tiles.Product)]
 
-        Raises ValueError if a segment does not fit its cache.
-        """
-        num_rows, count = len(rows_NW), threads.available()
-        out = _empty(plan, num_rows, num_rows, self._width)
-        segments, turn = (plan.table(), len(plan.segments)), _turn(cos_1NR, sin_1NR)
-        team, rows = tiles.team(count).handle, rows_NW.data_ptr()
-        _check(self._attend(team, count, *self._pointers, *segments, rows, num_rows, *turn, out.data_ptr()))
+
+class Module:
+    """A product into queries, keys and values, attention of one layer, and a product out of it."""
+
+    def __init__(self, kind: Kind, front: Front, first: tiles.Tiled, last: tiles.Tiled) -> None:
+        self.kind, self.front, self.first, self.last = kind, front, first, last
+        self._struct = _Module(kind, front, first.struct(), last.struct())
+        self._address, self._run = ctypes.addressof(self._struct), tiles.kernel().tiles_module
+        self._scratch = first.shape[0] + last.shape[1]
+
+    def __call__(self, plan: StepPlan, x_NK: Tensor, cos_1NR: Tensor, sin_1NR: Tensor) -> Tensor:
+        """[N, hidden] to the same. Writes the sessions' caches. Raises ValueError if a segment does not fit its cache."""
+        first, last, num_rows = self.first, self.last, x_NK.shape[0]
+        x_NK = tiles.rows_of(x_NK, first.shape[1])
+        segments, turn = (plan.table(), len(plan.segments)), plan.once(cos_1NR, lambda: _Turn(cos_1NR, sin_1NR))
+        scratch = _empty(plan, num_rows, num_rows * self._scratch)
+        out = torch.empty(num_rows, last.shape[0], dtype=torch.bfloat16)
+        first.comes_next()
+        last.comes_next()
+        counts = threads.available(), *(threads.for_product(num_rows, *product.shape) for product in (first, last))
+        where = tiles.team(counts[0]).handle, *counts, self._address
+        rows = x_NK.data_ptr(), x_NK.stride(0), num_rows, *turn.pointers
+        _check(self._run(*where, *segments, *rows, scratch.data_ptr(), out.data_ptr(), *last.then))
         return out
 
 
-def _turn(cos_1NR: Tensor, sin_1NR: Tensor) -> tuple[int, int, int]:
-    if cos_1NR.stride() != sin_1NR.stride() or cos_1NR.stride(2) != 1:
-        cos_1NR, sin_1NR = cos_1NR.contiguous(), sin_1NR.contiguous()
-    return cos_1NR.data_ptr(), sin_1NR.data_ptr(), cos_1NR.stride(1)
+class _Turn:
+    """Cosines and sines as the kernel takes them, and where they lie."""
+
+    def __init__(self, cos_1NR: Tensor, sin_1NR: Tensor) -> None:
+        if cos_1NR.stride() != sin_1NR.stride() or cos_1NR.stride(2) != 1:
+            cos_1NR, sin_1NR = cos_1NR.contiguous(), sin_1NR.contiguous()
+        self._keeps = cos_1NR, sin_1NR
+        self.pointers = cos_1NR.data_ptr(), sin_1NR.data_ptr(), cos_1NR.stride(1)
 
 
 def _empty(plan: StepPlan, num_rows: int, *shape: int) -> Tensor:
+    """Zero if rows belong to no segment of the plan, whose table is made."""
     make = torch.empty if plan.num_rows == num_rows else torch.zeros
     return make(shape, dtype=torch.bfloat16)
 
@@ -123,14 +137,13 @@ def attend(
     (heads, num_rows, key_dim), (key_heads, _, value_dim) = query.shape, value.shape
     _, kind = _kind(layer, heads, key_heads, key_dim, value_dim, window or 0, scale, softcap or 0)
     sinks = None if sinks_H is None else sinks_H.to(torch.bfloat16).contiguous()
+    segments, count = (plan.table(), len(plan.segments)), threads.available()
     out = _empty(plan, num_rows, num_rows, heads, value_dim)
-    count = threads.available()
     failed = tiles.kernel().tiles_attend(
         tiles.team(count).handle,
         count,
         kind,
-        plan.table(),
-        len(plan.segments),
+        *segments,
         num_rows,
         *(number for x in (query, key, value) for number in (x.data_ptr(), x.stride(0), x.stride(1))),
         None if sinks is None else sinks.data_ptr(),

@@ -6,7 +6,9 @@ system lazily (zero pages) as positions are written.
 """
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from transformers.cache_utils import Cache
 
 # 512: the key block of torch's CPU flash kernel; shorter views change bits (runtime.md §3).
 KEY_BLOCK = 512
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +91,23 @@ class StepPlan:
 
     segments: list[Segment]
     masks: dict[tuple[int, int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
+    num_rows: int = 0  # of all segments; known with the table
     _table: "array[int] | None" = None
-
-    @property
-    def num_rows(self) -> int:
-        return sum(s.count for s in self.segments)
+    _once: dict[int, tuple[object, Any]] = field(default_factory=dict)
 
     def table(self) -> int:
         """For the kernel: the address of what it reads of the segments, which stay as they are from the first call on."""
         if self._table is None:
+            self.num_rows = sum(s.count for s in self.segments)
             self._table = array("q", [n for s in self.segments for n in (*s.cache.table(), s.start, s.row, s.count)])
         return self._table.buffer_info()[0]
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """make(), called once in this step for the object `key`, which its layers share."""
+        if id(key) not in self._once:
+            self._once[id(key)] = key, make()
+        made: T = self._once[id(key)][1]
+        return made
 
     def positions(self, num_rows: int) -> Tensor:
         """Absolute positions [1, num_rows]; 0 for padding rows."""

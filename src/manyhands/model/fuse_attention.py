@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.model import tiles
-from manyhands.model.attend import Front, Kind, Rows, serves
+from manyhands.model.attend import Front, Kind, Module, front, serves
 from manyhands.model.attention import Heard, Listener, current, running
 from manyhands.model.cache import LayerShape, Probe
 
@@ -76,9 +76,7 @@ def _joined(linears: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 class _Fused:
     """What takes the place of one module: [N, hidden] to the same."""
 
-    product: tiles.Tiled
-    rows: Rows
-    out: tiles.Tiled
+    module: Module
     layer: int
     shape: LayerShape
 
@@ -90,8 +88,7 @@ class _Fused:
         if isinstance(plan, Probe):
             plan.shapes[self.layer] = self.shape
             return torch.zeros_like(hidden_states), None
-        rows = self.product(hidden_states.reshape(-1, hidden_states.shape[-1]))
-        return self.out(self.rows(plan, rows, *position_embeddings)).view(hidden_states.shape), None
+        return self.module(plan, hidden_states[0], *position_embeddings)[None], None
 
 
 def _recognised(module: nn.Module, stock: Forward, call: dict[str, Any]) -> Forward | None:
@@ -164,17 +161,18 @@ def _candidates(
     )
     shape = LayerShape(key_heads, dim, value_dim, torch.bfloat16)
     for pairs in (False, True):
-        rows = Rows(kind, Front.of(turns, pairs, norms[0], norms[1], heard.sinks))
-        yield _Fused(product, rows, out, heard.layer, shape)
+        before = Front.of(turns, pairs, norms[0], norms[1], heard.sinks)
+        yield _Fused(Module(kind, before, product, out), heard.layer, shape)
 
 
 def _does_the_same(fused: _Fused, trial: dict[str, Any], heard: Heard, result: Tensor) -> bool:
-    rows = fused.product(trial["hidden_states"][0])
-    fused.rows.front(rows, *trial["position_embeddings"])
+    module = fused.module
+    rows = module.first(trial["hidden_states"][0])
+    front(module.kind, module.front, rows, *trial["position_embeddings"])
     wanted = [x[0].transpose(0, 1) for x in (heard.query, heard.key, heard.value)]
     got = torch.split(rows, [x.shape[1] * x.shape[2] for x in wanted], 1)
     near = all(_error(x.reshape(y.shape), y) <= _NEAR for x, y in zip(got, wanted, strict=True))
-    return near and _error(fused.out(heard.answer[0].flatten(1)), result[0]) <= _NEAR
+    return near and _error(module.last(heard.answer[0].flatten(1)), result[0]) <= _NEAR
 
 
 def _error(got: Tensor, want: Tensor) -> float:

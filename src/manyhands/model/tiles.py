@@ -57,7 +57,8 @@ def _library() -> ctypes.CDLL | None:
     rows: list[Any] = [pointer, count, pointer, pointer, count]
     library.tiles_front.argtypes = [*team, pointer, pointer, *rows]
     library.tiles_front.restype = None
-    library.tiles_attend_rows.argtypes = [*team, pointer, pointer, *segments, *rows, pointer]
+    module: list[Any] = [*team, count, count, pointer, *segments, *x, count, pointer, pointer, count, pointer]
+    library.tiles_module.argtypes = [*module, *out]
     return library if library.tiles_init() == 0 else None
 
 
@@ -111,6 +112,17 @@ def team(count: int) -> _Team:
 Activation = Literal["none", "silu", "gelu_tanh"]
 
 
+class Product(ctypes.Structure):
+    """A product, as native/product.h has it."""
+
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("n", "k")),
+        ("bias", ctypes.c_void_p),
+        ("activation", ctypes.c_int64),
+    ]
+
+
 class Tiled:
     """One bf16 matrix [N, K] as tiles. Call with bf16 rows [M, K]; gives [M, N]. Only where `available`.
 
@@ -132,12 +144,24 @@ class Tiled:
         self._matrix: list[int | None] = [self._tiles.data_ptr(), *self.shape]
         self._then: list[int | None] = [None, 0, 0]  # the matrix that was asked for after this one
 
+    def struct(self) -> Product:
+        """For kernels that have this product inside; valid as long as this is."""
+        return Product(*self._matrix, None if self._bias is None else self._bias.data_ptr(), self._activation)
+
+    def comes_next(self) -> None:
+        """Note that this product follows the last one; a call does."""
+        _here.last[:], _here.last = self._matrix, self._then
+
+    @property
+    def then(self) -> list[int | None]:
+        """The packed matrix that came after this one last time: address, rows, columns."""
+        return self._then
+
     def __call__(self, x_MK: Tensor) -> Tensor:
         num_rows, (width, depth) = x_MK.shape[0], self.shape
-        x_MK = _rows(x_MK, depth)
+        x_MK = rows_of(x_MK, depth)
         out_MN = torch.empty(num_rows, self._width, dtype=torch.bfloat16)
-        here = _here
-        here.last[:], here.last = self._matrix, self._then
+        self.comes_next()
         count = threads.for_product(num_rows, width, depth)
         bias = None if self._bias is None else self._bias.data_ptr()
         operands = x_MK.data_ptr(), x_MK.stride(0), self._tiles.data_ptr(), bias, out_MN.data_ptr()
@@ -165,14 +189,14 @@ class Norm:
 
     def __call__(self, x: Tensor) -> Tensor:
         width = len(self.weight)
-        x_MN = _rows(x.reshape(-1, x.shape[-1]), width)
+        x_MN = rows_of(x.reshape(-1, x.shape[-1]), width)
         out = torch.empty(x.shape, dtype=torch.bfloat16)
         rows = x_MN.data_ptr(), x_MN.stride(0)
         self._norm(*rows, self.weight.data_ptr(), self.epsilon, out.data_ptr(), x_MN.shape[0], width)
         return out
 
 
-def _rows(x_MK: Tensor, depth: int) -> Tensor:
+def rows_of(x_MK: Tensor, depth: int) -> Tensor:
     """`x_MK` with numbers of a row side by side. Raises TypeError for what the kernel would misread."""
     if x_MK.dtype != torch.bfloat16 or x_MK.shape[1] != depth:
         raise TypeError(f"this takes bf16 rows of {depth} numbers, not {x_MK.dtype} of {tuple(x_MK.shape)}")

@@ -66,6 +66,10 @@ int soften(const Kind *kind, Rows *rows, float *scores, int64_t key, int halves,
 /* norm.c */
 void tiles_norm(const bf16 *x, int64_t stride, const float *weight, float epsilon, bf16 *out, int64_t m, int64_t n);
 
+/* front.c */
+void tiles_front(Team *team, int64_t threads, const Kind *kind, const Front *front, bf16 *rows, int64_t num_rows, const bf16 *cos,
+                 const bf16 *sin, int64_t stride);
+
 /* attend.c */
 int tiles_attend(Team *team, int64_t threads, const Kind *kind, const Segment *segments, int64_t num_segments, int64_t num_rows,
                  const bf16 *query, int64_t query_head, int64_t query_row, const bf16 *key, int64_t key_head, int64_t key_row,

@@ -80,15 +80,3 @@ void tiles_front(Team *team, int64_t threads, const Kind *kind, const Front *fro
     job.work.members = team_members(team, at_most(threads, job.work.tasks > 1 ? job.work.tasks : 1));
     team_run(team, &job.work);
 }
-
-/* tiles_front, then tiles_attend, on rows [num_rows, (heads + key_heads) D + key_heads Dv]; they are changed. */
-int tiles_attend_rows(Team *team, int64_t threads, const Kind *kind, const Front *front, const Segment *segments,
-                      int64_t num_segments, bf16 *rows, int64_t num_rows, const bf16 *cos, const bf16 *sin, int64_t stride,
-                      bf16 *out)
-{
-    int64_t queries = kind->heads * kind->key_dim, keys = kind->key_heads * kind->key_dim;
-    int64_t row = queries + keys + kind->key_heads * kind->value_dim;
-    tiles_front(team, threads, kind, front, rows, num_rows, cos, sin, stride);
-    return tiles_attend(team, threads, kind, segments, num_segments, num_rows, rows, kind->key_dim, row, rows + queries,
-                        kind->key_dim, row, rows + queries + keys, kind->value_dim, row, front->sinks, out);
-}

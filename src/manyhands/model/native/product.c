@@ -7,8 +7,7 @@
  * Weights are packed as tiles of 32 k x 16 n, [N/16][K/32][16][16][2], so that a product reads them once, in order:
  * few rows are bound by memory. Many rows go in chunks whose copy stays in a core's cache (L2).
  */
-#include "tiles.h"
-#include "team.h"
+#include "product.h"
 
 #include <string.h>
 
@@ -17,13 +16,6 @@ enum {
     CHUNK_BYTES = 1500000,   /* of x that a core keeps at hand: most of an L2 cache of 2 MiB */
     UNIT = 4, MAX_UNIT = 32, /* panels (16 columns) that a member takes at once */
 };
-
-typedef struct {
-    const bf16 *weight; /* packed; null: none */
-    int64_t n, k;
-} Matrix;
-
-enum { NONE, SILU, GELU_TANH }; /* activations */
 
 typedef struct {
     Work work;
@@ -250,17 +242,21 @@ static Bytes ahead(const Work *work, int members, int self)
     return (Bytes){weight + from * panel, weight + until * panel};
 }
 
-/* x: m > 0 rows of k elements, `stride` elements apart. out[m, n] contiguous. bias: n floats or null. With an activation
- * panels come in pairs, and out[m, n / 2] is activation(first) * second (n: a multiple of 32). On the first `threads`
- * members of `team`, which only one thread may call. `then`: the packed weights [then_n, then_k] of the product that is
- * likely to come next, or null; they are fetched, never read. 0, or 1 if there was no memory for a copy of some rows. */
+int product_run(Team *team, int64_t threads, const Product *product, const bf16 *x, int64_t stride, int64_t m, bf16 *out,
+                Matrix then)
+{
+    Matrix matrix = product->matrix;
+    Job job = {.work = {.share = share, .ahead = ahead, .members = team_members(team, threads)}, .x = x,
+               .bias = product->bias, .out = out, .matrix = matrix, .then = then, .m = m, .stride = stride,
+               .width = product->activation ? matrix.n / 2 : matrix.n, .activation = (int)product->activation};
+    divide(&job, job.work.members);
+    return team_run(team, &job.work);
+}
+
+/* As product_run, for callers that have no structs: weight[n, k] packed, then[then_n, then_k] likewise. */
 int tiles_linear(Team *team, int64_t threads, const bf16 *x, int64_t stride, const bf16 *weight, const float *bias, bf16 *out,
                  int64_t m, int64_t n, int64_t k, int64_t activation, const bf16 *then, int64_t then_n, int64_t then_k)
 {
-    Job job = {.work = {.share = share, .ahead = ahead, .members = team_members(team, threads)}, .x = x, .bias = bias,
-               .out = out,
-               .matrix = {weight, n, k}, .then = {then, then_n, then_k}, .m = m, .stride = stride,
-               .width = activation ? n / 2 : n, .activation = (int)activation};
-    divide(&job, job.work.members);
-    return team_run(team, &job.work);
+    Product product = {{weight, n, k}, bias, activation};
+    return product_run(team, threads, &product, x, stride, m, out, (Matrix){then, then_n, then_k});
 }
