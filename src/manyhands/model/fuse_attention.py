@@ -1,5 +1,5 @@
-"""Whole attention modules on our own kernels: one product for queries, keys and values, one call for norms of the heads,
-rotary embedding, the caches and attention, one product behind.
+"""Whole attention modules in one native call: one product for queries, keys and values, norms of the heads, rotary
+embedding, the caches, attention, and the product behind.
 
 A module is recognised at its first call (the probe step of a load), by its parts, by the queries, keys and values that it
 hands to attention, and by what it makes of the answer, on numbers of our own. One that is not runs as transformers has it.
