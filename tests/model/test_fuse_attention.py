@@ -248,3 +248,21 @@ def test_whole_heads_turn_as_in_most_families() -> None:
     kind = Kind(LAYER, 1, 2, DIM, 0, 0, scale=1.0, softcap=0)
     front(kind, Front.of(DIM // 2, False, None, None, None), rows, cos, sin)
     assert torch.equal(rows, want)
+
+
+def test_rows_of_no_segment_come_out_as_zeros() -> None:
+    ours, x = load(Plain()), numbers(1, 5, HIDDEN)
+    cache = SessionCache({LAYER: LayerShape(2, DIM, DIM, torch.bfloat16)}, 9)
+    with running(StepPlan([Segment(cache, 4, 1, 3)])), torch.inference_mode():
+        out, _ = ours(x, position_embeddings=turn(5), attention_mask=None)
+    assert not out[0, 0].any() and not out[0, 4].any() and bool(out[0, 1:4].any(1).all())
+    assert not cache.keys[LAYER][:, :, :4].any() and not cache.keys[LAYER][:, :, 7:].any()
+
+
+def test_inputs_apart_in_memory() -> None:
+    """Hidden states that are columns of something wider, cosines that are no block: as their copies."""
+    ours, (cos, sin) = load(Plain()), turn(20)
+    wide = numbers(1, 20, HIDDEN + 7)[..., 3 : 3 + HIDDEN]
+    strided = cos.transpose(1, 2).contiguous().transpose(1, 2), sin
+    want = run(ours, wide.contiguous(), position_embeddings=(cos, sin), attention_mask=None)
+    assert torch.equal(run(ours, wide, position_embeddings=strided, attention_mask=None), want)
