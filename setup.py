@@ -1,6 +1,6 @@
-"""Builds the one kernel of our own, where there are AMX tiles to be had. All else stands in pyproject.toml.
+"""Builds the kernels of our own, where there are AMX tiles to be had. All else stands in pyproject.toml.
 
-It is optional: without it (no compiler, another CPU) products run on oneDNN, with other bits and more slowly.
+They are optional: without them (no compiler, another CPU) products run on oneDNN, with other bits and more slowly.
 """
 
 import platform
@@ -10,16 +10,21 @@ import sys
 import sysconfig
 from importlib.util import find_spec
 from os import environ
+from pathlib import Path
 
 from setuptools import Extension, setup
 
+NATIVE = Path("src/manyhands/model/native")
+
 TILES = Extension(
     "manyhands.model._tiles",
-    ["src/manyhands/model/tiles.c"],
+    sorted(map(str, NATIVE.glob("*.c"))),
+    depends=sorted(map(str, NATIVE.glob("*.h"))),
     extra_compile_args=[
         "-O2",
+        "-ffp-contract=off",  # gcc would make one rounding of two, other compilers would not
         "-pthread",
-        *(f"-m{name}" for name in "avx512f avx512bw avx512vl avx512bf16 amx-tile amx-bf16".split()),
+        *(f"-m{name}" for name in "avx512f avx512bw avx512dq avx512vl avx512bf16 amx-tile amx-bf16".split()),
     ],
     libraries=["m"],
     optional=True,

@@ -31,6 +31,7 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    by_torch: bool = False
 
     def tensors(self, count: int = LENGTH, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
@@ -58,7 +59,9 @@ CASES = {
     "soft cap": Case(softcap=5.0),
     "sliding soft cap": Case(softcap=5.0, window=100),
 }
-CASES |= {f"{name} fp32": replace(case, dtype=torch.float32) for name, case in CASES.items()}
+BY_TORCH = ("grouped", "one key head, odd", "latent", "sliding", "sinks")
+CASES |= {f"{name} by torch": replace(CASES[name], by_torch=True) for name in BY_TORCH}
+CASES |= {f"{name} fp32": replace(case, dtype=torch.float32) for name, case in CASES.items() if not case.by_torch}
 
 
 def attend(case: Case, segments: list[tuple[SessionCache, int, tuple[Tensor, Tensor, Tensor]]]) -> list[Tensor]:
@@ -105,8 +108,12 @@ def textbook(case: Case, qkv: tuple[Tensor, Tensor, Tensor]) -> Tensor:
 
 
 @pytest.fixture(params=CASES)
-def case(request: pytest.FixtureRequest) -> Case:
-    return CASES[request.param]
+def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """In bf16 our own kernel computes it where there is one (tests/model/test_attend.py); `by_torch` shows it without."""
+    chosen = CASES[request.param]
+    if chosen.by_torch:
+        monkeypatch.setattr("manyhands.model.attention.serves", lambda *_: False)
+    return chosen
 
 
 def test_it_computes_attention(case: Case) -> None:

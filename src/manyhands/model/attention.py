@@ -15,6 +15,7 @@ with one more key of value zero. Soft-capped scores (gemma2) need tanh before th
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from manyhands.model import threads
+from manyhands.model.attend import attend, serves
 from manyhands.model.cache import KEY_BLOCK, LayerShape, Probe, Segment, StepPlan
 from manyhands.model.elementwise import elementwise
 from manyhands.model.linear import invariant_linear
@@ -32,14 +34,46 @@ _ROW_BLOCK = 4
 _running = threading.local()
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One call of attention: queries, keys, values [1, heads, N, width], its options, and the answer [1, N, heads, Dv]."""
+
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    softcap: float | None
+    window: int | None
+    sinks: Tensor | None
+    answer: Tensor
+
+
+@dataclass(slots=True)
+class Listener:
+    """Stands in for a StepPlan: keeps what attention is given, and answers with numbers of its own."""
+
+    heard: Heard | None = None
+
+
+Plan = StepPlan | Probe | Listener
+
+
 @contextmanager
-def running(plan: StepPlan | Probe) -> Iterator[None]:
+def running(plan: Plan) -> Iterator[None]:
     """Make `plan` the step that attention on this thread serves."""
+    before = getattr(_running, "plan", None)
     _running.plan = plan
     try:
         yield
     finally:
-        del _running.plan
+        _running.plan = before
+
+
+def current() -> Plan:
+    """The step that attention on this thread serves."""
+    plan: Plan = _running.plan
+    return plan
 
 
 def attention(
@@ -60,12 +94,23 @@ def attention(
     """
     _, heads, count, key_dim = query_1HND.shape
     value_dim = value_1HND.shape[3]
-    plan: StepPlan | Probe = _running.plan
+    plan = current()
     layer = cast(int, module.layer_idx)
     if isinstance(plan, Probe):
         plan.shapes[layer] = LayerShape(key_1HND.shape[1], key_dim, value_dim, key_1HND.dtype)
         return query_1HND.new_zeros(1, count, heads, value_dim), None
     scale = key_dim**-0.5 if scaling is None else scaling
+    if isinstance(plan, Listener):
+        answer = torch.randn(1, count, heads, value_dim, generator=torch.Generator().manual_seed(layer)).to(
+            query_1HND.dtype
+        )
+        given = query_1HND, key_1HND, value_1HND, scale, softcap, sliding_window, s_aux
+        plan.heard = Heard(layer, *given, answer)
+        return answer, None
+    if serves(key_1HND.dtype, key_dim, scale):
+        qkv = query_1HND[0], key_1HND[0], value_1HND[0]
+        out_NHD = attend(plan, layer, qkv, scale, softcap, sliding_window, s_aux)
+        return out_NHD[None], None
     if key_1HND.shape[1] == 1 and heads % 2:
         query_1HND = F.pad(query_1HND, (0, 0, 0, 0, 0, 1))
         s_aux = None if s_aux is None else F.pad(s_aux, (0, 1))

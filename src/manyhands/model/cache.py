@@ -5,7 +5,10 @@ harmless and a step that starts earlier is a rollback: validity is the length, n
 system lazily (zero pages) as positions are written.
 """
 
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +16,7 @@ from torch import Tensor
 
 # 512: the key block of torch's CPU flash kernel; shorter views change bits (runtime.md §3).
 KEY_BLOCK = 512
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,15 @@ class SessionCache:
         rows = -(-capacity // KEY_BLOCK) * KEY_BLOCK
         self.keys = {layer: _zeros(shape, rows) for layer, shape in shapes.items()}
         self.values = {layer: _zeros(shape, rows) for layer, shape in shapes.items()}
+        self._layers = array("q", bytes(32 * (max(shapes, default=-1) + 1)))
+        for layer, shape in shapes.items():
+            pointers = self.keys[layer].data_ptr(), self.values[layer].data_ptr()
+            self._layers[4 * layer : 4 * layer + 4] = array("q", [*pointers, shape.heads, shape.width])
+
+    def table(self) -> tuple[int, int, int]:
+        """For the kernel: the address of (keys, values, heads, width) of every layer, their number, positions of each."""
+        address, count = self._layers.buffer_info()
+        return address, count // 4, -(-self.capacity // KEY_BLOCK) * KEY_BLOCK
 
 
 def _zeros(shape: LayerShape, rows: int) -> Tensor:
@@ -77,3 +90,20 @@ class StepPlan:
 
     segments: list[Segment]
     masks: dict[tuple[int, int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
+    num_rows: int = 0  # of all segments; known with the table
+    _table: "array[int] | None" = None
+    _once: dict[int, tuple[object, Any]] = field(default_factory=dict)
+
+    def table(self) -> int:
+        """For the kernel: the address of what it reads of the segments, which stay as they are from the first call on."""
+        if self._table is None:
+            self.num_rows = sum(s.count for s in self.segments)
+            self._table = array("q", [n for s in self.segments for n in (*s.cache.table(), s.start, s.row, s.count)])
+        return self._table.buffer_info()[0]
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """make(), called once in this step for the object `key`, which its layers share."""
+        if id(key) not in self._once:
+            self._once[id(key)] = key, make()
+        made: T = self._once[id(key)][1]
+        return made

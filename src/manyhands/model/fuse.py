@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from manyhands.core import Precision
 from manyhands.model import tiles
+from manyhands.model.fuse_attention import fuse_attention
 
 _WIDTH = 16  # columns that the kernel treats as one
 # Relative errors of the worst row: a module's own roundings to bf16 are worth 0.004 in a norm, up to 0.01 in a block.
@@ -26,6 +27,7 @@ def fuse(root: nn.Module, precision: Precision) -> None:
     for module in list(root.modules()):
         _fuse_norm(module)
         _fuse_gated(module)
+        fuse_attention(module)
 
 
 def _fuse_norm(module: nn.Module) -> None:
@@ -46,6 +48,7 @@ def _fuse_norm(module: nn.Module) -> None:
     if min(errors) <= _NEAR_NORM:
         norm = norms[errors.index(min(errors))]
         module.forward = lambda x: norm(x) if x.dtype == torch.bfloat16 else stock(x)
+        vars(module)["kernel"] = norm  # for an attention that norms its heads with it
 
 
 def _fuse_gated(module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Row-invariant bf16 products on AMX tiles (Intel, from Sapphire Rapids), by a kernel of our own: tiles.c.
+"""Row-invariant bf16 products on AMX tiles (Intel, from Sapphire Rapids), by a kernel of our own: native/product.c.
 
 oneDNN's AMX kernels cut a row's sum in ways that depend on the number of rows and of threads (docs/exactness.md). This one
 has a single order of operations for any number of either, and reads the weights at the speed of the memory.
@@ -50,6 +50,15 @@ def _library() -> ctypes.CDLL | None:
     library.tiles_linear.argtypes = [pointer, count, *x, pointer, pointer, *out, count, count, *out]
     library.tiles_norm.argtypes = [*x, pointer, ctypes.c_float, *out]
     library.tiles_norm.restype = None
+    team: list[Any] = [pointer, count]
+    segments: list[Any] = [pointer, count]
+    heads: list[Any] = [pointer, count, count]
+    library.tiles_attend.argtypes = [*team, pointer, *segments, count, *heads, *heads, *heads, pointer, pointer]
+    rows: list[Any] = [pointer, count, pointer, pointer, count]
+    library.tiles_front.argtypes = [*team, pointer, pointer, *rows]
+    library.tiles_front.restype = None
+    module: list[Any] = [*team, count, count, pointer, *segments, *x, count, pointer, pointer, count, pointer]
+    library.tiles_module.argtypes = [*module, *out]
     return library if library.tiles_init() == 0 else None
 
 
@@ -57,12 +66,18 @@ def available() -> bool:
     return _library() is not None
 
 
+def kernel() -> ctypes.CDLL:
+    """The library, where it is `available`."""
+    library = _library()
+    assert library is not None
+    return library
+
+
 class _Team:
     """`size` threads of the kernel, the one that calls among them."""
 
     def __init__(self, size: int) -> None:
-        library = _library()
-        assert library is not None
+        library = kernel()
         self.size = size
         self._stop, self._process = library.tiles_team_stop, getpid()
         self.handle: int | None = library.tiles_team_start(size)
@@ -87,7 +102,25 @@ class _Here(threading.local):
 _here = _Here()
 
 
+def team(count: int) -> _Team:
+    """The threads of this device, at least `count` where it has so many."""
+    if _here.team is None or _here.team.size < count:
+        _here.team = _Team(threads.available())
+    return _here.team
+
+
 Activation = Literal["none", "silu", "gelu_tanh"]
+
+
+class Product(ctypes.Structure):
+    """A product, as native/product.h has it."""
+
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("n", "k")),
+        ("bias", ctypes.c_void_p),
+        ("activation", ctypes.c_int64),
+    ]
 
 
 class Tiled:
@@ -98,8 +131,8 @@ class Tiled:
     """
 
     def __init__(self, weight_NK: Tensor, bias_N: Tensor | None, activation: Activation = "none") -> None:
-        library = _library()
-        assert library is not None and weight_NK.dtype == torch.bfloat16 and weight_NK.shape[1] > 0
+        library = kernel()
+        assert weight_NK.dtype == torch.bfloat16 and weight_NK.shape[1] > 0
         self.shape = weight_NK.shape
         self._activation = get_args(Activation).index(activation)
         self._width = self.shape[0] // 2 if self._activation else self.shape[0]
@@ -111,19 +144,29 @@ class Tiled:
         self._matrix: list[int | None] = [self._tiles.data_ptr(), *self.shape]
         self._then: list[int | None] = [None, 0, 0]  # the matrix that was asked for after this one
 
+    def struct(self) -> Product:
+        """For kernels that have this product inside; valid as long as this is."""
+        return Product(*self._matrix, None if self._bias is None else self._bias.data_ptr(), self._activation)
+
+    def comes_next(self) -> None:
+        """Note that this product follows the last one; a call does."""
+        _here.last[:], _here.last = self._matrix, self._then
+
+    @property
+    def then(self) -> list[int | None]:
+        """The packed matrix that came after this one last time: address, rows, columns."""
+        return self._then
+
     def __call__(self, x_MK: Tensor) -> Tensor:
         num_rows, (width, depth) = x_MK.shape[0], self.shape
-        x_MK = _rows(x_MK, depth)
+        x_MK = rows_of(x_MK, depth)
         out_MN = torch.empty(num_rows, self._width, dtype=torch.bfloat16)
-        here = _here
-        here.last[:], here.last = self._matrix, self._then
+        self.comes_next()
         count = threads.for_product(num_rows, width, depth)
-        if here.team is None or here.team.size < count:
-            here.team = _Team(threads.available())
         bias = None if self._bias is None else self._bias.data_ptr()
         operands = x_MK.data_ptr(), x_MK.stride(0), self._tiles.data_ptr(), bias, out_MN.data_ptr()
         sizes = num_rows, width, depth, self._activation
-        if num_rows and self._linear(here.team.handle, count, *operands, *sizes, *self._then):
+        if num_rows and self._linear(team(count).handle, count, *operands, *sizes, *self._then):
             raise MemoryError("no memory for the rows of a product")
         return out_MN
 
@@ -141,20 +184,19 @@ class Norm:
     """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension of bf16 tensors, in fp32, rounded once."""
 
     def __init__(self, weight_N: Tensor, epsilon: float) -> None:
-        library = _library()
-        assert library is not None
-        self._norm, self._weight, self._epsilon = library.tiles_norm, weight_N.float().contiguous(), epsilon
+        library = kernel()
+        self._norm, self.weight, self.epsilon = library.tiles_norm, weight_N.float().contiguous(), epsilon
 
     def __call__(self, x: Tensor) -> Tensor:
-        width = len(self._weight)
-        x_MN = _rows(x.reshape(-1, x.shape[-1]), width)
+        width = len(self.weight)
+        x_MN = rows_of(x.reshape(-1, x.shape[-1]), width)
         out = torch.empty(x.shape, dtype=torch.bfloat16)
         rows = x_MN.data_ptr(), x_MN.stride(0)
-        self._norm(*rows, self._weight.data_ptr(), self._epsilon, out.data_ptr(), x_MN.shape[0], width)
+        self._norm(*rows, self.weight.data_ptr(), self.epsilon, out.data_ptr(), x_MN.shape[0], width)
         return out
 
 
-def _rows(x_MK: Tensor, depth: int) -> Tensor:
+def rows_of(x_MK: Tensor, depth: int) -> Tensor:
     """`x_MK` with numbers of a row side by side. Raises TypeError for what the kernel would misread."""
     if x_MK.dtype != torch.bfloat16 or x_MK.shape[1] != depth:
         raise TypeError(f"this takes bf16 rows of {depth} numbers, not {x_MK.dtype} of {tuple(x_MK.shape)}")
