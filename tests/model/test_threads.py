@@ -1,5 +1,7 @@
 """manyhands.model.threads: small operations run alone, large ones share, and nothing is left behind."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -47,3 +49,18 @@ def test_attention_is_shared_over_long_contexts_only() -> None:
     with device_of(2):
         assert threads.for_attention(16, 512, 64) == 1
         assert threads.for_attention(16, 8192, 64) == 2
+
+
+def test_a_device_that_was_given_threads_shares_only_what_asks_for_it() -> None:
+    before = torch.get_num_threads()
+
+    def on_a_thread_of_its_own() -> list[tuple[int, int]]:
+        threads.give(2)
+        seen = [(torch.get_num_threads(), threads.available())]
+        with threads.using(threads.for_product(1, 4096, 4096)):
+            seen.append((torch.get_num_threads(), threads.available()))
+        return [*seen, (torch.get_num_threads(), threads.available())]
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(on_a_thread_of_its_own).result() == [(1, 2), (2, 2), (1, 2)]
+    torch.set_num_threads(before)

@@ -1,5 +1,6 @@
 """manyhands.model.tiles: our AMX kernel. That rows do not know each other is test_linear's; here is what is its own."""
 
+import math
 import os
 import subprocess
 import sys
@@ -138,3 +139,21 @@ def test_a_device_that_ends_takes_its_threads_with_it() -> None:
         assert pool.submit(use).result() == 2
     while members() > before:  # the system takes a moment to forget a thread that has ended
         time.sleep(0.001)
+
+
+@needs_tiles
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 96, 896])
+def test_rows_are_measured_as_torch_measures_them(width: int) -> None:
+    x = (normal(7, width + 3) * 5)[1:, 2 : 2 + width]
+    want = torch.linalg.vector_norm(x, dim=1, dtype=torch.float32)
+    assert tiles.measure(x) == pytest.approx((float(want.min()), float(want.max())), rel=1e-5)
+    assert tiles.measure(torch.zeros(2, width).bfloat16()) == (0.0, 0.0)
+
+
+@needs_tiles
+@pytest.mark.parametrize("row", [0, 3, 6])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_no_row_hides_one_that_is_not_finite(value: float, row: int) -> None:
+    x = normal(7, 40)
+    x[row, 39] = value
+    assert not tiles.measure(x)[1] < math.inf

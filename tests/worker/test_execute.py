@@ -14,6 +14,7 @@ from torch import Tensor
 from manyhands.core import SamplingParams, Span
 from manyhands.errors import BadRequest, Corruption, ProtocolError
 from manyhands.generate.sample import Sampler
+from manyhands.model import threads as compute_threads
 from manyhands.model.ends import Ends
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
@@ -198,7 +199,7 @@ def test_a_device_is_one_thread_with_its_own_thread_count() -> None:
         release.set()
         threads = set(await asyncio.gather(*jobs))
         assert order == [0, 1, 2] and len(threads) == 1 and threads != {threading.get_ident()}
-        assert await device.run(torch.get_num_threads) == 1
+        assert await device.run(compute_threads.available) == 1
         with pytest.raises(ZeroDivisionError):
             await device.run(lambda: 1 // 0)
         device.close()

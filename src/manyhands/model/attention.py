@@ -13,8 +13,6 @@ with one more key of value zero. Soft-capped scores (gemma2) need tanh before th
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -59,15 +57,20 @@ class Listener:
 Plan = StepPlan | Probe | Listener
 
 
-@contextmanager
-def running(plan: Plan) -> Iterator[None]:
+class running:  # as threads.using: contextlib would cost 10 us
     """Make `plan` the step that attention on this thread serves."""
-    before = getattr(_running, "plan", None)
-    _running.plan = plan
-    try:
-        yield
-    finally:
-        _running.plan = before
+
+    __slots__ = ("_before", "_plan")
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def __enter__(self) -> None:
+        self._before = getattr(_running, "plan", None)
+        _running.plan = self._plan
+
+    def __exit__(self, *_: object) -> None:
+        _running.plan = self._before
 
 
 def current() -> Plan:

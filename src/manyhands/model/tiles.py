@@ -50,6 +50,8 @@ def _library() -> ctypes.CDLL | None:
     library.tiles_linear.argtypes = [pointer, count, *x, pointer, pointer, *out, count, count, *out]
     library.tiles_norm.argtypes = [*x, pointer, ctypes.c_float, *out]
     library.tiles_norm.restype = None
+    library.tiles_measure.argtypes = [*out, count, pointer]
+    library.tiles_measure.restype = None
     team: list[Any] = [pointer, count]
     segments: list[Any] = [pointer, count]
     heads: list[Any] = [pointer, count, count]
@@ -194,6 +196,13 @@ class Norm:
         rows = x_MN.data_ptr(), x_MN.stride(0)
         self._norm(*rows, self.weight.data_ptr(), self.epsilon, out.data_ptr(), x_MN.shape[0], width)
         return out
+
+
+def measure(x_MN: Tensor) -> tuple[float, float]:
+    """The smallest and the largest Euclidean norm of one or more bf16 rows; the largest is NaN if one is."""
+    x_MN, bounds = rows_of(x_MN, x_MN.shape[1]), (ctypes.c_float * 2)()
+    kernel().tiles_measure(x_MN.data_ptr(), x_MN.stride(0), *x_MN.shape, bounds)
+    return bounds[0], bounds[1]
 
 
 def rows_of(x_MK: Tensor, depth: int) -> Tensor:

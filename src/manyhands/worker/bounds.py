@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from manyhands.errors import Corruption
+from manyhands.model import tiles
 
 # No model has larger rows, whatever came before.
 MAX_NORM = 1e6
@@ -28,10 +29,14 @@ def norms(hidden_TD: Tensor, name: str) -> tuple[float, float]:
 
     Raises Corruption, naming the rows `name`, if a row is not finite or larger than MAX_NORM.
     """
-    norms_T: list[float] = torch.linalg.vector_norm(hidden_TD, dim=1, dtype=torch.float32).tolist()
-    if not all(norm <= MAX_NORM for norm in norms_T):  # also NaN
+    if hidden_TD.dtype == torch.bfloat16 and tiles.available():
+        least, most = tiles.measure(hidden_TD)
+    else:
+        norms_T: list[float] = torch.linalg.vector_norm(hidden_TD, dim=1, dtype=torch.float32).tolist()
+        least, most = min(norms_T), max(norms_T, key=lambda norm: (math.isnan(norm), norm))
+    if not most <= MAX_NORM:  # also NaN
         raise Corruption(f"{name} are not finite or beyond {MAX_NORM:g}")
-    return min(norms_T), max(norms_T)
+    return least, most
 
 
 class RowBounds:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from manyhands.core import Precision, Span
 from manyhands.errors import BadRequest, Corruption, ProtocolError
+from manyhands.model import threads
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.ends import Ends
 from manyhands.model.shard import Shard
@@ -98,7 +99,7 @@ class Device:
 @contextmanager
 def _computing(num_threads: int) -> Iterator[None]:
     """What a device's thread is in for good: to enter inference mode at every step costs a hop 20 us."""
-    torch.set_num_threads(num_threads)
+    threads.give(num_threads)
     with torch.inference_mode():
         yield
 
@@ -119,7 +120,7 @@ class SpanModel:
 
         self.wire_dtype = WIRE_DTYPES[precision]
         self.vocab_size = int(self.shard.config.vocab_size)
-        torch.set_num_threads(num_threads or fastest_threads(self._decode_once, os.cpu_count() or 1))
+        threads.give(num_threads or fastest_threads(self._decode_once, os.cpu_count() or 1))
 
     def _decode_once(self) -> None:
         """One decode step of nobody's session."""
@@ -206,7 +207,7 @@ def fastest_threads(run: Callable[[], None], num_cores: int) -> int:
     best = dict.fromkeys((num_cores, 1), float("inf"))
     for _ in range(5):
         for count in best:
-            torch.set_num_threads(count)
+            threads.give(count)
             began = time.perf_counter()
             run()
             best[count] = min(best[count], time.perf_counter() - began)
