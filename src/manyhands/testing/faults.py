@@ -404,9 +404,12 @@ class _SlowDevice:
     def __init__(self, plain: Device, seconds: float) -> None:
         self.plain, self._seconds = plain, seconds
 
-    async def run(self, function: Callable[[], T]) -> T:
-        await asyncio.sleep(self._seconds)
-        return await self.plain.run(function)
+    def run(self, function: Callable[[], T]) -> "asyncio.Future[T]":
+        async def later() -> T:
+            await asyncio.sleep(self._seconds)
+            return await self.plain.run(function)
+
+        return asyncio.ensure_future(later())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plain, name)

@@ -88,9 +88,9 @@ class Device:
     def start(cls, num_threads: int | None = None, name: str = "device") -> "Device":
         return cls(OneThread(name, _computing(num_threads or os.cpu_count() or 1)), num_threads)
 
-    async def run(self, function: Callable[[], T]) -> T:
-        """`function()` on the device thread. Cancelling the caller does not stop a function that has begun."""
-        return await asyncio.get_running_loop().run_in_executor(self.thread, function)
+    def run(self, function: Callable[[], T]) -> "asyncio.Future[T]":
+        """`function()` on the device thread. Cancelling the future does not stop a function that has begun."""
+        return asyncio.get_running_loop().run_in_executor(self.thread, function)
 
     def close(self) -> None:
         self.thread.shutdown()

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo, SpanLoad
@@ -389,7 +390,7 @@ class SpanHost:
         self._is_busy = True
         loop = asyncio.get_running_loop()
         began, computes_from = loop.time(), time.monotonic()  # uvloop's own clock counts whole milliseconds
-        done = loop.run_in_executor(self._device.thread, self._model.run, [taken.work for taken in batch])
+        done = self._device.run(partial(self._model.run, [taken.work for taken in batch]))
         done.add_done_callback(lambda done: self._computed(batch, done, began, computes_from))
 
     def _computed(
