@@ -51,13 +51,13 @@ class Front(ctypes.Structure):
 
 def front(kind: Kind, front: Front, rows_NW: Tensor, cos_1NR: Tensor, sin_1NR: Tensor) -> None:
     """Norms and rotation, in place, on rows [queries | keys | values] of all heads (contiguous)."""
-    count, turn = threads.available(), _Turn(cos_1NR, sin_1NR)
+    count, turn = threads.available(), Turn(cos_1NR, sin_1NR)
     where = tiles.team(count).handle, count, ctypes.addressof(kind), ctypes.addressof(front)
     tiles.kernel().tiles_front(*where, rows_NW.data_ptr(), len(rows_NW), *turn.pointers)
 
 
-class _Module(ctypes.Structure):
-    """As native/module.c has it."""
+class ModuleStruct(ctypes.Structure):
+    """A Module, as native/module.h has it."""
 
     _fields_ = [("kind", Kind), ("front", Front), ("first", tiles.Product), ("last", tiles.Product)]
 
@@ -67,28 +67,33 @@ class Module:
 
     def __init__(self, kind: Kind, front: Front, first: tiles.Tiled, last: tiles.Tiled) -> None:
         self.kind, self.front, self.first, self.last = kind, front, first, last
-        self._struct = _Module(kind, front, first.struct(), last.struct())
-        self._address, self._run = ctypes.addressof(self._struct), tiles.kernel().tiles_module
-        self._scratch = first.shape[0] + last.shape[1]
+        self.struct = ModuleStruct(kind, front, first.struct(), last.struct())
+        self.scratch = first.shape[0] + last.shape[1]
+        self._address, self._run = ctypes.addressof(self.struct), tiles.kernel().tiles_module
 
     def __call__(self, plan: StepPlan, x_NK: Tensor, cos_1NR: Tensor, sin_1NR: Tensor) -> Tensor:
         """[N, hidden] to the same. Writes the sessions' caches. Raises ValueError if a segment does not fit its cache."""
         first, last, num_rows = self.first, self.last, x_NK.shape[0]
         x_NK = tiles.rows_of(x_NK, first.shape[1])
-        segments, turn = (plan.table(), len(plan.segments)), plan.once(cos_1NR, lambda: _Turn(cos_1NR, sin_1NR))
-        scratch = _empty(plan, num_rows, num_rows * self._scratch)
+        segments, turn = (plan.table(), len(plan.segments)), Turn.of(plan, cos_1NR, sin_1NR)
+        scratch = _empty(plan, num_rows, num_rows * self.scratch)
         out = torch.empty(num_rows, last.shape[0], dtype=torch.bfloat16)
         first.comes_next()
         last.comes_next()
         counts = threads.available(), *(threads.for_product(num_rows, *product.shape) for product in (first, last))
         where = tiles.team(counts[0]).handle, *counts, self._address
         rows = x_NK.data_ptr(), x_NK.stride(0), num_rows, *turn.pointers
-        _check(self._run(*where, *segments, *rows, scratch.data_ptr(), out.data_ptr(), *last.then))
+        check(self._run(*where, *segments, *rows, scratch.data_ptr(), out.data_ptr(), *last.then))
         return out
 
 
-class _Turn:
+class Turn:
     """Cosines and sines as the kernel takes them, and where they lie."""
+
+    @classmethod
+    def of(cls, plan: StepPlan, cos_1NR: Tensor, sin_1NR: Tensor) -> "Turn":
+        """Made once a step for the layers that share them."""
+        return plan.once(cos_1NR, lambda: cls(cos_1NR, sin_1NR))
 
     def __init__(self, cos_1NR: Tensor, sin_1NR: Tensor) -> None:
         if cos_1NR.stride() != sin_1NR.stride() or cos_1NR.stride(2) != 1:
@@ -103,7 +108,7 @@ def _empty(plan: StepPlan, num_rows: int, *shape: int) -> Tensor:
     return make(shape, dtype=torch.bfloat16)
 
 
-def _check(failed: int) -> None:
+def check(failed: int) -> None:
     if failed:
         raise MemoryError("no memory for attention") if failed == 1 else ValueError("a segment does not fit its cache")
 
@@ -149,5 +154,5 @@ def attend(
         None if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
     )
-    _check(failed)
+    check(failed)
     return out

@@ -74,6 +74,7 @@ def _fuse_gated(module: nn.Module) -> None:
     for name in linears:
         delattr(module, name)
     module.forward = forward
+    vars(module)["kernel"] = product, down
 
 
 def _gate_above_up(linears: dict[str, nn.Linear]) -> tuple[Tensor, Tensor | None] | None:

@@ -38,7 +38,9 @@ def fuse_attention(module: nn.Module) -> None:
 
     def decide(*args: Any, **kwargs: Any) -> Any:
         call = inspect.signature(stock).bind(*args, **kwargs)
-        module.forward = _recognised(module, stock, _arguments(call)) or stock
+        fused = _recognised(module, stock, _arguments(call))
+        module.forward = fused.forward if fused else stock
+        vars(module)["kernel"] = fused and fused.module
         return module.forward(*args, **kwargs)
 
     module.forward = decide
@@ -91,7 +93,7 @@ class _Fused:
         return self.module(plan, hidden_states[0], *position_embeddings)[None], None
 
 
-def _recognised(module: nn.Module, stock: Forward, call: dict[str, Any]) -> Forward | None:
+def _recognised(module: nn.Module, stock: Forward, call: dict[str, Any]) -> _Fused | None:
     found = _linears(module)
     turn = call.get("position_embeddings")
     if found is None or not isinstance(turn, tuple) or len(turn) != 2 or call["hidden_states"].dtype != torch.bfloat16:
@@ -116,7 +118,7 @@ def _recognised(module: nn.Module, stock: Forward, call: dict[str, Any]) -> Forw
     assert chosen is not None
     for name, _ in list(module.named_children()):
         delattr(module, name)
-    return chosen.forward
+    return chosen
 
 
 def _trial(call: dict[str, Any], scale: float) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """One span of a model on one node: hidden states in, hidden states out. Knows nothing of sessions' owners or networks."""
 
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -8,12 +9,13 @@ from transformers import PreTrainedConfig
 
 from manyhands.core import Precision, Span
 from manyhands.errors import CutError
-from manyhands.model import attention, threads
+from manyhands.model import attention, threads, tiles
 from manyhands.model.cache import LayerShape, Probe, Segment, SessionCache, StepPlan
 from manyhands.model.calls import LayerCalls
 from manyhands.model.fuse import fuse
 from manyhands.model.linear import DTYPES, pad_rows, replace_linears
 from manyhands.model.load import Part, find_layers, load_part, read_config
+from manyhands.model.stack import TRIAL_ROWS, Stack, decoder_of
 
 # Steps up to this size are shared among threads only in their large products.
 FEW_ROWS = 32
@@ -37,7 +39,10 @@ class Shard:
         owner, name, self._layers = find_layers(model, self.config.num_hidden_layers)
         self.hidden_size, self.dtype = int(self.config.hidden_size), DTYPES[precision]
         self._calls = LayerCalls(model.base_model, owner, name, self.hidden_size, self.dtype)
+        self._stacks: dict[int, tuple[Stack, range]] = {}
         self.shapes = self._prepare()
+        if precision == "bf16" and tiles.available():
+            self._stacks = self._stacked()
 
     def _prepare(self) -> dict[int, LayerShape]:
         """Probe once: learn what each layer caches and which linears share an input; then pack what linears are left."""
@@ -52,12 +57,25 @@ class Shard:
         hooks = [m.register_forward_pre_hook(record) for m in self._layers.modules() if type(m) is nn.Linear]
         probe = Probe()
         with attention.running(probe):
-            plan = StepPlan([Segment(SessionCache({}, 0), 0, 0, _PROBE)])
-            self._run(torch.zeros(_PROBE, self.hidden_size, dtype=self.dtype), plan, self.span)
+            self._run(torch.zeros(_PROBE, self.hidden_size, dtype=self.dtype), _alone(_PROBE), self.span)
         for hook in hooks:
             hook.remove()
         replace_linears(self._layers, order, self.precision)
         return probe.shapes
+
+    @torch.inference_mode()
+    def _stacked(self) -> dict[int, tuple[Stack, range]]:
+        """For each layer that our kernels compute whole: the stack it is in, and which layers that has."""
+        calls = self._calls.of(_alone(TRIAL_ROWS), TRIAL_ROWS)
+        indices = range(self.span.start, self.span.end)
+        decoders = {i: decoder_of(self._layers[i], i, self.shapes[i], calls[i]) for i in indices}
+        stacks: dict[int, tuple[Stack, range]] = {}
+        for _, group in groupby(indices, lambda i: (decoders[i] is not None, id(calls[i]))):
+            layers = list(group)
+            found = [decoder for i in layers if (decoder := decoders[i]) is not None]
+            if found:
+                stacks |= dict.fromkeys(layers, (Stack(found), range(layers[0], layers[-1] + 1)))
+        return stacks
 
     def bytes_per_token(self, span: Span | None = None) -> int:
         """Cache bytes that one position of one session takes on `span` (default: all of this)."""
@@ -84,8 +102,20 @@ class Shard:
         return out if padded_ND is hidden_ND else out[:count]
 
     def _run(self, hidden_ND: Tensor, plan: StepPlan, span: Span) -> Tensor:
-        hidden_1ND, calls = hidden_ND[None], self._calls.of(plan, hidden_ND.shape[0])
-        for index in range(span.start, span.end):
-            out = self._layers[index](hidden_1ND, **calls[index])
-            hidden_1ND = out[0] if isinstance(out, tuple) else out
-        return hidden_1ND[0]
+        index, calls = span.start, self._calls.of(plan, hidden_ND.shape[0])
+        while index < span.end:
+            if index in self._stacks:
+                stack, layers = self._stacks[index]
+                stretch = range(index - layers.start, min(span.end, layers.stop) - layers.start)
+                hidden_ND = stack(plan, hidden_ND, stretch, *calls[index]["position_embeddings"])
+                index += len(stretch)
+            else:
+                out = self._layers[index](hidden_ND[None], **calls[index])
+                hidden_ND = (out[0] if isinstance(out, tuple) else out)[0]
+                index += 1
+        return hidden_ND
+
+
+def _alone(count: int) -> StepPlan:
+    """A step of positions 0 .. count - 1 of a session that has no caches."""
+    return StepPlan([Segment(SessionCache({}, 0), 0, 0, count)])

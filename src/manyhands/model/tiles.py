@@ -61,6 +61,8 @@ def _library() -> ctypes.CDLL | None:
     library.tiles_front.restype = None
     module: list[Any] = [*team, count, count, pointer, *segments, *x, count, pointer, pointer, count, pointer]
     library.tiles_module.argtypes = [*module, *out]
+    stack: list[Any] = [*team, pointer, pointer, count, *segments, *out, pointer, pointer, count, pointer, pointer]
+    library.tiles_stack.argtypes = [*stack, *out]
     return library if library.tiles_init() == 0 else None
 
 

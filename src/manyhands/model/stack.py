@@ -1,0 +1,140 @@
+"""Decoder layers one after the other in one native call (native/stack.c), where all that a layer does is our own kernels'.
+
+A layer is x + attention(norm(x)), then + block(norm(x)), with norms before, behind or on both sides. It is recognised after the
+probe step, by giving the same bits as transformers' layer, whose parts already are ours (fuse.py), on numbers of our own.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.model import threads, tiles
+from manyhands.model.attend import Module, ModuleStruct, Turn, check
+from manyhands.model.attention import running
+from manyhands.model.cache import LayerShape, Segment, SessionCache, StepPlan
+
+TRIAL_ROWS = 3
+_MAX_COUNTS = 256
+
+
+class _Norm(ctypes.Structure):
+    """As native/stack.c has it."""
+
+    _fields_ = [("weight", ctypes.c_void_p), ("epsilon", ctypes.c_float)]
+
+
+class _Decoder(ctypes.Structure):
+    """As native/stack.c has it."""
+
+    _fields_ = [
+        ("attention", ModuleStruct),
+        *((name, tiles.Product) for name in ("gated", "down")),
+        *((name, _Norm) for name in ("before_attention", "after_attention", "before_block", "after_block")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """One layer. `norms`: before and after attention, before and after the block; None: none."""
+
+    attention: Module
+    gated: tiles.Tiled
+    down: tiles.Tiled
+    norms: tuple[tiles.Norm | None, ...]
+
+    def struct(self) -> _Decoder:
+        """Valid as long as this is."""
+        norms = [_Norm() if norm is None else _Norm(norm.weight.data_ptr(), norm.epsilon) for norm in self.norms]
+        return _Decoder(self.attention.struct, self.gated.struct(), self.down.struct(), *norms)
+
+    @property
+    def products(self) -> tuple[tiles.Tiled, ...]:
+        """In the order in which they run."""
+        return self.attention.first, self.attention.last, self.gated, self.down
+
+
+class Stack:
+    """Layers that follow one another, any stretch of which runs in one call."""
+
+    def __init__(self, layers: Sequence[Decoder]) -> None:
+        self._layers = layers
+        self._structs = [layer.struct() for layer in layers]
+        addresses = [ctypes.addressof(struct) for struct in self._structs]
+        self._pointers = (ctypes.c_void_p * len(layers))(*addresses)
+        self._run = tiles.kernel().tiles_stack
+        self._inner = max(max(layer.attention.scratch, layer.down.shape[1]) for layer in layers)
+        self._counts: dict[tuple[int, int], ctypes.Array[ctypes.c_int64]] = {}
+
+    def __call__(self, plan: StepPlan, x_NK: Tensor, stretch: range, cos_1NR: Tensor, sin_1NR: Tensor) -> Tensor:
+        """[N, hidden] to the same through layers `stretch` (of these, from 0). Writes the sessions' caches.
+
+        Every row belongs to a segment. Raises ValueError if a segment does not fit its cache.
+        """
+        first, last = self._layers[stretch.start].attention.first, self._layers[stretch.stop - 1].down
+        num_rows, width = x_NK.shape
+        x_NK = tiles.rows_of(x_NK, first.shape[1]).contiguous()
+        segments, turn = (plan.table(), len(plan.segments)), Turn.of(plan, cos_1NR, sin_1NR)
+        assert plan.num_rows == num_rows
+        out = torch.empty(num_rows, width, dtype=torch.bfloat16)
+        scratch = torch.empty(num_rows * (2 * width + self._inner), dtype=torch.bfloat16)
+        first.comes_next()
+        last.comes_next()
+        count = threads.available()
+        counts = ctypes.addressof(self._threads(num_rows, count)) + 32 * stretch.start
+        layers = ctypes.addressof(self._pointers) + 8 * stretch.start
+        where = tiles.team(count).handle, count, counts, layers, len(stretch)
+        rows = x_NK.data_ptr(), num_rows, width, *turn.pointers
+        check(self._run(*where, *segments, *rows, scratch.data_ptr(), out.data_ptr(), *last.then))
+        return out
+
+    def _threads(self, num_rows: int, available: int) -> "ctypes.Array[ctypes.c_int64]":
+        """How many threads each product of each layer gets."""
+        key = num_rows, available
+        if key not in self._counts:
+            if len(self._counts) >= _MAX_COUNTS:
+                self._counts.clear()
+            products = [product for layer in self._layers for product in layer.products]
+            counts = [threads.for_product(num_rows, *product.shape) for product in products]
+            self._counts[key] = (ctypes.c_int64 * len(counts))(*counts)
+        return self._counts[key]
+
+
+def decoder_of(layer: nn.Module, index: int, shape: LayerShape, call: dict[str, Any]) -> Decoder | None:
+    """What does the same as `layer`, the `index`-th of its model, whose parts were fused; None if nothing of ours does.
+
+    `shape` is what it caches; `call` its arguments for rows at positions 0, 1, ... of a session.
+    """
+    children = [(vars(child).get("kernel"), any(True for _ in child.parameters())) for child in layer.children()]
+    kernels = [kernel for kernel, has_weights in children if kernel is not None or has_weights]
+    attentions = [kernel for kernel in kernels if isinstance(kernel, Module)]
+    blocks = [kernel for kernel in kernels if isinstance(kernel, tuple)]
+    norms = [kernel for kernel in kernels if isinstance(kernel, tiles.Norm)]
+    if (len(attentions), len(blocks)) != (1, 1) or len(norms) not in (2, 4) or len(norms) + 2 != len(kernels):
+        return None
+    gated, down = blocks[0]
+    orders = permutations(norms) if len(norms) == 4 else ((a, None, b, None) for a, b in permutations(norms))
+    for order in orders:
+        decoder = Decoder(attentions[0], gated, down, order)
+        if _gives_the_same_bits(decoder, layer, index, shape, call):
+            return decoder
+    return None
+
+
+def _gives_the_same_bits(
+    decoder: Decoder, layer: nn.Module, index: int, shape: LayerShape, call: dict[str, Any]
+) -> bool:
+    width, generator = decoder.attention.first.shape[1], torch.Generator().manual_seed(0)
+    for scale in (1.0, 30.0):
+        x = (torch.randn(TRIAL_ROWS, width, generator=generator) * scale).bfloat16()
+        plan = StepPlan([Segment(SessionCache({index: shape}, TRIAL_ROWS), 0, 0, TRIAL_ROWS)])
+        with running(plan):
+            want = layer(x[None], **call)
+        got = Stack([decoder])(plan, x, range(1), *call["position_embeddings"])
+        if not isinstance(want, Tensor) or not torch.equal(got, want[0]):
+            return False
+    return True
