@@ -1,0 +1,133 @@
+"""Decoder layers in one native call: the same bits as layer by layer, whatever part of them runs; others are left alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from manyhands.core import Span
+from manyhands.model import tiles
+from manyhands.model.cache import Segment, SessionCache, StepPlan
+from manyhands.model.shard import Shard
+from manyhands.testing.tiny import make_tiny
+from tests.model.pipeline import threads
+
+pytestmark = pytest.mark.skipif(not tiles.available(), reason="no AMX here")
+
+# Of 6 layers, the stretches that run in one call.
+STRETCHES = {
+    "llama": [range(6)],
+    "qwen2": [range(6)],
+    "qwen3": [range(6)],
+    "gemma2": [range(6)],
+    "gemma3": [range(5), range(5, 6)],  # the sixth sees all and turns by other angles
+    "phi3": [range(6)],
+    "glm4": [range(6)],
+    "mixtral": [],  # experts
+    "olmo2": [],  # norms over all heads
+}
+
+
+def shard_of(family: str, folder: Path, span: Span) -> Shard:
+    return Shard(make_tiny(family, folder / family), span, "bf16")
+
+
+def run(shard: Shard, span: Span, stacked: bool) -> list[Tensor]:
+    """A prefill, a ragged step with a stranger, a window, a rollback: what comes out of each, and the caches."""
+    stacks, generator = shard._stacks, torch.Generator().manual_seed(3)
+    shard._stacks = stacks if stacked else {}
+    caches = [shard.new_cache(600, span) for _ in range(2)]
+    out: list[Tensor] = []
+
+    def step(*rows: tuple[int, int, int]) -> None:
+        segments, row = [], 0
+        for session, start, count in rows:
+            segments.append(Segment(caches[session], start, row, count))
+            row += count
+        x = torch.randn(row, shard.hidden_size, generator=generator).bfloat16()
+        out.append(shard.forward(x, StepPlan(segments), span))
+
+    try:
+        step((0, 0, 523))
+        step((1, 0, 7), (0, 523, 1))
+        step((0, 524, 9), (1, 7, 1))
+        step((0, 527, 1))
+        return [*out, *(t[:, :, : cache.length] for cache in caches for t in _tensors(cache))]
+    finally:
+        shard._stacks = stacks
+
+
+def _tensors(cache: SessionCache) -> list[Tensor]:
+    return [*cache.keys.values(), *cache.values.values()]
+
+
+@pytest.mark.parametrize("family", STRETCHES)
+def test_which_layers_run_together(family: str, tmp_path: Path) -> None:
+    stacks = shard_of(family, tmp_path, Span(0, 6))._stacks
+    assert list(dict.fromkeys(layers for _, layers in stacks.values())) == STRETCHES[family]
+    assert all(index in layers for index, (_, layers) in stacks.items())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3", "glm4"])
+def test_the_bits_are_those_of_layer_by_layer(family: str, count: int, tmp_path: Path) -> None:
+    """Also of a part of them, and from the middle of the model."""
+    shard = shard_of(family, tmp_path, Span(1, 6))
+    for span in (Span(1, 6), Span(2, 3), Span(2, 6)):
+        with threads(2):
+            want = run(shard, span, stacked=False)
+        with threads(count):
+            got = run(shard, span, stacked=True)
+        assert all(map(torch.equal, got, want))
+
+
+Forward = Callable[..., Tensor]
+
+
+def _layer(scale: float = 1.0, parallel: bool = False, swapped: bool = False, after: bool = False) -> Forward:
+    """A decoder layer's forward: llama's, but for what is said."""
+
+    def forward(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        norms = [self.input_layernorm, self.post_attention_layernorm]
+        if swapped:
+            norms.reverse()
+        x = hidden_states
+        attended = scale * self.self_attn(hidden_states=norms[0](x), **kwargs)[0]
+        middle = x if parallel else x + attended
+        block = self.mlp(norms[1](middle))
+        out = middle + block + (attended if parallel else 0)
+        closed: Tensor = norms[1](out) if after else out
+        return closed
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    ("forward", "is_ours"),
+    [
+        (_layer(), True),
+        (_layer(swapped=True), True),  # which norm comes first is found, not assumed
+        (_layer(scale=0.5), False),
+        (_layer(parallel=True), False),
+        (_layer(after=True), False),
+    ],
+    ids=["llama", "swapped", "scaled", "parallel", "normed"],
+)
+def test_a_layer_that_computes_something_else_is_left_alone(
+    forward: Forward, is_ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
+    shard = shard_of("llama", tmp_path, Span(0, 6))
+    assert bool(shard._stacks) == is_ours
+    assert all(map(torch.equal, run(shard, Span(0, 6), stacked=True), run(shard, Span(0, 6), stacked=False)))
+
+
+def test_more_positions_than_the_cache_has_are_refused(tmp_path: Path) -> None:
+    shard = shard_of("llama", tmp_path, Span(0, 6))
+    cache = shard.new_cache(512)
+    with pytest.raises(ValueError, match="does not fit"):
+        shard.forward(torch.zeros(2, shard.hidden_size).bfloat16(), StepPlan([Segment(cache, 511, 0, 2)]))
