@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from manyhands.errors import ModelError
 from manyhands.model.attention import attention, running
 from manyhands.model.cache import LayerShape, Probe, Segment, SessionCache, StepPlan
 from tests.model.pipeline import threads
@@ -217,3 +218,10 @@ def test_plain_calls_would_not_be_invariant() -> None:
     whole = call(query, key, value, is_causal=True)
     singles = [call(query[:, :, t : t + 1], key[:, :, : t + 1], value[:, :, : t + 1]) for t in range(600, 620)]
     assert not torch.equal(torch.cat(singles, 2), whole[:, :, 600:620])
+
+
+def test_a_mask_of_the_modules_own_is_refused() -> None:
+    """It would be left out: ours comes from positions alone."""
+    module, x = torch.nn.Linear(1, 1), torch.zeros(1, 2, 3, 16)
+    with running(Probe()), pytest.raises(ModelError, match="mask of its own"):
+        attention(module, x, x, x, torch.zeros(1, 1, 3, 3))

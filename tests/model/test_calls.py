@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from transformers import BloomConfig, BloomModel, GPT2Config, GPT2Model, OPTConfig, OPTModel
 
 from manyhands.core import Span
-from manyhands.errors import ModelError
+from manyhands.errors import ContextOverflow, ModelError
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.calls import BLOCK, LayerCalls
-from manyhands.model.load import Part, Pass, find_layers, load_part, read_config
+from manyhands.model.load import Part, Pass, context_length, find_layers, load_part, read_config
 from manyhands.testing.tiny import make_tiny
 
 
@@ -35,7 +35,7 @@ def test_layers_get_what_the_model_gives_them(family: str, tmp_path: Path) -> No
     config = read_config(folder)
     model = load_part(folder, config, Part(Span(0, 2)), "fp32")
     owner, name, layers = find_layers(model, config.num_hidden_layers)
-    calls = LayerCalls(model.base_model, owner, name, config.hidden_size, torch.float32)
+    calls = LayerCalls(model.base_model, owner, name, config.hidden_size, torch.float32, 4096)
     seen: list[dict[str, Any]] = []
     for layer in layers:
         layer.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs), with_kwargs=True)
@@ -59,7 +59,7 @@ def test_few_groups_are_kept(tmp_path: Path) -> None:
     config = read_config(folder)
     model = load_part(folder, config, Part(Span(0, 1)), "bf16")
     owner, name, _ = find_layers(model, config.num_hidden_layers)
-    calls = LayerCalls(model.base_model, owner, name, config.hidden_size, torch.bfloat16)
+    calls = LayerCalls(model.base_model, owner, name, config.hidden_size, torch.bfloat16, 4096)
     first = [a.clone() for a in _angles(calls.of(_plan((7, 1)), 1)[0])]
     for position in range(0, 4096, 10):
         calls.of(_plan((position, 1)), 1)
@@ -72,7 +72,7 @@ def test_a_row_is_the_same_in_any_company(tmp_path: Path) -> None:
     config = read_config(folder)
     model = load_part(folder, config, Part(Span(0, 1)), "bf16")
     owner, name, _ = find_layers(model, config.num_hidden_layers)
-    calls = LayerCalls(model.base_model, owner, name, config.hidden_size, torch.bfloat16)
+    calls = LayerCalls(model.base_model, owner, name, config.hidden_size, torch.bfloat16, 4096)
     alone = [calls.of(_plan((p, 1)), 1)[0] for p in range(BLOCK - 4, BLOCK + 4)]  # the table grows on the way
     together = calls.of(_plan((BLOCK - 4, 8)), 8)[0]
     ragged = calls.of(_plan((3, 2), (BLOCK - 4, 8)), 32)[0]
@@ -80,6 +80,40 @@ def test_a_row_is_the_same_in_any_company(tmp_path: Path) -> None:
         for a, b, c in zip(_angles(one), _angles(together), _angles(ragged), strict=True):
             assert torch.equal(a[:, 0], b[:, i])
             assert torch.equal(a[:, 0], c[:, 2 + i])
+
+
+ROPES = {
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [3.0] * 8,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ROPES)
+@pytest.mark.parametrize("context", [700, 1100, 2 * BLOCK + 5])
+def test_no_position_is_turned_for_one_that_there_is_not(kind: str, context: int, tmp_path: Path) -> None:
+    """Some rotary embeddings turn a whole call by other angles if one position in it is beyond a limit. (They did.)"""
+    family, options = "llama", dict[str, Any]()
+    if kind == "longrope":
+        family, options = "phi3", {"original_max_position_embeddings": context}
+    longest = 4 * context if kind == "longrope" else context
+    folder = make_tiny(family, tmp_path / family, context=longest, rope_parameters=ROPES[kind], **options)
+    config = read_config(folder)
+    assert context_length(config) == context
+    model = load_part(folder, config, Part(Span(0, 1)), "fp32")
+    owner, name, _ = find_layers(model, config.num_hidden_layers)
+    calls = LayerCalls(model.base_model, owner, name, config.hidden_size, torch.float32, context)
+    for position in (0, context // 2, context - 1):
+        got = _angles(calls.of(_plan((position, 1)), 1)[0])
+        want = model.base_model.rotary_emb(torch.zeros(1, 1, 1), torch.tensor([[position]]))
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+    with pytest.raises(ContextOverflow, match=f"position {context} "):
+        calls.of(_plan((context - 3, 4)), 4)
 
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 4}
@@ -97,7 +131,7 @@ REFUSED = [
 def test_models_whose_layers_need_more_are_refused(base: nn.Module, name: str) -> None:
     owner = base.get_submodule("decoder") if isinstance(base, OPTModel) else base
     with pytest.raises(ModelError, match="not supported"):
-        LayerCalls(base, owner, name, 32, torch.float32)
+        LayerCalls(base, owner, name, 32, torch.float32, 1024)
 
 
 class _Odd(nn.Module):
@@ -118,11 +152,11 @@ class _Odd(nn.Module):
 def test_a_model_that_leaves_a_layer_out_is_refused() -> None:
     base = _Odd(1, leaks=False)
     with pytest.raises(ModelError, match="each of its layers once"):
-        LayerCalls(base, base, "layers", 8, torch.float32)
+        LayerCalls(base, base, "layers", 8, torch.float32, 1024)
     assert all(isinstance(layer, Pass) for layer in base.layers)  # and keeps its own
 
 
 def test_a_model_that_passes_hidden_states_beside_the_hidden_states_is_refused() -> None:
     base = _Odd(2, leaks=True)
     with pytest.raises(ModelError, match="more than their positions"):
-        LayerCalls(base, base, "layers", 8, torch.float32)
+        LayerCalls(base, base, "layers", 8, torch.float32, 1024)

@@ -152,7 +152,21 @@ class ByPosition(Plain):
         return super().forward(hidden_states, (cos, sin), attention_mask, **kwargs)
 
 
+class WithGain(Plain):
+    """A parameter of its own, too near to one to show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(1.0078).bfloat16())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out, weights = super().forward(*args, **kwargs)
+        return out * self.gain, weights
+
+
 TWINS = {
+    "a gain near one": WithGain(),
+    "wide clip": scaled("v_proj", lambda x: x.clamp(-900, 900)),
     "no rotation": changed(lambda self, x, t, k: self.plain(x, (torch.ones_like(t[0]), torch.zeros_like(t[1])), **k)),
     "turned the other way": changed(lambda self, x, t, k: self.plain(x, (t[0], -t[1]), **k)),
     "norms last": NormLast(),
@@ -190,6 +204,16 @@ def test_what_only_looks_like_it_stays(module: nn.Module) -> None:
     call = {"position_embeddings": turn(9), "attention_mask": None, "position_ids": torch.arange(9)[None]}
     got, want = (run(x, numbers(1, 9, HIDDEN).to(dtype), **call) for x in (ours, with_our_norms(module)))
     assert torch.equal(got, want)
+
+
+def test_a_float_given_beside_the_rotation_is_not_left_out() -> None:
+    """A scale by position, as beam's models pass it, may be one wherever a trial looks."""
+    ours = copy.deepcopy(Plain())
+    fuse(ours, "bf16")
+    given = {"position_embeddings": turn(4), "attention_mask": None, "scale": torch.ones(1, 4)}
+    with running(Probe()), torch.inference_mode():
+        ours(numbers(1, 4, HIDDEN).bfloat16(), **given)
+    assert not is_fused(ours)
 
 
 def with_our_norms(module: nn.Module) -> nn.Module:

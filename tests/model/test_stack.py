@@ -126,6 +126,12 @@ def test_a_layer_that_computes_something_else_is_left_alone(
     assert all(map(torch.equal, run(shard, Span(0, 6), stacked=True), run(shard, Span(0, 6), stacked=False)))
 
 
+def test_a_step_of_no_rows(tmp_path: Path) -> None:
+    shard = shard_of("llama", tmp_path, Span(0, 6))
+    plan = StepPlan([Segment(shard.new_cache(512), 0, 0, 0)])
+    assert shard.forward(torch.zeros(0, shard.hidden_size).bfloat16(), plan).shape == (0, shard.hidden_size)
+
+
 def test_more_positions_than_the_cache_has_are_refused(tmp_path: Path) -> None:
     shard = shard_of("llama", tmp_path, Span(0, 6))
     cache = shard.new_cache(512)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from manyhands.errors import LinkClosed, ProtocolError
-from manyhands.net.inbox import MAX_QUEUED_MESSAGES
+from manyhands.net.inbox import MAX_QUEUED_MESSAGES, Inbox
 from manyhands.net.link import FramedLink, Handshake
 from manyhands.net.transport import Link
 from manyhands.wire.frame import encode
@@ -407,3 +407,21 @@ def test_a_take_that_ends_its_link_over_tls(run: Run, how: str) -> None:
                 assert position_of(await receive(other)) == 1
 
     run(body())
+
+
+def test_a_taker_that_hands_over_to_another_in_its_call() -> None:
+    async def body() -> None:
+        inbox, taken = Inbox(), list[tuple[str, int]]()
+
+        def first(message: Message) -> None:
+            taken.append(("first", position_of(message)))
+            ended.cancel()
+            inbox.hand_to(lambda message: taken.append(("second", position_of(message))))
+
+        ended = inbox.hand_to(first)
+        for position in range(3):
+            inbox.put(step(position))
+        inbox.hand_on()
+        assert taken == [("first", 0), ("second", 1), ("second", 2)]
+
+    asyncio.run(body())

@@ -258,6 +258,16 @@ def test_a_result_for_a_loop_that_is_gone_is_dropped() -> None:
     device.close()
 
 
+def test_an_error_that_no_future_takes_comes_back_as_another() -> None:
+    async def main() -> None:
+        device = Device.start(1)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(device.run(lambda: next(iter(()))), 5)
+        device.close()
+
+    asyncio.run(main())
+
+
 def test_what_a_job_held_is_free_once_it_is_done() -> None:
     """A session's cache must not live on while the device waits for work, whether its step failed or not."""
 

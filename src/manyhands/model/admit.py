@@ -6,6 +6,7 @@ it must give, bit for bit, what the whole model gives at once. Families of the t
 """
 
 import copy
+import hashlib
 import json
 import tempfile
 from pathlib import Path
@@ -42,14 +43,17 @@ _SMALL = {
 }  # fmt: skip
 
 
+_NO_OPTIONS = {"_name_or_path", "transformers_version", "dtype", "architectures", "torch_dtype"}
+
+
 def admit(config: PreTrainedConfig, home: Path) -> None:
     """Raise ModelError unless the config's family is tested or passes the self-test. A pass is kept under `home`.
 
-    Takes seconds, once per family, torch and transformers version. Not for the event loop.
+    Takes seconds, once per family, its options, torch and transformers version. Not for the event loop.
     """
     if config.model_type in TESTED:
         return
-    mark = f"{config.model_type}/{arithmetic_class('fp32')}"
+    mark = f"{config.model_type}/{_options(config)}/{arithmetic_class('fp32')}"
     path = home / "admitted.json"
     passed = _read(path)
     if mark in passed:
@@ -65,6 +69,12 @@ def admit(config: PreTrainedConfig, home: Path) -> None:
         raise ModelError(f"family {config.model_type!r} is refused: its self-test failed with {reason}") from error
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(sorted([*passed, mark])).encode())
+
+
+def _options(config: PreTrainedConfig) -> str:
+    """A digest of what the likeness has of the config: all but sizes. (A window or a limit may decide whether it is right.)"""
+    options = {key: value for key, value in shrink(config).to_dict().items() if key not in _NO_OPTIONS}
+    return hashlib.blake2b(json.dumps(options, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
 def _read(path: Path) -> list[str]:
@@ -116,9 +126,14 @@ def _write_likeness(config: PreTrainedConfig, folder: Path, ids_T: Tensor) -> Te
         model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(
             copy.deepcopy(config), attn_implementation="eager", dtype=torch.float32
         )
+    noise = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         if parameter.dim() >= 2:
             parameter.data.mul_(4.0)  # initial weights are so small that every layer would be nearly the identity
+        else:
+            parameter.data.add_(
+                0.1 * torch.randn(parameter.shape, generator=noise)
+            )  # ones and zeros would hide themselves
         parameter.data.copy_(parameter.data.bfloat16())  # what bf16 can hold; buffers such as inv_freq stay exact
     model.save_pretrained(folder)
     with torch.inference_mode():

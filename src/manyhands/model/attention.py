@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from manyhands.errors import ModelError
 from manyhands.model import threads
 from manyhands.model.attend import attend, serves
 from manyhands.model.cache import KEY_BLOCK, LayerShape, Probe, Segment, StepPlan
@@ -95,6 +96,8 @@ def attention(
 
     Returns [1, N, heads, value_dim]; padding rows are zero.
     """
+    if attention_mask is not None:
+        raise ModelError(f"{type(module).__name__} makes an attention mask of its own: it is not supported")
     _, heads, count, key_dim = query_1HND.shape
     value_dim = value_1HND.shape[3]
     plan = current()

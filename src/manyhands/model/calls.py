@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from manyhands.errors import ModelError
+from manyhands.errors import ContextOverflow, ModelError
 from manyhands.model.cache import StepPlan
 
 # Positions made ready at a time for steps of one row, and how many such groups are kept: a stream takes one after the other.
@@ -33,12 +33,14 @@ class _Rows:
 class LayerCalls:
     """The keyword arguments of the layers `owner.name` in the forward pass of `base`, by position.
 
-    `hidden_size` and `dtype` are those of hidden states. Raises ModelError for a model that does not call each layer once, or
-    passes it what depends on more than its position.
+    `hidden_size` and `dtype` are those of hidden states, `context` the number of positions there are. Raises ModelError for a
+    model that does not call each layer once, or passes it what depends on more than its position.
     """
 
-    def __init__(self, base: nn.Module, owner: nn.Module, name: str, hidden_size: int, dtype: torch.dtype) -> None:
-        self._base, self._owner, self._name = base, owner, name
+    def __init__(
+        self, base: nn.Module, owner: nn.Module, name: str, hidden_size: int, dtype: torch.dtype, context: int
+    ) -> None:
+        self._base, self._owner, self._name, self._context = base, owner, name, context
         self._hidden_1BD = torch.zeros(1, 1, hidden_size, dtype=dtype).expand(1, BLOCK, hidden_size)
         self._calls, self._tensors = self._block(0, self._hidden_1BD)
         calls, tensors = self._block(0, self._hidden_1BD + 1)
@@ -49,8 +51,14 @@ class LayerCalls:
         self._groups: dict[int, list[list[dict[str, Any]]]] = {}
 
     def of(self, plan: StepPlan, num_rows: int) -> list[dict[str, Any]]:
-        """Each layer's arguments for the rows of `plan` and, up to `num_rows`, for rows at position 0."""
-        while self._num_positions < max([s.start + s.count for s in plan.segments]):
+        """Each layer's arguments for the rows of `plan` and, up to `num_rows`, for rows at position 0.
+
+        Raises ContextOverflow for a position that the model does not have.
+        """
+        end = max([s.start + s.count for s in plan.segments])
+        if end > self._context:
+            raise ContextOverflow(f"position {end - 1} is beyond the model's context of {self._context}")
+        while self._num_positions < end:
             _, more = self._block(self._num_positions, self._hidden_1BD)
             self._tensors = list(map(torch.cat, zip(self._tensors, more, strict=True), self._axes))
             self._num_positions += BLOCK
@@ -88,7 +96,8 @@ class LayerCalls:
         """Each layer's arguments for BLOCK positions from `start`, with _Rows for the tensors, which come beside them."""
         layers: nn.ModuleList = getattr(self._owner, self._name)
         notes: list[dict[str, Any]] = []
-        positions_1B = torch.arange(start, start + BLOCK)[None]
+        # Never one beyond the context: some rotary embeddings would then turn the whole block by other angles.
+        positions_1B = torch.arange(start, start + BLOCK).clamp(max=self._context - 1)[None]
         setattr(self._owner, self._name, nn.ModuleList([_Note(notes, len(layers)) for _ in layers]))
         try:
             self._base(inputs_embeds=hidden_1BD, position_ids=positions_1B, past_key_values=_NO_CACHE, use_cache=True)

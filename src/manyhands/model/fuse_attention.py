@@ -98,9 +98,12 @@ def _recognised(module: nn.Module, stock: Forward, call: dict[str, Any]) -> _Fus
     turn = call.get("position_embeddings")
     if found is None or not isinstance(turn, tuple) or len(turn) != 2 or call["hidden_states"].dtype != torch.bfloat16:
         return None
+    given = [value for name, value in call.items() if isinstance(value, Tensor) and name != "hidden_states"]
+    if any(value.is_floating_point() for value in given):
+        return None  # a scale by position, say, which a trial need not show
     product, out = tiles.Tiled(*_joined(found[0])), tiles.Tiled(*_joined([found[1]]))
     chosen: _Fused | None = None
-    for scale in (1.0, 30.0):
+    for scale in (1.0, 30.0, 1e4):  # great ones show a limit on queries, keys and values
         trial = _trial(call, scale)
         listener = Listener()
         try:
@@ -110,6 +113,8 @@ def _recognised(module: nn.Module, stock: Forward, call: dict[str, Any]) -> _Fus
             return None
         heard = listener.heard
         if heard is None or not isinstance(result, tuple) or len(result) != 2 or result[1] is not None:
+            return None
+        if any(parameter is not heard.sinks for parameter in module.parameters(recurse=False)):
             return None
         candidates = [chosen] if chosen else _candidates(module, heard, product, out, trial)
         chosen = next((fused for fused in candidates if _does_the_same(fused, trial, heard, result[0])), None)

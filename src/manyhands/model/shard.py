@@ -14,7 +14,7 @@ from manyhands.model.cache import LayerShape, Probe, Segment, SessionCache, Step
 from manyhands.model.calls import LayerCalls
 from manyhands.model.fuse import fuse
 from manyhands.model.linear import DTYPES, pad_rows, replace_linears
-from manyhands.model.load import Part, find_layers, load_part, read_config
+from manyhands.model.load import Part, context_length, find_layers, load_part, read_config
 from manyhands.model.stack import TRIAL_ROWS, Stack, decoder_of
 
 # Steps up to this size are shared among threads only in their large products.
@@ -38,7 +38,8 @@ class Shard:
         model = load_part(folder, self.config, Part(span), precision)
         owner, name, self._layers = find_layers(model, self.config.num_hidden_layers)
         self.hidden_size, self.dtype = int(self.config.hidden_size), DTYPES[precision]
-        self._calls = LayerCalls(model.base_model, owner, name, self.hidden_size, self.dtype)
+        context = context_length(self.config)
+        self._calls = LayerCalls(model.base_model, owner, name, self.hidden_size, self.dtype, context)
         self._stacks: dict[int, tuple[Stack, range]] = {}
         self.shapes = self._prepare()
         if precision == "bf16" and tiles.available():

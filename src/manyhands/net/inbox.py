@@ -48,9 +48,9 @@ class Inbox:
 
     def hand_on(self) -> None:
         """Give what waits to the taker. Within a call of `take` this does nothing: the message at hand is done first."""
-        ended = self._ended
-        if self._is_handing or self._take is None or ended is None:
+        if self._is_handing or self._take is None or self._ended is None:
             return
+        ended = self._ended
         self._is_handing = True
         try:
             while self._queue and not ended.done():
@@ -64,6 +64,8 @@ class Inbox:
             self._is_handing = False
         if reason is not None and not ended.done():
             ended.set_result(reason)
+        if self._ended is not ended:  # `take` ended its own delivery, and another began
+            self.hand_on()
 
     def end(self, reason: str, *, drop: bool) -> None:
         """No more will arrive. `drop` also forgets what did. The first reason stays."""

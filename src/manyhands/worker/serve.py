@@ -67,9 +67,9 @@ class SpanHost:
         self._freed = asyncio.Event()
         self._clock = 0
         self._leaves_at: float | None = None  # by the loop's clock, once it drains
-        self._runs = self._is_busy = False
+        self._runs = self._is_busy = self._is_soon = False
         self._held_since: float | None = None  # since when decode steps have waited for others
-        self._due: asyncio.Handle | None = None  # the next _advance
+        self._timer: asyncio.TimerHandle | None = None  # ends that
         self._step_s = 0.0  # usual duration of a decode step
         self.steps_run = 0
         self.rows_run = 0
@@ -324,6 +324,7 @@ class SpanHost:
     async def run(self) -> None:
         """Compute steps as they come, for ever. Evicts the model when nobody has used it for `evict_after_s`."""
         self._runs = True
+        self._advance_soon()
         try:
             while True:
                 idle_s = self._config.evict_after_s if self._is_idle else 0
@@ -345,23 +346,22 @@ class SpanHost:
 
     def _advance_soon(self) -> None:
         """Advance in the next loop turn, with all that came in this one. (A task that waits would add 30 us to a hop.)"""
-        if not self._is_busy:
-            self._advance_at(None)
-
-    def _advance_at(self, when: float | None) -> None:
-        if self._due is not None:
-            self._due.cancel()
-        loop = asyncio.get_running_loop()
-        self._due = loop.call_soon(self._advance) if when is None else loop.call_at(when, self._advance)
+        if not self._is_busy and not self._is_soon:
+            self._is_soon = True
+            asyncio.get_running_loop().call_soon(self._advance)
 
     def _advance(self) -> None:
         """Begin a device step with what waits, unless the device is busy or decode steps are due that are worth waiting for."""
+        self._is_soon = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._is_busy or not self._runs:
             return
-        waiting = self._waiting()
-        until = self._hold_until(waiting, asyncio.get_running_loop().time())
+        loop, waiting = asyncio.get_running_loop(), self._waiting()
+        until = self._hold_until(waiting, loop.time())
         if until is not None:
-            self._advance_at(until)
+            self._timer = loop.call_at(until, self._advance)
             return
         self._held_since = None
         if batch := self._choose(waiting):
@@ -387,10 +387,9 @@ class SpanHost:
 
     def _compute(self, batch: list[Taken]) -> None:
         assert self._model is not None, "a span with sessions is loaded"
-        self._is_busy = True
-        loop = asyncio.get_running_loop()
-        began, computes_from = loop.time(), time.monotonic()  # uvloop's own clock counts whole milliseconds
+        began, computes_from = asyncio.get_running_loop().time(), time.monotonic()  # uvloop's clock counts milliseconds
         done = self._device.run(partial(self._model.run, [taken.work for taken in batch]))
+        self._is_busy = True
         done.add_done_callback(lambda done: self._computed(batch, done, began, computes_from))
 
     def _computed(
@@ -405,7 +404,10 @@ class SpanHost:
         results = [error] * len(batch) if isinstance(error, Exception) else done.result()
         ended, computed_at = asyncio.get_running_loop().time(), time.monotonic()
         for taken, result in zip(batch, results, strict=True):
-            self._settle(taken, result, _timing(taken, computes_from, computed_at))
+            try:
+                self._settle(taken, result, _timing(taken, computes_from, computed_at))
+            except Exception:  # this session's result is lost; the others' are not
+                logger.exception("session=%s: a result could not be sent", taken.session.name)
             if taken.work.count <= WINDOW_ROWS:
                 taken.session.pace.sent(ended)
         self.steps_run += 1

@@ -63,6 +63,8 @@ def _attempt(function: Callable[..., T], args: tuple[Any, ...]) -> tuple[T | Non
     """What came of it. (A frame of its own: that of a caught error's traceback must not lead to its future.)"""
     try:
         return function(*args), None
+    except StopIteration as error:  # which no future takes
+        return None, RuntimeError(f"StopIteration: {error}")
     except BaseException as error:
         return None, error
 

@@ -246,6 +246,8 @@ int product_run(Team *team, int64_t threads, const Product *product, const bf16 
                 Matrix then)
 {
     Matrix matrix = product->matrix;
+    if (m == 0)
+        return 0;
     Job job = {.work = {.share = share, .ahead = ahead, .members = team_members(team, threads)}, .x = x,
                .bias = product->bias, .out = out, .matrix = matrix, .then = then, .m = m, .stride = stride,
                .width = product->activation ? matrix.n / 2 : matrix.n, .activation = (int)product->activation};

@@ -17,7 +17,7 @@ typedef struct {
     int64_t activation;
 } Product;
 
-/* x: m > 0 rows of k elements, `stride` elements apart. out[m, n] contiguous. With an activation panels come in pairs, and
+/* x: m rows of k elements, `stride` elements apart. out[m, n] contiguous. With an activation panels come in pairs, and
  * out[m, n / 2] is activation(first) * second (n: a multiple of 32). On the first `threads` members of `team`, which only
  * one thread may call. `then`: the product that is likely to come next, or none; its weights are fetched, never read.
  * 0, or 1 if there was no memory for a copy of some rows. */
