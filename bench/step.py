@@ -34,6 +34,7 @@ from bench.stock import Stopwatch
 from bench.swarm import base, generate, origin, prompt_ids
 from manyhands.cli.options import run as run_loop
 from manyhands.core import Span
+from manyhands.model import threads
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.ends import Ends
 from manyhands.model.folder import read_entries
@@ -116,9 +117,10 @@ def bandwidth_gbs(buffer: Tensor) -> float:
     """Bytes/s of reading a buffer far larger than the caches: the best of three sums on all threads."""
     best = float("inf")
     for _ in range(3):
-        began = time.perf_counter()
-        buffer.sum()
-        best = min(best, time.perf_counter() - began)
+        with threads.using(threads.available()):
+            began = time.perf_counter()
+            buffer.sum()
+            best = min(best, time.perf_counter() - began)
     return buffer.numel() * buffer.element_size() / best / 1e9
 
 
