@@ -1,7 +1,7 @@
 """A node: links in and out, the spans it hosts, the sessions it owns. Every role is a part of this one object.
 
-    links ─ reader (one task a link) ─┬─ Open, Close, Step, Credit ─► SpanHost   (hop)
-                                      └─ Opened, Step, Credit, Fault ─► Session  (origin)
+    links ─ deliver ─┬─ Open, Close, Step, Credit ─► SpanHost   (hop)
+                     └─ Opened, Step, Credit, Fault ─► Session  (origin)
 
 `async with Node(...)` owns one TaskGroup; leaving it closes every link and frees every session.
 """

@@ -54,12 +54,16 @@ def test_layers_get_what_the_model_gives_them(family: str, tmp_path: Path) -> No
             torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
 
 
-def test_few_groups_are_kept(tmp_path: Path) -> None:
+def _of_a_llama(tmp_path: Path) -> LayerCalls:
     folder = make_tiny("llama", tmp_path / "llama", context=4096)
     config = read_config(folder)
     model = load_part(folder, config, Part(Span(0, 1)), "bf16")
     owner, name, _ = find_layers(model, config.num_hidden_layers)
-    calls = LayerCalls(model.base_model, owner, name, config.hidden_size, torch.bfloat16, 4096)
+    return LayerCalls(model.base_model, owner, name, config.hidden_size, torch.bfloat16, 4096)
+
+
+def test_few_groups_are_kept(tmp_path: Path) -> None:
+    calls = _of_a_llama(tmp_path)
     first = [a.clone() for a in _angles(calls.of(_plan((7, 1)), 1)[0])]
     for position in range(0, 4096, 10):
         calls.of(_plan((position, 1)), 1)
@@ -68,11 +72,7 @@ def test_few_groups_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_row_is_the_same_in_any_company(tmp_path: Path) -> None:
-    folder = make_tiny("llama", tmp_path / "llama", context=4096)
-    config = read_config(folder)
-    model = load_part(folder, config, Part(Span(0, 1)), "bf16")
-    owner, name, _ = find_layers(model, config.num_hidden_layers)
-    calls = LayerCalls(model.base_model, owner, name, config.hidden_size, torch.bfloat16, 4096)
+    calls = _of_a_llama(tmp_path)
     alone = [calls.of(_plan((p, 1)), 1)[0] for p in range(BLOCK - 4, BLOCK + 4)]  # the table grows on the way
     together = calls.of(_plan((BLOCK - 4, 8)), 8)[0]
     ragged = calls.of(_plan((3, 2), (BLOCK - 4, 8)), 32)[0]

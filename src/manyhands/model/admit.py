@@ -42,7 +42,7 @@ _SMALL = {
     "eos_token_id": 2,
 }  # fmt: skip
 
-
+# What of a config changes no number.
 _NO_OPTIONS = {"_name_or_path", "transformers_version", "dtype", "architectures", "torch_dtype"}
 
 
@@ -131,9 +131,8 @@ def _write_likeness(config: PreTrainedConfig, folder: Path, ids_T: Tensor) -> Te
         if parameter.dim() >= 2:
             parameter.data.mul_(4.0)  # initial weights are so small that every layer would be nearly the identity
         else:
-            parameter.data.add_(
-                0.1 * torch.randn(parameter.shape, generator=noise)
-            )  # ones and zeros would hide themselves
+            # Ones and zeros would hide themselves.
+            parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=noise))
         parameter.data.copy_(parameter.data.bfloat16())  # what bf16 can hold; buffers such as inv_freq stay exact
     model.save_pretrained(folder)
     with torch.inference_mode():

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache
 
 from manyhands.errors import ContextOverflow, ModelError
 from manyhands.model.cache import StepPlan
+from manyhands.model.load import Pass
 
 # Positions made ready at a time for steps of one row, and how many such groups are kept: a stream takes one after the other.
 _GROUP = 61
@@ -155,7 +156,7 @@ class _Noted(Exception):
 class _Note(nn.Module):
     """Stands where a layer was, and adds what it is called with to `notes`."""
 
-    attention_type = "full_attention"
+    attention_type = Pass.attention_type
 
     def __init__(self, notes: list[dict[str, Any]], wanted: int) -> None:
         super().__init__()

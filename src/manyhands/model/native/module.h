@@ -11,14 +11,8 @@ typedef struct {
     Product in, out;
 } Module;
 
-/* Numbers that a row takes in the scratch of tiles_module: of the product in, and of attention. */
-static inline int64_t module_scratch(const Module *module)
-{
-    return module->in.matrix.n + module->kind.heads * module->kind.value_dim;
-}
-
 /* x[num_rows, hidden], `stride` elements apart -> out (contiguous) likewise; the segments' caches are written. cos, sin: as in
- * tiles_front. scratch: num_rows of module_scratch; zero if some rows belong to no segment. `then`: as in product_run. As
+ * tiles_front. scratch: for each row what the product in and attention give; zero if some rows belong to no segment. `then`: as in product_run. As
  * tiles_attend returns. */
 int tiles_module(Team *team, int64_t threads, int64_t threads_in, int64_t threads_out, const Module *module,
                  const Segment *segments, int64_t num_segments, const bf16 *x, int64_t stride, int64_t num_rows, const bf16 *cos,
