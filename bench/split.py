@@ -54,7 +54,8 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[Arm, list[f
             for nodes in NODES:
                 origins[nodes, threads] = await origin(stack, home, nodes, threads, device)
                 note(f"{nodes} nodes of {threads} threads are ready")
-        arms = [Arm(*sizes) for sizes in itertools.product(NODES, options.threads, options.streams)]
+        sizes = itertools.product(options.threads, options.streams, NODES)  # those that are compared follow each other
+        arms = [Arm(nodes, threads, streams) for threads, streams, nodes in sizes]
         for arm in arms:
             await one(origins[arm.nodes, arm.threads], arm, 3)  # warm up
         for rep, arm in itertools.product(range(options.reps), arms):
@@ -82,13 +83,13 @@ def report(options: argparse.Namespace, samples: dict[Arm, list[float]]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=["0.5b", "1.1b", "tales"], default="0.5b")
-    parser.add_argument("--reps", type=int, default=0, help="default: 5, or 2 with --quick")
+    parser.add_argument("--reps", type=int, default=0, help="default: 7, or 2 with --quick")
     parser.add_argument("--new", type=int, default=24, help="tokens per stream")
     parser.add_argument("--threads", type=int, nargs="+", default=THREADS, choices=THREADS)
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS, choices=STREAMS)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    options.reps = options.reps or (2 if options.quick else 5)
+    options.reps = options.reps or (2 if options.quick else 7)
     return report(options, run_loop(measure(options, checkpoint(options.shape))))
 
 

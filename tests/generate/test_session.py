@@ -169,21 +169,21 @@ def payload(rows: torch.Tensor) -> Payload:
 
 
 FORGERIES: dict[str, tuple[EndsAt, Forge]] = {
-    "position": ("origin", lambda r: replace(r, position=r.position + 1)),
+    "position": ("origin", lambda r: r._replace(position=r.position + 1)),
     "too many rows": (
         "origin",
-        lambda r: replace(r, count=2, payload=payload(torch.zeros(2, 64).bfloat16())),
+        lambda r: r._replace(count=2, payload=payload(torch.zeros(2, 64).bfloat16())),
     ),
-    "nan": ("origin", lambda r: replace(r, payload=payload(torch.full((1, 64), float("nan")).bfloat16()))),
-    "huge": ("origin", lambda r: replace(r, payload=payload(torch.full((1, 64), 1e30).bfloat16()))),
-    "dtype": ("origin", lambda r: replace(r, payload=payload(torch.zeros(1, 64)))),
-    "width": ("origin", lambda r: replace(r, payload=payload(torch.zeros(1, 65).bfloat16()))),
-    "ids": ("origin", lambda r: replace(r, content="ids", payload=payload(torch.ones(1, 1).int()))),
-    "logits": ("origin", lambda r: replace(r, content="logits")),
-    "no such id": ("edges", lambda r: replace(r, payload=payload(torch.full((1, 1), 1 << 30).int()))),
-    "negative id": ("edges", lambda r: replace(r, payload=payload(torch.full((1, 1), -1).int()))),
-    "hidden for ids": ("edges", lambda r: replace(r, content="hidden")),
-    "wide ids": ("edges", lambda r: replace(r, payload=payload(torch.ones(1, 9).int()))),
+    "nan": ("origin", lambda r: r._replace(payload=payload(torch.full((1, 64), float("nan")).bfloat16()))),
+    "huge": ("origin", lambda r: r._replace(payload=payload(torch.full((1, 64), 1e30).bfloat16()))),
+    "dtype": ("origin", lambda r: r._replace(payload=payload(torch.zeros(1, 64)))),
+    "width": ("origin", lambda r: r._replace(payload=payload(torch.zeros(1, 65).bfloat16()))),
+    "ids": ("origin", lambda r: r._replace(content="ids", payload=payload(torch.ones(1, 1).int()))),
+    "logits": ("origin", lambda r: r._replace(content="logits")),
+    "no such id": ("edges", lambda r: r._replace(payload=payload(torch.full((1, 1), 1 << 30).int()))),
+    "negative id": ("edges", lambda r: r._replace(payload=payload(torch.full((1, 1), -1).int()))),
+    "hidden for ids": ("edges", lambda r: r._replace(content="hidden")),
+    "wide ids": ("edges", lambda r: r._replace(payload=payload(torch.ones(1, 9).int()))),
 }
 
 

@@ -1,5 +1,6 @@
 """Decoder layers in one native call: the same bits as layer by layer, whatever part of them runs; others are left alone."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,59 @@ def test_the_bits_are_those_of_layer_by_layer(family: str, count: int, tmp_path:
         with threads(count):
             got = run(shard, span, stacked=True)
         assert all(map(torch.equal, got, want))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "glm4"])
+def test_few_rows_as_bytes_give_the_bits_of_tensors(family: str, count: int, tmp_path: Path) -> None:
+    """A token, strangers, a window, a rollback; over a block of positions, at a border of which angles are worked out anew."""
+    shard, random = shard_of(family, tmp_path, Span(1, 6)), torch.Generator().manual_seed(5)
+    for span in (Span(1, 6), Span(2, 6)):
+        few = shard.few(span)
+        assert few is not None and few is shard.few(span)
+        caches = [[shard.new_cache(600, span) for _ in range(2)] for _ in range(2)]
+        for start in (0, 523):
+            x = torch.randn(523 if start == 0 else 1, shard.hidden_size, generator=random).bfloat16()
+            for own in caches:
+                shard.forward(x, StepPlan([Segment(own[0], start, 0, len(x))]), span)
+        for step in ([(0, 524, 1)], [(0, 525, 1), (1, 0, 9)], [(1, 9, 1), (0, 526, 30)], [(0, 528, 1)], [(1, 3, 32)]):
+            x = torch.randn(sum(rows for _, _, rows in step), shard.hidden_size, generator=random).bfloat16()
+            plans = [_side_by_side([(own[session], start, rows) for session, start, rows in step]) for own in caches]
+            with threads(2):
+                want = shard.forward(x, plans[0], span)
+            with threads(count):
+                for s in plans[1].segments:
+                    few.put(s.row, _bytes(x[s.row : s.row + s.count]))
+                few.run(plans[1])
+            assert b"".join(few.take(s.row, s.count) for s in plans[1].segments) == _bytes(want)
+            assert [cache.length for cache in caches[0]] == [cache.length for cache in caches[1]]
+
+
+def _side_by_side(parts: list[tuple[SessionCache, int, int]]) -> StepPlan:
+    segments: list[Segment] = []
+    for cache, start, count in parts:
+        segments.append(Segment(cache, start, sum(s.count for s in segments), count))
+    return StepPlan(segments)
+
+
+def _bytes(x: Tensor) -> bytes:
+    return x.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def test_few_rows_say_how_large_they_are(tmp_path: Path) -> None:
+    few = shard_of("llama", tmp_path, Span(0, 6)).few(Span(0, 6))
+    assert few is not None
+    x = torch.ones(3, few.row_bytes // 2).bfloat16() * torch.tensor([[1.0], [0.0], [3.0]]).bfloat16()
+    assert few.put(2, _bytes(x)) == pytest.approx((0.0, 3 * (few.row_bytes / 2) ** 0.5))
+    x[1, 4] = torch.nan
+    assert math.isnan(few.put(0, _bytes(x))[1])
+    with pytest.raises(ValueError, match="different structures"):
+        few.put(31, _bytes(x))  # beyond the last row: nothing else is written over
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmo2"])
+def test_few_rows_of_other_layers_are_tensors(family: str, tmp_path: Path) -> None:
+    assert shard_of(family, tmp_path, Span(0, 6)).few(Span(1, 2)) is None
 
 
 Forward = Callable[..., Tensor]

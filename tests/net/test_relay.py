@@ -4,7 +4,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -146,7 +145,7 @@ def test_the_relay_sees_no_plaintext(run: Run) -> None:
 
         async with scene(relay_of_legs(Curious)) as s, linked(s, "data") as (near, far):
             secret = b"activations" * 100
-            near.send(replace(step(1), payload=Payload("int32", len(secret) // 4, secret)))
+            near.send(step(1)._replace(payload=Payload("int32", len(secret) // 4, secret)))
             message = await receive(far)
             assert isinstance(message, Step) and message.payload is not None and bytes(message.payload.data) == secret
             assert len(seen) > len(secret) and b"activations" not in seen

@@ -85,7 +85,7 @@ def plain(messages: list[Message]) -> list[Message]:
 def _plain(message: Message) -> Message:
     match message:
         case Step(payload=Payload() as payload):
-            return replace(message, payload=replace(payload, data=bytes(payload.data)))
+            return message._replace(payload=payload._replace(data=bytes(payload.data)))
         case Chunk():
             return replace(message, data=bytes(message.data))
         case _:

@@ -59,7 +59,7 @@ def step(number: int, position: int, rows: Tensor | None, **changes: Any) -> Ste
     """Hidden rows at `position` for session `number` on hop 1."""
     count = 0 if rows is None else rows.shape[0]
     payload = None if rows is None else encode_tensor(rows)
-    return replace(Step(session_id(number), 1, 1, position, count, 0, 0, "hidden", None, payload), **changes)
+    return Step(session_id(number), 1, 1, position, count, 0, 0, "hidden", None, payload)._replace(**changes)
 
 
 def opening(number: int, capacity: int = 64, **changes: Any) -> Open:

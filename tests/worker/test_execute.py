@@ -20,7 +20,7 @@ from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.tensor import decode_tensor, encode_tensor
 from manyhands.worker.bounds import MAX_NORM, MIN_SEEN, RowBounds
-from manyhands.worker.execute import Device, Result, SpanModel, Work
+from manyhands.worker.execute import Device, Result, SpanModel, Work, device_of_process
 from tests.model.pipeline import random_ids
 from tests.worker.hop import hidden
 
@@ -206,6 +206,59 @@ def test_a_device_is_one_thread_with_its_own_thread_count() -> None:
 
     run_virtual(main())
     assert torch.get_num_threads() == before
+
+
+def test_what_is_short_runs_on_the_loop_s_thread_where_that_computes_and_the_device_is_idle() -> None:
+    """Never beside another job of the device, not even one whose caller has gone."""
+    before = torch.get_num_threads(), compute_threads.available(), torch.is_inference_mode_enabled()
+
+    async def main() -> None:
+        loop_thread = threading.get_ident()
+        with device_of_process(2) as device:
+            await device.run(lambda: None)
+            here = device.run(threading.get_ident, is_short=True)
+            assert here.done() and here.result() == loop_thread and compute_threads.available() == 1
+            assert (
+                await device.run(compute_threads.available) == 2
+                and await device.run(threading.get_ident) != loop_thread
+            )
+            failed = device.run(lambda: 1 // 0, is_short=True)
+            assert isinstance(failed.exception(), ZeroDivisionError)
+
+            begun, release = threading.Event(), threading.Event()
+
+            def hold() -> None:
+                begun.set()
+                release.wait(5)
+
+            busy = device.run(hold)
+            begun.wait(5)
+            busy.cancel()
+            await asyncio.sleep(0)
+            queued = device.run(threading.get_ident, is_short=True)
+            assert not queued.done()
+            release.set()
+            assert await queued != loop_thread
+        lone = Device.start(1)
+        assert await lone.run(threading.get_ident, is_short=True) != loop_thread, "a library's loop is its user's"
+        lone.close()
+
+    asyncio.run(main())
+    assert (torch.get_num_threads(), compute_threads.available(), torch.is_inference_mode_enabled()) == before
+
+
+def test_rows_that_come_as_bytes_are_judged_one_by_one(inner: SpanModel) -> None:
+    """A decode step of four sessions: one sends NaN, one too few bytes, one floats; the fourth gets what it gets alone."""
+    good, nan = hidden(1, 2), hidden(1, 1)
+    nan[0, 7] = torch.nan
+    want = tensor(inner.run([work(inner, good, position=5)])[0])
+    works = [work(inner, rows, position=5) for rows in (nan, hidden(1, 3), hidden(1, 4).float(), good)]
+    assert works[1].payload is not None
+    works[1].payload = works[1].payload._replace(data=bytes(126))
+    outcomes = inner.run(works)
+    assert [type(o) for o in outcomes] == [Corruption, ProtocolError, ProtocolError, Result]
+    assert torch.equal(tensor(outcomes[3]), want)
+    assert [w.cache.length for w in works] == [5, 5, 5, 6]
 
 
 def test_a_job_that_nobody_waits_for_is_not_begun_and_closing_cancels_what_waits() -> None:

@@ -1,7 +1,9 @@
 """manyhands.worker.serve: leases before acceptance, one session's error is that session's, credits, eviction."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import math
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +18,7 @@ from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Credit, Opened, Step
 from manyhands.wire.tensor import decode_tensor
+from manyhands.worker.execute import Result, SpanModel, Work, computing
 from tests.worker.hop import AFTER, ORIGIN, Hop, Notes, hidden, hop, opening, session_id
 
 Scenario = Callable[[Hop], Awaitable[None]]
@@ -163,6 +166,40 @@ def test_a_batch_and_a_cut_prefill_give_the_bits_of_one_session_alone(folder: Pa
 
     play(folder, one_alone)
     play(folder, in_company, prefill_rows=17, mixed_rows=5)
+
+
+@pytest.mark.parametrize("short_s", [0.0, math.inf])
+def test_short_steps_are_computed_on_the_loop_s_thread(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, short_s: float
+) -> None:
+    """Once it is known how long they take, and never a prefill; with the bits of the device's thread."""
+    places: list[tuple[int, bool]] = []
+    plain, rows = SpanModel.run, [hidden(n, seed) for seed, n in enumerate([5, 1, 1, 20, 1, 3])]
+    loop_thread = threading.get_ident()
+
+    def noted(self: SpanModel, works: Sequence[Work]) -> list[Result | Exception]:
+        places.append((works[0].count, threading.get_ident() == loop_thread))
+        return plain(self, works)
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        position = 0
+        for i, part in enumerate(rows):
+            one.step(1, position, part)
+            await computed(one, 1, i + 1)
+            position += len(part)
+        got.append(one.rows(1))
+
+    got: list[torch.Tensor] = []
+    play(folder, scenario)
+    monkeypatch.setattr(SpanModel, "run", noted)
+    monkeypatch.setattr("manyhands.worker.serve.SHORT_S", short_s)
+    monkeypatch.setattr("manyhands.worker.execute.fastest_threads", lambda *_: 1)
+    with computing(1):
+        play(folder, scenario)
+    is_here = short_s > 0
+    assert places == [(5, False), (1, is_here), (1, is_here), (20, False), (1, is_here), (3, is_here)]
+    assert torch.equal(*got)
 
 
 def test_a_step_from_a_stranger_costs_the_stranger_its_link_alone(folder: Path) -> None:

@@ -90,7 +90,7 @@ async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: T
     from manyhands.member.member import Member
     from manyhands.swarm.identity import NodeKey
     from manyhands.swarm.ticket import Ticket
-    from manyhands.worker.execute import Device
+    from manyhands.worker.execute import device_of_process
 
     began = time.monotonic()  # what comes now is not Python loading libraries
     home = home_from_env()
@@ -103,8 +103,7 @@ async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: T
     config = _config_of(wish, name, key, ticket, found)
     _check_api(wish, home)
     signals = Signals(while_stdin)
-    device = Device.start(wish.threads)
-    try:
+    with device_of_process(wish.threads) as device:
         made = member_transport(key, ticket, config)
         async with Member(key, ticket, config, made, worker=found.worker, request=found.request) as member:
             me = Running(name, os.getpid(), member.id, ticket.name, str(member.addresses[0]))
@@ -112,8 +111,6 @@ async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: T
                 work = _serve(member, wish, named, device, home, tell, announce, signals, began)
                 await _until(signals.stop, work)
         tell("left", "left")
-    finally:
-        device.close()
 
 
 async def _serve(

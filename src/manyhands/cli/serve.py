@@ -109,15 +109,14 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
     from manyhands.member.neighbours import reachable
     from manyhands.model.fetch import resolve_model
     from manyhands.swarm.ticket import Ticket
-    from manyhands.worker.execute import Device
+    from manyhands.worker.execute import device_of_process
 
     ticket = Ticket.parse(ticket_text) if ticket_text else Ticket.new("home")
     with progress_bar() as bar:
         with_ends = job.has_ends or job.api.addr is not None
         folder = await asyncio.to_thread(resolve_model, job.model, job.span, with_ends, home_from_env(), bar)
-    device = Device.start(job.threads)
     stop, leave = _signals(while_stdin)
-    try:
+    with device_of_process(job.threads) as device:
         found = options.settings()
         swarm = (
             None if while_stdin else found.swarm
@@ -156,8 +155,6 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
                     _say(as_json, "draining")
                     await _drain(node.drain(), stop)
         _say(as_json, "stopped")
-    finally:
-        device.close()
 
 
 async def _offer_to_load(node: "Node", folder: Path, job: _Job, device: "Device") -> None:

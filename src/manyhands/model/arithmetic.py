@@ -15,7 +15,7 @@ from manyhands.core import Precision
 # Environment variables with which a user may hold the libraries back: other kernels, other bits.
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 # Raised whenever our own kernels or their order of operations change.
-PLUGIN_VERSION = 5
+PLUGIN_VERSION = 6
 
 
 @cache

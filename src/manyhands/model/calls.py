@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from manyhands.errors import ContextOverflow, ModelError
+from manyhands.model.attend import Turn
 from manyhands.model.cache import StepPlan
 from manyhands.model.load import Pass
 
@@ -50,12 +51,29 @@ class LayerCalls:
         self._axes = [_position_axis(tensor) for tensor in tensors]
         self._num_positions = BLOCK
         self._groups: dict[int, list[list[dict[str, Any]]]] = {}
+        self._turns: dict[int, Turn] = {}  # by the tensor of cosines
 
     def of(self, plan: StepPlan, num_rows: int) -> list[dict[str, Any]]:
         """Each layer's arguments for the rows of `plan` and, up to `num_rows`, for rows at position 0.
 
         Raises ContextOverflow for a position that the model does not have.
         """
+        self._reach(plan)
+        if num_rows == 1:
+            group, index = divmod(plan.segments[0].start, _GROUP)
+            return (self._groups.get(group) or self._add_group(group))[index]
+        return self._fill(self._rows(plan, num_rows))
+
+    def turn(self, index: int, plan: StepPlan) -> Turn:
+        """The rotary angles of layer `index`, for position 0 and on, as far as `plan` goes at least. Raises ContextOverflow."""
+        self._reach(plan)
+        cos, sin = (rows.index for rows in self._calls[index]["position_embeddings"])
+        if (turn := self._turns.get(cos)) is None:
+            turn = self._turns[cos] = Turn(self._tensors[cos], self._tensors[sin])
+        return turn
+
+    def _reach(self, plan: StepPlan) -> None:
+        """Work out what layers are called with at the positions of `plan`. Raises ContextOverflow."""
         end = max([s.start + s.count for s in plan.segments])
         if end > self._context:
             raise ContextOverflow(f"position {end - 1} is beyond the model's context of {self._context}")
@@ -63,10 +81,7 @@ class LayerCalls:
             _, more = self._block(self._num_positions, self._hidden_1BD)
             self._tensors = list(map(torch.cat, zip(self._tensors, more, strict=True), self._axes))
             self._num_positions += BLOCK
-        if num_rows == 1:
-            group, index = divmod(plan.segments[0].start, _GROUP)
-            return (self._groups.get(group) or self._add_group(group))[index]
-        return self._fill(self._rows(plan, num_rows))
+            self._turns.clear()
 
     def _add_group(self, group: int) -> list[list[dict[str, Any]]]:
         """For each position of a group what `of` returns for it alone. (To slice tensors at each step takes a hop 90 us.)"""

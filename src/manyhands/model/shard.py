@@ -1,7 +1,9 @@
 """One span of a model on one node: hidden states in, hidden states out. Knows nothing of sessions' owners or networks."""
 
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +17,8 @@ from manyhands.model.calls import LayerCalls
 from manyhands.model.fuse import fuse
 from manyhands.model.linear import DTYPES, pad_rows, replace_linears
 from manyhands.model.load import Part, context_length, find_layers, load_part, read_config
-from manyhands.model.stack import TRIAL_ROWS, Stack, decoder_of
+from manyhands.model.stack import FEW_ROWS, TRIAL_ROWS, FewRows, Stack, decoder_of
 
-# Steps up to this size are shared among threads only in their large products.
-FEW_ROWS = 32
 _PROBE = 4  # rows of the step that shows what a layer does
 
 
@@ -41,6 +41,7 @@ class Shard:
         context = context_length(self.config)
         self._calls = LayerCalls(model.base_model, owner, name, self.hidden_size, self.dtype, context)
         self._stacks: dict[int, tuple[Stack, range]] = {}
+        self._few: dict[Span, FewRows | None] = {}
         self.shapes = self._prepare()
         if precision == "bf16" and tiles.available():
             self._stacks = self._stacked()
@@ -56,9 +57,11 @@ class Shard:
             order.append((module, id(args[0])))  # type: ignore[arg-type]
 
         hooks = [m.register_forward_pre_hook(record) for m in self._layers.modules() if type(m) is nn.Linear]
-        probe = Probe()
+        probe, calls = Probe(), self._calls.of(_alone(_PROBE), _PROBE)
+        hidden_ND = torch.zeros(_PROBE, self.hidden_size, dtype=self.dtype)
         with attention.running(probe):
-            self._run(torch.zeros(_PROBE, self.hidden_size, dtype=self.dtype), _alone(_PROBE), self.span)
+            for index in range(self.span.start, self.span.end):
+                hidden_ND = self._layer(index, hidden_ND, calls[index])
         for hook in hooks:
             hook.remove()
         replace_linears(self._layers, order, self.precision)
@@ -96,25 +99,45 @@ class Shard:
         Writes the sessions' caches at the rows' positions and sets each session's length to the end of its segment.
         """
         count, padded_ND = hidden_ND.shape[0], pad_rows(hidden_ND)
-        with attention.running(plan), threads.using(1 if count <= FEW_ROWS else threads.available()):
-            out = self._run(padded_ND, plan, span or self.span)
+        out = self._run(padded_ND, plan, span or self.span)
         for s in plan.segments:
             s.cache.length = s.start + s.count
         return out if padded_ND is hidden_ND else out[:count]
 
     def _run(self, hidden_ND: Tensor, plan: StepPlan, span: Span) -> Tensor:
-        index, calls = span.start, self._calls.of(plan, hidden_ND.shape[0])
-        while index < span.end:
-            if index in self._stacks:
-                stack, layers = self._stacks[index]
-                stretch = range(index - layers.start, min(span.end, layers.stop) - layers.start)
-                hidden_ND = stack(plan, hidden_ND, stretch, *calls[index]["position_embeddings"])
-                index += len(stretch)
-            else:
-                out = self._layers[index](hidden_ND[None], **calls[index])
-                hidden_ND = (out[0] if isinstance(out, tuple) else out)[0]
-                index += 1
+        calls: list[dict[str, Any]] = []
+        for index, stack, stretch in self._parts(span):
+            if stack is not None:
+                hidden_ND = stack(plan, hidden_ND, stretch, self._calls.turn(index, plan))
+                continue
+            calls = calls or self._calls.of(plan, len(hidden_ND))
+            num_threads = 1 if len(hidden_ND) <= FEW_ROWS else threads.available()
+            with attention.running(plan), threads.using(num_threads):
+                hidden_ND = self._layer(index, hidden_ND, calls[index])
         return hidden_ND
+
+    def _parts(self, span: Span) -> Iterator[tuple[int, Stack | None, range]]:
+        """The layers of `span` in order: the first of each part, its stack (None: one layer), which layers of that it has."""
+        index = span.start
+        while index < span.end:
+            stack, layers = self._stacks.get(index, (None, range(index, index + 1)))
+            stretch = range(index - layers.start, min(span.end, layers.stop) - layers.start)
+            yield index, stack, stretch
+            index += len(stretch)
+
+    def few(self, span: Span) -> "FewRows | None":
+        """What runs `span` on few rows; None if some of its layers are not our own kernels'."""
+        if span not in self._few:
+            parts = [(index, stack, stretch) for index, stack, stretch in self._parts(span) if stack is not None]
+            is_whole = sum(len(stretch) for _, _, stretch in parts) == len(span)
+            self._few[span] = FewRows(self._calls, parts) if is_whole else None
+        return self._few[span]
+
+    def _layer(self, index: int, hidden_ND: Tensor, call: dict[str, Any]) -> Tensor:
+        """transformers' own layer, with our parts in it."""
+        out = self._layers[index](hidden_ND[None], **call)
+        hidden_1ND: Tensor = out[0] if isinstance(out, tuple) else out
+        return hidden_1ND[0]
 
 
 def _alone(count: int) -> StepPlan:

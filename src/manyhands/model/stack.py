@@ -17,8 +17,10 @@ from manyhands.model import threads, tiles
 from manyhands.model.attend import Module, ModuleStruct, Turn, check
 from manyhands.model.attention import running
 from manyhands.model.cache import LayerShape, Segment, SessionCache, StepPlan
+from manyhands.model.calls import LayerCalls
 
 TRIAL_ROWS = 3
+FEW_ROWS = 32  # a step of as many runs in memory that stays
 _MAX_COUNTS = 256
 
 
@@ -68,29 +70,37 @@ class Stack:
         self._pointers = (ctypes.c_void_p * len(layers))(*addresses)
         self._run = tiles.kernel().tiles_stack
         self._inner = max(max(layer.attention.scratch, layer.down.shape[1]) for layer in layers)
+        self.width = layers[0].attention.first.shape[1]
+        self._few = self._scratch(FEW_ROWS)
         self._counts: dict[tuple[int, int], ctypes.Array[ctypes.c_int64]] = {}
 
-    def __call__(self, plan: StepPlan, x_NK: Tensor, stretch: range, cos_1NR: Tensor, sin_1NR: Tensor) -> Tensor:
+    def __call__(self, plan: StepPlan, x_NK: Tensor, stretch: range, turn: Turn) -> Tensor:
         """[N, hidden] to the same through layers `stretch` (of these, from 0). Writes the sessions' caches.
 
-        Every row belongs to a segment. Raises ValueError if a segment does not fit its cache.
+        Every row belongs to a segment; `turn` has all positions. Raises ValueError if a segment does not fit its cache.
         """
+        x_NK = tiles.rows_of(x_NK, self.width).contiguous()
+        out = torch.empty(x_NK.shape, dtype=torch.bfloat16)
+        self.run(plan, len(x_NK), x_NK.data_ptr(), out.data_ptr(), stretch, turn)
+        return out
+
+    def run(self, plan: StepPlan, num_rows: int, given: int, out: int, stretch: range, turn: Turn) -> None:
+        """As a call, on contiguous rows at these addresses, which may be one."""
         first, last = self._layers[stretch.start].attention.first, self._layers[stretch.stop - 1].down
-        num_rows, width = x_NK.shape
-        x_NK = tiles.rows_of(x_NK, first.shape[1]).contiguous()
-        segments, turn = (plan.table(), len(plan.segments)), Turn.of(plan, cos_1NR, sin_1NR)
+        segments = plan.table(), len(plan.segments)
         assert plan.num_rows == num_rows
-        out = torch.empty(num_rows, width, dtype=torch.bfloat16)
-        scratch = torch.empty(num_rows * (2 * width + self._inner), dtype=torch.bfloat16)
+        scratch = self._few if num_rows <= FEW_ROWS else self._scratch(num_rows)
         first.comes_next()
         last.comes_next()
         count = threads.available()
         counts = ctypes.addressof(self._threads(num_rows, count)) + 32 * stretch.start
         layers = ctypes.addressof(self._pointers) + 8 * stretch.start
         where = tiles.team(count).handle, count, counts, layers, len(stretch)
-        rows = x_NK.data_ptr(), num_rows, width, *turn.pointers
-        check(self._run(*where, *segments, *rows, scratch.data_ptr(), out.data_ptr(), *last.then))
-        return out
+        rows = given, num_rows, self.width, *turn.pointers
+        check(self._run(*where, *segments, *rows, scratch.data_ptr(), out, *last.then))
+
+    def _scratch(self, num_rows: int) -> Tensor:
+        return torch.empty(num_rows * (2 * self.width + self._inner), dtype=torch.bfloat16)
 
     def _threads(self, num_rows: int, available: int) -> "ctypes.Array[ctypes.c_int64]":
         """How many threads each product of each layer gets."""
@@ -102,6 +112,41 @@ class Stack:
             counts = [threads.for_product(num_rows, *product.shape) for product in products]
             self._counts[key] = (ctypes.c_int64 * len(counts))(*counts)
         return self._counts[key]
+
+
+class FewRows:
+    """A step of at most FEW_ROWS rows through `parts` of a span: bytes in, bytes out.
+
+    It makes no tensor. With cold caches, as they are when a node has waited for a millisecond, torch's share of a hop is
+    100 us, more than small layers take (bench/hop.py). Not thread-safe.
+    """
+
+    def __init__(self, calls: LayerCalls, parts: Sequence[tuple[int, Stack, range]]) -> None:
+        self._calls, self._parts = calls, parts
+        rows_ND = torch.zeros(FEW_ROWS, parts[0][1].width, dtype=torch.bfloat16)
+        self._bytes = rows_ND.view(torch.uint8).numpy().data.cast("B")  # keeps the memory
+        self._address, self._width, self.row_bytes = rows_ND.data_ptr(), rows_ND.shape[1], rows_ND[0].nbytes
+        self._bounds, self._measure = (ctypes.c_float * 2)(), tiles.kernel().tiles_measure
+
+    def put(self, row: int, data: bytes | bytearray | memoryview) -> tuple[float, float]:
+        """`data` is one or more rows, from `row` on. Returns the least and the largest of their norms (NaN if one is)."""
+        begin, num_bytes = row * self.row_bytes, len(data)
+        self._bytes[begin : begin + num_bytes] = data
+        count = num_bytes // self.row_bytes
+        self._measure(self._address + begin, self._width, count, self._width, self._bounds)
+        return self._bounds[0], self._bounds[1]
+
+    def run(self, plan: StepPlan) -> None:
+        """As Shard.forward, on what was put. Raises ContextOverflow, and ValueError if a segment does not fit its cache."""
+        num_rows = sum([s.count for s in plan.segments])
+        for index, stack, stretch in self._parts:
+            stack.run(plan, num_rows, self._address, self._address, stretch, self._calls.turn(index, plan))
+        for s in plan.segments:
+            s.cache.length = s.start + s.count
+
+    def take(self, row: int, count: int) -> bytes:
+        """Rows [row, row + count) of what came out."""
+        return bytes(self._bytes[row * self.row_bytes : (row + count) * self.row_bytes])
 
 
 def decoder_of(layer: nn.Module, index: int, shape: LayerShape, call: dict[str, Any]) -> Decoder | None:
@@ -134,5 +179,5 @@ def _gives_the_same_bits(
     plan = StepPlan([Segment(SessionCache({index: shape}, TRIAL_ROWS), 0, 0, TRIAL_ROWS)])
     with running(plan):
         want = layer(x[None], **call)
-    got = Stack([decoder])(plan, x, range(1), *call["position_embeddings"])
+    got = Stack([decoder])(plan, x, range(1), Turn(*call["position_embeddings"]))
     return isinstance(want, Tensor) and torch.equal(got, want[0])

@@ -6,6 +6,8 @@ except for its products. No count changes a bit (manyhands.model.prove shows it)
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -31,6 +33,18 @@ def give(count: int) -> None:
     operations are small, and to change its number takes a hop 20 us."""
     _device.count = count
     torch.set_num_threads(1)
+
+
+@contextmanager
+def given(count: int) -> Iterator[None]:
+    """`give`, until the block ends."""
+    before, outer = torch.get_num_threads(), getattr(_device, "count", None)
+    give(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _device.count = outer
 
 
 def for_product(count: int, num_rows: int, num_columns: int) -> int:

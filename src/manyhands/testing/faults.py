@@ -16,7 +16,7 @@ few rows of the session. "nudge" (x 1.5) gives plausible wrong numbers: nobody c
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeVar, cast
 
 from manyhands.core import ORIGIN_HOP, EdgeHealth, NodeAddr, NodeId
@@ -157,7 +157,7 @@ class Faults:
             payload = step.payload
             if payload is not None:
                 payload = Payload(payload.dtype, payload.width, b"\xff" * len(payload.data))
-            link.send_now(replace(step, payload=payload))
+            link.send_now(step._replace(payload=payload))
 
         self._spoil(sender, receiver, phase, skip, garble)
 
@@ -165,7 +165,7 @@ class Faults:
         """One step from `sender` to `receiver` arrives with its position wrong by `by`."""
 
         def move(link: "FaultyLink", step: Step) -> None:
-            link.send_now(replace(step, position=max(0, step.position + by)))
+            link.send_now(step._replace(position=max(0, step.position + by)))
 
         self._spoil(sender, receiver, phase, skip, move)
 
@@ -404,7 +404,7 @@ class _SlowDevice:
     def __init__(self, plain: Device, seconds: float) -> None:
         self.plain, self._seconds = plain, seconds
 
-    def run(self, function: Callable[[], T]) -> "asyncio.Future[T]":
+    def run(self, function: Callable[[], T], *, is_short: bool = False) -> "asyncio.Future[T]":
         async def later() -> T:
             await asyncio.sleep(self._seconds)
             return await self.plain.run(function)
@@ -427,7 +427,7 @@ class _Poisoned:
     def _spoiled(self, result: Result | Exception) -> Result | Exception:
         if not isinstance(result, Result) or result.payload is None or result.payload.dtype == "int32":
             return result
-        return replace(result, payload=spoil(result.payload, result.count, self._how))
+        return result._replace(payload=spoil(result.payload, result.count, self._how))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)

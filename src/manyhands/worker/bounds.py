@@ -34,9 +34,14 @@ def norms(hidden_TD: Tensor, name: str) -> tuple[float, float]:
     else:
         norms_T: list[float] = torch.linalg.vector_norm(hidden_TD, dim=1, dtype=torch.float32).tolist()
         least, most = min(norms_T), max(norms_T, key=lambda norm: (math.isnan(norm), norm))
+    check(most, name)
+    return least, most
+
+
+def check(most: float, name: str) -> None:
+    """Raise Corruption if the largest norm of the rows `name` can be no model's."""
     if not most <= MAX_NORM:  # also NaN
         raise Corruption(f"{name} are not finite or beyond {MAX_NORM:g}")
-    return least, most
 
 
 class RowBounds:
@@ -55,7 +60,11 @@ class RowBounds:
 
     def admit(self, hidden_TD: Tensor, name: str) -> None:
         """Learn from rows that can be; raise Corruption, naming them, and learn nothing, if one cannot."""
-        least, most = norms(hidden_TD, name)
+        self.admit_norms(*norms(hidden_TD, name), hidden_TD.shape[0], name)
+
+    def admit_norms(self, least: float, most: float, count: int, name: str) -> None:
+        """`admit` of `count` rows whose norms are these."""
+        check(most, name)
         if least == 0.0:
             raise Corruption(f"{name} are all zeros in one row or more")
         if self._num_seen >= MIN_SEEN and self._drift(least, most) > MAX_DRIFT:
@@ -64,7 +73,7 @@ class RowBounds:
                 f"and {MAX_DRIFT:g} times more or less is no model's"
             )
         self._least, self._most = min(least, self._least), max(most, self._most)
-        self._num_seen += hidden_TD.shape[0]
+        self._num_seen += count
 
     def _drift(self, least: float, most: float) -> float:
         """How far rows lie outside of what was seen, as a factor (1 or less: inside)."""

@@ -5,12 +5,13 @@ Knows nothing of links, leases or order; it is told what to run. Loading and dro
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,12 +22,15 @@ from manyhands.model import threads
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.ends import Ends
 from manyhands.model.shard import Shard
+from manyhands.model.stack import FEW_ROWS
 from manyhands.wire.message import Content, DType, Payload
-from manyhands.wire.tensor import decode_tensor, encode_tensor
-from manyhands.worker.bounds import RowBounds, norms
+from manyhands.wire.tensor import encode_tensor
+from manyhands.worker.bounds import RowBounds
+from manyhands.worker.rows import ByteRows, TensorRows
 from manyhands.worker.thread import OneThread
 
 T = TypeVar("T")
+_here = threading.local()
 # The dtype of hidden states on the wire is the compute dtype.
 WIRE_DTYPES: dict[Precision, DType] = {"bf16": "bf16", "fp32": "fp32", "fp16": "fp16", "int8": "bf16"}
 
@@ -67,12 +71,11 @@ class Work:
     bounds: RowBounds | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """What goes on to the next hop or the origin: rows [position, position + count)."""
 
     position: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple's own
     content: Content
     payload: Payload | None
 
@@ -86,10 +89,16 @@ class Device:
 
     @classmethod
     def start(cls, num_threads: int | None = None, name: str = "device") -> "Device":
-        return cls(OneThread(name, _computing(num_threads or os.cpu_count() or 1)), num_threads)
+        return cls(OneThread(name, computing(num_threads or os.cpu_count() or 1)), num_threads)
 
-    def run(self, function: Callable[[], T]) -> "asyncio.Future[T]":
-        """`function()` on the device thread. Cancelling the future does not stop a function that has begun."""
+    def run(self, function: Callable[[], T], *, is_short: bool = False) -> "asyncio.Future[T]":
+        """`function()` on the device thread. Cancelling the future does not stop a function that has begun.
+
+        One that `is_short` runs on the loop's own thread, and the future is done, where that is `computing` and nothing else
+        runs on the device: to hand it over and its result back would take a hop 150 us.
+        """
+        if is_short and getattr(_here, "is_computing", False) and self.thread.is_idle:
+            return self.thread.run_here(function)
         return asyncio.get_running_loop().run_in_executor(self.thread, function)
 
     def close(self) -> None:
@@ -97,11 +106,28 @@ class Device:
 
 
 @contextmanager
-def _computing(num_threads: int) -> Iterator[None]:
-    """What a device's thread is in for good: to enter inference mode at every step costs a hop 20 us."""
-    threads.give(num_threads)
-    with torch.inference_mode():
-        yield
+def computing(num_threads: int) -> Iterator[None]:
+    """What a thread that computes is in for good: to enter inference mode at every step costs a hop 20 us.
+
+    A process whose loop's thread is in it lets its devices use that too, for steps on one thread that are short.
+    """
+    _here.is_computing = True
+    try:
+        with threads.given(num_threads), torch.inference_mode():
+            yield
+    finally:
+        _here.is_computing = False
+
+
+@contextmanager
+def device_of_process(num_threads: int | None) -> Iterator[Device]:
+    """The device of a process that is there to serve: its loop, on the calling thread, computes too."""
+    device = Device.start(num_threads)
+    try:
+        with computing(1):
+            yield device
+    finally:
+        device.close()
 
 
 class SpanModel:
@@ -120,7 +146,8 @@ class SpanModel:
 
         self.wire_dtype = WIRE_DTYPES[precision]
         self.vocab_size = int(self.shard.config.vocab_size)
-        threads.give(num_threads or fastest_threads(self._decode_once, os.cpu_count() or 1))
+        self.num_threads = num_threads or fastest_threads(self._decode_once, os.cpu_count() or 1)
+        threads.give(self.num_threads)
 
     def _decode_once(self) -> None:
         """One decode step of nobody's session."""
@@ -133,62 +160,75 @@ class SpanModel:
 
         Segments on the same layers run side by side; others one after the other.
         """
-        out: dict[int, Result | Exception] = {}
-        groups: dict[Span, list[tuple[int, Tensor]]] = {}
+        spans: dict[Span, list[int]] = {}
         for i, work in enumerate(works):
-            try:
-                given_TD = self._input(work)
-            except (Corruption, ProtocolError) as error:
-                out[i] = error
-            else:
-                groups.setdefault(work.span, []).append((i, given_TD))
-        for span, group in groups.items():
-            plan = _side_by_side([works[i] for i, _ in group])
-            given_ND = group[0][1] if len(group) == 1 else torch.cat([x for _, x in group])
-            hidden_ND = self.shard.forward(given_ND, plan, span)
-            for (i, _), s in zip(group, plan.segments, strict=True):
-                rows_TD = hidden_ND if len(group) == 1 else hidden_ND[s.row : s.row + s.count]
-                out[i] = self._try_output(works[i], rows_TD)
+            spans.setdefault(work.span, []).append(i)
+        out: dict[int, Result | Exception] = {}
+        for span, group in spans.items():
+            out |= zip(group, self._run_on(span, [works[i] for i in group]), strict=True)
         return [out[i] for i in range(len(works))]
 
-    def _try_output(self, work: Work, hidden_TD: Tensor) -> Result | Exception:
+    def _run_on(self, span: Span, works: Sequence[Work]) -> list[Result | Exception]:
+        rows, put, row = self._rows(span, works), list[Segment | Exception](), 0
+        for work in works:
+            try:
+                self._put(rows, work)
+            except (Corruption, ProtocolError) as error:
+                put.append(error)
+            else:
+                put.append(Segment(work.cache, work.position, row, work.count))
+                row += work.count
+        if segments := [s for s in put if isinstance(s, Segment)]:
+            rows.run(StepPlan(segments))
+        return [self._try_take(rows, w, s) if isinstance(s, Segment) else s for w, s in zip(works, put, strict=True)]
+
+    def _rows(self, span: Span, works: Sequence[Work]) -> TensorRows | ByteRows:
+        few = self.shard.few(span)
+        if (
+            few is None
+            or sum([work.count for work in works]) > FEW_ROWS
+            or not all(map(_comes_and_goes_as_bytes, works))
+        ):
+            return TensorRows(self.shard, span)
+        return ByteRows(few)
+
+    def _put(self, rows: TensorRows | ByteRows, work: Work) -> None:
+        """Add the hidden states that a segment begins with. Raises ProtocolError, Corruption."""
+        if work.position > work.cache.length:
+            raise ProtocolError(f"a step at position {work.position} skips ahead of the cache ({work.cache.length})")
+        if work.payload is not None:
+            rows.put(work.payload, work.count, work.bounds, f"hidden states at position {work.position}")
+        elif self.ends is None or work.ids is None or isinstance(rows, ByteRows):
+            raise ProtocolError("ids came to a hop that does not hold the embedding")
+        else:
+            rows.add(self.ends.embed(torch.tensor(work.ids)))
+
+    def _try_take(self, rows: TensorRows | ByteRows, work: Work, segment: Segment) -> Result | Exception:
         try:
-            return self._output(work, hidden_TD)
+            return self._take(rows, work, segment.row)
         except (BadRequest, Corruption, ProtocolError) as error:
             return error
 
-    def _input(self, work: Work) -> Tensor:
-        """The hidden states [count, hidden] that a segment begins with. Raises ProtocolError, Corruption."""
-        if work.position > work.cache.length:
-            raise ProtocolError(f"a step at position {work.position} skips ahead of the cache ({work.cache.length})")
-        if work.payload is None:
-            if self.ends is None or work.ids is None:
-                raise ProtocolError("ids came to a hop that does not hold the embedding")
-            return self.ends.embed(torch.tensor(work.ids))
-        hidden_TD = decode_tensor(work.payload, work.count)
-        judge = norms if work.bounds is None else work.bounds.admit
-        judge(hidden_TD, f"hidden states at position {work.position}")
-        return hidden_TD
-
-    def _output(self, work: Work, hidden_TD: Tensor) -> Result:
+    def _take(self, rows: TensorRows | ByteRows, work: Work, row: int) -> Result:
         """All rows for the next hop; for the origin only the wanted ones, as hidden states, ids or logits."""
-        if work.bounds is None and work.position == 0 and not hidden_TD[0].any():
+        is_first = work.bounds is None and work.position == 0
+        if is_first and isinstance(rows, TensorRows) and not rows.tensor(row, work.count)[0].any():
             raise BadRequest(
                 "the first token is all zeros in this model, which no other hop could tell from a broken node: "
                 "begin the prompt with another one"
             )
         if not work.is_last:
-            return Result(work.position, work.count, "hidden", encode_tensor(hidden_TD))
-        first = min(max(work.reply_from, work.position), work.position + work.count)
-        wanted_TD = hidden_TD[first - work.position :]
-        count = wanted_TD.shape[0]
+            return Result(work.position, work.count, "hidden", rows.take(row, work.count))
+        end = work.position + work.count
+        first = min(max(work.reply_from, work.position), end)
+        row, count = row + first - work.position, end - first
         if count == 0:
             return Result(first, 0, "hidden", None)
         if work.sampler is None and not work.logits:
-            return Result(first, count, "hidden", encode_tensor(wanted_TD))
-        if self.ends is None:
+            return Result(first, count, "hidden", rows.take(row, count))
+        if self.ends is None or isinstance(rows, ByteRows):
             raise ProtocolError("logits are asked of a hop that does not hold the head")
-        logits_TV = self.ends.logits(wanted_TD)
+        logits_TV = self.ends.logits(rows.tensor(row, count))
         if work.sampler is None:
             return Result(first, count, "logits", encode_tensor(logits_TV))
         ids = [self._draw(work, logits_TV[i], first + i) for i in range(count)]
@@ -214,10 +254,6 @@ def fastest_threads(run: Callable[[], None], num_cores: int) -> int:
     return min(best, key=lambda count: best[count])
 
 
-def _side_by_side(works: Sequence[Work]) -> StepPlan:
-    segments: list[Segment] = []
-    row = 0
-    for work in works:
-        segments.append(Segment(work.cache, work.position, row, work.count))
-        row += work.count
-    return StepPlan(segments)
+def _comes_and_goes_as_bytes(work: Work) -> bool:
+    """Hidden states in and out, and none that must be looked at (the first token)."""
+    return work.payload is not None and work.position > 0 and work.sampler is None and not work.logits

@@ -5,7 +5,6 @@ All logs of a node share one LogBudget, whichever spans they belong to.
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import replace
 
 from manyhands.core import SessionId
 from manyhands.wire.message import Payload, Step
@@ -127,12 +126,12 @@ def split_step(step: Step, num_rows: int) -> tuple[Step, Step | None]:
     if step.payload is not None:
         data = memoryview(step.payload.data)
         edge = len(data) // step.count * num_rows
-        head_payload = replace(step.payload, data=data[:edge])
-        rest_payload = replace(step.payload, data=data[edge:])
+        head_payload = step.payload._replace(data=data[:edge])
+        rest_payload = step.payload._replace(data=data[edge:])
     ids = step.ids
-    head = replace(step, count=num_rows, ids=ids and ids[:num_rows], payload=head_payload)
+    head = step._replace(count=num_rows, ids=ids and ids[:num_rows], payload=head_payload)
     position, count = step.position + num_rows, step.count - num_rows
-    return head, replace(step, position=position, count=count, ids=ids and ids[num_rows:], payload=rest_payload)
+    return head, step._replace(position=position, count=count, ids=ids and ids[num_rows:], payload=rest_payload)
 
 
 def first_rows(step: Step, num_rows: int) -> Step:
@@ -156,7 +155,7 @@ def join(steps: list[Step]) -> Step:
         data = b"".join(s.payload.data for s in steps if s.payload is not None)
         payload = Payload(payload.dtype, payload.width, data)
     ids = None if first.ids is None else tuple(i for s in steps if s.ids is not None for i in s.ids)
-    return replace(first, count=sum(s.count for s in steps), ids=ids, payload=payload)
+    return first._replace(count=sum(s.count for s in steps), ids=ids, payload=payload)
 
 
 def _size(step: Step) -> int:

@@ -35,6 +35,8 @@ from manyhands.worker.session import Fit, HopSession, Taken, send
 logger = logging.getLogger(__name__)
 
 Place = tuple[SessionId, Span]
+# A decode step that usually takes less (seconds) may run on the loop's thread, which stays free to answer others within 10 ms.
+SHORT_S = 0.001
 
 
 class SpanHost:
@@ -387,14 +389,20 @@ class SpanHost:
 
     def _compute(self, batch: list[Taken]) -> None:
         assert self._model is not None, "a span with sessions is loaded"
-        began, computes_from = asyncio.get_running_loop().time(), time.monotonic()  # uvloop's clock counts milliseconds
-        done = self._device.run(partial(self._model.run, [taken.work for taken in batch]))
+        began, is_short = time.monotonic(), self._is_short(batch)  # uvloop's clock counts milliseconds
+        done = self._device.run(partial(self._model.run, [taken.work for taken in batch]), is_short=is_short)
         self._is_busy = True
-        done.add_done_callback(lambda done: self._computed(batch, done, began, computes_from))
+        if done.done():
+            self._computed(batch, done, began)
+        else:
+            done.add_done_callback(lambda done: self._computed(batch, done, began))
 
-    def _computed(
-        self, batch: list[Taken], done: "asyncio.Future[list[Result | Exception]]", began: float, computes_from: float
-    ) -> None:
+    def _is_short(self, batch: list[Taken]) -> bool:
+        is_usual = 0 < self._step_s < SHORT_S and self._model is not None and self._model.num_threads == 1
+        return is_usual and sum([taken.work.count for taken in batch]) <= WINDOW_ROWS
+
+    def _computed(self, batch: list[Taken], done: "asyncio.Future[list[Result | Exception]]", began: float) -> None:
+        """Send what came of it. What waits meanwhile is looked at in the next turn, after the bytes have left."""
         self._is_busy = False
         if done.cancelled() or not self._runs:
             return
@@ -402,20 +410,20 @@ class SpanHost:
         if isinstance(error, Exception):  # out of memory, a kernel's complaint: these sessions' trouble, not the node's
             logger.error("layers=%s: a device step failed", self._info.span, exc_info=error)
         results = [error] * len(batch) if isinstance(error, Exception) else done.result()
-        ended, computed_at = asyncio.get_running_loop().time(), time.monotonic()
+        now, ended = asyncio.get_running_loop().time(), time.monotonic()
         for taken, result in zip(batch, results, strict=True):
             try:
-                self._settle(taken, result, _timing(taken, computes_from, computed_at))
+                self._settle(taken, result, _timing(taken, began, ended))
             except Exception:  # this session's result is lost; the others' are not
                 logger.exception("session=%s: a result could not be sent", taken.session.name)
             if taken.work.count <= WINDOW_ROWS:
-                taken.session.pace.sent(ended)
+                taken.session.pace.sent(now)
         self.steps_run += 1
         self.rows_run += sum(taken.work.count for taken in batch)
         if all(taken.work.count <= WINDOW_ROWS for taken in batch):
             self._step_s = ended - began if self._step_s == 0 else 0.8 * self._step_s + 0.2 * (ended - began)
         self._logs.enforce()
-        self._advance()
+        self._advance_soon()
 
     def _settle(self, taken: Taken, result: Result | Exception, timing: HopTiming) -> None:
         session = taken.session

@@ -5,7 +5,7 @@ step() ─► waiting ─ take() ─► device ─ deliver() ─► log, outbox 
 
 import logging
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from manyhands.core import ORIGIN_HOP
 from manyhands.errors import BadRequest, ContextOverflow, LinkClosed, ProtocolError
@@ -149,7 +149,7 @@ class HopSession:
         """
         if self.log.covers(until):
             for step in self.log.replay(until, start):
-                send(shadow, replace(self._addressed(step, step), reply_from=until))
+                send(shadow, self._addressed(step, step)._replace(reply_from=until))
 
     def spoil(self) -> None:
         """A step of this epoch was bad: what comes after it cannot be right either and is dropped, until a new place."""
@@ -273,7 +273,7 @@ class HopSession:
         if taken.uses_up:
             self._owe(1)
         if not self.is_last:
-            self.log.append(replace(step, timings=()))
+            self.log.append(step._replace(timings=()))
         if self.is_shadow and not self.waiting:
             self.report()
 

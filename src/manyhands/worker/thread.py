@@ -24,14 +24,27 @@ class OneThread(Executor):
     def __init__(self, name: str, scope: AbstractContextManager[object]) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._is_closed = False
+        self._num_given = self._num_done = 0  # one is the loop's to write, the other the thread's
         self._thread = Thread(target=self._serve, args=(scope,), name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs there, or waits to. To be asked on the loop's thread."""
+        return self._num_done == self._num_given
+
+    def run_here(self, function: Callable[[], T]) -> "asyncio.Future[T]":
+        """Run `function` at once on the calling thread, the loop's. The future is done."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        _settle(done, *_attempt(function, ()))
+        return done
 
     def submit(self, function: Callable[[*Ts], T], /, *args: *Ts) -> "asyncio.Future[T]":  # type: ignore[override]
         """Run `function` after what was submitted before; a result for the running loop. Raises RuntimeError once closed."""
         if self._is_closed:
             raise RuntimeError("the device is closed")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._num_given += 1
         self._jobs.put((function, args, done))
         return done
 
@@ -52,10 +65,9 @@ class OneThread(Executor):
         if job is None:
             return False
         function, args, done = job
-        if self._is_closed:
-            _tell(done, done.cancel)
-        elif not done.cancelled():
-            _tell(done, _settle, done, *_attempt(function, args))
+        outcome = None if self._is_closed or done.cancelled() else _attempt(function, args)
+        self._num_done += 1
+        _tell(done, done.cancel) if outcome is None else _tell(done, _settle, done, *outcome)
         return True
 
 

@@ -36,6 +36,15 @@ typedef struct {
     int64_t num_layers, capacity, start, row, count;
 } Segment;
 
+/* Cosines and sines [at least turns], `stride` elements apart: of every position of a segment, or, without segments, of every row
+ * of the step. */
+typedef struct {
+    const bf16 *cos, *sin;
+    int64_t stride;
+    const Segment *segments;
+    int64_t num_segments;
+} Turns;
+
 /* The running softmax of 16 rows, a row a lane. */
 typedef struct {
     __m512 max, sum;         /* of scores in units of ln 2; of 2^(score - max) */
@@ -67,8 +76,7 @@ int soften(const Kind *kind, Rows *rows, float *scores, int64_t key, int halves,
 void tiles_norm(const bf16 *x, int64_t stride, const float *weight, float epsilon, bf16 *out, int64_t m, int64_t n);
 
 /* front.c */
-void tiles_front(Team *team, int64_t threads, const Kind *kind, const Front *front, bf16 *rows, int64_t num_rows, const bf16 *cos,
-                 const bf16 *sin, int64_t stride);
+void front_run(Team *team, int64_t threads, const Kind *kind, const Front *front, bf16 *rows, int64_t num_rows, Turns turns);
 
 /* attend.c */
 int tiles_attend(Team *team, int64_t threads, const Kind *kind, const Segment *segments, int64_t num_segments, int64_t num_rows,

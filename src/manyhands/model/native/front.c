@@ -11,8 +11,7 @@ typedef struct {
     const Front *front;
     bf16 *rows;
     int64_t num_rows;
-    const bf16 *cos, *sin; /* [rows, turns], `stride` apart */
-    int64_t stride;
+    Turns turns;
 } Job;
 
 static __m512 rounded(__m512 x) { return widened((__m256i)_mm512_cvtneps_pbh(x)); }
@@ -47,18 +46,28 @@ static void turn_pairs(bf16 *x, int64_t turns, const bf16 *cos, const bf16 *sin)
     }
 }
 
+/* The row of cosines and sines for a row of the step. */
+static int64_t turn_of(const Turns *turns, int64_t row)
+{
+    for (const Segment *s = turns->segments; s < turns->segments + turns->num_segments; s++)
+        if (row >= s->row && row < s->row + s->count)
+            return s->start + row - s->row;
+    return row;
+}
+
 static void turn_row(const Job *job, int64_t row)
 {
     const Kind *kind = job->kind;
     const Front *front = job->front;
     int64_t heads = kind->heads + kind->key_heads, dim = kind->key_dim;
+    int64_t turn = turn_of(&job->turns, row) * job->turns.stride;
     bf16 *x = job->rows + row * (heads * dim + kind->key_heads * kind->value_dim);
     for (int64_t head = 0; head < heads; head++, x += dim) {
         int is_query = head < kind->heads;
         const float *norm = is_query ? front->query_norm : front->key_norm;
         if (norm)
             tiles_norm(x, dim, norm, is_query ? front->query_epsilon : front->key_epsilon, x, 1, dim);
-        (front->pairs ? turn_pairs : turn_halves)(x, front->turns, job->cos + row * job->stride, job->sin + row * job->stride);
+        (front->pairs ? turn_pairs : turn_halves)(x, front->turns, job->turns.cos + turn, job->turns.sin + turn);
     }
 }
 
@@ -71,12 +80,17 @@ static void share(Work *work, Member *members, int self)
             turn_row(job, row);
 }
 
+void front_run(Team *team, int64_t threads, const Kind *kind, const Front *front, bf16 *rows, int64_t num_rows, Turns turns)
+{
+    Job job = {.work = {.share = share, .tasks = ceil_div(num_rows, ROWS)}, .kind = kind, .front = front, .rows = rows,
+               .num_rows = num_rows, .turns = turns};
+    job.work.members = team_members(team, at_most(threads, job.work.tasks > 1 ? job.work.tasks : 1));
+    team_run(team, &job.work);
+}
+
 /* cos, sin: [rows, at least turns], `stride` elements apart. */
 void tiles_front(Team *team, int64_t threads, const Kind *kind, const Front *front, bf16 *rows, int64_t num_rows, const bf16 *cos,
                  const bf16 *sin, int64_t stride)
 {
-    Job job = {.work = {.share = share, .tasks = ceil_div(num_rows, ROWS)}, .kind = kind, .front = front, .rows = rows,
-               .num_rows = num_rows, .cos = cos, .sin = sin, .stride = stride};
-    job.work.members = team_members(team, at_most(threads, job.work.tasks > 1 ? job.work.tasks : 1));
-    team_run(team, &job.work);
+    front_run(team, threads, kind, front, rows, num_rows, (Turns){cos, sin, stride, 0, 0});
 }
