@@ -41,10 +41,11 @@ class Shard:
         context = context_length(self.config)
         self._calls = LayerCalls(model.base_model, owner, name, self.hidden_size, self.dtype, context)
         self._stacks: dict[int, tuple[Stack, range]] = {}
-        self._few: dict[Span, FewRows | None] = {}
+        self._few: FewRows | None = None
         self.shapes = self._prepare()
         if precision == "bf16" and tiles.available():
             self._stacks = self._stacked()
+            self._few = FewRows(self.hidden_size) if self._stacks else None
 
     def _prepare(self) -> dict[int, LayerShape]:
         """Probe once: learn what each layer caches and which linears share an input; then pack what linears are left."""
@@ -100,8 +101,7 @@ class Shard:
         """
         count, padded_ND = hidden_ND.shape[0], pad_rows(hidden_ND)
         out = self._run(padded_ND, plan, span or self.span)
-        for s in plan.segments:
-            s.cache.length = s.start + s.count
+        _advance(plan)
         return out if padded_ND is hidden_ND else out[:count]
 
     def _run(self, hidden_ND: Tensor, plan: StepPlan, span: Span) -> Tensor:
@@ -125,19 +125,27 @@ class Shard:
             yield index, stack, stretch
             index += len(stretch)
 
-    def few(self, span: Span) -> "FewRows | None":
-        """What runs `span` on few rows; None if some of its layers are not our own kernels'."""
-        if span not in self._few:
-            parts = [(index, stack, stretch) for index, stack, stretch in self._parts(span) if stack is not None]
-            is_whole = sum(len(stretch) for _, _, stretch in parts) == len(span)
-            self._few[span] = FewRows(self._calls, parts) if is_whole else None
-        return self._few[span]
+    def few(self, span: Span) -> FewRows | None:
+        """What takes rows for `forward_few`; None if some layers of `span` are not our own kernels'."""
+        return self._few if all(stack is not None for _, stack, _ in self._parts(span)) else None
+
+    def forward_few(self, plan: StepPlan, span: Span) -> None:
+        """As `forward`, on the rows that `few(span)` was given, in place."""
+        for index, stack, stretch in self._parts(span):
+            assert stack is not None and self._few is not None, "few(span) is None"
+            self._few.run(plan, stack, stretch, self._calls.turn(index, plan))
+        _advance(plan)
 
     def _layer(self, index: int, hidden_ND: Tensor, call: dict[str, Any]) -> Tensor:
         """transformers' own layer, with our parts in it."""
         out = self._layers[index](hidden_ND[None], **call)
         hidden_1ND: Tensor = out[0] if isinstance(out, tuple) else out
         return hidden_1ND[0]
+
+
+def _advance(plan: StepPlan) -> None:
+    for s in plan.segments:
+        s.cache.length = s.start + s.count
 
 
 def _alone(count: int) -> StepPlan:

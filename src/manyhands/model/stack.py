@@ -5,6 +5,7 @@ probe step, by giving the same bits as transformers' layer, whose parts already 
 """
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -17,7 +18,6 @@ from manyhands.model import threads, tiles
 from manyhands.model.attend import Module, ModuleStruct, Turn, check
 from manyhands.model.attention import running
 from manyhands.model.cache import LayerShape, Segment, SessionCache, StepPlan
-from manyhands.model.calls import LayerCalls
 
 TRIAL_ROWS = 3
 FEW_ROWS = 32  # a step of as many runs in memory that stays
@@ -60,6 +60,19 @@ class Decoder:
         return self.attention.first, self.attention.last, self.gated, self.down
 
 
+_room = threading.local()
+
+
+def _scratch(num_rows: int, width: int) -> Tensor:
+    """Memory for as many rows. For few it is this thread's, again and again: new one costs 40 us when caches are cold."""
+    if num_rows > FEW_ROWS:
+        return torch.empty(num_rows * width, dtype=torch.bfloat16)
+    kept: Tensor | None = getattr(_room, "kept", None)
+    if kept is None or kept.numel() < FEW_ROWS * width:
+        kept = _room.kept = torch.empty(FEW_ROWS * width, dtype=torch.bfloat16)
+    return kept
+
+
 class Stack:
     """Layers that follow one another, any stretch of which runs in one call."""
 
@@ -71,7 +84,6 @@ class Stack:
         self._run = tiles.kernel().tiles_stack
         self._inner = max(max(layer.attention.scratch, layer.down.shape[1]) for layer in layers)
         self.width = layers[0].attention.first.shape[1]
-        self._few = self._scratch(FEW_ROWS)
         self._counts: dict[tuple[int, int], ctypes.Array[ctypes.c_int64]] = {}
 
     def __call__(self, plan: StepPlan, x_NK: Tensor, stretch: range, turn: Turn) -> Tensor:
@@ -89,7 +101,7 @@ class Stack:
         first, last = self._layers[stretch.start].attention.first, self._layers[stretch.stop - 1].down
         segments = plan.table(), len(plan.segments)
         assert plan.num_rows == num_rows
-        scratch = self._few if num_rows <= FEW_ROWS else self._scratch(num_rows)
+        scratch = _scratch(num_rows, 2 * self.width + self._inner)
         first.comes_next()
         last.comes_next()
         count = threads.available()
@@ -98,9 +110,6 @@ class Stack:
         where = tiles.team(count).handle, count, counts, layers, len(stretch)
         rows = given, num_rows, self.width, *turn.pointers
         check(self._run(*where, *segments, *rows, scratch.data_ptr(), out, *last.then))
-
-    def _scratch(self, num_rows: int) -> Tensor:
-        return torch.empty(num_rows * (2 * self.width + self._inner), dtype=torch.bfloat16)
 
     def _threads(self, num_rows: int, available: int) -> "ctypes.Array[ctypes.c_int64]":
         """How many threads each product of each layer gets."""
@@ -115,17 +124,16 @@ class Stack:
 
 
 class FewRows:
-    """A step of at most FEW_ROWS rows through `parts` of a span: bytes in, bytes out.
+    """A step of at most FEW_ROWS rows of `width` numbers through stacks: bytes in, bytes out.
 
     It makes no tensor. With cold caches, as they are when a node has waited for a millisecond, torch's share of a hop is
     100 us, more than small layers take (bench/hop.py). Not thread-safe.
     """
 
-    def __init__(self, calls: LayerCalls, parts: Sequence[tuple[int, Stack, range]]) -> None:
-        self._calls, self._parts = calls, parts
-        rows_ND = torch.zeros(FEW_ROWS, parts[0][1].width, dtype=torch.bfloat16)
+    def __init__(self, width: int) -> None:
+        rows_ND = torch.zeros(FEW_ROWS, width, dtype=torch.bfloat16)
         self._bytes = rows_ND.view(torch.uint8).numpy().data.cast("B")  # keeps the memory
-        self._address, self._width, self.row_bytes = rows_ND.data_ptr(), rows_ND.shape[1], rows_ND[0].nbytes
+        self._address, self._width, self.row_bytes = rows_ND.data_ptr(), width, rows_ND[0].nbytes
         self._bounds, self._measure = (ctypes.c_float * 2)(), tiles.kernel().tiles_measure
 
     def put(self, row: int, data: bytes | bytearray | memoryview) -> tuple[float, float]:
@@ -136,13 +144,9 @@ class FewRows:
         self._measure(self._address + begin, self._width, count, self._width, self._bounds)
         return self._bounds[0], self._bounds[1]
 
-    def run(self, plan: StepPlan) -> None:
-        """As Shard.forward, on what was put. Raises ContextOverflow, and ValueError if a segment does not fit its cache."""
-        num_rows = sum([s.count for s in plan.segments])
-        for index, stack, stretch in self._parts:
-            stack.run(plan, num_rows, self._address, self._address, stretch, self._calls.turn(index, plan))
-        for s in plan.segments:
-            s.cache.length = s.start + s.count
+    def run(self, plan: StepPlan, stack: Stack, stretch: range, turn: Turn) -> None:
+        """A call of `stack` on what was put, or came out of the last one."""
+        stack.run(plan, sum([s.count for s in plan.segments]), self._address, self._address, stretch, turn)
 
     def take(self, row: int, count: int) -> bytes:
         """Rows [row, row + count) of what came out."""

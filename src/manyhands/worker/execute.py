@@ -190,7 +190,7 @@ class SpanModel:
             or not all(map(_comes_and_goes_as_bytes, works))
         ):
             return TensorRows(self.shard, span)
-        return ByteRows(few)
+        return ByteRows(self.shard, span, few)
 
     def _put(self, rows: TensorRows | ByteRows, work: Work) -> None:
         """Add the hidden states that a segment begins with. Raises ProtocolError, Corruption."""

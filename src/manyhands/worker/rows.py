@@ -24,6 +24,8 @@ class TensorRows:
     def put(self, payload: Payload, count: int, bounds: RowBounds | None, name: str) -> None:
         """Add `count` rows that came as `payload` and pass `bounds`. Adds nothing if it raises ProtocolError or Corruption."""
         hidden_TD = decode_tensor(payload, count)
+        if (hidden_TD.shape[1], hidden_TD.dtype) != (self._shard.hidden_size, self._shard.dtype):
+            raise ProtocolError(f"rows of {payload.width} in {payload.dtype} are not this span's")
         judge = norms if bounds is None else bounds.admit
         judge(hidden_TD, name)
         self.add(hidden_TD)
@@ -47,13 +49,13 @@ class TensorRows:
 class ByteRows:
     """Few rows of bf16 on a span that takes them as bytes: what TensorRows does, with the same bits."""
 
-    def __init__(self, few: FewRows) -> None:
-        self._few, self._num_rows = few, 0
+    def __init__(self, shard: Shard, span: Span, few: FewRows) -> None:
+        self._shard, self._span, self._few, self._num_rows = shard, span, few, 0
 
     def put(self, payload: Payload, count: int, bounds: RowBounds | None, name: str) -> None:
         num_bytes = len(payload.data)
         if payload.dtype != "bf16" or num_bytes != count * self._few.row_bytes:
-            raise ProtocolError(f"payload of {num_bytes} bytes in {payload.dtype} is not {count} rows of this span")
+            raise ProtocolError(f"{num_bytes} bytes of {payload.dtype} are not {count} rows of this span")
         least, most = self._few.put(self._num_rows, payload.data)
         if bounds is None:
             check(most, name)
@@ -62,7 +64,7 @@ class ByteRows:
         self._num_rows += count
 
     def run(self, plan: StepPlan) -> None:
-        self._few.run(plan)
+        self._shard.forward_few(plan, self._span)
 
     def take(self, row: int, count: int) -> Payload:
         return Payload("bf16", self._few.row_bytes // 2, self._few.take(row, count))
