@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.worker.batch import WINDOW_ROWS, Pick, Waiting, choose
+from manyhands.worker.batch import SHORT_S, WINDOW_ROWS, Kind, Pick, Shortness, Waiting, choose
 
 ROWS = st.one_of(st.integers(1, WINDOW_ROWS), st.integers(1, 2000))
 LIMITS = st.tuples(st.integers(1, 400), st.integers(1, 64))
@@ -93,3 +93,21 @@ def test_the_order_of_the_queue_does_not_matter(
     shuffled = list(waiting)
     random.shuffle(shuffled)
     assert choose(shuffled, *limits) == choose(waiting, *limits)
+
+
+def test_a_kind_of_step_is_short_if_its_like_were() -> None:
+    """One that was long counts for a while; kinds nobody saw are not short, and there is no end of kinds."""
+    shortness, kind = Shortness(), Kind(3, 1, 5)
+    assert not shortness.is_short(kind)
+    shortness.learn(kind, SHORT_S / 2)
+    assert shortness.is_short(kind) and not shortness.is_short(Kind(3, 2, 5))
+    shortness.learn(kind, SHORT_S * 5)
+    for _ in range(10):
+        assert not shortness.is_short(kind)
+        shortness.learn(kind, SHORT_S / 2)
+    for _ in range(50):
+        shortness.learn(kind, SHORT_S / 2)
+    assert shortness.is_short(kind)
+    for rows in range(100_000):
+        shortness.learn(Kind(rows, 1, 1), 0.0)
+    assert len(shortness._usual_s) <= 1024

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,13 @@ from manyhands.core import SamplingParams, Span
 from manyhands.errors import BadRequest, Corruption, ProtocolError
 from manyhands.generate.sample import Sampler
 from manyhands.model import threads as compute_threads
+from manyhands.model.calls import BLOCK
 from manyhands.model.ends import Ends
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.tensor import decode_tensor, encode_tensor
 from manyhands.worker.bounds import MAX_NORM, MIN_SEEN, RowBounds
-from manyhands.worker.execute import Device, Result, SpanModel, Work, device_of_process
+from manyhands.worker.execute import Device, Result, SpanModel, Work, computing, device_of_process
 from tests.model.pipeline import random_ids
 from tests.worker.hop import hidden
 
@@ -239,6 +241,8 @@ def test_what_is_short_runs_on_the_loop_s_thread_where_that_computes_and_the_dev
             assert not queued.done()
             release.set()
             assert await queued != loop_thread
+        with computing(1), pytest.raises(RuntimeError, match="closed"):
+            await device.run(lambda: None, is_short=True)
         lone = Device.start(1)
         assert await lone.run(threading.get_ident, is_short=True) != loop_thread, "a library's loop is its user's"
         lone.close()
@@ -259,6 +263,33 @@ def test_rows_that_come_as_bytes_are_judged_one_by_one(inner: SpanModel) -> None
     assert [type(o) for o in outcomes] == [Corruption, ProtocolError, ProtocolError, Result]
     assert torch.equal(tensor(outcomes[3]), want)
     assert [w.cache.length for w in works] == [5, 5, 5, 6]
+
+
+def test_steps_are_of_a_kind_if_they_take_as_long(
+    folder: Path, inner: SpanModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None where something unknown may come on top: a prompt, a table to be worked out, a head, other threads."""
+    monkeypatch.setattr(inner, "num_threads", 1)
+    one, same, later = (work(inner, hidden(1), position) for position in (32, 62, 63))
+    assert inner.kind([one]) == inner.kind([same]) != inner.kind([later])
+    assert inner.kind([one]) != inner.kind([one, same]) != inner.kind([work(inner, hidden(3), 32)])
+    part = work(inner, hidden(1), 32)
+    part.span = Span(1, 2)
+    assert inner.kind([one]) != inner.kind([part]) and inner.kind([part, one]) != inner.kind([one, one])
+    draws, says = work(inner, hidden(1), 32), work(inner, hidden(1), 32)
+    draws.sampler, says.logits = Sampler(SamplingParams(), 264, frozenset()), True
+    beyond = replace(one, position=BLOCK)
+    prompts = work(inner, hidden(5)), work(inner, hidden(17), 32)
+    assert [inner.kind([w]) for w in (draws, says, beyond, *prompts)] == [None] * 5
+    monkeypatch.setattr(inner, "num_threads", 2)
+    assert inner.kind([one]) is None
+
+
+@pytest.mark.parametrize("position", [-1, -(1 << 40)])
+def test_a_negative_position_is_refused(inner: SpanModel, position: int) -> None:
+    """The kernel would read its tables there."""
+    one = replace(work(inner, hidden(1), 5), position=position)
+    assert isinstance(inner.run([one])[0], ProtocolError)
 
 
 def test_a_job_that_nobody_waits_for_is_not_begun_and_closing_cancels_what_waits() -> None:

@@ -172,9 +172,9 @@ def test_a_batch_and_a_cut_prefill_give_the_bits_of_one_session_alone(folder: Pa
 def test_short_steps_are_computed_on_the_loop_s_thread(
     folder: Path, monkeypatch: pytest.MonkeyPatch, short_s: float
 ) -> None:
-    """Once it is known how long they take, and never a prefill; with the bits of the device's thread."""
+    """Once it is known how long their like take, and never a prefill; with the bits of the device's thread."""
     places: list[tuple[int, bool]] = []
-    plain, rows = SpanModel.run, [hidden(n, seed) for seed, n in enumerate([5, 1, 1, 20, 1, 3])]
+    plain, rows = SpanModel.run, [hidden(n, seed) for seed, n in enumerate([5, 1, 1, 20, 1, 1, 3, 3])]
     loop_thread = threading.get_ident()
 
     def noted(self: SpanModel, works: Sequence[Work]) -> list[Result | Exception]:
@@ -193,13 +193,36 @@ def test_short_steps_are_computed_on_the_loop_s_thread(
     got: list[torch.Tensor] = []
     play(folder, scenario)
     monkeypatch.setattr(SpanModel, "run", noted)
-    monkeypatch.setattr("manyhands.worker.serve.SHORT_S", short_s)
+    monkeypatch.setattr("manyhands.worker.batch.SHORT_S", short_s)
     monkeypatch.setattr("manyhands.worker.execute.fastest_threads", lambda *_: 1)
     with computing(1):
         play(folder, scenario)
     is_here = short_s > 0
-    assert places == [(5, False), (1, is_here), (1, is_here), (20, False), (1, is_here), (3, is_here)]
+    first = [(5, False), (1, False), (1, is_here), (20, False)]
+    assert places == [
+        *first,
+        (1, False),
+        (1, is_here),
+        (3, False),
+        (3, is_here),
+    ]  # from 16 and 32 positions on: other kinds
     assert torch.equal(*got)
+
+
+def test_a_step_that_fails_says_nothing_of_how_long_steps_take(folder: Path) -> None:
+    """Else cheap nonsense would bring long steps onto the loop's thread."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        one.step(1, 0, hidden(1) * torch.nan)
+        await one.until(lambda: one.host.steps_run == 1)
+        assert one.faults() and one.host.load.layer_s == 0
+        await one.open(2)
+        one.step(2, 0, hidden(1))
+        await computed(one, 2, 1)
+        assert one.host.load.layer_s > 0
+
+    play(folder, scenario)
 
 
 def test_a_step_from_a_stranger_costs_the_stranger_its_link_alone(folder: Path) -> None:

@@ -72,6 +72,10 @@ class LayerCalls:
             turn = self._turns[cos] = Turn(self._tensors[cos], self._tensors[sin])
         return turn
 
+    def is_ready(self, end: int) -> bool:
+        """Whether positions before `end` are worked out."""
+        return end <= self._num_positions
+
     def _reach(self, plan: StepPlan) -> None:
         """Work out what layers are called with at the positions of `plan`. Raises ContextOverflow."""
         end = max([s.start + s.count for s in plan.segments])

@@ -129,6 +129,10 @@ class Shard:
         """What takes rows for `forward_few`; None if some layers of `span` are not our own kernels'."""
         return self._few if all(stack is not None for _, stack, _ in self._parts(span)) else None
 
+    def is_ready(self, end: int) -> bool:
+        """Whether what layers are called with at positions before `end` is worked out; else the step that gets there does it."""
+        return self._calls.is_ready(end)
+
     def forward_few(self, plan: StepPlan, span: Span) -> None:
         """As `forward`, on the rows that `few(span)` was given, in place."""
         for index, stack, stretch in self._parts(span):

@@ -7,6 +7,7 @@ starves nor stalls the others. A session has at most one segment in a step, sinc
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # A step of more rows counts as prefill. 16: verify windows are 2..9 tokens, chunks are 64 or more.
 WINDOW_ROWS = 16
@@ -25,6 +26,37 @@ def hold_until(held_since: float, step_s: float, expected: Sequence[float]) -> f
     """
     horizon = held_since + HOLD_SHARE * step_s
     return max((t for t in expected if t <= horizon), default=held_since)
+
+
+# A device step that takes less (seconds) may run on the event loop's thread, which is to be free again within 10 ms.
+SHORT_S = 0.001
+_MAX_KINDS = 1024
+
+
+class Kind(NamedTuple):
+    """What a decode step's duration depends on: layers (of all its spans), rows, and the octave of its last position."""
+
+    num_layers: int
+    num_rows: int
+    octave: int
+
+
+class Shortness:
+    """Which decode steps are short: those whose like were, every time of late."""
+
+    def __init__(self) -> None:
+        self._usual_s: dict[Kind, float] = {}
+
+    def learn(self, kind: Kind, took_s: float) -> None:
+        """A step of `kind` took so long. The estimate rises at once and falls slowly."""
+        if len(self._usual_s) >= _MAX_KINDS:
+            self._usual_s.clear()
+        before = self._usual_s.get(kind, took_s)
+        self._usual_s[kind] = max(took_s, 0.9 * before + 0.1 * took_s)
+
+    def is_short(self, kind: Kind) -> bool:
+        """False for a kind that was never seen."""
+        return self._usual_s.get(kind, SHORT_S) < SHORT_S
 
 
 @dataclass(frozen=True, slots=True)

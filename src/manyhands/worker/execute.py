@@ -25,6 +25,7 @@ from manyhands.model.shard import Shard
 from manyhands.model.stack import FEW_ROWS
 from manyhands.wire.message import Content, DType, Payload
 from manyhands.wire.tensor import encode_tensor
+from manyhands.worker.batch import WINDOW_ROWS, Kind
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.rows import ByteRows, TensorRows
 from manyhands.worker.thread import OneThread
@@ -155,6 +156,16 @@ class SpanModel:
         plan = StepPlan([Segment(cache, 0, 0, 1)])
         self.shard.forward(torch.zeros(1, self.shard.hidden_size, dtype=self.shard.dtype), plan)
 
+    def kind(self, works: Sequence[Work]) -> Kind | None:
+        """Which other steps take as long as one of `works`; None if that is unknown (prefill, sampling, new tables) or threads
+        share it.
+        """
+        num_rows, end = sum([work.count for work in works]), max([work.position + work.count for work in works])
+        is_plain = all(map(_comes_and_goes_as_bytes, works)) and self.shard.is_ready(end)
+        if self.num_threads > 1 or num_rows > WINDOW_ROWS or not is_plain:
+            return None
+        return Kind(sum(map(len, {work.span for work in works})), num_rows, end.bit_length())
+
     def run(self, works: Sequence[Work]) -> list[Result | Exception]:
         """One device step. A segment with bad input gets its exception; the others are computed.
 
@@ -194,7 +205,7 @@ class SpanModel:
 
     def _put(self, rows: TensorRows | ByteRows, work: Work) -> None:
         """Add the hidden states that a segment begins with. Raises ProtocolError, Corruption."""
-        if work.position > work.cache.length:
+        if not 0 <= work.position <= work.cache.length:
             raise ProtocolError(f"a step at position {work.position} skips ahead of the cache ({work.cache.length})")
         if work.payload is not None:
             rows.put(work.payload, work.count, work.bounds, f"hidden states at position {work.position}")

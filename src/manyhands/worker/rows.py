@@ -53,8 +53,8 @@ class ByteRows:
         self._shard, self._span, self._few, self._num_rows = shard, span, few, 0
 
     def put(self, payload: Payload, count: int, bounds: RowBounds | None, name: str) -> None:
-        num_bytes = len(payload.data)
-        if payload.dtype != "bf16" or num_bytes != count * self._few.row_bytes:
+        num_bytes, row_bytes = len(payload.data), self._few.row_bytes
+        if (payload.dtype, 2 * payload.width, num_bytes) != ("bf16", row_bytes, count * row_bytes):
             raise ProtocolError(f"{num_bytes} bytes of {payload.dtype} are not {count} rows of this span")
         least, most = self._few.put(self._num_rows, payload.data)
         if bounds is None:

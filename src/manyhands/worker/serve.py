@@ -27,7 +27,7 @@ from manyhands.errors import (
 )
 from manyhands.net.transport import Link, betters
 from manyhands.wire.message import Fault, Feed, HopTiming, Open, Probe, Step
-from manyhands.worker.batch import WINDOW_ROWS, Waiting, choose, hold_until
+from manyhands.worker.batch import WINDOW_ROWS, Kind, Shortness, Waiting, choose, hold_until
 from manyhands.worker.execute import Device, Draws, Result, SpanModel
 from manyhands.worker.log import LogBudget
 from manyhands.worker.session import Fit, HopSession, Taken, send
@@ -35,8 +35,6 @@ from manyhands.worker.session import Fit, HopSession, Taken, send
 logger = logging.getLogger(__name__)
 
 Place = tuple[SessionId, Span]
-# A decode step that usually takes less (seconds) may run on the loop's thread, which stays free to answer others within 10 ms.
-SHORT_S = 0.001
 
 
 class SpanHost:
@@ -73,6 +71,7 @@ class SpanHost:
         self._held_since: float | None = None  # since when decode steps have waited for others
         self._timer: asyncio.TimerHandle | None = None  # ends that
         self._step_s = 0.0  # usual duration of a decode step
+        self._shortness = Shortness()
         self.steps_run = 0
         self.rows_run = 0
 
@@ -389,19 +388,20 @@ class SpanHost:
 
     def _compute(self, batch: list[Taken]) -> None:
         assert self._model is not None, "a span with sessions is loaded"
-        began, is_short = time.monotonic(), self._is_short(batch)  # uvloop's clock counts milliseconds
-        done = self._device.run(partial(self._model.run, [taken.work for taken in batch]), is_short=is_short)
+        works = [taken.work for taken in batch]
+        kind = self._model.kind(works)
+        is_short = kind is not None and self._shortness.is_short(kind)
+        began = time.monotonic()  # uvloop's clock counts milliseconds
+        done = self._device.run(partial(self._model.run, works), is_short=is_short)
         self._is_busy = True
         if done.done():
-            self._computed(batch, done, began)
+            self._computed(batch, done, began, kind)
         else:
-            done.add_done_callback(lambda done: self._computed(batch, done, began))
+            done.add_done_callback(lambda done: self._computed(batch, done, began, kind))
 
-    def _is_short(self, batch: list[Taken]) -> bool:
-        is_usual = 0 < self._step_s < SHORT_S and self._model is not None and self._model.num_threads == 1
-        return is_usual and sum([taken.work.count for taken in batch]) <= WINDOW_ROWS
-
-    def _computed(self, batch: list[Taken], done: "asyncio.Future[list[Result | Exception]]", began: float) -> None:
+    def _computed(
+        self, batch: list[Taken], done: "asyncio.Future[list[Result | Exception]]", began: float, kind: Kind | None
+    ) -> None:
         """Send what came of it. What waits meanwhile is looked at in the next turn, after the bytes have left."""
         self._is_busy = False
         if done.cancelled() or not self._runs:
@@ -420,10 +420,16 @@ class SpanHost:
                 taken.session.pace.sent(now)
         self.steps_run += 1
         self.rows_run += sum(taken.work.count for taken in batch)
-        if all(taken.work.count <= WINDOW_ROWS for taken in batch):
-            self._step_s = ended - began if self._step_s == 0 else 0.8 * self._step_s + 0.2 * (ended - began)
+        if all(isinstance(result, Result) for result in results):
+            self._learn(batch, ended - began, kind)
         self._logs.enforce()
         self._advance_soon()
+
+    def _learn(self, batch: list[Taken], took_s: float, kind: Kind | None) -> None:
+        if kind is not None:
+            self._shortness.learn(kind, took_s)
+        if all(taken.work.count <= WINDOW_ROWS for taken in batch):
+            self._step_s = took_s if self._step_s == 0 else 0.8 * self._step_s + 0.2 * took_s
 
     def _settle(self, taken: Taken, result: Result | Exception, timing: HopTiming) -> None:
         session = taken.session

@@ -30,8 +30,8 @@ class OneThread(Executor):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs there, or waits to. To be asked on the loop's thread."""
-        return self._num_done == self._num_given
+        """Whether it is open, and nothing runs there or waits to. To be asked on the loop's thread."""
+        return not self._is_closed and self._num_done == self._num_given
 
     def run_here(self, function: Callable[[], T]) -> "asyncio.Future[T]":
         """Run `function` at once on the calling thread, the loop's. The future is done."""
