@@ -130,7 +130,7 @@ class Shard:
         return self._few if all(stack is not None for _, stack, _ in self._parts(span)) else None
 
     def is_ready(self, end: int) -> bool:
-        """Whether what layers are called with at positions before `end` is worked out; else the step that gets there does it."""
+        """Whether what layers are called with before position `end` is worked out; else the step that gets there does it."""
         return self._calls.is_ready(end)
 
     def forward_few(self, plan: StepPlan, span: Span) -> None:
