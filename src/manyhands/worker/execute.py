@@ -171,6 +171,8 @@ class SpanModel:
 
         Segments on the same layers run side by side; others one after the other.
         """
+        if len(works) == 1:
+            return self._run_on(works[0].span, works)
         spans: dict[Span, list[int]] = {}
         for i, work in enumerate(works):
             spans.setdefault(work.span, []).append(i)

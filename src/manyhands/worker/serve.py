@@ -402,7 +402,7 @@ class SpanHost:
     def _computed(
         self, batch: list[Taken], done: "asyncio.Future[list[Result | Exception]]", began: float, kind: Kind | None
     ) -> None:
-        """Send what came of it. What waits meanwhile is looked at in the next turn, after the bytes have left."""
+        """Send what came of it. The books, and what waits meanwhile, are for the next turn, after the bytes have left."""
         self._is_busy = False
         if done.cancelled() or not self._runs:
             return
@@ -418,18 +418,19 @@ class SpanHost:
                 logger.exception("session=%s: a result could not be sent", taken.session.name)
             if taken.work.count <= WINDOW_ROWS:
                 taken.session.pace.sent(now)
-        self.steps_run += 1
-        self.rows_run += sum(taken.work.count for taken in batch)
-        if all(isinstance(result, Result) for result in results):
-            self._learn(batch, ended - began, kind)
-        self._logs.enforce()
-        self._advance_soon()
+        took_s = ended - began if all(isinstance(result, Result) for result in results) else None
+        asyncio.get_running_loop().call_soon(self._keep_books, [taken.work.count for taken in batch], took_s, kind)
 
-    def _learn(self, batch: list[Taken], took_s: float, kind: Kind | None) -> None:
-        if kind is not None:
+    def _keep_books(self, counts: list[int], took_s: float | None, kind: Kind | None) -> None:
+        """A device step of segments of so many rows took so long (None: not all were computed); begin the next."""
+        self.steps_run += 1
+        self.rows_run += sum(counts)
+        if took_s is not None and kind is not None:
             self._shortness.learn(kind, took_s)
-        if all(taken.work.count <= WINDOW_ROWS for taken in batch):
+        if took_s is not None and max(counts) <= WINDOW_ROWS:
             self._step_s = took_s if self._step_s == 0 else 0.8 * self._step_s + 0.2 * took_s
+        self._logs.enforce()
+        self._advance()
 
     def _settle(self, taken: Taken, result: Result | Exception, timing: HopTiming) -> None:
         session = taken.session
