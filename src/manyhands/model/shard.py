@@ -23,8 +23,7 @@ _PROBE = 4  # rows of the step that shows what a layer does
 
 
 class Shard:
-    """Layers `span` of the checkpoint in `folder`, in `precision`. Not thread-safe: one executor thread owns it, best in
-    torch.inference_mode().
+    """Layers `span` of the checkpoint in `folder`, in `precision`. One thread at a time, best in torch.inference_mode().
 
     Raises ModelError (checkpoint), CutError (span outside the model).
     """

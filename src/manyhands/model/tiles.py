@@ -113,7 +113,6 @@ def team(count: int) -> _Team:
     return _here.team
 
 
-_TwoFloats = ctypes.c_float * 2
 Activation = Literal["none", "silu", "gelu_tanh"]
 
 
@@ -203,7 +202,7 @@ class Norm:
 
 def measure(x_MN: Tensor) -> tuple[float, float]:
     """The smallest and the largest Euclidean norm of one or more bf16 rows; the largest is NaN if one is."""
-    x_MN, bounds = rows_of(x_MN, x_MN.shape[1]), _TwoFloats()
+    x_MN, bounds = rows_of(x_MN, x_MN.shape[1]), (ctypes.c_float * 2)()
     kernel().tiles_measure(x_MN.data_ptr(), x_MN.stride(0), *x_MN.shape, bounds)
     return bounds[0], bounds[1]
 

@@ -1,4 +1,4 @@
-"""The device of one span: one thread that owns the model, and what it computes for a batch of segments.
+"""The device of one span: a thread that computes (short steps aside, see `Device.run`), and what it computes for a batch.
 
 Knows nothing of links, leases or order; it is told what to run. Loading and dropping the model happen on its thread too.
 """
@@ -28,7 +28,7 @@ from manyhands.wire.tensor import encode_tensor
 from manyhands.worker.batch import WINDOW_ROWS, Kind
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.rows import ByteRows, TensorRows
-from manyhands.worker.thread import OneThread
+from manyhands.worker.thread import OneThread, run_here
 
 T = TypeVar("T")
 _here = threading.local()
@@ -99,7 +99,7 @@ class Device:
         runs on the device: to hand it over and its result back would take a hop 150 us.
         """
         if is_short and getattr(_here, "is_computing", False) and self.thread.is_idle:
-            return self.thread.run_here(function)
+            return run_here(function)
         return asyncio.get_running_loop().run_in_executor(self.thread, function)
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ def device_of_process(num_threads: int | None) -> Iterator[Device]:
 
 
 class SpanModel:
-    """The layers of one span, and the ends where this node serves them. Only its device's thread may call it.
+    """The layers of one span, and the ends where this node serves them. Made and run within `Device.run`.
 
     `num_threads` None: as many compute threads as are fastest for this span (small layers lose by sharing).
     """

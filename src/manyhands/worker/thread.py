@@ -33,12 +33,6 @@ class OneThread(Executor):
         """Whether it is open, and nothing runs there or waits to. To be asked on the loop's thread."""
         return not self._is_closed and self._num_done == self._num_given
 
-    def run_here(self, function: Callable[[], T]) -> "asyncio.Future[T]":
-        """Run `function` at once on the calling thread, the loop's. The future is done."""
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        _settle(done, *_attempt(function, ()))
-        return done
-
     def submit(self, function: Callable[[*Ts], T], /, *args: *Ts) -> "asyncio.Future[T]":  # type: ignore[override]
         """Run `function` after what was submitted before; a result for the running loop. Raises RuntimeError once closed."""
         if self._is_closed:
@@ -67,8 +61,15 @@ class OneThread(Executor):
         function, args, done = job
         outcome = None if self._is_closed or done.cancelled() else _attempt(function, args)
         self._num_done += 1
-        _tell(done, done.cancel) if outcome is None else _tell(done, _settle, done, *outcome)
+        _tell(done, *((done.cancel,) if outcome is None else (_settle, done, *outcome)))
         return True
+
+
+def run_here(function: Callable[[], T]) -> "asyncio.Future[T]":
+    """What OneThread does, at once, on the calling thread, the loop's. The future is done."""
+    done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    _settle(done, *_attempt(function, ()))
+    return done
 
 
 def _attempt(function: Callable[..., T], args: tuple[Any, ...]) -> tuple[T | None, BaseException | None]:
