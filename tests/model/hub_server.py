@@ -126,11 +126,11 @@ class _Handler(BaseHTTPRequestHandler):
         if is_weights and self.hub.cuts and len(body) > self.hub.cuts[0]:
             body = body[: self.hub.cuts.pop(0)]
             self.close_connection = True
+        self.hub.weight_bytes += len(body) if is_weights else 0
         try:
             self.wfile.write(body)
         except OSError:  # the client has what it wanted
             self.close_connection = True
-        self.hub.weight_bytes += len(body) if is_weights else 0
 
 
 @contextmanager
