@@ -149,6 +149,31 @@ class _Odd(nn.Module):
         return inputs_embeds
 
 
+class _Shifted(nn.Module):
+    """Adds positions to what its first layer returns, in place or not."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Pass(), Pass(), Pass()])
+        self.in_place = in_place
+
+    def forward(self, inputs_embeds: Tensor, position_ids: Tensor, **_: object) -> Tensor:
+        first, *others = self.layers
+        hidden = first(inputs_embeds.clone())
+        shift = position_ids[..., None].to(hidden.dtype)
+        hidden = hidden.add_(shift) if self.in_place else hidden + shift
+        for layer in others:
+            hidden = layer(hidden)
+        return hidden
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_model_that_adds_positions_between_its_layers_is_refused(in_place: bool) -> None:
+    base = _Shifted(in_place)
+    with pytest.raises(ModelError, match="adds positions"):
+        LayerCalls(base, base, "layers", 8, torch.float32, 1024)
+
+
 def test_a_model_that_leaves_a_layer_out_is_refused() -> None:
     base = _Odd(1, leaks=False)
     with pytest.raises(ModelError, match="each of its layers once"):

@@ -116,9 +116,10 @@ class LayerCalls:
         """Each layer's arguments for BLOCK positions from `start`, with _Rows for the tensors, which come beside them."""
         layers: nn.ModuleList = getattr(self._owner, self._name)
         notes: list[dict[str, Any]] = []
+        given: list[Tensor] = []
         # Never one beyond the context: some rotary embeddings would then turn the whole block by other angles.
         positions_1B = torch.arange(start, start + BLOCK).clamp(max=self._context - 1)[None]
-        setattr(self._owner, self._name, nn.ModuleList([_Note(notes, len(layers)) for _ in layers]))
+        setattr(self._owner, self._name, nn.ModuleList([_Note(notes, given, len(layers)) for _ in layers]))
         try:
             self._base(inputs_embeds=hidden_1BD, position_ids=positions_1B, past_key_values=_NO_CACHE, use_cache=True)
         except _Noted:
@@ -173,21 +174,24 @@ class _Noted(Exception):
 
 
 class _Note(nn.Module):
-    """Stands where a layer was, and adds what it is called with to `notes`."""
+    """Stands where a layer was, and adds what it is called with to `notes`, its hidden states to `given`."""
 
     attention_type = Pass.attention_type
 
-    def __init__(self, notes: list[dict[str, Any]], wanted: int) -> None:
+    def __init__(self, notes: list[dict[str, Any]], given: list[Tensor], wanted: int) -> None:
         super().__init__()
-        self._notes, self._wanted = notes, wanted
+        self._notes, self._given, self._wanted = notes, given, wanted
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if args:
             raise ModelError("the model passes its layers arguments without names: it is not supported")
-        if not torch.equal(hidden_states, hidden_states[:, :1].expand_as(hidden_states)):
-            raise ModelError("the model adds positions to its embeddings: it is not supported")
         self._notes.append(kwargs)
-        if len(self._notes) == self._wanted:
+        is_last, is_new = len(self._notes) == self._wanted, all(hidden_states is not given for given in self._given)
+        if is_new or is_last:  # every layer returns what it got: to look again at each would take 30 ms in wide models
+            if not torch.equal(hidden_states, hidden_states[:, :1].expand_as(hidden_states)):
+                raise ModelError("the model adds positions to its embeddings: it is not supported")
+            self._given.append(hidden_states)
+        if is_last:
             raise _Noted
         return hidden_states
 
