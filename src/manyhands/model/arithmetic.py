@@ -11,11 +11,10 @@ import torch
 import transformers
 
 from manyhands.core import Precision
+from manyhands.model import tiles
 
 # Environment variables with which a user may hold the libraries back: other kernels, other bits.
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
-# Raised whenever our own kernels or their order of operations change.
-PLUGIN_VERSION = 6
 
 
 @cache
@@ -30,9 +29,7 @@ def instruction_set() -> str:
 
 
 def arithmetic_class(precision: Precision) -> str:
-    from manyhands.model import tiles  # which asks for the instruction set
-
-    versions = f"torch-{torch.__version__}/transformers-{transformers.__version__}/v{PLUGIN_VERSION}"
+    versions = f"torch-{torch.__version__}/transformers-{transformers.__version__}/v{tiles.VERSION}"
     limits = [f"/{name}={os.environ[name]}" for name in _LIMITS if name in os.environ]
     if instruction_set() == "amx_tile" and not tiles.available():
         limits.append("/no-tiles")
