@@ -159,7 +159,7 @@ class _Shifted(nn.Module):
 
     def forward(self, inputs_embeds: Tensor, position_ids: Tensor, **_: object) -> Tensor:
         first, *others = self.layers
-        hidden = first(inputs_embeds.clone())
+        hidden: Tensor = first(inputs_embeds.clone())
         shift = position_ids[..., None].to(hidden.dtype)
         hidden = hidden.add_(shift) if self.in_place else hidden + shift
         for layer in others:
