@@ -77,6 +77,7 @@ KINDS: dict[int, type[Any]] = {
     18: Reassigned,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
+_STEP = _KIND_OF[Step]
 _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32", "int32")
 _CONTENTS: tuple[Content, ...] = ("hidden", "ids", "logits")
 _HAS_IDS = 1
@@ -86,6 +87,7 @@ MAX_TIMINGS = 63
 _TIMING = struct.Struct("<2I")
 _U32 = (1 << 32) - 1
 _LAYOUT = struct.Struct("<4BI16s6I2B")
+_LENGTH = 4  # index of the body's length
 HEADER_BYTES = _LAYOUT.size
 _CHUNK = struct.Struct("<IQ")  # request, offset
 # Bodies that are bytes and not JSON: the least and the most of them.
@@ -96,7 +98,10 @@ RAW_BODIES: dict[type[Any], tuple[int, int]] = {
 
 
 class Header(NamedTuple):
-    """The fields of a header; the defaults are those of a control frame."""
+    """The fields of a header; the defaults are those of a control frame.
+
+    A Step's stay a plain tuple: with cold caches, as they are on a hop, to make a Header and ask it for its fields takes 30 us.
+    """
 
     version: int
     kind: int
@@ -170,54 +175,42 @@ def _credit_header(session: bytes, hop: int, steps: int) -> Header:
 
 
 def _encode_step(step: Step) -> list[bytes | memoryview]:
-    ids = b"" if step.ids is None else struct.pack(f"<{len(step.ids)}I", *step.ids)
-    data = memoryview(b"" if step.payload is None else step.payload.data).cast("B")
-    timings = step.timings[:MAX_TIMINGS]
-    tail = b"".join([_TIMING.pack(min(t.queue_us, _U32), min(t.compute_us, _U32)) for t in timings])
-    header = Header(
-        version=PROTOCOL_VERSION,
-        kind=_KIND_OF[Step],
-        flags=_HAS_IDS * (step.ids is not None)
-        + _HAS_PAYLOAD * (step.payload is not None)
-        + (len(timings) << _TIMINGS_SHIFT),
-        hop=step.hop,
-        length=len(ids) + len(data) + len(tail),
-        session=step.session,
-        epoch=step.epoch,
-        position=step.position,
-        num_rows=step.count,
-        reply_from=step.reply_from,
-        window=step.window,
-        width=0 if step.payload is None else step.payload.width,
-        dtype=0 if step.payload is None else _DTYPES.index(step.payload.dtype),
-        content=_CONTENTS.index(step.content),
-    )
-    if len(step.session) != 16 or (step.ids is not None and len(step.ids) != step.count):
+    session, epoch, hop, position, count, reply_from, window, content, ids, payload, timings = step
+    dtype, width, data = ("bf16", 0, b"") if payload is None else payload
+    head = b"" if ids is None else struct.pack(f"<{len(ids)}I", *ids)
+    body = memoryview(data).cast("B")
+    timings = timings[:MAX_TIMINGS]
+    tail = b"".join([_TIMING.pack(min(queue_us, _U32), min(compute_us, _U32)) for queue_us, compute_us in timings])
+    flags = _HAS_IDS * (ids is not None) | _HAS_PAYLOAD * (payload is not None) | len(timings) << _TIMINGS_SHIFT
+    length = len(head) + len(body) + len(tail)
+    where = session, epoch, position, count, reply_from, window
+    header = PROTOCOL_VERSION, _STEP, flags, hop, length, *where, width, _DTYPES.index(dtype), _CONTENTS.index(content)
+    if len(session) != 16 or (ids is not None and len(ids) != count):
         raise ProtocolError("Step cannot be sent: a session has 16 bytes, and there are as many ids as rows")
     _check_step(header, MAX_STEP_BODY)
-    head = _LAYOUT.pack(*header) + ids
-    if not len(data):
-        return [head + tail]
-    return [head, data, tail] if tail else [head, data]
+    head = _LAYOUT.pack(*header) + head
+    if not length:
+        return [head]
+    return [head, body, tail] if tail else [head, body]
 
 
-def _check_step(header: Header, max_body: int) -> None:
+def _check_step(header: tuple[Any, ...], max_body: int) -> None:
     """Raise ProtocolError unless the header of a Step is consistent and within limits."""
-    if header.length > max_body:
-        raise ProtocolError(f"Step of {header.length} bytes is over the limit of {max_body}")
-    if header.dtype >= len(_DTYPES) or header.content >= len(_CONTENTS):
+    _, _, flags, _, length, _, _, position, count, _, _, width, dtype, content = header
+    if length > max_body:
+        raise ProtocolError(f"Step of {length} bytes is over the limit of {max_body}")
+    if dtype >= len(_DTYPES) or content >= len(_CONTENTS):
         raise ProtocolError("Step has an unknown dtype or content")
-    has_ids, has_payload = bool(header.flags & _HAS_IDS), bool(header.flags & _HAS_PAYLOAD)
-    if has_payload != bool(header.width) or (header.dtype and not has_payload):
+    has_ids, has_payload = flags & _HAS_IDS != 0, flags & _HAS_PAYLOAD != 0
+    if has_payload != (width != 0) or (dtype and not has_payload):
         raise ProtocolError("Step has a width or dtype without a tensor, or a tensor without width")
-    if (has_payload and not header.num_rows) or (header.num_rows and not (has_ids or has_payload)):
+    if (has_payload and not count) or (count and not (has_ids or has_payload)):
         raise ProtocolError("Step has rows without content, or content without rows")
-    if header.position + header.num_rows > _U32:
+    if position + count > _U32:
         raise ProtocolError("Step goes beyond position 2**32 - 1")
-    itemsize = ITEMSIZE[_DTYPES[header.dtype]]
-    tail = _TIMING.size * (header.flags >> _TIMINGS_SHIFT)
-    if header.length != header.num_rows * (4 * has_ids + header.width * itemsize) + tail:
-        raise ProtocolError(f"Step of {header.length} bytes does not hold the {header.num_rows} rows that it declares")
+    tail = _TIMING.size * (flags >> _TIMINGS_SHIFT)
+    if length != count * (4 * has_ids + width * ITEMSIZE[_DTYPES[dtype]]) + tail:
+        raise ProtocolError(f"Step of {length} bytes does not hold the {count} rows that it declares")
 
 
 def _check_control(header: Header, max_body: int) -> None:
@@ -240,25 +233,23 @@ def _decode_chunk(body: bytearray) -> Chunk:
     return Chunk(request, offset, memoryview(body)[_CHUNK.size :])
 
 
-def _decode_step(header: Header, body: bytearray) -> Step:
+def _decode_step(header: tuple[Any, ...], body: bytearray) -> Step:
     """Make a Step of a checked header and its whole body; the payload shares the body's memory."""
-    num_ids = header.num_rows if header.flags & _HAS_IDS else 0
-    end = header.length - _TIMING.size * (header.flags >> _TIMINGS_SHIFT)
-    payload = None
-    if header.flags & _HAS_PAYLOAD:
-        payload = Payload(_DTYPES[header.dtype], header.width, memoryview(body)[4 * num_ids : end])
+    _, _, flags, hop, length, session, epoch, position, count, reply_from, window, width, dtype, content = header
+    num_ids = count if flags & _HAS_IDS else 0
+    end, view = length - _TIMING.size * (flags >> _TIMINGS_SHIFT), memoryview(body)
     return Step(
-        session=SessionId(header.session),
-        epoch=header.epoch,
-        hop=header.hop,
-        position=header.position,
-        count=header.num_rows,
-        reply_from=header.reply_from,
-        window=header.window,
-        content=_CONTENTS[header.content],
-        ids=struct.unpack_from(f"<{num_ids}I", body) if header.flags & _HAS_IDS else None,
-        payload=payload,
-        timings=tuple(map(HopTiming._make, _TIMING.iter_unpack(memoryview(body)[end:]))),
+        session,
+        epoch,
+        hop,
+        position,
+        count,
+        reply_from,
+        window,
+        _CONTENTS[content],
+        ids=struct.unpack_from(f"<{num_ids}I", body) if flags & _HAS_IDS else None,
+        payload=Payload(_DTYPES[dtype], width, view[4 * num_ids : end]) if flags & _HAS_PAYLOAD else None,
+        timings=tuple(map(HopTiming._make, _TIMING.iter_unpack(view[end:]))),
     )
 
 
@@ -276,7 +267,7 @@ class FrameReader:
         self._is_greeted = False
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._num_scratch = 0
-        self._open: Header | None = None  # the frame whose body is being read
+        self._open: tuple[Any, ...] | None = None  # the header of the frame whose body is being read
         self._body = bytearray()
         self._num_body = 0
         self._error: str | None = None
@@ -304,7 +295,7 @@ class FrameReader:
     def _continue_body(self, num_bytes: int) -> list[Message]:
         assert self._open is not None
         self._num_body += num_bytes
-        if self._num_body < self._open.length:
+        if self._num_body < len(self._body):
             return []
         header, body = self._open, self._body
         self._open, self._body = None, bytearray()
@@ -314,33 +305,39 @@ class FrameReader:
         messages: list[Message] = []
         start, end = 0, self._num_scratch + num_bytes
         while end - start >= HEADER_BYTES:
-            header = self._check(Header._make(_LAYOUT.unpack_from(self._scratch, start)))
+            header = _LAYOUT.unpack_from(self._scratch, start)
+            self._check(header)
             start += HEADER_BYTES
-            num_here = min(header.length, end - start)
-            body = bytearray(header.length)
-            body[:num_here] = self._scratch[start : start + num_here]
-            start += num_here
-            if num_here < header.length:
-                self._open, self._body, self._num_body = header, body, num_here
+            stop = start + header[_LENGTH]
+            if stop > end:
+                self._open, self._body, self._num_body = header, bytearray(header[_LENGTH]), end - start
+                self._body[: end - start] = self._scratch[start:end]
+                start = end
                 break
-            messages.append(self._decode(header, body))
+            messages.append(self._decode(header, bytearray(self._scratch[start:stop])))
+            start = stop
         self._num_scratch = end - start
         if 0 < self._num_scratch < end:
             self._scratch[: self._num_scratch] = self._scratch[start:end]
         return messages
 
-    def _check(self, header: Header) -> Header:
-        """Return the header if this frame may come now and is within limits. Raises ProtocolError."""
-        kind = KINDS.get(header.kind)
-        if header.version != PROTOCOL_VERSION or kind is None:
-            raise ProtocolError(f"unknown frame: version {header.version}, kind {header.kind}")
+    def _check(self, header: tuple[Any, ...]) -> None:
+        """Raise ProtocolError unless this frame may come now and is within limits."""
+        version, number = header[:2]
+        kind = KINDS.get(number)
+        if version != PROTOCOL_VERSION or kind is None:
+            raise ProtocolError(f"unknown frame: version {version}, kind {number}")
         if (kind is Hello) == self._is_greeted:
             raise ProtocolError(f"{kind.__name__} out of place: a link begins with one Hello")
         if self.lane is not None and kind is not Hello and kind not in LANES[self.lane]:
             raise ProtocolError(f"{kind.__name__} does not belong on the {self.lane} lane")
         if kind is Step:
             _check_step(header, self._limits.step_body)
-        elif kind is Credit:
+        else:
+            self._check_plain(kind, Header._make(header))
+
+    def _check_plain(self, kind: type[Any], header: Header) -> None:
+        if kind is Credit:
             if header != _credit_header(header.session, header.hop, header.num_rows):
                 raise ProtocolError("Credit with a body or fields that only a Step has")
         elif kind in RAW_BODIES:
@@ -348,12 +345,12 @@ class FrameReader:
             _check_control(header, RAW_BODIES[kind][1])
         else:
             _check_control(header, min(self._limits.control_body, MAX_CONTROL_BODY))
-        return header
 
-    def _decode(self, header: Header, body: bytearray) -> Message:
-        kind = KINDS[header.kind]
+    def _decode(self, fields: tuple[Any, ...], body: bytearray) -> Message:
+        kind = KINDS[fields[1]]
         if kind is Step:
-            return _decode_step(header, body)
+            return _decode_step(fields, body)
+        header = Header._make(fields)
         if kind is Credit:
             return Credit(SessionId(header.session), header.hop, header.num_rows)
         if kind is Directory:
