@@ -78,8 +78,7 @@ class Module:
         segments, turn = (plan.table(), len(plan.segments)), Turn.of(plan, cos_1NR, sin_1NR)
         scratch = _empty(plan, num_rows, num_rows * self.scratch)
         out = torch.empty(num_rows, last.shape[0], dtype=torch.bfloat16)
-        first.comes_next()
-        last.comes_next()
+        first.comes_next(last)
         counts = threads.available(), *(threads.for_product(num_rows, *product.shape) for product in (first, last))
         where = tiles.team(counts[0]).handle, *counts, self._address
         rows = x_NK.data_ptr(), x_NK.stride(0), num_rows, *turn.pointers

@@ -67,9 +67,9 @@ class LayerCalls:
     def turn(self, index: int, plan: StepPlan) -> Turn:
         """The rotary angles of layer `index`, for position 0 and on, as far as `plan` goes at least. Raises ContextOverflow."""
         self._reach(plan)
-        cos, sin = (rows.index for rows in self._calls[index]["position_embeddings"])
-        if (turn := self._turns.get(cos)) is None:
-            turn = self._turns[cos] = Turn(self._tensors[cos], self._tensors[sin])
+        cos, sin = self._calls[index]["position_embeddings"]
+        if (turn := self._turns.get(cos.index)) is None:
+            turn = self._turns[cos.index] = Turn(self._tensors[cos.index], self._tensors[sin.index])
         return turn
 
     def is_ready(self, end: int) -> bool:
@@ -78,7 +78,9 @@ class LayerCalls:
 
     def _reach(self, plan: StepPlan) -> None:
         """Work out what layers are called with at the positions of `plan`. Raises ContextOverflow."""
-        end = max([s.start + s.count for s in plan.segments])
+        end = 0
+        for s in plan.segments:
+            end = max(end, s.start + s.count)
         if end > self._context:
             raise ContextOverflow(f"position {end - 1} is beyond the model's context of {self._context}")
         while self._num_positions < end:

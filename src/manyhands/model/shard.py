@@ -21,6 +21,9 @@ from manyhands.model.stack import FEW_ROWS, TRIAL_ROWS, FewRows, Stack, decoder_
 
 _PROBE = 4  # rows of the step that shows what a layer does
 
+# Layers that run in one go: the first, what runs them (None: transformers, one layer), and which of its layers they are.
+_Part = tuple[int, Stack | None, range]
+
 
 class Shard:
     """Layers `span` of the checkpoint in `folder`, in `precision`. One thread at a time, best in torch.inference_mode().
@@ -40,6 +43,7 @@ class Shard:
         context = context_length(self.config)
         self._calls = LayerCalls(model.base_model, owner, name, self.hidden_size, self.dtype, context)
         self._stacks: dict[int, tuple[Stack, range]] = {}
+        self._cuts: dict[tuple[int, int], list[_Part]] = {}
         self._few: FewRows | None = None
         self.shapes = self._prepare()
         if precision == "bf16" and tiles.available():
@@ -115,8 +119,12 @@ class Shard:
                 hidden_ND = self._layer(index, hidden_ND, calls[index])
         return hidden_ND
 
-    def _parts(self, span: Span) -> Iterator[tuple[int, Stack | None, range]]:
-        """The layers of `span` in order: the first of each part, its stack (None: one layer), which layers of that it has."""
+    def _parts(self, span: Span) -> list[_Part]:
+        """The layers of `span` in order."""
+        key = span.start, span.end
+        return self._cuts.get(key) or self._cuts.setdefault(key, list(self._cut(span)))
+
+    def _cut(self, span: Span) -> Iterator[_Part]:
         index = span.start
         while index < span.end:
             stack, layers = self._stacks.get(index, (None, range(index, index + 1)))
@@ -126,7 +134,10 @@ class Shard:
 
     def few(self, span: Span) -> FewRows | None:
         """What takes rows for `forward_few`; None if some layers of `span` are not our own kernels'."""
-        return self._few if all(stack is not None for _, stack, _ in self._parts(span)) else None
+        for _, stack, _ in self._parts(span):
+            if stack is None:
+                return None
+        return self._few
 
     def is_ready(self, end: int) -> bool:
         """Whether what layers are called with before position `end` is worked out; else the step that gets there does it."""

@@ -60,17 +60,28 @@ class Decoder:
         return self.attention.first, self.attention.last, self.gated, self.down
 
 
-_room = threading.local()
+class _Room(threading.local):
+    """Memory of one thread for few rows of `width`."""
+
+    width = 0
+    scratch: tuple[Tensor, int] | None = None
 
 
-def _scratch(num_rows: int, width: int) -> Tensor:
-    """Memory for as many rows. For few it is this thread's, again and again: new one costs 40 us when caches are cold."""
+_room = _Room()
+
+
+def _scratch(num_rows: int, width: int) -> tuple[Tensor, int]:
+    """Memory for as many rows, and its address. For few it is this thread's, again and again: new one costs 40 us when
+    caches are cold."""
     if num_rows > FEW_ROWS:
-        return torch.empty(num_rows * width, dtype=torch.bfloat16)
-    kept: Tensor | None = getattr(_room, "kept", None)
-    if kept is None or kept.numel() < FEW_ROWS * width:
-        kept = _room.kept = torch.empty(FEW_ROWS * width, dtype=torch.bfloat16)
-    return kept
+        return _addressed(torch.empty(num_rows * width, dtype=torch.bfloat16))
+    if _room.width < width or _room.scratch is None:
+        _room.width, _room.scratch = width, _addressed(torch.empty(FEW_ROWS * width, dtype=torch.bfloat16))
+    return _room.scratch
+
+
+def _addressed(memory: Tensor) -> tuple[Tensor, int]:
+    return memory, memory.data_ptr()
 
 
 class Stack:
@@ -81,10 +92,11 @@ class Stack:
         self._structs = [layer.struct() for layer in layers]
         addresses = [ctypes.addressof(struct) for struct in self._structs]
         self._pointers = (ctypes.c_void_p * len(layers))(*addresses)
+        self._address = ctypes.addressof(self._pointers)
         self._run = tiles.kernel().tiles_stack
         self._inner = max(max(layer.attention.scratch, layer.down.shape[1]) for layer in layers)
         self.width = layers[0].attention.first.shape[1]
-        self._counts: dict[tuple[int, int], ctypes.Array[ctypes.c_int64]] = {}
+        self._counts: dict[tuple[int, int], tuple[ctypes.Array[ctypes.c_int64], int]] = {}
 
     def __call__(self, plan: StepPlan, x_NK: Tensor, stretch: range, turn: Turn) -> Tensor:
         """[N, hidden] to the same through layers `stretch` (of these, from 0). Writes the sessions' caches.
@@ -92,35 +104,33 @@ class Stack:
         Every row belongs to a segment; `turn` has all positions. Raises ValueError if a segment does not fit its cache.
         """
         x_NK = tiles.rows_of(x_NK, self.width).contiguous()
+        plan.table()
+        assert plan.num_rows == len(x_NK)
         out = torch.empty(x_NK.shape, dtype=torch.bfloat16)
-        self.run(plan, len(x_NK), x_NK.data_ptr(), out.data_ptr(), stretch, turn)
+        self.run(plan, x_NK.data_ptr(), out.data_ptr(), stretch, turn)
         return out
 
-    def run(self, plan: StepPlan, num_rows: int, given: int, out: int, stretch: range, turn: Turn) -> None:
-        """As a call, on contiguous rows at these addresses, which may be one."""
-        first, last = self._layers[stretch.start].attention.first, self._layers[stretch.stop - 1].down
+    def run(self, plan: StepPlan, given: int, out: int, stretch: range, turn: Turn) -> None:
+        """As a call, on the contiguous rows of `plan` at these addresses, which may be one."""
         segments = plan.table(), len(plan.segments)
-        assert plan.num_rows == num_rows
-        scratch = _scratch(num_rows, 2 * self.width + self._inner)
-        first.comes_next()
-        last.comes_next()
-        count = threads.available()
-        counts = ctypes.addressof(self._threads(num_rows, count)) + 32 * stretch.start
-        layers = ctypes.addressof(self._pointers) + 8 * stretch.start
-        where = tiles.team(count).handle, count, counts, layers, len(stretch)
+        num_rows, count = plan.num_rows, threads.available()
+        first, last = self._layers[stretch.start].attention.first, self._layers[stretch.stop - 1].down
+        first.comes_next(last)
+        _alive, scratch = _scratch(num_rows, 2 * self.width + self._inner)
+        _, counts = self._counts.get((num_rows, count)) or self._count(num_rows, count)
+        layers = counts + 32 * stretch.start, self._address + 8 * stretch.start, len(stretch)
         rows = given, num_rows, self.width, *turn.pointers
-        check(self._run(*where, *segments, *rows, scratch.data_ptr(), out, *last.then))
+        check(self._run(tiles.team(count).handle, count, *layers, *segments, *rows, scratch, out, *last.then))
 
-    def _threads(self, num_rows: int, available: int) -> "ctypes.Array[ctypes.c_int64]":
-        """How many threads each product of each layer gets."""
-        key = num_rows, available
-        if key not in self._counts:
-            if len(self._counts) >= _MAX_COUNTS:
-                self._counts.clear()
-            products = [product for layer in self._layers for product in layer.products]
-            counts = [threads.for_product(num_rows, *product.shape) for product in products]
-            self._counts[key] = (ctypes.c_int64 * len(counts))(*counts)
-        return self._counts[key]
+    def _count(self, num_rows: int, available: int) -> "tuple[ctypes.Array[ctypes.c_int64], int]":
+        """How many threads each product of each layer gets, and where that stands."""
+        if len(self._counts) >= _MAX_COUNTS:
+            self._counts.clear()
+        products = [product for layer in self._layers for product in layer.products]
+        counts = [threads.for_product(num_rows, *product.shape) for product in products]
+        made = (ctypes.c_int64 * len(counts))(*counts)
+        self._counts[num_rows, available] = made, ctypes.addressof(made)
+        return made, ctypes.addressof(made)
 
 
 class FewRows:
@@ -146,7 +156,7 @@ class FewRows:
 
     def run(self, plan: StepPlan, stack: Stack, stretch: range, turn: Turn) -> None:
         """A call of `stack` on what was put, or came out of the last one."""
-        stack.run(plan, sum([s.count for s in plan.segments]), self._address, self._address, stretch, turn)
+        stack.run(plan, self._address, self._address, stretch, turn)
 
     def take(self, row: int, count: int) -> bytes:
         """Rows [row, row + count) of what came out."""

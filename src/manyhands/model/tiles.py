@@ -154,9 +154,11 @@ class Tiled:
         """For kernels that have this product inside; valid as long as this is."""
         return Product(*self._matrix, None if self._bias is None else self._bias.data_ptr(), self._activation)
 
-    def comes_next(self) -> None:
-        """Note that this product follows the last one; a call does."""
-        _here.last[:], _here.last = self._matrix, self._then
+    def comes_next(self, end: "Tiled | None" = None) -> None:
+        """Note that this product follows the last one, which from now on is this, or `end` of a kernel that runs several."""
+        here = _here
+        here.last[:] = self._matrix
+        here.last = (end or self)._then
 
     @property
     def then(self) -> list[int | None]:

@@ -160,11 +160,16 @@ class SpanModel:
         """Which other steps take as long as one of `works`; None if that is unknown (prefill, sampling, new tables) or threads
         share it.
         """
-        num_rows, end = sum([work.count for work in works]), max([work.position + work.count for work in works])
-        is_plain = all(map(_comes_and_goes_as_bytes, works)) and self.shard.is_ready(end)
-        if self.num_threads > 1 or num_rows > WINDOW_ROWS or not is_plain:
+        if self.num_threads > 1 or not all(map(_comes_and_goes_as_bytes, works)):
             return None
-        return Kind(sum(map(len, {work.span for work in works})), num_rows, end.bit_length())
+        num_rows = end = 0
+        for work in works:
+            num_rows += work.count
+            end = max(end, work.position + work.count)
+        if num_rows > WINDOW_ROWS or not self.shard.is_ready(end):
+            return None
+        spans = (works[0].span,) if len(works) == 1 else {work.span for work in works}
+        return Kind(sum(map(len, spans)), num_rows, end.bit_length())
 
     def run(self, works: Sequence[Work]) -> list[Result | Exception]:
         """One device step. A segment with bad input gets its exception; the others are computed.
@@ -182,28 +187,32 @@ class SpanModel:
         return [out[i] for i in range(len(works))]
 
     def _run_on(self, span: Span, works: Sequence[Work]) -> list[Result | Exception]:
-        rows, put, row = self._rows(span, works), list[Segment | Exception](), 0
+        rows, row = self._rows(span, works), 0
+        put: list[Segment | Exception] = []
+        segments: list[Segment] = []
         for work in works:
             try:
                 self._put(rows, work)
             except (Corruption, ProtocolError) as error:
                 put.append(error)
             else:
-                put.append(Segment(work.cache, work.position, row, work.count))
+                segment = Segment(work.cache, work.position, row, work.count)
+                put.append(segment)
+                segments.append(segment)
                 row += work.count
-        if segments := [s for s in put if isinstance(s, Segment)]:
+        if segments:
             rows.run(StepPlan(segments))
-        return [self._try_take(rows, w, s) if isinstance(s, Segment) else s for w, s in zip(works, put, strict=True)]
+        out: list[Result | Exception] = []
+        for work, one in zip(works, put, strict=True):
+            out.append(self._try_take(rows, work, one.row) if isinstance(one, Segment) else one)
+        return out
 
     def _rows(self, span: Span, works: Sequence[Work]) -> TensorRows | ByteRows:
-        few = self.shard.few(span)
-        if (
-            few is None
-            or sum([work.count for work in works]) > FEW_ROWS
-            or not all(map(_comes_and_goes_as_bytes, works))
-        ):
-            return TensorRows(self.shard, span)
-        return ByteRows(self.shard, span, few)
+        num_rows = 0
+        for work in works:
+            num_rows += work.count
+        few = self.shard.few(span) if num_rows <= FEW_ROWS and all(map(_comes_and_goes_as_bytes, works)) else None
+        return TensorRows(self.shard, span) if few is None else ByteRows(self.shard, span, few)
 
     def _put(self, rows: TensorRows | ByteRows, work: Work) -> None:
         """Add the hidden states that a segment begins with. Raises ProtocolError, Corruption."""
@@ -216,9 +225,9 @@ class SpanModel:
         else:
             rows.add(self.ends.embed(torch.tensor(work.ids)))
 
-    def _try_take(self, rows: TensorRows | ByteRows, work: Work, segment: Segment) -> Result | Exception:
+    def _try_take(self, rows: TensorRows | ByteRows, work: Work, row: int) -> Result | Exception:
         try:
-            return self._take(rows, work, segment.row)
+            return self._take(rows, work, row)
         except (BadRequest, Corruption, ProtocolError) as error:
             return error
 
