@@ -134,7 +134,7 @@ def test_a_full_spare_is_no_shadow_and_no_trouble(bench: Bench) -> None:
             assert await scene.ask("greedy") == bench.wanted["greedy", 0]
             assert not scene.answers[0].events
             assert scene.hops[3].hosts[0].rows_run == 0
-            scene.hops[3].hosts[0]._cache_tokens = scene.hops[3].worker.cache_tokens
+            scene.hops[3].hosts[0]._cache_tokens = scene.hops[3].worker.config.cache_tokens
 
     bench.play(main)
 
