@@ -149,9 +149,9 @@ def test_a_full_spare_ends_the_patience_not_the_world(bench: Bench) -> None:
             async with bench.scene(request=replace(REQUEST, patience_s=5.0)) as scene:
                 spare = scene.hops[3]
                 (host,) = spare.hosts
-                room, host._cache_tokens = host._cache_tokens, 1
+                room, host.engine.cache_tokens = host.engine.cache_tokens, 1
                 if frees:
-                    asyncio.get_running_loop().call_later(3.0, setattr, host, "_cache_tokens", room)
+                    asyncio.get_running_loop().call_later(3.0, setattr, host.engine, "cache_tokens", room)
                 die_at(scene, 1)
                 async with asyncio.timeout(6.0):
                     if frees:
@@ -159,7 +159,7 @@ def test_a_full_spare_ends_the_patience_not_the_world(bench: Bench) -> None:
                     else:
                         with pytest.raises(ShardUnavailable):
                             await scene.ask("hot")
-                host._cache_tokens = room
+                host.engine.cache_tokens = room
 
     bench.play(main)
 

@@ -130,7 +130,7 @@ def test_spans_of_one_node_share_one_bound_and_what_is_bounded_out_comes_from_fu
     async def main() -> None:
         async with bench.scene(worker=WorkerConfig(log_bytes=log_bytes)) as scene:
             node = scene.hops[0]
-            await node.worker.host(bench.folder, Span(2, 4), "bf16", node.hosts[0]._device, model_name="test")
+            await node.worker.host(bench.folder, Span(2, 4), "bf16", node.hosts[0].engine.device, model_name="test")
             scene.faults.die(scene.hops[1])
             await scene.swarm.origin.node.survey(scene.swarm.addrs)
             route = [
@@ -257,7 +257,7 @@ def test_hn_46_other_weights_replace_nothing(bench: Bench) -> None:
         async with bench.scene() as scene, other_weights(bench, scene) as node:
             arm(scene, "decode", 1)
             await ask(bench, scene, "greedy", 1, "ring")
-            assert node.hosts[0].rows_run == 0 and scene.answers[0].repairs[0].replacement == ("n3",)
+            assert node.hosts[0].engine.rows_run == 0 and scene.answers[0].repairs[0].replacement == ("n3",)
         async with bench.scene(spares=[]) as scene, other_weights(bench, scene):
             arm(scene, "decode", 1)
             with pytest.raises(ShardUnavailable, match="nobody else holds layers 2-3"):
@@ -428,12 +428,12 @@ def test_l9_21_a_lost_node_stays_out_of_its_session(bench: Bench) -> None:
 
     async def main() -> None:
         async with bench.scene(request=replace(REQUEST, patience_s=3.0)) as scene:
-            plain = scene.hops[1].hosts[0]._model
+            plain = scene.hops[1].hosts[0].engine.model
             scene.faults.at("decode", scene.hops[1], lambda: scene.faults.poison(scene.hops[1], "nan"), 5)
             scene.faults.at("any", scene.hops[3], lambda: scene.faults.die(scene.hops[3]), 6)
             with pytest.raises(ShardUnavailable, match="nobody else holds layers 2-3"):
                 await scene.ask()
-            scene.hops[1].hosts[0]._model = plain
+            scene.hops[1].hosts[0].engine.model = plain
             assert await scene.ask() == bench.wanted["greedy", 0]
             assert [o.name for o in scene.answers[1].route] == ["n0", "n1", "n2"]
 
@@ -488,7 +488,7 @@ def test_a_draining_node_leaves_in_time_though_nobody_takes_its_sessions(bench: 
         async with bench.scene(spares=[], request=request, worker=WorkerConfig(drain_s=5.0)) as scene:
             node = scene.hops[1]
             await node.worker.host(
-                bench.folder, Span(0, 2), "bf16", node.hosts[0]._device, model_name="test", is_spare=True
+                bench.folder, Span(0, 2), "bf16", node.hosts[0].engine.device, model_name="test", is_spare=True
             )
             scene.faults.slow(node, 0.9)
             task = asyncio.ensure_future(scene.ask())
@@ -655,7 +655,7 @@ async def let_load(bench: Bench, scene: Scene, *nodes: int, max_layers: int = 6)
     for index in nodes:
         node = scene.hops[index]
         await node.worker.offer_to_load(
-            bench.folder, Span(0, 6), "bf16", node.hosts[0]._device, model_name="test", max_layers=max_layers
+            bench.folder, Span(0, 6), "bf16", node.hosts[0].engine.device, model_name="test", max_layers=max_layers
         )
 
 

@@ -202,7 +202,7 @@ def test_a_hostile_last_hop_ruins_its_session_alone(
 
     async def main() -> None:
         async with swarm_of(folder, CUT, ends=ends) as swarm:
-            model = await swarm.hops[-1].hosts[0].ensure_loaded()
+            model = await swarm.hops[-1].hosts[0].engine.ensure_loaded()
             honest = model.run
 
             def run(works: Sequence[Work]) -> list[Result | Exception]:

@@ -134,7 +134,7 @@ class Hosting:
             host = await node.worker.host(
                 folder, span, self.weights.precision, self._device, model_name=self.weights.name, has_ends=False
             )
-            model = await host.ensure_loaded()
+            model = await host.engine.ensure_loaded()
             self.member.layer_s[span] = await self._device.run(lambda: decode_layer_s(model, span))
             await node.seed.add(folder)
             self.folder = folder

@@ -36,7 +36,8 @@ class LinkPool:
 
     def find_at(self, addr: NodeAddr, lane: Lane) -> Link | None:
         """An open link to whoever `addr` names or was found at it."""
-        return self._known(addr, lane)
+        node = addr.node or self._nodes.get((addr.host, addr.port))
+        return self.find(node, lane) if node is not None else None
 
     def add(self, link: Link) -> None:
         """Take over a link that is new."""
@@ -73,7 +74,7 @@ class LinkPool:
         while True:
             if self._is_closed:
                 raise LinkClosed(f"{addr} is not dialled: this node is stopping")
-            link = self._known(addr, lane)
+            link = self.find_at(addr, lane)
             if link is not None:
                 return link
             pending = self._dialling.get((addr, lane))
@@ -116,10 +117,6 @@ class LinkPool:
         if link.is_closed:
             raise LinkClosed(f"{addr} is not dialled: this node is stopping")
         return link
-
-    def _known(self, addr: NodeAddr, lane: Lane) -> Link | None:
-        node = addr.node or self._nodes.get((addr.host, addr.port))
-        return self.find(node, lane) if node is not None else None
 
     def _open(self) -> dict[PeerLane, list[Link]]:
         """The links without the closed ones."""

@@ -29,9 +29,6 @@ from manyhands.worker.session import HopSession, send
 
 logger = logging.getLogger(__name__)
 
-Start = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-MakeSampler = Callable[[SamplingParams], Draws]
-
 
 @dataclass(slots=True)
 class Loadable:
@@ -55,8 +52,8 @@ class Worker:
         name: str,
         config: WorkerConfig,
         pool: LinkPool,
-        start: Start,
-        sampling: Callable[[Path, bool], MakeSampler],
+        start: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
+        sampling: Callable[[Path, bool], Callable[[SamplingParams], Draws]],
     ) -> None:
         self.config = config
         self.hosts: list[SpanHost] = []
@@ -64,9 +61,6 @@ class Worker:
         self._name, self._pool, self._start, self._sampling = name, pool, start, sampling
         self._loadable: list[Loadable] = []
         self._running: dict[SpanHost, asyncio.Task[None]] = {}
-
-    def __repr__(self) -> str:
-        return f"<Worker hosts={self.hosts} loadable={len(self._loadable)} {self.logs}>"
 
     # -- what is served -----------------------------------------------------------------------------------------------
 
@@ -88,10 +82,10 @@ class Worker:
         is_lazy: bool = False,
     ) -> SpanHost:
         """Load a span (if lazy: when it is first opened) and serve it until the node stops. Raises ModelError, CutError."""
-        info = await device.run(lambda: _describe(folder, span, precision, model_name, has_ends, is_spare, self.config))
-        host = self._make_host(folder, info, device)
+        info = await device.run(lambda: _describe(folder, span, precision, model_name, self.config))
+        host = self._make_host(folder, replace(info, has_ends=has_ends, is_spare=is_spare), device)
         if not is_lazy:
-            await host.ensure_loaded()
+            await host.engine.ensure_loaded()
         return self._add(host)
 
     def _add(self, host: SpanHost) -> SpanHost:
@@ -117,8 +111,8 @@ class Worker:
 
         At most `max_layers` in all; what was loaded stays, as a spare. Raises ModelError, CutError.
         """
-        info = await device.run(lambda: _describe(folder, span, precision, model_name, False, True, self.config))
-        self._loadable.append(Loadable(replace(info, is_loaded=False), folder, device, max_layers))
+        info = await device.run(lambda: _describe(folder, span, precision, model_name, self.config))
+        self._loadable.append(Loadable(replace(info, is_spare=True, is_loaded=False), folder, device, max_layers))
 
     def drop(self, host: SpanHost) -> None:
         """Serve a span no more and free its memory, whoever still uses it: drain it before."""
@@ -140,7 +134,7 @@ class Worker:
             host = self._find_host(message)
             host.reserve(message, link)
         except ManyhandsError as error:
-            send(link, _refusal(message, error.code, str(error)))
+            send(link, Fault(message.session, message.epoch, message.hop, error.code, str(error)))
             return
         self._start(self._open(host, message, link))
 
@@ -195,7 +189,7 @@ class Worker:
             if is_cut_off:
                 error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
             code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
-            send(origin, replace(_refusal(message, code, str(error)), blame=blame))
+            send(origin, Fault(message.session, message.epoch, message.hop, code, str(error), blame))
 
     def on_feed(self, message: Feed, link: Link) -> None:
         """Send a shadow what it lacks, on behalf of the session's origin."""
@@ -226,15 +220,7 @@ class Worker:
             place.is_feeding = False
 
 
-def _describe(
-    folder: Path,
-    span: Span,
-    precision: Precision,
-    model_name: str,
-    has_ends: bool,
-    is_spare: bool,
-    config: WorkerConfig,
-) -> SpanInfo:
+def _describe(folder: Path, span: Span, precision: Precision, model_name: str, config: WorkerConfig) -> SpanInfo:
     family = read_config(folder)
     admit(family, home_from_env())
     return SpanInfo(
@@ -246,12 +232,7 @@ def _describe(
         arithmetic=proven_class(precision, home_from_env()),
         hidden_size=int(family.hidden_size),
         context_length=context_length(family),
-        has_ends=has_ends,
+        has_ends=False,
         free_tokens=config.cache_tokens,
         max_sessions=config.max_sessions,
-        is_spare=is_spare,
     )
-
-
-def _refusal(message: Open, code: str, detail: str) -> Fault:
-    return Fault(message.session, message.epoch, message.hop, code, detail)
