@@ -1,8 +1,8 @@
 """`manyhands` without heartbeats, for bench.upkeep only."""
 
-import manyhands.node
+import manyhands.net.watch
 from manyhands.cli import main
 
 if __name__ == "__main__":
-    manyhands.node.HEARTBEAT_S = 1e9
+    manyhands.net.watch.HEARTBEAT_S = 1e9
     main()

@@ -64,7 +64,7 @@ class Models:
 def kept_models() -> Iterator[Models]:
     models = Models()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("manyhands.node.SpanModel", models.span)
+        patch.setattr("manyhands.worker.worker.SpanModel", models.span)
         patch.setattr("manyhands.testing.swarm.OriginModel", models.origin)
         yield models
 
@@ -94,7 +94,9 @@ class Scene:
         """Wait until no node that lives holds a lease, nor the origin a session."""
         living = [n for n in self.hops if n.transport.node not in self.faults.dead | self.faults.frozen]
         for _ in range(200):
-            if all(h.info.free_tokens == n.worker.cache_tokens and not h._opening for n in living for h in n.hosts):
+            if all(
+                h.info.free_tokens == n.worker.config.cache_tokens and not h._opening for n in living for h in n.hosts
+            ):
                 assert not self.swarm.origin.node.sessions
                 return
             await asyncio.sleep(0.01)

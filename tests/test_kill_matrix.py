@@ -14,7 +14,8 @@ import pytest
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, NodeAddr, PathKind, Span
 from manyhands.errors import ManyhandsError, PipelineAborted, PipelineStalled, ShardUnavailable
-from manyhands.node import HEARTBEAT_S, SUSPECT_S, Node
+from manyhands.net.watch import HEARTBEAT_S, SUSPECT_S
+from manyhands.node import Node
 from manyhands.route.search import Offer
 from manyhands.testing.faults import PHASES, Faults, Phase, Poison
 from manyhands.testing.swarm import memory_node
@@ -129,7 +130,7 @@ def test_spans_of_one_node_share_one_bound_and_what_is_bounded_out_comes_from_fu
     async def main() -> None:
         async with bench.scene(worker=WorkerConfig(log_bytes=log_bytes)) as scene:
             node = scene.hops[0]
-            await node.host(bench.folder, Span(2, 4), "bf16", node.hosts[0]._device, model_name="test")
+            await node.worker.host(bench.folder, Span(2, 4), "bf16", node.hosts[0].engine.device, model_name="test")
             scene.faults.die(scene.hops[1])
             await scene.swarm.origin.node.survey(scene.swarm.addrs)
             route = [
@@ -139,7 +140,7 @@ def test_spans_of_one_node_share_one_bound_and_what_is_bounded_out_comes_from_fu
 
             def die() -> None:
                 places = [place for host in node.hosts for place in host._places.values()]
-                seen.append((node.logs.num_bytes, sum(place.log.num_bytes > 0 for place in places)))
+                seen.append((node.worker.logs.num_bytes, sum(place.log.num_bytes > 0 for place in places)))
                 scene.faults.die(scene.hops[2])
 
             scene.faults.at("decode", scene.hops[2], die, 3 * 20)
@@ -148,7 +149,7 @@ def test_spans_of_one_node_share_one_bound_and_what_is_bounded_out_comes_from_fu
             assert all(answer.repairs for answer in scene.answers)
             ((held, kept),) = seen
             assert held <= log_bytes and 1 <= kept < 6
-            assert node.logs.num_bytes == 0, "closed sessions give their bytes back"
+            assert node.worker.logs.num_bytes == 0, "closed sessions give their bytes back"
 
     bench.play(main)
 
@@ -241,7 +242,7 @@ async def other_weights(bench: Bench, scene: Scene) -> AsyncIterator[Node]:
     device = Device.start(1)
     try:
         async with memory_node(scene.swarm.network, "other", scene.faults.wrap) as node:
-            await node.host(folder, Span(0, 6), "bf16", device, model_name="other")
+            await node.worker.host(folder, Span(0, 6), "bf16", device, model_name="other")
             scene.swarm.addrs.append(await node.listen(NodeAddr("mem", 0)))
             scene.swarm.origin.addrs.append(scene.swarm.addrs[-1])
             yield node
@@ -256,7 +257,7 @@ def test_hn_46_other_weights_replace_nothing(bench: Bench) -> None:
         async with bench.scene() as scene, other_weights(bench, scene) as node:
             arm(scene, "decode", 1)
             await ask(bench, scene, "greedy", 1, "ring")
-            assert node.hosts[0].rows_run == 0 and scene.answers[0].repairs[0].replacement == ("n3",)
+            assert node.hosts[0].engine.rows_run == 0 and scene.answers[0].repairs[0].replacement == ("n3",)
         async with bench.scene(spares=[]) as scene, other_weights(bench, scene):
             arm(scene, "decode", 1)
             with pytest.raises(ShardUnavailable, match="nobody else holds layers 2-3"):
@@ -427,12 +428,12 @@ def test_l9_21_a_lost_node_stays_out_of_its_session(bench: Bench) -> None:
 
     async def main() -> None:
         async with bench.scene(request=replace(REQUEST, patience_s=3.0)) as scene:
-            plain = scene.hops[1].hosts[0]._model
+            plain = scene.hops[1].hosts[0].engine.model
             scene.faults.at("decode", scene.hops[1], lambda: scene.faults.poison(scene.hops[1], "nan"), 5)
             scene.faults.at("any", scene.hops[3], lambda: scene.faults.die(scene.hops[3]), 6)
             with pytest.raises(ShardUnavailable, match="nobody else holds layers 2-3"):
                 await scene.ask()
-            scene.hops[1].hosts[0]._model = plain
+            scene.hops[1].hosts[0].engine.model = plain
             assert await scene.ask() == bench.wanted["greedy", 0]
             assert [o.name for o in scene.answers[1].route] == ["n0", "n1", "n2"]
 
@@ -451,7 +452,7 @@ def test_a_draining_node_hands_over_without_losing_a_token(bench: Bench, phase: 
         async with bench.scene() as scene:
             node = scene.hops[victim]
             drains: list[asyncio.Task[None]] = []
-            scene.faults.at(phase, node, lambda: drains.append(asyncio.ensure_future(node.drain())), SKIP[phase])
+            scene.faults.at(phase, node, lambda: drains.append(asyncio.ensure_future(node.worker.drain())), SKIP[phase])
             await ask(bench, scene, "hot", 3, "star" if victim == 1 else "ring", drafts=phase == "window")
             async with asyncio.timeout(0.1):
                 await drains[0]
@@ -469,7 +470,7 @@ def test_a_draining_node_without_an_heir_serves_to_the_end(bench: Bench) -> None
         async with bench.scene(spares=[]) as scene:
             drains: list[asyncio.Task[None]] = []
             node = scene.hops[1]
-            scene.faults.at("decode", node, lambda: drains.append(asyncio.ensure_future(node.drain())), 5)
+            scene.faults.at("decode", node, lambda: drains.append(asyncio.ensure_future(node.worker.drain())), 5)
             await ask(bench, scene, "hot", 1, "ring")
             await drains[0]
             assert not scene.answers[0].repairs
@@ -486,12 +487,14 @@ def test_a_draining_node_leaves_in_time_though_nobody_takes_its_sessions(bench: 
         request = replace(REQUEST, patience_s=1.0)
         async with bench.scene(spares=[], request=request, worker=WorkerConfig(drain_s=5.0)) as scene:
             node = scene.hops[1]
-            await node.host(bench.folder, Span(0, 2), "bf16", node.hosts[0]._device, model_name="test", is_spare=True)
+            await node.worker.host(
+                bench.folder, Span(0, 2), "bf16", node.hosts[0].engine.device, model_name="test", is_spare=True
+            )
             scene.faults.slow(node, 0.9)
             task = asyncio.ensure_future(scene.ask())
             await asyncio.sleep(3.0)
             began = asyncio.get_running_loop().time()
-            await node.drain()
+            await node.worker.drain()
             assert asyncio.get_running_loop().time() - began == pytest.approx(5.0, abs=0.01)
             assert not any(host.num_sessions for host in node.hosts)
             with pytest.raises(ShardUnavailable):
@@ -651,8 +654,8 @@ async def let_load(bench: Bench, scene: Scene, *nodes: int, max_layers: int = 6)
     """These nodes would load any layer."""
     for index in nodes:
         node = scene.hops[index]
-        await node.offer_to_load(
-            bench.folder, Span(0, 6), "bf16", node.hosts[0]._device, model_name="test", max_layers=max_layers
+        await node.worker.offer_to_load(
+            bench.folder, Span(0, 6), "bf16", node.hosts[0].engine.device, model_name="test", max_layers=max_layers
         )
 
 

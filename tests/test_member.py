@@ -379,7 +379,7 @@ def test_the_balance_moves_a_node_to_where_it_helps(stage: Stage) -> None:
 async def order(asker: Hosting, asked: Hosting, layers: str, *, is_forced: bool = False) -> str:
     """What `asked` answers to an order of `asker`'s operator. A second of virtual time lies between two orders."""
     await asyncio.sleep(1.1)
-    link = await asker.member.node.link(asked.member.addresses[0], "control")
+    link = await asker.member.node.pool.get(asked.member.addresses[0], "control")
     model, precision = asker.kind.model, asker.kind.precision
     return await asker.member.node.orders.ask(link, model, precision, Span.parse(layers), is_forced=is_forced)
 
@@ -450,7 +450,7 @@ def test_an_order_that_cannot_be_kept_leaves_the_old_layers_in_place(
         async def fail(*_: object, **__: object) -> None:
             raise BadRequest("disk full")
 
-        monkeypatch.setattr(second.member.node, "host", fail)
+        monkeypatch.setattr(second.member.node.worker, "host", fail)
         await order(second, second, "0-2")
         await until(lambda: "layers could not be moved: disk full" in place.said)
         assert spans(second.member)["n1"] == ["0-5"] and not second.member.claims and not second.is_moving

@@ -112,7 +112,7 @@ def test_a_visitor_calls_nodes_without_a_directory_again(play: Any) -> None:
         place.stack.callback(device.close)
         served = Node(lambda hello: place.network.transport(key_of(5).node_id, hello))
         await place.stack.enter_async_context(served)
-        await served.host(place.folder, Span(0, 6), "bf16", device, model_name="tiny")
+        await served.worker.host(place.folder, Span(0, 6), "bf16", device, model_name="tiny")
         place.ticket = place.ticket.with_address(await served.listen(NodeAddr("127.0.0.1", 0)))
         visitor = await place.stack.enter_async_context(place.member(7, is_visitor=True))
         assert await visitor.call() == 1
@@ -184,7 +184,7 @@ def test_peers_of_a_dht_that_lie_or_never_answer_harm_nobody(play: Any) -> None:
         for liar in liars:
             await place.stack.enter_async_context(liar.node)
             addr = await liar.node.listen(NodeAddr("127.0.0.1", 0))
-            await liar.node.link(first.member.addresses[0], "control")
+            await liar.node.pool.get(first.member.addresses[0], "control")
             place.ticket = place.ticket.with_address(addr)
         for index in (1, 2):
             await place.host(index, memory_bytes=room)

@@ -106,10 +106,10 @@ def test_what_a_hop_computes_again_is_not_taken_for_its_shadow_s(bench: Bench, p
     async def main() -> None:
         async with bench.scene(spares=["2-3", "4-5"], request=FOLLOWED) as scene:
             spare = scene.hops[4].hosts[0]
-            room, spare._cache_tokens = spare._cache_tokens, 10
+            room, spare.engine.cache_tokens = spare.engine.cache_tokens, 10
 
             def lose() -> None:
-                spare._cache_tokens = room
+                spare.engine.cache_tokens = room
                 for place in scene.hops[1].hosts[0]._places.values():
                     place.log.drop()
                 scene.faults.die(scene.hops[2])
@@ -130,11 +130,11 @@ def test_a_full_spare_is_no_shadow_and_no_trouble(bench: Bench) -> None:
 
     async def main() -> None:
         async with bench.scene(request=FOLLOWED) as scene:
-            scene.hops[3].hosts[0]._cache_tokens = 10
+            scene.hops[3].hosts[0].engine.cache_tokens = 10
             assert await scene.ask("greedy") == bench.wanted["greedy", 0]
             assert not scene.answers[0].events
-            assert scene.hops[3].hosts[0].rows_run == 0
-            scene.hops[3].hosts[0]._cache_tokens = scene.hops[3].worker.cache_tokens
+            assert scene.hops[3].hosts[0].engine.rows_run == 0
+            scene.hops[3].hosts[0].engine.cache_tokens = scene.hops[3].worker.config.cache_tokens
 
     bench.play(main)
 
@@ -143,7 +143,7 @@ def test_shadows_are_off_unless_asked_for(bench: Bench) -> None:
     async def main() -> None:
         async with bench.scene() as scene:
             await scene.ask("greedy")
-            assert scene.hops[3].hosts[0].rows_run == 0
+            assert scene.hops[3].hosts[0].engine.rows_run == 0
 
     bench.play(main)
     assert not RequestConfig().shadow

@@ -156,7 +156,7 @@ class Origin:
         assert self.node.address is not None, "a fallback needs a listening node"
         span = Span(0, self.model.num_layers)
         ends = self.model.ends_at == "edges"
-        host = await self.node.host(
+        host = await self.node.worker.host(
             folder, span, self.model.precision, device, model_name="fallback", has_ends=ends, is_lazy=True
         )
         self.last_resort = Offer(self.node.address, self.node.transport.node, "fallback", host.info)

@@ -170,7 +170,7 @@ def exported(folder: Path) -> set[str]:
     names: set[str] = set()
 
     async def main(scene: Observed) -> None:
-        await scene.swarm.hops[0].link(scene.swarm.addrs[1], "control")
+        await scene.swarm.hops[0].pool.get(scene.swarm.addrs[1], "control")
         await scene.evicting(1, at_token=2, max_tokens=4)
         names.update(name for name, _ in values(scene.metrics))
         families = text_string_to_metric_families(scene.metrics.exposition().decode())

@@ -96,7 +96,7 @@ async def all_free(swarm: MemorySwarm) -> None:
     """Wait until no hop holds a lease (a Close may be on its way)."""
     hosts = [host for node in swarm.hops for host in node.hosts]
     for _ in range(200):
-        if all(host.info.free_tokens == node.worker.cache_tokens for node in swarm.hops for host in node.hosts):
+        if all(host.info.free_tokens == node.worker.config.cache_tokens for node in swarm.hops for host in node.hosts):
             return
         await asyncio.sleep(0.01)
     raise AssertionError(f"leases are left: {hosts}")

@@ -87,7 +87,8 @@ def test_strangers_change_nothing(folder: Path) -> None:
     async def main() -> None:
         async with swarm_of(folder, "0-2,3-5", request=RequestConfig(prefill_chunk=16)) as swarm:
             assert await asyncio.gather(*(ids_of(swarm, *one) for one in requests)) == wanted
-            shared = sum(node.hosts[0].rows_run for node in swarm.hops) / sum(n.hosts[0].steps_run for n in swarm.hops)
+            engines = [node.hosts[0].engine for node in swarm.hops]
+            shared = sum(engine.rows_run for engine in engines) / sum(engine.steps_run for engine in engines)
             assert shared > 1.5, "they did share steps"
 
     play(main)
@@ -101,7 +102,7 @@ def test_right_drafts_save_steps_and_wrong_ones_cost_none(folder: Path, greedy: 
         for name, drafter in drafters([*PROMPT, *greedy]).items():
             async with swarm_of(folder, "0-5") as swarm:
                 assert await ids_of(swarm, PROMPT, GREEDY, drafter=drafter) == greedy
-                counts[name] = swarm.hops[0].hosts[0].steps_run
+                counts[name] = swarm.hops[0].hosts[0].engine.steps_run
 
     play(main)
     assert counts["none"] == counts["wrong"] == NEW

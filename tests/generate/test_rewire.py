@@ -48,7 +48,6 @@ class Scene:
         for lane in lanes:
             link = await node.transport.dial(addr, lane)
             node.pool.add(link)
-            node._watch(link)
         await asyncio.sleep(0)
 
     def relayed_bytes(self, node: Node, peer: NodeId, lane: Lane) -> int:
@@ -139,7 +138,6 @@ def test_a_second_relayed_link_changes_nothing(folder: Path) -> None:
         link = await dial(scene.swarm.addrs[0], "data")
         link.health.path_kind = "relay"
         scene.nodes[0].pool.add(link)
-        scene.nodes[0]._watch(link)
 
     assert len(set(play(folder, disturb).epochs)) == 1
 

@@ -65,7 +65,7 @@ def strangers_link() -> Link:
 
 
 def leased(swarm: MemorySwarm) -> list[int]:
-    return [node.worker.cache_tokens - node.hosts[0].info.free_tokens for node in swarm.hops]
+    return [node.worker.config.cache_tokens - node.hosts[0].info.free_tokens for node in swarm.hops]
 
 
 async def opened(swarm: MemorySwarm) -> None:
@@ -202,7 +202,7 @@ def test_a_hostile_last_hop_ruins_its_session_alone(
 
     async def main() -> None:
         async with swarm_of(folder, CUT, ends=ends) as swarm:
-            model = await swarm.hops[-1].hosts[0].ensure_loaded()
+            model = await swarm.hops[-1].hosts[0].engine.ensure_loaded()
             honest = model.run
 
             def run(works: Sequence[Work]) -> list[Result | Exception]:
@@ -284,7 +284,7 @@ def test_a_hop_that_does_not_answer_open_is_named(folder: Path, monkeypatch: pyt
 
     async def main() -> None:
         async with swarm_of(folder, CUT, request=RequestConfig(open_timeout_s=4)) as swarm:
-            monkeypatch.setattr(swarm.hops[1], "_on_open", lambda *_: None)
+            monkeypatch.setattr(swarm.hops[1].worker, "on_open", lambda *_: None)
             with pytest.raises(PipelineStalled, match=r"hops 1 \(n1\) did not answer Open within 4 s"):
                 await ids_of(swarm, PROMPT, GREEDY)
 

@@ -66,7 +66,7 @@ async def main(job: dict[str, Any]) -> None:
         async with make_node(job["name"], job.get("book", {})) as node:
             if "layers" in job:
                 folder = tales.model_path()
-                await node.host(folder, Span.parse(job["layers"]), "bf16", device, model_name="tales")
+                await node.worker.host(folder, Span.parse(job["layers"]), "bf16", device, model_name="tales")
             if "listen" in job:
                 say(listening=str(await node.listen(NodeAddr.parse(job["listen"]))))
             if job["role"] == "hop":

@@ -118,3 +118,31 @@ def test_closing_closes_links_and_dials_under_way() -> None:
             await pool.get(addr, "data")
 
     with_pool(body)
+
+
+def test_each_new_link_is_told_once_whoever_dialled_it() -> None:
+    """Callers that share a link do not make it new; one who waits for the peer's call gets the link that comes."""
+
+    async def run() -> None:
+        network = MemoryNetwork()
+        near, far = network.transport(A, says("a")), network.transport(B, says("b"))
+        here, there = await near.listen(ANYWHERE), await far.listen(ANYWHERE)
+        told: list[tuple[str, Lane]] = []
+        pool = LinkPool(near, lambda link: told.append((link.peer, link.lane)))
+        accepting = asyncio.ensure_future(pool.accept())
+        first = await pool.get(there, "control")
+        assert await pool.get(there, "control") is first and told == [(B, "control")]
+        waiting = [asyncio.ensure_future(pool.await_link(B, "data")) for _ in range(2)]
+        await asyncio.sleep(0)
+        await far.dial(here, "control")
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting), "another lane came"
+        await far.dial(here, "data")
+        one, other = await asyncio.gather(*waiting)
+        assert one is other and told == [(B, "control"), (B, "control"), (B, "data")]
+        await pool.aclose()
+        await near.aclose()
+        await accepting
+        await far.aclose()
+
+    asyncio.run(run())

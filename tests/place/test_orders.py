@@ -103,7 +103,7 @@ def _play(scene: Any) -> None:
 
 
 async def _ask(asker: Node, addr: NodeAddr, model: ModelId = MODEL, precision: Precision = "bf16") -> str:
-    link = await asker.link(addr, "control")
+    link = await asker.pool.get(addr, "control")
     return await asker.orders.ask(link, model, precision, Span(3, 6), is_forced=False)
 
 
@@ -145,7 +145,7 @@ def test_a_flood_is_one_decision_and_a_few_short_answers(monkeypatch: pytest.Mon
             return "moves"
 
         asked.orders.obey = obey
-        link = await asker.link(addr, "control")
+        link = await asker.pool.get(addr, "control")
         answers: list[Reassigned] = []
         monkeypatch.setattr(asker.orders, "on_answer", lambda answer, link: answers.append(answer))
         for number in range(1000):

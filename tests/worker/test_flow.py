@@ -27,7 +27,7 @@ def test_a_successor_without_credits_pauses_its_upstream(folder: Path, window: i
         one.step(2, 0, hidden(7))
         await one.quiet()
         assert len(one.after.of(Step, session_id(1))) == window
-        assert one.host.rows_run == window + 1 + 7, "and nobody else is paused"
+        assert one.host.engine.rows_run == window + 1 + 7, "and nobody else is paused"
         one.credit(1, 2)
         await one.quiet()
         assert len(one.after.of(Step, session_id(1))) == window + 2
@@ -112,7 +112,7 @@ def test_an_error_of_the_device_ends_the_sessions_of_that_step_alone(
 
     async def scenario(one: Hop) -> None:
         await one.open(1)
-        model = await one.host.ensure_loaded()
+        model = await one.host.engine.ensure_loaded()
         forward = model.shard.forward
 
         def fail(*_: object) -> torch.Tensor:
@@ -159,8 +159,8 @@ def test_a_span_with_a_session_is_never_evicted(folder: Path) -> None:
     """However long its reader thinks, and also if it was opened just before the time was up. (It was evicted.)"""
 
     async def scenario(one: Hop) -> None:
-        await one.host.ensure_loaded()
-        one.host._used.set()  # as any message would
+        await one.host.engine.ensure_loaded()
+        one.host._changed.set()  # as any message would
         await asyncio.sleep(90)
         await one.open(1)
         await asyncio.sleep(1000)

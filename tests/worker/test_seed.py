@@ -57,7 +57,7 @@ async def swarm(*names: str) -> AsyncIterator[tuple[Node, list[Node], list[Peer]
 
 
 def peer_at(asker: Node, node: Node, addr: NodeAddr) -> Peer:
-    return Peer(node.transport.node, node.name, asker.wants, lambda: asker.link(addr, "bulk"))
+    return Peer(node.transport.node, node.name, asker.wants, lambda: asker.pool.get(addr, "bulk"))
 
 
 def check_holds(folder: Path, source: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_node_that_vanishes_is_replaced(folder: Path, home: Path) -> None:
 def test_a_node_that_cannot_be_dialled_is_lost(folder: Path) -> None:
     async def main() -> None:
         async with swarm() as (asker, _, _):
-            peer = Peer(A, "gone", asker.wants, lambda: asker.link(NodeAddr("nowhere", 1), "bulk"))
+            peer = Peer(A, "gone", asker.wants, lambda: asker.pool.get(NodeAddr("nowhere", 1), "bulk"))
             with pytest.raises(ProviderError, match="nobody listens there") as lost:
                 await peer.file(build_manifest(folder).id, MANIFEST)
             assert lost.value.fault == "lost"

@@ -215,7 +215,7 @@ def test_a_step_that_fails_says_nothing_of_how_long_steps_take(folder: Path) -> 
     async def scenario(one: Hop) -> None:
         await one.open(1)
         one.step(1, 0, hidden(1) * torch.nan)
-        await one.until(lambda: one.host.steps_run == 1)
+        await one.until(lambda: one.host.engine.steps_run == 1)
         assert one.faults() and one.host.load.layer_s == 0
         await one.open(2)
         one.step(2, 0, hidden(1))
@@ -323,7 +323,7 @@ def test_steps_of_an_older_epoch_are_dropped_uncomputed(folder: Path) -> None:
         one.step(1, 0, hidden(3, seed=1), epoch=4)
         one.step(1, 0, hidden(2), epoch=5)
         await one.quiet()
-        assert (one.host.rows_run, [s.count for s in one.after.of(Step)]) == (2, [2])
+        assert (one.host.engine.rows_run, [s.count for s in one.after.of(Step)]) == (2, [2])
 
     play(folder, scenario)
 
@@ -338,7 +338,7 @@ def test_steps_of_an_older_window_are_dropped_uncomputed(folder: Path) -> None:
         one.step(1, 0, hidden(5), window=1)
         one.step(1, 0, hidden(2, seed=1), window=0)
         await one.quiet()
-        assert (one.host.rows_run, [s.count for s in one.after.of(Step)]) == (5, [5])
+        assert (one.host.engine.rows_run, [s.count for s in one.after.of(Step)]) == (5, [5])
         assert sum(c.steps for c in one.before.of(Credit)) >= 4
 
     play(folder, scenario)

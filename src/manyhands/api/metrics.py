@@ -328,8 +328,8 @@ def _spans(homes: Iterable[Node]) -> Iterator[Metric]:
         at = (str(host.info.span), host.info.precision)
         sessions.add_metric(at, host.num_sessions)
         free.add_metric(at, host.info.free_tokens)
-        steps.add_metric(at, host.steps_run)
-        rows.add_metric(at, host.rows_run)
+        steps.add_metric(at, host.engine.steps_run)
+        rows.add_metric(at, host.engine.rows_run)
     yield from (_once(sessions), _once(free), _once(steps), _once(rows))
 
 

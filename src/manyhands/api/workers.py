@@ -143,7 +143,7 @@ async def _link_to(origin: Origin, worker: Worker) -> Link:
         raise ShardUnavailable(f"{who} is not linked now, and has no address: is it running?")
     try:
         async with asyncio.timeout(REGISTER_TIMEOUT_S):
-            return await origin.node.link(replace(NodeAddr.parse(worker.address), node=worker.node), "control")
+            return await origin.node.pool.get(replace(NodeAddr.parse(worker.address), node=worker.node), "control")
     except (LinkClosed, TimeoutError) as error:
         raise ShardUnavailable(f"{who} cannot be reached: {error or 'no answer'}") from error
 
@@ -167,7 +167,7 @@ async def register(gateway: Gateway, address: str) -> Worker:
     for origin in gateway.origins.values():
         try:
             async with asyncio.timeout(REGISTER_TIMEOUT_S):
-                link = await origin.node.link(addr, "control")
+                link = await origin.node.pool.get(addr, "control")
         except (LinkClosed, TimeoutError) as error:
             raise ShardUnavailable(
                 f"no member of the swarm answers at {addr}: is it serving, with this ticket?"

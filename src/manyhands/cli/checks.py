@@ -111,7 +111,7 @@ async def _dial_all(ticket: Ticket) -> list[Check]:
 async def _dial(node: Any, addr: NodeAddr) -> Check:
     try:
         async with asyncio.timeout(DIAL_S):
-            link = await node.link(addr, "control")
+            link = await node.pool.get(addr, "control")
         return Check("reach", "ok", f"{addr} answers: {link.hello.name}, node {link.peer[:16]}")
     except TimeoutError:
         return Check(

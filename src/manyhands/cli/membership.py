@@ -317,7 +317,7 @@ async def _gateway(
     origins = {hosting.weights.name: await _origin(hosting, device)} if wish.api else {}
     shown: list[str] = []  # the URL, once it is known
     router = swarm_router(lambda: hosting.view("".join(shown)))
-    limit = hosting.member.node.worker.max_sessions
+    limit = hosting.member.node.worker.config.max_sessions
     async with api_for(origins, addr, max_running=limit, insecure=wish.insecure, extra_routers=[router]) as url:
         shown.append(url)
         announce(url)

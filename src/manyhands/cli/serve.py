@@ -122,7 +122,7 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
             None if while_stdin else found.swarm
         )  # children of `local` share with it alone: its ticket is nobody else's
         async with tls_node(ticket, job.key, swarm=swarm, name=job.name, worker=worker, request=found.request) as node:
-            host = await node.host(
+            host = await node.worker.host(
                 folder,
                 job.span,
                 job.precision,
@@ -153,7 +153,7 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
                     await _first(stop, leave)
                 if not stop.is_set():
                     _say(as_json, "draining")
-                    await _drain(node.drain(), stop)
+                    await _drain(node.worker.drain(), stop)
         _say(as_json, "stopped")
 
 
@@ -164,7 +164,7 @@ async def _offer_to_load(node: "Node", folder: Path, job: _Job, device: "Device"
     from manyhands.model.partition import longest_run
 
     here = longest_run((entry.name for entry in read_entries(folder)), int(read_config(folder).num_hidden_layers))
-    await node.offer_to_load(folder, here, job.precision, device, model_name=job.model, max_layers=job.can_load)
+    await node.worker.offer_to_load(folder, here, job.precision, device, model_name=job.model, max_layers=job.can_load)
 
 
 @contextlib.asynccontextmanager
@@ -179,7 +179,7 @@ async def _api(
 
     origin = await load_origin(node, folder, job.precision, "origin", device, list(ticket.addresses))
     name = gateway.served_name(job.model)
-    async with job.api.open({name: origin}, node.worker.max_sessions) as url:
+    async with job.api.open({name: origin}, node.worker.config.max_sessions) as url:
         if as_json:
             _say(True, "api", url=url, model=name)
         else:

@@ -130,11 +130,11 @@ class Hosting:
             folder, self.weights = await self.weights.fetch(
                 span, self._home, self.providers(), self._progress, with_ends=self.with_ends, on_blame=self._on_blame
             )
-            node.worker = replace(node.worker, cache_bytes=self.budget.cache_bytes([*self.held, span]))
-            host = await node.host(
+            node.worker.config = replace(node.worker.config, cache_bytes=self.budget.cache_bytes([*self.held, span]))
+            host = await node.worker.host(
                 folder, span, self.weights.precision, self._device, model_name=self.weights.name, has_ends=False
             )
-            model = await host.ensure_loaded()
+            model = await host.engine.ensure_loaded()
             self.member.layer_s[span] = await self._device.run(lambda: decode_layer_s(model, span))
             await node.seed.add(folder)
             self.folder = folder
@@ -217,7 +217,7 @@ class Hosting:
         self.member.directory.speak()
         for host in hosts:
             await host.emptied()
-            self.member.node.drop(host)
+            self.member.node.worker.drop(host)
 
     async def _fill(self, gap: Span) -> None:
         """Serve what fits of layers that nobody serves, beside what is served already."""
@@ -314,7 +314,7 @@ class Hosting:
 def provider_of(member: Member, record: Record) -> Provider:
     """A node as a source of weights."""
     addr: NodeAddr = member.book(record.node)[0]
-    return Peer(record.node, record.name, member.node.wants, lambda: member.node.link(addr, "bulk"))
+    return Peer(record.node, record.name, member.node.wants, lambda: member.node.pool.get(addr, "bulk"))
 
 
 def _prefixes(span: Span) -> list[Span]:

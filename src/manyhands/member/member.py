@@ -143,7 +143,7 @@ class Member:
         """Offer nothing any more, hand the sessions over, return when none is left. Deadline: the caller's."""
         self.is_leaving = True
         self.directory.speak()
-        await self.node.drain()
+        await self.node.worker.drain()
 
     async def idle(self) -> None:
         """Wait until this node's own requests have ended. Deadline: the caller's."""
@@ -229,7 +229,7 @@ class Member:
 
     async def _knock(self, addr: NodeAddr) -> None:
         async with asyncio.timeout(KNOCK_S):
-            link = await self.node.link(addr, "control")
+            link = await self.node.pool.get(addr, "control")
         if link.peer == self.id:
             raise BadRequest(
                 f"the node at {addr} has the same key as this one: move node.key away here, or start with --key FILE"
@@ -280,7 +280,7 @@ class Member:
         reason = LinkClosed(f"node {peer.node[:16]} has no address, and it has not called")
         for way in self.book(peer.node)[:1] or [NodeAddr(a.host, a.port, peer.node) for a in peer.addresses]:
             try:
-                return await self.node.link(way, "control")
+                return await self.node.pool.get(way, "control")
             except LinkClosed as error:
                 reason = error
         raise reason

@@ -93,7 +93,7 @@ class Wants:
 
 
 class Peer:
-    """A node as a provider. `dial` gives the bulk link to it, as Node.link does."""
+    """A node as a provider. `dial` gives the bulk link to it, as LinkPool.get does."""
 
     def __init__(self, node: NodeId, name: str, wants: Wants, dial: Callable[[], Awaitable[Link]]) -> None:
         self.node: str = node

@@ -1,6 +1,7 @@
 """Links by (peer, lane): dialled once, shared, and closed here. Knows nothing of what they carry."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from manyhands.core import EdgeHealth, NodeAddr, NodeId
@@ -10,12 +11,16 @@ from manyhands.wire.message import Lane
 
 PeerLane = tuple[NodeId, Lane]
 
+# How long a request waits for a link that it needs, on its origin and on its hops.
+CONNECT_TIMEOUT_S = 10.0
+
 
 class LinkPool:
-    """All open links of a node. Owns their closing; the transport stays its maker's."""
+    """All open links of a node. Owns their closing; the transport stays its maker's. `on_new` is told of each link, once."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, on_new: Callable[[Link], None] = lambda link: None) -> None:
+        self._transport, self._on_new = transport, on_new
+        self._added = asyncio.Event()
         self._links: dict[PeerLane, list[Link]] = {}
         self._nodes: dict[tuple[str, int], NodeId] = {}  # who answered at an address, for addresses without a node
         self._dialling: dict[tuple[NodeAddr, Lane], asyncio.Future[LinkClosed | None]] = {}
@@ -31,15 +36,34 @@ class LinkPool:
 
     def find_at(self, addr: NodeAddr, lane: Lane) -> Link | None:
         """An open link to whoever `addr` names or was found at it."""
-        return self._known(addr, lane)
+        node = addr.node or self._nodes.get((addr.host, addr.port))
+        return self.find(node, lane) if node is not None else None
 
     def add(self, link: Link) -> None:
-        """Take over a link, for example an accepted one."""
+        """Take over a link that is new."""
         if self._is_closed:
             link.abort("this node is stopping")
             return
         self._links = self._open()
         self._links.setdefault((link.peer, link.lane), []).append(link)
+        self._added.set()
+        self._on_new(link)
+
+    async def accept(self) -> None:
+        """Take over what peers dial, until the transport is closed."""
+        while True:
+            try:
+                link = await self._transport.accept()
+            except LinkClosed:
+                return
+            self.add(link)
+
+    async def await_link(self, node: NodeId, lane: Lane) -> Link:
+        """A link that `node` dialled or is about to. Deadline: the caller's."""
+        while (link := self.find(node, lane)) is None:
+            self._added.clear()
+            await self._added.wait()
+        return link
 
     async def get(self, addr: NodeAddr, lane: Lane) -> Link:
         """An open link to `addr`, dialled if there is none; concurrent callers share one dial and its failure.
@@ -50,7 +74,7 @@ class LinkPool:
         while True:
             if self._is_closed:
                 raise LinkClosed(f"{addr} is not dialled: this node is stopping")
-            link = self._known(addr, lane)
+            link = self.find_at(addr, lane)
             if link is not None:
                 return link
             pending = self._dialling.get((addr, lane))
@@ -93,10 +117,6 @@ class LinkPool:
         if link.is_closed:
             raise LinkClosed(f"{addr} is not dialled: this node is stopping")
         return link
-
-    def _known(self, addr: NodeAddr, lane: Lane) -> Link | None:
-        node = addr.node or self._nodes.get((addr.host, addr.port))
-        return self.find(node, lane) if node is not None else None
 
     def _open(self) -> dict[PeerLane, list[Link]]:
         """The links without the closed ones."""

@@ -1,11 +1,12 @@
 """What a route is made of and looked for on: spans on offer, and the terms of who asks. Values only."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from manyhands.core import NodeAddr, NodeId, Span, SpanInfo, SpanLoad
+from manyhands.errors import BadRequest
 
 Policy = Literal["latency", "greedy"]
 Pair = tuple[NodeId, NodeId]
@@ -64,3 +65,12 @@ class Terms:
 
 
 ANY = Terms()  # everything admitted, nothing known
+
+
+def refuse_twins(offers: Sequence[Offer]) -> None:
+    """Raise BadRequest if two nodes have one key: everything that is sent to one might go to the other."""
+    homes: dict[NodeId, NodeAddr] = {}
+    for offer in offers:
+        first = homes.setdefault(offer.node, offer.addr)
+        if (first.host, first.port) != (offer.addr.host, offer.addr.port):
+            raise BadRequest(f"{first} and {offer.addr} have the same node key: start one of them with another --key")

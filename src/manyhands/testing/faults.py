@@ -117,15 +117,15 @@ class Faults:
     def slow(self, node: Node, seconds: float) -> None:
         """Every device step of the node takes so much longer (0: as before)."""
         for host in node.hosts:
-            device = host._device
+            device = host.engine.device
             plain = device.plain if isinstance(device, _SlowDevice) else device
-            host._device = cast(Device, _SlowDevice(plain, seconds)) if seconds else plain
+            host.engine.device = cast(Device, _SlowDevice(plain, seconds)) if seconds else plain
 
     def poison(self, node: Node, how: Poison) -> None:
         """What the node computes is spoiled from now on. Its spans must be loaded."""
         for host in node.hosts:
-            assert host._model is not None, "only a loaded span can be poisoned"
-            host._model = cast(SpanModel, _Poisoned(host._model, how))
+            assert host.engine.model is not None, "only a loaded span can be poisoned"
+            host.engine.model = cast(SpanModel, _Poisoned(host.engine.model, how))
 
     # -- lines --------------------------------------------------------------------------------------------------------
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from manyhands import node
 from manyhands.cli import main
 from manyhands.wire.message import Payload
 from manyhands.wire.tensor import decode_tensor, encode_tensor
+from manyhands.worker import worker
 from manyhands.worker.execute import Result, SpanModel, Work
 
 FAULT_FILE = "MANYHANDS_FAULT_FILE"
@@ -65,5 +65,5 @@ def _order() -> str:
 
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
-    setattr(node, "SpanModel", FaultySpanModel)  # noqa: B010 - replaced where the node looks it up
+    setattr(worker, "SpanModel", FaultySpanModel)  # noqa: B010 - replaced where it is looked up
     main()

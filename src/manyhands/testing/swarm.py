@@ -73,7 +73,7 @@ async def memory_swarm(
         addrs: list[NodeAddr] = []
         for index, span in enumerate(spans):
             node = await stack.enter_async_context(memory_node(network, f"n{index}", wrap, worker=worker))
-            await node.host(
+            await node.worker.host(
                 folder,
                 span,
                 precision,

@@ -65,7 +65,7 @@ class Pace:
 class Seed:
     """`start` runs a task of the node. Opt-in: without a folder added it answers Lack to everything."""
 
-    def __init__(self, start: Callable[[Coroutine[Any, Any, None]], None], bytes_per_s: float | None = None) -> None:
+    def __init__(self, start: Callable[[Coroutine[Any, Any, None]], object], bytes_per_s: float | None = None) -> None:
         self.pace = Pace(bytes_per_s)
         self.sent: dict[NodeId, int] = {}  # bytes of weights by peer
         self._start = start

@@ -1,0 +1,197 @@
+"""The model of one span on its device: whose rows run together, when, and what becomes of the results. No links, no leases.
+
+sessions ─ batch.choose ─► device ─► sessions ─► successors, and in the next turn of the event loop the books
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from manyhands.config import WorkerConfig
+from manyhands.core import ORIGIN_HOP, SessionId, Span
+from manyhands.errors import Corruption, ManyhandsError
+from manyhands.net.transport import Link
+from manyhands.wire.message import HopTiming, Open
+from manyhands.worker.batch import WINDOW_ROWS, Kind, Shortness, Waiting, choose, hold_until
+from manyhands.worker.execute import Device, Draws, Result, SpanModel
+from manyhands.worker.log import LogBudget
+from manyhands.worker.session import Fit, HopSession, Taken
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Computes for its sessions between `start` and `stop`; `advance_soon` tells it that something may have come up.
+
+    `load` makes the model, on the device thread, before a session is added. `close` ends a session whose step failed.
+    """
+
+    def __init__(
+        self,
+        span: Span,
+        load: Callable[[], SpanModel],
+        device: Device,
+        config: WorkerConfig,
+        logs: LogBudget,
+        close: Callable[[SessionId], None],
+    ) -> None:
+        self.device = device
+        self.model: SpanModel | None = None
+        self.cache_tokens = config.cache_tokens  # what memory holds, for all sessions together; known once loaded
+        self.usual_s = 0.0  # of a decode step
+        self.steps_run = 0
+        self.rows_run = 0
+        self._span, self._load, self._config, self._logs, self._close = span, load, config, logs, close
+        self._loading = asyncio.Lock()
+        self._sessions: dict[int, HopSession] = {}
+        self._clock = 0  # counts sessions and what is taken from them
+        self._runs = self._is_busy = self._is_soon = False
+        self._held_since: float | None = None  # since when decode steps have waited for others
+        self._timer: asyncio.TimerHandle | None = None  # ends that
+        self._shortness = Shortness()
+
+    async def ensure_loaded(self) -> SpanModel:
+        """The model, loaded if it was evicted or never loaded. Deadline: the opener's. Raises ModelError."""
+        async with self._loading:
+            if self.model is None:
+                self.model = await self.device.run(self._load)
+                fits = self._config.cache_bytes // max(1, self.model.shard.bytes_per_token())
+                self.cache_tokens = min(self._config.cache_tokens, fits)
+            return self.model
+
+    def evict(self) -> None:
+        """Free the model's memory. No session may be left."""
+        logger.info("layers=%s evicted after %g s idle", self._span, self._config.evict_after_s)
+        self.model = None
+
+    def start(self) -> None:
+        self._runs = True
+        self.advance_soon()
+
+    def stop(self) -> None:
+        self._runs = False
+
+    def add(self, message: Open, sampler: Draws | None, origin: Link, successor: Link) -> HopSession:
+        """A new session, with a cache, to compute for until it is removed. The model is loaded."""
+        assert self.model is not None
+        self._clock += 1
+        fit = Fit(self.model.shard.hidden_size, self.model.wire_dtype, self.model.vocab_size)
+        cache = self.model.shard.new_cache(message.capacity, message.span)
+        session = HopSession(message, cache, sampler, fit, self._clock, origin, successor, self._logs)
+        self._sessions[session.key] = session
+        return session
+
+    def remove(self, session: HopSession) -> None:
+        del self._sessions[session.key]
+        self.advance_soon()
+
+    def waiting(self) -> list[Waiting]:
+        """The sessions that wait for the device; shadows only if nobody else does. A full successor pauses its upstream."""
+        ready = [s for s in self._sessions.values() if s.waiting and not s.outbox]
+        ready = [s for s in ready if not s.is_shadow] or ready
+        return [Waiting(s.key, s.waiting[0].count, s.served) for s in ready]
+
+    def advance_soon(self) -> None:
+        """Advance in the next loop turn, with all that came in this one. (A task that waits would add 30 us to a hop.)"""
+        if not self._is_busy and not self._is_soon:
+            self._is_soon = True
+            asyncio.get_running_loop().call_soon(self._advance)
+
+    def _advance(self) -> None:
+        """Begin a device step with what waits, unless the device is busy or decode steps are due that are worth waiting for."""
+        self._is_soon = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._is_busy or not self._runs:
+            return
+        loop, waiting = asyncio.get_running_loop(), self.waiting()
+        until = self._hold_until(waiting, loop.time())
+        if until is not None:
+            self._timer = loop.call_at(until, self._advance)
+            return
+        self._held_since = None
+        if batch := self._choose(waiting):
+            self._compute(batch)
+
+    def _hold_until(self, waiting: Sequence[Waiting], now: float) -> float | None:
+        """Until when what waits is held, so that decode steps due by then share its device step; None: not at all."""
+        if not waiting or len(waiting) == len(self._sessions) or any(w.num_rows > WINDOW_ROWS for w in waiting):
+            return None
+        self._held_since = now if self._held_since is None else self._held_since
+        due = (s.pace.expected_at() for s in self._sessions.values() if not s.waiting)
+        until = hold_until(self._held_since, self.usual_s, [at for at in due if at is not None and at > now])
+        return until if until > now else None
+
+    def _choose(self, waiting: Sequence[Waiting]) -> list[Taken]:
+        taken: list[Taken] = []
+        for pick in choose(waiting, self._config.prefill_rows, self._config.mixed_rows):
+            self._clock += 1
+            session = self._sessions[pick.key]
+            session.served = self._clock
+            taken.append(session.take(pick.num_rows))
+        return taken
+
+    def _compute(self, batch: list[Taken]) -> None:
+        assert self.model is not None, "a span with sessions is loaded"
+        works = [taken.work for taken in batch]
+        kind = self.model.kind(works)
+        is_short = kind is not None and self._shortness.is_short(kind)
+        began = time.monotonic()  # uvloop's clock counts milliseconds
+        done = self.device.run(partial(self.model.run, works), is_short=is_short)
+        self._is_busy = True
+        if done.done():
+            self._computed(batch, done, began, kind)
+        else:
+            done.add_done_callback(lambda done: self._computed(batch, done, began, kind))
+
+    def _computed(
+        self, batch: list[Taken], done: "asyncio.Future[list[Result | Exception]]", began: float, kind: Kind | None
+    ) -> None:
+        """Send what came of it. The books, and what waits meanwhile, are for the next turn, after the bytes have left."""
+        self._is_busy = False
+        if done.cancelled() or not self._runs:
+            return
+        error = done.exception()
+        if isinstance(error, Exception):  # out of memory, a kernel's complaint: these sessions' trouble, not the node's
+            logger.error("layers=%s: a device step failed", self._span, exc_info=error)
+        results = [error] * len(batch) if isinstance(error, Exception) else done.result()
+        now, ended = asyncio.get_running_loop().time(), time.monotonic()
+        for taken, result in zip(batch, results, strict=True):
+            try:
+                waited_us, took_us = int(1e6 * max(0.0, began - taken.arrived_at)), int(1e6 * (ended - began))
+                self._settle(taken, result, HopTiming(waited_us, took_us))
+            except Exception:  # this session's result is lost; the others' are not
+                logger.exception("session=%s: a result could not be sent", taken.session.name)
+            if taken.work.count <= WINDOW_ROWS:
+                taken.session.pace.sent(now)
+        took_s = ended - began if all(isinstance(result, Result) for result in results) else None
+        asyncio.get_running_loop().call_soon(self._keep_books, [taken.work.count for taken in batch], took_s, kind)
+
+    def _keep_books(self, counts: list[int], took_s: float | None, kind: Kind | None) -> None:
+        """A device step of segments of so many rows took so long (None: not all were computed); begin the next."""
+        self.steps_run += 1
+        self.rows_run += sum(counts)
+        if took_s is not None and kind is not None:
+            self._shortness.learn(kind, took_s)
+        if took_s is not None and max(counts) <= WINDOW_ROWS:
+            self.usual_s = took_s if self.usual_s == 0 else 0.8 * self.usual_s + 0.2 * took_s
+        self._logs.enforce()
+        self._advance()
+
+    def _settle(self, taken: Taken, result: Result | Exception, timing: HopTiming) -> None:
+        session = taken.session
+        if isinstance(result, Result):
+            session.deliver(taken, result, timing)
+        elif session.is_closed or taken.step.epoch != session.opened.epoch:
+            return
+        elif isinstance(result, Corruption):
+            session.spoil()
+            session.waiting.clear()
+            session.fault(result.code, str(result), session.opened.hop - 1 if session.opened.hop else ORIGIN_HOP)
+        else:
+            code = result.code if isinstance(result, ManyhandsError) else ManyhandsError.code
+            session.fault(code, str(result) or type(result).__name__, None)
+            self._close(session.opened.session)

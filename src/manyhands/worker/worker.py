@@ -1,0 +1,238 @@
+"""What one node serves: spans that it has loaded, spans that it would load, and the sessions that peers open on them.
+
+    Open ─► Worker: a host ─ reserve ─► links ─► SpanHost.open     (a Step goes from the node to its host at once)
+
+Knows nothing of the requests that this node owns.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from manyhands.config import WorkerConfig, home_from_env
+from manyhands.core import Precision, SamplingParams, Span, SpanInfo
+from manyhands.errors import LinkClosed, ManyhandsError, ShardUnavailable
+from manyhands.model.admit import admit
+from manyhands.model.load import context_length, read_config
+from manyhands.model.manifest import build_manifest
+from manyhands.model.prove import proven_class
+from manyhands.net.pool import CONNECT_TIMEOUT_S, LinkPool
+from manyhands.net.transport import Link
+from manyhands.wire.message import Fault, Feed, Open
+from manyhands.worker.execute import Device, Draws, SpanModel
+from manyhands.worker.log import LogBudget
+from manyhands.worker.serve import SpanHost
+from manyhands.worker.session import HopSession, send
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Loadable:
+    """Layers that a node would load on demand (`info.is_loaded` is false), `num_loaded` of at most `max_layers` so far."""
+
+    info: SpanInfo
+    folder: Path
+    device: Device
+    max_layers: int
+    num_loaded: int = 0
+
+
+class Worker:
+    """`start` runs a task of the node; `sampling` gives what draws the tokens of a folder's model (True: if its head is here).
+
+    `config` may be changed; it is in force for what is hosted after that.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: WorkerConfig,
+        pool: LinkPool,
+        start: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
+        sampling: Callable[[Path, bool], Callable[[SamplingParams], Draws]],
+    ) -> None:
+        self.config = config
+        self.hosts: list[SpanHost] = []
+        self.logs = LogBudget(config.log_bytes)
+        self._name, self._pool, self._start, self._sampling = name, pool, start, sampling
+        self._loadable: list[Loadable] = []
+        self._running: dict[SpanHost, asyncio.Task[None]] = {}
+
+    # -- what is served -----------------------------------------------------------------------------------------------
+
+    @property
+    def spans(self) -> tuple[SpanInfo, ...]:
+        """What this node hosts, and then what it would load, as it says to others."""
+        return (*(host.info for host in self.hosts), *(loadable.info for loadable in self._loadable))
+
+    async def host(
+        self,
+        folder: Path,
+        span: Span,
+        precision: Precision,
+        device: Device,
+        *,
+        model_name: str,
+        has_ends: bool = False,
+        is_spare: bool = False,
+        is_lazy: bool = False,
+    ) -> SpanHost:
+        """Load a span (if lazy: when it is first opened) and serve it until the node stops. Raises ModelError, CutError."""
+        info = await device.run(lambda: _describe(folder, span, precision, model_name, self.config))
+        host = self._make_host(folder, replace(info, has_ends=has_ends, is_spare=is_spare), device)
+        if not is_lazy:
+            await host.engine.ensure_loaded()
+        return self._add(host)
+
+    def _add(self, host: SpanHost) -> SpanHost:
+        self.hosts.append(host)
+        self._running[host] = self._start(host.run())
+        return host
+
+    def _make_host(self, folder: Path, info: SpanInfo, device: Device) -> SpanHost:
+        """A host that is not loaded yet."""
+        return SpanHost(
+            info,
+            lambda: SpanModel(folder, info.span, info.precision, info.has_ends, device.num_threads),
+            device,
+            self.config,
+            self._sampling(folder, info.has_ends),
+            self.logs,
+        )
+
+    async def offer_to_load(
+        self, folder: Path, span: Span, precision: Precision, device: Device, *, model_name: str, max_layers: int
+    ) -> None:
+        """Offer to load any part of `span` when nobody else holds it: a session that opens there waits while it is loaded.
+
+        At most `max_layers` in all; what was loaded stays, as a spare. Raises ModelError, CutError.
+        """
+        info = await device.run(lambda: _describe(folder, span, precision, model_name, self.config))
+        self._loadable.append(Loadable(replace(info, is_spare=True, is_loaded=False), folder, device, max_layers))
+
+    def drop(self, host: SpanHost) -> None:
+        """Serve a span no more and free its memory, whoever still uses it: drain it before."""
+        self.hosts.remove(host)
+        self._running.pop(host).cancel()
+
+    async def drain(self) -> None:
+        """Leave politely: accept no session, hand those here over, return when none is left, `drain_s` at most."""
+        for host in self.hosts:
+            host.drain()
+        for host in self.hosts:
+            await host.emptied()
+
+    # -- what peers ask -----------------------------------------------------------------------------------------------
+
+    def on_open(self, message: Open, link: Link) -> None:
+        """Reserve a place or refuse, at once; open it as soon as its links are there."""
+        try:
+            host = self._find_host(message)
+            host.reserve(message, link)
+        except ManyhandsError as error:
+            send(link, Fault(message.session, message.epoch, message.hop, error.code, str(error)))
+            return
+        self._start(self._open(host, message, link))
+
+    def _find_host(self, message: Open) -> SpanHost:
+        """The host of the layers: one that has the session already, or the right weights, or any (which will refuse)."""
+        holding = [host for host in self.hosts if host.info.span.covers(message.span)]
+        exact = [h for h in holding if (h.info.model, h.info.precision) == (message.model, message.precision)]
+        if not exact and (loadable := self._find_loadable(message)) is not None:
+            return self._load_on_demand(loadable, message.span)
+        if not holding:
+            held = ", ".join(str(host.info.span) for host in self.hosts) or "none"
+            raise ShardUnavailable(f"{self._name} does not hold layers {message.span} (it holds {held})")
+        here = [h for h in holding if h.has_place(message)]
+        return (here or exact or holding)[0]
+
+    def _find_loadable(self, message: Open) -> Loadable | None:
+        """What could be loaded to serve `message`. Raises ShardUnavailable if only the limit is in the way."""
+        wanted = (message.model, message.precision)
+        for loadable in self._loadable:
+            if (loadable.info.model, loadable.info.precision) == wanted and loadable.info.span.covers(message.span):
+                if loadable.num_loaded + len(message.span) > loadable.max_layers:
+                    raise ShardUnavailable(
+                        f"{self._name} loads at most {loadable.max_layers} layers on demand and has loaded "
+                        f"{loadable.num_loaded}; layers {message.span} are too many"
+                    )
+                return loadable
+        return None
+
+    def _load_on_demand(self, loadable: Loadable, span: Span) -> SpanHost:
+        """A host for exactly `span`, loaded when its first session is opened (at once)."""
+        loadable.num_loaded += len(span)
+        info = replace(loadable.info, span=span, is_loaded=True)
+        return self._add(self._make_host(loadable.folder, info, loadable.device))
+
+    async def _open(self, host: SpanHost, message: Open, origin: Link) -> None:
+        """Connect to the successor, then open. A failure is the session's alone: its origin gets a Fault.
+
+        A successor that cannot be reached is blamed; a session that had its place before keeps it.
+        """
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                if message.successor is not None:
+                    successor = await self._pool.get(message.successor, "data")
+                else:
+                    successor = await self._pool.await_link(origin.peer, "data")
+            await host.open(message, origin, successor)
+        except Exception as error:  # also what a failing load raises: this session's trouble, not the node's
+            is_cut_off = isinstance(error, LinkClosed | TimeoutError)
+            blame = message.hop + 1 if is_cut_off and message.successor is not None else None
+            if not host.abandon(message, keep=blame is not None):
+                return
+            if is_cut_off:
+                error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
+            code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
+            send(origin, Fault(message.session, message.epoch, message.hop, code, str(error), blame))
+
+    def on_feed(self, message: Feed, link: Link) -> None:
+        """Send a shadow what it lacks, on behalf of the session's origin."""
+        for host in self.hosts:
+            if (place := host.feeder(message, link.peer)) is not None:
+                self._start(self._feed(place, message))
+
+    async def _feed(self, place: HopSession, message: Feed) -> None:
+        """Deadline: CONNECT_TIMEOUT_S to reach the shadow and for what was sent to it before to leave.
+
+        In a star it goes by way of the origin, as all steps do.
+        One at a time for each place: an origin that asks for more meanwhile is not heard, so that what waits to be sent stays
+        bounded by one log. A failure leaves the shadow behind, nothing else.
+        """
+        if place.is_feeding:
+            return
+        place.is_feeding = True
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                is_star = place.opened.path == "star"
+                shadow = place.successor if is_star else await self._pool.get(message.to, "data")
+                await shadow.drain()
+            if place.opened.epoch == message.epoch:
+                place.feed(shadow, message.start, message.until)
+        except (LinkClosed, TimeoutError) as error:
+            logger.info("session=%s: its shadow cannot be fed: %s", place.name, error)
+        finally:
+            place.is_feeding = False
+
+
+def _describe(folder: Path, span: Span, precision: Precision, model_name: str, config: WorkerConfig) -> SpanInfo:
+    family = read_config(folder)
+    admit(family, home_from_env())
+    return SpanInfo(
+        model=build_manifest(folder).id,
+        model_name=model_name,
+        span=span,
+        num_layers=int(family.num_hidden_layers),
+        precision=precision,
+        arithmetic=proven_class(precision, home_from_env()),
+        hidden_size=int(family.hidden_size),
+        context_length=context_length(family),
+        has_ends=False,
+        free_tokens=config.cache_tokens,
+        max_sessions=config.max_sessions,
+    )
