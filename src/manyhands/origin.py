@@ -16,10 +16,11 @@ from manyhands.config import home_from_env
 from manyhands.core import EndsAt, Exactness, FinishReason, NodeAddr, NodeId, PathKind, Precision, SamplingParams, Span
 from manyhands.errors import BadRequest, Busy, ContextOverflow, ShardUnavailable, WeightsMismatch
 from manyhands.generate.heal import Healer
+from manyhands.generate.hop import Hop, Lease
 from manyhands.generate.loop import Generation, Request
 from manyhands.generate.repair import Event, Repair
 from manyhands.generate.sample import Constraint, Sampler
-from manyhands.generate.session import Hop, Lease, Session
+from manyhands.generate.session import Session
 from manyhands.generate.speculate import Drafter, NoDrafter
 from manyhands.generate.turn import EndsHost
 from manyhands.model.admit import admit
@@ -206,7 +207,7 @@ class Origin:
         """
         self.evicted.add(node)
         here = (self.model.id, self.model.precision)
-        mine = [s for s in self.node.sessions.values() if (s.lease.model, s.lease.precision) == here]
+        mine = [s for s in self.node.sessions.values() if (s.route.lease.model, s.route.lease.precision) == here]
         return sum([self._lose_evicted(session) for session in mine])
 
     def readmit(self, node: NodeId) -> None:
@@ -215,7 +216,7 @@ class Origin:
 
     def _lose_evicted(self, session: Session) -> bool:
         """Count hops on evicted nodes as lost; whether there were any."""
-        lost = [i for i, h in enumerate(session.hops) if h.offer.node in self.evicted and i not in session.losses]
+        lost = [i for i, h in enumerate(session.route.hops) if h.offer.node in self.evicted and i not in session.losses]
         for index in lost:
             session.lose(index, "was evicted")
         return bool(lost)
@@ -339,7 +340,7 @@ class Origin:
 
     def _learn(self, session: Session) -> None:
         """What the hops said of the last step, for the routes of others."""
-        for hop, timing in zip(session.hops, session.timings, strict=False):
+        for hop, timing in zip(session.route.hops, session.timings, strict=False):
             span = hop.offer.info.span
             self.learned.observe(hop.offer.node, span, timing.compute_us / 1e6 / len(span), time.monotonic())
 
@@ -423,7 +424,7 @@ class Origin:
 
     def _exactness(self, session: Session) -> Exactness:
         """E0 if every hop (and this origin's ends) computes in one arithmetic class that keeps rows apart, else E2."""
-        classes = {hop.arithmetic for hop in session.hops}
+        classes = {hop.arithmetic for hop in session.route.hops}
         if self.model.ends_at == "origin":
             classes.add(self.model.arithmetic)
         is_proven = not any(name.endswith(UNPROVEN) for name in classes)

@@ -345,7 +345,7 @@ def sessions_by_node(node: Node) -> dict[NodeId, int]:
     """How many hops of this node's own sessions are on each node."""
     counts: dict[NodeId, int] = {}
     for session in node.sessions.values():
-        for hop in session.hops:
+        for hop in session.route.hops:
             counts[hop.offer.node] = counts.get(hop.offer.node, 0) + 1
     return counts
 
