@@ -47,7 +47,6 @@ class Session:
         self.id = SessionId(os.urandom(16))
         self.route = Route(self.id, origin, lease, config.window, list(hops))
         self.shadows = Shadows(self.route)
-        self.window = 0
         self.losses: dict[int, str] = {}
         self.leaving: dict[int, str] = {}
         self.has_detour = False  # a hop is reached through a relay, and there is a direct link to it by now
@@ -162,7 +161,7 @@ class Session:
             return
         self.sent_until = position + count
         self._sent_at = time.monotonic()
-        step = Step(self.id, self.route.epoch, 0, position, count, reply_from, self.window, "hidden", ids, payload)
+        step = Step(self.id, self.route.epoch, 0, position, count, reply_from, 0, "hidden", ids, payload)
         self.route.hops[0].push(step)
 
     async def next_result(self, deadline_s: float) -> Step:
@@ -231,8 +230,6 @@ class Session:
             return
         self.last_progress = asyncio.get_running_loop().time()
         self._owe(sender, link)
-        if step.window < self.window:
-            return
         if step.hop == ORIGIN_HOP:
             if step.count and len(step.timings) == len(hops):
                 self.timings, self.turn_s = step.timings, time.monotonic() - self._sent_at
