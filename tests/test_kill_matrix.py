@@ -243,7 +243,7 @@ async def other_weights(bench: Bench, scene: Scene) -> AsyncIterator[Node]:
         async with memory_node(scene.swarm.network, "other", scene.faults.wrap) as node:
             await node.host(folder, Span(0, 6), "bf16", device, model_name="other")
             scene.swarm.addrs.append(await node.listen(NodeAddr("mem", 0)))
-            scene.swarm.origin.addrs.append(scene.swarm.addrs[-1])
+            scene.swarm.origin.routes.addrs.append(scene.swarm.addrs[-1])
             yield node
     finally:
         device.close()

@@ -258,7 +258,7 @@ def test_a_hop_with_other_weights_refuses_and_nothing_stays_leased(folder: Path)
 
     async def main() -> None:
         async with swarm_of(folder, CUT) as swarm:
-            route = await swarm.origin.find_route()
+            route = await swarm.origin.routes.find()
             host = swarm.hops[2].hosts[0]
             host._info = replace(host._info, model=ModelId("f" * 64))
             with pytest.raises(WeightsMismatch, match=r"hop 2 \(n2\).*ffffffffffff"):
@@ -270,7 +270,7 @@ def test_a_hop_with_other_weights_refuses_and_nothing_stays_leased(folder: Path)
 def test_a_hop_that_cannot_be_reached_is_named_and_nothing_is_leased(folder: Path) -> None:
     async def main() -> None:
         async with swarm_of(folder, CUT) as swarm:
-            route = list(await swarm.origin.find_route())
+            route = list(await swarm.origin.routes.find())
             gone = node_id("gone")
             route[1] = replace(route[1], addr=NodeAddr("mem", 999, gone), node=gone)
             for path in ("ring", "star"):
