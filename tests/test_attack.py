@@ -225,7 +225,7 @@ def test_repairs_leave_no_tasks_links_or_readers_behind(bench: Bench) -> None:
             spares = scene.hops[3:]
 
             def die(node: Node) -> None:  # whichever the route took; not the last
-                if sum(spare.transport.node in scene.faults.dead for spare in spares) < 5:
+                if sum(spare.transport.node in scene.faults.trouble.dead for spare in spares) < 5:
                     scene.faults.die(node)
 
             for spare in spares:
@@ -233,7 +233,7 @@ def test_repairs_leave_no_tasks_links_or_readers_behind(bench: Bench) -> None:
             assert await scene.ask("hot") == bench.wanted["hot", 0]
             assert len(scene.answers[0].repairs) == 6
             await asyncio.sleep(5.0)
-            living = [spare for spare in spares if spare.transport.node not in scene.faults.dead]
+            living = [spare for spare in spares if spare.transport.node not in scene.faults.trouble.dead]
             assert len(living) == 1
             for node in [scene.swarm.origin.node, scene.hops[0], scene.hops[2], *living]:
                 open_links = [link for links in node.pool._open().values() for link in links]

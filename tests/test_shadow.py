@@ -11,8 +11,8 @@ from manyhands.core import EndsAt, PathKind
 from manyhands.generate.follow import FEED_ROWS
 from manyhands.generate.hop import Route
 from manyhands.generate.repair import Slot
-from manyhands.testing.faults import Phase
 from manyhands.testing.tiny import make_tiny
+from manyhands.testing.trouble import Phase
 from manyhands.wire.message import Open
 from tests.kill import REQUEST, Bench, kept_models
 

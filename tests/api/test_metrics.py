@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from manyhands.api.metrics import OTHER, Metrics, NodeLabels
 from manyhands.core import NodeId
-from manyhands.testing.faults import Poison
+from manyhands.testing.faulty_device import Poison
 from manyhands.testing.swarm import node_id
 from tests.api.observed import MODEL, PROMPT, Observed, observed
 
