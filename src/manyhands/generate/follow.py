@@ -105,11 +105,12 @@ class Followers:
             if o.info.span.covers(span)
             and o.info.is_loaded
             and (o.info.model, o.info.precision) == (model.model, model.precision)
-            and (o.info.has_ends or not session.route.needs_ends or not _is_edge(o, span))
+            and (o.info.has_ends or not session.route.needs_ends or not is_edge(o, span))
             and self._is_wanted(span, o)
         ]
         return min(able, key=lambda o: (not o.info.is_spare, -o.info.free_tokens, o.node), default=None)
 
 
-def _is_edge(offer: Offer, span: Span) -> bool:
+def is_edge(offer: Offer, span: Span) -> bool:
+    """Whether `span` is the first or the last of a route, so that it may have to come with the ends."""
     return span.start == 0 or span.end == offer.info.num_layers

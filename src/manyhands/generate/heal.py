@@ -12,7 +12,7 @@ from typing import Literal
 from manyhands.config import RequestConfig
 from manyhands.core import NodeId
 from manyhands.errors import PipelineAborted, ShardUnavailable
-from manyhands.generate.follow import Followers, Surroundings
+from manyhands.generate.follow import Followers, Surroundings, is_edge
 from manyhands.generate.hop import Hop
 from manyhands.generate.repair import Event, Repair, RepairPlan, Slot, Warm, plan_repair
 from manyhands.generate.session import HopLost, Session
@@ -211,7 +211,7 @@ class Healer:
         logless = [i for i, hop in enumerate(session.route.hops) if not hop.has_log]
         route = [hop.offer for hop in session.route.hops]
         if session.route.needs_ends:
-            offers = [o for o in offers if o.info.has_ends or not _holds_an_edge(o)]
+            offers = [o for o in offers if o.info.has_ends or not is_edge(o, o.info.span)]
         warm = [Warm(s.hop.offer, s.computed) for s in session.shadows.by_span.values() if s.is_open]
         return plan_repair(route, session.losses, empty, logless, offers, excluded, committed, warm)
 
@@ -238,7 +238,3 @@ class Healer:
         if slot.kept is not None:
             return self._session.route.hops[slot.kept]
         return await self._around.connect(index, slot.offer, num_hops, self._session.route.lease)
-
-
-def _holds_an_edge(offer: Offer) -> bool:
-    return offer.info.span.start == 0 or offer.info.span.end == offer.info.num_layers
