@@ -37,7 +37,7 @@ class Surroundings(Protocol):
 
 
 class Followers:
-    """Finds and feeds the shadows of one session. Nothing here waits; nothing here can fail the request."""
+    """Finds shadows for one session and says when to feed which. Nothing here waits; nothing can fail the request."""
 
     def __init__(self, session: Session, around: Surroundings) -> None:
         self._session, self._around = session, around
