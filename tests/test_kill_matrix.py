@@ -416,10 +416,8 @@ def test_a_line_that_is_cut_one_way_is_routed_around(bench: Bench, sender: int |
             scene.faults.at("decode", scene.hops[2], lambda: scene.faults.cut(a, b), 6)
             async with asyncio.timeout(2 * FROZEN_S):
                 assert await scene.ask("hot") == bench.wanted["hot", 0]
-            scene.faults.trouble.frozen |= {
-                a.transport.node,
-                b.transport.node,
-            }  # a Close may not get through; links will end
+            for node in (a, b):
+                scene.faults.freeze(node)  # a Close may not get through; links will end
 
     bench.play(main)
 
