@@ -229,7 +229,7 @@ class Session:
         if self.shadows.pass_on(step):
             return
         self.last_progress = asyncio.get_running_loop().time()
-        self._owe(sender, link)
+        self._owe(hops, sender, link)
         if step.hop == ORIGIN_HOP:
             if step.count and len(step.timings) == len(hops):
                 self.timings, self.turn_s = step.timings, time.monotonic() - self._sent_at
@@ -238,11 +238,11 @@ class Session:
         elif self.route.lease.path == "star" and step.hop < len(hops):
             hops[step.hop].push(step)
 
-    def _owe(self, sender: int, link: Link) -> None:
-        hop = self.route.hops[sender]
+    def _owe(self, hops: Sequence[Hop], sender: int, link: Link) -> None:
+        hop = hops[sender]
         hop.owed += 1
         if hop.owed >= min(CREDIT_BATCH, max(1, self._config.window // 2)):
-            last = sender == len(self.route.hops) - 1
+            last = sender == len(hops) - 1
             try_send(link, Credit(self.id, ORIGIN_HOP if last else sender + 1, hop.owed))
             hop.owed = 0
 

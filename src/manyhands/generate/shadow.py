@@ -48,7 +48,7 @@ class Shadows:
     def __init__(self, route: Route) -> None:
         self.by_span: dict[Span, Shadow] = {}
         self.refused: set[NodeId] = set()
-        self._route = route
+        self._route, self._is_star = route, route.lease.path == "star"
 
     def open(self, hop: Hop) -> None:
         """Ask `hop`, whose node is not in the route, to stand by for the hop of its span, which is."""
@@ -99,7 +99,7 @@ class Shadows:
 
         It is sent on if it is the next; else it is dropped, and the shadow falls behind.
         """
-        if self._route.lease.path != "star" or (shadow := self._of(step.hop)) is None:
+        if not self._is_star or (shadow := self._of(step.hop)) is None:
             return False
         end = step.position + step.count
         if not shadow.passed < shadow.fed >= end:
