@@ -85,7 +85,7 @@ def body_of(model: str, tokens: int, **fields: Any) -> dict[str, Any]:
 
 async def at_once(hops: list[Any], answer: Answer, **_: Any) -> AsyncGenerator[Token, None]:
     """Takes the place of Origin.stream: a session over `hops` that has its tokens already."""
-    session: Any = SimpleNamespace(id=bytes(16), hops=hops, liars=set(), timings=(), turn_s=0.0)
+    session: Any = SimpleNamespace(id=bytes(16), route=SimpleNamespace(hops=hops), liars=set(), timings=(), turn_s=0.0)
     answer.session, answer.timings.open_s = session, 0.0
     for index in range(answer.params.max_tokens):
         await asyncio.sleep(0)
@@ -112,7 +112,7 @@ async def overhead(reps: int) -> list[dict[str, tuple[float, float]]]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_tiny("qwen3", Path(scratch) / "toy", layers=1)
         async with memory_swarm(folder, "0") as swarm, api_for({"toy": swarm.origin}, NodeAddr("127.0.0.1", 0)) as url:
-            hops = [SimpleNamespace(offer=offer) for offer in await swarm.origin.find_route()] * 3
+            hops = [SimpleNamespace(offer=offer) for offer in await swarm.origin.routes.find()] * 3
             swarm.origin.stream = partial(at_once, hops)  # type: ignore[method-assign]
             async with Client(url) as client:
                 arms: dict[str, Callable[[], Awaitable[None]]] = {

@@ -92,7 +92,7 @@ class Scene:
 
     async def free(self) -> None:
         """Wait until no node that lives holds a lease, nor the origin a session."""
-        living = [n for n in self.hops if n.transport.node not in self.faults.dead | self.faults.frozen]
+        living = [n for n in self.hops if n.transport.node not in self.faults.trouble.dead | self.faults.trouble.frozen]
         for _ in range(200):
             if all(
                 h.info.free_tokens == n.worker.config.cache_tokens and not h._opening for n in living for h in n.hosts

@@ -50,7 +50,7 @@ def test_news_that_are_none_do_not_keep_a_stalled_session_alive(bench: Bench) ->
                 link = link_between(scene.hops[2], origin, "data")
                 while True:
                     for s in origin.sessions.values():
-                        link.send(Step(s.id, s.epoch, 255, 1, 0, 0, 0, "hidden", None, None))
+                        link.send(Step(s.id, s.route.epoch, 255, 1, 0, 0, 0, "hidden", None, None))
                     await asyncio.sleep(0.2)
 
             task = asyncio.ensure_future(flood())
@@ -72,7 +72,7 @@ def test_a_hop_blames_only_its_neighbours(bench: Bench) -> None:
             def accuse() -> None:
                 (s,) = origin.sessions.values()
                 link = link_between(scene.hops[2], origin, "control")
-                link.send(Fault(s.id, s.epoch, 2, "pipeline_aborted", "hop 0 is evil", blame=0))
+                link.send(Fault(s.id, s.route.epoch, 2, "pipeline_aborted", "hop 0 is evil", blame=0))
 
             scene.faults.at("decode", scene.hops[1], accuse, 5)
             assert await scene.ask("hot") == bench.wanted["hot", 0]
@@ -91,8 +91,8 @@ def test_nobody_speaks_in_the_name_of_another(bench: Bench) -> None:
             def lie() -> None:
                 (s,) = origin.sessions.values()
                 link = link_between(scene.hops[2], origin, "control")
-                link.send(Fault(s.id, s.epoch, 0, "pipeline_aborted", "I am dead, says hop 0", blame=None))
-                link.send(Progress(s.id, s.epoch, 1, 0, 0))
+                link.send(Fault(s.id, s.route.epoch, 0, "pipeline_aborted", "I am dead, says hop 0", blame=None))
+                link.send(Progress(s.id, s.route.epoch, 1, 0, 0))
 
             scene.faults.at("decode", scene.hops[1], lie, 5)
             assert await scene.ask("hot") == bench.wanted["hot", 0]
@@ -225,7 +225,7 @@ def test_repairs_leave_no_tasks_links_or_readers_behind(bench: Bench) -> None:
             spares = scene.hops[3:]
 
             def die(node: Node) -> None:  # whichever the route took; not the last
-                if sum(spare.transport.node in scene.faults.dead for spare in spares) < 5:
+                if sum(spare.transport.node in scene.faults.trouble.dead for spare in spares) < 5:
                     scene.faults.die(node)
 
             for spare in spares:
@@ -233,7 +233,7 @@ def test_repairs_leave_no_tasks_links_or_readers_behind(bench: Bench) -> None:
             assert await scene.ask("hot") == bench.wanted["hot", 0]
             assert len(scene.answers[0].repairs) == 6
             await asyncio.sleep(5.0)
-            living = [spare for spare in spares if spare.transport.node not in scene.faults.dead]
+            living = [spare for spare in spares if spare.transport.node not in scene.faults.trouble.dead]
             assert len(living) == 1
             for node in [scene.swarm.origin.node, scene.hops[0], scene.hops[2], *living]:
                 open_links = [link for links in node.pool._open().values() for link in links]

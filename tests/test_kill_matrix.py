@@ -17,9 +17,11 @@ from manyhands.errors import ManyhandsError, PipelineAborted, PipelineStalled, S
 from manyhands.net.watch import HEARTBEAT_S, SUSPECT_S
 from manyhands.node import Node
 from manyhands.route.search import Offer
-from manyhands.testing.faults import PHASES, Faults, Phase, Poison
+from manyhands.testing.faults import Faults
+from manyhands.testing.faulty_device import Poison
 from manyhands.testing.swarm import memory_node
 from manyhands.testing.tiny import make_tiny
+from manyhands.testing.trouble import PHASES, Phase
 from manyhands.worker.execute import Device
 from manyhands.worker.serve import SpanHost
 from tests.kill import CUT, REQUEST, Bench, Scene, kept_models
@@ -76,7 +78,7 @@ def test_any_hop_may_die_in_any_phase(bench: Bench, phase: Phase, victim: int, p
                 async with bench.scene() as scene:
                     arm(scene, phase, victim)
                     await ask(bench, scene, kind, count, path, drafts=phase == "window")
-                    assert len(scene.faults.fired) == (2 if phase == "replay" else 1), "it did happen"
+                    assert len(scene.faults.trouble.fired) == (2 if phase == "replay" else 1), "it did happen"
 
     bench.play(main)
 
@@ -104,7 +106,7 @@ def test_several_hops_may_die_at_once(
 
                 scene.faults.at(phase, scene.hops[victims[0]], die, SKIP[phase])  # type: ignore[arg-type, index]
                 await ask(bench, scene, kind, 1, path)
-                assert scene.faults.fired
+                assert scene.faults.trouble.fired
 
     bench.play(main)
 
@@ -118,7 +120,7 @@ def test_one_hop_dies_without_logs_or_with_the_ends_at_the_edges(bench: Bench, v
         async with bench.scene(ends=ends, worker=WorkerConfig(log_bytes=0)) as scene:
             arm(scene, "window", victim)
             await ask(bench, scene, "hot", 3, "ring", drafts=True)
-            assert scene.faults.fired
+            assert scene.faults.trouble.fired
 
     bench.play(main)
 
@@ -244,7 +246,7 @@ async def other_weights(bench: Bench, scene: Scene) -> AsyncIterator[Node]:
         async with memory_node(scene.swarm.network, "other", scene.faults.wrap) as node:
             await node.worker.host(folder, Span(0, 6), "bf16", device, model_name="other")
             scene.swarm.addrs.append(await node.listen(NodeAddr("mem", 0)))
-            scene.swarm.origin.addrs.append(scene.swarm.addrs[-1])
+            scene.swarm.origin.routes.addrs.append(scene.swarm.addrs[-1])
             yield node
     finally:
         device.close()
@@ -415,7 +417,8 @@ def test_a_line_that_is_cut_one_way_is_routed_around(bench: Bench, sender: int |
             scene.faults.at("decode", scene.hops[2], lambda: scene.faults.cut(a, b), 6)
             async with asyncio.timeout(2 * FROZEN_S):
                 assert await scene.ask("hot") == bench.wanted["hot", 0]
-            scene.faults.frozen |= {a.transport.node, b.transport.node}  # a Close may not get through; links will end
+            for node in (a, b):
+                scene.faults.freeze(node)  # a Close may not get through; links will end
 
     bench.play(main)
 
@@ -518,7 +521,7 @@ def test_a_lost_origin_frees_its_hops(bench: Bench, path: PathKind) -> None:
                 scene.faults.at("decode", scene.hops[1], lambda: fault(scene.faults, origin), 6)  # noqa: B023
                 task = asyncio.ensure_future(scene.ask(path=path))
                 await asyncio.sleep(within)
-                assert scene.faults.fired
+                assert scene.faults.trouble.fired
                 assert not any(h.num_sessions or h._opening for n in scene.hops for h in n.hosts)
                 task.cancel()
                 with suppress(asyncio.CancelledError, ManyhandsError):
@@ -566,7 +569,7 @@ def test_a_spoiled_frame_never_spoils_the_text(bench: Bench, how: str, edge: tup
                 got = scene.answers[0].token_ids
                 assert got == bench.wanted[kind, 0][: len(got)]
                 assert outcome == "equal" or edge[0] == 3, f"{phase}: {outcome}"
-                assert scene.faults.fired
+                assert scene.faults.trouble.fired
 
     bench.play(main)
 

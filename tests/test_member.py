@@ -280,7 +280,7 @@ def test_a_stream_survives_a_leave_and_a_crash(stage: Stage) -> None:
         answer = origin.answer(origin.request_ids(PROMPT, PARAMS))
         async for _ in origin.stream(answer):
             if is_disturbed and len(answer.token_ids) in (5, 12):
-                hop = answer.session.hops[len(answer.token_ids) == 5] if answer.session else None
+                hop = answer.session.route.hops[len(answer.token_ids) == 5] if answer.session else None
                 victim = next(h.member for h in hosts if hop is not None and h.member.id == hop.offer.node)
                 if len(answer.token_ids) == 5:
                     victim.node.start(victim.leave())
@@ -398,7 +398,7 @@ def test_an_operator_moves_another_node_while_its_session_goes_on(stage: Stage) 
         answer = origin.answer(origin.request_ids(PROMPT, PARAMS))
         async for _ in origin.stream(answer):
             if is_disturbed and len(answer.token_ids) == 5:
-                busy = next(h for h in (mover, other) if h.member.id == answer.session.hops[1].offer.node)  # type: ignore[union-attr]
+                busy = next(h for h in (mover, other) if h.member.id == answer.session.route.hops[1].offer.node)  # type: ignore[union-attr]
                 assert await order(first, busy, "0-2") == "moves to layers 0-2"
                 moved = busy.member.config.name
             if is_disturbed and len(answer.token_ids) == 8:

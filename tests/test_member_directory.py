@@ -119,12 +119,12 @@ def test_a_visitor_calls_nodes_without_a_directory_again(play: Any) -> None:
         origin = Origin(
             visitor.node, OriginModel(place.folder, "bf16"), device, place.ticket.addresses, visitor.directory
         )
-        assert origin.is_covered()
+        assert origin.routes.is_covered()
         said = (await origin.complete(origin.request_ids(PROMPT, PARAMS))).token_ids
         link = visitor.node.pool.find(key_of(5).node_id, "control")
         assert link is not None
         link.abort("a cable was pulled")
-        await until(lambda: not origin.is_covered(), 5)
+        await until(lambda: not origin.routes.is_covered(), 5)
         assert (await origin.complete(origin.request_ids(PROMPT, PARAMS))).token_ids == said
 
     play("dht", scene)

@@ -8,11 +8,11 @@ import pytest
 
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, PathKind
+from manyhands.generate.follow import FEED_ROWS
+from manyhands.generate.hop import Route
 from manyhands.generate.repair import Slot
-from manyhands.generate.session import Session
-from manyhands.generate.shadow import FEED_ROWS
-from manyhands.testing.faults import Phase
 from manyhands.testing.tiny import make_tiny
+from manyhands.testing.trouble import Phase
 from manyhands.wire.message import Open
 from tests.kill import REQUEST, Bench, kept_models
 
@@ -28,15 +28,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """(replay_from, replay_until) of every Open that asks for a replay."""
     seen: list[tuple[int, int]] = []
-    plain = Session._open_message
+    plain = Route.open_message
 
-    def noting(self: Session, index: int, slot: Slot) -> Open:
+    def noting(self: Route, index: int, slot: Slot) -> Open:
         message = plain(self, index, slot)
         if message.replay_until:
             seen.append((message.replay_from, message.replay_until))
         return message
 
-    monkeypatch.setattr(Session, "_open_message", noting)
+    monkeypatch.setattr(Route, "open_message", noting)
     return seen
 
 

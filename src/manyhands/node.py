@@ -18,8 +18,9 @@ from typing import Any, Self
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeAddr, NodeId, SamplingParams, SessionId, SpanInfo
 from manyhands.errors import LinkClosed, ProtocolError, ShardUnavailable
+from manyhands.generate.hop import Hop, Lease
 from manyhands.generate.sample import Sampler
-from manyhands.generate.session import Hop, Lease, Session
+from manyhands.generate.session import Session
 from manyhands.model.load import read_config
 from manyhands.model.wants import Wants
 from manyhands.net import watch
@@ -253,14 +254,14 @@ class Node:
                     host.report(message, link.peer)
             case Feed():
                 self.worker.on_feed(message, link)
-            case Opened() | Progress() | Fault() if session is not None and session.is_from_shadow(message.hop, link):
-                session.on_shadow(message)
-            case Progress() if session is not None and session.is_from(message.hop, link):
+            case Opened() | Progress() | Fault() if session is not None and session.shadows.is_from(message.hop, link):
+                session.shadows.on_answer(message)
+            case Progress() if session is not None and session.route.is_from(message.hop, link):
                 session.on_progress(message)
-            case Opened() if session is not None and session.is_from(message.hop, link):
-                self._note_loaded(session.hops[message.hop].offer)
+            case Opened() if session is not None and session.route.is_from(message.hop, link):
+                self._note_loaded(session.route.hops[message.hop].offer)
                 session.on_opened(message)
-            case Fault() if session is not None and session.is_from(message.hop, link):
+            case Fault() if session is not None and session.route.is_from(message.hop, link):
                 session.on_fault(message)
             case Want():
                 self.seed.on_want(message, link)
@@ -281,13 +282,13 @@ class Node:
     def _serves(self, message: Step, link: Link) -> bool:
         """Whether a step of a session of this node's own is for a hop on this node (in a star: unless it is to be sent on)."""
         session = self.sessions[message.session]
-        is_to_forward = session.lease.path == "star" and link.peer != self.transport.node
+        is_to_forward = session.route.lease.path == "star" and link.peer != self.transport.node
         is_for_hop = message.hop != ORIGIN_HOP and not is_to_forward
         return is_for_hop and any(host.find(message.session, message.hop) for host in self.hosts)
 
     def _is_owed(self, session: Session, message: Credit, link: Link) -> bool:
         """Whether a credit is for what this origin sent: in a ring that is hop 0's, of a hop here the next hop's."""
-        return (message.hop == 0 or session.lease.path == "star") and session.is_from(message.hop, link)
+        return (message.hop == 0 or session.route.lease.path == "star") and session.route.is_from(message.hop, link)
 
 
 def _sampling(folder: Path, has_head: bool) -> Callable[[SamplingParams], Sampler]:

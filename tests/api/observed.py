@@ -55,7 +55,7 @@ class Observed:
         async with self.gateway.run(self.ask(max_tokens)) as run, aclosing(run.tokens()) as tokens:
             async for _ in tokens:
                 if run.job.completion_tokens == at_token:
-                    self.swarm.origin.evict(self.node(index))
+                    self.swarm.origin.routes.evict(self.node(index))
         return run.job
 
 

@@ -73,7 +73,7 @@ def test_a_benchmark_tells_figures_and_jobs_remember_it(folder: Path) -> None:
         assert [job["completion_tokens"] for job in listed] == [2, 5]
         assert "n0 > n1" in run("jobs").stdout
         for index in range(3):
-            scene.swarm.origin.evicted.add(scene.node(index))
+            scene.swarm.origin.routes.evicted.add(scene.node(index))
         failed = run("benchmark", "-n", "2", "--json")
         assert failed.exit_code == 1
         assert json.loads(failed.stdout)["errors"] == ["shard_unavailable"] * 2

@@ -102,7 +102,7 @@ class Evictor(Watcher):
 
     def token(self, job: Job, token: Token) -> None:
         if job.completion_tokens == self._at_token:
-            self._it.swarm.origin.evict(self._it.swarm.hops[-1].transport.node)
+            self._it.swarm.origin.routes.evict(self._it.swarm.hops[-1].transport.node)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from manyhands.api.metrics import OTHER, Metrics, NodeLabels
 from manyhands.core import NodeId
-from manyhands.testing.faults import Poison
+from manyhands.testing.faulty_device import Poison
 from manyhands.testing.swarm import node_id
 from tests.api.observed import MODEL, PROMPT, Observed, observed
 
@@ -74,7 +74,7 @@ def test_gauges_follow_what_runs_and_who_is_there(folder: Path) -> None:
         assert value(told, "requests_running") == 0
         assert value(told, "node_sessions", node=scene.node(0)[:12]) == 0
         assert (value(told, "nodes"), value(told, "nodes_active"), value(told, "nodes_evicted")) == (3, 3, 0)
-        scene.swarm.origin.evict(scene.node(2))
+        scene.swarm.origin.routes.evict(scene.node(2))
         assert (value(told, "nodes"), value(told, "nodes_active"), value(told, "nodes_evicted")) == (3, 2, 1)
         assert value(told, "requests_total", outcome="cancelled") == 1
 
@@ -117,7 +117,7 @@ def test_going_on_alone_is_counted_once(folder: Path) -> None:
             async for _ in run.tokens():
                 if run.job.completion_tokens == 3:
                     for index in range(3):
-                        scene.swarm.origin.evict(scene.node(index))
+                        scene.swarm.origin.routes.evict(scene.node(index))
         assert run.job.completion_tokens == 12
         assert value(scene.metrics, "fallback_to_local_total", model=MODEL) == 1
 
@@ -127,7 +127,7 @@ def test_going_on_alone_is_counted_once(folder: Path) -> None:
 def test_failures_and_refusals_have_their_code(folder: Path) -> None:
     async def main(scene: Observed) -> None:
         for index in range(3):
-            scene.swarm.origin.evict(scene.node(index))
+            scene.swarm.origin.routes.evict(scene.node(index))
         with pytest.raises(Exception, match="nobody holds"):
             await scene.answer()
         assert value(scene.metrics, "requests_total", outcome="shard_unavailable") == 1

@@ -128,7 +128,7 @@ def evict_at(scene: Observed, index: int, at_token: int) -> None:
 
         def token(self, job: Job, token: Token) -> None:
             if job.completion_tokens == at_token:
-                scene.swarm.origin.evict(scene.node(index))
+                scene.swarm.origin.routes.evict(scene.node(index))
 
     scene.gateway.observers.append(Operator())
 
@@ -176,7 +176,7 @@ def test_a_loss_is_told_while_the_request_still_waits_for_its_repair(folder: Pat
                 told.append(event)
                 if event[1].get("status") == "degraded":
                     assert len(named(told, "token")) == 4
-                    scene.swarm.origin.readmit(scene.node(1))
+                    scene.swarm.origin.routes.readmit(scene.node(1))
         assert [event for event, _ in told[-1:]] == ["done"]
         assert len(named(told, "token")) == 12 and len(named(told, "reshard")) == 1
 
@@ -368,7 +368,7 @@ def test_a_reassignment_is_asked_of_the_node(folder: Path, monkeypatch: pytest.M
 
 def test_a_node_is_registered_by_its_address(folder: Path) -> None:
     async def main(scene: Observed, client: httpx2.AsyncClient) -> None:
-        spare = scene.swarm.origin.addrs.pop()
+        spare = scene.swarm.origin.routes.addrs.pop()
         await scene.answer(2)
         assert (await client.post("/api/workers/heartbeat", json={"worker_id": scene.node(2)})).status_code == 404
         said = (await client.post("/api/workers/register", json={"address": str(spare)})).json()
@@ -377,7 +377,7 @@ def test_a_node_is_registered_by_its_address(folder: Path) -> None:
         known = (await client.post("/api/workers/heartbeat", json={"worker_id": scene.node(2)})).json()
         assert known["status"] == "active"
         await client.post("/api/workers/register", json={"address": str(spare)})
-        assert len(scene.swarm.origin.addrs) == 3
+        assert len(scene.swarm.origin.routes.addrs) == 3
         assert (await client.post("/api/workers/register", json={"address": "mem:9"})).status_code == 503
         assert (await client.post("/api/workers/register", json={"address": "nowhere"})).status_code == 400
 

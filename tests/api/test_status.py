@@ -23,12 +23,12 @@ def test_alive_is_not_ready(folder: Path) -> None:
             ready = await client.get("/ready")  # the first question dials the nodes
             assert (ready.status_code, ready.json()) == (200, {"status": "ready", "models": {"tiny": True}})
             for index in range(3):
-                scene.swarm.origin.evict(scene.node(index))
+                scene.swarm.origin.routes.evict(scene.node(index))
             gone = await client.get("/ready")
             assert (gone.status_code, gone.json()) == (503, {"status": "not ready", "models": {"tiny": False}})
             assert gone.headers["retry-after"]
             assert (await client.get("/health")).status_code == 200
-            scene.swarm.origin.readmit(scene.node(2))
+            scene.swarm.origin.routes.readmit(scene.node(2))
             assert (await client.get("/ready")).status_code == 200
 
     asyncio.run(main())
@@ -127,7 +127,7 @@ def test_no_prompt_is_ever_logged(folder: Path, caplog: pytest.LogCaptureFixture
             await client.post("/api/infer", json={**body, "temperature": -1.0})
             await client.post("/api/infer", json={**body, PROMPT: 1})
             for index in range(3):
-                scene.swarm.origin.evict(scene.node(index))
+                scene.swarm.origin.routes.evict(scene.node(index))
             await client.post("/api/infer", json=body)
 
     with caplog.at_level(logging.DEBUG):

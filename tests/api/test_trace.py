@@ -99,7 +99,7 @@ def test_a_failure_is_an_error(folder: Path) -> None:
         async with observed(folder) as scene:
             seen = Seen(scene)
             for index in range(3):
-                scene.swarm.origin.evict(scene.node(index))
+                scene.swarm.origin.routes.evict(scene.node(index))
             with pytest.raises(ShardUnavailable):
                 await scene.answer()
             (request,) = seen.named("request")

@@ -14,26 +14,28 @@ from manyhands.config import RequestConfig
 from manyhands.core import NodeId, SessionId, Span
 from manyhands.errors import PipelineAborted, ShardUnavailable
 from manyhands.generate.heal import ASK_AGAIN_S, Healer, Pace
+from manyhands.generate.hop import Hop, Lease, Route
 from manyhands.generate.repair import Slot
-from manyhands.generate.session import Hop, HopLost, Lease, Session, Shadow
+from manyhands.generate.session import HopLost, Session
+from manyhands.generate.shadow import Shadows
 from manyhands.net.transport import Link
 from manyhands.route.search import Offer
 from manyhands.testing.clock import run_virtual
-from tests.route.test_search import offer
+from tests.route.test_search import ONE, offer
 
 CONFIG = RequestConfig(patience_s=10.0, max_repairs=2)
 
 
 def hop(one: Offer) -> Hop:
-    return Hop(one, cast(Link, None), None, 16)
+    return Hop(one, cast(Link, SimpleNamespace(is_closed=True)), None, 16)
 
 
 @dataclass
-class Route:
-    """Stands for a Session: hops, losses, and what comes of each change of the route."""
+class FakeSession:
+    """Stands for a Session: its route, losses, and what comes of each change of the route."""
 
-    hops: list[Hop]
-    outcomes: list[Callable[["Route"], None]] = field(default_factory=list)
+    route: Route
+    outcomes: list[Callable[["FakeSession"], None]] = field(default_factory=list)
     culprit: int = 0
     losses: dict[int, str] = field(default_factory=dict)
     leaving: dict[int, str] = field(default_factory=dict)
@@ -41,17 +43,10 @@ class Route:
     last_progress: float = 0.0
     liars: set[NodeId] = field(default_factory=set)
     id: SessionId = field(default_factory=lambda: SessionId(bytes(16)))
-    lease: Lease = field(default_factory=lambda: cast(Lease, SimpleNamespace(path="ring")))
-    needs_ends: bool = False
     is_closed: bool = False
-    shadows: dict[Span, Shadow] = field(default_factory=dict)
-    refused: set[NodeId] = field(default_factory=set)
 
-    def index_of(self, span: Span) -> int | None:
-        return next((i for i, h in enumerate(self.hops) if h.offer.info.span == span), None)
-
-    def open_shadow(self, one: Hop) -> None:
-        self.shadows[one.offer.info.span] = Shadow(one)
+    def __post_init__(self) -> None:
+        self.shadows = Shadows(self.route)
 
     def lose(self, index: int, reason: str) -> None:
         self.losses[index] = reason
@@ -60,7 +55,7 @@ class Route:
         return self.culprit
 
     async def reshape(self, slots: Sequence[Slot], hops: Sequence[Hop]) -> None:
-        self.hops = list(hops)
+        self.route.hops = list(hops)
         self.losses.clear()
         self.shapes.append(list(slots))
         if self.outcomes:
@@ -68,7 +63,7 @@ class Route:
 
     @property
     def names(self) -> list[str]:
-        return [h.offer.name for h in self.hops]
+        return [h.offer.name for h in self.route.hops]
 
 
 @dataclass
@@ -103,14 +98,16 @@ class Patient:
     """Three hops of four layers, a healer, and who else there is."""
 
     def __init__(self, *spares: Offer, last_resort: Offer | None = None, **changes: Any) -> None:
-        self.route = Route([hop(offer(n, a, a + 4)) for n, a in (("a", 0), ("b", 4), ("c", 8))])
+        hops = [hop(offer(n, a, a + 4)) for n, a in (("a", 0), ("b", 4), ("c", 8))]
+        lease = Lease(ONE, "bf16", 64, 1, "ring", "origin", None)
+        self.session = FakeSession(Route(SessionId(bytes(16)), NodeId("origin"), lease, 16, hops))
         self.world = World(list(spares))
         self.healer = Healer(
-            cast(Session, self.route), self.world, RequestConfig(**{"patience_s": 10.0, **changes}), last_resort
+            cast(Session, self.session), self.world, RequestConfig(**{"patience_s": 10.0, **changes}), last_resort
         )
 
     async def lose(self, index: int, committed: int = 5) -> int:
-        self.route.lose(index, "is gone")
+        self.session.lose(index, "is gone")
         return await self.healer.repair(committed, committed)
 
     @property
@@ -164,12 +161,12 @@ def test_a_repair_says_what_it_did() -> None:
     async def main() -> None:
         patient = Patient(offer("s", 0, 12))
         assert await patient.lose(1) == 5, "the origin sends what was not committed"
-        assert patient.route.names == ["a", "s", "c"] and patient.events == ["shard_status", "shard_failover"]
+        assert patient.session.names == ["a", "s", "c"] and patient.events == ["shard_status", "shard_failover"]
         (repair,) = patient.healer.repairs
         assert (repair.lost, repair.replacement, repair.at_token) == (("b",), ("s",), 5) and "is gone" in repair.reason
         patient = Patient(offer("s", 0, 6), offer("t", 6, 12))
         await patient.lose(1)
-        assert patient.route.names == ["a", "s", "t", "c"] and patient.events[-1] == "reshard"
+        assert patient.session.names == ["a", "s", "t", "c"] and patient.events[-1] == "reshard"
         assert await Patient(offer("s", 0, 12)).lose(0) == 0, "the origin is told to replay"
 
     assert play(main) == 0
@@ -181,10 +178,10 @@ def test_a_lost_node_comes_back_only_if_nobody_else_covers_and_it_did_not_lie() 
     async def main() -> None:
         patient = Patient(offer("b", 0, 12, free=2000), offer("s", 0, 12))
         await patient.lose(1)
-        assert patient.route.names == ["a", "s", "c"]
+        assert patient.session.names == ["a", "s", "c"]
         await patient.lose(1, committed=9)
-        assert patient.route.names == ["a", "b", "c"]
-        patient.route.liars |= {NodeId("b"), NodeId("s")}
+        assert patient.session.names == ["a", "b", "c"]
+        patient.session.liars |= {NodeId("b"), NodeId("s")}
         with pytest.raises(ShardUnavailable, match="nobody else holds layers 4-7"):
             await patient.lose(1, committed=11)
 
@@ -198,19 +195,19 @@ def test_the_only_one_left_may_refuse_for_ever(last_resort: Offer | None) -> Non
     async def main() -> None:
         patient = Patient(offer("s", 0, 12), last_resort=last_resort)
 
-        def full(route: Route) -> None:
-            if route.names != ["home"]:
-                route.lose(1, "is full")
+        def full(session: FakeSession) -> None:
+            if session.names != ["home"]:
+                session.lose(1, "is full")
                 raise HopLost("hop 1 (s) is full")
 
-        patient.route.outcomes = [full] * 1000
+        patient.session.outcomes = [full] * 1000
         if last_resort is None:
             with pytest.raises(ShardUnavailable, match="is full"):
                 await patient.lose(1)
         else:
             await patient.lose(1)
-            assert patient.route.names == ["home"]
-        assert 10 < len(patient.route.shapes) < 60
+            assert patient.session.names == ["home"]
+        assert 10 < len(patient.session.shapes) < 60
 
     assert 10.0 <= play(main) <= 11.0
 
@@ -223,7 +220,7 @@ def test_a_node_that_cannot_be_reached_is_passed_over() -> None:
         patient.world.unreachable = {"s", "t"}
         patient.world.offers_now.append(offer("u", 4, 8, free=0))
         await patient.lose(1)
-        assert patient.route.names == ["a", "u", "c"]
+        assert patient.session.names == ["a", "u", "c"]
         assert "cannot be reached" in patient.healer.repairs[0].reason
 
     assert play(main) == 0
@@ -235,15 +232,15 @@ def test_a_second_loss_during_the_repair_is_repaired_with_it() -> None:
     async def main() -> None:
         patient = Patient(offer("s", 0, 12, free=99), offer("t", 0, 12, free=0))
 
-        def fails(route: Route) -> None:
-            route.lose(1, "is gone too")
+        def fails(session: FakeSession) -> None:
+            session.lose(1, "is gone too")
             raise HopLost("hop 1 (s) is gone too")
 
-        patient.route.outcomes.append(fails)
+        patient.session.outcomes.append(fails)
         await patient.lose(1)
         (repair,) = patient.healer.repairs
         assert (repair.lost, repair.replacement) == (("b", "s"), ("t",)) and "then hop 1 (s)" in repair.reason
-        assert all(h.is_whole for h in patient.route.hops)
+        assert all(h.is_whole for h in patient.session.route.hops)
 
     play(main)
 
@@ -256,13 +253,13 @@ def test_a_survivor_lost_while_others_are_connected_is_not_forgotten() -> None:
         plain = patient.world.connect
 
         async def connect(index: int, one: Offer, num_hops: int, lease: Lease) -> Hop:
-            if not patient.route.losses.get(2):
-                patient.route.lose(2, "is gone meanwhile")
+            if not patient.session.losses.get(2):
+                patient.session.lose(2, "is gone meanwhile")
             return await plain(index, one, num_hops, lease)
 
         setattr(patient.world, "connect", connect)  # noqa: B010
         await patient.lose(1)
-        assert patient.route.names == ["a", "s"] and len(patient.route.shapes) == 1
+        assert patient.session.names == ["a", "s"] and len(patient.session.shapes) == 1
         assert set(patient.healer.repairs[0].lost) == {"b", "c"}
 
     assert play(main) == 0
@@ -274,12 +271,12 @@ def test_a_log_that_turns_out_to_be_gone_costs_one_more_round() -> None:
     async def main() -> None:
         patient = Patient(offer("s", 0, 12))
 
-        def logless(route: Route) -> None:
-            route.hops[1].has_log = False
+        def logless(session: FakeSession) -> None:
+            session.route.hops[1].has_log = False
 
-        patient.route.outcomes.append(logless)
+        patient.session.outcomes.append(logless)
         assert await patient.lose(2) == 5
-        first, second = patient.route.shapes
+        first, second = patient.session.shapes
         assert [s.recomputes for s in first] == [False, False, True]
         assert [s.recomputes for s in second] == [False, True, True] and second[0].replay_until == 5
 
@@ -322,7 +319,7 @@ def test_a_repair_is_patient(silent: bool) -> None:
         asyncio.get_running_loop().call_later(7.0, patient.world.offers_now.append, offer("s", 4, 8))
         asyncio.get_running_loop().call_later(7.0, setattr, patient.world, "silent", False)
         await patient.lose(1)
-        assert patient.route.names == ["a", "s", "c"]
+        assert patient.session.names == ["a", "s", "c"]
 
     assert 7.0 <= play(in_time) <= 7.0 + 2 * ASK_AGAIN_S
 
@@ -335,7 +332,7 @@ def test_the_last_resort_is_taken_last(silent: bool) -> None:
         patient = Patient(last_resort=offer("home", 0, 12))
         patient.world.silent = silent
         assert await patient.lose(1) == 0
-        assert patient.route.names == ["home"] and patient.events[-1] == "reshard"
+        assert patient.session.names == ["home"] and patient.events[-1] == "reshard"
 
     assert 10.0 <= play(after_patience) <= 10.0 + 2 * ASK_AGAIN_S
 
@@ -343,8 +340,8 @@ def test_the_last_resort_is_taken_last(silent: bool) -> None:
         patient = Patient(*(offer(f"s{i}", 0, 12) for i in range(9)), last_resort=offer("home", 0, 12), max_repairs=1)
         for _ in range(2):
             await patient.lose(1)
-        assert "home" not in patient.route.names
-        assert await patient.lose(1) == 0 and patient.route.names == ["home"]
+        assert "home" not in patient.session.names
+        assert await patient.lose(1) == 0 and patient.session.names == ["home"]
 
     assert play(after_repairs) == 0
 
@@ -362,24 +359,24 @@ def test_who_would_like_to_leave_is_let_go_only_if_others_can_take_over() -> Non
 
     async def main() -> None:
         patient = Patient()
-        patient.route.leaving[1] = "drains"
+        patient.session.leaving[1] = "drains"
         await hand_over(patient)
-        assert not patient.route.losses and not patient.route.leaving
+        assert not patient.session.losses and not patient.session.leaving
         patient.world.silent = True
-        patient.route.leaving[2] = "drains"
+        patient.session.leaving[2] = "drains"
         await hand_over(patient)
-        assert not patient.route.losses, "nobody answers: it serves on"
+        assert not patient.session.losses, "nobody answers: it serves on"
         patient = Patient(offer("s", 4, 6), offer("t", 6, 8))
-        patient.route.leaving.update({1: "drains", 2: "drains"})
+        patient.session.leaving.update({1: "drains", 2: "drains"})
         await hand_over(patient)
-        assert patient.route.losses == {1: "drains"} and not patient.route.shadows
+        assert patient.session.losses == {1: "drains"} and not patient.session.shadows.by_span
         patient = Patient(offer("s", 0, 12))
-        patient.route.leaving[1] = "drains"
+        patient.session.leaving[1] = "drains"
         await hand_over(patient)
-        assert not patient.route.losses and patient.route.leaving, "make before break"
-        patient.route.shadows[Span(4, 8)].hop.epoch = 1
+        assert not patient.session.losses and patient.session.leaving, "make before break"
+        patient.session.shadows.by_span[Span(4, 8)].hop.epoch = 1
         await hand_over(patient)
-        assert patient.route.losses == {1: "drains"}
+        assert patient.session.losses == {1: "drains"}
 
     play(main)
 
@@ -389,11 +386,11 @@ def test_a_suspect_is_replaced_only_if_others_can_take_over() -> None:
 
     async def main() -> None:
         patient = Patient(offer("s", 0, 4))
-        patient.route.culprit = 2
+        patient.session.culprit = 2
         await patient.healer.suspect(1.5, 5)
-        assert not patient.route.losses
+        assert not patient.session.losses
         patient.world.offers_now.append(offer("t", 8, 12))
         await patient.healer.suspect(1.5, 5)
-        assert list(patient.route.losses) == [2] and "1.5 s" in patient.route.losses[2]
+        assert list(patient.session.losses) == [2] and "1.5 s" in patient.session.losses[2]
 
     play(main)

@@ -69,7 +69,7 @@ def play(folder: Path, disturb: Disturb, path: PathKind = "ring", params: Any = 
                     scene = Scene(swarm, answer.session)
                     scene.relay_all()
                     await disturb(scene)
-                scene.epochs.append(answer.session.epoch)
+                scene.epochs.append(answer.session.route.epoch)
             assert scene is not None and not answer.repairs and answer.token_ids == ids
             return scene
 
@@ -83,11 +83,11 @@ def test_a_session_moves_to_direct_links_of_its_origin(folder: Path, path: PathK
 
     async def disturb(scene: Scene) -> None:
         await scene.connect(scene.swarm.origin.node, scene.swarm.addrs[0], "control", "data")
-        before.append(scene.session.epoch)
+        before.append(scene.session.route.epoch)
 
     scene = play(folder, disturb, path, HOT, drafts)
     assert scene.epochs[-1] == before[0] + 1
-    hop, rest = scene.session.hops[0], scene.session.hops[1:]
+    hop, rest = scene.session.route.hops[0], scene.session.route.hops[1:]
     assert hop.data is not None and (hop.control.health.path_kind, hop.data.health.path_kind) == ("direct", "direct")
     assert {one.control.health.path_kind for one in rest} == {"relay"}
 
@@ -110,7 +110,7 @@ def test_hops_tell_that_they_can_reach_each_other(folder: Path) -> None:
                     await asyncio.sleep(0.01)  # the news reach the origin while the consumer is here
                 after.append(scene.relayed_bytes(first, second, "data"))
             assert answer.token_ids == expected(folder, PROMPT, GREEDY) and not answer.repairs
-            assert answer.session is not None and answer.session.epoch == 2
+            assert answer.session is not None and answer.session.route.epoch == 2
             assert len(set(after[2:])) == 1, "steps still went by the relay"
 
     run_virtual(main())
@@ -126,7 +126,7 @@ def test_a_hop_that_calls_for_it_all_the_time_is_heard_once_a_second(folder: Pat
                         place.fault(Detour.code, "again", 0)
                 await asyncio.sleep(0.01)
             assert answer.token_ids == expected(folder, PROMPT, GREEDY)
-            assert answer.session is not None and answer.session.epoch == 2
+            assert answer.session is not None and answer.session.route.epoch == 2
 
     assert heal.REWIRE_PAUSE_S > GREEDY.max_tokens * 0.01
     run_virtual(main())

@@ -20,7 +20,9 @@ from manyhands.errors import (
     ShardUnavailable,
     WeightsMismatch,
 )
-from manyhands.generate.session import Hop, Lease, Session, Shadow
+from manyhands.generate.hop import Hop, Lease
+from manyhands.generate.session import Session
+from manyhands.generate.shadow import Shadow
 from manyhands.net.transport import Link
 from manyhands.origin import Token
 from manyhands.route.search import Offer
@@ -256,7 +258,7 @@ def test_a_hop_with_other_weights_refuses_and_nothing_stays_leased(folder: Path)
 
     async def main() -> None:
         async with swarm_of(folder, CUT) as swarm:
-            route = await swarm.origin.find_route()
+            route = await swarm.origin.routes.find()
             host = swarm.hops[2].hosts[0]
             host._info = replace(host._info, model=ModelId("f" * 64))
             with pytest.raises(WeightsMismatch, match=r"hop 2 \(n2\).*ffffffffffff"):
@@ -268,7 +270,7 @@ def test_a_hop_with_other_weights_refuses_and_nothing_stays_leased(folder: Path)
 def test_a_hop_that_cannot_be_reached_is_named_and_nothing_is_leased(folder: Path) -> None:
     async def main() -> None:
         async with swarm_of(folder, CUT) as swarm:
-            route = list(await swarm.origin.find_route())
+            route = list(await swarm.origin.routes.find())
             gone = node_id("gone")
             route[1] = replace(route[1], addr=NodeAddr("mem", 999, gone), node=gone)
             for path in ("ring", "star"):
@@ -304,7 +306,9 @@ def test_a_hop_that_dies_while_the_route_opens_is_one_to_go_around(said_by: int,
         session = Session(node_id("origin"), hops, Lease(MODEL, "bf16", 64, 1, "ring", "origin", None), RequestConfig())
         opening = asyncio.ensure_future(session.open())
         await asyncio.sleep(0)
-        session.on_fault(Fault(session.id, session.epoch, said_by, LinkClosed.code, "lost its link to the next", blame))
+        session.on_fault(
+            Fault(session.id, session.route.epoch, said_by, LinkClosed.code, "lost its link to the next", blame)
+        )
         with pytest.raises(ShardUnavailable, match="lost its link") as refusal:
             await opening
         assert refusal.value.node == hops[1].offer.node
@@ -319,7 +323,7 @@ def test_a_better_link_that_appears_while_the_route_opens_harms_nobody() -> None
         links = [Notes(node_id(name)) for name in ("first", "second")]
         hops = [star_hop(link, span) for link, span in zip(links, (Span(0, 2), Span(2, 4)), strict=True)]
         session = Session(node_id("origin"), hops, Lease(MODEL, "bf16", 64, 1, "ring", "origin", None), RequestConfig())
-        session.on_fault(Fault(session.id, session.epoch, 0, Detour.code, "has a direct link to the next", 0))
+        session.on_fault(Fault(session.id, session.route.epoch, 0, Detour.code, "has a direct link to the next", 0))
         assert session.has_detour and not session.losses and not session.is_closed
 
     play(main)
@@ -334,18 +338,18 @@ def test_only_what_was_asked_for_goes_to_a_shadow(path: PathKind) -> None:
         hops = [star_hop(link, span) for link, span in zip(links, (Span(0, 2), Span(2, 4), Span(2, 4)), strict=True)]
         lease = Lease(MODEL, "bf16", 64, 1, path, "origin", None)
         session = Session(node_id("origin"), hops[:2], lease, RequestConfig())
-        shadow = session.shadows[Span(2, 4)] = Shadow(hops[2], fed=8, computed=8, passed=8)
+        shadow = session.shadows.by_span[Span(2, 4)] = Shadow(hops[2], fed=8, computed=8, passed=8)
 
         def arrive(position: int, count: int) -> list[int]:
             """How many steps the second hop and the standby got of one that came from the first."""
             before = [len(link.of(Step)) for link in links]
-            step = Step(session.id, session.epoch, 1, position, count, 0, 0, "hidden", None, None)
+            step = Step(session.id, session.route.epoch, 1, position, count, 0, 0, "hidden", None, None)
             session.on_step(step, cast(Link, links[0]))
             return [len(link.of(Step)) - n for link, n in zip(links, before, strict=True)][1:]
 
         to_hop = [int(path == "star"), 0]
         assert arrive(8, 4) == arrive(0, 8) == to_hop, "nothing was asked for"
-        session.feed(Span(2, 4), 24)
+        session.shadows.feed(Span(2, 4), 24)
         assert [(feed.start, feed.until) for feed in links[0].of(Feed)] == [(8, 24)]
         assert arrive(8, 17) == arrive(24, 1) == to_hop, "beyond what was asked for"
         to_shadow = [0, int(path == "star")]

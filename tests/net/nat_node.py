@@ -103,7 +103,7 @@ def pool_paths(node: Node, names: dict[NodeId, str]) -> dict[str, str]:
 def hop_paths(answer: Answer) -> list[str]:
     """How the links of the request's hops go that it uses."""
     assert answer.session is not None
-    links = [link for hop in answer.session.hops for link in (hop.control, hop.data) if link is not None]
+    links = [link for hop in answer.session.route.hops for link in hop.links]
     return [link.health.path_kind for link in links]
 
 

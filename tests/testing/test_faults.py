@@ -78,7 +78,7 @@ def test_cancelled_while_frozen_nothing_is_lost() -> None:
         delivering = asyncio.create_task(s.far.deliver(lambda message: None))
         for position in range(3):
             s.near.send(step(position))
-        s.faults.frozen.add(B)  # as freeze, but what was sent arrives
+        s.faults.trouble.frozen.add(B)  # as freeze, but what was sent arrives
         await asyncio.sleep(1)
         delivering.cancel()
         await asyncio.sleep(1)

@@ -21,9 +21,9 @@ from manyhands.api.waterfall import Turn, Waterfall
 from manyhands.config import LimitsConfig
 from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
 from manyhands.errors import Forbidden, ManyhandsError, NotFound, RateLimited
+from manyhands.generate.hop import Hop
 from manyhands.generate.repair import Event, Repair
 from manyhands.generate.sample import Constraint
-from manyhands.generate.session import Hop
 from manyhands.origin import Answer, Origin, Timings, Token
 from manyhands.route.search import Offer
 from manyhands.wire.message import HopTiming
@@ -188,9 +188,9 @@ class Run:
         job.timings, job.repairs = answer.timings, answer.repairs
         if (session := answer.session) is not None:
             job.liars = len(session.liars)
-            if session.hops is not self._hops:  # a new route is a new list
-                self._hops = session.hops
-                job.session, job.hops = session.id.hex(), tuple([hop.offer for hop in session.hops])
+            if session.route.hops is not self._hops:  # a new route is a new list
+                self._hops = session.route.hops
+                job.session, job.hops = session.id.hex(), tuple([hop.offer for hop in session.route.hops])
         if len(answer.events) > len(job.events):
             self._tell(answer.events[len(job.events) :])
 

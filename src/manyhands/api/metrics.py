@@ -271,7 +271,7 @@ class LiveGauges(Collector):
         offers = [
             (name, o) for name, origin in self._gateway.origins.items() for o in known_offers(self._gateway, name)
         ]
-        evicted = {node for origin in self._gateway.origins.values() for node in origin.evicted}
+        evicted = {node for origin in self._gateway.origins.values() for node in origin.routes.evicted}
         linked = {offer.node for _, offer in offers}
         yield _gauge("nodes", "Nodes with an open link that offer a span of a model served here", len(linked))
         yield _gauge("nodes_active", "Of those, the ones that are not evicted", len(linked - evicted))
@@ -337,7 +337,7 @@ def known_offers(gateway: Gateway, model: str) -> list[Offer]:
     """Spans of `model` that are known now (by records, or on nodes that a link is open to), also those of evicted nodes."""
     origin = gateway.origins[model]
     kind = (origin.model.id, origin.model.precision)
-    offers = origin.known_offers()
+    offers = origin.routes.known_offers()
     return [offer for offer in offers if (offer.info.model, offer.info.precision) == kind]
 
 
@@ -345,7 +345,7 @@ def sessions_by_node(node: Node) -> dict[NodeId, int]:
     """How many hops of this node's own sessions are on each node."""
     counts: dict[NodeId, int] = {}
     for session in node.sessions.values():
-        for hop in session.hops:
+        for hop in session.route.hops:
             counts[hop.offer.node] = counts.get(hop.offer.node, 0) + 1
     return counts
 

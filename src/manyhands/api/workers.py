@@ -1,7 +1,7 @@
 """The nodes behind a gateway, as an operator sees and moves them (lattice9 calls a node a worker).
 
-Reading asks nobody: links know what their peer hosts and how far away it is. Evicting is the origin's affair (origin.py), for
-every model served here at once.
+Reading asks nobody: links know what their peer hosts and how far away it is. Evicting is the origin's affair
+(origin/routes.py), for every model served here at once.
 """
 
 import asyncio
@@ -47,14 +47,14 @@ def list_workers(gateway: Gateway) -> list[Worker]:
     """Every node known to the origins of this gateway, linked or not."""
     workers: dict[NodeId, Worker] = {}
     for model, origin in gateway.origins.items():
-        for addr in origin.addrs:
+        for addr in origin.routes.addrs:
             if addr.node is not None:
                 workers.setdefault(addr.node, Worker(addr.node, address=str(addr)))
         for offer in known_offers(gateway, model):
             worker = workers.setdefault(offer.node, Worker(offer.node))
             worker.name, worker.address = offer.name, str(offer.addr)
             worker.offers.append((model, offer))
-        for node in origin.evicted:
+        for node in origin.routes.evicted:
             workers.setdefault(node, Worker(node)).is_evicted = True
     for home in {id(o.node): o.node for o in gateway.origins.values()}.values():
         for node, count in sessions_by_node(home).items():
@@ -68,7 +68,7 @@ def list_workers(gateway: Gateway) -> list[Worker]:
 async def meet(gateway: Gateway) -> None:
     """Dial the nodes of origins that have no open link yet: nobody has asked them for anything so far. At most ~2 s."""
     strangers = [origin for model, origin in gateway.origins.items() if not known_offers(gateway, model)]
-    await asyncio.gather(*(origin.look_around() for origin in strangers))
+    await asyncio.gather(*(origin.routes.look_around() for origin in strangers))
 
 
 def find_worker(gateway: Gateway, name: str) -> Worker:
@@ -94,20 +94,20 @@ def evict(gateway: Gateway, worker: Worker, *, force: bool) -> int:
     if any(worker.node == origin.node.transport.node for _, origin in origins):
         raise BadRequest("this is the gateway's own node: stop it instead")
     for model, origin in origins:
-        offers = [offer for offer in known_offers(gateway, model) if offer.node not in origin.evicted]
+        offers = [offer for offer in known_offers(gateway, model) if offer.node not in origin.routes.evicted]
         rest = [offer for offer in offers if offer.node != worker.node]
         if not force and _has_route(origin, offers) and not _has_route(origin, rest):
             raise Conflict(
                 f"nobody else holds the layers of {model} that {worker.name or worker.node[:12]} does: add a node first, "
                 "or evict it with ?force=true (its requests then wait)"
             )
-    return sum([origin.evict(worker.node) for _, origin in origins])
+    return sum([origin.routes.evict(worker.node) for _, origin in origins])
 
 
 def readmit(gateway: Gateway, worker: Worker) -> None:
     """Let new sessions and repairs use the node again."""
     for origin in gateway.origins.values():
-        origin.readmit(worker.node)
+        origin.routes.readmit(worker.node)
 
 
 async def reassign(gateway: Gateway, worker: Worker, to: str, model: str | None, *, force: bool) -> dict[str, Any]:
@@ -172,8 +172,8 @@ async def register(gateway: Gateway, address: str) -> Worker:
             raise ShardUnavailable(
                 f"no member of the swarm answers at {addr}: is it serving, with this ticket?"
             ) from error
-        if not any((known.host, known.port) == (addr.host, addr.port) for known in origin.addrs):
-            origin.addrs.append(NodeAddr(addr.host, addr.port, link.peer))
+        if not any((known.host, known.port) == (addr.host, addr.port) for known in origin.routes.addrs):
+            origin.routes.addrs.append(NodeAddr(addr.host, addr.port, link.peer))
     return find_worker(gateway, link.peer)
 
 
@@ -183,15 +183,15 @@ async def route_now(origin: Origin) -> tuple[Offer, ...]:
     Raises ShardUnavailable, WeightsMismatch.
     """
     try:
-        return origin.choose_route(await origin.offers(()))
+        return origin.routes.choose(await origin.routes.offers(()))
     except ShardUnavailable:
-        await origin.look_around()
-        return origin.choose_route(await origin.offers(()))
+        await origin.routes.look_around()
+        return origin.routes.choose(await origin.routes.offers(()))
 
 
 def _has_route(origin: Origin, offers: Sequence[Offer]) -> bool:
     try:
-        return bool(origin.choose_route(offers))
+        return bool(origin.routes.choose(offers))
     except (ShardUnavailable, WeightsMismatch):
         return False
 
@@ -252,6 +252,6 @@ async def scheduler_object(gateway: Gateway) -> dict[str, Any]:
 async def _route_object(origin: Origin) -> list[dict[str, Any]] | None:
     """The hops a request would take now, by what open links say; null if there is no route."""
     try:
-        return [hop_object(offer) for offer in origin.choose_route(await origin.offers(()))]
+        return [hop_object(offer) for offer in origin.routes.choose(await origin.routes.offers(()))]
     except (ShardUnavailable, WeightsMismatch):
         return None

@@ -103,7 +103,7 @@ async def swarm_origin(
             await member.call()
             addrs, directory = list(ticket.addresses), member.directory
             origin = await load_origin(member.node, folder, precision, ends, device, addrs, directory)
-            if not await member.wait_until(origin.is_covered, NEWS_S):
+            if not await member.wait_until(origin.routes.is_covered, NEWS_S):
                 for line in member.complaints():
                     typer.secho(f"! {printable(line)}", fg="yellow", err=True)
             yield origin

@@ -12,9 +12,10 @@ from typing import Literal
 from manyhands.config import RequestConfig
 from manyhands.core import NodeId
 from manyhands.errors import PipelineAborted, ShardUnavailable
+from manyhands.generate.follow import Followers, Surroundings, is_edge
+from manyhands.generate.hop import Hop
 from manyhands.generate.repair import Event, Repair, RepairPlan, Slot, Warm, plan_repair
-from manyhands.generate.session import Hop, HopLost, Session
-from manyhands.generate.shadow import Followers, Surroundings
+from manyhands.generate.session import HopLost, Session
 from manyhands.route.search import Offer
 
 logger = logging.getLogger(__name__)
@@ -74,12 +75,12 @@ class Healer:
         silent_s = began - session.last_progress if session.last_progress else 0.0
         reason = "; ".join(session.losses.values())
         lost: list[str] = []
-        before = [hop.offer for hop in session.hops]
+        before = [hop.offer for hop in session.route.hops]
         try:
             self._count(committed, reason)
             self._attempts = 0
-            while session.losses or not all(hop.is_whole for hop in session.hops):
-                names = tuple(session.hops[i].offer.name for i in session.losses)
+            while session.losses or not all(hop.is_whole for hop in session.route.hops):
+                names = tuple(session.route.hops[i].offer.name for i in session.losses)
                 self.events.append(Event("shard_status", names, at_token, f"degraded: {reason}"))
                 lost += names
                 plan = await self._find_plan(committed, began)
@@ -103,8 +104,10 @@ class Healer:
             await self._reshape(plan)
         except HopLost as error:
             return f"{reason}; then {error}"
-        if all(hop.has_log for hop, slot in zip(self._session.hops, plan.slots, strict=True) if slot.replay_until):
-            for hop in self._session.hops:
+        if all(
+            hop.has_log for hop, slot in zip(self._session.route.hops, plan.slots, strict=True) if slot.replay_until
+        ):
+            for hop in self._session.route.hops:
                 hop.is_whole = True
         return reason
 
@@ -115,7 +118,7 @@ class Healer:
         """
         session = self._session
         for index, reason in list(session.leaving.items()):
-            span = session.hops[index].offer.info.span
+            span = session.route.hops[index].offer.info.span
             match self.followers.recruit(span, committed, self.excluded):
                 case "ready":
                     del session.leaving[index]
@@ -133,12 +136,12 @@ class Healer:
         something else is wrong that goes first. Raises HopLost if a hop does not answer.
         """
         session, now = self._session, asyncio.get_running_loop().time()
-        if now < self._may_rewire_at or not all(hop.is_whole for hop in session.hops):
+        if now < self._may_rewire_at or not all(hop.is_whole for hop in session.route.hops):
             return None
         session.has_detour, self._may_rewire_at = False, now + REWIRE_PAUSE_S
-        plan = plan_repair([hop.offer for hop in session.hops], (), (), (), (), (), committed)
+        plan = plan_repair([hop.offer for hop in session.route.hops], (), (), (), (), (), committed)
         with contextlib.suppress(ShardUnavailable):
-            hops = await asyncio.gather(*(self._relinked(i, hop) for i, hop in enumerate(session.hops)))
+            hops = await asyncio.gather(*(self._relinked(i, hop) for i, hop in enumerate(session.route.hops)))
             if not session.losses:
                 await session.reshape(plan.slots, hops)
                 logger.info("session=%s moved to better links at position %d", session.id.hex()[:8], committed)
@@ -146,7 +149,7 @@ class Healer:
         return None
 
     async def _relinked(self, index: int, hop: Hop) -> Hop:
-        best = await self._around.connect(index, hop.offer, len(self._session.hops), self._session.lease)
+        best = await self._around.connect(index, hop.offer, len(self._session.route.hops), self._session.route.lease)
         return replace(hop, control=best.control, data=best.data)
 
     async def suspect(self, waited_s: float, committed: int) -> None:
@@ -159,11 +162,11 @@ class Healer:
 
     async def _lose_if_covered(self, index: int, reason: str, committed: int) -> None:
         session = self._session
-        excluded = self.excluded | {session.hops[index].offer.node}
-        lost = {i for i, hop in enumerate(session.hops) if hop.offer.node in excluded}
+        excluded = self.excluded | {session.route.hops[index].offer.node}
+        lost = {i for i, hop in enumerate(session.route.hops) if hop.offer.node in excluded}
         with contextlib.suppress(ShardUnavailable):
             offers = await self._around.offers(excluded)
-            plan_repair([hop.offer for hop in session.hops], lost, (), (), offers, excluded, committed)
+            plan_repair([hop.offer for hop in session.route.hops], lost, (), (), offers, excluded, committed)
             session.lose(index, reason)
 
     def _count(self, committed: int, reason: str) -> None:
@@ -175,8 +178,8 @@ class Healer:
 
     async def _find_plan(self, committed: int, began: float) -> RepairPlan:
         session = self._session
-        self.excluded |= {session.hops[i].offer.node for i in session.losses}
-        route = [hop.offer for hop in session.hops]
+        self.excluded |= {session.route.hops[i].offer.node for i in session.losses}
+        route = [hop.offer for hop in session.route.hops]
         while self._last_resort is None or self._fruitless <= self._config.max_repairs:
             try:
                 return await self._plan_without(self.excluded, committed)
@@ -203,13 +206,13 @@ class Healer:
     async def _plan_without(self, excluded: Collection[NodeId], committed: int) -> RepairPlan:
         session = self._session
         offers = await self._around.offers(excluded)
-        self.excluded |= {session.hops[i].offer.node for i in session.losses}
-        empty = [i for i, hop in enumerate(session.hops) if not hop.is_whole]
-        logless = [i for i, hop in enumerate(session.hops) if not hop.has_log]
-        route = [hop.offer for hop in session.hops]
-        if session.needs_ends:
-            offers = [o for o in offers if o.info.has_ends or not _holds_an_edge(o)]
-        warm = [Warm(s.hop.offer, s.computed) for s in session.shadows.values() if s.is_open]
+        self.excluded |= {session.route.hops[i].offer.node for i in session.losses}
+        empty = [i for i, hop in enumerate(session.route.hops) if not hop.is_whole]
+        logless = [i for i, hop in enumerate(session.route.hops) if not hop.has_log]
+        route = [hop.offer for hop in session.route.hops]
+        if session.route.needs_ends:
+            offers = [o for o in offers if o.info.has_ends or not is_edge(o, o.info.span)]
+        warm = [Warm(s.hop.offer, s.computed) for s in session.shadows.by_span.values() if s.is_open]
         return plan_repair(route, session.losses, empty, logless, offers, excluded, committed, warm)
 
     async def _reshape(self, plan: RepairPlan) -> None:
@@ -233,9 +236,5 @@ class Healer:
 
     async def _hop(self, index: int, slot: Slot, num_hops: int) -> Hop:
         if slot.kept is not None:
-            return self._session.hops[slot.kept]
-        return await self._around.connect(index, slot.offer, num_hops, self._session.lease)
-
-
-def _holds_an_edge(offer: Offer) -> bool:
-    return offer.info.span.start == 0 or offer.info.span.end == offer.info.num_layers
+            return self._session.route.hops[slot.kept]
+        return await self._around.connect(index, slot.offer, num_hops, self._session.route.lease)

@@ -114,7 +114,9 @@ class Generation:
 
     def _chunk(self) -> int:
         """Rows of one step: at most prefill_chunk, and no more bytes than frame_bytes."""
-        row_bytes = self._session.hops[0].offer.info.hidden_size * (4 if self._session.lease.precision == "fp32" else 2)
+        row_bytes = self._session.route.hops[0].offer.info.hidden_size * (
+            4 if self._session.route.lease.precision == "fp32" else 2
+        )
         return max(1, min(self._config.prefill_chunk, self._config.frame_bytes // row_bytes))
 
     def _send(self, position: int, ids: Sequence[int], reply_from: int, payload: Payload | None) -> None:
@@ -137,7 +139,7 @@ class Generation:
             except HopLost:
                 pass
             except (Corruption, ProtocolError) as error:
-                self._session.lose(len(self._session.hops) - 1, f"sent what cannot be: {error}", lied=True)
+                self._session.lose(len(self._session.route.hops) - 1, f"sent what cannot be: {error}", lied=True)
             await self._repair(drafts)
 
     @property
@@ -152,11 +154,11 @@ class Generation:
         due = followers.due(committed)
         for span, _, until in due:
             if span.start > 0:
-                self._session.feed(span, until)
+                self._session.shadows.feed(span, until)
         for _, shadow, until in [d for d in due if d[0].start == 0]:
             start, shadow.fed = shadow.fed, until
             async for position, ids, payload in self._embedded(start, self.ledger[start:until]):
-                self._session.feed_first(shadow, position, ids, payload)
+                self._session.shadows.feed_first(shadow, position, ids, payload)
 
     async def _repair(self, drafts: Sequence[int]) -> None:
         committed = self._committed
@@ -211,7 +213,7 @@ class Generation:
 
     def _check_shape(self, content: Content, payload: Payload) -> None:
         """Rows join those of other requests (turn.py), so they must be what this session's last hop owes."""
-        lease, dtype = self._session.lease, WIRE_DTYPES[self._session.lease.precision]
+        lease, dtype = self._session.route.lease, WIRE_DTYPES[self._session.route.lease.precision]
         if self._ends is not None:
             due = ("hidden", dtype, int(self._ends.ends.config.hidden_size))
         elif lease.sampling is not None:

@@ -1,116 +1,147 @@
 """Shadows: standbys that follow the hops of one session, so that a repair takes one short step instead of a whole replay.
 
-A shadow is a place on a node outside the route. Every FEED_ROWS committed tokens the hop before it sends it their rows out
-of its output log (the origin: embeds them again for the first hop's; in a star it passes on the others' as well), as one
-step, which it computes when its device is idle. Only committed positions are fed, so what it holds is never wrong, and
-FEED_ROWS rows cost it about what one costs.
-Promoted (repair.py), it lacks no more than the rows since: one step of its predecessor's log.
+A shadow is a place on a node outside the route. The hop before it sends it committed rows out of its output log (the origin:
+embeds them again for the first hop's; in a star it passes on the others' as well), which it computes when its device is idle.
+Only committed positions are fed, so what it holds is never wrong. Promoted (repair.py), it lacks no more than the rows since:
+one step of its predecessor's log. Who becomes a shadow, and when it is fed, is decided in follow.py.
 """
 
-from collections.abc import Collection, Coroutine, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from manyhands.core import NodeId, Span
-from manyhands.errors import ManyhandsError
-from manyhands.generate.session import Hop, Lease, Session, Shadow
-from manyhands.route.search import Offer
-
-FEED_ROWS = 16
-# Rows asked for at once while a shadow catches up: four prefill-sized steps of the log.
-MAX_FEED_ROWS = 512
-# Committed positions after which a hop without a shadow looks for one again.
-LOOK_AGAIN_ROWS = 64
+from manyhands.errors import Draining
+from manyhands.generate.hop import Hop, Route, try_send
+from manyhands.generate.repair import Slot
+from manyhands.net.transport import Link
+from manyhands.wire.message import SHADOW, Close, Fault, Feed, Opened, Payload, Progress, Step
 
 
-class Surroundings(Protocol):
-    """What repairs and shadows need of the node."""
+@dataclass(slots=True)
+class Shadow:
+    """A standby for the hop with the same span. Positions [0, fed) were sent to it, all committed; it has computed some.
 
-    async def offers(self, excluded: Collection[NodeId]) -> Sequence[Offer]:
-        """Spans on nodes that can be reached now."""
+    In a star those of [passed, fed) have yet to come by here on their way to it, from the hop before.
+    """
 
-    async def look_around(self) -> None:
-        """Try to reach nodes that no link is open to: they may have come back. Takes at most a second or two."""
+    hop: Hop
+    fed: int = 0
+    computed: int = 0
+    passed: int = 0
 
-    async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
-        """Links to a new hop. Raises ShardUnavailable."""
+    @property
+    def is_open(self) -> bool:
+        """Whether it has had a place in the session."""
+        return self.hop.epoch > 0
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, which does not raise, beside the request."""
-
-
-class Followers:
-    """Finds and feeds the shadows of one session. Nothing here waits; nothing here can fail the request."""
-
-    def __init__(self, session: Session, around: Surroundings) -> None:
-        self._session, self._around = session, around
-        self._looked: dict[Span, int] = {}  # where the search for a shadow of a span last began
-        self._looking: set[Span] = set()
-
-    def follow_all(self, committed: int, excluded: Collection[NodeId]) -> None:
-        """Look for a shadow for every hop that lacks one."""
-        for hop in list(self._session.hops):
-            self.recruit(hop.offer.info.span, committed, excluded)
-
-    def recruit(
-        self, span: Span, committed: int, excluded: Collection[NodeId]
-    ) -> Literal["ready", "following", "nobody"]:
-        """See to a shadow for the hop of `span`. "ready": it lags by less than two feeds; "nobody": none was found lately."""
-        shadow = self._session.shadows.get(span)
-        if shadow is not None:
-            return "ready" if shadow.is_open and committed - shadow.computed < 2 * FEED_ROWS else "following"
-        if span in self._looking:
-            return "following"
-        if committed - self._looked.get(span, -LOOK_AGAIN_ROWS) < LOOK_AGAIN_ROWS:
-            return "nobody"
-        self._looked[span] = committed
-        self._looking.add(span)
-        self._around.start(self._find(span, set(excluded)))
-        return "following"
-
-    def due(self, committed: int) -> list[tuple[Span, Shadow, int]]:
-        """The shadows that have computed all they got and lag, with the position up to which to feed them now."""
-        session = self._session
-        return [
-            (span, shadow, min(committed, shadow.fed + MAX_FEED_ROWS))
-            for span, shadow in session.shadows.items()
-            if shadow.hop.epoch == session.epoch and shadow.computed == shadow.fed <= committed - FEED_ROWS
-        ]
-
-    async def _find(self, span: Span, excluded: set[NodeId]) -> None:
-        try:
-            offer = await self._choose(span, excluded)
-            index = self._session.index_of(span)
-            if offer is not None and index is not None:
-                hop = await self._around.connect(index, offer, len(self._session.hops), self._session.lease)
-                if self._is_wanted(span, offer) and not self._session.is_closed:
-                    self._session.open_shadow(hop)
-        except (ManyhandsError, TimeoutError):
-            pass  # the hop stays without a shadow until the next look
-        finally:
-            self._looking.discard(span)
-
-    def _is_wanted(self, span: Span, offer: Offer) -> bool:
-        """Whether `offer` may still be the shadow of `span`: the route may have changed meanwhile."""
-        session = self._session
-        in_route = any(hop.offer.node == offer.node for hop in session.hops)
-        return session.index_of(span) is not None and span not in session.shadows and not in_route
-
-    async def _choose(self, span: Span, excluded: set[NodeId]) -> Offer | None:
-        """The whole of `span` on one node outside the route: spares first, then most free cache."""
-        session = self._session
-        model = session.hops[0].offer.info
-        offers = await self._around.offers(excluded | session.refused | session.liars)
-        able = [
-            o.part(span)
-            for o in offers
-            if o.info.span.covers(span)
-            and o.info.is_loaded
-            and (o.info.model, o.info.precision) == (model.model, model.precision)
-            and (o.info.has_ends or not session.needs_ends or not _is_edge(o, span))
-            and self._is_wanted(span, o)
-        ]
-        return min(able, key=lambda o: (not o.info.is_spare, -o.info.free_tokens, o.node), default=None)
+    def send(self, step: Step) -> None:
+        assert self.hop.data is not None
+        try_send(self.hop.data, step)
 
 
-def _is_edge(offer: Offer, span: Span) -> bool:
-    return span.start == 0 or span.end == offer.info.num_layers
+class Shadows:
+    """The shadows of one session, each under the span of the hop that it stands by for.
+
+    `refused`: nodes that would not, or could not, go on being a shadow.
+    """
+
+    def __init__(self, route: Route) -> None:
+        self.by_span: dict[Span, Shadow] = {}
+        self.refused: set[NodeId] = set()
+        self._route, self._is_star = route, route.lease.path == "star"
+
+    def open(self, hop: Hop) -> None:
+        """Ask `hop`, whose node is not in the route, to stand by for the hop of its span, which is."""
+        self.by_span[hop.offer.info.span] = Shadow(hop)
+        self._place(hop)
+
+    def promote(self, nodes: Collection[NodeId]) -> None:
+        """Those on `nodes` are no shadows any more, but in the route; places beside the route's are closed with the session."""
+        self.by_span = {span: s for span, s in self.by_span.items() if s.hop.offer.node not in nodes}
+
+    def move(self) -> None:
+        """The route has changed: shadows of hops that stayed get their place in the new epoch, others are let go.
+
+        What was on its way to them is dropped there, so it is to be fed again.
+        """
+        for span, shadow in list(self.by_span.items()):
+            if self._route.index_of(span) is None:
+                self._drop(span)
+            else:
+                shadow.fed = shadow.passed = shadow.computed
+                self._place(shadow.hop)
+
+    def close(self) -> None:
+        """Tell all of them to free the session."""
+        for shadow in self.by_span.values():
+            try_send(shadow.hop.control, Close(self._route.session))
+
+    def feed(self, span: Span, until: int) -> None:
+        """Have the hop before `span` (not the first) send its shadow the committed positions it lacks, up to `until`.
+
+        Only after results came back in this epoch: whatever else that hop had to send of these positions came before.
+        """
+        route, shadow, index = self._route, self.by_span[span], self._route.index_of(span)
+        assert index
+        order = Feed(route.session, route.epoch, index - 1, shadow.hop.offer.addr, shadow.fed, until)
+        try_send(route.hops[index - 1].control, order)
+        shadow.passed, shadow.fed = shadow.fed, until
+
+    def feed_first(self, shadow: Shadow, position: int, ids: Sequence[int], payload: Payload | None) -> None:
+        """Send the shadow of the first hop one step of committed positions, which this origin alone knows."""
+        route, count, carried = self._route, len(ids), None if payload is not None else tuple(ids)
+        shadow.send(
+            Step(route.session, route.epoch, 0, position, count, position + count, 0, "hidden", carried, payload)
+        )
+
+    def pass_on(self, step: Step) -> bool:
+        """In a star: whether `step` is for a shadow (`feed`), and so no affair of the route's; it costs no credit.
+
+        It is sent on if it is the next; else it is dropped, and the shadow falls behind.
+        """
+        if not self._is_star or (shadow := self._of(step.hop)) is None:
+            return False
+        end = step.position + step.count
+        if not shadow.passed < shadow.fed >= end:
+            return False
+        if step.position == shadow.passed:
+            shadow.passed = end
+            shadow.send(step)
+        return True
+
+    def is_from(self, hop: int, link: Link) -> bool:
+        """Whether `link` leads to the node of the shadow of hop `hop`."""
+        shadow = self._of(hop)
+        return shadow is not None and link.peer == shadow.hop.offer.node
+
+    def on_answer(self, message: Opened | Progress | Fault) -> None:
+        """What the shadow of hop `message.hop` says. It is worth no repair: one that is in trouble is let go."""
+        shadow = self._of(message.hop)
+        if shadow is None or message.epoch != self._route.epoch:
+            return
+        match message:
+            case Opened():
+                shadow.hop.epoch, shadow.hop.arithmetic = message.epoch, message.arithmetic
+            case Progress():
+                shadow.computed = max(shadow.computed, min(message.computed, shadow.fed))
+            case Fault(blame=None) | Fault(code=Draining.code):
+                self.refused.add(shadow.hop.offer.node)
+                self._drop(shadow.hop.offer.info.span)
+
+    def on_lost(self, link: Link) -> None:
+        """One of our links is gone: so are the shadows behind it."""
+        self.by_span = {span: shadow for span, shadow in self.by_span.items() if link not in shadow.hop.links}
+
+    def _of(self, hop: int) -> Shadow | None:
+        hops = self._route.hops
+        return self.by_span.get(hops[hop].offer.info.span) if hop < len(hops) else None
+
+    def _place(self, hop: Hop) -> None:
+        index = self._route.index_of(hop.offer.info.span)
+        assert index is not None
+        try_send(hop.control, self._route.open_message(index, Slot(hop.offer, None, emit_from=SHADOW)))
+
+    def _drop(self, span: Span) -> None:
+        gone = self.by_span.pop(span).hop
+        if all(shadow.hop.offer.node != gone.offer.node for shadow in self.by_span.values()):
+            try_send(gone.control, Close(self._route.session))

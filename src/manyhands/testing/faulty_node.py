@@ -12,31 +12,11 @@ from pathlib import Path
 import torch
 
 from manyhands.cli import main
-from manyhands.wire.message import Payload
-from manyhands.wire.tensor import decode_tensor, encode_tensor
+from manyhands.testing.faulty_device import spoiled
 from manyhands.worker import worker
 from manyhands.worker.execute import Result, SpanModel, Work
 
 FAULT_FILE = "MANYHANDS_FAULT_FILE"
-# By what "scale" and "nudge" multiply: numbers of another order, and plausible ones.
-SCALE, NUDGE = 1000.0, 1.5
-
-
-def spoil(payload: Payload, count: int, how: str) -> Payload:
-    """The payload with its tensor poisoned: all but nudge can be noticed by looking at it (worker/bounds.py)."""
-    tensor = decode_tensor(payload, count).clone()
-    match how:
-        case "nan" | "inf":
-            tensor.fill_(float(how))
-        case "scale":
-            tensor.mul_(SCALE)
-        case "nudge":
-            tensor.mul_(NUDGE)
-        case "zero":
-            tensor.zero_()
-        case _:
-            raise ValueError(f"no such poison: {how}")
-    return encode_tensor(tensor)
 
 
 class FaultySpanModel(SpanModel):
@@ -47,13 +27,7 @@ class FaultySpanModel(SpanModel):
         if kind == "slow":
             time.sleep(float(value))
         results = super().run(works)
-        return [_spoiled(r, value) if kind == "poison" else r for r in results]
-
-
-def _spoiled(result: Result | Exception, how: str) -> Result | Exception:
-    if not isinstance(result, Result) or result.payload is None or result.payload.dtype == "int32":
-        return result
-    return Result(result.position, result.count, result.content, spoil(result.payload, result.count, how))
+        return [spoiled(r, value) if kind == "poison" else r for r in results]
 
 
 def _order() -> str:

@@ -1,0 +1,196 @@
+"""The requests of one model on a node: checked against it, streamed, answered."""
+
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from manyhands.core import Exactness, NodeAddr, NodeId, PathKind, SamplingParams, Span
+from manyhands.errors import BadRequest, ContextOverflow, ShardUnavailable
+from manyhands.generate.heal import Healer
+from manyhands.generate.hop import Lease
+from manyhands.generate.loop import Generation, Request
+from manyhands.generate.sample import Constraint, Sampler
+from manyhands.generate.session import Session
+from manyhands.generate.speculate import Drafter, NoDrafter
+from manyhands.generate.turn import EndsHost
+from manyhands.model.prove import UNPROVEN
+from manyhands.node import Node
+from manyhands.origin.answer import Answer, Token
+from manyhands.origin.model import Messages, OriginModel
+from manyhands.origin.routes import Routes
+from manyhands.route.search import Offer
+from manyhands.swarm.directory import Directory
+from manyhands.text.detokenize import Detokenizer
+from manyhands.worker.execute import Device
+
+
+class Origin:
+    """Owns the requests of one model on a node. `routes` finds who serves them, by `directory` and `addrs`."""
+
+    def __init__(
+        self,
+        node: Node,
+        model: OriginModel,
+        device: Device,
+        addrs: Sequence[NodeAddr],
+        directory: Directory | None = None,
+    ) -> None:
+        self.node, self.model, self._device = node, model, device
+        self.routes = Routes(node, model, addrs, directory)
+        self.last_resort: Offer | None = None
+        self._ends = None if model.ends is None else EndsHost(model.ends, device)
+        if self._ends is not None:
+            node.start(self._ends.run())
+
+    async def add_fallback(self, folder: Path, device: Device) -> None:
+        """Keep the whole model of `folder` at hand on this machine, loaded only when nobody else can go on.
+
+        The node must be listening: it opens a link to itself. Raises ModelError.
+        """
+        assert self.node.address is not None, "a fallback needs a listening node"
+        span = Span(0, self.model.num_layers)
+        ends = self.model.ends_at == "edges"
+        host = await self.node.worker.host(
+            folder, span, self.model.precision, device, model_name="fallback", has_ends=ends, is_lazy=True
+        )
+        self.last_resort = Offer(self.node.address, self.node.transport.node, "fallback", host.info)
+
+    def request(self, prompt: str | Messages, params: SamplingParams) -> Request:
+        """Check a request against the model. Raises BadRequest, ContextOverflow naming both numbers."""
+        return self.request_ids(self.model.encode(prompt), params)
+
+    def request_ids(self, ids: Sequence[int], params: SamplingParams) -> Request:
+        """As `request`, for a prompt of token ids."""
+        request = Request(tuple(ids), params)
+        vocab_size = int(self.model.config.vocab_size)
+        if not ids or min(ids) < 0 or max(ids) >= vocab_size:
+            raise BadRequest(f"a prompt is one or more token ids from 0 to {vocab_size - 1}")
+        if request.capacity > self.model.context_length:
+            raise ContextOverflow(
+                f"prompt of {len(ids)} tokens + max_tokens {params.max_tokens} exceed the context of "
+                f"{self.model.context_length}: shorten the prompt or lower max_tokens"
+            )
+        return request
+
+    def answer(self, request: Request) -> Answer:
+        return Answer(request.prompt, request.params, self.model.precision)
+
+    async def stream(
+        self,
+        answer: Answer,
+        *,
+        route: Sequence[Offer] | None = None,
+        path: PathKind = "ring",
+        drafter: Drafter | None = None,
+        constraint: Constraint | None = None,
+        marks: Mapping[int, str] | None = None,
+    ) -> AsyncGenerator[Token, None]:
+        """Generate; yields tokens, fills `answer`. Close the generator (or let it end) to free the session.
+
+        `constraint` says which tokens may be drawn; `marks` are special tokens that shall appear in the text.
+        """
+        request = Request(answer.prompt, answer.params)
+        sampler = Sampler(answer.params, int(self.model.config.vocab_size), self.model.eos_ids, constraint)
+        began = time.monotonic()
+        answer.route, session = await self._open(route, self._lease(request, path, is_free=constraint is None))
+        answer.session = session
+        answer.timings.open_s = time.monotonic() - began
+        answer.exactness = self._exactness(session)
+        try:
+            async for token in self._tokens(session, sampler, request, answer, drafter or NoDrafter(), marks or {}):
+                now = time.monotonic()
+                answer.timings.first_at = answer.timings.first_at or now
+                answer.timings.ttft_s = answer.timings.first_at - began
+                answer.timings.last_at, answer.timings.total_s = now, now - began
+                answer.exactness = max(answer.exactness, self._exactness(session))  # a replacement may lower it
+                yield token
+        finally:
+            self.routes.learn(session)
+            self.node.close_session(session)
+
+    async def _open(self, route: Sequence[Offer] | None, lease: Lease) -> tuple[tuple[Offer, ...], Session]:
+        """Open a session on `route`, or on the best one whose nodes all have room: a full node is passed over (HN-32).
+
+        Raises what the last node to refuse said, once no other route is left.
+        """
+        if route is not None:
+            return tuple(route), await self.node.open_session(route, lease)
+        full: set[NodeId] = set()
+        found = await self.routes.find(num_tokens=lease.capacity)
+        while True:
+            try:
+                return found, await self.node.open_session(found, lease)
+            except ShardUnavailable as refusal:
+                if refusal.node is None:
+                    raise
+                full.add(NodeId(refusal.node))
+                try:
+                    found = await self.routes.find(full, lease.capacity)
+                except ShardUnavailable:
+                    raise refusal from None
+
+    async def complete(self, request: Request, **options: Any) -> Answer:
+        """The whole answer at once. Options as for `stream`."""
+        answer = self.answer(request)
+        async for _ in self.stream(answer, **options):
+            pass
+        return answer
+
+    async def _tokens(
+        self,
+        session: Session,
+        sampler: Sampler,
+        request: Request,
+        answer: Answer,
+        drafter: Drafter,
+        marks: Mapping[int, str],
+    ) -> AsyncGenerator[Token, None]:
+        params, model = request.params, self.model
+        healer = Healer(session, self.routes, self.node.request, self.last_resort)
+        answer.repairs, answer.events = healer.repairs, healer.events
+        generation = Generation(session, self._ends, sampler, request, drafter, healer, self.node.request)
+        eos = frozenset[int]() if params.ignore_eos else model.eos_ids
+        detokenizer = Detokenizer(model.tokenizer, params.stop, params.stop_ids, eos, request.prompt, marks)
+        tokens = generation.tokens()
+        try:
+            self.routes.lose_evicted(session)  # who was evicted while it opened
+            async for drawn in tokens:
+                self.routes.lose_evicted(session)
+                piece = detokenizer.feed(drawn.token)
+                answer.token_ids.append(drawn.token)
+                text = piece.text
+                if piece.finished is None and generation.is_last(len(answer.token_ids)):
+                    text += detokenizer.flush()
+                answer.text += text
+                if piece.finished is not None:
+                    answer.finish_reason = "stop"
+                elif generation.is_last(len(answer.token_ids)):
+                    answer.finish_reason = generation.finish_reason
+                yield Token(drawn.token, text, drawn.logprob, drawn.top)
+                if piece.finished is not None:
+                    return
+        finally:
+            await tokens.aclose()
+
+    def _lease(self, request: Request, path: PathKind, *, is_free: bool) -> Lease:
+        """`is_free`: no constraint, which only the origin knows, so the last hop may draw the tokens."""
+        edges = self.model.ends_at == "edges"
+        at_the_last_hop = edges and is_free and request.params.logprobs is None
+        return Lease(
+            model=self.model.id,
+            precision=self.model.precision,
+            capacity=request.capacity,
+            prompt_length=len(request.prompt),
+            path=path,
+            ends=self.model.ends_at,
+            sampling=request.params if at_the_last_hop else None,
+        )
+
+    def _exactness(self, session: Session) -> Exactness:
+        """E0 if every hop (and this origin's ends) computes in one arithmetic class that keeps rows apart, else E2."""
+        classes = {hop.arithmetic for hop in session.route.hops}
+        if self.model.ends_at == "origin":
+            classes.add(self.model.arithmetic)
+        is_proven = not any(name.endswith(UNPROVEN) for name in classes)
+        return "E0" if len(classes) == 1 and is_proven else "E2"

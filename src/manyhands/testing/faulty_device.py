@@ -1,0 +1,68 @@
+"""Around a host's device and model: one that takes its time, one whose results are spoiled."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+from manyhands.wire.message import Payload
+from manyhands.wire.tensor import decode_tensor, encode_tensor
+from manyhands.worker.execute import Device, Result, SpanModel, Work
+
+T = TypeVar("T")
+Poison = Literal["nan", "inf", "scale", "zero", "nudge"]
+# By what "scale" and "nudge" multiply: numbers of another order, and plausible ones.
+SCALE, NUDGE = 1000.0, 1.5
+
+
+def spoiled(result: Result | Exception, how: str) -> Result | Exception:
+    """The result with its rows poisoned, if it has any (drawn tokens stay as they are)."""
+    if not isinstance(result, Result) or result.payload is None or result.payload.dtype == "int32":
+        return result
+    return result._replace(payload=_spoil(result.payload, result.count, how))
+
+
+def _spoil(payload: Payload, count: int, how: str) -> Payload:
+    """The payload with its tensor poisoned: all but nudge can be noticed by looking at it (worker/bounds.py)."""
+    tensor = decode_tensor(payload, count).clone()
+    match how:
+        case "nan" | "inf":
+            tensor.fill_(float(how))
+        case "scale":
+            tensor.mul_(SCALE)
+        case "nudge":
+            tensor.mul_(NUDGE)
+        case "zero":
+            tensor.zero_()
+        case _:
+            raise ValueError(f"no such poison: {how}")
+    return encode_tensor(tensor)
+
+
+class SlowDevice:
+    """A Device that takes its time, on the loop's clock."""
+
+    def __init__(self, plain: Device, seconds: float) -> None:
+        self.plain, self._seconds = plain, seconds
+
+    def run(self, function: Callable[[], T], *, is_short: bool = False) -> "asyncio.Future[T]":
+        async def later() -> T:
+            await asyncio.sleep(self._seconds)
+            return await self.plain.run(function)
+
+        return asyncio.ensure_future(later())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+
+class PoisonedModel:
+    """A SpanModel whose results are spoiled."""
+
+    def __init__(self, plain: SpanModel, how: Poison) -> None:
+        self._plain, self._how = plain, how
+
+    def run(self, works: Sequence[Work]) -> list[Result | Exception]:
+        return [spoiled(result, self._how) for result in self._plain.run(works)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
