@@ -12,6 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ async def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, 
         stock = await home.device.run(lambda: Transformers(folder, options.threads))
         for rep in range(-1, options.reps):
             if rep == 0:
-                rates.clear(), waits.clear()  # the first one warmed up
+                rates.clear()  # the first one warmed up
+                waits.clear()
             new = NEW if rep >= 0 else 3
             for count in REQUESTS:
                 with measuring(f"{count} requests rep {rep}"):
@@ -45,7 +47,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, 
                 waits[str(count)].append(max(run.ttft_s for run in runs))
             with measuring(f"transformers rep {rep}"):
                 began = time.perf_counter()
-                at = await home.device.run(lambda new=new: stock.times(prompt_ids(PROMPT), new))
+                at = await home.device.run(partial(stock.times, prompt_ids(PROMPT), new))
                 rates["transformers"].append(new / (time.perf_counter() - began))
             waits["transformers"].append(at[0])
             note("  " + ", ".join(f"{arm} {taken[-1]:.1f} tok/s" for arm, taken in rates.items()))

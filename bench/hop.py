@@ -16,6 +16,7 @@ import sys
 import time
 from collections import defaultdict
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -67,7 +68,7 @@ def token_s(run: Run) -> float:
 async def cold(home: Base, warm: Origin) -> Run:
     """A request of a node that knows nobody yet: dials, surveys, opens."""
     async with tls_node(home.ticket, None, is_ephemeral=True) as stranger:
-        return await generate(Origin(stranger, home.model, home.device, warm.addrs), prompt_ids(PROMPT), 2)
+        return await generate(Origin(stranger, home.model, home.device, warm.routes.addrs), prompt_ids(PROMPT), 2)
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
@@ -77,7 +78,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[f
     async with AsyncExitStack() as stack:
         home = await stack.enter_async_context(base(folder, 1))
         origins = {count: await origin(stack, home, count, 1) for count in (1, HOPS)}
-        locals_ = {count: await home.device.run(lambda count=count: Local(folder, count)) for count in (1, HOPS)}
+        locals_ = {count: await home.device.run(partial(Local, folder, count)) for count in (1, HOPS)}
 
         def keep(name: str, seconds: float | None) -> None:
             samples[name].append((seconds or 0.0) * 1000)
@@ -87,7 +88,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[f
                 samples.clear()  # the first one warmed up
             with measuring(f"rep {rep}"):
                 for count, local in locals_.items():
-                    keep(f"compute_{count}", await home.device.run(lambda local=local: local.token_s(ids, options.new)))
+                    keep(f"compute_{count}", await home.device.run(partial(local.token_s, ids, options.new)))
                 for count, some in origins.items():
                     run = await generate(some, ids, options.new)
                     keep(f"token_{count}", token_s(run))

@@ -58,7 +58,7 @@ def serve() -> None:
 
     name = sys.argv[sys.argv.index("--name") + 1]
     one_way = WanProfile(delay_s=json.loads(os.environ[RTTS_MS])[name] / 2e3)
-    plain: Any = reach.TlsTransport
+    plain: Any = vars(reach)["TlsTransport"]
 
     def behind_wan(*arguments: Any) -> Transport:
         return WanTransport(plain(*arguments), one_way, one_way)

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from manyhands.config import home_from_env
 from manyhands.testing.tiny import make_tiny
@@ -25,10 +26,10 @@ class Shape:
     layers: int
     hidden: int
     vocab: int
-    sizes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict)
 
 
-def _sizes(heads: int, key_heads: int, intermediate: int) -> dict[str, int]:
+def _sizes(heads: int, key_heads: int, intermediate: int) -> dict[str, Any]:
     return {"num_attention_heads": heads, "num_key_value_heads": key_heads, "intermediate_size": intermediate}
 
 
