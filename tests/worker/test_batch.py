@@ -1,6 +1,5 @@
 """manyhands.worker.batch: who runs in the next device step."""
 
-from dataclasses import replace
 from random import Random
 
 from hypothesis import given
@@ -16,24 +15,24 @@ LIMITS = st.tuples(st.integers(1, 400), st.integers(1, 64))
 def queues(draw: st.DrawFn) -> list[Waiting]:
     rows = draw(st.lists(ROWS, min_size=1, max_size=40))
     served = draw(st.lists(st.integers(0, 30), min_size=len(rows), max_size=len(rows)))
-    return [Waiting(key, count, at) for key, (count, at) in enumerate(zip(rows, served, strict=True))]
+    return [Waiting(at, key, count) for key, (count, at) in enumerate(zip(rows, served, strict=True))]
 
 
 def test_decode_comes_first_and_longest_waiting_first() -> None:
     """Short steps lead, in the order in which their sessions last ran; a prefill fills the rest of its share."""
-    waiting = [Waiting(1, 500, 1), Waiting(2, 1, 9), Waiting(3, 5, 4), Waiting(4, 400, 2)]
+    waiting = [Waiting(1, 1, 500), Waiting(9, 2, 1), Waiting(4, 3, 5), Waiting(2, 4, 400)]
     assert choose(waiting, 256, 32) == [Pick(3, 5), Pick(2, 1), Pick(1, 32)]
 
 
 def test_prefill_alone_fills_the_step() -> None:
     """Without anybody decoding a prefill gets all rows, and the next one what is left."""
-    assert choose([Waiting(1, 500, 1)], 256, 32) == [Pick(1, 256)]
-    assert choose([Waiting(1, 200, 1), Waiting(2, 300, 2)], 256, 32) == [Pick(1, 200), Pick(2, 56)]
+    assert choose([Waiting(1, 1, 500)], 256, 32) == [Pick(1, 256)]
+    assert choose([Waiting(1, 1, 200), Waiting(2, 2, 300)], 256, 32) == [Pick(1, 200), Pick(2, 56)]
 
 
 def test_beside_decode_prefill_is_held_to_its_share() -> None:
     """Decoding must not become slow because somebody sent a long prompt."""
-    picks = choose([Waiting(1, 5000, 0), Waiting(2, 1, 7)], 256, 32)
+    picks = choose([Waiting(0, 1, 5000), Waiting(7, 2, 1)], 256, 32)
     assert picks == [Pick(2, 1), Pick(1, 32)]
 
 
@@ -43,7 +42,7 @@ def test_nobody_waits_nobody_runs() -> None:
 
 def test_a_window_counts_as_decode_and_one_row_more_as_prefill() -> None:
     """The border between the two kinds is WINDOW_ROWS."""
-    decode, prefill = Waiting(1, WINDOW_ROWS, 5), Waiting(2, WINDOW_ROWS + 1, 0)
+    decode, prefill = Waiting(5, 1, WINDOW_ROWS), Waiting(0, 2, WINDOW_ROWS + 1)
     assert choose([decode, prefill], 256, 4) == [Pick(1, WINDOW_ROWS), Pick(2, 4)]
 
 
@@ -81,7 +80,7 @@ def test_nobody_starves(waiting: list[Waiting], limits: tuple[int, int]) -> None
         for pick in choose(waiting, *limits):
             clock += 1
             ran.add(pick.key)
-            waiting = [replace(w, served=clock) if w.key == pick.key else w for w in waiting]
+            waiting = [w._replace(served=clock) if w.key == pick.key else w for w in waiting]
     assert ran == {w.key for w in waiting}
 
 

@@ -6,7 +6,6 @@ starves nor stalls the others. A session has at most one segment in a step, sinc
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 # A step of more rows counts as prefill. 16: verify windows are 2..9 tokens, chunks are 64 or more.
@@ -59,17 +58,15 @@ class Shortness:
         return self._usual_s.get(kind, SHORT_S) < SHORT_S
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """The oldest step of one session. `served` is when the session last ran (any monotonic counter)."""
 
+    served: int
     key: int
     num_rows: int
-    served: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(NamedTuple):
     """Run the first `num_rows` rows of session `key`'s oldest step."""
 
     key: int
@@ -78,7 +75,7 @@ class Pick:
 
 def choose(waiting: Sequence[Waiting], prefill_rows: int, mixed_rows: int) -> list[Pick]:
     """The next device step: never empty unless `waiting` is; at most max(prefill_rows, WINDOW_ROWS) rows."""
-    order = sorted(waiting, key=lambda w: (w.served, w.key))
+    order = sorted(waiting)  # who was served longest ago comes first
     picks: list[Pick] = []
     room = max(prefill_rows, WINDOW_ROWS)
     # A prefill that waits longest keeps a share even if short steps could fill the whole step.

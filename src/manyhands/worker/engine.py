@@ -89,9 +89,12 @@ class Engine:
 
     def waiting(self) -> list[Waiting]:
         """The sessions that wait for the device; shadows only if nobody else does. A full successor pauses its upstream."""
-        ready = [s for s in self._sessions.values() if s.waiting and not s.outbox]
-        ready = [s for s in ready if not s.is_shadow] or ready
-        return [Waiting(s.key, s.waiting[0].count, s.served) for s in ready]
+        ready: list[Waiting] = []
+        shadows: list[Waiting] = []
+        for s in self._sessions.values():
+            if s.waiting and not s.outbox:
+                (shadows if s.is_shadow else ready).append(Waiting(s.served, s.key, s.waiting[0].count))
+        return ready or shadows
 
     def advance_soon(self) -> None:
         """Advance in the next loop turn, with all that came in this one. (A task that waits would add 30 us to a hop.)"""
@@ -158,7 +161,8 @@ class Engine:
         if isinstance(error, Exception):  # out of memory, a kernel's complaint: these sessions' trouble, not the node's
             logger.error("layers=%s: a device step failed", self._span, exc_info=error)
         results = [error] * len(batch) if isinstance(error, Exception) else done.result()
-        now, ended = asyncio.get_running_loop().time(), time.monotonic()
+        loop, ended = asyncio.get_running_loop(), time.monotonic()
+        now = loop.time()
         for taken, result in zip(batch, results, strict=True):
             try:
                 waited_us, took_us = int(1e6 * max(0.0, began - taken.arrived_at)), int(1e6 * (ended - began))
@@ -167,17 +171,20 @@ class Engine:
                 logger.exception("session=%s: a result could not be sent", taken.session.name)
             if taken.work.count <= WINDOW_ROWS:
                 taken.session.pace.sent(now)
-        took_s = ended - began if all(isinstance(result, Result) for result in results) else None
-        asyncio.get_running_loop().call_soon(self._keep_books, [taken.work.count for taken in batch], took_s, kind)
+        loop.call_soon(self._keep_books, batch, results, ended - began, kind)
 
-    def _keep_books(self, counts: list[int], took_s: float | None, kind: Kind | None) -> None:
-        """A device step of segments of so many rows took so long (None: not all were computed); begin the next."""
+    def _keep_books(
+        self, batch: list[Taken], results: Sequence[Result | Exception], took_s: float, kind: Kind | None
+    ) -> None:
+        """A device step took so long; begin the next. One of which not all was computed teaches nothing."""
+        counts = [taken.work.count for taken in batch]
         self.steps_run += 1
         self.rows_run += sum(counts)
-        if took_s is not None and kind is not None:
-            self._shortness.learn(kind, took_s)
-        if took_s is not None and max(counts) <= WINDOW_ROWS:
-            self.usual_s = took_s if self.usual_s == 0 else 0.8 * self.usual_s + 0.2 * took_s
+        if all(isinstance(result, Result) for result in results):
+            if kind is not None:
+                self._shortness.learn(kind, took_s)
+            if max(counts) <= WINDOW_ROWS:
+                self.usual_s = took_s if self.usual_s == 0 else 0.8 * self.usual_s + 0.2 * took_s
         self._logs.enforce()
         self._advance()
 

@@ -6,6 +6,7 @@ step() ─► waiting ─ take() ─► device ─ deliver() ─► log, outbox 
 import logging
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from manyhands.core import ORIGIN_HOP
 from manyhands.errors import BadRequest, ContextOverflow, LinkClosed, ProtocolError
@@ -31,8 +32,7 @@ class Fit:
     vocab_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """Rows taken from a session's oldest step for the device. `uses_up`: no row of that step is left."""
 
     session: "HopSession"
@@ -224,8 +224,7 @@ class HopSession:
     def _owe(self, steps: int) -> None:
         """Give `steps` back to the predecessor's window, in batches."""
         self._owed += steps
-        batch = min(CREDIT_BATCH, max(1, self.opened.window // 2))
-        if self._owed >= batch and self._predecessor is not None:
+        if self._owed >= min(CREDIT_BATCH, self.opened.window // 2 or 1) and self._predecessor is not None:
             send(self._predecessor, Credit(self.opened.session, self.opened.hop, self._owed))
             self._owed = 0
 
@@ -267,13 +266,15 @@ class HopSession:
         self.computed = taken.step.position + taken.step.count
         step = self._addressed(taken.step, result, (*taken.step.timings, timing))
         skipped = self.opened.emit_from - step.position
-        if skipped < max(1, step.count):
+        if skipped <= 0:
+            self.outbox.append(step)
+        elif skipped < step.count:
             self.outbox.append(rows_from(step, skipped))
         self.flush()
         if taken.uses_up:
             self._owe(1)
         if not self.is_last:
-            self.log.append(step._replace(timings=()))
+            self.log.append(Step(*step[:-1]))  # without timings
         if self.is_shadow and not self.waiting:
             self.report()
 
@@ -281,20 +282,10 @@ class HopSession:
 
     def _addressed(self, step: Step, rows: Step | Result, timings: tuple[HopTiming, ...] = ()) -> Step:
         """`step`, of these rows, as it goes to the next receiver of the current route."""
-        opened = self.opened
-        return Step(  # not `replace`, which takes twice as long
-            session=step.session,
-            epoch=opened.epoch,
-            hop=ORIGIN_HOP if self.is_last else opened.hop + 1,
-            position=rows.position,
-            count=rows.count,
-            reply_from=step.reply_from,
-            window=step.window,
-            content=rows.content,
-            ids=step.ids if opened.ends == "edges" and not self.is_last else None,
-            payload=rows.payload,
-            timings=timings,
-        )
+        opened, is_last = self.opened, self.is_last
+        hop, ids = (ORIGIN_HOP, None) if is_last else (opened.hop + 1, step.ids if opened.ends == "edges" else None)
+        where = rows.position, rows.count, step.reply_from, step.window
+        return Step(step.session, opened.epoch, hop, *where, rows.content, ids, rows.payload, timings)
 
     def credit(self, steps: int) -> None:
         """The successor has computed `steps` steps: send what waits for it."""
