@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from manyhands.core import Precision
+from manyhands.model import tiles
 from manyhands.model.elementwise import InvariantMode
 from manyhands.model.fuse import fuse
 from manyhands.model.linear import DTYPES, InvariantLinear, pad_rows
@@ -54,7 +55,9 @@ class Ends:
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Logits [T, vocab] in the compute dtype for hidden states [T, hidden] that left the last layer."""
         rows = pad_rows(hidden_TD)
-        return (self._logits_by_parts(rows) if self._direct_norm else self._logits_by_model(rows))[: hidden_TD.shape[0]]
+        out_TV = self._logits_by_parts(rows) if self._direct_norm else self._logits_by_model(rows)
+        tiles.rest()
+        return out_TV[: hidden_TD.shape[0]]
 
     def _embed_by_model(self, ids_T: Tensor) -> Tensor:
         with contextlib.suppress(Captured):

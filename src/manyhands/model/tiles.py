@@ -20,8 +20,8 @@ from manyhands.model import threads
 
 logger = logging.getLogger(__name__)
 
-# Raised whenever our own kernels or their order of operations change (tiles_version in native/tiles.c).
-VERSION = 6
+# Raised whenever our own kernels, their order of operations or their interface change (tiles_version in native/tiles.c).
+VERSION = 7
 
 
 @cache
@@ -46,6 +46,8 @@ def _library() -> ctypes.CDLL | None:
     library.tiles_team_start.restype = pointer
     library.tiles_team_start.argtypes = [count]
     library.tiles_team_stop.argtypes = [pointer]
+    library.tiles_team_rest.argtypes = [pointer]
+    library.tiles_team_rest.restype = None
     library.tiles_team_stop.restype = None
     x: list[Any] = [pointer, count]
     out: list[Any] = [pointer, count, count]
@@ -113,6 +115,12 @@ def team(count: int) -> _Team:
     if _here.team is None or _here.team.size < count:
         _here.team = _Team(threads.available())
     return _here.team
+
+
+def rest() -> None:
+    """A step is over: the team of this device, if it has one, need not stay awake for another product."""
+    if _here.team is not None:
+        kernel().tiles_team_rest(_here.team.handle)
 
 
 Activation = Literal["none", "silu", "gelu_tanh"]

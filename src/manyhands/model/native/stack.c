@@ -64,5 +64,6 @@ int tiles_stack(Team *team, int64_t threads, const Threads *counts, const Decode
             return 1;
         add(out, normed(&layer->after_block, result, result, m, n), m * n);
     }
+    tiles_team_rest(team);
     return 0;
 }

@@ -12,13 +12,14 @@
 
 enum {
     HAND_BYTES = 1 << 20, /* of what comes next that a member fetches while it waits for work */
-    WAKE_NS = 800000,     /* that a member waits awake: longer than what a layer computes between two products */
+    WAKE_NS = 800000,     /* that a member waits awake: longer than what a layer computes between two products ... */
+    REST_NS = 50000,      /* ... and after a step, when it may be the turn of another node on this machine */
     PAUSES = 64,          /* between two looks at the clock, when it gives way to others: about a microsecond */
     CLOSED = 1 << 30
 };
 
 struct Team {
-    int size, sleeping, quits;
+    int size, sleeping, quits, rests;
     int gate;       /* members inside the job, and CLOSED when none may enter */
     unsigned round; /* raised for every job */
     Work *work;     /* the caller's: read inside the gate alone */
@@ -59,7 +60,8 @@ static int64_t now_ns(void)
 /* Waits for a job after `round`: awake, then asleep. Its round; `quits` is set where there is none. */
 static unsigned await_job(Team *team, unsigned round)
 {
-    for (int64_t until = now_ns() + WAKE_NS; now_ns() < until; sched_yield())
+    int64_t began = now_ns();
+    for (; now_ns() - began < (__atomic_load_n(&team->rests, __ATOMIC_RELAXED) ? REST_NS : WAKE_NS); sched_yield())
         for (int i = 0; i < PAUSES; i++) {
             if (__atomic_load_n(&team->round, __ATOMIC_ACQUIRE) != round)
                 return team->round;
@@ -97,6 +99,7 @@ int team_run(Team *team, Work *work)
         return work->failed;
     }
     team->work = work;
+    __atomic_store_n(&team->rests, 0, __ATOMIC_RELAXED);
     __atomic_fetch_sub(&team->gate, CLOSED, __ATOMIC_ACQ_REL);
     give_job(team);
     work->share(work, team->members, 0);
@@ -105,6 +108,8 @@ int team_run(Team *team, Work *work)
         i < 1000 ? _mm_pause() : (void)sched_yield();
     return work->failed;
 }
+
+void tiles_team_rest(Team *team) { __atomic_store_n(&team->rests, 1, __ATOMIC_RELAXED); }
 
 typedef struct {
     Team *team;

@@ -50,4 +50,7 @@ int team_members(const Team *team, int64_t threads);
 
 /* Runs the work on its first `work->members` members. 0, or 1 if it failed. Only one thread may call a team. */
 int team_run(Team *team, Work *work);
+
+/* The step is over: members need not stay awake for another job. Also after a job of one member. */
+void tiles_team_rest(Team *team);
 #endif
