@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from manyhands.core import EndsAt, ModelId, NodeId, PathKind, Precision, SamplingParams, SessionId, Span
-from manyhands.errors import LinkClosed
 from manyhands.generate.repair import Slot
-from manyhands.net.transport import Link
+from manyhands.net.transport import Link, try_send
 from manyhands.route.search import Offer
-from manyhands.wire.message import Message, Open, Step
+from manyhands.wire.message import Open, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +113,3 @@ class Route:
             replay_until=slot.replay_until,
             emit_from=slot.emit_from,
         )
-
-
-def try_send(link: Link, message: Message) -> None:
-    """Send unless the link is gone: its loss reaches the session through on_lost."""
-    if not link.is_closed:
-        try:
-            link.send(message)
-        except LinkClosed:
-            return

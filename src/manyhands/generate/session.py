@@ -23,10 +23,10 @@ from manyhands.errors import (
     ShardUnavailable,
 )
 from manyhands.generate.blame import judge
-from manyhands.generate.hop import Hop, Lease, Route, try_send
+from manyhands.generate.hop import Hop, Lease, Route
 from manyhands.generate.repair import Slot
 from manyhands.generate.shadow import Shadows
-from manyhands.net.transport import Link, betters
+from manyhands.net.transport import Link, betters, try_send
 from manyhands.wire.message import Close, Credit, Fault, HopTiming, Opened, Payload, Probe, Progress, Step
 
 CREDIT_BATCH = 8

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from manyhands.core import NodeId, Span
 from manyhands.errors import Draining
-from manyhands.generate.hop import Hop, Route, try_send
+from manyhands.generate.hop import Hop, Route
 from manyhands.generate.repair import Slot
-from manyhands.net.transport import Link
+from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import SHADOW, Close, Fault, Feed, Opened, Payload, Progress, Step
 
 

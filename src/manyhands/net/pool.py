@@ -105,8 +105,8 @@ class LinkPool:
         self._dialling[addr, lane] = pending
         try:
             link = await self._transport.dial(addr, lane)
-            self.add(link)
             self._nodes[addr.host, addr.port] = link.peer
+            self.add(link)
             pending.set_result(None)
         except LinkClosed as exc:
             pending.set_result(exc)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from manyhands.core import EdgeHealth, NodeAddr, NodeId
-from manyhands.errors import ProtocolError
+from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.wire.message import LANES, Hello, Lane, Message
 
 MAX_RTT_SAMPLES = 32
@@ -95,6 +95,14 @@ class Transport(Protocol):
 
     async def aclose(self) -> None:
         """Stop listening and drop links nobody accepted. Links already handed out belong to their takers."""
+
+
+def try_send(link: Link, message: Message) -> None:
+    """Send unless the link is gone; its loss is handled where links are watched."""
+    try:
+        link.send(message)
+    except LinkClosed:
+        return
 
 
 def betters(new: Link, old: Link) -> bool:

@@ -22,12 +22,12 @@ from manyhands.errors import (
     ShardUnavailable,
     WeightsMismatch,
 )
-from manyhands.net.transport import Link, betters
+from manyhands.net.transport import Link, betters, try_send
 from manyhands.wire.message import Fault, Feed, Open, Probe, Step
 from manyhands.worker.engine import Engine
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.log import LogBudget
-from manyhands.worker.session import HopSession, send
+from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ class SpanHost:
                     await self._changed.wait()
         why = f"leaves: nobody took its place within {self._config.drain_s:g} s"
         for message, origin in self._opening.values():
-            send(origin, Fault(message.session, message.epoch, message.hop, ShardUnavailable.code, why))
+            try_send(origin, Fault(message.session, message.epoch, message.hop, ShardUnavailable.code, why))
         for session in self._places.values():
             session.fault(ShardUnavailable.code, why, None)
         self._end(lambda *_: True)

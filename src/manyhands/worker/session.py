@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from manyhands.core import ORIGIN_HOP
-from manyhands.errors import BadRequest, ContextOverflow, LinkClosed, ProtocolError
+from manyhands.errors import BadRequest, ContextOverflow, ProtocolError
 from manyhands.model.cache import SessionCache
-from manyhands.net.transport import Link
+from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import SHADOW, Credit, DType, Fault, HopTiming, Open, Opened, Progress, Step
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Draws, Result, Work
@@ -149,7 +149,7 @@ class HopSession:
         """
         if self.log.covers(until):
             for step in self.log.replay(until, start):
-                send(shadow, self._addressed(step, step)._replace(reply_from=until))
+                try_send(shadow, self._addressed(step, step)._replace(reply_from=until))
 
     def spoil(self) -> None:
         """A step of this epoch was bad: what comes after it cannot be right either and is dropped, until a new place."""
@@ -163,18 +163,18 @@ class HopSession:
 
     def answer_open(self, arithmetic: str, *, has_log: bool) -> None:
         """Tell the origin that this place is taken; then send what the log holds for the successor."""
-        send(self.origin, Opened(self.opened.session, self.opened.epoch, self.opened.hop, arithmetic, has_log))
+        try_send(self.origin, Opened(self.opened.session, self.opened.epoch, self.opened.hop, arithmetic, has_log))
         self.flush()
 
     def fault(self, code: str, detail: str, blame: int | None) -> None:
         """Tell the origin that something is wrong; `blame` None: this hop cannot go on."""
         logger.warning("session=%s hop=%d fault (blame %s): %s", self.name, self.opened.hop, blame, detail)
-        send(self.origin, Fault(self.opened.session, self.opened.epoch, self.opened.hop, code, detail, blame))
+        try_send(self.origin, Fault(self.opened.session, self.opened.epoch, self.opened.hop, code, detail, blame))
 
     def report(self) -> None:
         """Answer a Probe."""
         opened = self.opened
-        send(self.origin, Progress(opened.session, opened.epoch, opened.hop, self.received, self.computed))
+        try_send(self.origin, Progress(opened.session, opened.epoch, opened.hop, self.received, self.computed))
 
     # -- steps in -----------------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class HopSession:
         """Give `steps` back to the predecessor's window, in batches."""
         self._owed += steps
         if self._owed >= min(CREDIT_BATCH, self.opened.window // 2 or 1) and self._predecessor is not None:
-            send(self._predecessor, Credit(self.opened.session, self.opened.hop, self._owed))
+            try_send(self._predecessor, Credit(self.opened.session, self.opened.hop, self._owed))
             self._owed = 0
 
     # -- through the device -------------------------------------------------------------------------------------------
@@ -295,12 +295,4 @@ class HopSession:
     def flush(self) -> None:
         while self.outbox and self._window_left > 0:
             self._window_left -= 1
-            send(self.successor, self.outbox.popleft())
-
-
-def send(link: Link, message: Step | Credit | Fault | Opened | Progress) -> None:
-    """Send unless the link is gone; its loss is handled where links are watched."""
-    try:
-        link.send(message)
-    except LinkClosed:
-        logger.debug("link to %s is gone", link.peer[:8])
+            try_send(self.successor, self.outbox.popleft())

@@ -20,12 +20,12 @@ from manyhands.model.load import context_length, read_config
 from manyhands.model.manifest import build_manifest
 from manyhands.model.prove import proven_class
 from manyhands.net.pool import CONNECT_TIMEOUT_S, LinkPool
-from manyhands.net.transport import Link
+from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import Fault, Feed, Open
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.log import LogBudget
 from manyhands.worker.serve import SpanHost
-from manyhands.worker.session import HopSession, send
+from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class Worker:
             host = self._find_host(message)
             host.reserve(message, link)
         except ManyhandsError as error:
-            send(link, Fault(message.session, message.epoch, message.hop, error.code, str(error)))
+            try_send(link, Fault(message.session, message.epoch, message.hop, error.code, str(error)))
             return
         self._start(self._open(host, message, link))
 
@@ -189,7 +189,7 @@ class Worker:
             if is_cut_off:
                 error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
             code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
-            send(origin, Fault(message.session, message.epoch, message.hop, code, str(error), blame))
+            try_send(origin, Fault(message.session, message.epoch, message.hop, code, str(error), blame))
 
     def on_feed(self, message: Feed, link: Link) -> None:
         """Send a shadow what it lacks, on behalf of the session's origin."""
