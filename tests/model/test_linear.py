@@ -19,6 +19,7 @@ from manyhands.model.linear import (
     InvariantLinear,
     Product,
     _invariant_experts,
+    int16_overflows,
     invariant_linear,
     pack,
     pack_experts,
@@ -50,7 +51,7 @@ def test_a_product_is_right(precision: Precision, shape: tuple[int, int], has_bi
     x = normal(11, shape[0], dtype=DTYPES[precision])
     got = pack(weight, bias if has_bias else None, precision)(x)
     want = F.linear(x.double(), weight.double(), bias.double() if has_bias else None)
-    tolerance = {"bf16": 2e-2, "fp32": 1e-5, "int8": 6e-2}[precision]
+    tolerance = {"bf16": 2e-2, "fp32": 1e-5, "int8": 12e-2 if int16_overflows() else 6e-2}[precision]
     assert got.dtype == DTYPES[precision]
     assert_close(got.double(), want, atol=tolerance, rtol=tolerance)
 

@@ -12,6 +12,7 @@ import transformers
 
 from manyhands.core import Precision
 from manyhands.model import tiles
+from manyhands.model.linear import has_bf16_products, int16_overflows
 
 # Environment variables with which a user may hold the libraries back: other kernels, other bits.
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
@@ -33,4 +34,8 @@ def arithmetic_class(precision: Precision) -> str:
     limits = [f"/{name}={os.environ[name]}" for name in _LIMITS if name in os.environ]
     if instruction_set() == "amx_tile" and not tiles.available():
         limits.append("/no-tiles")
+    if precision != "fp32" and not has_bf16_products():
+        limits.append("/fp32-products")
+    if precision == "int8" and int16_overflows():
+        limits.append("/7-bit-rows")
     return f"{precision}/{instruction_set()}/{versions}{''.join(limits)}"

@@ -6,11 +6,13 @@ number of threads; M = 1..3 use other kernels, and MKL changes bits with M, thre
 faster than F.linear at one row.
 
 int8 divides each row by its own largest magnitude, so one row never changes another's scale, and adds the sentinel row
-[-1, 1, 1, ...] that pins the quantiser's range; the int32 sums are exact, hence free of order.
+[-1, 1, 1, ...] that pins the quantiser's range; the int32 sums are exact, hence free of order. CPUs without VNNI add
+neighbouring products in int16, which overflows from 8 bits on: there activations have 7 bits.
 """
 
 import warnings
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,17 +37,35 @@ DTYPES: dict[Precision, torch.dtype] = {
 }
 
 
+@cache
+def has_bf16_products() -> bool:
+    """Whether oneDNN, within the instruction sets it may use, multiplies bf16 matrices on this CPU."""
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 32, dtype=torch.bfloat16), 16)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """The operand of a product in a dtype that oneDNN multiplies here: bf16 becomes fp32 on CPUs without bf16 products."""
+    return tensor.float() if tensor.dtype == torch.bfloat16 and not has_bf16_products() else tensor
+
+
 def _call(x_MK: Tensor, weight: Tensor, bias_N: Tensor | None) -> Tensor:
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x_MK, weight, bias_N, "none", [], "")
     return out
 
 
 def _product(x_MK: Tensor, weight: Tensor, bias_N: Tensor | None) -> Tensor:
-    """x @ weight.T + bias, [M, N]; a row's bits depend neither on M nor on the threads."""
+    """x @ weight.T + bias, [M, N], in the dtype of `x_MK`; a row's bits depend neither on M nor on the threads.
+
+    `weight` and `bias_N` are `_widened`.
+    """
     count = x_MK.shape[0]
     with threads.using(threads.for_product(count, *weight.shape)):
-        out = _call(pad_rows(x_MK), weight, bias_N)
-    return out[:count] if out.shape[0] > count else out
+        out = _call(_widened(pad_rows(x_MK)), weight, bias_N)
+    return (out[:count] if out.shape[0] > count else out).to(x_MK.dtype)
 
 
 def pad_rows(x_MK: Tensor) -> Tensor:
@@ -66,7 +86,7 @@ def invariant_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None)
             setattr(weight_NK, "tiles", product)  # noqa: B010 - tensors have no such field
         out = product(x_MK)
     else:
-        out = _product(x_MK, weight_NK.contiguous(), bias_N)
+        out = _product(x_MK, _widened(weight_NK).contiguous(), None if bias_N is None else _widened(bias_N))
     return out.view(*x.shape[:-1], weight_NK.shape[0])
 
 
@@ -75,25 +95,37 @@ class Packed:
 
     def __init__(self, weight_NK: Tensor, bias_N: Tensor | None) -> None:
         # 16 is the row count that oneDNN is told to lay the blocks out for; the bits do not depend on it.
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), 16)
-        self.bias = None if bias_N is None else bias_N.clone()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(_widened(weight_NK).contiguous(), 16)
+        self.bias = None if bias_N is None else _widened(bias_N).clone()
 
     def __call__(self, x_MK: Tensor) -> Tensor:
         return _product(x_MK, self.weight, self.bias)
+
+
+def _pack_int8(weight_NK: Tensor) -> Any:
+    scale = (weight_NK.abs().amax(1) / 127).clamp_min(1e-8).double()
+    zero = torch.zeros(weight_NK.shape[0], dtype=torch.long)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, with no other row-invariant int8 product in torch
+        quantised = torch.quantize_per_channel(weight_NK, scale, zero, 0, torch.qint8)
+    torch.backends.quantized.engine = "x86"
+    return torch.ops.quantized.linear_prepack(quantised, None)
+
+
+@cache
+def int16_overflows() -> bool:
+    """Whether int8 products with 8-bit activations are wrong on this CPU, for want of VNNI."""
+    ones = torch.ones(4, 64)
+    pinned = torch.cat([ones, -ones[:1]])
+    out: Tensor = torch.ops.quantized.linear_dynamic(pinned, _pack_int8(torch.ones(16, 64)), False)
+    return not torch.allclose(out[:4], torch.full((4, 16), 64.0), rtol=0.02)
 
 
 class PackedInt8:
     """One weight matrix quantised to int8 per output row; activations per input row. Call as Packed."""
 
     def __init__(self, weight_NK: Tensor, bias_N: Tensor | None) -> None:
-        weight = weight_NK.float()
-        scale = (weight.abs().amax(1) / 127).clamp_min(1e-8).double()
-        zero = torch.zeros(weight.shape[0], dtype=torch.long)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecated, with no other row-invariant int8 product in torch
-            quantised = torch.quantize_per_channel(weight, scale, zero, 0, torch.qint8)
-        torch.backends.quantized.engine = "x86"
-        self.weight = torch.ops.quantized.linear_prepack(quantised, None)
+        self.weight = _pack_int8(weight_NK.float())
         self.bias = None if bias_N is None else bias_N.float()
 
     def __call__(self, x_MK: Tensor) -> Tensor:
@@ -103,7 +135,7 @@ class PackedInt8:
         torch.div(rows, scale, out=unit[:-1])
         unit[-1] = 1.0
         unit[-1, 0] = -1.0
-        out: Tensor = torch.ops.quantized.linear_dynamic(unit, self.weight, False)[:-1] * scale
+        out: Tensor = torch.ops.quantized.linear_dynamic(unit, self.weight, int16_overflows())[:-1] * scale
         return (out if self.bias is None else out + self.bias).to(x_MK.dtype)
 
 
