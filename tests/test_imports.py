@@ -13,7 +13,7 @@ import manyhands
 ROOT = Path(manyhands.__file__).parent
 # Upper lines know nothing of lower ones. Parts of one line may import each other.
 ORDER = [
-    {"core", "errors", "config", "config_file"},
+    {"core", "errors", "config", "config_file", "stalls"},
     {"wire"},
     {"net"},
     {"model"},
@@ -39,7 +39,7 @@ EXCEPTIONS = {
     "manyhands.cli.model -> manyhands.testing.tiny": "`manyhands model tiny` is the test kit's maker as a command",
 }
 # Parts that must be usable without loading torch (a directory node, a gateway, `manyhands --help`).
-WITHOUT_TORCH = ["core", "errors", "config", "config_file", "wire", "net", "swarm", "route", "place"]
+WITHOUT_TORCH = ["core", "errors", "config", "config_file", "stalls", "wire", "net", "swarm", "route", "place"]
 
 
 def modules() -> list[Path]:
