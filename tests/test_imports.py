@@ -16,6 +16,8 @@ ORDER = [
     {"core", "errors", "config", "config_file", "stalls"},
     {"wire"},
     {"net"},
+    {"program"},
+    {"engine"},
     {"model"},
     {"worker"},
     {"swarm"},
@@ -39,7 +41,19 @@ EXCEPTIONS = {
     "manyhands.cli.model -> manyhands.testing.tiny": "`manyhands model tiny` is the test kit's maker as a command",
 }
 # Parts that must be usable without loading torch (a directory node, a gateway, `manyhands --help`).
-WITHOUT_TORCH = ["core", "errors", "config", "config_file", "stalls", "wire", "net", "swarm", "route", "place"]
+WITHOUT_TORCH = [
+    "core",
+    "errors",
+    "config",
+    "config_file",
+    "stalls",
+    "wire",
+    "net",
+    "program",
+    "swarm",
+    "route",
+    "place",
+]
 
 
 def modules() -> list[Path]:

@@ -1,0 +1,393 @@
+"""A Program: what a model computes, as a list of operations a layer. Plain data; engines run it.
+
+**Registers.** A layer's operations read and write named registers: rows of fp32, one row a token. Register "x" is the
+residual stream: it enters the layer, and what it holds after the last operation leaves it. All others live within one
+layer and are written before they are read. A target may be its source. Widths follow from the operations.
+
+**Roundings.** An engine computes in fp32 between these places, and rounds to the storage dtype (bf16, round to nearest
+even; with fp32 storage a rounding does nothing) at these and no others:
+  1. a row that a product reads (`Product`, the products inside `Experts`, `LatentAttention` and `Head`): the register
+     keeps its fp32 values, the product reads them rounded; several products that read one register read the same row;
+  2. queries, keys and values of `Attention`, the query rows, latent and rotary key of `LatentAttention`: rounded once,
+     where attention reads or caches them (so after head norm and rotary embedding);
+  3. attention weights before they multiply values (the sum that divides them is of the unrounded ones);
+  4. the residual stream: the result of `Embed` and of every `Add`.
+Products sum in fp32 and are not rounded; logits are fp32.
+
+**Weights.** Matrices are held in the storage dtype. Vectors (weights and biases of norms, biases of products, sinks,
+correction biases) are held as fp32, exactly as the checkpoint stores them.
+The order of every sum is stated in docs/arithmetic.md, not here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+NormKind = Literal["rms", "layer"]
+Activation = Literal["none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid"]
+Score = Literal["softmax", "sigmoid"]
+
+RESIDUAL: Final = "x"
+EXPERT: Final = "{expert}"  # stands in a name for the expert's number, where each has a tensor of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which outputs of a stored tensor: `groups` runs of `count`, run g starting at `start + g * stride`, in order."""
+
+    start: int
+    count: int
+    stride: int = 0
+    groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor of the checkpoint, or outputs of one.
+
+    `shape` is the stored one: [outputs, inputs] of a matrix (`transposed`: [inputs, outputs]), [outputs] of a vector.
+    Weights of experts: either EXPERT stands in the name, or the stored tensor is `stacked`, with the experts as first
+    dimension. `rows` takes some outputs, counted in a matrix that is no longer transposed or stacked.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rows: Rows | None = None
+    transposed: bool = False
+    stacked: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of this weight, after `rows`."""
+        if self.rows is not None:
+            return self.rows.count * self.rows.groups
+        shape = self.shape[1:] if self.stacked else self.shape
+        return shape[1] if self.transposed else shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """Columns that a row of a matrix has."""
+        shape = self.shape[1:] if self.stacked else self.shape
+        return shape[0] if self.transposed else shape[1]
+
+    def stored_name(self, expert: int) -> str:
+        """The name in the checkpoint of the tensor that has `expert` (any number where experts do not enter)."""
+        return self.name.replace(EXPERT, str(expert))
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """The tables of a rotary embedding; `Program.ropes` holds each once, operations name it by index.
+
+    Angle i of position p is the fp32 product of p and `frequencies[i]` (each an exact fp32 value). The tables are cos and
+    sin of that angle in double, times `factor` in double, then rounded to fp32. They are never rounded to the storage dtype.
+    """
+
+    frequencies: tuple[float, ...]
+    factor: float = 1.0
+
+    @property
+    def width(self) -> int:
+        """Columns of a head that turn: two for each frequency."""
+        return 2 * len(self.frequencies)
+
+
+@dataclass(frozen=True, slots=True)
+class Gating:
+    """The function f(g, u) of a gated block, by column, in fp32.
+
+    With a `limit`: g <- min(g, limit), u <- min(max(u, -limit), limit). Then f = activation(g) * (u + up_offset), where
+    silu is g * sigmoid(alpha * g) and the other activations have no alpha.
+    """
+
+    activation: Activation = "silu"
+    alpha: float = 1.0
+    limit: float | None = None
+    up_offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """target = norm(source), for each of `groups` equal parts of a row (heads) by itself.
+
+    rms: v / sqrt(mean(v^2) + eps) * (offset + weight); layer: the same of v - mean(v), with mean((v - mean(v))^2), then
+    + bias. `weight` is empty, one vector (as wide as a part, shared by the parts), or one vector a part. `bias` likewise.
+    """
+
+    source: str
+    target: str
+    kind: NormKind
+    eps: float
+    weight: tuple[Weight, ...]
+    bias: tuple[Weight, ...] = ()
+    offset: float = 0.0
+    groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """target = activation(rounded source . weight^T + bias), width weight.outputs."""
+
+    target: str
+    weight: Weight
+    bias: Weight | None = None
+    activation: Activation = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Products that read one source. They may be computed as one; each column's bits are those of its product alone.
+
+    gelu is v/2 (1 + erf(v / sqrt 2)); gelu_tanh v/2 (1 + tanh(sqrt(2/pi) (v + 0.044715 v^3))); relu2 max(v, 0)^2.
+    """
+
+    source: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """In place, for each of `heads` parts (each `width` wide): columns [offset, offset + rope.width) turn by the
+    position's angles; the others stay.
+
+    Halves: column i of the turning part goes with column i + rope.width / 2; `pairs`: column 2i with 2i + 1. For such a
+    pair (a, b) and its cos c and sin s: a <- a c - b s, b <- b c + a s.
+    """
+
+    target: str
+    heads: int
+    width: int
+    rope: int
+    offset: int = 0
+    pairs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """target [heads * value_width] = causal attention of the row's session; keys and values are cached.
+
+    query [heads * width], key [kv_heads * width], value [kv_heads * value_width], head by head; query head h reads key
+    head h // (heads / kv_heads). score = (q . k) * scale; with `soft_cap` c: score = c tanh(score / c). A row at position
+    p sees positions <= p, with `window` w only those > p - w. `sinks` [heads]: one more score a head, whose value is 0.
+    """
+
+    query: str
+    key: str
+    value: str
+    target: str
+    heads: int
+    kv_heads: int
+    width: int
+    value_width: int
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: Weight | None = None
+
+    @property
+    def cache_widths(self) -> tuple[int, int]:
+        """Values that a position keeps in the cache, in the storage dtype: of keys, of values."""
+        return self.kv_heads * self.width, self.kv_heads * self.value_width
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """target [heads * value_width] = attention over cached latents c [rank] and rotary keys r [rotary_width].
+
+    query [heads * (width + rotary_width)]: of each head first the part without position, then the rotary part. Head h:
+    a = round(key_weight_h^T . q) [rank]; score = (a . c + q_rotary . r) * scale, one sum over rank + rotary_width columns;
+    l = round(softmax(score) . c) [rank]; target_h = value_weight_h . l. Nothing is ever expanded, also in prefill, so
+    that chunks do not enter the bits. `key_weight` [heads * width, rank], `value_weight` [heads * value_width, rank].
+    """
+
+    query: str
+    latent: str
+    rotary: str
+    target: str
+    heads: int
+    width: int
+    rotary_width: int
+    value_width: int
+    rank: int
+    scale: float
+    key_weight: Weight
+    value_weight: Weight
+
+    @property
+    def cache_widths(self) -> tuple[int, int]:
+        """Values that a position keeps in the cache, in the storage dtype: of latents, of rotary keys."""
+        return self.rank, self.rotary_width
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """target = gating(gate, up), column by column, in fp32."""
+
+    gate: str
+    up: str
+    target: str
+    gating: Gating
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """From `source` [experts] (router products) choose `top_k` experts a row: target = pairs (expert, weight).
+
+    score s = sigmoid(source), or softmax(source) over all experts. Ranked by s + correction (descending, of equals the
+    lower number first). With groups: experts lie in `groups` equal runs, a run's rank is the sum of its two highest
+    (score + correction), only the `top_groups` best runs stay. A chosen expert's weight is its s (without correction),
+    divided by (the sum of the chosen s, + 1e-20 for sigmoid) if `normalise`, times `scale`. A normalised softmax is the
+    softmax over the chosen ones: computed so, exp(v - max) / sum over the chosen. The pairs are in order of rank.
+    """
+
+    source: str
+    target: str
+    experts: int
+    top_k: int
+    score: Score
+    normalise: bool
+    scale: float = 1.0
+    correction: Weight | None = None
+    groups: int = 1
+    top_groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """target = the sum over the row's routes, in their order from zero, of weight * expert(source), in fp32.
+
+    expert(v) = down . round(gating(gate . round(v) + gate_bias, up . round(v) + up_bias)) + down_bias.
+    """
+
+    source: str
+    routes: str
+    target: str
+    experts: int
+    gating: Gating
+    gate: Weight
+    up: Weight
+    down: Weight
+    gate_bias: Weight | None = None
+    up_bias: Weight | None = None
+    down_bias: Weight | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """target = source * by, where `by` is one column wide (the gate of a shared expert)."""
+
+    source: str
+    by: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """source * scale (no multiplication if it is 1), one rounding to fp32."""
+
+    source: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """x = round(((x + term 0) + term 1) ...): the residual stream takes what a branch computed."""
+
+    terms: tuple[Term, ...]
+
+
+Op = Norm | Product | Rotary | Attention | LatentAttention | Gate | Route | Experts | Multiply | Add
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer: operations in order, from "x" to "x"."""
+
+    ops: tuple[Op, ...]
+
+    @property
+    def attention(self) -> Attention | LatentAttention:
+        """The layer's one operation that has a cache."""
+        return next(op for op in self.ops if isinstance(op, Attention | LatentAttention))
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """x = round(weight[id] * scale). With `round_scale`, the scale itself is first rounded to the storage dtype."""
+
+    weight: Weight
+    scale: float = 1.0
+    round_scale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """logits [vocab] = product . norm(x) (rounded when read) + bias, times `scale`; with `soft_cap` c: c tanh(logit / c).
+
+    `norm` goes from register "x" to register "h", `product` reads "h" and writes "logits". A tied head names the
+    embedding's tensor. Logits are fp32, unrounded.
+    """
+
+    norm: Norm
+    product: Product
+    scale: float = 1.0
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A whole text model. `context`: positions that may be used."""
+
+    family: str
+    hidden: int
+    vocab: int
+    context: int
+    ropes: tuple[Rope, ...]
+    embed: Embed
+    layers: tuple[Layer, ...]
+    head: Head
+
+
+def op_weights(op: Op) -> Iterator[Weight]:
+    """Every weight that an operation names; those of experts once, with EXPERT in the name or stacked."""
+    match op:
+        case Norm():
+            yield from (*op.weight, *op.bias)
+        case Product():
+            for part in op.parts:
+                yield part.weight
+                if part.bias is not None:
+                    yield part.bias
+        case Experts():
+            named = (op.gate, op.gate_bias, op.up, op.up_bias, op.down, op.down_bias)
+            yield from (weight for weight in named if weight is not None)
+        case LatentAttention():
+            yield from (op.key_weight, op.value_weight)
+        case Attention(sinks=Weight() as sinks):
+            yield sinks
+        case Route(correction=Weight() as correction):
+            yield correction
+        case _:
+            pass
+
+
+def layer_tensors(layer: Layer) -> dict[str, tuple[int, ...]]:
+    """The checkpoint's tensors that a layer needs: stored name -> stored shape."""
+    out: dict[str, tuple[int, ...]] = {}
+    for op in layer.ops:
+        experts = op.experts if isinstance(op, Experts) else 1
+        for weight in op_weights(op):
+            copies = experts if EXPERT in weight.name else 1
+            out.update((weight.stored_name(expert), weight.shape) for expert in range(copies))
+    return out
+
+
+def ends_tensors(program: Program, *, embed: bool, head: bool) -> dict[str, tuple[int, ...]]:
+    """The checkpoint's tensors of the wanted ends: stored name -> stored shape."""
+    out: dict[str, tuple[int, ...]] = {}
+    if embed:
+        out[program.embed.weight.name] = program.embed.weight.shape
+    if head:
+        for op in (program.head.norm, program.head.product):
+            out.update((weight.name, weight.shape) for weight in op_weights(op))
+    return out
