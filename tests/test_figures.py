@@ -1,0 +1,27 @@
+"""The figures of README and docs/benchmarks.md are those of bench/results, every file of it among them."""
+
+from pathlib import Path
+
+import pytest
+
+from tools import figures
+
+
+@pytest.mark.parametrize(("page", "in_readme"), [("docs/benchmarks.md", False), ("README.md", True)])
+def test_pages_show_what_was_measured(page: str, in_readme: bool) -> None:
+    path = figures.ROOT / page
+    assert path.read_text() == figures.page(path, in_readme=in_readme), "run: python -m tools.figures"
+
+
+def test_a_result_without_a_row_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unheard-of.json").write_text("{}")
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    with pytest.raises(SystemExit, match="unheard-of"):
+        figures.table(in_readme=False)
+
+
+def test_fields_are_looked_up_by_the_longest_key() -> None:
+    found = {"a": {"0.5": {"median": 1.25, "min": 1.0, "max": 2.0}}, "b": [1, 2]}
+    assert figures.filled("{a.0.5} x, {b}", found) == "1.25 (1 to 2) x, 1 to 2"
+    with pytest.raises(KeyError):
+        figures.filled("{a.missing}", found)

@@ -1,0 +1,224 @@
+"""Write the figures of docs/benchmarks.md and README.md from bench/results/*.json, so that none is typed by hand.
+
+    python -m tools.figures            write both pages
+    python -m tools.figures --check    exit 1 if a page differs from what would be written
+
+A row is a sentence with fields of one result file: `{decode_x.node}` looks up a nested value. A value with a median is
+written as `median (min to max)`. Every file in bench/results has a row, so a target that was missed is shown too.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+BEGIN, END = "<!-- FIGURES: written by tools/figures.py -->", "<!-- /FIGURES -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. `file`: stem of a result. `in_readme`: shown there as well."""
+
+    file: str
+    question: str
+    answer: str
+    target: str
+    in_readme: bool = False
+
+
+_KILLED = "p50 {pause_p50_s} s, longest {pause_p99_s} s; {same_text} of {trials} texts the same"
+_STEP = "decode {decode_x.node} x, prefill {prefill_x.node} x; in process {decode_x.ours} x, {prefill_x.ours} x"
+_STEP_TARGET = "decode {target.decode_x} x, prefill {target.prefill_x} x"
+_SPLIT = "one thread a node {nodes_x.3n1t1s} x; two threads {nodes_x.3n2t1s} x"
+_CHURN = "{requests_answered} requests answered, {requests_lost} lost, {requests_wrong} wrong; gone from views after {gone_s} s"
+
+ROWS = [
+    Row(
+        "repair",
+        "pause of a stream when a hop is killed (kill -9) and a spare takes over",
+        _KILLED,
+        "p50 {target.p50_s} s",
+        True,
+    ),
+    Row("repair-0.5b", "the same at the 0.5B shape", _KILLED, "p50 {target.p50_s} s", True),
+    Row("repair-shadow", "the same on tales with a standby (`--shadow`)", _KILLED, "p50 {target.p50_s} s"),
+    Row("repair-freeze", "pause when a hop freezes", _KILLED, "p50 {target.p50_s} s"),
+    Row("repair-drain", "pause when a hop leaves politely", _KILLED, "p50 {target.p50_s} s"),
+    Row(
+        "soak",
+        "{kills} kills in {seconds} s, {streams_at_once} streams at any time",
+        "{completed_same} streams whole and unchanged, {completed_changed} changed, {num_failed} failed; longest pause {longest_pause_s} s",
+        "0 failed, 0 changed",
+        True,
+    ),
+    Row(
+        "siege",
+        "every outside attack at once for {minutes} minutes against 4 nodes that serve {streams_at_once} streams",
+        "{whole} streams whole, {lost} lost, {changed} changed; /health p99 {health_ms.p99} ms, first token p99 {first_token_s.p99} s",
+        "0 lost, 0 changed; {target.health_p99_ms} ms; {target.first_token_p99_s} s",
+        True,
+    ),
+    Row(
+        "busy",
+        "a swarm of five beside busy processes",
+        "{flaps} members declared gone, {repairs} repairs, {lost} streams lost",
+        "0, 0, 0",
+    ),
+    Row(
+        "churn",
+        "{processes} processes join, leave and are killed for {seconds} s",
+        _CHURN,
+        "0, 0; {target.gone_s_max} s",
+    ),
+    Row("churn-quick", "the same with {processes} processes for {seconds} s", _CHURN, "0, 0; {target.gone_s_max} s"),
+    Row("upkeep", "speed with output logs and heartbeats, against without", "{of_neither.both} x", "{target.both_x} x"),
+    Row(
+        "join-quick",
+        "from `join` to serving, tales",
+        "{join_s} s, of it ours {ours_s} s",
+        "{target.join_s} s; {target.ours_s} s",
+    ),
+    Row(
+        "balance-live",
+        "{nodes} processes, layers held 4:1, balance themselves while clients ask",
+        "at rest after {seconds_to_rest} s; {requests_answered} requests answered, {requests_lost} lost, {requests_wrong} changed",
+        "0 lost, 0 changed",
+    ),
+    Row(
+        "balance",
+        "balancing in virtual time",
+        "10 to 1: {ten_to_one.all_rules.moves} moves",
+        "comes to rest, never slower",
+    ),
+    Row(
+        "plan",
+        "promise of `manyhands plan` over what is measured, 9 topologies",
+        "off by at most {worst_off_by}",
+        "{target.off_by}",
+    ),
+    Row(
+        "route",
+        "search for a route, {nodes} nodes, {layers} layers, CPU time",
+        "{ms.latency} ms, p99 {ms.latency.p99} ms",
+        "{target.search_p99_ms} ms",
+    ),
+    Row(
+        "directory-gossip",
+        "gossip among 100 idle nodes, simulated",
+        "{nodes.100.bytes_per_node_s} bytes/s a node",
+        "{target.bytes_per_node_s_at_100} bytes/s",
+    ),
+    Row(
+        "directory-dht",
+        "DHT of 100 nodes, simulated",
+        "{nodes.100.bytes_per_node_s} bytes/s a node",
+        "lookups whole {target.lookups_whole}",
+    ),
+    Row(
+        "nat",
+        "what a relay and what iroh add to a step of 8 KiB",
+        "{relay_adds_us_8192} us; {iroh_adds_us_8192} us",
+        "{target.relay_adds_us_8192}; {target.iroh_adds_us_8192} us",
+    ),
+    Row(
+        "gateway",
+        "what the API adds to a request and to a token; {streams} streams",
+        "{request_ms} ms; {token_us} us; {errors} errors",
+        "{target.request_ms} ms; {target.token_us} us",
+        True,
+    ),
+    Row("step-0.5b", "one node over TLS against transformers, 0.5B shape", _STEP, _STEP_TARGET, True),
+    Row("step-0.5b-quick", "the same, quick run", _STEP, _STEP_TARGET),
+    Row("step-1.1b", "the same, 1.1B shape", _STEP, _STEP_TARGET, True),
+    Row("step-tales", "the same, tales (a toy of 11 MB: overhead dominates)", _STEP, _STEP_TARGET),
+    Row("split-0.5b", "3 nodes against 1, 0.5B shape, one stream", _SPLIT, "{target.three_nodes_x} x", True),
+    Row("split-tales", "the same, tales", _SPLIT, "{target.three_nodes_x} x"),
+    Row("hop", "what a hop adds to a token", "{hop_ms} ms", "{target.hop_ms} ms", True),
+    Row("hop-quick", "the same, quick run", "{hop_ms} ms", "{target.hop_ms} ms"),
+    Row("batch", "8 requests at once against one, 0.5B shape, tokens/s", "{of_one_x.8} x", "{target.eight_x} x", True),
+    Row(
+        "memory-0.5b",
+        "weights of a node with a third of the layers against all, 0.5B shape",
+        "{third_of_whole_weights} ({third_mb} of {whole_mb} MB resident, {libraries_mb} of them libraries)",
+        "{target.third}",
+    ),
+]
+
+
+def look_up(found: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path; a key may itself hold dots ("decode_x.node", "nodes.0.5")."""
+    value: Any = found
+    rest = path
+    while rest:
+        if not isinstance(value, Mapping):
+            raise KeyError(path)
+        key = next((k for k in sorted(value, key=len, reverse=True) if rest == k or rest.startswith(f"{k}.")), None)
+        if key is None:
+            raise KeyError(path)
+        value, rest = value[key], rest[len(key) + 1 :]
+    return value
+
+
+def told(value: Any) -> str:
+    """A value as the table has it."""
+    if isinstance(value, Mapping) and "median" in value:
+        return f"{told(value['median'])} ({told(value['min'])} to {told(value['max'])})"
+    if isinstance(value, list):
+        return " to ".join(told(each) for each in value)
+    if isinstance(value, float):
+        return f"{value:.3f}".rstrip("0").rstrip(".")
+    return str(value)
+
+
+def filled(text: str, found: Mapping[str, Any]) -> str:
+    return re.sub(r"\{([^}]+)\}", lambda match: told(look_up(found, match[1])), text)
+
+
+def line(row: Row, found: Mapping[str, Any]) -> str:
+    machine = found["machine"]
+    cpu = re.sub(r"\((R|TM)\)| Processor| CPU", "", machine["cpu"]).split("@")[0].strip()
+    held = "yes" if found["holds"] else "**no**"
+    cells = [filled(row.question, found), filled(row.answer, found), filled(row.target, found), held]
+    return f"| {' | '.join(cells)} | {machine['date'][:10]}, {cpu}, load {machine['load_1min']} | `{row.file}` |"
+
+
+def table(*, in_readme: bool) -> str:
+    """The whole table, or README's part of it."""
+    found = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    if missing := sorted(found.keys() - {row.file for row in ROWS}):
+        raise SystemExit(f"bench/results has files without a row in tools/figures.py: {', '.join(missing)}")
+    rows = [row for row in ROWS if row.file in found and (row.in_readme or not in_readme)]
+    head = ["| question | measured | target | held | when, CPU | file |", "|---|---|---|---|---|---|"]
+    return "\n".join(head + [line(row, found[row.file]) for row in rows])
+
+
+def page(path: Path, *, in_readme: bool) -> str:
+    """The page with its table written anew."""
+    text = path.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise SystemExit(f"{path.name} has no lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{table(in_readme=in_readme)}\n{END}{after}"
+
+
+def main() -> int:
+    is_check, stale = "--check" in sys.argv[1:], []
+    for path, in_readme in ((ROOT / "docs" / "benchmarks.md", False), (ROOT / "README.md", True)):
+        wanted = page(path, in_readme=in_readme)
+        if is_check and wanted != path.read_text():
+            stale.append(path.name)
+        elif not is_check:
+            path.write_text(wanted)
+    if stale:
+        print(f"{', '.join(stale)}: not what bench/results says; run: python -m tools.figures")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
