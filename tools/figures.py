@@ -52,14 +52,16 @@ ROWS = [
     Row(
         "soak",
         "{kills} kills in {seconds} s, {streams_at_once} streams at any time",
-        "{completed_same} streams whole and unchanged, {completed_changed} changed, {num_failed} failed; longest pause {longest_pause_s} s",
+        "{completed_same} streams whole and unchanged, {completed_changed} changed, {num_failed} failed; "
+        "longest pause {longest_pause_s} s",
         "0 failed, 0 changed",
         True,
     ),
     Row(
         "siege",
         "every outside attack at once for {minutes} minutes against 4 nodes that serve {streams_at_once} streams",
-        "{whole} streams whole, {lost} lost, {changed} changed; /health p99 {health_ms.p99} ms, first token p99 {first_token_s.p99} s",
+        "{whole} streams whole, {lost} lost, {changed} changed; "
+        "/health p99 {health_ms.p99} ms, first token p99 {first_token_s.p99} s",
         "0 lost, 0 changed; {target.health_p99_ms} ms; {target.first_token_p99_s} s",
         True,
     ),
@@ -86,7 +88,8 @@ ROWS = [
     Row(
         "balance-live",
         "{nodes} processes, layers held 4:1, balance themselves while clients ask",
-        "at rest after {seconds_to_rest} s; {requests_answered} requests answered, {requests_lost} lost, {requests_wrong} changed",
+        "at rest after {seconds_to_rest} s; "
+        "{requests_answered} requests answered, {requests_lost} lost, {requests_wrong} changed",
         "0 lost, 0 changed",
     ),
     Row(
