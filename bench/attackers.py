@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
@@ -226,7 +226,7 @@ async def half_open(siege: Siege) -> None:
                 sock.close()
 
 
-FAMILIES: list[Callable[[Siege], Awaitable[None]]] = [
+FAMILIES: list[Callable[[Siege], Coroutine[Any, Any, None]]] = [
     costly_bodies,
     costly_grammars,
     foreign_pages,
