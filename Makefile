@@ -25,6 +25,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_imports.py
+	$(BIN)/python -m tools.measures
 
 bench: setup
 	$(BIN)/python -m bench.run
