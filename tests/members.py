@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from manyhands.config import WorkerConfig
 from manyhands.core import NodeAddr, Span
 from manyhands.member.hosting import Hosting
 from manyhands.member.member import Member, MemberConfig
@@ -38,7 +39,9 @@ class Town:
     ticket: Ticket = field(default_factory=lambda: Ticket(bytes(32), "town"))
     said: list[str] = field(default_factory=list)
 
-    def member(self, index: int, clock_off_s: float = 0.0, **changes: Any) -> Member:
+    def member(
+        self, index: int, clock_off_s: float = 0.0, worker: WorkerConfig | None = None, **changes: Any
+    ) -> Member:
         """Member number `index`, not entered yet; `changes` are of its MemberConfig."""
         config = MemberConfig(f"n{index}", NodeAddr("127.0.0.1", 0), PROCESS_BYTES + (1 << 30), tokens=TOKENS)
         loop, key = asyncio.get_running_loop(), key_of(index)
@@ -47,6 +50,7 @@ class Town:
             self.ticket,
             replace(config, **changes),
             lambda hello, book: self.faults.wrap(self.network.transport(key.node_id, hello)),
+            worker=worker,
             clock=lambda: NOW + clock_off_s + loop.time(),
             rng=random.Random(index),
         )

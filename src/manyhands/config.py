@@ -71,7 +71,7 @@ class RequestConfig:
     load_timeout_s: float = 120.0
     # Repairs without a token between them before the request is given up.
     max_repairs: int = 2
-    # How long a repair looks for nodes that cover the lost layers.
+    # How long a repair looks for nodes that cover the lost layers, and a new request waits for room where all are full.
     patience_s: float = 30.0
     # No step comes back for so long: the pipeline has stalled.
     stall_timeout_s: float = 60.0

@@ -13,7 +13,7 @@ ManyhandsError                code            meaning
 ├─ ModelError                 bad_model       a checkpoint is missing, corrupt or of an unknown family
 ├─ WeightsMismatch            weights_mismatch  two nodes hold different weights or precision
 ├─ ShardUnavailable           shard_unavailable nobody can serve a needed span (retryable elsewhere)
-│  └─ Busy                    shard_unavailable a hop is full; said before it accepts, never after
+│  ├─ Busy                    busy            a hop is full; said before it accepts, never after
 │  ├─ Draining               draining        a hop would like to leave; it serves on until it is replaced
 │  └─ Detour                 detour          a hop sends through a relay and need not any more; it serves on
 ├─ PipelineStalled            pipeline_stalled  no progress within the deadline
@@ -102,7 +102,7 @@ class ShardUnavailable(ManyhandsError):
 
 
 class Busy(ShardUnavailable):
-    pass
+    code = "busy"
 
 
 class Draining(ShardUnavailable):

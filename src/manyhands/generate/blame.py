@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from manyhands.core import ORIGIN_HOP
 from manyhands.errors import (
     BadRequest,
+    Busy,
     Corruption,
     Draining,
     ManyhandsError,
@@ -21,7 +22,16 @@ from manyhands.wire.message import Fault
 
 _ERRORS: dict[str, type[ManyhandsError]] = {
     e.code: e
-    for e in (BadRequest, ModelError, WeightsMismatch, ShardUnavailable, Draining, PipelineStalled, PipelineAborted)
+    for e in (
+        BadRequest,
+        ModelError,
+        WeightsMismatch,
+        ShardUnavailable,
+        Busy,
+        Draining,
+        PipelineStalled,
+        PipelineAborted,
+    )
 }
 
 

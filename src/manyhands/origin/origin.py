@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.core import Exactness, NodeAddr, NodeId, PathKind, SamplingParams, Span
-from manyhands.errors import BadRequest, ContextOverflow, ShardUnavailable
+from manyhands.errors import BadRequest, Busy, ContextOverflow, ShardUnavailable
 from manyhands.generate.heal import Healer
 from manyhands.generate.hop import Lease
 from manyhands.generate.loop import Generation, Request
@@ -18,6 +18,7 @@ from manyhands.model.prove import UNPROVEN
 from manyhands.node import Node
 from manyhands.origin.answer import Answer, Token
 from manyhands.origin.model import Messages, OriginModel
+from manyhands.origin.queue import RoomQueue
 from manyhands.origin.routes import Routes
 from manyhands.route.search import Offer
 from manyhands.swarm.directory import Directory
@@ -39,6 +40,7 @@ class Origin:
         self.node, self.model, self._device = node, model, device
         self.routes = Routes(node, model, addrs, directory)
         self.last_resort: Offer | None = None
+        self.waiting = RoomQueue()
         self._ends = None if model.ends is None else EndsHost(model.ends, device)
         if self._ends is not None:
             node.start(self._ends.run())
@@ -108,15 +110,21 @@ class Origin:
         finally:
             self.routes.learn(session)
             self.node.close_session(session)
+            self.waiting.released()
 
     async def _open(self, route: Sequence[Offer] | None, lease: Lease) -> tuple[tuple[Offer, ...], Session]:
         """Open a session on `route`, or on the best one whose nodes all have room: a full node is passed over (HN-32).
 
-        Raises what the last node to refuse said, once no other route is left.
+        Where all are full the request waits for request.patience_s in `waiting`. Raises what the last node to refuse said
+        (Busy, if one was full), once no other route is left.
         """
         if route is not None:
             return tuple(route), await self.node.open_session(route, lease)
+        return await self.waiting.run(lambda: self._open_best(lease), self.node.request.patience_s)
+
+    async def _open_best(self, lease: Lease) -> tuple[tuple[Offer, ...], Session]:
         full: set[NodeId] = set()
+        busy: Busy | None = None
         found = await self.routes.find(num_tokens=lease.capacity)
         while True:
             try:
@@ -125,10 +133,11 @@ class Origin:
                 if refusal.node is None:
                     raise
                 full.add(NodeId(refusal.node))
+                busy = refusal if isinstance(refusal, Busy) else busy
                 try:
                     found = await self.routes.find(full, lease.capacity)
                 except ShardUnavailable:
-                    raise refusal from None
+                    raise busy or refusal from None
 
     async def complete(self, request: Request, **options: Any) -> Answer:
         """The whole answer at once. Options as for `stream`."""

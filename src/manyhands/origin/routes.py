@@ -8,7 +8,7 @@ from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 from manyhands.core import NodeAddr, NodeId
-from manyhands.errors import Busy, ShardUnavailable, WeightsMismatch
+from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.generate.hop import Hop, Lease
 from manyhands.generate.session import Session
 from manyhands.node import Node
@@ -114,11 +114,7 @@ class Routes:
             return self._known_route(excluded, num_tokens)
 
     def _known_route(self, excluded: Collection[NodeId], num_tokens: int) -> tuple[Offer, ...]:
-        offers = self.known_offers(self.evicted.union(excluded))
-        try:
-            return self.choose(offers, num_tokens)
-        except Busy:
-            return self.choose(offers)
+        return self.choose(self.known_offers(self.evicted.union(excluded)), num_tokens)
 
     def is_covered(self) -> bool:
         """Whether some route is known now. Asks nobody."""
@@ -134,8 +130,6 @@ class Routes:
             route = find_route(
                 [self._learned.informed(o, now) for o in mine], self._model.num_layers, terms=self._terms(num_tokens)
             )
-        except Busy:
-            raise
         except ShardUnavailable:  # say what there is, if there is something
             route = find_route(offers, self._model.num_layers, (self._model.id, self._model.precision))
         info = route[0].info

@@ -59,7 +59,7 @@ class Terms:
     uplink_Bps: float = math.inf  # the origin's
     rtts: Mapping[Pair, float] = field(default_factory=dict)  # seconds, by `pair`
     admits: Callable[[Offer], bool] = _everyone  # trust and scope: what it refuses is never used
-    num_tokens: int = 0  # positions to lease on every hop; who has less room is no candidate (HN-32)
+    num_tokens: int = 0  # positions to lease on every hop; who has less room is asked last (HN-32)
     key: bytes = b""  # of the session: spreads requests over near-equals. Empty: always the cheapest
     current: tuple[Offer, ...] = ()  # the session's route, kept unless another is better by HYSTERESIS
 

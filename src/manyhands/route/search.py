@@ -9,12 +9,12 @@ import hashlib
 from collections.abc import Sequence
 
 from manyhands.core import ModelId, NodeId, Precision, Span
-from manyhands.errors import Busy, ShardUnavailable, WeightsMismatch
+from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.route.chain import SPARE, Part
 from manyhands.route.offer import ANY, Offer, Pair, Terms
 from manyhands.route.space import Space, rtt_between
 
-__all__ = ["Kind", "Offer", "Pair", "Terms", "cover", "find_route", "next_hop", "without_needless_loading"]
+__all__ = ["Kind", "Offer", "Pair", "Terms", "cover", "find_route", "gaps_of", "next_hop", "without_needless_loading"]
 
 Kind = tuple[ModelId, Precision]
 
@@ -34,18 +34,19 @@ def find_route(
 
     No layer is loaded that somebody holds in memory. Fewest spares come first in every policy. Unmeasured offers are taken
     to be as fast as the fastest, so that they are tried; with no figures at all the fewest hops win, then the most free cache.
-    `wanted`: weights and precision to prefer, if they cover the model. Raises WeightsMismatch if the offers disagree on
-    weights or precision and no one kind covers the model; Busy if only full nodes are missing to a route;
-    ShardUnavailable naming the layers that nobody holds.
+    What is known of room is some seconds old: a full offer is used only for layers that no offer with room holds, and its node
+    is then asked all the same (HN-32). `wanted`: weights and precision to prefer, if they cover the model. Raises
+    WeightsMismatch if the offers disagree on weights or precision and no one kind covers the model; ShardUnavailable naming
+    the layers that nobody holds.
     """
     admitted = [o for o in offers if terms.admits(o)]
     run = Span(0, num_layers)
     for kind in _kinds(admitted, wanted):
-        able = [o for o in admitted if _kind(o) == kind and _has_room(o, terms)]
-        candidates = without_needless_loading(able, run)
+        held = [o for o in admitted if _kind(o) == kind]
+        candidates = without_needless_loading(_with_room_first(held, run, terms), run)
         if not _missing(candidates, num_layers):
             return _choose(candidates, run, terms)
-    raise _refusal(offers, admitted, num_layers, terms)
+    raise _refusal(offers, admitted, num_layers)
 
 
 def cover(offers: Sequence[Offer], span: Span, terms: Terms = ANY, between: Pair | None = None) -> tuple[Offer, ...]:
@@ -62,13 +63,23 @@ def cover(offers: Sequence[Offer], span: Span, terms: Terms = ANY, between: Pair
 def without_needless_loading(offers: Sequence[Offer], run: Span) -> list[Offer]:
     """The loaded offers, and of those that would have to be loaded the parts of `run` that no other offer holds."""
     loaded = [o for o in offers if o.info.is_loaded]
-    to_load = [o for o in offers if not o.info.is_loaded]
-    if not to_load:
-        return loaded
-    gaps = [gap for gap in _gaps(loaded, run.end) if gap.end > run.start]
-    return loaded + [
+    return _filled(loaded, [o for o in offers if not o.info.is_loaded], run)
+
+
+def _with_room_first(offers: Sequence[Offer], run: Span, terms: Terms) -> list[Offer]:
+    """The offers with room, and of full ones the parts of `run` that no other holds."""
+    with_room = [o for o in offers if _has_room(o, terms)]
+    return _filled(with_room, [o for o in offers if not _has_room(o, terms)], run)
+
+
+def _filled(offers: list[Offer], others: Sequence[Offer], run: Span) -> list[Offer]:
+    """`offers`, and of `others` the parts of `run` that no offer holds."""
+    if not others:
+        return offers
+    gaps = [gap for gap in gaps_of(offers, run.end) if gap.end > run.start]
+    return offers + [
         o.part(Span(max(gap.start, o.info.span.start, run.start), min(gap.end, o.info.span.end)))
-        for o in to_load
+        for o in others
         for gap in gaps
         if max(gap.start, o.info.span.start, run.start) < min(gap.end, o.info.span.end)
     ]
@@ -78,18 +89,19 @@ def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, term
     """Who computes on from `layer`, as `sender` sees it, up to at most layer `end`: the greedy rule (HN-22, HN-44).
 
     No spare if possible, nor the origin itself as its own first hop (HN-24); then the lowest queue, the furthest reach, the
-    nearest to the sender (HN-23's hop weight, measured), the lowest id. Where every layer is held there is no dead end, since
-    any part of a span can be used. Raises ShardUnavailable if nobody that `terms` admit, with room, holds the layer.
+    nearest to the sender (HN-23's hop weight, measured), the lowest id; full nodes after all others. Where every layer is held
+    there is no dead end, since any part of a span can be used. Raises ShardUnavailable if none that `terms` admit holds it.
     """
     holders = [o for o in offers if o.info.span.start <= layer < o.info.span.end]
-    fit = [o for o in holders if terms.admits(o) and _has_room(o, terms)]
+    fit = [o for o in holders if terms.admits(o)]
     if not fit:
-        raise ShardUnavailable(f"nobody holds layer {layer} with room for it: serve it on a node, or try later")
+        raise ShardUnavailable(f"nobody holds layer {layer}: serve it on a node, or admit more")
 
-    def rank(o: Offer) -> tuple[bool, bool, int, int, float, NodeId, Span]:
-        is_own = o.node == sender == terms.origin
+    def rank(o: Offer) -> tuple[bool, bool, bool, int, int, float, NodeId, Span]:
+        is_full, is_own = not _has_room(o, terms), o.node == sender == terms.origin
         far = -min(end, o.info.span.end)
-        return o.info.is_spare, is_own, max(0, o.load.queue), far, rtt_between(sender, o, terms), o.node, o.info.span
+        rtt_s = rtt_between(sender, o, terms)
+        return is_full, o.info.is_spare, is_own, max(0, o.load.queue), far, rtt_s, o.node, o.info.span
 
     best = min(fit, key=rank)
     return best.part(Span(layer, min(end, best.info.span.end)))
@@ -113,18 +125,8 @@ def _has_room(offer: Offer, terms: Terms) -> bool:
     return offer.info.free_tokens >= terms.num_tokens and offer.load.sessions < offer.info.max_sessions
 
 
-def _refusal(
-    offers: Sequence[Offer], admitted: Sequence[Offer], num_layers: int, terms: Terms
-) -> ShardUnavailable | WeightsMismatch:
-    """Why there is no route: what is missing at the first of weights in common, holders, trust, room."""
-    for kind in _kinds(admitted, None):
-        held = [o for o in admitted if _kind(o) == kind]
-        if not _missing(held, num_layers):
-            full = _missing([o for o in held if _has_room(o, terms)], num_layers)
-            return Busy(
-                f"all nodes that hold layers {full} of {num_layers} are full ({terms.num_tokens} positions are needed): "
-                "try later, lower max_tokens, or serve them on another node"
-            )
+def _refusal(offers: Sequence[Offer], admitted: Sequence[Offer], num_layers: int) -> ShardUnavailable | WeightsMismatch:
+    """Why there is no route: what is missing at the first of weights in common, holders, trust."""
     if len(_kinds(admitted, None)) > 1:
         held_by = "; ".join(f"{o.name} {o.info.span}: {o.info.model[:12]} {o.info.precision}" for o in admitted)
         return WeightsMismatch(
@@ -141,10 +143,11 @@ def _refusal(
 
 def _missing(offers: Sequence[Offer], num_layers: int) -> str:
     """Layers that no offer holds; "" if there are none."""
-    return ", ".join(map(str, _gaps(offers, num_layers)))
+    return ", ".join(map(str, gaps_of(offers, num_layers)))
 
 
-def _gaps(offers: Sequence[Offer], num_layers: int) -> list[Span]:
+def gaps_of(offers: Sequence[Offer], num_layers: int) -> list[Span]:
+    """Runs of layers that no offer holds."""
     held = 0  # a bit a layer
     for o in offers:
         held |= (1 << min(o.info.span.end, num_layers)) - (1 << min(o.info.span.start, num_layers))

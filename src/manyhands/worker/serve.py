@@ -91,7 +91,7 @@ class SpanHost:
         """Take a lease for `origin` or say no, before anything is accepted; for a session that is here, check the epoch.
 
         To be followed by `open` or `abandon`. A newer Open of a place overtakes one that is still being carried out.
-        Raises Busy, WeightsMismatch, ContextOverflow, BadRequest.
+        Raises Busy, ShardUnavailable (it would never fit), WeightsMismatch, ContextOverflow, BadRequest.
         """
         info = self._info
         if message.model != info.model or message.precision != info.precision:
@@ -121,6 +121,11 @@ class SpanHost:
             raise Draining(f"layers {info.span} are being drained: try another node")
         if message.capacity > info.context_length:
             raise ContextOverflow(f"{message.capacity} positions exceed the model's context of {info.context_length}")
+        if message.capacity > (most := self.engine.cache_tokens):
+            raise ShardUnavailable(
+                f"layers {info.span} have cache for {most} positions in all, {message.capacity} are asked for: lower "
+                "max_tokens, or raise --cache-tokens there"
+            )
         sessions = len({*self._places, *self._opening})
         if sessions >= self._config.max_sessions:
             raise Busy(f"layers {info.span} already serve {sessions} sessions, the limit; try another node or later")
