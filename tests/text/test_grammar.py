@@ -279,3 +279,22 @@ def test_a_grammar_must_be_able_to_end() -> None:
 def test_a_tokenizer_without_a_table(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="takes no grammars"):
         Grammars(object(), VOCAB, frozenset([EOS])).compile(json_grammar(None))
+
+
+def test_what_compiling_may_cost_is_bounded(grammars: Grammars) -> None:
+    """F14: 1.2 kB of patterns under one allOf took 13.7 s of a core."""
+    patterns = [{"pattern": f"^.*{chr(97 + i)}.{{{i + 3}}}.*$"} for i in range(20)]
+    with pytest.raises(BadRequest, match="cannot be enforced"):
+        grammars.compile(json_grammar({"type": "string", "allOf": patterns}))
+
+
+def test_a_schema_that_leads_to_itself_is_refused_in_words(grammars: Grammars) -> None:
+    with pytest.raises(BadRequest, match=r"no text can satisfy it.*\$ref"):
+        grammars.compile(json_grammar({"$ref": "#"}))
+
+
+def test_a_grammar_is_compiled_once_and_each_copy_is_its_own(grammars: Grammars) -> None:
+    text = json_grammar({"const": "only this"})
+    assert not grammars.has(text)
+    first, second = grammars.compile(text), grammars.compile(text)
+    assert grammars.has(text) and accepts(first, '"only this"') and accepts(second, '"only this"')

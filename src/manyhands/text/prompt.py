@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import AutoTokenizer
 
 from manyhands.errors import BadRequest, ModelError
+from manyhands.text.template import Budget, ChatTemplate, compile_template
 
 # Any of these holds a vocabulary. transformers would invent an empty one for a folder that has only a config.json.
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
 
-Tokenizer = Any  # a transformers tokenizer: they share no type that says more
+Tokenizer = Any  # a transformers tokenizer, or a LightTokenizer: they share no type that says more
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -23,11 +23,40 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     if not any(path for pattern in _VOCABULARIES for path in folder.glob(pattern)):
         raise ModelError(f"no tokenizer in {folder}: fetch tokenizer.json (or tokenizer.model) of this model into it")
+    from transformers import AutoTokenizer  # 5 s and 250 MB: not for a process that has a LightTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exception for a damaged file
         reason = str(error).strip().partition("\n")[0]
         raise ModelError(f"cannot read the tokenizer in {folder} ({reason}): fetch its files again") from error
+
+
+class LightTokenizer:
+    """What preparing a prompt needs of a tokenizer, without transformers: 0.1 s and a tenth of the memory to begin with.
+
+    `backend` is a tokenizers.Tokenizer; the rest is what transformers read beside it.
+    """
+
+    def __init__(
+        self,
+        backend: Any,
+        chat_template: str | Mapping[str, str] | None,
+        special_tokens_map: Mapping[str, str],
+        bos_token_id: int | None,
+    ) -> None:
+        self.backend_tokenizer, self.chat_template = backend, chat_template
+        self.special_tokens_map, self.bos_token_id = special_tokens_map, bos_token_id
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text."""
+        ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of ids."""
+        text: str = self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -47,22 +76,29 @@ def render_chat(
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] = (),
+    budget: Budget | None = None,
     **variables: Any,
 ) -> list[int]:
     """Return the ids of a conversation in the model's own chat template, ready for the assistant's answer.
 
-    The template places the special tokens; `tools` and `variables` (enable_thinking, say) are its inputs. Raises
-    BadRequest if there is no template, no message, or if the template refuses the messages (for instance roles that must
-    alternate).
+    The template places the special tokens; `tools` and `variables` (enable_thinking, say) are its inputs, `budget` bounds
+    what it may use. Raises TooCostly (a BadRequest) beyond that, and BadRequest if there is no template, no message, or if
+    the template refuses the messages (for instance roles that must alternate).
     """
+    text = render_text(tokenizer, messages, tools, budget or Budget(), **variables)
+    return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+
+
+def render_text(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], budget: Budget, **variables: Any
+) -> str:
+    """The text of which `render_chat` returns the ids. Raises as it does."""
     if not messages:
         raise BadRequest("messages is empty: send at least one message")
-    if not tokenizer.chat_template:
-        raise BadRequest("this model has no chat template: use /v1/completions with a plain prompt, or a chat model")
-    conversation = [dict(message) for message in messages]
-    known = {"add_generation_prompt": True, "tokenize": True, "return_dict": False, "tools": list(tools) or None}
     try:
-        ids = tokenizer.apply_chat_template(conversation, **known, **variables)
+        template = find_template(tokenizer, has_tools=bool(tools))
+        known = {**tokenizer.special_tokens_map, "tools": list(tools) or None, **variables}
+        return template.render(messages, known, budget)
     except (
         TemplateError,
         TypeError,
@@ -71,12 +107,21 @@ def render_chat(
         LookupError,
         ArithmeticError,
         RecursionError,
+        MemoryError,
     ) as error:
-        reason = " ".join(str(error).split())[
-            :300
-        ]  # what it raises itself, or content of a type that it does not expect
-        raise BadRequest(f"the chat template of this model refuses these messages: {reason}") from error
-    return [int(token) for token in ids]
+        reason = " ".join(str(error).split())[:300]  # what it raises itself, or content that it does not expect
+        said = reason or type(error).__name__
+        raise BadRequest(f"the chat template of this model refuses these messages: {said}") from error
+
+
+def find_template(tokenizer: Tokenizer, *, has_tools: bool) -> ChatTemplate:
+    """The template for a conversation; there may be one for tools. Raises BadRequest, TemplateError."""
+    source = tokenizer.chat_template
+    if isinstance(source, dict):
+        source = (source.get("tool_use") if has_tools else None) or source.get("default")
+    if not source:
+        raise BadRequest("this model has no chat template: use /v1/completions with a plain prompt, or a chat model")
+    return compile_template(source)
 
 
 def eos_ids(

@@ -1,0 +1,241 @@
+"""A checkpoint's chat template, rendered within bounds. Pure; knows no tokenizer.
+
+A template is a program from a stranger, run on a client's words. Jinja's sandbox keeps it away from the process; the bounds
+here keep it from using the process up: `Budget` counts passes of loops and macros, looks at the clock at each, and limits
+what one operation may build. What these cannot see, say one filter over a long range, is for the caller's process limits:
+`is_simple` tells which templates use only operations whose cost these bounds hold.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from manyhands.errors import BadRequest
+
+Object = dict[str, Any]
+# Names under which the bounds reach a compiled template; no template can spell them.
+_PASS, _JOIN = "pass_5f1c0e", "join_5f1c0e"
+# Operations whose result is no longer than what goes in, or a constant more.
+_SIMPLE_FILTERS = frozenset(
+    "trim length count tojson first last list string default d upper lower items dictsort safe e escape int float "
+    "capitalize title map selectattr rejectattr select reject unique sort reverse abs round".split()
+)
+_SIMPLE_CALLS = frozenset(
+    "raise_exception strftime_now namespace dict split rsplit strip lstrip rstrip startswith endswith items keys values "
+    "get upper lower title capitalize index find rfind removeprefix removesuffix isdigit".split()
+)
+
+
+class TooCostly(BadRequest):
+    """A render went beyond its Budget."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the chat template of this model: {reason}")
+
+
+@dataclass(slots=True)
+class Budget:
+    """What one render may use: passes of its loops and macros, seconds, and characters (or items) of one value."""
+
+    passes: int = 1_000_000
+    seconds: float = 2.0
+    size: int = 16 << 20
+    clock: Callable[[], float] = time.perf_counter
+    used: int = 0
+    _end: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._end = self.clock() + self.seconds
+
+    def take(self) -> bool:
+        """Count one pass. Raises TooCostly."""
+        self.used += 1
+        if self.used > self.passes:
+            raise TooCostly(f"it takes more than {self.passes} passes of its loops")
+        if self.clock() > self._end:
+            raise TooCostly(f"it takes more than {self.seconds:g} s")
+        return True
+
+    def join(self, *values: Any) -> str:
+        """`a ~ b`, within `size`."""
+        texts = [value if isinstance(value, str) else str(value) for value in values]
+        self.check(sum(map(len, texts)))
+        return "".join(texts)
+
+    def check(self, size: float) -> None:
+        """Raise TooCostly if one value would get so large."""
+        if size > self.size:
+            raise TooCostly(f"it builds a value of more than {self.size} characters or items")
+
+
+class _Generation(Extension):
+    """{% generation %} marks what a model wrote, for training; here it is its body."""
+
+    tags = frozenset({"generation"})  # type: ignore[assignment]
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(Namespace):
+    """A namespace whose names cannot reach into the interpreter."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"a namespace has no name {name!r}")
+        super().__setitem__(name, value)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja as chat templates expect it, with every loop, macro and growing operation under the render's Budget."""
+
+    intercepted_binops = frozenset({"+", "*", "%", "**"})
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        self.filters["tojson"] = _to_json
+        self.globals |= {"raise_exception": _raise, "strftime_now": _now, "namespace": _Namespace}
+        self.budget = Budget()  # of the render that runs: one at a time
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for concat in list(tree.find_all(nodes.Concat)):
+            _join_within_bounds(tree, concat)
+        blocks: list[Any] = list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)))
+        for block in blocks:
+            count = nodes.Call(nodes.Name(_PASS, "load"), [], [], None, None)
+            block.body.insert(0, nodes.ExprStmt(count))
+            if isinstance(block, nodes.For) and block.test is not None:  # runs also for what it drops
+                block.test = nodes.And(count, block.test)
+        return tree
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and _magnitude(left) ** min(_magnitude(right), 64) > 1 << 64:
+            raise TooCostly(f"{left!r:.20} ** {right!r:.20} is out of bounds")
+        if operator == "%" and isinstance(left, str):
+            self.budget.check(len(left) + sum(int(width) for width in re.findall(r"\d{1,18}", left)))
+            if "*" in left:
+                raise TooCostly("a text's width cannot be a variable")
+        if operator == "+" and _is_long(left) and _is_long(right):
+            self.budget.check(len(left) + len(right))
+        if operator == "*":
+            self.budget.check(_product(left, right))
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, int) and not isinstance(value, bool):
+                __self.budget.check(abs(value))  # center(10**9), indent(10**9)
+        return super().call(__context, __obj, *args, **kwargs)
+
+
+def _join_within_bounds(tree: nodes.Node, concat: nodes.Concat) -> None:
+    """Replace `a ~ b` by a call of Budget.join, wherever in `tree` it stands."""
+    call = nodes.Call(nodes.Name(_JOIN, "load"), concat.nodes, [], None, None, lineno=concat.lineno)
+    assert concat.environment is not None
+    call.set_environment(concat.environment)
+    for parent in [tree, *tree.find_all(nodes.Node)]:
+        for name, value in parent.iter_fields():
+            if value is concat:
+                setattr(parent, name, call)
+            elif isinstance(value, list) and any(item is concat for item in value):
+                setattr(parent, name, [call if item is concat else item for item in value])
+
+
+def _magnitude(value: Any) -> float:
+    return abs(value) if isinstance(value, int | float) else 0.0
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, str | list | tuple)
+
+
+def _product(left: Any, right: Any) -> float:
+    """The length of a text or list repeated; of a product of numbers, as many digits as it may have."""
+    if _is_long(left) or _is_long(right):
+        long, count = (left, right) if _is_long(left) else (right, left)
+        return float(len(long)) * max(_magnitude(count), 0.0)
+    return sum(value.bit_length() for value in (left, right) if isinstance(value, int))
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, **form: Any) -> str:
+    """JSON without the escapes of HTML that Jinja's own filter makes. `form`: separators, sort_keys."""
+    if isinstance(indent, int) and indent > 16:
+        raise TooCostly(f"tojson is indented by {indent}; at most 16")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **form)
+
+
+class ChatTemplate:
+    """One compiled template. Raises TemplateError if it is none."""
+
+    def __init__(self, source: str) -> None:
+        self._environment = _Environment()
+        self._template = self._environment.from_string(source)
+        self.is_simple = _is_simple(self._environment.parse(source))
+
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], budget: Budget) -> str:
+        """The text of a conversation. Raises TooCostly, TemplateError, and whatever a template's operations do."""
+        self._environment.budget = budget
+        known = {"add_generation_prompt": True, "documents": None, _PASS: budget.take, _JOIN: budget.join}
+        pieces, size = [], 0
+        for piece in self._template.generate(messages=list(map(_with_thoughts, messages)), **known, **variables):
+            size += len(piece)
+            budget.check(size)
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+@lru_cache(maxsize=16)
+def compile_template(source: str) -> ChatTemplate:
+    """A ChatTemplate, made once. Raises TemplateError."""
+    return ChatTemplate(source)
+
+
+def _with_thoughts(message: Mapping[str, Any]) -> Object:
+    """A message whose thoughts stand under each name that templates read: the standard one, and gpt-oss's."""
+    thoughts = message.get("reasoning_content")
+    return dict(message) if thoughts is None else {"thinking": thoughts, **message}
+
+
+def _is_simple(tree: nodes.Template) -> bool:
+    """Whether it uses only operations whose cost a Budget sees."""
+    macros = {macro.name for macro in tree.find_all(nodes.Macro)}
+    filters = [node.name for node in tree.find_all(nodes.Filter)]
+    calls = [_called(node.node) for node in tree.find_all(nodes.Call)]
+    others = (nodes.Mul, nodes.Pow, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.FilterBlock)
+    joins = [node for node in tree.find_all(nodes.Filter) if node.name == "join"]
+    return (
+        set(filters) <= _SIMPLE_FILTERS
+        and all(isinstance(given, nodes.Const) for node in joins for given in node.args)
+        and set(calls) <= _SIMPLE_CALLS | macros | {_PASS, _JOIN}
+        and next(tree.find_all(others), None) is None
+    )
+
+
+def _called(node: nodes.Node) -> str:
+    """The name of what a Call calls; "" if it has none."""
+    if isinstance(node, nodes.Getattr):
+        return node.attr
+    return node.name if isinstance(node, nodes.Name) else ""
