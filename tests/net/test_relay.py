@@ -1,6 +1,7 @@
 """Links through a relay, under asyncio and uvloop: end to end, whatever the relay does."""
 
 import asyncio
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, Busy, LinkClosed, ProtocolError, ShardUnavailable
 from manyhands.net.certificate import client_context
+from manyhands.net.door import Tokens
 from manyhands.net.relay import (
     ANSWER,
     CALL,
@@ -313,7 +315,9 @@ def test_garbage_after_the_handshake_costs_its_sender(run: Run, garbage: bytes) 
         async with scene(limits=RelayLimits(answer_s=0.2)) as s, linked(s, "data") as (near, far):
             context = client_context(Ed25519PrivateKey.generate(), SECRET)
             context.set_alpn_protocols([RELAY_ALPN])
-            reader, writer = await asyncio.open_connection(s.at.host, s.at.port, ssl=context, server_hostname="x")
+            reader, writer = await asyncio.open_connection(
+                s.at.host, s.at.port, ssl=context, server_hostname=Tokens(SECRET, os.urandom).make()
+            )
             writer.write(garbage)
             received = await asyncio.gather(reader.read(), return_exceptions=True)
             assert received[0] in (b"", b"+", b"?") or isinstance(received[0], OSError)

@@ -1,6 +1,7 @@
 """TLS on loopback, under asyncio and uvloop: members meet, strangers get nothing."""
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.certificate import client_context, server_context
+from manyhands.net.door import Tokens
 from manyhands.net.tls import TlsPolicy, TlsTransport
 from manyhands.net.transport import Transport
 from manyhands.wire.message import Close, Step
@@ -30,10 +32,11 @@ async def node(secret: bytes = SECRET, policy: TlsPolicy | None = None) -> Async
 
 
 async def read_raw(addr: NodeAddr, context: ssl.SSLContext, hello: bytes = b"") -> bytes:
-    """Every application byte that a caller with this TLS context gets."""
+    """Every application byte that a caller with this TLS context, and with a valid token, gets."""
     received = b""
+    name = Tokens(SECRET, os.urandom).make()
     try:
-        reader, writer = await asyncio.open_connection(addr.host, addr.port, ssl=context, server_hostname="x")
+        reader, writer = await asyncio.open_connection(addr.host, addr.port, ssl=context, server_hostname=name)
     except OSError:
         return received
     try:

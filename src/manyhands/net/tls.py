@@ -1,22 +1,24 @@
 """TCP + TLS 1.3, both sides authenticated: the default wherever a machine can be dialled. Plain asyncio or uvloop.
 
-A stranger gets no application byte: the listener speaks only after the TLS handshake has verified the peer's chain and
-the peer has said Hello. Allow and deny lists by NodeId sit on top of membership.
+A caller that is not a member gets no application byte: door.py keeps it out of the handshake, the handshake verifies the
+peer's chain, and the listener speaks after the peer's Hello. Allow and deny lists by NodeId sit on top of membership.
 
 The same handshake also runs inside a tunnel that a relay forwards (`dial_over`, `admit_over`; see tunnel.py): such a link
 is authenticated and encrypted from end to end. A member may also ask, by ALPN, for a guest (the relay) instead of a link.
 """
 
 import asyncio
+import contextlib
 import errno
 import functools
 import logging
+import os
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -24,23 +26,27 @@ from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.arrivals import Arrivals
 from manyhands.net.certificate import client_context, node_id_of, peer_of, server_context
+from manyhands.net.door import Tokens
 from manyhands.net.handover import Door, Early
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
+from manyhands.net.listener import BACKLOG, HELLO_S, Listener, descriptor_limit, pending_limits
 from manyhands.wire.message import Hello, Lane
 
 logger = logging.getLogger(__name__)
 
-SERVER_NAME = "manyhands"  # sent in clear by TLS (SNI): must tell nothing of host or swarm
-BACKLOG = 128
-RETRY_ACCEPT_S = 0.1  # out of file descriptors: wait for some to be freed
+# While callers wait for a turn, a handshake has so long: ten round trips of 100 ms.
+CROWDED_S = 1.0
+# Callers with a valid token that wait for a turn; more are turned away.
+MAX_WAITING = 256
 
 
 @dataclass(frozen=True, slots=True)
 class TlsPolicy:
     """Whom to admit, and how much of it. `allow` None: every member; `deny` wins. Both apply to dialling too.
 
-    `max_links` counts links that peers dialled and that are still open. Handshakes beyond `max_handshakes` wait in the
-    kernel's queue; each has `handshake_s` seconds from TCP accept to Hello.
+    `max_links` counts links that peers dialled and that are still open. Of the callers whose token is valid (door.py),
+    `max_handshakes` at a time are in the TLS handshake, each for `handshake_s` seconds up to its Hello, or CROWDED_S while
+    others wait.
     """
 
     allow: frozenset[NodeId] | None = None
@@ -75,6 +81,10 @@ class TlsTransport:
         self._hello = hello
         self._policy = policy or TlsPolicy()
         self._guests = guests or {}
+        self.tokens = Tokens(secret, os.urandom)
+        self._handshakes: dict[asyncio.Timeout, float] = {}  # those under way, with when they began
+        self._turns = asyncio.Semaphore(self._policy.max_handshakes)
+        self._num_waiting = 0
         self._server_context = server_context(key, secret)
         if self._guests:
             self._server_context.set_alpn_protocols(list(self._guests))
@@ -154,7 +164,7 @@ class TlsTransport:
             addr.host,
             addr.port,
             ssl=self._client_context,
-            server_hostname=SERVER_NAME,
+            server_hostname=self.tokens.make(),
             ssl_handshake_timeout=self._policy.handshake_s,
             ssl_shutdown_timeout=CLOSE_S,
         )
@@ -169,26 +179,40 @@ class TlsTransport:
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return peer
 
-    async def _serve(self, listener: socket.socket) -> None:
-        """Accept for ever, with as many doormen as handshakes may run at once. Runs until cancelled."""
-        turn = asyncio.Lock()  # sock_accept takes one caller at a time
+    async def _serve(self, listening: socket.socket) -> None:
+        """Accept for ever. Runs until cancelled, and owns the handshakes of the callers with a valid token."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(self._policy.max_handshakes):
-                group.create_task(self._keep_door(listener, turn))
+            limits = pending_limits(descriptor_limit(), min(HELLO_S, self._policy.handshake_s))
+            await Listener(listening, self.tokens, lambda connection: self._begin(connection, group), limits).serve()
 
-    async def _keep_door(self, listener: socket.socket, turn: asyncio.Lock) -> NoReturn:
-        while True:
-            try:
-                async with turn:
-                    connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-            except OSError as exc:
-                logger.warning("cannot accept: %s", exc)
-                await asyncio.sleep(RETRY_ACCEPT_S)
-                continue
-            if self._has_room():
-                await self._admit(functools.partial(self._accept_tls, connection))
-            else:
-                connection.close()
+    def _begin(self, connection: socket.socket, group: asyncio.TaskGroup) -> None:
+        if self._has_room() and self._num_waiting < MAX_WAITING:
+            group.create_task(self._take_turn(connection))
+        else:
+            connection.close()
+
+    async def _take_turn(self, connection: socket.socket) -> None:
+        """Handshake when it is this caller's turn; callers that wait shorten the time of those under way."""
+        self._num_waiting += 1
+        try:
+            if self._turns.locked():
+                self._hurry()
+            await self._turns.acquire()
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self._num_waiting -= 1
+        try:
+            await self._admit(functools.partial(self._accept_tls, connection))
+        finally:
+            self._turns.release()
+
+    def _hurry(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for timeout, began in self._handshakes.items():
+            if not timeout.expired() and timeout.when() is not None:
+                timeout.reschedule(max(now, began + min(CROWDED_S, self._policy.handshake_s)))
 
     def _has_room(self) -> bool:
         self._incoming = {link for link in self._incoming if not link.is_closed}
@@ -204,7 +228,7 @@ class TlsTransport:
         link = FramedLink(Handshake(self._hello, lambda t: self._identify(t, None), time.monotonic, None))
         self._incoming.add(link)
         try:
-            async with asyncio.timeout(self._policy.handshake_s):
+            async with self._deadline():
                 if await connect(link):
                     await link.opened()
                     self._arrivals.put(link)
@@ -218,6 +242,18 @@ class TlsTransport:
             link.abort("this node stopped listening")
             raise
         return True
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
+        """A handshake's time: handshake_s, less while other callers wait. Raises TimeoutError."""
+        now = asyncio.get_running_loop().time()
+        limit_s = min(CROWDED_S, self._policy.handshake_s) if self._num_waiting else self._policy.handshake_s
+        async with asyncio.timeout(limit_s) as timeout:
+            self._handshakes[timeout] = now
+            try:
+                yield
+            finally:
+                del self._handshakes[timeout]
 
     async def _accept_tls(self, connection: socket.socket, link: FramedLink) -> bool:
         """Handshake with a caller. Whether he came for a link: False if a guest took him over."""
@@ -249,7 +285,7 @@ class TlsTransport:
             early,
             self._server_context if is_server else self._client_context,
             server_side=is_server,
-            server_hostname=None if is_server else SERVER_NAME,
+            server_hostname=None if is_server else self.tokens.make(),
             ssl_handshake_timeout=self._policy.handshake_s,
             ssl_shutdown_timeout=CLOSE_S,
         )

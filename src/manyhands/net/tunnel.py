@@ -30,7 +30,7 @@ from manyhands.net.relay import (
     RING,
     keep_alive,
 )
-from manyhands.net.tls import SERVER_NAME, TlsTransport
+from manyhands.net.tls import TlsTransport
 from manyhands.wire.message import Lane
 
 logger = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class Tunnels:
                 relay.host,
                 relay.port,
                 ssl=self._context,
-                server_hostname=SERVER_NAME,
+                server_hostname=self._tls.tokens.make(),
                 ssl_handshake_timeout=HANDSHAKE_S,
                 ssl_shutdown_timeout=CLOSE_S,
             )

@@ -1,0 +1,316 @@
+"""F5: callers without the secret cannot use up a node's door, from one address or from many, silent, slow or replayed."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from manyhands.core import NodeAddr
+from manyhands.errors import LinkClosed
+from manyhands.net.certificate import client_context
+from manyhands.net.door import REFUSAL, PendingLimits, Tokens
+from manyhands.net.listener import Listener, pending_limits
+from manyhands.net.tls import TlsPolicy, TlsTransport
+from tests.net.conftest import Run, run
+from tests.net.links import linked, receive, says, step
+
+__all__ = ["run"]
+
+SECRET = b"\7" * 32
+FLOOD = 1000
+HALF_HELLO = b"\x16\x03\x01\x02\x00\x01"
+# Asked for is 0.1 s. The machine of the tests may be busy; before the fix it was 5 s, or for ever.
+PROMPT_S, BUSY_S = 0.1, 2.0
+
+
+@asynccontextmanager
+async def node(policy: TlsPolicy | None = None) -> AsyncIterator[TlsTransport]:
+    transport = TlsTransport(Ed25519PrivateKey.generate(), SECRET, says("node"), policy)
+    yield transport
+    await transport.aclose()
+
+
+@asynccontextmanager
+async def half_open(
+    addr: NodeAddr, sources: int, first: bytes, count: int = FLOOD
+) -> AsyncIterator[list[socket.socket]]:
+    """So many connections that send `first` and wait, from `sources` addresses in turn."""
+    callers = []
+    try:
+        for index in range(count):
+            caller = socket.socket()
+            caller.setblocking(False)
+            caller.bind((f"127.0.1.{1 + index % sources}", 0))
+            caller.connect_ex((addr.host, addr.port))
+            callers.append(caller)
+            if index % 50 == 0:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
+        for caller in callers:
+            with contextlib.suppress(OSError):  # dropped already
+                caller.send(first)
+        yield callers
+    finally:
+        for caller in callers:
+            caller.close()
+
+
+async def dial_s(member: TlsTransport, addr: NodeAddr) -> float:
+    """How long a member's dial takes, until a frame has gone there and back."""
+    began = asyncio.get_running_loop().time()
+    async with asyncio.timeout(5):
+        link = await member.dial(addr, "control")
+        await link.ping()
+    took_s = asyncio.get_running_loop().time() - began
+    await link.aclose()
+    return took_s
+
+
+async def take_all(transport: TlsTransport) -> None:
+    while True:
+        await transport.accept()
+
+
+@asynccontextmanager
+async def flooded(
+    sources: int, first: bytes, policy: TlsPolicy | None = None
+) -> AsyncIterator[tuple[TlsTransport, NodeAddr]]:
+    """A member, and the address of a node that a flood besets."""
+    async with node(policy) as door, node() as member:
+        addr = await door.listen(NodeAddr("127.0.0.1", 0))
+        taking = asyncio.create_task(take_all(door))
+        async with half_open(addr, sources, first):
+            yield member, addr
+        taking.cancel()
+
+
+@pytest.mark.parametrize("sources", [1, 250])
+@pytest.mark.parametrize("first", [HALF_HELLO, b""], ids=["half a hello", "silent"])
+def test_a_thousand_half_open_connections_delay_no_member(run: Run, sources: int, first: bytes) -> None:
+    async def body() -> None:
+        async with flooded(sources, first) as (member, addr):
+            took = [await dial_s(member, addr) for _ in range(5)]
+            assert min(took) < PROMPT_S and max(took) < BUSY_S, took
+
+    run(body())
+
+
+def test_a_flood_that_comes_again_and_again_delays_no_member_behind_the_same_address(run: Run) -> None:
+    """One address is hostile and honest (NAT): callers that are dropped dial again at once."""
+
+    async def body() -> None:
+        async with node() as door, node() as member:
+            addr = await door.listen(NodeAddr("127.0.0.1", 0))
+            tasks = [asyncio.create_task(take_all(door))]
+
+            async def pester() -> None:
+                while True:
+                    with contextlib.suppress(OSError):
+                        reader, writer = await asyncio.open_connection(addr.host, addr.port)
+                        writer.write(HALF_HELLO)
+                        await reader.read()
+                        writer.close()
+
+            tasks += [asyncio.create_task(pester()) for _ in range(400)]
+            await asyncio.sleep(0.2)
+            took = [await dial_s(member, addr) for _ in range(5)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert max(took) < BUSY_S, took
+
+    run(body())
+
+
+def test_links_that_stand_go_on_and_callers_beyond_the_bound_go(run: Run) -> None:
+    async def body() -> None:
+        async with node() as a, node() as b:
+            addr = await b.listen(NodeAddr("127.0.0.1", 0))
+            async with linked(a, b, addr, "data") as (near, far), half_open(addr, 1, HALF_HELLO) as callers:
+                near.send(step(1))
+                assert await receive(far)
+                await asyncio.sleep(0.2)
+                assert sum(ended(caller) for caller in callers) >= FLOOD - pending_limits(1 << 16, 3.0).per_source
+
+    run(body())
+
+
+def ended(caller: socket.socket) -> bool:
+    try:
+        return caller.recv(100) in (b"", REFUSAL)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def test_whole_hellos_of_outsiders_cost_no_handshake(run: Run) -> None:
+    """Another swarm's token, none, or one that was used before: a TLS alert, before any public-key operation."""
+
+    async def body() -> None:
+        async with node() as door, node() as member:
+            addr = await door.listen(NodeAddr("127.0.0.1", 0))
+            shaken = 0
+            inner = door._accept_tls
+
+            async def count(*args: object) -> bool:
+                nonlocal shaken
+                shaken += 1
+                return await inner(*args)  # type: ignore[arg-type]
+
+            door._accept_tls = count  # type: ignore[method-assign, assignment]
+            outsider = client_context(Ed25519PrivateKey.generate(), b"\1" * 32)
+            used = member.tokens.make()
+            door.tokens.check(used)
+            for name in (Tokens(b"\1" * 32, os.urandom).make(), "manyhands", used):
+                with pytest.raises(ssl.SSLError, match="ACCESS_DENIED"):
+                    await asyncio.open_connection(addr.host, addr.port, ssl=outsider, server_hostname=name)
+            assert shaken == 0
+            link = await member.dial(addr, "control")
+            assert shaken == 1
+            await link.aclose()
+
+    run(body())
+
+
+def test_a_ticket_of_another_swarm_is_told_so(run: Run) -> None:
+    async def body() -> None:
+        other = TlsTransport(Ed25519PrivateKey.generate(), b"\1" * 32, says("other"))
+        async with node() as door:
+            addr = await door.listen(NodeAddr("127.0.0.1", 0))
+            with pytest.raises(LinkClosed, match="is not a member of this swarm"):
+                await other.dial(addr, "control")
+        await other.aclose()
+
+    run(body())
+
+
+def test_a_member_whose_hello_comes_in_pieces_gets_in(run: Run) -> None:
+    """Slow lines cut it anywhere; the rest is waited for without a turn of the loop for each byte."""
+
+    async def body() -> None:
+        async with node() as door, node() as member:
+            addr = await door.listen(NodeAddr("127.0.0.1", 0))
+            relay = await asyncio.start_server(lambda r, w: dribble(r, w, addr), "127.0.0.1", 0)
+            port = relay.sockets[0].getsockname()[1]
+            link = await member.dial(NodeAddr("127.0.0.1", port, door.node), "control")
+            await link.ping()
+            await link.aclose()
+            relay.close()
+
+    run(body())
+
+
+async def dribble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, addr: NodeAddr) -> None:
+    """Forward to `addr`, the first bytes one by one and in halves."""
+    far_reader, far_writer = await asyncio.open_connection(addr.host, addr.port)
+    far_writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    async def back() -> None:
+        with contextlib.suppress(OSError):
+            while data := await far_reader.read(4096):
+                writer.write(data)
+        writer.close()
+
+    task = asyncio.create_task(back())
+    first = await reader.read(4096)
+    for piece in (first[:1], first[1:4], first[4:7], first[7:200], first[200:]):
+        far_writer.write(piece)
+        await asyncio.sleep(0.01)
+    while data := await reader.read(4096):
+        far_writer.write(data)
+    far_writer.close()
+    await task
+
+
+def test_out_of_descriptors_a_caller_without_proof_gives_way_to_a_member(run: Run) -> None:
+    """The process may have few descriptors: the flood takes what is left, and a member still gets in."""
+
+    async def body() -> None:
+        async with node() as door, node() as member:
+            addr = await door.listen(NodeAddr("127.0.0.1", 0))
+            taking = asyncio.create_task(take_all(door))
+            await dial_s(member, addr)  # modules and keys are loaded
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            in_use = len(os.listdir("/proc/self/fd"))
+            flood_size = 100  # both ends are ours: descriptors run out in the middle of the flood's far ends
+            resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + flood_size + 50, hard))
+            try:
+                async with half_open(addr, 1, HALF_HELLO, flood_size):
+                    assert await dial_s(member, addr) < 5
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                taking.cancel()
+
+    run(body())
+
+
+def test_members_that_say_nothing_after_their_token_hold_a_turn_for_a_second_at_most(run: Run) -> None:
+    """A token that was overheard and held back, or a member's: with all turns taken, who waits is not kept for 5 s."""
+
+    async def body() -> None:
+        async with node(TlsPolicy(max_handshakes=4)) as door, node() as member:
+            addr = await door.listen(NodeAddr("127.0.0.1", 0))
+            taking = asyncio.create_task(take_all(door))
+            context = client_context(Ed25519PrivateKey.generate(), SECRET)
+            callers = []
+            for _ in range(4):
+                caller = socket.create_connection((addr.host, addr.port))
+                sent, received = ssl.MemoryBIO(), ssl.MemoryBIO()
+                tls = context.wrap_bio(received, sent, server_hostname=member.tokens.make())
+                with pytest.raises(ssl.SSLWantReadError):
+                    tls.do_handshake()
+                caller.send(sent.read())
+                callers.append(caller)
+            await asyncio.sleep(0.1)
+            assert await dial_s(member, addr) < 3
+            for caller in callers:
+                caller.close()
+            taking.cancel()
+
+    run(body())
+
+
+def test_what_pending_callers_may_take_leaves_a_reserve_of_descriptors() -> None:
+    assert pending_limits(1 << 16, 3.0) == PendingLimits(512, 256, 3.0)
+    assert pending_limits(1024, 3.0).total == 512 and pending_limits(700, 3.0).total == 188
+    assert pending_limits(256, 3.0).total == 16
+
+
+def test_callers_that_prove_nothing_in_time_go(run: Run) -> None:
+    async def body() -> None:
+        async with node(TlsPolicy(handshake_s=0.3)) as door:
+            addr = await door.listen(NodeAddr("127.0.0.1", 0))
+            async with half_open(addr, 1, HALF_HELLO, 20) as callers:
+                assert not any(ended(caller) for caller in callers)
+                await asyncio.sleep(0.9)
+                assert all(ended(caller) for caller in callers)
+
+    run(body())
+
+
+def test_a_listener_that_stops_closes_what_is_pending(run: Run) -> None:
+    async def body() -> None:
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setblocking(False)
+        listener = Listener(
+            listening, Tokens(SECRET, os.urandom), lambda connection: None, pending_limits(1 << 16, 3.0)
+        )
+        task = asyncio.create_task(listener.serve())
+        callers = [socket.create_connection(listening.getsockname()) for _ in range(5)]
+        await asyncio.sleep(0.05)
+        assert len(listener.pending) == 5
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for caller in callers:
+            assert caller.recv(10) == b""
+            caller.close()
+
+    run(body())
