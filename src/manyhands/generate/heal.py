@@ -5,7 +5,7 @@ import contextlib
 import logging
 import statistics
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from dataclasses import replace
 from typing import Literal
 
@@ -46,6 +46,38 @@ class Pace:
         )
 
 
+class Alone:
+    """Bounds what one repair spends on the last resort: `limit_s` from the first attempt on, with growing pauses between
+    them (each may read a whole model). Until the first `take_turn` it bounds nothing."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._until: float | None = None
+        self._pause_s = ASK_AGAIN_S
+
+    async def take_turn(self, reason: str) -> None:
+        """Wait until the next attempt may begin. Raises ShardUnavailable if it would begin after the deadline."""
+        now = asyncio.get_running_loop().time()
+        if self._until is None:
+            self._until = now + self._limit_s
+        elif now + self._pause_s >= self._until:
+            raise self._failure(reason)
+        else:
+            await asyncio.sleep(self._pause_s)
+            self._pause_s *= 2
+
+    async def bound(self, attempt: Awaitable[str], reason: str) -> str:
+        """The result of `attempt`. Raises ShardUnavailable at the deadline, and then it is cancelled."""
+        try:
+            async with asyncio.timeout_at(self._until):
+                return await attempt
+        except TimeoutError:
+            raise self._failure(reason) from None
+
+    def _failure(self, reason: str) -> ShardUnavailable:
+        return ShardUnavailable(f"the local fallback did not open within {self._limit_s:g} s: {reason}")
+
+
 class Healer:
     """Repairs one session. `excluded` grows: a node that was lost once comes back into this session only if nobody else
     covers its layers (a link may have been cut, a node restarted), and never if it lied."""
@@ -60,6 +92,7 @@ class Healer:
         self.events: list[Event] = []
         self._fruitless = 0
         self._attempts = 0  # in this repair
+        self._alone = Alone(config.load_timeout_s)
         self._may_rewire_at = 0.0
         self._committed = -1
 
@@ -67,8 +100,9 @@ class Healer:
         """Make the route stand again with the caches of positions [0, committed) intact.
 
         Returns the position from which on the origin must send to hop 0 (at most `committed`). Deadlines:
-        config.patience_s to find nodes, config.reopen_timeout_s for each exchange. Without a last resort raises
-        ShardUnavailable if nobody covers the lost layers, PipelineAborted after config.max_repairs without progress.
+        config.patience_s to find nodes, config.reopen_timeout_s for each exchange, then config.load_timeout_s for the last
+        resort, if there is one, to open. Raises ShardUnavailable if nothing covers the lost layers by then, PipelineAborted
+        after config.max_repairs without progress (with a last resort, which then takes over: after as many again).
         """
         now = asyncio.get_running_loop().time
         began, session = now(), self._session
@@ -79,6 +113,7 @@ class Healer:
         try:
             self._count(committed, reason)
             self._attempts = 0
+            self._alone = Alone(self._config.load_timeout_s)
             while session.losses or not all(hop.is_whole for hop in session.route.hops):
                 names = tuple(session.route.hops[i].offer.name for i in session.losses)
                 self.events.append(Event("shard_status", names, at_token, f"degraded: {reason}"))
@@ -86,7 +121,7 @@ class Healer:
                 plan = await self._find_plan(committed, began)
                 self._attempts += 1
                 planned = now()
-                reason = await self._try(plan, reason)
+                reason = await self._alone.bound(self._try(plan, reason), reason)
         except (ShardUnavailable, PipelineAborted) as error:
             self.events.append(Event("pipeline_aborted", tuple(lost), at_token, str(error)))
             raise
@@ -170,11 +205,14 @@ class Healer:
             session.lose(index, reason)
 
     def _count(self, committed: int, reason: str) -> None:
-        """Raise PipelineAborted if too many repairs have brought no new position (with a last resort: take it)."""
+        """Raise PipelineAborted if too many repairs have brought no new position; a last resort gets as many of its own."""
         self._fruitless = 0 if committed > self._committed else self._fruitless + 1
         self._committed = max(committed, self._committed)
-        if self._fruitless > self._config.max_repairs and self._last_resort is None:
-            raise PipelineAborted(f"given up after {self._config.max_repairs} repairs without progress: {reason}")
+        limit = self._config.max_repairs
+        if self._last_resort is not None:
+            limit += 1 + limit
+        if self._fruitless > limit:
+            raise PipelineAborted(f"given up after {limit} repairs without progress: {reason}")
 
     async def _find_plan(self, committed: int, began: float) -> RepairPlan:
         session = self._session
@@ -201,6 +239,7 @@ class Healer:
                 break
             await asyncio.sleep(ASK_AGAIN_S)
         assert self._last_resort is not None
+        await self._alone.take_turn("; ".join(session.losses.values()))
         return plan_repair(route, range(len(route)), (), (), [self._last_resort], (), committed)
 
     async def _plan_without(self, excluded: Collection[NodeId], committed: int) -> RepairPlan:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ class Origin:
         host = await self.node.worker.host(
             folder, span, self.model.precision, device, model_name="fallback", has_ends=ends, is_lazy=True
         )
-        self.last_resort = Offer(self.node.address, self.node.transport.node, "fallback", host.info)
+        info = replace(host.info, is_loaded=False)  # its Open has the deadline of a load
+        self.last_resort = Offer(self.node.address, self.node.transport.node, "fallback", info)
 
     def request(self, prompt: str | Messages, params: SamplingParams) -> Request:
         """Check a request against the model. Raises BadRequest, ContextOverflow naming both numbers."""
