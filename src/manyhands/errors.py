@@ -11,6 +11,7 @@ ManyhandsError                code            meaning
 ├─ TooLarge                   too_large       a body beyond the limit
 ├─ RateLimited                rate_limited    a quota is used up or the queue is full; `retry_after_s` says until when
 ├─ ModelError                 bad_model       a checkpoint is missing, corrupt or of an unknown family
+│  └─ Damaged                 bad_model       bytes on disk are not those of the model's manifest
 ├─ WeightsMismatch            weights_mismatch  two nodes hold different weights or precision
 ├─ ShardUnavailable           shard_unavailable nobody can serve a needed span (retryable elsewhere)
 │  ├─ Busy                    busy            a hop is full; said before it accepts, never after
@@ -89,6 +90,14 @@ class RateLimited(ManyhandsError):
 class ModelError(ManyhandsError):
     code = "bad_model"
     http_status = 400
+
+
+class Damaged(ModelError):
+    """`names`: the tensors and small files of `folder` (a path) that are not as the model's manifest has them."""
+
+    def __init__(self, message: str, folder: str, names: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.folder, self.names = folder, names
 
 
 class WeightsMismatch(ManyhandsError):

@@ -6,7 +6,8 @@ import pytest
 
 from manyhands.errors import PipelineAborted, ShardUnavailable
 from manyhands.generate.session import HopLost
-from tests.generate.test_heal import FakeSession, Patient, offer, play
+from tests.generate.test_heal import FakeSession, Patient, play
+from tests.route.test_search import offer
 
 LOAD_S, PATIENCE_S = 120.0, 10.0
 HOME = offer("home", 0, 12)

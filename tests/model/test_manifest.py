@@ -124,7 +124,7 @@ def test_part_that_disagrees_with_its_manifest_is_refused(copy: Path) -> None:
     with (copy / SINGLE).open("r+b") as handle:
         handle.seek(victim.start)
         handle.write(b"\x55" * 8)
-    with pytest.raises(ModelError, match=f"{victim.name} is corrupt: SHA-256"):
+    with pytest.raises(ModelError, match=f"{victim.name} is damaged: SHA-256"):
         build_manifest(copy)
 
 
@@ -164,7 +164,7 @@ def test_a_changed_or_foreign_tokenizer_of_a_part_is_refused(copy: Path) -> None
     (copy / "tokenizer.json").unlink()
     assert build_manifest(copy).id == manifest.id
     (copy / "vocab.txt").write_text("a")
-    with pytest.raises(ModelError, match=r"vocab\.txt is not the one that manyhands\.json was made with"):
+    with pytest.raises(ModelError, match=r"vocab\.txt is not the one that the model's manifest was made with"):
         build_manifest(copy)
 
 

@@ -18,10 +18,15 @@ from manyhands.model.elementwise import InvariantMode
 from manyhands.model.fuse import fuse
 from manyhands.model.linear import DTYPES, InvariantLinear, pad_rows
 from manyhands.model.load import Captured, Part, Tap, find_layers, load_part, read_config
+from manyhands.model.manifest import Manifest
+from manyhands.model.verify import verifying
 
 
 class Ends:
-    """Embedding and/or head of the checkpoint in `folder`. Not thread-safe. Raises ModelError."""
+    """Embedding and/or head of the checkpoint in `folder`, proven by `manifest` if given. Not thread-safe.
+
+    Raises ModelError.
+    """
 
     def __init__(
         self,
@@ -31,11 +36,19 @@ class Ends:
         embed: bool = True,
         head: bool = True,
         config: PreTrainedConfig | None = None,
+        manifest: Manifest | None = None,
     ) -> None:
         self.config = config or read_config(folder)
         self.dtype = DTYPES[precision]
         self.vocab_size = int(self.config.vocab_size)
-        self._model = load_part(folder, self.config, Part(None, embed=embed, head=head), precision)
+        with verifying(folder, manifest) as use:
+            self._model = load_part(folder, self.config, Part(None, embed=embed, head=head), precision, use)
+            owner = self._pack(precision, head=head)
+        self._direct_embed = self._find_direct_embed() if embed else None
+        self._direct_norm = self._find_direct_norm(owner) if head else None
+
+    def _pack(self, precision: Precision, *, head: bool) -> nn.Module:
+        """Put our parts in; returns the owner of the layers and the final norm."""
         owner, _, layers = find_layers(self._model, self.config.num_hidden_layers)
         self._tap = Tap(layers[0])
         head_precision: Precision = "bf16" if precision == "int8" else precision  # a rounded head costs most quality
@@ -43,8 +56,7 @@ class Ends:
             self._model.set_output_embeddings(InvariantLinear(self._model.get_output_embeddings(), head_precision))
         if head:
             fuse(owner, head_precision)
-        self._direct_embed = self._find_direct_embed() if embed else None
-        self._direct_norm = self._find_direct_norm(owner) if head else None
+        return owner
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """Hidden states [T, hidden] that enter layer 0, for token ids [T] (int64)."""

@@ -7,12 +7,14 @@ that conversions (fused experts, tied weights, non-persistent buffers) remain up
 
 import re
 import threading
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import transformers
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -24,6 +26,7 @@ from manyhands.model.elementwise import guard
 from manyhands.model.folder import read_entries
 from manyhands.model.linear import DTYPES, pack_experts
 from manyhands.model.partition import ends_tensors, span_tensors
+from manyhands.model.verify import Add, ignore
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -89,9 +92,15 @@ def find_layers(model: nn.Module, num_layers: int) -> tuple[nn.Module, str, nn.M
     return owner, name, getattr(owner, name)
 
 
-def load_part(folder: Path, config: PreTrainedConfig, part: Part, precision: Precision) -> PreTrainedModel:
-    """A model in eval mode that holds `part` alone, with our attention and experts plugged in (linears still stock)."""
-    tensors = read_tensors(folder, config, part)
+def load_part(
+    folder: Path, config: PreTrainedConfig, part: Part, precision: Precision, use: Add = ignore
+) -> PreTrainedModel:
+    """A model in eval mode that holds `part` alone, with our attention and experts plugged in (linears still stock).
+
+    `use` is told each tensor that is taken (verify.py). Weights of linears are still mapped from the files, for packing;
+    all else is memory of its own, so that files may change or shrink while the model serves.
+    """
+    tensors = read_tensors(folder, config, part, use)
     cls = _pruned_class(config, part)
     config._attn_implementation = attention.NAME
     try:
@@ -116,7 +125,19 @@ def load_part(folder: Path, config: PreTrainedConfig, part: Part, precision: Pre
         raise ModelError(f"{folder}: tensors missing or of the wrong shape: {names}")
     guard(model)
     pack_experts(model, precision)
+    _unmap(model, tensors.values())
     return model.eval().requires_grad_(False)
+
+
+def _unmap(model: nn.Module, tensors: Iterable[Tensor]) -> None:
+    """Copy each parameter that lies in one of the mapped `tensors`, unless it is packed later and then dropped."""
+    mapped = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors)
+    packed = {id(module.weight) for module in model.modules() if type(module) is nn.Linear}
+    packed -= {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    for parameter in model.parameters():
+        index = bisect_right(mapped, parameter.data_ptr(), key=lambda found: found[0]) - 1
+        if id(parameter) not in packed and index >= 0 and parameter.data_ptr() < mapped[index][1]:
+            parameter.data = parameter.data.clone()
 
 
 def _is_needed(key: str, part: Part) -> bool:
@@ -125,7 +146,7 @@ def _is_needed(key: str, part: Part) -> bool:
     return part.head or (part.embed and "norm" not in key)
 
 
-def read_tensors(folder: Path, config: PreTrainedConfig, part: Part) -> dict[str, Tensor]:
+def read_tensors(folder: Path, config: PreTrainedConfig, part: Part, use: Add) -> dict[str, Tensor]:
     """The tensors of `part`, mapped from the checkpoint's files. Raises ModelError for missing or corrupt ones."""
     entries = {entry.name: entry for entry in read_entries(folder)}
     names: set[str] = set()
@@ -136,9 +157,18 @@ def read_tensors(folder: Path, config: PreTrainedConfig, part: Part) -> dict[str
         names |= set(ends_tensors(entries, embed=part.embed, head=part.head, tied=tied))
     out: dict[str, Tensor] = {}
     for file in sorted({entries[name].file for name in names}):
-        with safe_open(folder / file, framework="pt") as handle:
+        with _opened(folder / file) as handle:
             out.update((name, handle.get_tensor(name)) for name in names if entries[name].file == file)
+    for name, tensor in out.items():
+        use(entries[name], tensor)
     return out
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:  # it was whole when its header was read
+        raise ModelError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
 
 
 def _pruned_class(config: PreTrainedConfig, part: Part) -> type[PreTrainedModel]:

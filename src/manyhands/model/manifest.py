@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, Self
 
 from manyhands.config import home_from_env
 from manyhands.core import ModelId, Span
-from manyhands.errors import ModelError
+from manyhands.errors import Damaged, ModelError
 from manyhands.model.folder import (
     FILES,
     INDEX,
@@ -41,6 +41,8 @@ VOLATILE: Final = frozenset({"_name_or_path", "_commit_hash", "transformers_vers
     "use_cache",
 }
 
+
+REMEDY: Final = "copy or fetch the file again; if it was changed on purpose, `touch` it, and it is another model"
 
 _WATCHED: Final = ("config.json", INDEX, MANIFEST, JOURNAL, *sorted(FILES))
 
@@ -200,10 +202,11 @@ def _sha256(raw: bytes) -> str:
 def build_manifest(folder: Path, progress: Progress | None = None, home: Path | None = None) -> Manifest:
     """The manifest of the model that `folder` holds, whole or in part.
 
-    Every tensor present is read and hashed, unless the same files (by path, size and mtime) were hashed before; that
-    is remembered in `home`/manifests ($MANYHANDS_HOME by default). If the folder carries a manifest of its own
-    (manyhands.json), that one is returned once config, tensors and files agree with it. Raises ModelError naming the file or
-    tensor at fault.
+    config.json and the tokenizer's files are hashed each time. Tensors are read and hashed unless weights files of the same
+    path, size and mtime were hashed before; that is remembered in `home`/manifests ($MANYHANDS_HOME by default) and says
+    what the folder claims to hold: what is used of it is proven when it is loaded (verify.py) or given away
+    (worker/seed.py). If the folder carries a manifest of its own (manyhands.json), that one is returned once config,
+    tensors and files agree with it. Raises ModelError naming the file or tensor at fault, Damaged where it is known.
     """
     folder = folder.resolve()
     entries = read_entries(folder)
@@ -211,6 +214,7 @@ def build_manifest(folder: Path, progress: Progress | None = None, home: Path | 
     cache = (home or home_from_env()) / "manifests" / f"{hashlib.sha256(str(folder).encode()).hexdigest()}.json"
     known = _read_cache(cache, stamp)
     if known is not None:
+        check_small(known, folder)
         return known
     manifest = _hash_folder(folder, entries, progress or Silent())
     if _stamp(folder, entries) == stamp:  # nobody wrote meanwhile
@@ -234,23 +238,36 @@ def _hash_folder(folder: Path, entries: Sequence[TensorEntry], progress: Progres
 
 
 def check_small(whole: Manifest, folder: Path) -> None:
-    """Raise ModelError unless config.json and all FILES in `folder` are those of `whole`; some may be absent."""
-    there = {"config.json": config_digest(read_config(folder), str(folder / "config.json")), **hash_files(folder)}
+    """Raise Damaged unless config.json and all FILES in `folder` are those of `whole`; some may be absent."""
+    try:
+        config = config_digest(read_config(folder), str(folder / "config.json"))
+    except ModelError as error:
+        raise Damaged(str(error), str(folder), ("config.json",)) from error
+    there = {"config.json": config, **hash_files(folder)}
     known = {"config.json": whole.config_sha256, **dict(whole.files)}
     if wrong := [name for name in there if there[name] != known.get(name)]:
-        raise ModelError(f"{folder}/{wrong[0]} is not the one that {MANIFEST} was made with")
+        what = f"{folder / wrong[0]} is not the one that the model's manifest was made with: {REMEDY}"
+        raise Damaged(what, str(folder), tuple(wrong))
 
 
 def check_part(whole: Manifest, held: Sequence[TensorDigest], folder: Path) -> None:
-    """Raise ModelError unless all `held` tensors of `folder` are those of `whole`."""
+    """Raise Damaged unless all `held` tensors of `folder` are those of `whole`."""
     known = {tensor.name: tensor for tensor in whole.tensors}
-    for tensor in held:
-        expected = known.get(tensor.name)
-        if expected is None:
-            raise ModelError(f"{folder}: tensor {tensor.name} is unknown to {MANIFEST}")
-        if tensor != expected:
-            got, want = tensor.sha256[:16], expected.sha256[:16]
-            raise ModelError(f"{folder}: tensor {tensor.name} is corrupt: SHA-256 {got}..., {MANIFEST} says {want}...")
+    wrong = [tensor for tensor in held if tensor != known.get(tensor.name)]
+    if not wrong:
+        return
+    first = wrong[0]
+    expected = known.get(first.name)
+    reason = f"is unknown to its {MANIFEST}" if expected is None else _difference(first, expected)
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    message = f"{folder}: tensor {first.name}{more} {reason}: {REMEDY}"
+    raise Damaged(message, str(folder), tuple(tensor.name for tensor in wrong))
+
+
+def _difference(got: TensorDigest, want: TensorDigest) -> str:
+    if (got.dtype, got.shape) != (want.dtype, want.shape):
+        return f"is {got.dtype} {list(got.shape)}, the model's manifest says {want.dtype} {list(want.shape)}"
+    return f"is damaged: SHA-256 {got.sha256[:16]}..., the model's manifest says {want.sha256[:16]}..."
 
 
 def hash_tensor(folder: Path, entry: TensorEntry, progress: Progress) -> TensorDigest:
@@ -280,13 +297,16 @@ def _read_cache(path: Path, stamp: Stamp) -> Manifest | None:
         body = json.loads(path.read_bytes())
         if body["stamp"] != stamp:
             return None
-        return Manifest.decode(body["manifest"].encode(), str(path))
+        manifest = Manifest.decode(body["manifest"].encode(), str(path))
+        return manifest if manifest.id == body["id"] else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ModelError):
         return None  # a cache that cannot be read is no cache
 
 
 def _write_cache(path: Path, stamp: Stamp, manifest: Manifest) -> None:
     try:
-        write_atomic(path, json.dumps({"stamp": stamp, "manifest": manifest.encode().decode()}).encode())
+        write_atomic(
+            path, json.dumps({"stamp": stamp, "id": manifest.id, "manifest": manifest.encode().decode()}).encode()
+        )
     except OSError as error:
         logger.warning("hashes are not remembered, the next start computes them again: %s", error)

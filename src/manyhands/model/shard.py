@@ -17,7 +17,9 @@ from manyhands.model.calls import LayerCalls
 from manyhands.model.fuse import fuse
 from manyhands.model.linear import DTYPES, pad_rows, replace_linears
 from manyhands.model.load import Part, context_length, find_layers, load_part, read_config
+from manyhands.model.manifest import Manifest
 from manyhands.model.stack import FEW_ROWS, TRIAL_ROWS, FewRows, Stack, decoder_of
+from manyhands.model.verify import Add, verifying
 
 _PROBE = 4  # rows of the step that shows what a layer does
 
@@ -28,16 +30,32 @@ _Part = tuple[int, Stack | None, range]
 class Shard:
     """Layers `span` of the checkpoint in `folder`, in `precision`. One thread at a time, best in torch.inference_mode().
 
-    Raises ModelError (checkpoint), CutError (span outside the model).
+    With a `manifest`, what it computes with is proven to be that model's. Raises ModelError (checkpoint; Damaged if it is
+    not), CutError (span outside the model).
     """
 
-    def __init__(self, folder: Path, span: Span, precision: Precision, config: PreTrainedConfig | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        span: Span,
+        precision: Precision,
+        config: PreTrainedConfig | None = None,
+        manifest: Manifest | None = None,
+    ) -> None:
         self.config = config or read_config(folder)
         self.span, self.precision = span, precision
         if span.end > self.config.num_hidden_layers:
             last = self.config.num_hidden_layers - 1
             raise CutError(f"layers {span} are out of range: the model has layers 0-{last}")
-        model = load_part(folder, self.config, Part(span), precision)
+        with verifying(folder, manifest) as use:
+            self._load(folder, use)
+        if precision == "bf16" and tiles.available():
+            self._stacks = self._stacked()
+            self._few = FewRows(self.hidden_size) if self._stacks else None
+
+    def _load(self, folder: Path, use: Add) -> None:
+        precision = self.precision
+        model = load_part(folder, self.config, Part(self.span), precision, use)
         owner, name, self._layers = find_layers(model, self.config.num_hidden_layers)
         self.hidden_size, self.dtype = int(self.config.hidden_size), DTYPES[precision]
         context = context_length(self.config)
@@ -46,9 +64,6 @@ class Shard:
         self._cuts: dict[tuple[int, int], list[_Part]] = {}
         self._few: FewRows | None = None
         self.shapes = self._prepare()
-        if precision == "bf16" and tiles.available():
-            self._stacks = self._stacked()
-            self._few = FewRows(self.hidden_size) if self._stacks else None
 
     def _prepare(self) -> dict[int, LayerShape]:
         """Probe once: learn what each layer caches and which linears share an input; then pack what linears are left."""

@@ -29,10 +29,11 @@ class OriginModel:
         self.num_layers = int(self.config.num_hidden_layers)
         self.context_length = context_length(self.config)
         self.arithmetic = proven_class(precision, home_from_env())
-        self.id = build_manifest(folder).id
+        manifest = build_manifest(folder)
+        self.id = manifest.id
         self.tokenizer = load_tokenizer(folder)
         self.eos_ids = load_eos_ids(folder, self.tokenizer)
-        self.ends = Ends(folder, precision) if ends == "origin" else None
+        self.ends = Ends(folder, precision, manifest=manifest) if ends == "origin" else None
 
     def encode(self, prompt: str | Messages) -> tuple[int, ...]:
         """Ids of a text, or of a conversation by the chat template. Raises BadRequest."""

@@ -21,6 +21,7 @@ from manyhands.errors import BadRequest, Corruption, ProtocolError
 from manyhands.model import threads
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.ends import Ends
+from manyhands.model.manifest import Manifest
 from manyhands.model.shard import Shard
 from manyhands.model.stack import FEW_ROWS
 from manyhands.wire.message import Content, DType, Payload
@@ -134,16 +135,23 @@ def device_of_process(num_threads: int | None) -> Iterator[Device]:
 class SpanModel:
     """The layers of one span, and the ends where this node serves them. Made and run within `Device.run`.
 
-    `num_threads` None: as many compute threads as are fastest for this span (small layers lose by sharing).
+    `num_threads` None: as many compute threads as are fastest for this span (small layers lose by sharing). With a `manifest`
+    the weights are proven to be that model's; it raises Damaged if they are not.
     """
 
     def __init__(
-        self, folder: Path, span: Span, precision: Precision, has_ends: bool, num_threads: int | None = None
+        self,
+        folder: Path,
+        span: Span,
+        precision: Precision,
+        has_ends: bool,
+        num_threads: int | None = None,
+        manifest: Manifest | None = None,
     ) -> None:
-        self.shard = Shard(folder, span, precision)
+        self.shard = Shard(folder, span, precision, manifest=manifest)
         num_layers = self.shard.config.num_hidden_layers
         embed, head = has_ends and span.start == 0, has_ends and span.end == num_layers
-        self.ends = Ends(folder, precision, embed=embed, head=head) if embed or head else None
+        self.ends = Ends(folder, precision, embed=embed, head=head, manifest=manifest) if embed or head else None
 
         self.wire_dtype = WIRE_DTYPES[precision]
         self.vocab_size = int(self.shard.config.vocab_size)

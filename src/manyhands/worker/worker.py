@@ -17,7 +17,7 @@ from manyhands.core import Precision, SamplingParams, Span, SpanInfo
 from manyhands.errors import LinkClosed, ManyhandsError, ShardUnavailable
 from manyhands.model.admit import admit
 from manyhands.model.load import context_length, read_config
-from manyhands.model.manifest import build_manifest
+from manyhands.model.manifest import Manifest, build_manifest
 from manyhands.model.prove import proven_class
 from manyhands.net.pool import CONNECT_TIMEOUT_S, LinkPool
 from manyhands.net.transport import Link, try_send
@@ -36,6 +36,7 @@ class Loadable:
 
     info: SpanInfo
     folder: Path
+    manifest: Manifest
     device: Device
     max_layers: int
     num_loaded: int = 0
@@ -82,8 +83,8 @@ class Worker:
         is_lazy: bool = False,
     ) -> SpanHost:
         """Load a span (if lazy: when it is first opened) and serve it until the node stops. Raises ModelError, CutError."""
-        info = await device.run(lambda: _describe(folder, span, precision, model_name, self.config))
-        host = self._make_host(folder, replace(info, has_ends=has_ends, is_spare=is_spare), device)
+        info, manifest = await device.run(lambda: _describe(folder, span, precision, model_name, self.config))
+        host = self._make_host(folder, manifest, replace(info, has_ends=has_ends, is_spare=is_spare), device)
         if not is_lazy:
             await host.engine.ensure_loaded()
         return self._add(host)
@@ -93,11 +94,11 @@ class Worker:
         self._running[host] = self._start(host.run())
         return host
 
-    def _make_host(self, folder: Path, info: SpanInfo, device: Device) -> SpanHost:
-        """A host that is not loaded yet."""
+    def _make_host(self, folder: Path, manifest: Manifest, info: SpanInfo, device: Device) -> SpanHost:
+        """A host that is not loaded yet. What it loads is proven by `manifest`."""
         return SpanHost(
             info,
-            lambda: SpanModel(folder, info.span, info.precision, info.has_ends, device.num_threads),
+            lambda: SpanModel(folder, info.span, info.precision, info.has_ends, device.num_threads, manifest),
             device,
             self.config,
             self._sampling(folder, info.has_ends),
@@ -111,8 +112,9 @@ class Worker:
 
         At most `max_layers` in all; what was loaded stays, as a spare. Raises ModelError, CutError.
         """
-        info = await device.run(lambda: _describe(folder, span, precision, model_name, self.config))
-        self._loadable.append(Loadable(replace(info, is_spare=True, is_loaded=False), folder, device, max_layers))
+        info, manifest = await device.run(lambda: _describe(folder, span, precision, model_name, self.config))
+        info = replace(info, is_spare=True, is_loaded=False)
+        self._loadable.append(Loadable(info, folder, manifest, device, max_layers))
 
     def drop(self, host: SpanHost) -> None:
         """Serve a span no more and free its memory, whoever still uses it: drain it before."""
@@ -167,7 +169,7 @@ class Worker:
         """A host for exactly `span`, loaded when its first session is opened (at once)."""
         loadable.num_loaded += len(span)
         info = replace(loadable.info, span=span, is_loaded=True)
-        return self._add(self._make_host(loadable.folder, info, loadable.device))
+        return self._add(self._make_host(loadable.folder, loadable.manifest, info, loadable.device))
 
     async def _open(self, host: SpanHost, message: Open, origin: Link) -> None:
         """Connect to the successor, then open. A failure is the session's alone: its origin gets a Fault.
@@ -220,11 +222,14 @@ class Worker:
             place.is_feeding = False
 
 
-def _describe(folder: Path, span: Span, precision: Precision, model_name: str, config: WorkerConfig) -> SpanInfo:
+def _describe(
+    folder: Path, span: Span, precision: Precision, model_name: str, config: WorkerConfig
+) -> tuple[SpanInfo, Manifest]:
+    manifest = build_manifest(folder)
     family = read_config(folder)
     admit(family, home_from_env())
-    return SpanInfo(
-        model=build_manifest(folder).id,
+    info = SpanInfo(
+        model=manifest.id,
         model_name=model_name,
         span=span,
         num_layers=int(family.num_hidden_layers),
@@ -236,3 +241,4 @@ def _describe(folder: Path, span: Span, precision: Precision, model_name: str, c
         free_tokens=config.cache_tokens,
         max_sessions=config.max_sessions,
     )
+    return info, manifest
