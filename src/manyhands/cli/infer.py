@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -87,22 +88,32 @@ async def swarm_origin(
     from manyhands.cli.model import progress_bar
     from manyhands.config import home_from_env
     from manyhands.core import Span
-    from manyhands.model.fetch import resolve_model
+    from manyhands.model.fetch import folder_named, resolve_model
+    from manyhands.model.mend import use_fetched
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import Device
 
     ticket = Ticket.parse(ticket_text)
     found = options.settings()
     ticket.agree(found.swarm.directory)
-    with progress_bar() as bar:
-        # Layer 0 comes along with the ends: a folder without any layer is no checkpoint.
-        folder = await asyncio.to_thread(resolve_model, model, Span(0, 1), True, home_from_env(), bar)
+
+    async def fetch() -> Path:
+        with progress_bar() as bar:
+            # Layer 0 comes along with the ends: a folder without any layer is no checkpoint.
+            return await asyncio.to_thread(resolve_model, model, Span(0, 1), True, home_from_env(), bar)
+
+    folder = await fetch()
+    again = None if folder_named(model) else fetch
     device = Device.start(threads)
     try:
         async with visitor(ticket, found.swarm, found.request) as member:
             await member.call()
             addrs, directory = list(ticket.addresses), member.directory
-            origin = await load_origin(member.node, folder, precision, ends, device, addrs, directory)
+
+            async def load(folder: Path) -> "Origin":
+                return await load_origin(member.node, folder, precision, ends, device, addrs, directory)
+
+            origin = await use_fetched(folder, again, load)
             if not await member.wait_until(origin.routes.is_covered, NEWS_S):
                 for line in member.complaints():
                     typer.secho(f"! {printable(line)}", fg="yellow", err=True)

@@ -327,11 +327,16 @@ async def _gateway(
 
 
 async def _origin(hosting: "Hosting", device: "Device") -> "Origin":
+    from manyhands.model.mend import use_fetched
     from manyhands.origin import Origin, OriginModel
 
-    folder, member = hosting.folder, hosting.member
-    assert folder is not None, "it hosts already"
-    model = await device.run(lambda: OriginModel(folder, hosting.weights.precision, "origin"))
+    member, precision = hosting.member, hosting.weights.precision
+    assert hosting.folder is not None, "it hosts already"
+
+    async def load(folder: Path) -> OriginModel:
+        return await device.run(lambda: OriginModel(folder, precision, "origin"))
+
+    model = await use_fetched(hosting.folder, lambda: hosting.fetch(hosting.held[0]), load)
     return Origin(member.node, model, device, (), member.directory)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from manyhands.node import Node
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import Device
+    from manyhands.worker.serve import SpanHost
 
 
 def serve(
@@ -107,14 +108,19 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
     from manyhands.cli.model import progress_bar
     from manyhands.config import home_from_env
     from manyhands.member.neighbours import reachable
-    from manyhands.model.fetch import resolve_model
+    from manyhands.model.fetch import folder_named, resolve_model
+    from manyhands.model.mend import use_fetched
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import device_of_process
 
     ticket = Ticket.parse(ticket_text) if ticket_text else Ticket.new("home")
-    with progress_bar() as bar:
-        with_ends = job.has_ends or job.api.addr is not None
-        folder = await asyncio.to_thread(resolve_model, job.model, job.span, with_ends, home_from_env(), bar)
+    with_ends = job.has_ends or job.api.addr is not None
+
+    async def fetch() -> Path:
+        with progress_bar() as bar:
+            return await asyncio.to_thread(resolve_model, job.model, job.span, with_ends, home_from_env(), bar)
+
+    folder = await fetch()
     stop, leave = _signals(while_stdin)
     with device_of_process(job.threads) as device:
         found = options.settings()
@@ -122,15 +128,19 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
             None if while_stdin else found.swarm
         )  # children of `local` share with it alone: its ticket is nobody else's
         async with tls_node(ticket, job.key, swarm=swarm, name=job.name, worker=worker, request=found.request) as node:
-            host = await node.worker.host(
-                folder,
-                job.span,
-                job.precision,
-                device,
-                model_name=job.model,
-                has_ends=job.has_ends,
-                is_spare=job.is_spare,
-            )
+
+            async def serve(folder: Path) -> "SpanHost":
+                return await node.worker.host(
+                    folder,
+                    job.span,
+                    job.precision,
+                    device,
+                    model_name=job.model,
+                    has_ends=job.has_ends,
+                    is_spare=job.is_spare,
+                )
+
+            host = await use_fetched(folder, None if folder_named(job.model) else fetch, serve)
             if job.can_load:
                 await _offer_to_load(node, folder, job, device)
             bound = await node.listen(job.listen)

@@ -21,6 +21,7 @@ from manyhands.member.view import Sight, holdings_of, missing_spans, view_of
 from manyhands.member.weights import Kind, Weights
 from manyhands.model.crew import Blame
 from manyhands.model.manifest import Progress
+from manyhands.model.mend import use_fetched
 from manyhands.model.prove import proven_class
 from manyhands.model.wants import Peer, Provider
 from manyhands.place.balance import History, Move, decide, may_leave
@@ -125,21 +126,29 @@ class Hosting:
 
     async def _load(self, span: Span) -> SpanHost:
         """Fetch and load `span`, which is claimed; announce that it serves. On failure the claim is taken back."""
-        node = self.member.node
         try:
-            folder, self.weights = await self.weights.fetch(
-                span, self._home, self.providers(), self._progress, with_ends=self.with_ends, on_blame=self._on_blame
-            )
-            node.worker.config = replace(node.worker.config, cache_bytes=self.budget.cache_bytes([*self.held, span]))
-            host = await node.worker.host(
-                folder, span, self.weights.precision, self._device, model_name=self.weights.name, has_ends=False
-            )
-            model = await host.engine.ensure_loaded()
-            self.member.layer_s[span] = await self._device.run(lambda: decode_layer_s(model, span))
-            await node.seed.add(folder)
-            self.folder = folder
+            folder = await self.fetch(span)
+            host = await use_fetched(folder, lambda: self.fetch(span), lambda folder: self._host(folder, span))
         finally:
             self._announce(None)
+        return host
+
+    async def fetch(self, span: Span) -> Path:
+        """A folder with the layers of `span`, and the ends if this machine is an origin. Raises as Weights.fetch."""
+        self.folder, self.weights = await self.weights.fetch(
+            span, self._home, self.providers(), self._progress, with_ends=self.with_ends, on_blame=self._on_blame
+        )
+        return self.folder
+
+    async def _host(self, folder: Path, span: Span) -> SpanHost:
+        node = self.member.node
+        node.worker.config = replace(node.worker.config, cache_bytes=self.budget.cache_bytes([*self.held, span]))
+        host = await node.worker.host(
+            folder, span, self.weights.precision, self._device, model_name=self.weights.name, has_ends=False
+        )
+        model = await host.engine.ensure_loaded()
+        self.member.layer_s[span] = await self._device.run(lambda: decode_layer_s(model, span))
+        await node.seed.add(folder)
         return host
 
     def providers(self) -> list[Provider]:

@@ -18,7 +18,7 @@ from huggingface_hub.utils import WeakFileLock
 
 from manyhands import tales
 from manyhands.core import Span
-from manyhands.errors import ModelError
+from manyhands.errors import Damaged, ModelError
 from manyhands.model.folder import (
     INDEX,
     MANIFEST,
@@ -29,7 +29,7 @@ from manyhands.model.folder import (
     read_config,
     write_atomic,
 )
-from manyhands.model.header import TensorEntry
+from manyhands.model.header import TensorEntry, read_header
 from manyhands.model.hub import (
     HubModel,
     HubUnreachable,
@@ -64,10 +64,8 @@ def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, pro
 
     Raises ModelError (unknown, refused, corrupt, pickle weights only), CutError (span outside the model), DiskFull.
     """
-    if name == "tales":
-        return Path(tales.model_path())
-    if name and Path(name).expanduser().is_dir():
-        return Path(name).expanduser()
+    if (here := folder_named(name)) is not None:
+        return here
     repo, revision = parse_hub_id(name)
     local = _find_local(home, repo, revision, span, with_ends)
     try:
@@ -77,6 +75,13 @@ def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, pro
             raise
         return local
     return _Fetch(model, home, progress).run(span, with_ends)
+
+
+def folder_named(name: str) -> Path | None:
+    """The folder that `name` is; None for a hub id."""
+    if name == "tales":
+        return Path(tales.model_path())
+    return Path(name).expanduser() if name and Path(name).expanduser().is_dir() else None
 
 
 def hub_folder(home: Path, repo: str, commit: str) -> Path:
@@ -90,9 +95,36 @@ def _find_local(home: Path, repo: str, revision: str, span: Span | None, with_en
     for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
         store = Store(folder)
         is_meant = revision in store.revisions or folder.name.endswith(f"@{revision}")
-        if is_meant and (folder / MANIFEST).exists() and not _missing(folder, store, span, with_ends):
+        if is_meant and _is_complete(folder, store, span, with_ends):
             return folder
     return None
+
+
+def _is_complete(folder: Path, store: Store, span: Span | None, with_ends: bool) -> bool:
+    try:
+        if not (folder / MANIFEST).exists() or _missing(folder, store, span, with_ends):
+            return False
+        check_small(Manifest.decode((folder / MANIFEST).read_bytes()), folder)
+        return True
+    except ModelError:  # a file is damaged or gone: the hub has it
+        return False
+
+
+def drop_damaged(manifest: Manifest, folder: Path) -> None:
+    """Remove config.json and tokenizer files that are not as `manifest` has them, so that they are fetched again."""
+    try:
+        check_small(manifest, folder)
+    except Damaged as damage:
+        for name in damage.names:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _entries_of(path: Path) -> dict[str, TensorEntry]:
+    """The tensors of a file by name; none if it is gone or its header is damaged."""
+    try:
+        return {entry.name: entry for entry in read_header(path)}
+    except ModelError:
+        return {}
 
 
 def _missing(folder: Path, store: Store, span: Span | None, with_ends: bool) -> list[str]:
@@ -127,7 +159,11 @@ class _Fetch:
         return self.folder
 
     def _fetch_small(self) -> None:
-        """Config, tokenizer, index, and the manifest if the repository has one; what is here already stays."""
+        """Config, tokenizer, index, and the manifest if the repository has one; what is here already and right stays."""
+        if (self.folder / MANIFEST).exists():
+            drop_damaged(
+                Manifest.decode((self.folder / MANIFEST).read_bytes(), str(self.folder / MANIFEST)), self.folder
+            )
         for name in sorted(self.model.names):
             is_small = "/" not in name and not name.startswith(".") and name.endswith(SMALL_SUFFIXES)
             if not is_small or (self.folder / name).exists():
@@ -142,6 +178,8 @@ class _Fetch:
         """Bring the tensors that are needed and not here, by ranges, each checked against the manifest."""
         manifest = Manifest.decode((self.folder / MANIFEST).read_bytes(), str(self.folder / MANIFEST))
         check_small(manifest, self.folder)
+        for file in list(self.store.held):
+            self.store.settle(file, _entries_of(self.folder / file))
         missing = set(_missing(self.folder, self.store, span, with_ends))
         if not missing:
             return

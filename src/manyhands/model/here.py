@@ -12,7 +12,7 @@ from manyhands.core import ModelId, Span
 from manyhands.errors import ModelError
 from manyhands.model.folder import MANIFEST, parse_config, read_config, read_entries
 from manyhands.model.header import TensorEntry
-from manyhands.model.manifest import BLOCK_BYTES, Manifest
+from manyhands.model.manifest import BLOCK_BYTES, Manifest, check_small
 from manyhands.model.partition import ModelFacts, needed_tensors, span_tensors
 from manyhands.model.wants import OFFERED, Data, Lacking, ProviderError
 
@@ -77,9 +77,10 @@ class Disk:
 
 
 def _lacks(folder: Path, span: Span | None, with_ends: bool) -> bool:
-    """Whether anything needed is missing, be it only that the folder cannot be read."""
+    """Whether anything needed is missing or a small file is damaged, be it only that the folder cannot be read."""
     try:
         manifest, num_layers = _described(folder)
+        check_small(manifest, folder)
         needed = needed_tensors(manifest.names, num_layers, span, with_ends)
         return bool(set(needed) - _held(folder)) or not all((folder / name).exists() for name, _ in manifest.files)
     except (OSError, ModelError):

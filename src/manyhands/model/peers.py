@@ -9,6 +9,7 @@ no more than the tensors under way. Wrong bytes never count as present.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import math
@@ -74,6 +75,11 @@ def layout(manifest: Manifest) -> tuple[bytes, dict[str, TensorEntry], int]:
     base = LENGTH_BYTES + len(raw)
     entries = {t.name: _entry(t, places[t.name]["data_offsets"], base) for t in manifest.tensors}
     return len(raw).to_bytes(LENGTH_BYTES, "little") + raw, entries, base + at
+
+
+def _begins_with(path: Path, header: bytes) -> bool:
+    with path.open("rb") as handle:
+        return handle.read(len(header)) == header
 
 
 def _entry(tensor: TensorDigest, offsets: Any, base: int) -> TensorEntry:
@@ -183,8 +189,9 @@ class _Pull:
 
     async def _config(self, providers: Sequence[Provider], manifest: Manifest) -> bytes:
         path = self.folder / "config.json"
-        if path.exists() and config_digest(path.read_bytes()) == manifest.config_sha256:
-            return path.read_bytes()
+        with contextlib.suppress(ModelError, FileNotFoundError):
+            if config_digest(raw := path.read_bytes()) == manifest.config_sha256:
+                return raw
 
         def check(raw: bytes) -> bytes:
             if config_digest(raw) != manifest.config_sha256:
@@ -243,8 +250,9 @@ class _Pull:
     async def _tensors(self, manifest: Manifest, num_layers: int, tiers: Sequence[Sequence[Provider]]) -> None:
         header, entries, size = layout(manifest)
         needed = needed_tensors(manifest.names, num_layers, self.need.span, self.need.with_ends)
+        self.store.settle(SINGLE, entries)
         missing = [entries[name] for name in needed if not self.store.has(SINGLE, name)]
-        if not missing:
+        if not missing and await self.on_disk(_begins_with, self.folder / SINGLE, header):
             return
         total = sum(map(len, missing))
         check_free(self.folder, total)

@@ -47,6 +47,9 @@ class Shard:
         if span.end > self.config.num_hidden_layers:
             last = self.config.num_hidden_layers - 1
             raise CutError(f"layers {span} are out of range: the model has layers 0-{last}")
+        self._stacks: dict[int, tuple[Stack, range]] = {}
+        self._cuts: dict[tuple[int, int], list[_Part]] = {}
+        self._few: FewRows | None = None
         with verifying(folder, manifest) as use:
             self._load(folder, use)
         if precision == "bf16" and tiles.available():
@@ -54,15 +57,12 @@ class Shard:
             self._few = FewRows(self.hidden_size) if self._stacks else None
 
     def _load(self, folder: Path, use: Add) -> None:
-        precision = self.precision
-        model = load_part(folder, self.config, Part(self.span), precision, use)
+        """Build and pack; `use` is told each tensor."""
+        model = load_part(folder, self.config, Part(self.span), self.precision, use)
         owner, name, self._layers = find_layers(model, self.config.num_hidden_layers)
-        self.hidden_size, self.dtype = int(self.config.hidden_size), DTYPES[precision]
+        self.hidden_size, self.dtype = int(self.config.hidden_size), DTYPES[self.precision]
         context = context_length(self.config)
         self._calls = LayerCalls(model.base_model, owner, name, self.hidden_size, self.dtype, context)
-        self._stacks: dict[int, tuple[Stack, range]] = {}
-        self._cuts: dict[tuple[int, int], list[_Part]] = {}
-        self._few: FewRows | None = None
         self.shapes = self._prepare()
 
     def _prepare(self) -> dict[int, LayerShape]:

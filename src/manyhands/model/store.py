@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -45,6 +45,14 @@ class Store:
             return
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(f"{self.folder / JOURNAL} is corrupt: remove {self.folder} and fetch again") from error
+
+    def settle(self, file: str, entries: Mapping[str, TensorEntry]) -> None:
+        """Forget tensors that `file` has lost since: it is shorter, or gone. `entries` are those it shall have, by name."""
+        path = self.folder / file
+        size = path.stat().st_size if path.exists() else 0
+        for name in sorted(self.held.get(file, ())):
+            if name not in entries or entries[name].end > size:
+                self.held[file].discard(name)
 
     def has(self, entry_file: str, name: str) -> bool:
         return name in self.held.get(entry_file, ())

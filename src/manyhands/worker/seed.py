@@ -3,22 +3,23 @@
 What may be had is listed when a folder is added: tensors by name with their places, and files of a fixed list. A Want
 selects an item of that list, never a path. A peer's Wants are answered one after the other, each read in one thread
 that all share and sent before the next is read; so a peer costs a chunk of memory, and nobody holds up the event loop.
+Every byte is proven by the manifest as it is read (model/blocks.py): damage on this disk does not spread.
 """
 
 import asyncio
 import logging
-import os
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from manyhands.core import ModelId, NodeId
-from manyhands.errors import BadRequest, LinkClosed, ManyhandsError, ModelError
-from manyhands.model.folder import FILES, MANIFEST, read_entries
-from manyhands.model.manifest import build_manifest
+from manyhands.errors import BadRequest, Damaged, LinkClosed, ManyhandsError, ModelError
+from manyhands.model.blocks import ProvenStretch
+from manyhands.model.folder import MANIFEST, read_config, read_entries
+from manyhands.model.manifest import build_manifest, config_digest
 from manyhands.model.wants import MAX_FILE_BYTES
 from manyhands.net.transport import Link
 from manyhands.wire.message import Chunk, Lack, Want
@@ -29,22 +30,25 @@ MAX_WAITING: Final = 64  # Wants of one peer; an honest one has 16 under way for
 SEND_S: Final = 30.0  # for one chunk to leave: a peer that reads slower than 35 KB/s loses its link
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Bytes [start, end) of a file, or of `raw`, which is kept in memory."""
+class Kept:
+    """A small file in memory: read as a ProvenStretch is."""
 
-    path: Path | None
-    start: int
-    end: int
-    raw: bytes = b""
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._raw[offset : offset + length]
 
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
     """What can be had of one model."""
 
-    tensors: dict[str, Place]
-    files: dict[str, Place]
+    tensors: dict[str, ProvenStretch]
+    files: dict[str, ProvenStretch | Kept]
 
 
 @dataclass(slots=True)
@@ -127,7 +131,8 @@ class Seed:
             await self._refuse(want, link, error)
 
     async def _refuse(self, want: Want, link: Link, error: ManyhandsError) -> None:
-        logger.debug("peer=%s wants %s %s in vain: %s", link.peer[:8], want.part, want.name, error)
+        level = logging.WARNING if isinstance(error, Damaged) else logging.DEBUG
+        logger.log(level, "peer=%s wants %s %s in vain: %s", link.peer[:8], want.part, want.name, error)
         try:
             link.send(Lack(want.request, error.code))
             async with asyncio.timeout(SEND_S):
@@ -137,53 +142,42 @@ class Seed:
 
 
 def read_want(shelf: Shelf | None, want: Want) -> bytes:
-    """The bytes asked for. Raises ModelError (not here), BadRequest (no such bytes)."""
-    places = {} if shelf is None else shelf.tensors if want.part == "tensor" else shelf.files
+    """The bytes asked for, proven. Raises ModelError (not here, or Damaged), BadRequest (no such bytes)."""
+    places: Mapping[str, ProvenStretch | Kept] = {}
+    if shelf is not None:
+        places = shelf.tensors if want.part == "tensor" else shelf.files
     place = places.get(want.name)
     if place is None:
         raise ModelError(f"{want.part} {want.name!r:.80} of model {want.model[:16]} is not here")
-    size = place.end - place.start
+    size = len(place)
     is_beyond = want.offset > size or (want.part == "tensor" and want.offset + want.length > size)
     if is_beyond or not want.length:
         raise BadRequest(f"{want.length} bytes at {want.offset} of {want.name}: it has {size} bytes")
-    start, length = place.start + want.offset, min(want.length, size - want.offset)
-    return place.raw[start : start + length] if place.path is None else _read(place.path, start, length)
-
-
-def _read(path: Path, start: int, length: int) -> bytes:
-    """Raises ModelError if the file ends early, is a link or cannot be read."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
-        try:
-            data = os.pread(handle, length, start)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    if len(data) != length:
-        raise ModelError(f"{path} ended early: it was changed while it is offered")
-    return data
+    return place.read(want.offset, want.length)
 
 
 def read_shelf(folder: Path) -> tuple[ModelId, Shelf]:
-    """What `folder` can give, read and hashed; files that lie elsewhere (links) are left out. Raises ModelError."""
+    """What `folder` can give; files that lie elsewhere (links) are left out. Raises ModelError.
+
+    What it holds is proven when it is first asked for, and again, block by block, whenever it is read.
+    """
     folder = folder.resolve()
     manifest = build_manifest(folder)
-    known = set(manifest.names)
+    known = {tensor.name: tensor for tensor in manifest.tensors}
     tensors = {
-        entry.name: Place(folder / entry.file, entry.start, entry.end)
+        entry.name: ProvenStretch(folder / entry.file, entry.start, entry.end, entry.name, known[entry.name].sha256)
         for entry in read_entries(folder)
         if entry.name in known and _is_inside(folder / entry.file, folder)
     }
-    small = [name for name in sorted(FILES | {"config.json"}) if _is_inside(folder / name, folder)]
-    sizes = {name: (folder / name).stat().st_size for name in small}
-    files = {name: Place(folder / name, 0, size) for name, size in sizes.items() if size <= MAX_FILE_BYTES}
-    files[MANIFEST] = _in_memory(manifest.encode())
+    files: dict[str, ProvenStretch | Kept] = {MANIFEST: Kept(manifest.encode())}
+    for name, sha256 in manifest.files:
+        if _is_inside(folder / name, folder) and (length := (folder / name).stat().st_size) <= MAX_FILE_BYTES:
+            files[name] = ProvenStretch(folder / name, 0, length, name, sha256)
+    if _is_inside(folder / "config.json", folder):
+        raw = read_config(folder)
+        if config_digest(raw) == manifest.config_sha256 and len(raw) <= MAX_FILE_BYTES:
+            files["config.json"] = Kept(raw)
     return manifest.id, Shelf(tensors, files)
-
-
-def _in_memory(raw: bytes) -> Place:
-    return Place(None, 0, len(raw), raw)
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
