@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 
 from manyhands.core import Span
 from manyhands.errors import Damaged, ManyhandsError, ModelError
-from manyhands.member.weights import Weights, weights_in
+from manyhands.member.weights import Kind, Weights, weights_in
 from manyhands.model.blocks import BLOCK_BYTES, ProvenStretch
 from manyhands.model.ends import Ends
+from manyhands.model.fetch import resolve_model
 from manyhands.model.folder import JOURNAL, MANIFEST, SINGLE, read_entries
 from manyhands.model.header import TensorEntry
 from manyhands.model.manifest import Silent, build_manifest
@@ -27,8 +29,9 @@ from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Want
 from manyhands.worker.execute import SpanModel
 from manyhands.worker.seed import read_shelf, read_want
+from tests.model.hub_server import REPO, FakeHub, serving
 from tests.model.providers import FromDisk
-from tests.test_weights import Kind
+from tests.test_weights import point_to
 
 ALL, FIRST, LAST = Span(0, 6), Span(0, 3), Span(3, 6)
 INNER = "model.layers.4.self_attn.v_proj.weight"
@@ -332,3 +335,26 @@ def test_a_part_cut_out_is_checked_against_the_whole(folder: Path, tmp_path: Pat
     flip(part)
     with pytest.raises(Damaged, match=INNER):
         load(part, LAST, with_ends=False)
+
+
+def test_the_hub_mends_what_came_from_it(
+    model: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flipped bit, a damaged tokenizer, a file cut short: each is fetched again by its name, and the rest is not."""
+
+    def again() -> Path:
+        return resolve_model(REPO, LAST, True, home, Silent())
+
+    with serving(FakeHub(shutil.copytree(model, tmp_path / "repo"))) as hub:
+        point_to(hub.endpoint, monkeypatch)
+        folder = again()
+        load(folder, LAST)
+        flip(folder)
+        mended(folder, again)
+        with in_secret(folder / "tokenizer.json"):
+            (folder / "tokenizer.json").write_bytes(b"{}")
+        mended(folder, again)
+        with in_secret(folder / SINGLE):
+            os.truncate(folder / SINGLE, 200_000)
+        mended(again(), again)
+        huggingface_hub.close_session()
