@@ -1,4 +1,9 @@
 """What a span computes, as plain data: config.json -> Program. No torch, no numpy, no transformers.
 
 ops       the operations, their shapes, their roundings, the checkpoint tensors that they name
+families  one recipe a family: `read_program(folder)`, `build_program(config)`
+blocks    what recipes share: attention, blocks, experts, residual structures
+ends      embedding, final norm and head; the whole Program
+rope      rotary tables: frequencies and factors of every scaling
+fields    config.json, read so that no field is overlooked
 """

@@ -14,6 +14,8 @@ even; with fp32 storage a rounding does nothing) at these and no others:
   4. the residual stream: the result of `Embed` and of every `Add`.
 Products sum in fp32 and are not rounded; logits are fp32.
 
+Numbers (epsilons, scales, caps, limits) are rounded to fp32 before use; only Rope.factor is used in double.
+
 **Weights.** Matrices are held in the storage dtype. Vectors (weights and biases of norms, biases of products, sinks,
 correction biases) are held as fp32, exactly as the checkpoint stores them.
 The order of every sum is stated in docs/arithmetic.md, not here.

@@ -91,6 +91,15 @@ def _gpt_oss(hidden: int) -> Overrides:
     return {**experts, "head_dim": hidden // 2, "sliding_window": WINDOW, "rope_parameters": yarn}
 
 
+def _granite(hidden: int) -> Overrides:
+    return {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "residual_multiplier": 0.5,
+    }
+
+
 # family -> (model type of transformers, what its config needs at a hidden size)
 _RECIPES: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "llama": ("llama", lambda hidden: {}),
@@ -111,6 +120,21 @@ _RECIPES: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
     "deepseek_v3": ("deepseek_v3", _deepseek),
 }
 FAMILIES: Final[tuple[str, ...]] = tuple(_RECIPES)
+# Families that have a recipe in manyhands.program too, and are served if they pass the self-test.
+_MORE: Final[Mapping[str, tuple[str, Callable[[int], Overrides]]]] = {
+    "cohere2": ("cohere2", lambda hidden: {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
+    "ernie4_5": ("ernie4_5", lambda hidden: {"head_dim": hidden // 2}),
+    "gemma": ("gemma", lambda hidden: {"head_dim": hidden // 2}),
+    "gpt_neox": ("gpt_neox", lambda hidden: {"num_key_value_heads": None}),
+    "granite": ("granite", _granite),
+    "nemotron": ("nemotron", lambda hidden: {}),
+    "olmo3": ("olmo3", lambda hidden: {"sliding_window": WINDOW}),
+    "phi": ("phi", lambda hidden: {}),
+    "smollm3": ("smollm3", lambda hidden: {}),
+    "stablelm": ("stablelm", lambda hidden: {}),
+    "starcoder2": ("starcoder2", lambda hidden: {"sliding_window": WINDOW}),
+}
+EVERY_FAMILY: Final[tuple[str, ...]] = (*FAMILIES, *_MORE)
 
 
 def make_tiny(
@@ -126,7 +150,7 @@ def make_tiny(
     context: int = 1024,
     **config_overrides: Any,
 ) -> Path:
-    """Write a checkpoint of `family` (one of FAMILIES, or "gemma3") into the folder `out` and return `out`.
+    """Write a checkpoint of `family` (one of EVERY_FAMILY, or "gemma3") into the folder `out` and return `out`.
 
     Equal arguments give equal bytes, in every run and on every machine. `vocab` defaults to the tokenizer's own size;
     `max_shard_bytes` cuts the weights into shards with an index. Raises BadRequest for impossible arguments.
@@ -158,13 +182,14 @@ def _without_progress_bars() -> Iterator[None]:
 
 def _config(family: str, layers: int, hidden: int, vocab: int, context: int, overrides: Overrides) -> Any:
     name = "gemma3_text" if family == "gemma3" else family
-    if name not in _RECIPES:
-        raise BadRequest(f"family {family!r} is unknown; there are {', '.join(FAMILIES)}")
+    recipes = {**_RECIPES, **_MORE}
+    if name not in recipes:
+        raise BadRequest(f"family {family!r} is unknown; there are {', '.join(EVERY_FAMILY)}")
     if hidden < 64 or hidden % 32:
         raise BadRequest(f"hidden is {hidden}; a tiny model needs a multiple of 32 from 64 up")
     if vocab < MIN_VOCAB:
         raise BadRequest(f"vocab is {vocab}; the byte tokenizer needs at least {MIN_VOCAB}")
-    model_type, recipe = _RECIPES[name]
+    model_type, recipe = recipes[name]
     sizes = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": hidden * 3 // 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}

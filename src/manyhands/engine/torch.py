@@ -1,0 +1,399 @@
+"""A Program in torch operations: the readable reference, the oracle of the C engine's tests, and the way onto GPUs.
+
+Follows `program/ops.py` operation by operation: fp32 between roundings, storage dtype where ops.py says so. Rows are not
+independent of their company here (torch's kernels cut sums by size), so what this engine serves is of class E2.
+Never run on a GPU so far: `device` is passed through, and everything is tested with "cpu".
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from manyhands.core import Span
+from manyhands.errors import ModelError
+from manyhands.program.ops import (
+    EXPERT,
+    RESIDUAL,
+    Add,
+    Attention,
+    Embed,
+    Experts,
+    Gate,
+    Gating,
+    LatentAttention,
+    Layer,
+    Multiply,
+    Norm,
+    Op,
+    Part,
+    Product,
+    Program,
+    Rope,
+    Rotary,
+    Route,
+    Weight,
+    op_weights,
+)
+
+Read = Callable[[str], Tensor]  # the tensor of that name, as the checkpoint stores it; KeyError if there is none
+Key = tuple[Weight, int]  # a weight, and the expert whose it is (0 for all others)
+_ROPE_BLOCK = 1024  # positions of a table that are computed at once
+
+
+class Weights:
+    """The weights of some operations: matrices in the storage dtype, vectors in fp32, rows taken, on one device."""
+
+    def __init__(self, ops: Sequence[Op], read: Read, dtype: torch.dtype, device: str) -> None:
+        self.dtype = dtype
+        self._held: dict[Key, Tensor] = {}
+        for op in ops:
+            experts = op.experts if isinstance(op, Experts) else 1
+            for weight in op_weights(op):
+                for expert in range(experts if weight.stacked or EXPERT in weight.name else 1):
+                    self._held[weight, expert] = self._take(weight, expert, read).to(device)
+
+    def __getitem__(self, key: Key) -> Tensor:
+        return self._held[key]
+
+    def vector(self, weights: Sequence[Weight]) -> Tensor:
+        """Some vectors, one behind the other."""
+        return torch.cat([self._held[weight, 0] for weight in weights])
+
+    def optional(self, weight: Weight | None, expert: int = 0) -> Tensor | None:
+        """The weight if it is there."""
+        return None if weight is None else self._held[weight, expert]
+
+    def _take(self, weight: Weight, expert: int, read: Read) -> Tensor:
+        name = weight.stored_name(expert)
+        try:
+            stored = read(name)
+        except KeyError:
+            raise ModelError(f"the checkpoint lacks {name}") from None
+        if tuple(stored.shape) != weight.shape:
+            raise ModelError(f"{name} is stored as {list(stored.shape)}, needed is {list(weight.shape)}")
+        found = stored[expert] if weight.stacked else stored
+        found = found.T if weight.transposed else found
+        if weight.rows is not None:
+            r = weight.rows
+            starts = torch.arange(r.groups) * r.stride + r.start
+            found = found[(starts[:, None] + torch.arange(r.count)).flatten()]
+        return found.to(self.dtype if found.dim() == 2 else torch.float32).contiguous()
+
+
+class Cache:
+    """What one session has cached on a span: for each layer two tensors [capacity, width] in the storage dtype."""
+
+    def __init__(self, layers: Sequence[Layer], capacity: int, dtype: torch.dtype, device: str) -> None:
+        self.capacity = capacity
+        self.layers = [
+            tuple(torch.zeros(capacity, width, dtype=dtype, device=device) for width in layer.attention.cache_widths)
+            for layer in layers
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`count` rows of a step: positions [start, start + count) of one session. A step's segments lie one after another.
+
+    A start before the cached end rolls back: what lies beyond the last position written is stale and never read.
+    """
+
+    cache: Cache
+    start: int
+    count: int
+
+
+class TorchSpan:
+    """Layers [span.start, span.end) of a program. Not thread-safe."""
+
+    def __init__(
+        self, program: Program, span: Span, read: Read, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> None:
+        self.layers = program.layers[span.start : span.end]
+        self.dtype, self.device = dtype, device
+        self._weights = [Weights(layer.ops, read, dtype, device) for layer in self.layers]
+        self._tables = [Table(rope, device) for rope in program.ropes]
+
+    def new_cache(self, capacity: int) -> Cache:
+        """An empty cache for positions below `capacity`."""
+        return Cache(self.layers, capacity, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def step(self, rows_ND: Tensor, segments: Sequence[Segment]) -> Tensor:
+        """Hidden states [N, hidden] in the storage dtype -> those that leave the last layer, likewise."""
+        assert rows_ND.shape[0] == sum(segment.count for segment in segments)
+        positions = torch.cat([torch.arange(s.start, s.start + s.count) for s in segments]).to(self.device)
+        x = rows_ND.to(self.device).float()
+        for number, (layer, weights) in enumerate(zip(self.layers, self._weights, strict=True)):
+            run = _Layer(weights, self._tables, positions, [(s, s.cache.layers[number]) for s in segments])
+            x = run(layer.ops, x)
+        return x.to(self.dtype)
+
+
+class TorchEnds:
+    """Embedding and/or head of a program. Not thread-safe."""
+
+    def __init__(
+        self,
+        program: Program,
+        read: Read,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        *,
+        embed: bool = True,
+        head: bool = True,
+    ) -> None:
+        self.dtype, self.device, self._program = dtype, device, program
+        ops: list[Op] = [program.head.norm, program.head.product] if head else []
+        if embed:
+            ops.append(Product("ids", (Part(RESIDUAL, program.embed.weight),)))
+        self._weights = Weights(ops, read, dtype, device)
+
+    @torch.inference_mode()
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """Hidden states [T, hidden] in the storage dtype for token ids [T]."""
+        embed: Embed = self._program.embed
+        scale = torch.tensor(embed.scale, dtype=torch.float32)
+        if embed.round_scale:
+            scale = scale.to(self.dtype).float()
+        found = self._weights[embed.weight, 0][ids_T.to(self.device)].float()
+        return (found * scale.to(self.device)).to(self.dtype)
+
+    @torch.inference_mode()
+    def logits(self, rows_ND: Tensor) -> Tensor:
+        """Logits [N, vocab] in fp32 for hidden states that left the last layer."""
+        head = self._program.head
+        run = _Layer(self._weights, [], torch.empty(0), [])
+        run.registers[RESIDUAL] = rows_ND.to(self.device).float()
+        run.run(head.norm)
+        run.run(head.product)
+        logits = run.registers["logits"]
+        logits = logits * head.scale if head.scale != 1.0 else logits
+        return soft_capped(logits, head.soft_cap)
+
+
+class Table:
+    """cos and sin of one Rope, made by blocks as positions are asked for."""
+
+    def __init__(self, rope: Rope, device: str) -> None:
+        self._rope = rope
+        self._device = device
+        self._made = torch.empty(2, 0, len(rope.frequencies), device=device)
+
+    def __call__(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [N, width / 2]."""
+        needed = int(positions_N.max()) + 1
+        if needed > self._made.shape[1]:
+            end = -(-needed // _ROPE_BLOCK) * _ROPE_BLOCK
+            frequencies = torch.tensor(self._rope.frequencies, dtype=torch.float32)
+            angles = (torch.arange(end, dtype=torch.float32)[:, None] * frequencies).double()
+            made = torch.stack([angles.cos(), angles.sin()]) * self._rope.factor
+            self._made = made.float().to(self._device)
+        return self._made[0, positions_N], self._made[1, positions_N]
+
+
+class _Layer:
+    """One run of a list of operations: registers by name, rows of fp32."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        tables: Sequence[Table],
+        positions_N: Tensor,
+        segments: Sequence[tuple[Segment, Sequence[Tensor]]],
+    ) -> None:
+        self.weights, self.tables, self.positions_N, self.segments = weights, tables, positions_N, segments
+        self.registers: dict[str, Tensor] = {}
+        self.routes: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, ops: Sequence[Op], x_ND: Tensor) -> Tensor:
+        self.registers[RESIDUAL] = x_ND
+        for op in ops:
+            self.run(op)
+        return self.registers[RESIDUAL]
+
+    def round(self, rows: Tensor) -> Tensor:
+        """Rounded to the storage dtype, in fp32."""
+        return rows.to(self.weights.dtype).float()
+
+    @functools.singledispatchmethod
+    def run(self, op: Op) -> None:
+        """Does one operation; each kind has its method below."""
+        raise AssertionError(f"no way to run {type(op).__name__}")
+
+    @run.register
+    def _(self, op: Norm) -> None:
+        rows = self.registers[op.source]
+        parts = heads(rows, op.groups)
+        if op.kind == "layer":
+            parts = parts - parts.mean(-1, keepdim=True)
+        parts = parts / torch.sqrt(parts.square().mean(-1, keepdim=True) + op.eps)
+        if op.weight:
+            parts = parts * heads(self.weights.vector(op.weight) + op.offset, len(op.weight))
+        if op.bias:
+            parts = parts + heads(self.weights.vector(op.bias), len(op.bias))
+        self.registers[op.target] = parts.flatten(-2)
+
+    @run.register
+    def _(self, op: Product) -> None:
+        source = self.round(self.registers[op.source])
+        for part in op.parts:
+            out = product(source, self.weights[part.weight, 0], self.weights.optional(part.bias))
+            self.registers[part.target] = ACTIVATIONS[part.activation](out)
+
+    @run.register
+    def _(self, op: Rotary) -> None:
+        cos, sin = (half[:, None, :] for half in self.tables[op.rope](self.positions_N))
+        whole = heads(self.registers[op.target], op.heads).clone()
+        turned = whole[..., op.offset : op.offset + 2 * cos.shape[-1]]
+        a, b = (turned[..., 0::2], turned[..., 1::2]) if op.pairs else turned.chunk(2, -1)
+        new = a * cos - b * sin, b * cos + a * sin
+        turned.copy_(torch.stack(new, -1).flatten(-2) if op.pairs else torch.cat(new, -1))
+        self.registers[op.target] = whole.flatten(-2)
+
+    @run.register
+    def _(self, op: Attention) -> None:
+        query = heads(self.round(self.registers[op.query]), op.heads)
+        sinks = self.weights.optional(op.sinks)
+        group, out = op.heads // op.kv_heads, []
+        for rows, keys_LK, values_LK, seen_TL in self._cached(op.key, op.value, op.window):
+            keys = heads(keys_LK, op.kv_heads).repeat_interleave(group, 1)
+            values = heads(values_LK, op.kv_heads).repeat_interleave(group, 1)
+            scores = soft_capped(torch.einsum("thd,lhd->htl", query[rows], keys) * op.scale, op.soft_cap)
+            weights, total = self._softmax(scores, seen_TL, sinks)
+            out.append((torch.einsum("htl,lhd->htd", weights, values) / total).transpose(0, 1).flatten(1))
+        self.registers[op.target] = torch.cat(out)
+
+    @run.register
+    def _(self, op: LatentAttention) -> None:
+        query = heads(self.round(self.registers[op.query]), op.heads)
+        plain, rotary = query[..., : op.width], query[..., op.width :]
+        key_HWR = self.weights[op.key_weight, 0].float().view(op.heads, op.width, op.rank)
+        value_HVR = self.weights[op.value_weight, 0].float().view(op.heads, op.value_width, op.rank)
+        latent = self.round(torch.einsum("nhw,hwr->nhr", plain, key_HWR))
+        both, out = torch.cat([latent, rotary], -1), []
+        for rows, latents_LR, keys_LW, seen_TL in self._cached(op.latent, op.rotary, None):
+            scores = torch.einsum("thc,lc->htl", both[rows], torch.cat([latents_LR, keys_LW], -1)) * op.scale
+            weights, total = self._softmax(scores, seen_TL, None)
+            out.append((torch.einsum("htl,lr->htr", weights, latents_LR) / total).transpose(0, 1))
+        self.registers[op.target] = torch.einsum("nhr,hvr->nhv", self.round(torch.cat(out)), value_HVR).flatten(1)
+
+    def _cached(self, first: str, second: str, window: int | None) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Writes what two registers hold into the caches. By segment: its rows, all that is cached, what a row sees."""
+        row = 0
+        for segment, cached in self.segments:
+            rows, end = slice(row, row + segment.count), segment.start + segment.count
+            for tensor, name in zip(cached, (first, second), strict=True):
+                tensor[segment.start : end] = self.registers[name][rows].to(tensor.dtype)
+            own, other = self.positions_N[rows, None], torch.arange(end, device=self.positions_N.device)
+            seen = (other <= own) & (other > own - (window or end))
+            yield rows, cached[0][:end].float(), cached[1][:end].float(), seen
+            row += segment.count
+
+    def _softmax(self, scores_HTL: Tensor, seen_TL: Tensor, sinks_H: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Weights, rounded but not divided yet, and the sum [H, T, 1] of the unrounded ones that divides them."""
+        scores = scores_HTL.masked_fill(~seen_TL, -math.inf)
+        most = scores.amax(-1, keepdim=True)
+        if sinks_H is not None:
+            most = torch.maximum(most, sinks_H[:, None, None])
+        weights = torch.exp(scores - most)
+        total = weights.sum(-1, keepdim=True)
+        if sinks_H is not None:
+            total = total + torch.exp(sinks_H[:, None, None] - most)
+        return self.round(weights), total
+
+    @run.register
+    def _(self, op: Gate) -> None:
+        self.registers[op.target] = gated(op.gating, self.registers[op.gate], self.registers[op.up])
+
+    @run.register
+    def _(self, op: Route) -> None:
+        logits = self.registers[op.source]
+        scores = logits.sigmoid() if op.score == "sigmoid" else logits.softmax(-1)
+        ranks = logits if op.score == "softmax" else scores
+        if op.correction is not None:
+            ranks = scores + self.weights[op.correction, 0]
+        if op.groups > 1:
+            runs = heads(ranks, op.groups)
+            best = runs.topk(2, -1).values.sum(-1).topk(op.top_groups, -1).indices
+            kept = torch.zeros_like(runs[..., 0], dtype=torch.bool).scatter(-1, best, True)
+            ranks = runs.masked_fill(~kept[..., None], -math.inf).flatten(-2)
+        chosen = torch.sort(ranks, dim=-1, descending=True, stable=True).indices[..., : op.top_k]
+        weights = scores.gather(-1, chosen)
+        if op.normalise and op.score == "softmax":
+            weights = logits.gather(-1, chosen).softmax(-1)
+        elif op.normalise:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        self.routes[op.target] = chosen, weights * op.scale
+
+    @run.register
+    def _(self, op: Experts) -> None:
+        source = self.round(self.registers[op.source])
+        chosen_NK, weights_NK = self.routes[op.routes]
+        each_NKD = source.new_zeros(*chosen_NK.shape, op.down.outputs)
+        for expert in sorted(set(chosen_NK.flatten().tolist())):
+            rows, ranks = torch.where(chosen_NK == expert)
+            each_NKD[rows, ranks] = self._expert(op, expert, source[rows])
+        total = torch.zeros_like(each_NKD[:, 0])
+        for rank in range(chosen_NK.shape[1]):
+            total = total + weights_NK[:, rank, None] * each_NKD[:, rank]
+        self.registers[op.target] = total
+
+    def _expert(self, op: Experts, expert: int, rows: Tensor) -> Tensor:
+        w = self.weights
+        gate = product(rows, w[op.gate, expert], w.optional(op.gate_bias, expert))
+        up = product(rows, w[op.up, expert], w.optional(op.up_bias, expert))
+        inner = self.round(gated(op.gating, gate, up))
+        return product(inner, w[op.down, expert], w.optional(op.down_bias, expert))
+
+    @run.register
+    def _(self, op: Multiply) -> None:
+        self.registers[op.target] = self.registers[op.source] * self.registers[op.by]
+
+    @run.register
+    def _(self, op: Add) -> None:
+        x = self.registers[RESIDUAL]
+        for term in op.terms:
+            value = self.registers[term.source]
+            x = x + (value if term.scale == 1.0 else value * term.scale)
+        self.registers[RESIDUAL] = self.round(x)
+
+
+def heads(rows: Tensor, parts: int) -> Tensor:
+    """[..., parts * width] -> [..., parts, width]."""
+    return rows.reshape(*rows.shape[:-1], parts, -1)
+
+
+def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """rows . weight^T + bias in fp32, unrounded."""
+    return functional.linear(rows, weight.float(), bias)
+
+
+def soft_capped(values: Tensor, cap: float | None) -> Tensor:
+    """cap * tanh(values / cap), if there is a cap."""
+    return values if cap is None else cap * torch.tanh(values / cap)
+
+
+def gated(gating: Gating, gate: Tensor, up: Tensor) -> Tensor:
+    """ops.Gating's function of two rows."""
+    if gating.limit is not None:
+        gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
+    if gating.activation == "silu":
+        return gate * torch.sigmoid(gating.alpha * gate) * (up + gating.up_offset)
+    return ACTIVATIONS[gating.activation](gate) * (up + gating.up_offset)
+
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda v: v,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda v: functional.relu(v).square(),
+    "sigmoid": torch.sigmoid,
+}

@@ -1,0 +1,57 @@
+"""The ends of a recipe, and the whole Program of layers and ends."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from manyhands.program.blocks import Names, NormStyle, Ops, Sizes
+from manyhands.program.fields import Fields
+from manyhands.program.ops import Embed, Head, Layer, Part, Product, Program, Rope, Weight
+from manyhands.program.rope import RopeReader
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Names and factors of a family's ends; tied: what tie_word_embeddings is where the config is silent."""
+
+    tied: bool = False
+    embed: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    layers: str = "model.layers"
+    embed_scale: float = 1.0
+    round_scale: bool = False
+    head_bias: bool = False
+    scale: float = 1.0
+    soft_cap: float | None = None
+
+
+def assemble(
+    fields: Fields,
+    s: Sizes,
+    norm: NormStyle,
+    rope: RopeReader,
+    ropes: list[Rope],
+    ends: Ends,
+    layer: Callable[[Names, int], Ops],
+) -> Program:
+    """The Program of a model whose layer i is `layer(names, i)`. Refuses fields that no part of the recipe has read."""
+    tied = fields.flag("tie_word_embeddings", ends.tied)
+    fields.finish()
+    embedding = Weight(f"{ends.embed}.weight", (s.vocab, s.hidden))
+    head = embedding if tied else Weight(f"{ends.head}.weight", (s.vocab, s.hidden))
+    bias = Weight(f"{ends.head}.bias", (s.vocab,)) if ends.head_bias else None
+    return Program(
+        family=str(fields.raw("model_type")),
+        hidden=s.hidden,
+        vocab=s.vocab,
+        context=rope.context,
+        ropes=tuple(ropes),
+        embed=Embed(embedding, ends.embed_scale, ends.round_scale),
+        layers=tuple(Layer(layer(Names(f"{ends.layers}.{i}."), i)) for i in range(s.layers)),
+        head=Head(
+            norm=norm.op(Names(""), ends.norm, s.hidden, "x", "h"),
+            product=Product("h", (Part("logits", head, bias),)),
+            scale=ends.scale,
+            soft_cap=ends.soft_cap,
+        ),
+    )

@@ -1,0 +1,158 @@
+"""Recipes of families whose blocks are experts: mixtral, qwen2_moe, qwen3_moe, gpt_oss."""
+
+from manyhands.program.blocks import (
+    AttentionStyle,
+    Branch,
+    Names,
+    NormStyle,
+    Ops,
+    Sizes,
+    attention,
+    before_each,
+    each_expert,
+    gated,
+    head_scale,
+    router,
+    sequential,
+    sliding,
+    windows,
+)
+from manyhands.program.ends import Ends, assemble
+from manyhands.program.fields import Fields
+from manyhands.program.ops import Experts, Gating, Multiply, Part, Product, Program, Route, Rows, Weight
+from manyhands.program.rope import RopeReader
+
+GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
+
+
+def top_k(f: Fields, experts: int, default: int) -> int:
+    """How many experts a row takes."""
+    return f.count("num_experts_per_tok", default, high=experts)
+
+
+def mixtral(f: Fields) -> Program:
+    """Experts in every layer."""
+    s, act = Sizes.read(f), f.activation()
+    norm = NormStyle("rms", f.number("rms_norm_eps", 1e-5))
+    count = f.count("num_local_experts", 8, high=4096)
+    route = Route("r", "routes", count, top_k(f, count, 2), "softmax", normalise=True)
+    style = AttentionStyle(head_scale(s.head), window=f.optional_count("sliding_window"))
+    rope = RopeReader(f, theta=1000000.0)
+
+    def layer(n: Names, i: int) -> Ops:
+        chosen = router(n, "block_sparse_moe.gate", s, route)
+        experts = each_expert(n, "block_sparse_moe.experts", ("w1", "w3", "w2"), s, s.inner, count, act)
+        return before_each(n, s, norm, attention(n, s, style, "h", "a"), (*chosen, experts))
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], Ends(), layer)
+
+
+def sparse_layers(f: Fields, layers: int) -> list[bool]:
+    """Which layers of qwen have experts."""
+    step, dense = f.count("decoder_sparse_step", 1), f.whole_numbers("mlp_only_layers")
+    return [(i + 1) % step == 0 and i not in dense for i in range(layers)]
+
+
+def qwen2_moe(f: Fields) -> Program:
+    """Experts in some layers, beside one that every row takes, with a gate of its own."""
+    s, act = Sizes.read(f), f.activation()
+    count, inner = f.count("num_experts", 60, high=4096), f.count("moe_intermediate_size", 1408, high=1 << 20)
+    shared = f.count("shared_expert_intermediate_size", 5632, high=1 << 20)
+    normalise, bias = f.flag("norm_topk_prob"), f.flag("qkv_bias", True)
+    route = Route("r", "routes", count, top_k(f, count, 4), "softmax", normalise)
+    wanted, first = f.flag("use_sliding_window"), f.count("max_window_layers", 28, low=0)
+    window = f.count("sliding_window", 4096) if wanted else None
+    f.ignore("sliding_window")
+    full = [i for i in range(s.layers) if i % 2 or i >= first or not wanted]
+    found, sparse = windows(f, s.layers, sliding(s.layers, full), window), sparse_layers(f, s.layers)
+    norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), RopeReader(f)
+
+    def block(n: Names, i: int) -> Branch:
+        before = norm.op(n, "post_attention_layernorm", s.hidden, "x", "h")
+        if not sparse[i]:
+            return Branch(gated(n, "mlp", s.hidden, s.inner, act, "h", "m"), "m", before)
+        gate = Part("by", n.linear("mlp.shared_expert_gate", 1, s.hidden), activation="sigmoid")
+        body: Ops = (
+            *router(n, "mlp.gate", s, route),
+            each_expert(n, "mlp.experts", GATE_UP_DOWN, s, inner, count, act),
+            *gated(n, "mlp.shared_expert", s.hidden, shared, act, "h", "s"),
+            Product("h", (gate,)),
+            Multiply("s", "by", "s"),
+        )
+        return Branch(body, "m", before, terms=("m", "s"))
+
+    def layer(n: Names, i: int) -> Ops:
+        style = AttentionStyle(head_scale(s.head), bias=bias, window=found[i])
+        before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
+        return sequential(Branch(attention(n, s, style, "h", "a"), "a", before), block(n, i))
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], Ends(), layer)
+
+
+def qwen3_moe(f: Fields) -> Program:
+    """Experts in some layers; norms of heads."""
+    s, act, bias = Sizes.read(f), f.activation(), f.flag("attention_bias")
+    count = f.count("num_local_experts" if f.has("num_local_experts") else "num_experts", 128, high=4096)
+    f.only("num_experts", count)
+    inner, normalise = f.count("moe_intermediate_size", 768, high=1 << 20), f.flag("norm_topk_prob")
+    route = Route("r", "routes", count, top_k(f, count, 8), "softmax", normalise)
+    window = f.count("sliding_window", 4096) if f.flag("use_sliding_window") else None
+    f.ignore("sliding_window", *(() if window else ("max_window_layers",)))
+    sparse, norm, rope = sparse_layers(f, s.layers), NormStyle("rms", f.number("rms_norm_eps", 1e-6)), RopeReader(f)
+    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, window=window)
+
+    def layer(n: Names, i: int) -> Ops:
+        body = gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
+        if sparse[i]:
+            body = (*router(n, "mlp.gate", s, route), each_expert(n, "mlp.experts", GATE_UP_DOWN, s, inner, count, act))
+        return before_each(n, s, norm, attention(n, s, style, "h", "a"), body)
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], Ends(), layer)
+
+
+def gpt_oss(f: Fields) -> Program:
+    """Sinks; windows in every second layer; experts with biases and clamps, stacked and transposed."""
+    s, bias = Sizes.read(f, head=64), f.flag("attention_bias", True)
+    f.only("hidden_act", "silu")
+    f.ignore("initial_context_length")  # a copy of rope_scaling.original_max_position_embeddings
+    count = f.count("num_local_experts", 128, high=4096)
+    route = Route("r", "routes", count, top_k(f, count, 4), "softmax", normalise=True)
+    f.only("experts_per_token", route.top_k)
+    limit = f.number("swiglu_limit", 7.0)
+    gating = Gating("silu", alpha=f.number("swiglu_alpha", 1.702), limit=limit, up_offset=1.0)
+    found = windows(f, s.layers, sliding(s.layers, range(1, s.layers, 2)), f.count("sliding_window", 128))
+    norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), RopeReader(f, theta=150000.0)
+    if not (f.has("rope_scaling") or f.has("rope_parameters")):
+        raise f.refuse("rope_parameters", "the rotary scaling of gpt_oss must be given")
+
+    def layer(n: Names, i: int) -> Ops:
+        style = AttentionStyle(
+            head_scale(s.head),
+            bias=bias,
+            out_bias=bias,
+            window=found[i],
+            sinks=n.vector("self_attn.sinks", s.heads),
+        )
+        block = (*router(n, "mlp.router", s, route, bias=True), _stacked(n, s, count, gating))
+        return before_each(n, s, norm, attention(n, s, style, "h", "a"), block)
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], Ends(), layer)
+
+
+def _stacked(n: Names, s: Sizes, count: int, gating: Gating) -> Experts:
+    both, down = f"{n.path}mlp.experts.gate_up_proj", f"{n.path}mlp.experts.down_proj"
+    gate, up = Rows(0, 1, 2, s.inner), Rows(1, 1, 2, s.inner)
+    matrix, vector = (count, s.hidden, 2 * s.inner), (count, 2 * s.inner)
+    return Experts(
+        source="h",
+        routes="routes",
+        target="m",
+        experts=count,
+        gating=gating,
+        gate=Weight(both, matrix, gate, transposed=True, stacked=True),
+        up=Weight(both, matrix, up, transposed=True, stacked=True),
+        down=Weight(down, (count, s.inner, s.hidden), transposed=True, stacked=True),
+        gate_bias=Weight(f"{both}_bias", vector, gate, stacked=True),
+        up_bias=Weight(f"{both}_bias", vector, up, stacked=True),
+        down_bias=Weight(f"{down}_bias", (count, s.hidden), stacked=True),
+    )

@@ -1,0 +1,104 @@
+"""Recipes of gemma, gemma2 and gemma3_text."""
+
+import math
+from dataclasses import dataclass
+
+from manyhands.program.blocks import (
+    AttentionStyle,
+    Names,
+    NormStyle,
+    Ops,
+    Sizes,
+    attention,
+    before_each,
+    gated,
+    head_scale,
+    sandwich,
+    sliding,
+    windows,
+)
+from manyhands.program.ends import Ends, assemble
+from manyhands.program.fields import Fields
+from manyhands.program.ops import Activation, Program, Rope
+from manyhands.program.rope import RopeReader
+
+
+def gemma(f: Fields) -> Program:
+    """1 + weight in norms, scaled embedding, tanh-gelu (which an old name of the config also means)."""
+    f.only("use_bidirectional_attention", False)
+    f.only("hidden_activation", "gelu_pytorch_tanh")
+    f.only("hidden_act", "gelu_pytorch_tanh", "gelu", "gelu_new")
+    s, bias = Sizes.read(f, head=256), f.flag("attention_bias")
+    norm = NormStyle("rms", f.number("rms_norm_eps", 1e-6), offset=1.0)
+    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
+    rope = RopeReader(f)
+
+    def layer(n: Names, i: int) -> Ops:
+        block = gated(n, "mlp", s.hidden, s.inner, "gelu_tanh", "h", "m")
+        return before_each(n, s, norm, attention(n, s, style, "h", "a"), block)
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], _gemma_ends(s), layer)
+
+
+def _gemma_ends(s: Sizes, soft_cap: float | None = None) -> Ends:
+    return Ends(tied=True, embed_scale=math.sqrt(s.hidden), round_scale=True, soft_cap=soft_cap)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """What gemma2 and gemma3 do differently: tables (and which a layer uses), windows, soft caps, norms of heads."""
+
+    ropes: list[Rope]
+    tables: list[int]
+    windows: list[int | None]
+    attention_cap: float | None
+    logit_cap: float | None
+    head_norm: NormStyle | None = None
+
+
+def gemma2(f: Fields) -> Program:
+    """gemma with norms before and behind, windows in every second layer, soft caps."""
+    s, rope = Sizes.read(f, head=256), RopeReader(f)
+    found = windows(f, s.layers, sliding(s.layers, range(1, s.layers, 2)), f.count("sliding_window", 4096))
+    caps = f.optional("attn_logit_softcapping", 50.0), f.optional("final_logit_softcapping", 30.0)
+    return _wrapped(f, s, rope, Wrapped([rope.plain(s.head)], [0] * s.layers, found, *caps))
+
+
+def gemma3_text(f: Fields) -> Program:
+    """gemma2 with norms of heads instead of soft caps, and a table of its own for sliding layers."""
+    s, rope = Sizes.read(f, head=256), RopeReader(f)
+    f.only("attn_logit_softcapping", None)
+    f.ignore("_sliding_window_pattern")  # transformers writes it beside layer_types, and reads sliding_window_pattern
+    every = f.count("sliding_window_pattern", 6)
+    found = windows(f, s.layers, sliding(s.layers, range(every - 1, s.layers, every)), f.count("sliding_window", 4096))
+    ropes = [
+        rope.by_type("full_attention", s.head, theta=1000000.0, field="rope_theta", scaled=True),
+        rope.by_type("sliding_attention", s.head, theta=10000.0, field="rope_local_base_freq", scaled=False),
+    ]
+    norm = NormStyle("rms", f.number("rms_norm_eps", 1e-6), offset=1.0)
+    tables = [0 if window is None else 1 for window in found]
+    return _wrapped(f, s, rope, Wrapped(ropes, tables, found, None, f.optional("final_logit_softcapping"), norm))
+
+
+def _wrapped(f: Fields, s: Sizes, rope: RopeReader, w: Wrapped) -> Program:
+    f.only("use_bidirectional_attention", False)
+    act: Activation = f.activation("hidden_activation", "gelu_pytorch_tanh")
+    f.ignore("hidden_act")  # an older name: transformers reads hidden_activation alone
+    norm = NormStyle("rms", f.number("rms_norm_eps", 1e-6), offset=1.0)
+    scale, bias = head_scale(f.count("query_pre_attn_scalar", 256)), f.flag("attention_bias")
+    order = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+    def layer(n: Names, i: int) -> Ops:
+        style = AttentionStyle(
+            scale,
+            w.tables[i],
+            bias=bias,
+            out_bias=bias,
+            window=w.windows[i],
+            soft_cap=w.attention_cap,
+            head_norm=w.head_norm,
+        )
+        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
+        return sandwich(n, s, norm, order, attention(n, s, style, "h", "a"), block)
+
+    return assemble(f, s, norm, rope, w.ropes, _gemma_ends(s, w.logit_cap), layer)

@@ -1,0 +1,145 @@
+"""Recipes of families with layer norms: stablelm, phi, gpt_neox, nemotron, starcoder2, cohere2."""
+
+from manyhands.program.blocks import (
+    AttentionStyle,
+    Branch,
+    Names,
+    NormStyle,
+    Ops,
+    Sizes,
+    attention,
+    before_each,
+    gated,
+    head_scale,
+    parallel,
+    plain,
+    sliding,
+    windows,
+)
+from manyhands.program.ends import Ends, assemble
+from manyhands.program.fields import Fields
+from manyhands.program.ops import Program
+from manyhands.program.rope import RopeReader
+
+
+def stablelm(f: Fields) -> Program:
+    """A quarter of a head turns; norms of heads with weights of each head; sequential or parallel."""
+    s, act = Sizes.read(f, free_head=False), f.activation()
+    norm = NormStyle("layer", f.number("layer_norm_eps", 1e-5), bias=True)
+    heads = NormStyle("layer", norm.eps) if f.flag("qk_layernorm") else None
+    names = ("self_attn.q_layernorm.norms.{head}", "self_attn.k_layernorm.norms.{head}")
+    style = AttentionStyle(head_scale(s.head), bias=f.flag("use_qkv_bias"), head_norm=heads, norm_names=names)
+    rope, beside = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.25)), f.flag("use_parallel_residual")
+
+    def layer(n: Names, i: int) -> Ops:
+        first, second = attention(n, s, style, "h", "a"), gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
+        if not beside:
+            return before_each(n, s, norm, first, second)
+        return parallel(Branch(first, "a", norm.op(n, "input_layernorm", s.hidden, "x", "h")), Branch(second, "m"))
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], Ends(), layer)
+
+
+def phi(f: Fields) -> Program:
+    """Half of a head turns; attention and block side by side behind one norm; biases everywhere, also in the head."""
+    s, act = Sizes.read(f, kv=False, free_head=False), f.activation("hidden_act", "gelu_new")
+    norm = NormStyle("layer", f.number("layer_norm_eps", 1e-5), bias=True)
+    style = AttentionStyle(
+        head_scale(s.head),
+        bias=True,
+        out_bias=True,
+        out_name="self_attn.dense",
+        head_norm=norm if f.flag("qk_layernorm") else None,
+        norm_names=("self_attn.q_layernorm", "self_attn.k_layernorm"),
+    )
+    rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.5))
+
+    def layer(n: Names, i: int) -> Ops:
+        first = Branch(attention(n, s, style, "h", "a"), "a", norm.op(n, "input_layernorm", s.hidden, "x", "h"))
+        return parallel(first, Branch(plain(n, ("mlp.fc1", "mlp.fc2"), s, act, "h", "m", bias=True), "m"))
+
+    ends = Ends(norm="model.final_layernorm", head_bias=True)
+    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], ends, layer)
+
+
+def gpt_neox(f: Fields) -> Program:
+    """q, k and v of a head side by side in one tensor; attention and block side by side behind norms of their own."""
+    f.only("num_key_value_heads", None)
+    s, act = Sizes.read(f, kv=False, free_head=False), f.activation("hidden_act", "gelu")
+    norm = NormStyle("layer", f.number("layer_norm_eps", 1e-5), bias=True)
+    bias = f.flag("attention_bias", True)
+    style = AttentionStyle(
+        head_scale(s.head),
+        bias=bias,
+        out_bias=bias,
+        out_name="attention.dense",
+        fused="attention.query_key_value",
+        interleaved=True,
+    )
+    rope = RopeReader(f, theta=f.number("rotary_emb_base", 10000.0), fraction=f.number("rotary_pct", 0.25))
+    beside, names = f.flag("use_parallel_residual", True), ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+
+    def layer(n: Names, i: int) -> Ops:
+        first = attention(n, s, style, "h", "a")
+        if not beside:
+            return before_each(n, s, norm, first, plain(n, names, s, act, "h", "m", bias=True))
+        return parallel(
+            Branch(first, "a", norm.op(n, "input_layernorm", s.hidden, "x", "h")),
+            Branch(
+                plain(n, names, s, act, "h", "m", bias=True),
+                "m",
+                norm.op(n, "post_attention_layernorm", s.hidden, "x", "h"),
+            ),
+        )
+
+    ends = Ends(embed="gpt_neox.embed_in", norm="gpt_neox.final_layer_norm", head="embed_out", layers="gpt_neox.layers")
+    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], ends, layer)
+
+
+def nemotron(f: Fields) -> Program:
+    """1 + weight in layer norms, squared relu, half of a head turns."""
+    s, act = Sizes.read(f, kv=False), f.activation("hidden_act", "relu2")
+    norm = NormStyle("layer", f.number("norm_eps", 1e-5), offset=1.0, bias=True)
+    bias, block_bias = f.flag("attention_bias"), f.flag("mlp_bias")
+    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
+    rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.5))
+
+    def layer(n: Names, i: int) -> Ops:
+        block = plain(n, ("mlp.up_proj", "mlp.down_proj"), s, act, "h", "m", bias=block_bias)
+        return before_each(n, s, norm, attention(n, s, style, "h", "a"), block)
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], Ends(), layer)
+
+
+def starcoder2(f: Fields) -> Program:
+    """One switch for all biases; a window in every layer, if any."""
+    s, act = Sizes.read(f), f.activation("hidden_act", "gelu_pytorch_tanh")
+    norm, bias = NormStyle("layer", f.number("norm_epsilon", 1e-5), bias=True), f.flag("use_bias", True)
+    window = f.optional_count("sliding_window")
+    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, window=window)
+    rope = RopeReader(f)
+
+    def layer(n: Names, i: int) -> Ops:
+        block = plain(n, ("mlp.c_fc", "mlp.c_proj"), s, act, "h", "m", bias=bias)
+        return before_each(n, s, norm, attention(n, s, style, "h", "a"), block)
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], Ends(tied=True), layer)
+
+
+def cohere2(f: Fields) -> Program:
+    """One norm without bias, attention and block side by side; layers without a window have no positions either."""
+    s, act = Sizes.read(f, kv=False, free_head=False), f.activation()
+    norm, bias = NormStyle("layer", f.number("layer_norm_eps", 1e-5)), f.flag("attention_bias")
+    every = f.count("sliding_window_pattern", 4)
+    full = range(every - 1, s.layers, every)
+    found = windows(f, s.layers, sliding(s.layers, full), f.count("sliding_window", 4096))
+    rope = RopeReader(f)
+
+    def layer(n: Names, i: int) -> Ops:
+        turns = 0 if found[i] is not None else None
+        style = AttentionStyle(head_scale(s.head), turns, pairs=True, bias=bias, out_bias=bias, window=found[i])
+        first = Branch(attention(n, s, style, "h", "a"), "a", norm.op(n, "input_layernorm", s.hidden, "x", "h"))
+        return parallel(first, Branch(gated(n, "mlp", s.hidden, s.inner, act, "h", "m"), "m"))
+
+    ends = Ends(tied=True, scale=f.number("logit_scale", 0.0625))
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], ends, layer)

@@ -1,0 +1,126 @@
+"""Recipes of dense families with a norm before attention and one before a gated block: llama and its kin."""
+
+from manyhands.program.blocks import (
+    AttentionStyle,
+    Names,
+    NormStyle,
+    Ops,
+    Sizes,
+    attention,
+    before_each,
+    gated,
+    head_scale,
+    sliding,
+    windows,
+)
+from manyhands.program.ends import Ends, assemble
+from manyhands.program.fields import Fields
+from manyhands.program.ops import Program
+from manyhands.program.rope import RopeReader
+
+
+def usual(
+    f: Fields,
+    s: Sizes,
+    rope: RopeReader,
+    styles: list[AttentionStyle],
+    ends: Ends,
+    *,
+    eps: float = 1e-6,
+    bias: bool = False,
+    fused: bool = False,
+    partial: bool = False,
+    scale: float = 1.0,
+) -> Program:
+    """A family of usual layers, with one style of attention a layer."""
+    norm, act = NormStyle("rms", f.number("rms_norm_eps", eps)), f.activation()
+
+    def layer(n: Names, i: int) -> Ops:
+        block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m", bias=bias, fused=fused)
+        return before_each(n, s, norm, attention(n, s, styles[i], "h", "a"), block, scale)
+
+    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=partial)], ends, layer)
+
+
+def llama(f: Fields) -> Program:
+    """Also the pattern of the others here."""
+    s, bias = Sizes.read(f, kv=False), f.flag("attention_bias")
+    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
+    return usual(f, s, RopeReader(f), [style] * s.layers, Ends(), bias=f.flag("mlp_bias"))
+
+
+def mistral(f: Fields) -> Program:
+    """A window in every layer."""
+    s = Sizes.read(f)
+    style = AttentionStyle(head_scale(s.head), window=f.optional_count("sliding_window", 4096))
+    return usual(f, s, RopeReader(f), [style] * s.layers, Ends())
+
+
+def qwen_windows(f: Fields, layers: int) -> list[int | None]:
+    """qwen's windows: from layer max_window_layers on, if switched on at all."""
+    wanted, first = f.flag("use_sliding_window"), f.count("max_window_layers", 28, low=0)
+    window = f.count("sliding_window", 4096) if wanted else None
+    f.ignore("sliding_window")
+    default = sliding(layers, range(first)) if wanted else ["full_attention"] * layers
+    return windows(f, layers, default, window)
+
+
+def qwen2(f: Fields) -> Program:
+    """Biases of q, k and v."""
+    s = Sizes.read(f)
+    styles = [AttentionStyle(head_scale(s.head), bias=True, window=w) for w in qwen_windows(f, s.layers)]
+    return usual(f, s, RopeReader(f), styles, Ends())
+
+
+def qwen3(f: Fields) -> Program:
+    """Norms of heads."""
+    s, bias = Sizes.read(f, head=128), f.flag("attention_bias")
+    norm = NormStyle("rms", f.number("rms_norm_eps", 1e-6))
+    found = qwen_windows(f, s.layers)
+    styles = [AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, window=w) for w in found]
+    return usual(f, s, RopeReader(f), styles, Ends())
+
+
+def phi3(f: Fields) -> Program:
+    """Fused tensors; a part of a head may turn; original_max_position_embeddings stands outside of the rotary fields."""
+    s = Sizes.read(f, kv=False)
+    window = f.optional_count("sliding_window")
+    style = AttentionStyle(head_scale(s.head), fused="self_attn.qkv_proj", window=window)
+    rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 1.0), original=4096)
+    return usual(f, s, rope, [style] * s.layers, Ends(), eps=1e-5, fused=True, partial=True)
+
+
+def smollm3(f: Fields) -> Program:
+    """Some layers without positions; windows only there, if at all."""
+    s, bias = Sizes.read(f), f.flag("attention_bias")
+    every = f.count("no_rope_layer_interval", 4)
+    turns = f.whole_numbers("no_rope_layers") or [int((i + 1) % every != 0) for i in range(s.layers)]
+    if len(turns) != s.layers:
+        raise f.refuse("no_rope_layers", f"a switch for each of the {s.layers} layers is needed")
+    wanted = f.flag("use_sliding_window") and f.has("sliding_window")
+    window = f.count("sliding_window") if wanted else None
+    f.ignore("sliding_window")
+    full = [i for i in range(s.layers) if turns[i] or not wanted]
+    found = windows(f, s.layers, sliding(s.layers, full), window)
+    styles = [
+        AttentionStyle(head_scale(s.head), rope=0 if turn else None, bias=bias, out_bias=bias, window=w)
+        for turn, w in zip(turns, found, strict=True)
+    ]
+    return usual(f, s, RopeReader(f), styles, Ends(tied=True), bias=f.flag("mlp_bias"))
+
+
+def granite(f: Fields) -> Program:
+    """Four multipliers."""
+    s, bias = Sizes.read(f, kv=False), f.flag("attention_bias")
+    style = AttentionStyle(f.number("attention_multiplier", 1.0), bias=bias, out_bias=bias)
+    ends = Ends(embed_scale=f.number("embedding_multiplier", 1.0), scale=1.0 / f.number("logits_scaling", 1.0))
+    scale = f.number("residual_multiplier", 1.0)
+    return usual(f, s, RopeReader(f), [style] * s.layers, ends, bias=f.flag("mlp_bias"), scale=scale)
+
+
+def ernie4_5(f: Fields) -> Program:
+    """Pairs turn; one switch for all biases."""
+    s, bias = Sizes.read(f, head=128), f.flag("use_bias")
+    style = AttentionStyle(head_scale(s.head), pairs=True, bias=bias, out_bias=bias)
+    rope = RopeReader(f, theta=500000.0)
+    return usual(f, s, rope, [style] * s.layers, Ends(tied=True), eps=1e-5, bias=bias)

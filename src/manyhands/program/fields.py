@@ -1,0 +1,153 @@
+"""config.json as a recipe reads it: every field is read by name and checked; what is left over is refused or harmless.
+
+All errors are ModelError of one line that names the field, its value and what is allowed.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from manyhands.errors import ModelError
+
+# Training, generation, bookkeeping: these never enter a hidden state or a logit.
+HARMLESS: Final = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _name_or_path add_cross_attention architectures
+    attention_dropout attn_implementation auto_map aux_loss_alpha bad_words_ids begin_suppress_tokens bos_token_id
+    cache_implementation chunk_size_feed_forward classifier_dropout decoder_start_token_id diversity_penalty
+    do_sample dtype early_stopping embd_pdrop embedding_dropout encoder_no_repeat_ngram_size eos_token_id ep_size
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id hidden_dropout id2label
+    initializer_range is_decoder is_encoder_decoder label2id length_penalty max_length min_length model_type
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_mtp_layers num_nextn_predict_layers
+    num_return_sequences output_attentions output_hidden_states output_router_logits output_scores pad_token_id
+    prefix pretraining_tp problem_type pruned_heads remove_invalid_values repetition_penalty resid_pdrop
+    residual_dropout return_dict return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id
+    seq_aux suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class
+    top_k top_p torch_dtype torchscript transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16
+    use_cache
+    """.split()
+)
+# Fields that mean nothing with this value, and are refused with any other by recipes that do not read them.
+OFF: Final[Mapping[str, object]] = {
+    "add_qkv_bias": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "no_bias": True,
+    "partial_rotary_factor": 1.0,
+    "qk_layernorm": False,
+    "tie_word_embeddings": False,
+    "use_bias": False,
+    "use_parallel_residual": False,
+    "use_qkv_bias": False,
+    "use_sliding_window": False,
+}
+ACTIVATIONS: Final = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+MOST: Final = 1 << 24  # of any count: larger ones are nonsense, or a trap
+
+
+class Fields:
+    """One config.json (or the text part of one). Reading a field marks it as used; `finish` refuses unused ones."""
+
+    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+        self._values = {key: value for key, value in values.items() if value is not None}
+        self._null = values.keys() - self._values.keys()
+        self._used: set[str] = set()
+        self.where = where
+
+    def refuse(self, name: str, needed: str) -> ModelError:
+        """The error for a field whose value cannot be used."""
+        shown = repr(self._values.get(name))
+        return ModelError(f"{self.where}: {name} is {shown if len(shown) <= 80 else shown[:77] + '...'}, {needed}")
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return name in self._values
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        """The value as it stands."""
+        self._used.add(name)
+        return self._values.get(name, default)
+
+    def count(self, name: str, default: int | None = None, *, low: int = 1, high: int = MOST) -> int:
+        """An integer from `low` to `high`; required without a default."""
+        value = self.raw(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.refuse(name, f"a whole number from {low} to {high} is needed")
+        return value
+
+    def number(self, name: str, default: float | None = None, *, positive: bool = True) -> float:
+        """A finite number, above zero if `positive`; required without a default."""
+        value = self.raw(name, default)
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not good or (positive and value <= 0):
+            raise self.refuse(name, f"a {'positive ' if positive else ''}number is needed")
+        return float(value)
+
+    def optional(self, name: str, default: float | None = None) -> float | None:
+        """A positive number; None where it is null, or absent without a default."""
+        if name in self._null or (default is None and not self.has(name)):
+            return None
+        return self.number(name, default)
+
+    def optional_count(self, name: str, default: int | None = None) -> int | None:
+        """A whole number from 1; None where it is null, or absent without a default."""
+        if name in self._null or (default is None and not self.has(name)):
+            return None
+        return self.count(name, default)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """true or false."""
+        value = self.raw(name, default)
+        if not isinstance(value, bool):
+            raise self.refuse(name, "true or false is needed")
+        return value
+
+    def only(self, name: str, *allowed: object) -> None:
+        """The field must be absent or have one of these values."""
+        if self.raw(name, allowed[0]) not in allowed:
+            raise self.refuse(name, f"only {' or '.join(map(repr, allowed))} is supported")
+
+    def ignore(self, *names: str) -> None:
+        """Fields that do not enter the arithmetic as this config has it."""
+        self._used.update(names)
+
+    def activation(self, name: str = "hidden_act", default: str | None = "silu") -> Any:
+        """An activation of ops.Activation, by transformers' name for it."""
+        value = self.raw(name, default)
+        if value not in ACTIVATIONS:
+            raise self.refuse(name, f"supported are {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[value]
+
+    def whole_numbers(self, name: str) -> list[int]:
+        """A list of layer numbers or switches, empty if absent."""
+        value = self.raw(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, int) for item in value) or len(value) > MOST:
+            raise self.refuse(name, "a list of whole numbers is needed")
+        return value
+
+    def layer_types(self, layers: int, default: Sequence[str], allowed: Sequence[str]) -> list[str]:
+        """One of `allowed` for each layer; `default` where the field is absent."""
+        value = self.raw("layer_types", list(default))
+        if not isinstance(value, list) or len(value) != layers or not set(map(str, value)) <= set(allowed):
+            raise self.refuse("layer_types", f"one of {', '.join(allowed)} for each of the {layers} layers is needed")
+        return [str(item) for item in value]
+
+    def finish(self) -> None:
+        """Raises ModelError for the first field that nothing has read and that is not known to be harmless."""
+        for name in sorted(self._values.keys() - self._used - HARMLESS):
+            if name in OFF and self._values[name] == OFF[name]:
+                continue
+            if name == "quantization_config":
+                raise self.refuse(name, "quantized checkpoints are not supported: use one in bf16, fp16 or fp32")
+            raise self.refuse(
+                name, "a field that this family's recipe does not know and that may change its arithmetic"
+            )

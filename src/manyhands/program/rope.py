@@ -1,0 +1,232 @@
+"""Rotary embeddings: config.json -> the frequencies and the factor of each table (ops.Rope).
+
+Only +, -, *, / and square roots of IEEE doubles are used, and roundings to fp32, in a fixed order: `math.log` and
+`math.pow` belong to the C library and differ between machines. Follows transformers, which rounds to fp32 where `_fp32`
+stands. Scalings that switch with the length seen (dynamic, longrope) hold the model to the length before the switch.
+"""
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from manyhands.program.fields import Fields
+from manyhands.program.ops import Rope
+
+_LN2_HIGH: Final = 6.93147180369123816490e-01  # its last 32 bits are zero: k * _LN2_HIGH is exact
+_LN2_LOW: Final = 1.90821492927058770002e-10
+_PI: Final = 3.141592653589793
+
+
+def exp(x: float) -> float:
+    """e ** x to 1e-15, the same bits on every machine; |x| < 700."""
+    k = math.floor(x / 0.6931471805599453 + 0.5)
+    r = (x - k * _LN2_HIGH) - k * _LN2_LOW
+    total = 1.0
+    for n in range(17, 0, -1):
+        total = 1.0 + total * r / n
+    return math.ldexp(total, k)
+
+
+def log(x: float) -> float:
+    """The natural logarithm to 1e-15, the same bits on every machine; x > 0."""
+    mantissa, k = math.frexp(x)
+    if mantissa < 0.7071067811865476:
+        mantissa, k = mantissa * 2.0, k - 1
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    total, square = 0.0, s * s
+    for n in range(27, 0, -2):
+        total = total * square + 1.0 / n
+    return k * _LN2_HIGH + (2.0 * s * total + k * _LN2_LOW)
+
+
+def _fp32(x: float) -> float:
+    return float(struct.unpack("<f", struct.pack("<f", x))[0])
+
+
+def _powers(base: float, width: int) -> list[float]:
+    """base ** (2 i / width), as fp32, for i < width / 2."""
+    scale = log(base)
+    return [_fp32(exp(_fp32(i / width) * scale)) for i in range(0, width, 2)]
+
+
+def _frequencies(base: float, width: int) -> list[float]:
+    return [_fp32(1.0 / power) for power in _powers(base, width)]
+
+
+class RopeReader:
+    """Reads the rotary fields of a config, in their old form (rope_theta, rope_scaling) and the new (rope_parameters).
+
+    `context` is the number of positions that may be used; reading a scaling that switches makes it smaller.
+    """
+
+    def __init__(
+        self, fields: Fields, *, theta: float = 10000.0, fraction: float = 1.0, original: int | None = None
+    ) -> None:
+        self.fields = fields
+        self.context = self._length = fields.count("max_position_embeddings", 2048)
+        self._outer_original = fields.optional_count("original_max_position_embeddings", original)
+        self._theta = theta
+        self._fraction = fraction
+        for name in ("rope_parameters", "rope_scaling"):
+            if not isinstance(fields.raw(name, {}), dict):
+                raise fields.refuse(name, "an object is needed")
+
+    @property
+    def _parameters(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.fields.raw("rope_scaling") or self.fields.raw("rope_parameters") or {}
+        return found
+
+    def plain(self, width: int, *, partial: bool = False) -> Rope:
+        """The one table of a model whose heads are `width` wide; with `partial` a part of a head may turn."""
+        return self._rope(self._parameters, width, self.fields.number("rope_theta", self._theta), partial)
+
+    def by_type(self, kind: str, width: int, *, theta: float, field: str | None = None, scaled: bool) -> Rope:
+        """The table of layers of type `kind`, where types have tables of their own.
+
+        New configs have rope_parameters by type. Old ones have the base frequency in `field` (None: `theta` alone is
+        supported, as rope_theta) and one rope_scaling, which is meant for the `scaled` type.
+        """
+        new = self.fields.raw("rope_parameters")
+        if new is not None:
+            if not new or not all(isinstance(value, dict) for value in new.values()):
+                raise self.fields.refuse("rope_parameters", "an object for each type of layer is needed")
+            return self._rope(new.get(kind, {}), width, theta, False)
+        if field is None:
+            self.fields.only("rope_theta", theta)
+        base = self.fields.number(field, theta) if field else theta
+        return self._rope((self.fields.raw("rope_scaling") or {}) if scaled else {}, width, base, False)
+
+    def attention_scale(self) -> tuple[float, float]:
+        """(mscale_all_dim, factor) of a scaling, which latent attention also applies to its scores; else (0, 1)."""
+        found = Fields(self._parameters, f"{self.fields.where}: rope_parameters")
+        if found.raw("rope_type", found.raw("type", "default")) == "default":
+            return 0.0, 1.0
+        return found.number("mscale_all_dim", 0.0, positive=False), found.number("factor", 1.0)
+
+    def _rope(self, given: Mapping[str, Any], width: int, theta: float, partial: bool) -> Rope:
+        inner = Fields(given, f"{self.fields.where}: rope_parameters")
+        kind = inner.raw("rope_type", inner.raw("type", "default"))
+        inner.ignore("type")
+        base = inner.number("rope_theta", theta)
+        if base <= 1.0:
+            raise inner.refuse("rope_theta", "a number above 1 is needed")
+        fraction = inner.number("partial_rotary_factor", self._fraction) if partial else 1.0
+        if not partial:
+            inner.only("partial_rotary_factor", 1.0)
+        turned = int(width * fraction)
+        if turned < 2 or turned % 2 or turned > width:
+            raise inner.refuse(
+                "partial_rotary_factor", f"{turned} of {width} columns would turn: an even number is needed"
+            )
+        read = _KINDS.get(kind) if isinstance(kind, str) else None
+        if read is None:
+            raise inner.refuse("rope_type", f"supported are {', '.join(_KINDS)}")
+        rope: Rope = read(self, inner, base, turned)
+        inner.finish()
+        return rope
+
+    def _original(self, inner: Fields) -> int:
+        """Positions before a scaling; a value outside of the rotary fields goes before one inside (phi3)."""
+        inside = inner.count("original_max_position_embeddings", self._length)
+        return self._outer_original or inside
+
+    def default(self, inner: Fields, base: float, width: int) -> Rope:
+        """No scaling. (Fields of scalings may stay behind in a config; they are not read then.)"""
+        inner.ignore("factor", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim")
+        return Rope(tuple(_frequencies(base, width)))
+
+    def linear(self, inner: Fields, base: float, width: int) -> Rope:
+        """Positions divided by a factor."""
+        factor = inner.number("factor")
+        inner.ignore("original_max_position_embeddings")
+        return Rope(tuple(_fp32(value / factor) for value in _frequencies(base, width)))
+
+    def dynamic(self, inner: Fields, base: float, width: int) -> Rope:
+        """No scaling within the trained length, to which the model is held."""
+        inner.ignore("factor")
+        self.context = min(self.context, self._original(inner))
+        return Rope(tuple(_frequencies(base, width)))
+
+    def llama3(self, inner: Fields, base: float, width: int) -> Rope:
+        """Long wavelengths divided by a factor, short ones left, those between in proportion."""
+        factor, low, high = (inner.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+        original = self._original(inner)
+        if low >= high:
+            raise inner.refuse("low_freq_factor", f"a number below high_freq_factor ({high}) is needed")
+
+        def scaled(value: float) -> float:
+            wavelength = 2.0 * _PI / value
+            if wavelength < original / high:
+                return value
+            if wavelength > original / low:
+                return _fp32(value / factor)
+            smooth = (original / wavelength - low) / (high - low)
+            return _fp32((1.0 - smooth) * value / factor + smooth * value)
+
+        return Rope(tuple(map(scaled, _frequencies(base, width))))
+
+    def yarn(self, inner: Fields, base: float, width: int) -> Rope:
+        """Between a first and a last column, from unscaled to divided by a factor; tables times a factor of their own."""
+        original = self._original(inner)
+        factor = inner.number("factor", self._length / original)
+        fast, slow = inner.number("beta_fast", 32.0), inner.number("beta_slow", 1.0)
+
+        def column(rotations: float) -> float:
+            return width * log(original / (rotations * 2.0 * _PI)) / (2.0 * log(base))
+
+        first, last = column(fast), column(slow)
+        if inner.flag("truncate", True):
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, width - 1)
+        last = last + 0.001 if first == last else last
+        out = []
+        for i, power in enumerate(_powers(base, width)):
+            ramp = min(max((i - first) / (last - first), 0.0), 1.0)
+            out.append(_fp32(ramp / (factor * power) + (1.0 - ramp) / power))
+        return Rope(tuple(out), self._yarn_factor(inner, factor))
+
+    def _yarn_factor(self, inner: Fields, factor: float) -> float:
+        top, bottom = inner.number("mscale", 0.0, positive=False), inner.number("mscale_all_dim", 0.0, positive=False)
+        given = inner.optional("attention_factor")
+        if given is not None:
+            return given
+        if top and bottom:
+            return yarn_scale(factor, top) / yarn_scale(factor, bottom)
+        return yarn_scale(factor, 1.0)
+
+    def longrope(self, inner: Fields, base: float, width: int) -> Rope:
+        """A factor a column; the short ones, for the length before the switch, to which the model is held."""
+        original = self._original(inner)
+        inner.ignore("long_factor")
+        factors = inner.raw("short_factor")
+        self._check_factors(inner, factors, width // 2)
+        factor = inner.number("factor", self._length / original)
+        given = inner.optional("attention_factor")
+        if given is None:
+            given = 1.0 if factor <= 1.0 else math.sqrt(1.0 + log(factor) / log(original))
+        self.context = min(self.context, original)
+        pairs = zip(factors, _powers(base, width), strict=True)
+        return Rope(tuple(_fp32(1.0 / _fp32(_fp32(by) * power)) for by, power in pairs), given)
+
+    @staticmethod
+    def _check_factors(inner: Fields, factors: object, needed: int) -> None:
+        good = isinstance(factors, Sequence) and len(factors) == needed
+        if not good or not all(isinstance(by, int | float) and by > 0 for by in factors):  # type: ignore[attr-defined]
+            raise inner.refuse("short_factor", f"a list of {needed} positive numbers is needed")
+
+
+def yarn_scale(factor: float, mscale: float) -> float:
+    """What yarn multiplies tables (and, in latent attention, scores) with."""
+    return 1.0 if factor <= 1.0 else 0.1 * mscale * log(factor) + 1.0
+
+
+_KINDS: Final = {
+    "default": RopeReader.default,
+    "linear": RopeReader.linear,
+    "dynamic": RopeReader.dynamic,
+    "llama3": RopeReader.llama3,
+    "yarn": RopeReader.yarn,
+    "longrope": RopeReader.longrope,
+    "su": RopeReader.longrope,
+}

@@ -1,0 +1,61 @@
+"""transformers as the oracle: a tiny checkpoint, its logits by transformers, and the same by the torch engine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from manyhands.core import Span
+from manyhands.engine.torch import Cache, Read, Segment, TorchEnds, TorchSpan
+from manyhands.program.families import read_program
+from manyhands.program.ops import Program
+from manyhands.testing.tiny import make_tiny
+
+LAYERS = 4
+CONTEXT = 512
+
+
+def reader(folder: Path) -> Read:
+    """Reads tensors of a checkpoint of one file by name."""
+    with safe_open(folder / "model.safetensors", framework="pt") as handle:
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}
+    return tensors.__getitem__
+
+
+class Pair:
+    """One checkpoint, held by transformers and by the torch engine (in fp32)."""
+
+    def __init__(self, folder: Path, family: str, overrides: dict[str, Any]) -> None:
+        wanted = {"layers": LAYERS, "context": CONTEXT, **overrides}
+        self.folder = make_tiny(family, folder, dtype="fp32", **wanted)
+        self.program: Program = read_program(folder)
+        self.read = reader(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+        self.model.eval()
+        self.ends = TorchEnds(self.program, self.read)
+        self.span = TorchSpan(self.program, Span(0, len(self.program.layers)), self.read)
+
+    def theirs(self, ids: Sequence[int]) -> Tensor:
+        """transformers' logits [T, vocab] in one pass."""
+        with torch.inference_mode():
+            out: Tensor = self.model(torch.tensor([ids]), use_cache=False).logits[0]
+        return out
+
+    def ours(self, ids: Sequence[int], cache: Cache, start: int = 0) -> Tensor:
+        """Our logits [T, vocab] for ids at positions from `start` on."""
+        rows = self.span.step(self.ends.embed(torch.tensor(ids)), [Segment(cache, start, len(ids))])
+        return self.ends.logits(rows)
+
+    def greedy(self, prompt: Sequence[int], count: int, chunk: int) -> list[int]:
+        """`count` greedy ids by our engine: the prompt in chunks, then one by one through the cache."""
+        cache, ids = self.span.new_cache(len(prompt) + count), list(prompt)
+        for start in range(0, len(prompt), chunk):
+            logits = self.ours(prompt[start : start + chunk], cache, start)
+        for _ in range(count):
+            ids.append(int(logits[-1].argmax()))
+            logits = self.ours(ids[-1:], cache, len(ids) - 1)
+        return ids
