@@ -59,7 +59,7 @@ class Client:
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
         """Status and body of an answer, streamed or not."""
         data = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
         self._writer.write(head.encode() + data)
         headers = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         status = int(headers.split(b" ", 2)[1])

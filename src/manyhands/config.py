@@ -213,13 +213,18 @@ class ApiConfig:
     insecure: bool = False
     # Origins whose pages may call the gateway from a browser, "https://chat.example.org", or "*"; none unless named.
     cors: tuple[str, ...] = ()
+    # Names of the gateway beside this machine's own, as behind a reverse proxy: "llm.example.org", "llm.example.org:8443".
+    hosts: tuple[str, ...] = ()
     url: str = "http://127.0.0.1:8000"
     key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         for origin in self.cors:
-            if origin != "*" and not re.fullmatch(r"https?://[^/\s?#@*]+", origin):
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+", origin):
                 raise BadRequest(f'cors has {origin!r:.80}; it must be "*" or SCHEME://HOST[:PORT] and no more')
+        for name in self.hosts:
+            if not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:\d{1,5})?", name):
+                raise BadRequest(f"hosts has {name!r:.80}; it must be NAME or NAME:PORT, without http:// and path")
 
 
 @dataclass(frozen=True, slots=True)

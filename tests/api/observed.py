@@ -11,6 +11,7 @@ import httpx2
 
 from manyhands.api.app import create_app, serving
 from manyhands.api.gateway import Ask, Gateway, Job, Run
+from manyhands.api.hosts import OWNER_HEADER
 from manyhands.api.jobs import History
 from manyhands.api.log import RequestLog
 from manyhands.api.metrics import Metrics
@@ -86,10 +87,13 @@ async def observed(
 
 @asynccontextmanager
 async def served(scene: Observed, **options: Any) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of the scene's gateway over HTTP on loopback. `keys` as the application takes them."""
+    """A client of the scene's gateway over HTTP on loopback. `keys` as the application takes them; without, it is the owner."""
     keys = options.pop("keys", None)
     routers = [native_router(scene.gateway, scene.history), status_router(scene.gateway, scene.metrics)]
-    async with serving(create_app(scene.gateway, keys=keys, routers=routers), "127.0.0.1", 0) as addr:
+    app = create_app(scene.gateway, keys=keys, routers=routers)
+    if keys is None:
+        options.setdefault("headers", {})[OWNER_HEADER] = app.state.access.owner_secret
+    async with serving(app, "127.0.0.1", 0) as addr:
         async with httpx2.AsyncClient(base_url=f"http://{addr}", timeout=20.0, **options) as client:
             yield client
 

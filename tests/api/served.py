@@ -123,6 +123,7 @@ async def raw(addr: NodeAddr, data: bytes) -> tuple[int, bytes]:
 
 def post(path: str, body: bytes, **headers: str) -> bytes:
     """An HTTP request that closes its connection."""
-    lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", "connection: close"]
+    headers = {"content-type": "application/json", **headers}
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}", "connection: close"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body

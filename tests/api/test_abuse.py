@@ -131,7 +131,7 @@ def test_a_body_too_large_is_refused_while_it_comes(folder: Path) -> None:
     async def scene(it: Served) -> None:
         status, said = await raw(it.addr, post(CHAT, b"x" * 100_001))
         assert status == 413 and b"too_large" in said
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode()
         status, said = await raw(it.addr, head + (b"8000\r\n" + b"x" * 0x8000 + b"\r\n") * 5)
         assert status == 413
         status, _ = await raw(it.addr, post(CHAT, b"", **{"x-huge": "x" * 70_000}))
@@ -144,13 +144,13 @@ def test_who_sends_slowly_is_cut(folder: Path) -> None:
     """A header or a body that never ends, also on a connection that has served before."""
 
     async def scene(it: Served) -> None:
-        begun = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+        begun = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
         assert await raw(it.addr, begun) == (0, b"")
         assert await raw(it.addr, b"") == (0, b"")
         status, said = await raw(it.addr, begun + b"content-length: 50\r\n\r\n{")
         assert status == 408 and b"request_timeout" in said
         reader, writer = await asyncio.open_connection(it.addr.host, it.addr.port)
-        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await reader.readuntil(b'"list"')
         writer.write(begun)
         async with asyncio.timeout(5):
@@ -194,7 +194,7 @@ def test_paths_and_methods_that_are_not_there(folder: Path) -> None:
             (b"GARBAGE", 400),
             (b"\x16\x03\x01\x02\x00\x01\x00\x01", 400),
         ):
-            status, said = await raw(it.addr, request + b"\r\nhost: x\r\nconnection: close\r\n\r\n")
+            status, said = await raw(it.addr, request + b"\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             assert status == wanted, (request, said)
 
     play(folder, scene)
@@ -203,7 +203,7 @@ def test_paths_and_methods_that_are_not_there(folder: Path) -> None:
 def test_what_the_parser_keeps_is_bounded(folder: Path) -> None:
     """A header or a trailer without end, in one piece and in many."""
     body = b"1\r\n{\r\n0\r\n"
-    chunked = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode() + body
+    chunked = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode() + body
 
     async def scene(it: Served) -> None:
         for endless in (b"GET /v1/models HTTP/1.1\r\nx: " + b"x" * 400_000, chunked + b"x: " + b"x" * 400_000):
@@ -217,7 +217,7 @@ def test_what_the_parser_keeps_is_bounded(folder: Path) -> None:
 
 def test_nothing_is_upgraded_and_the_request_is_answered(folder: Path) -> None:
     async def scene(it: Served) -> None:
-        upgrade = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+        upgrade = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
         status, said = await raw(it.addr, upgrade)
         assert status == 200 and b"connection: close" in said
         status, said = await raw(it.addr, upgrade + upgrade)

@@ -1,12 +1,11 @@
 """The HTTP application around a gateway, and the server that runs it in our own event loop.
 
-    bytes ─ Http (slow headers are cut) ─ Guard (key, size, time of the body) ─ routes ─ errors in OpenAI's shape
+    bytes ─ Http (slow headers are cut) ─ Front (Host, Origin) ─ CORS ─ Guard (key, type, size, time of the body) ─ routes
 
 Who is let in, and how much of what they send is read, is decided before any route runs.
 """
 
 import asyncio
-import ipaddress
 import logging
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -24,9 +23,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from manyhands import __version__
+from manyhands.api.access import Access, session_router
 from manyhands.api.auth import KeyRing
 from manyhands.api.document import with_errors
-from manyhands.api.gateway import Caller, Gateway
+from manyhands.api.gateway import Gateway
+from manyhands.api.hosts import Hosts, check_json, is_loopback, single
 from manyhands.api.trace import PARENT
 from manyhands.config import LimitsConfig
 from manyhands.core import NodeAddr
@@ -58,25 +59,29 @@ def create_app(
     keys: KeyRing | None = None,
     routers: Sequence[APIRouter] = (),
     cors: Sequence[str] = (),
+    hosts: Sequence[str] = (),
     open_paths: Sequence[str] = (),
 ) -> FastAPI:
-    """The application: `routers` and /docs. Handlers find `app.state.gateway` and `request.state.caller` (a Caller).
+    """The application: `routers`, /api/session and /docs. Handlers find `app.state.gateway`, `request.state.caller` (a
+    Caller) and `request.state.sender` (hosts.py).
 
-    `keys`: while it holds any, everything but OPEN_PATHS and `open_paths` needs one. `cors`: origins that browsers may
-    call from; none unless named.
+    `keys`: once it holds any, everything but OPEN_PATHS and `open_paths` needs one (access.py). `cors`: origins that
+    browsers may call from; none unless named. `hosts`: names of this gateway beside those of where it listens.
     """
     app = _Documented(title="manyhands", version=__version__, redoc_url=None, separate_input_output_schemas=False)
-    app.state.gateway, app.state.keys = gateway, keys
-    for router in routers:
+    access = Access(keys, Hosts(hosts, cors))
+    app.state.gateway, app.state.keys, app.state.access = gateway, keys, access
+    for router in (*routers, session_router(access)):
         app.include_router(router)
     app.add_exception_handler(ManyhandsError, _on_error)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(Exception, _on_bug)
-    app.add_middleware(Guard, limits=gateway.limits, keys=keys, open_paths=OPEN_PATHS | set(open_paths))
+    app.add_middleware(Guard, limits=gateway.limits, access=access, open_paths=OPEN_PATHS | set(open_paths))
     if cors:
         allowed = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["retry-after"]}
         app.add_middleware(CORSMiddleware, allow_origins=list(cors), **allowed)  # type: ignore[arg-type]
+    app.add_middleware(Front, hosts=access.hosts)
     return app
 
 
@@ -145,20 +150,41 @@ async def _on_bug(request: Request, error: Exception) -> JSONResponse:
 # -- before the routes ------------------------------------------------------------------------------------------------
 
 
+class Front:
+    """Refuses what a page of another site made a browser send (hosts.py); everything else gets its `sender`."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            state = scope.setdefault("state", {})
+            try:
+                headers = single(scope["headers"])
+                target = state.get("target", b"/").decode("latin-1")
+                state["sender"] = self._hosts.sender(scope["method"], scope["http_version"], headers, target)
+            except ManyhandsError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
 class Guard:
     """Lets in who has a key, and reads the body: at most max_body_bytes, within read_timeout_s, before a route runs."""
 
-    def __init__(self, app: ASGIApp, limits: LimitsConfig, keys: KeyRing | None, open_paths: frozenset[str]) -> None:
-        self._app, self._limits, self._keys, self._open_paths = app, limits, keys, open_paths
+    def __init__(self, app: ASGIApp, limits: LimitsConfig, access: Access, open_paths: frozenset[str]) -> None:
+        self._app, self._limits, self._access, self._open_paths = app, limits, access, open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
-            headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-            PARENT.set(headers.get(b"traceparent"))
-            scope.setdefault("state", {})["caller"] = self._caller(scope["path"], headers)
+            headers, state = single(scope["headers"]), scope["state"]
+            PARENT.set(headers.get("traceparent"))
+            is_open = scope["path"] in self._open_paths
+            state["caller"] = self._access.caller(scope["method"], headers, state["sender"], is_open=is_open)
+            check_json(headers)
             body = await self._read(headers, receive)
         except ManyhandsError as error:
             await error_response(error)(scope, receive, send)
@@ -166,15 +192,10 @@ class Guard:
         if body is not None:
             await self._app(scope, _replay(body, receive), send)
 
-    def _caller(self, path: str, headers: Mapping[bytes, str]) -> Caller:
-        if path in self._open_paths or self._keys is None or self._keys.is_empty:
-            return Caller()
-        return self._keys.check(headers.get(b"authorization"))
-
-    async def _read(self, headers: Mapping[bytes, str], receive: Receive) -> bytes | None:
+    async def _read(self, headers: Mapping[str, str], receive: Receive) -> bytes | None:
         """The body; None if the client left. Raises TooLarge before it is read where its length says so."""
         limit = self._limits.max_body_bytes
-        length = headers.get(b"content-length", "0")
+        length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             raise TooLarge(f"the body has {length} bytes; at most {limit} are read: send less")
         parts: list[bytes] = []
@@ -265,6 +286,7 @@ class Http(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._kept_bytes = 0
+        self.scope["state"]["target"] = self.url
         if not self._is_busy:
             self._cycles.clear()
         super().on_headers_complete()
@@ -323,6 +345,7 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
     gateway: Gateway = app.state.gateway
     keys: KeyRing | None = app.state.keys
     check_exposure(host, keys, insecure=insecure)
+    app.state.access.listen(host, insecure=insecure)
     bound = _bind(host, port)
     protocol = type("Http", (Http,), {"read_timeout_s": gateway.limits.read_timeout_s})
     config = uvicorn.Config(
@@ -355,7 +378,7 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
 
 def check_exposure(host: str, keys: KeyRing | None, *, insecure: bool) -> None:
     """Raise BadRequest if others than this machine could come in at `host` and nobody would ask them for a key."""
-    if not insecure and not _is_loopback(host) and (keys is None or keys.is_empty):
+    if not insecure and not is_loopback(host) and (keys is None or keys.is_empty):
         raise BadRequest(
             f"{host} lets other machines in without a key: make one (manyhands key add NAME) or --insecure"
         )
@@ -378,10 +401,3 @@ def _bind(host: str, port: int) -> socket.socket:
         return bound
     except (OSError, OverflowError, UnicodeError) as error:
         raise BadRequest(f"cannot listen at {host}:{port} ({error}): choose another --api HOST:PORT") from error
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -56,6 +56,8 @@ class KeyRing:
         except FileNotFoundError:
             self._seen, self._keys, self._by_hash = None, (), {}
             return ()
+        except OSError as error:
+            raise BadRequest(f"{self.path} cannot be looked at ({error.strerror}): repair its rights") from error
         if (stat.st_mtime_ns, stat.st_ino) != self._seen:
             self._keys = _read(self.path)
             self._by_hash = {key.sha256: key for key in self._keys}
@@ -64,7 +66,7 @@ class KeyRing:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody needs a key: none was ever made. One that has been revoked still locks the door."""
+        """Whether no key was ever made. One that has been revoked still counts."""
         return not self.keys
 
     def check(self, authorization: str | None) -> Caller:
@@ -110,8 +112,8 @@ def hash_of(secret: str) -> str:
 def _read(path: Path) -> tuple[Key, ...]:
     try:
         return tuple(_key(entry) for entry in json.loads(path.read_text("utf-8"))["keys"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadRequest(f"{path} is not a file of keys ({error!r}): repair or remove it") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadRequest(f"{path} is not a file of keys ({error!r:.200}): repair it") from error
 
 
 def _key(entry: Mapping[str, Any]) -> Key:

@@ -45,7 +45,7 @@ class Caller:
     name: str | None = None
     quota: Quota = NO_QUOTA
     models: frozenset[str] | None = None
-    is_admin: bool = True
+    is_admin: bool = False
 
     def check_model(self, model: str) -> None:
         """Raise Forbidden if this key may not use `model`."""

@@ -8,7 +8,7 @@
     DELETE /api/workers/{id}           evict; running requests repair      POST /api/workers/{id}/readmit  /reassign
     GET    /api/jobs      /{id}        what runs and what ran
 
-Changing the swarm needs an admin's key, where keys are needed at all.
+Changing the swarm needs an admin's key, or the secret of the gateway's owner (access.py).
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from manyhands.api.access import check_admin
 from manyhands.api.app import error_object
 from manyhands.api.frames import Frame, Telling, result_object
 from manyhands.api.gateway import Ask, Caller, Gateway, Run
@@ -38,7 +39,7 @@ from manyhands.api.workers import (
     worker_object,
 )
 from manyhands.core import SamplingParams
-from manyhands.errors import BadRequest, Forbidden, ManyhandsError, NotFound
+from manyhands.errors import BadRequest, ManyhandsError, NotFound
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -117,8 +118,7 @@ def _caller(request: Request) -> Caller:
 
 
 def _admin(caller: Annotated[Caller, Depends(_caller)]) -> None:
-    if not caller.is_admin:
-        raise Forbidden(f"key {caller.name!r} may not change the swarm: use an admin's (manyhands key add --admin)")
+    check_admin(caller)
 
 
 def native_router(gateway: Gateway, history: History) -> APIRouter:

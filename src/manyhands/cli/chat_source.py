@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from manyhands.cli.client import GatewayError, call, check_address
+from manyhands.cli.client import GatewayError, call, check_address, headers_for
 from manyhands.core import PathKind, SamplingParams
 from manyhands.errors import BadRequest, LinkClosed
 
@@ -151,7 +151,7 @@ async def _events(api: str, key: str, body: Mapping[str, Any]) -> AsyncGenerator
     Raises GatewayError as the gateway says, LinkClosed if it is not there or breaks off.
     """
     connection = _connect(api)
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    headers = headers_for(api, key)
     path = f"{urlsplit(api).path}/v1/chat/completions"
     wire: socket.socket | None = None
     try:

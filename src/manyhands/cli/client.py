@@ -1,5 +1,6 @@
 """How commands speak to a running gateway: one HTTP call at a time, its errors as ours."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -9,6 +10,9 @@ from urllib.parse import urlsplit
 import typer
 from rich.markup import escape
 
+from manyhands.api.hosts import OWNER_HEADER, is_loopback
+from manyhands.cli.owner import owner_secret
+from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
 
 Api = Annotated[str, typer.Option("--api", envvar="MANYHANDS_API", help="Where the gateway is.")]
@@ -33,22 +37,47 @@ def call(api: str, key: str, method: str, path: str, body: Any = None) -> Any:
 
     Raises GatewayError as the gateway says, LinkClosed if there is none, BadRequest for an address that is none.
     """
-    check_address(api)
-    url = api.rstrip("/") + path
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    url, headers = api.rstrip("/") + path, headers_for(api, key)
     data = None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, data, headers, method=method), timeout=TIMEOUT_S
-        ) as told:
+        with _opener(api).open(urllib.request.Request(url, data, headers, method=method), timeout=TIMEOUT_S) as told:
             return json.load(told)
     except urllib.error.HTTPError as error:
         raise _error(error) from error
+    except http.client.HTTPException as error:  # a part of an answer came
+        raise GatewayError(f"the gateway at {api} broke off its answer ({error!r:.200})", "link_closed", 502) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise LinkClosed(
             f"no gateway answers at {api} ({reason}): start one (manyhands up) or name another with --api"
         ) from error
+
+
+def headers_for(api: str, key: str) -> dict[str, str]:
+    """The headers of a request to the gateway at `api`: the key, else what proves that this machine's owner asks.
+
+    Raises BadRequest for what is no address of a gateway.
+    """
+    check_address(api)
+    headers = {"content-type": "application/json"}
+    if key:
+        return headers | {"authorization": f"Bearer {key}"}
+    secret = owner_secret(home_from_env(), api)
+    return headers if secret is None else headers | {OWNER_HEADER: secret}
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A gateway does not redirect; what does would be given the key."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _opener(api: str) -> urllib.request.OpenerDirector:
+    """What opens URLs of `api`: never a redirect's, and those of this machine not through the proxy of the environment."""
+    is_here = is_loopback(urlsplit(api).hostname or "")
+    proxies = [urllib.request.ProxyHandler({})] if is_here else []
+    return urllib.request.build_opener(_NoRedirect, *proxies)
 
 
 def check_address(api: str) -> None:

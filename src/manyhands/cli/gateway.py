@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manyhands.cli import options
+from manyhands.cli.owner import owner_file
+from manyhands.config import ApiConfig, home_from_env
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
 
@@ -26,11 +28,34 @@ Api = Annotated[str, typer.Option("--api", help="Open the HTTP API at HOST:PORT 
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Let other machines use the API although nobody needs a key.")
 ]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host", help="A name of the API beside this machine's own, as behind a proxy; may be repeated."
+    ),
+]
+Cors = Annotated[
+    list[str] | None,
+    typer.Option("--cors", help="Origin whose pages may use the API, https://HOST[:PORT] or *; may be repeated."),
+]
 JobFile = Annotated[
     Path | None, typer.Option("--job-file", help="Keep the history of requests in this file; never what was said.")
 ]
 Trace = Annotated[str, typer.Option("--trace", help="Send OpenTelemetry spans to this exporter: otlp, console.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log to stderr as JSON lines.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """--allow-host and --cors as given; empty: as configured. Raises BadRequest for what is neither."""
+
+    hosts: tuple[str, ...] = ()
+    cors: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, hosts: list[str] | None, cors: list[str] | None) -> "Names":
+        ApiConfig(hosts=tuple(hosts or ()), cors=tuple(cors or ()))
+        return cls(tuple(hosts or ()), tuple(cors or ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +67,20 @@ class ApiPlan:
     job_file: Path | None = None
     trace: str = ""
     log_json: bool = False
+    names: Names = Names()
 
     @classmethod
-    def of(cls, api: str, insecure: bool, job_file: Path | None, trace: str, log_json: bool) -> "ApiPlan":
+    def of(
+        cls, api: str, insecure: bool, job_file: Path | None, trace: str, log_json: bool, names: Names = Names()
+    ) -> "ApiPlan":
         """Of the options above. Raises BadRequest for one that means nothing without --api, and as check_exposure does."""
-        alone = {"--insecure": insecure, "--job-file": job_file, "--trace": trace, "--log-json": log_json}
+        alone: dict[str, object] = {
+            "--insecure": insecure,
+            "--job-file": job_file,
+            "--trace": trace,
+            "--log-json": log_json,
+        }
+        alone |= {"--allow-host": names.hosts, "--cors": names.cors}
         given = [name for name, value in alone.items() if value]
         if given and not api:
             raise BadRequest(f"{given[0]} is for the HTTP API: open it with --api HOST:PORT")
@@ -56,7 +90,7 @@ class ApiPlan:
 
         addr = NodeAddr.parse(api)
         check_exposure(addr.host, _keys(), insecure=insecure)
-        return cls(addr, insecure, job_file, trace, log_json)
+        return cls(addr, insecure, job_file, trace, log_json, names)
 
     def open(self, origins: Mapping[str, "Origin"], max_running: int) -> contextlib.AbstractAsyncContextManager[str]:
         """api_for of this plan, which has an address."""
@@ -69,6 +103,7 @@ class ApiPlan:
             job_file=self.job_file,
             trace=self.trace,
             log_json=self.log_json,
+            names=self.names,
         )
 
 
@@ -82,12 +117,14 @@ async def api_for(
     job_file: Path | None = None,
     trace: str = "",
     log_json: bool = False,
+    names: Names = Names(),
     extra_routers: "Sequence[APIRouter]" = (),
 ) -> AsyncIterator[str]:
     """Serve `origins` by name at `api` while the block runs; yields the URL. No more than `max_running` requests run at
     once, others wait: make it what the nodes serve (WorkerConfig.max_sessions), beyond which they would refuse.
 
-    Keys are those of $MANYHANDS_HOME; limits and CORS those of the configuration. Raises BadRequest if the address is taken, or
+    Keys are those of $MANYHANDS_HOME, where commands of this machine find its owner's secret; limits those of the
+    configuration, as are the names and origins that `names` leaves out. Raises BadRequest if the address is taken, or
     wider than this machine while nobody needs a key (unless `insecure`); if the job file cannot be written or the trace
     exporter is not installed.
     """
@@ -123,14 +160,15 @@ async def api_for(
             status_router(gateway, metrics),
             *extra_routers,
         ]
-        app = create_app(gateway, keys=_keys(), routers=routers, cors=found.api.cors)
+        hosts, cors = names.hosts or found.api.hosts, names.cors or found.api.cors
+        app = create_app(gateway, keys=_keys(), routers=routers, cors=cors, hosts=hosts)
         bound = await stack.enter_async_context(serving(app, api.host, api.port, insecure=insecure))
+        stack.enter_context(owner_file(home_from_env(), bound.port, app.state.access.owner_secret))
         yield f"http://{bound}"
 
 
 def _keys() -> "KeyRing":
     from manyhands.api.auth import FILE, KeyRing
-    from manyhands.config import home_from_env
 
     return KeyRing(home_from_env() / FILE)
 

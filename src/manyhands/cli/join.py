@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manyhands.cli import options
+from manyhands.cli import gateway, options
 from manyhands.cli import up as ups
 from manyhands.cli.membership import Wish, start
 from manyhands.errors import BadRequest
@@ -28,6 +28,8 @@ def join(
     memory: ups.Memory = "",
     api: Api = "",
     insecure: ups.Insecure = False,
+    allow_host: gateway.AllowHost = None,
+    cors: gateway.Cors = None,
     listen: ups.Listen = "",
     advertise: ups.Advertise = "",
     name: ups.Name = "",
@@ -45,7 +47,8 @@ def join(
     Without a ticket: come back to this machine's swarm, or look for one on the local network and ask for its code. Ctrl-C
     once: hand the sessions over, then leave. Twice: leave at once.
     """
-    wish = Wish(layers, memory, api, insecure, listen, advertise, name, key, scope, relay, allow, deny, threads)
+    names = gateway.Names.of(allow_host, cors)
+    wish = Wish(layers, memory, api, insecure, names, listen, advertise, name, key, scope, relay, allow, deny, threads)
     found = _ticket(ticket)
     start(wish, found, None, as_json=as_json, while_stdin=while_stdin)
 

@@ -62,6 +62,8 @@ def local(
     threads: options.Threads = None,
     api: gateway.Api = "",
     insecure: gateway.Insecure = False,
+    allow_host: gateway.AllowHost = None,
+    cors: gateway.Cors = None,
     job_file: gateway.JobFile = None,
     trace: gateway.Trace = "",
     log_json: gateway.LogJson = False,
@@ -85,7 +87,7 @@ def local(
         "kill": kill, "freeze": freeze, "slow": slow, "poison": poison, "drain": drain
     }  # fmt: skip
     faults = [Fault.parse(kind, text) for kind, texts in given.items() for text in texts or ()]
-    opened = gateway.ApiPlan.of(api, insecure, job_file, trace, log_json)
+    opened = gateway.ApiPlan.of(api, insecure, job_file, trace, log_json, gateway.Names.of(allow_host, cors))
     if bool(api) == bool(prompt):
         raise BadRequest("give either a prompt (-p TEXT) or an address for the API (--api 127.0.0.1:8000)")
     if api and faults:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.cli import options
+from manyhands.cli.gateway import Names
 from manyhands.core import NodeAddr, NodeId, Precision, Span
 from manyhands.errors import BadRequest, ManyhandsError, ShardUnavailable
 
@@ -37,6 +38,7 @@ class Wish:
     memory: str
     api: str
     insecure: bool
+    names: Names
     listen: str
     advertise: str
     name: str
@@ -318,7 +320,8 @@ async def _gateway(
     shown: list[str] = []  # the URL, once it is known
     router = swarm_router(lambda: hosting.view("".join(shown)))
     limit = hosting.member.node.worker.config.max_sessions
-    async with api_for(origins, addr, max_running=limit, insecure=wish.insecure, extra_routers=[router]) as url:
+    more: dict[str, Any] = {"insecure": wish.insecure, "names": wish.names, "extra_routers": [router]}
+    async with api_for(origins, addr, max_running=limit, **more) as url:
         shown.append(url)
         announce(url)
         if wish.api:

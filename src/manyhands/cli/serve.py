@@ -49,6 +49,8 @@ def serve(
     evict_after: Annotated[float, typer.Option(help="Drop the weights after so many idle seconds; 0: never.")] = 0.0,
     api: gateway.Api = "",
     insecure: gateway.Insecure = False,
+    allow_host: gateway.AllowHost = None,
+    cors: gateway.Cors = None,
     job_file: gateway.JobFile = None,
     trace: gateway.Trace = "",
     log_json: gateway.LogJson = False,
@@ -70,7 +72,7 @@ def serve(
         precision, addr = options.precision_of(dtype), NodeAddr.parse(listen)
         shown = NodeAddr.parse(advertise) if advertise else None
         name = name or socket.gethostname()
-        opened = gateway.ApiPlan.of(api, insecure, job_file, trace, log_json)
+        opened = gateway.ApiPlan.of(api, insecure, job_file, trace, log_json, gateway.Names.of(allow_host, cors))
         job = _Job(model, Span.parse(layers), precision, ends, spare, addr, shown, name, key, threads, opened, can_load)
         options.run(_serve(job, ticket, worker, as_json, while_stdin))
     except ManyhandsError as error:

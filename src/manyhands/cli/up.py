@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from manyhands.cli import options
+from manyhands.cli import gateway, options
 from manyhands.cli.membership import Named, Wish, start
 
 Layers = Annotated[str, typer.Option("--layers", help='Layers to host, for example "0-7"; default: what helps most.')]
@@ -39,6 +39,8 @@ def up(
     memory: Memory = "",
     api: Api = "127.0.0.1:8000",
     insecure: Insecure = False,
+    allow_host: gateway.AllowHost = None,
+    cors: gateway.Cors = None,
     listen: Listen = "",
     advertise: Advertise = "",
     name: Name = "",
@@ -60,7 +62,22 @@ def up(
     Prints the one line to run on other machines. Ctrl-C once: hand the sessions over, then leave. Twice: leave at once.
     """
     precision = options.precision_of(dtype) if dtype else None
+    names = gateway.Names.of(allow_host, cors)
     wish = Wish(
-        layers, memory, api, insecure, listen, advertise, name, key, scope, relay, allow, deny, threads, directory
+        layers,
+        memory,
+        api,
+        insecure,
+        names,
+        listen,
+        advertise,
+        name,
+        key,
+        scope,
+        relay,
+        allow,
+        deny,
+        threads,
+        directory,
     )
     start(wish, None, Named(model, precision), as_json=as_json, while_stdin=while_stdin)

@@ -2,6 +2,7 @@
 
 swarm.ticket     the ticket of the swarm that this machine belongs to (0600): `up` and `join` resume it
 run/NAME.json    a running node (0600): pid and when it began, node, swarm, listen, api
+run/api-PORT.secret  what proves to the gateway at that port that its owner asks (0600; cli/owner.py)
 """
 
 import contextlib
@@ -31,7 +32,7 @@ def load_ticket(home: Path) -> Ticket | None:
 
 def save_ticket(home: Path, ticket: Ticket) -> None:
     """Remember the swarm. Raises BadRequest if the folder cannot be written."""
-    _write(home / TICKET, ticket.encode() + "\n")
+    write_private(home / TICKET, ticket.encode() + "\n")
 
 
 def update_ticket(home: Path, ticket: Ticket) -> None:
@@ -67,9 +68,9 @@ def announced(home: Path, running: Running) -> Iterator[Callable[[str], None]]:
             )
     running = replace(running, began=start_ticks(running.pid))
     path = home / "run" / f"{running.name}.json"
-    _write(path, json.dumps(asdict(running)))
+    write_private(path, json.dumps(asdict(running)))
     try:
-        yield lambda api: _write(path, json.dumps(asdict(replace(running, api=api))))
+        yield lambda api: write_private(path, json.dumps(asdict(replace(running, api=api))))
     finally:
         path.unlink(missing_ok=True)
 
@@ -97,7 +98,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def _write(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     """Replace `path`, readable by its owner only."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

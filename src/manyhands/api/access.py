@@ -1,0 +1,107 @@
+"""Whose request it is, and what it may do: the owner of this machine, a key, or anybody here.
+
+    owner    shows the secret of this process, which only its owner can read (cli/owner.py): everything
+    key      shows a key of keys.json: what the key allows
+    neither  where no key is needed: generate and look, not change the swarm. A page of this gateway shows its token too,
+             which pages of other origins cannot read (GET /api/session)
+
+Keys are needed once there has been one, and wherever other machines can come in: no file that disappears opens a gateway.
+"""
+
+import hmac
+import logging
+import secrets
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from manyhands.api.auth import KeyRing
+from manyhands.api.gateway import Caller
+from manyhands.api.hosts import OWNER_HEADER, SAFE_METHODS, TOKEN_HEADER, Headers, Hosts, Sender, is_loopback
+from manyhands.errors import BadRequest, Forbidden, Unauthorized
+
+logger = logging.getLogger(__name__)
+
+
+class Access:
+    """What one gateway asks for. `owner_secret` and `page_token` are random and die with this process."""
+
+    def __init__(self, keys: KeyRing | None, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.owner_secret, self.page_token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self._keys = keys
+        self._is_locked = False
+        self._has_complained = False
+        self._look()
+
+    def listen(self, host: str, *, insecure: bool) -> None:
+        """The gateway listens at `host`; `insecure`: others may come in although nobody has a key."""
+        self.hosts.listen(host)
+        self._is_locked |= not is_loopback(host) and not insecure
+
+    def needs_key(self) -> bool:
+        """Whether a caller must show a key. Once so, always so."""
+        self._look()
+        return self._is_locked
+
+    def caller(self, method: str, headers: Headers, sender: Sender, *, is_open: bool) -> Caller:
+        """Whose request it is. `is_open`: its path tells nothing that needs a key.
+
+        Raises Unauthorized; Forbidden for a page of this gateway that changes something without key and token.
+        """
+        if _is_equal(headers.get(OWNER_HEADER), self.owner_secret):
+            return Caller(is_admin=True)
+        if self.needs_key():
+            return Caller() if is_open else self._check_key(headers.get("authorization"))
+        is_change = sender == "page" and method not in SAFE_METHODS
+        if is_change and not _is_equal(headers.get(TOKEN_HEADER), self.page_token):
+            raise Forbidden(f"a page needs the token of GET /api/session in the header {TOKEN_HEADER}, or a key")
+        return Caller()
+
+    def _look(self) -> None:
+        """Lock if there is a key, or a file of keys that cannot be read."""
+        try:
+            self._is_locked |= self._keys is not None and not self._keys.is_empty
+        except BadRequest as error:
+            self._is_locked = True
+            if not self._has_complained:
+                logger.warning("nobody but the owner is let in: %s", error)
+            self._has_complained = True
+
+    def _check_key(self, authorization: str | None) -> Caller:
+        if self._keys is None:
+            raise Unauthorized("this gateway lets in its owner alone: there are no keys")
+        try:
+            return self._keys.check(authorization)
+        except BadRequest as error:
+            raise Unauthorized("the file of keys cannot be read: its owner finds the reason in the log") from error
+
+
+def check_admin(caller: Caller) -> None:
+    """Raise Forbidden for a caller that may not change the swarm."""
+    if not caller.is_admin:
+        whose = "a caller without a key" if caller.name is None else f"key {caller.name!r}"
+        raise Forbidden(
+            f"{whose} may not change the swarm: run the command as the user who started the gateway, "
+            "or use an admin's key (manyhands key add NAME --admin)"
+        )
+
+
+def session_router(access: Access) -> APIRouter:
+    """GET /api/session, for pages of this gateway alone."""
+    router = APIRouter(tags=["session"])
+
+    @router.get("/api/session", summary="What a page of this gateway needs", response_model=dict[str, str | bool])
+    async def session(request: Request) -> JSONResponse:
+        """The token that its changes must carry in x-manyhands-token, and whether its key may change the swarm."""
+        if request.state.sender == "site":
+            raise Forbidden("only pages of this gateway get its token; use a key")
+        told = {"token": access.page_token, "is_admin": request.state.caller.is_admin}
+        headers = {"cache-control": "no-store", "cross-origin-resource-policy": "same-origin"}
+        return JSONResponse(told, headers=headers)
+
+    return router
+
+
+def _is_equal(shown: str | None, secret: str) -> bool:
+    return shown is not None and hmac.compare_digest(shown.encode("latin-1", "replace"), secret.encode())
