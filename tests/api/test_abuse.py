@@ -18,6 +18,7 @@ from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, r
 
 CHAT = "/v1/chat/completions"
 GOOD = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+TYPE = "content-type: application/json\r\n"
 SMALL = LimitsConfig(max_body_bytes=100_000, read_timeout_s=0.3)
 
 
@@ -131,7 +132,7 @@ def test_a_body_too_large_is_refused_while_it_comes(folder: Path) -> None:
     async def scene(it: Served) -> None:
         status, said = await raw(it.addr, post(CHAT, b"x" * 100_001))
         assert status == 413 and b"too_large" in said
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{TYPE}transfer-encoding: chunked\r\n\r\n".encode()
         status, said = await raw(it.addr, head + (b"8000\r\n" + b"x" * 0x8000 + b"\r\n") * 5)
         assert status == 413
         status, _ = await raw(it.addr, post(CHAT, b"", **{"x-huge": "x" * 70_000}))
@@ -144,7 +145,7 @@ def test_who_sends_slowly_is_cut(folder: Path) -> None:
     """A header or a body that never ends, also on a connection that has served before."""
 
     async def scene(it: Served) -> None:
-        begun = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+        begun = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{TYPE}".encode()
         assert await raw(it.addr, begun) == (0, b"")
         assert await raw(it.addr, b"") == (0, b"")
         status, said = await raw(it.addr, begun + b"content-length: 50\r\n\r\n{")
@@ -203,13 +204,17 @@ def test_paths_and_methods_that_are_not_there(folder: Path) -> None:
 def test_what_the_parser_keeps_is_bounded(folder: Path) -> None:
     """A header or a trailer without end, in one piece and in many."""
     body = b"1\r\n{\r\n0\r\n"
-    chunked = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode() + body
+    chunked = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{TYPE}transfer-encoding: chunked\r\n\r\n".encode() + body
 
     async def scene(it: Served) -> None:
         for endless in (b"GET /v1/models HTTP/1.1\r\nx: " + b"x" * 400_000, chunked + b"x: " + b"x" * 400_000):
             status, _ = await raw(it.addr, endless)
             assert status == 400
-        many = b"GET /v1/models HTTP/1.1\r\n" + b"".join(b"x%d: y\r\n" % i for i in range(20_000)) + b"\r\n"
+        many = (
+            b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
+            + b"".join(b"x%d: y\r\n" % i for i in range(20_000))
+            + b"\r\n"
+        )
         assert (await raw(it.addr, many))[0] == 400
 
     play(folder, scene)

@@ -110,7 +110,7 @@ def error_response(error: Exception) -> JSONResponse:
         headers["retry-after"] = "1"
     elif status == 401:
         headers["www-authenticate"] = "Bearer"
-    elif status in (408, 413):  # the rest of the body is not read
+    elif status in (408, 413, 415, 421):  # the rest of the body is not read
         headers["connection"] = "close"
     return JSONResponse({"error": error_object(error)}, status, headers)
 

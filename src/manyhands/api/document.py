@@ -23,7 +23,7 @@ ERROR: Object = {
     },
 }
 # What the guard and the gateway may say before or instead of a route's answer.
-ANYWHERE = (400, 401, 403, 404, 405, 408, 409, 413, 429, 501, 503, 504)
+ANYWHERE = (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 429, 501, 503, 504)
 _METHODS = frozenset({"get", "post", "put", "patch", "delete"})
 
 
