@@ -38,10 +38,9 @@ class Town:
     faults: Faults = field(default_factory=Faults)
     ticket: Ticket = field(default_factory=lambda: Ticket(bytes(32), "town"))
     said: list[str] = field(default_factory=list)
+    clock_off_s: dict[int, float] = field(default_factory=dict)  # of members' wall clocks; may change while they run
 
-    def member(
-        self, index: int, clock_off_s: float = 0.0, worker: WorkerConfig | None = None, **changes: Any
-    ) -> Member:
+    def member(self, index: int, worker: WorkerConfig | None = None, **changes: Any) -> Member:
         """Member number `index`, not entered yet; `changes` are of its MemberConfig."""
         config = MemberConfig(f"n{index}", NodeAddr("127.0.0.1", 0), PROCESS_BYTES + (1 << 30), tokens=TOKENS)
         loop, key = asyncio.get_running_loop(), key_of(index)
@@ -51,7 +50,8 @@ class Town:
             replace(config, **changes),
             lambda hello, book: self.faults.wrap(self.network.transport(key.node_id, hello)),
             worker=worker,
-            clock=lambda: NOW + clock_off_s + loop.time(),
+            clock=lambda: 5.0 + index + loop.time(),
+            unix_clock=lambda: NOW + self.clock_off_s.get(index, 0.0) + loop.time(),
             rng=random.Random(index),
         )
 

@@ -33,7 +33,7 @@ def test_beats_between_signatures() -> None:
     versions, sequences = [], set()
     for beat in range(26):
         (data,) = announcer.speak(hosted(0), NOW + beat * BEAT_S)
-        record = open_record(data, NOW + beat * BEAT_S)
+        record = open_record(data)
         versions.append(record.version)
         sequences.add(record.sequence)
     assert versions == sorted(set(versions)), "every word is newer than the one before"
@@ -43,7 +43,7 @@ def test_beats_between_signatures() -> None:
 def test_a_change_is_signed_at_once_and_a_trembling_speed_is_none() -> None:
     announcer = announcer_of(0)
     first, second, third = (
-        open_record(announcer.speak([(info_of(), load)], NOW + at)[0], NOW)
+        open_record(announcer.speak([(info_of(), load)], NOW + at)[0])
         for at, load in (
             (0, SpanLoad(layer_s=0.0101)),
             (5, SpanLoad(layer_s=0.0102)),
@@ -57,25 +57,25 @@ def test_a_change_is_signed_at_once_and_a_trembling_speed_is_none() -> None:
 def test_a_span_that_is_given_up_is_withdrawn() -> None:
     announcer = announcer_of(0)
     announcer.speak(hosted(0, 8), NOW)
-    said = [open_record(data, NOW + 5) for data in announcer.speak(hosted(8), NOW + 5)]
+    said = [open_record(data) for data in announcer.speak(hosted(8), NOW + 5)]
     assert [(r.info.span.start, r.is_withdrawn) for r in said if r.info] == [(0, True), (8, False)]
-    again = [open_record(data, NOW + 6) for data in announcer.speak(hosted(0, 8), NOW + 6)]
+    again = [open_record(data) for data in announcer.speak(hosted(0, 8), NOW + 6)]
     assert again[0].sequence > said[0].version, "taking it again outdoes the withdrawal"
 
 
 def test_a_node_that_hosts_nothing_is_a_member_and_leaving_withdraws_all() -> None:
     announcer = announcer_of(0)
-    assert open_record(announcer.speak([], NOW)[0], NOW).info is None
+    assert open_record(announcer.speak([], NOW)[0]).info is None
     (joined, left) = announcer.speak(hosted(0), NOW + 5)
-    assert open_record(joined, NOW + 5).is_withdrawn
-    assert [open_record(data, NOW + 6).is_withdrawn for data in announcer.withdraw(NOW + 6)] == [True]
+    assert open_record(joined).is_withdrawn
+    assert [open_record(data).is_withdrawn for data in announcer.withdraw(NOW + 6)] == [True]
     assert announcer.withdraw(NOW + 7) == [] and left
 
 
 def test_a_clock_that_goes_back_does_not_lower_the_sequence() -> None:
     announcer = announcer_of(0)
-    first = open_record(announcer.speak(hosted(0), NOW)[0], NOW)
-    second = open_record(announcer.speak(hosted(0), NOW - 600)[0], NOW - 600)
+    first = open_record(announcer.speak(hosted(0), NOW)[0])
+    second = open_record(announcer.speak(hosted(0), NOW - 600)[0])
     assert second.sequence == first.sequence + 1 and second.issued_at == NOW - 600
 
 
@@ -84,12 +84,12 @@ def test_own_ghosts_are_withdrawn_and_higher_numbers_exceeded() -> None:
     announcer.speak(hosted(0), NOW)
     ghost = record_of(sequence=10**12, issued_at=NOW - 30, info=info_of(8, 16))
     (answer,) = announcer.answer([ghost, record_of(1)], NOW + 1)
-    withdrawal = open_record(answer, NOW + 1)
+    withdrawal = open_record(answer)
     assert withdrawal.is_withdrawn and withdrawal.key == ghost.key and withdrawal.sequence > ghost.sequence
     assert announcer.twin is None
     newer = record_of(sequence=10**13, issued_at=NOW - 30)
     assert announcer.answer([newer], NOW + 1) == []
-    assert open_record(announcer.speak(hosted(0), NOW + 2)[0], NOW + 2).sequence > newer.sequence
+    assert open_record(announcer.speak(hosted(0), NOW + 2)[0]).sequence > newer.sequence
 
 
 def test_a_twin_is_named_and_not_fought() -> None:
@@ -133,6 +133,7 @@ async def running(
         lambda peer, body: wires.send(index, peer, body),
         node_of(index),
         members or Members(),
+        now,
         now,
     )
     async with runner:

@@ -27,9 +27,9 @@ RECORD = record_of()
 DATA = sign(RECORD, key_of(0))
 
 
-def refusal(data: bytes, now: float = NOW) -> Verdict:
+def refusal(data: bytes) -> Verdict:
     with pytest.raises(RecordRefused) as caught:
-        open_record(data, now)
+        open_record(data)
     return caught.value.verdict
 
 
@@ -49,7 +49,7 @@ def refusal(data: bytes, now: float = NOW) -> Verdict:
     ],
 )
 def test_round_trip(record: Any) -> None:
-    assert open_record(sign(record, key_of(0)), NOW) == record
+    assert open_record(sign(record, key_of(0))) == record
 
 
 def test_a_usual_record_is_small() -> None:
@@ -90,18 +90,9 @@ def test_another_nodes_signature_is_forged() -> None:
         sign(RECORD, key_of(1))
 
 
-def test_time() -> None:
-    assert open_record(DATA, NOW + 119.9) == RECORD
-    assert refusal(DATA, NOW + 120) == "expired"
-    assert open_record(DATA, NOW - 60) == RECORD
-    assert refusal(DATA, NOW - 60.1) == "future"
-    with pytest.raises(RecordRefused, match="3600 s ahead of this machine's clock"):
-        open_record(DATA, NOW - 3600)
-
-
 def test_beats_prove_that_the_node_spoke_again() -> None:
     for beat in (1, 2, MAX_BEATS):
-        opened = open_record(with_beat(DATA, beat, chain_of().value(beat)), NOW)
+        opened = open_record(with_beat(DATA, beat, chain_of().value(beat)))
         assert (opened.beats, opened.version, opened.spoken_at) == (beat, 7 + beat, NOW + 5 * beat)
         assert replace(opened, beats=0) == RECORD
     assert refusal(with_beat(DATA, 2, chain_of().value(1))) == "forged", "an old value with a new number"
@@ -164,7 +155,7 @@ def test_the_largest_record_fits() -> None:
         info=info_of(model_name="m" * 255, arithmetic="a" * 255),
     )
     data = with_beat(sign(record, key_of(0)), MAX_BEATS, chain_of().value(MAX_BEATS))
-    assert len(data) <= MAX_BYTES and replace(open_record(data, NOW), beats=0) == record
+    assert len(data) <= MAX_BYTES and replace(open_record(data), beats=0) == record
 
 
 def test_there_is_one_encoding() -> None:

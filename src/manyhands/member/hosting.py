@@ -266,7 +266,8 @@ class Hosting:
                 self.say(f"layers could not be moved: {error}")
 
     def _period(self) -> int:
-        return int(self.member.clock() / self.member.config.balance.period_s)
+        """Its number, the same on all nodes with right clocks; a wrong one costs this node turns, nothing else."""
+        return int(self.member.unix_clock() / self.member.config.balance.period_s)
 
     def _decide(self, period: int) -> tuple[Move, str] | None:
         config, holdings = self.member.config, self._holdings()
@@ -306,7 +307,7 @@ class Hosting:
             Sight(
                 member.ticket.name,
                 member.id,
-                member.clock(),
+                member.unix_clock(),
                 member.records(),
                 member.edges(),
                 shapes,

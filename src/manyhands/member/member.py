@@ -71,7 +71,10 @@ class MemberConfig:
 
 
 class Member:
-    """Enter it to listen and to speak; then `meet`. `claims`: spans that are being loaded (see hosting.py)."""
+    """Enter it to listen and to speak; then `meet`. `claims`: spans that are being loaded (see hosting.py).
+
+    `clock` is monotonic and decides everything; `unix_clock` stamps records and is compared with others' for complaints.
+    """
 
     def __init__(
         self,
@@ -82,14 +85,16 @@ class Member:
         *,
         worker: WorkerConfig | None = None,
         request: RequestConfig | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
     ) -> None:
-        self.key, self.ticket, self.config, self.clock = key, ticket, config, clock
+        self.key, self.ticket, self.config = key, ticket, config
+        self.clock, self.unix_clock = clock, unix_clock
         self.node = Node(
             lambda hello: make_transport(hello, self.book), name=config.name, worker=worker, request=request
         )
-        self.announcer = Announcer(key, self._profile(()), secrets.token_bytes, clock())
+        self.announcer = Announcer(key, self._profile(()), secrets.token_bytes, unix_clock())
         self.directory = DirectoryRunner(
             backend_of(ticket.directory, key.node_id, rng or random.Random(secrets.token_bytes(16))),
             self.announcer,
@@ -98,6 +103,7 @@ class Member:
             key.node_id,
             Members(config.scope, config.allow, config.deny),
             clock,
+            unix_clock,
         )
         self.addresses: tuple[NodeAddr, ...] = ()
         self._behind: dict[NodeAddr, NodeId] = {}  # who answered at an address

@@ -1,5 +1,7 @@
 """What a node says about itself, and when: signed records, beats between them, withdrawals. Pure: times and facts in.
 
+Times are unix seconds: they number the first record of a run, so that it exceeds those of the run before.
+
 A node that restarts finds its own old records in the directory. Those of a key that it no longer hosts are withdrawn at
 once (no ghosts); those with a higher number than ours (the clock went back) are exceeded. A record that was signed with our
 key after we started, but not by us, means that two nodes use one key: `twin` names it.
@@ -92,7 +94,7 @@ class Announcer:
 
     def _sign(self, draft: Record, now: float) -> _Said:
         """Give `draft` its number and its chain of beats."""
-        self._floor = max(int(now), self._floor + 1)
+        self._floor = self._floor + 1 if self._floor else int(now)  # the clock may jump, numbers must not
         chain = Chain(draft.node, self._floor, self._entropy(32))
         record = replace(draft, sequence=chain.sequence, issued_at=now, anchor=chain.value(0))
         return _Said(record, sign(record, self._key), chain)

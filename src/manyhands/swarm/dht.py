@@ -43,7 +43,7 @@ from manyhands.swarm.dht_wire import Fetch as FetchMessage
 from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.lookup import FETCH_TAGS, Lookup
 from manyhands.swarm.record import Key, Record, read
-from manyhands.swarm.shelf import complaints
+from manyhands.swarm.shelf import Forks
 
 T = TypeVar("T")
 
@@ -69,6 +69,15 @@ class Counts:
     unanswered: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """Our newest statement of a key, and when that was signed, by our monotonic clock."""
+
+    data: bytes
+    record: Record
+    signed_at: float
+
+
 class Dht:
     """A `Backend`. `interest`: models whose records are kept at hand; more by `watch`.
 
@@ -86,18 +95,18 @@ class Dht:
     ) -> None:
         self.counts = Counts()
         self.table = Table(number(me))
-        self.store = DhtStore(number(me))
+        self.store = DhtStore(me)
         self._me = me
         self._rng = rng
         self._on_finished = on_finished
-        self._mine: dict[int, dict[Key, tuple[bytes, Record]]] = {}  # key -> our newest statements
+        self._mine: dict[int, dict[Key, _Said]] = {}  # key -> our newest statements
         self._nearest: dict[int, list[Contact]] = {}  # where our records are
         self._due: dict[int, float] = {}  # key -> when its next turn comes
         self._errands: dict[int, Errand] = {}
         self._questions: dict[int, Question] = {}  # by request, which is also by deadline
         self._shunned: dict[int, float] = {}  # id -> until when
         self._spent: dict[NodeId, int] = {}
-        self._tick_s = self._spent_s = self._expire_s = self._probe_s = self._maintain_s = 0.0
+        self._spent_s = self._expire_s = self._probe_s = self._maintain_s = 0.0
         for model in interest:
             self.watch(model)
 
@@ -116,23 +125,25 @@ class Dht:
         peer = self.store.peer(node)
         return () if peer is None else peer.addresses
 
-    def complaints(self) -> list[str]:
-        """What a person should mend, a line each."""
-        return complaints(self.store.skews, self.store.forks)
+    @property
+    def forks(self) -> Forks:
+        """See shelf.Shelf."""
+        return self.store.forks
 
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
         """Store our statement near its key: at once if it is news, soon if signed anew, a beat with the next turn."""
-        self.store.put(data, now, node=self._me)
+        self.store.put(data, now, self._me, node=self._me)
         record, _ = read(data)
         if record.info is None:
             return []  # a member that hosts nothing: there is no model under which to look for it
         key = model_key(record.info.model)
         mine = self._mine.setdefault(key, {})
-        _, old = mine.get(record.key, (b"", None))
-        mine[record.key] = data, record
-        if old is None or _is_news(old, record):
+        old = mine.get(record.key)
+        is_beat = old is not None and old.record.sequence == record.sequence
+        mine[record.key] = _Said(data, record, old.signed_at if old is not None and is_beat else now)
+        if old is None or _is_news(old.record, record):
             return self._store_at(self._nearest.get(key, ()), [data]) + self._start(key, now)
-        if old.sequence != record.sequence:
+        if not is_beat:
             self._due[key] = min(self._due.get(key, now), now + RENEW_S)
         return []
 
@@ -148,9 +159,6 @@ class Dht:
 
     def tick(self, now: float) -> list[Outgoing]:
         out: list[Outgoing] = []
-        if now < self._tick_s:
-            self._begin_anew(now)
-        self._tick_s = now
         if now - self._spent_s >= 1.0:
             self._spent_s = now
             self._spent.clear()
@@ -208,7 +216,7 @@ class Dht:
         for data in records:
             if not self._may_speak(sender.node):
                 return
-            if self.store.put(data, now, node=sender.node) is None:
+            if self.store.put(data, now, sender.node, node=sender.node) is None:
                 self.counts.refused += 1
                 return
 
@@ -236,7 +244,7 @@ class Dht:
         assert errand.fetch is not None
         node, delivered = question.peer.node, set[bytes]()
         for data in records:
-            tag = self.store.put(data, now, key=errand.key)
+            tag = self.store.put(data, now, node, key=errand.key)
             answers = {asked for asked in question.tags if asked[:8] == tag}
             if not answers:
                 self.counts.refused += 1
@@ -293,13 +301,13 @@ class Dht:
             return self._store_at(near, self._newest(errand.key, mine, now))
         return []
 
-    def _newest(self, key: int, mine: dict[Key, tuple[bytes, Record]], now: float) -> list[bytes]:
+    def _newest(self, key: int, mine: dict[Key, "_Said"], now: float) -> list[bytes]:
         """What we say under `key`; what is over is forgotten."""
-        for name in [name for name, (_, record) in mine.items() if record.expires_at <= now]:
+        for name in [name for name, said in mine.items() if said.signed_at + said.record.lifetime_s <= now]:
             del mine[name]
         if not mine:
             del self._mine[key]
-        return [data for data, _ in mine.values()]
+        return [said.data for said in mine.values()]
 
     def _store_at(self, contacts: Iterable[Contact], records: list[bytes]) -> list[Outgoing]:
         bodies = [encode(Store(0, tuple(part))) for part in batched(records, FETCH_TAGS)]
@@ -361,14 +369,6 @@ class Dht:
             self._maintain_s = now + MAINTAIN_S * self._rng.uniform(0.8, 1.2)
             out += self._look_up(self.table.refresh_target(self._rng.getrandbits(ID_BITS + 16)), now)
         return out
-
-    def _begin_anew(self, now: float) -> None:
-        """The clock was set back: what waits for a time would wait long. Contacts and records stay."""
-        self._spent_s = self._expire_s = self._probe_s = self._maintain_s = now
-        self._due = dict.fromkeys(self._due, now)
-        self._errands.clear()
-        self._questions.clear()
-        self._shunned.clear()
 
     def _may_speak(self, node: NodeId) -> bool:
         """Whether `node` is below its cap for this second."""

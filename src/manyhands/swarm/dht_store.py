@@ -9,11 +9,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 
-from manyhands.core import ModelId, NodeAddr, NodeId
+from manyhands.core import ModelId, NodeId
 from manyhands.swarm.dht_wire import MAX_TAGS
 from manyhands.swarm.directory import Peer
 from manyhands.swarm.record import Key, Record, RecordRefused, Verdict, read
-from manyhands.swarm.shelf import Entry, Shelf
+from manyhands.swarm.shelf import Entry, Forks, Shelf
 
 MAX_PER_KEY = MAX_TAGS  # records of one model: what one listing can name
 MAX_PER_PUBLISHER = 32  # spans of one node, over all models
@@ -28,24 +28,26 @@ def model_key(model: ModelId) -> int:
 
 
 class DhtStore:
-    """Records of others and our own. `own`: our place in the id space; where room ends, far keys make way for near ones.
+    """Records of others and our own, which always have room. Where it ends, far keys make way for near ones.
 
-    Raises nothing; `counts`, `skews` and `forks` are those of all shelves (shelf.py).
+    Raises nothing; `counts` and `forks` are those of all shelves (shelf.py).
     """
 
-    def __init__(self, own: int) -> None:
+    def __init__(self, me: NodeId) -> None:
         self.counts: Counter[Verdict] = Counter()
-        self.skews: dict[NodeId, float] = {}
-        self.forks: dict[NodeId, tuple[tuple[NodeAddr, ...], tuple[NodeAddr, ...]]] = {}
+        self.forks: Forks = {}
         self.wanted: set[int] = set()  # keys that make way for nothing
-        self._own = own
+        self._me = me
+        self._own = int(me, 16)
         self._shelves: dict[int, Shelf] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._shelves.values()))
 
-    def put(self, data: bytes, now: float, *, node: NodeId | None = None, key: int | None = None) -> bytes | None:
-        """Take a statement, which must be of `node` and belong under `key` where these are given.
+    def put(
+        self, data: bytes, now: float, sender: NodeId, *, node: NodeId | None = None, key: int | None = None
+    ) -> bytes | None:
+        """Take a statement from `sender`, which must be of `node` and belong under `key` where these are given.
 
         Returns the tag of its record. None: it is not to be believed, or not what was to be put. What is known, older, or
         more than there is room for is harmless and not taken.
@@ -59,12 +61,17 @@ class DhtStore:
         if (node is not None and record.node != node) or (key is not None and place != key):
             self.counts["forged"] += 1
             return None
-        return record.key.tag if self._put(place, record.key, data, now) in HARMLESS else None
+        return record.key.tag if self._put(place, record.key, data, now, sender) in HARMLESS else None
 
     def tags(self, key: int, now: float) -> list[bytes]:
-        """Of what is held under `key` and was renewed lately; withdrawn ones too, so that old copies are no news."""
+        """Of what is held under `key` and was renewed lately; withdrawn ones too, so that old copies are no news.
+
+        Only what its own node said here: were what others passed on listed too, a dead node's record could go round for ever.
+        """
         shelf = self._shelves.get(key)
-        return [] if shelf is None else [_tag(entry) for entry in shelf if _is_current(entry, now)]
+        if shelf is None:
+            return []
+        return [_tag(e) for e in shelf if e.teller == e.record.node and _is_current(e, now)]
 
     def lacks(self, key: int, tag: bytes) -> bool:
         """Whether `tag` stands for news: a record that is not held, or a later version of it."""
@@ -112,23 +119,23 @@ class DhtStore:
         shelf = self._shelves.get(key)
         return None if shelf is None else shelf.by_tag(tag[:8])
 
-    def _put(self, key: int, name: Key, data: bytes, now: float) -> Verdict:
+    def _put(self, key: int, name: Key, data: bytes, now: float, sender: NodeId) -> Verdict:
         shelf = self._shelves.get(key)
         if (shelf is None or shelf.get(name) is None) and not self._has_room(key, name.node):
             self.counts["full"] += 1
             return "full"
         if shelf is None:
-            shelf = Shelf(MAX_PER_KEY)
-            shelf.counts, shelf.skews, shelf.forks = self.counts, self.skews, self.forks
-        verdict = shelf.take(data, now, name.node).verdict
+            shelf = Shelf(self._me, MAX_PER_KEY)
+            shelf.counts, shelf.forks = self.counts, self.forks
+        verdict = shelf.take(data, now, sender).verdict
         if len(shelf):
             self._shelves[key] = shelf
         return verdict
 
     def _has_room(self, key: int, node: NodeId) -> bool:
-        shelf = self._shelves.get(key)
-        if shelf is not None and len(shelf) >= MAX_PER_KEY:
-            return False
+        """Over all keys; within one, its shelf decides."""
+        if node == self._me:
+            return True
         if sum(len(shelf.of_node(node)) for shelf in self._shelves.values()) >= MAX_PER_PUBLISHER:
             return False
         return len(self) < MAX_RECORDS or self._make_room(key)
@@ -151,4 +158,4 @@ def _is_current(entry: Entry, now: float) -> bool:
     """Whether others should have it: its node spoke lately and is not suspect, or withdrew it."""
     record = entry.record
     is_fresh = record.version >= entry.trusted_from and now - entry.heard_at <= STALE_S
-    return now < record.expires_at and (record.is_withdrawn or is_fresh)
+    return not entry.has_ended(now) and (record.is_withdrawn or is_fresh)

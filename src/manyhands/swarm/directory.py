@@ -24,6 +24,7 @@ from manyhands.errors import LinkClosed, ManyhandsError
 from manyhands.swarm.announce import Announcer
 from manyhands.swarm.members import Members
 from manyhands.swarm.record import BEAT_S, Key, Record
+from manyhands.swarm.shelf import Forks, complaints, skews_of
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +117,9 @@ class Backend(Exchange, Protocol):
     def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
         """Where `node` can be dialled, as its records say, also those that are not fresh."""
 
-    def complaints(self) -> list[str]:
-        """What a person should mend, a line each."""
+    @property
+    def forks(self) -> Forks:
+        """Nodes whose keys said two different things with one number (shelf.Shelf)."""
 
 
 class DirectoryRunner:
@@ -126,7 +128,8 @@ class DirectoryRunner:
     `send(peer, body)` dials if need be and raises a ManyhandsError or OSError if it cannot. `hosted()` says what the node
     offers and how busy that is *now*; None: this node only looks, and says nothing of itself. `members` filters what is
     offered to others of this program, and who may speak. The node calls `receive`, `joined` and `lost`; `changed` is
-    notified whenever the offered records changed.
+    notified whenever the offered records changed. `clock` is monotonic: all that is decided goes by it. `unix_clock` only
+    stamps what this node signs, and is compared with others' for `complaints`.
     """
 
     def __init__(
@@ -137,11 +140,13 @@ class DirectoryRunner:
         send: Callable[[Peer, bytes], Awaitable[None]],
         me: NodeId,
         members: Members,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
     ) -> None:
         self.backend, self.announcer, self.members = backend, announcer, members
         self.changed = asyncio.Condition()
-        self._hosted, self._send, self._me, self._clock = hosted, send, me, clock
+        self._hosted, self._send, self._me = hosted, send, me
+        self._clock, self._unix_clock = clock, unix_clock
         self._queues: dict[NodeId, deque[Outgoing]] = {}
         self._seen: dict[Key, int] = {}
         self._asked: set[ModelId] = set()
@@ -162,7 +167,7 @@ class DirectoryRunner:
     ) -> None:
         for loop in self._loops:
             loop.cancel()
-        self._publish(self.announcer.withdraw(self._clock()))
+        self._publish(self.announcer.withdraw(self._unix_clock()))
         if self._deliveries:
             await asyncio.wait(self._deliveries, timeout=LEAVE_TIMEOUT_S)
         for task in self._deliveries:
@@ -227,7 +232,7 @@ class DirectoryRunner:
         """Say now what this node hosts, without waiting for the next beat: it took or gave up a span."""
         hosted = self._hosted()
         if hosted is not None:
-            self._publish(self.announcer.speak(hosted, self._clock()))
+            self._publish(self.announcer.speak(hosted, self._unix_clock()))
 
     # For the node itself, and for people
 
@@ -242,7 +247,8 @@ class DirectoryRunner:
     def complaints(self) -> list[str]:
         """What a person should mend, a line each."""
         ours = self.backend.kind
-        return self.backend.complaints() + [
+        others = (record for record in self.backend.records(self._clock()) if record.node != self._me)
+        return complaints(skews_of(others, self._unix_clock()), self.backend.forks) + [
             f"node {node[:16]} keeps the directory by {theirs}, this one by {ours}: start that node anew with the ticket "
             "that `manyhands up` prints here"
             for node, theirs in self._others.items()
@@ -265,7 +271,7 @@ class DirectoryRunner:
             now = self._clock()
             self._attend()
             self._post(self.backend.tick(now))
-            self._publish(self.announcer.answer(self.backend.records(now), now))
+            self._publish(self.announcer.answer(self.backend.records(now), self._unix_clock()))
             await asyncio.sleep(TICK_S)
 
     async def _speak(self) -> None:

@@ -54,7 +54,7 @@ class Gossip(OnShelf):
 
     def __init__(self, me: NodeId, rng: Random) -> None:
         self.me = me
-        self.shelf = Shelf(MAX_RECORDS)
+        self.shelf = Shelf(me, MAX_RECORDS)
         self._rng = rng
         self._salt = rng.randbytes(16)
         self._linked: dict[NodeId, Peer] = {}

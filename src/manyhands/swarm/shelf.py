@@ -1,25 +1,31 @@
 """What a node holds of the directory: the newest statement of every key, and why others were refused. Pure.
 
-Freshness is judged by *our* clock: a record is fresh for FRESH_S after it, or a beat of it, came as news. The signer's clock
-matters only for the lifetime (120 s) and against records from the future (60 s).
+Time is this node's monotonic clock alone: a record is fresh for FRESH_S after it, or a beat of it, came as news, and over
+lifetime_s after it came. What its signer's clock shows plays no part, so a clock that is a day off locks nobody out, and one
+that jumps changes nothing.
 
     FRESH_S = 13 s: a beat every 5 s that takes up to 6 s to get here leaves 2 s for a node that is held up; and a node that
     crashed is gone from every view after at most 6 + 13 = 19 s. A lost link (`suspect`) takes it out at once, until the link
     is back or the node spoke twice: the first beat to come may have been on its way already.
 
-A withdrawn record stays as a tombstone until everything it replaced has ended, so that nobody can replay it.
+A withdrawn record stays as a tombstone until everything it replaced has ended, so that it cannot be replayed. So does a record
+that is no longer fresh: it comes back only by a later word of its node.
+
+Room is shared out by accounts. What a node says is on its own account once a link proved its key here (now or earlier);
+before that it is on the account of the peer that passed it on. Where room has ended, a statement of a small account takes the
+place of the newest one of the largest; own statements always do. An introducer's account ends at half of the shelf.
 """
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from manyhands.core import ModelId, NodeAddr, NodeId
 from manyhands.swarm.record import (
     MAX_BEATS,
-    MAX_FUTURE_S,
     MAX_LIFETIME_S,
     Key,
     Record,
@@ -27,7 +33,6 @@ from manyhands.swarm.record import (
     Verdict,
     check_beat,
     check_signature,
-    check_time,
     read,
     read_beat,
     with_beat,
@@ -35,10 +40,13 @@ from manyhands.swarm.record import (
 
 FRESH_S = 13.0
 MAX_RECORDS_PER_NODE = 64
-MAX_NODES = 10_000
 MAX_RECORDS = 20_000
-MAX_NOTES = 64  # nodes whose clock or key is remembered as odd
+MAX_NOTES = 64  # nodes whose key or clock is told of as odd
+MAX_KNOWN = 1024  # nodes whose key a link has proven, remembered after it ended
+TOMBSTONE_S = MAX_LIFETIME_S + 60.0  # longer than any record that it replaces
+MAX_SKEW_S = 150.0  # between clocks before it is told: words of others reach a node up to 100 s late (DHT)
 V = TypeVar("V")
+Forks = dict[NodeId, tuple[tuple[NodeAddr, ...], tuple[NodeAddr, ...]]]
 
 
 @dataclass(slots=True)
@@ -48,8 +56,11 @@ class Entry:
     record: Record
     signed: bytes
     value: bytes
+    arrived_at: float  # when this signature came
     heard_at: float  # when it last became newer here
     tag: bytes  # of the record's key
+    account: NodeId  # that its room is on
+    teller: NodeId  # who passed it on
     trusted_from: int = 0  # the version from which the node is no longer suspect
 
     @property
@@ -64,14 +75,15 @@ class Entry:
 
     def is_current(self, now: float) -> bool:
         """Whether others should have it too: its node spoke lately, or withdrew it."""
-        record = self.record
-        return now < record.expires_at and (record.is_withdrawn or now - self.heard_at <= FRESH_S)
+        return not self.has_ended(now) and (self.record.is_withdrawn or now - self.heard_at <= FRESH_S)
+
+    def has_ended(self, now: float) -> bool:
+        """Whether its lifetime, counted from its arrival, is over."""
+        return now >= self.arrived_at + self.record.lifetime_s
 
     def is_over(self, now: float) -> bool:
         """Whether it may be forgotten. A tombstone outlives every older record of its key."""
-        if self.record.is_withdrawn:
-            return now > self.record.issued_at + MAX_LIFETIME_S + MAX_FUTURE_S
-        return now >= self.record.expires_at
+        return now > self.arrived_at + TOMBSTONE_S if self.record.is_withdrawn else self.has_ended(now)
 
 
 class Change(NamedTuple):
@@ -97,9 +109,10 @@ class OnShelf:
         """Where `node` can be dialled, as its records say, also those that are not fresh."""
         return tuple(addr for entry in self.shelf.of_node(node) for addr in entry.record.addresses)
 
-    def complaints(self) -> list[str]:
-        """What a person should mend, a line each."""
-        return complaints(self.shelf.skews, self.shelf.forks)
+    @property
+    def forks(self) -> "Forks":
+        """See Shelf."""
+        return self.shelf.forks
 
     def records(self, now: float) -> list[Record]:
         """Fresh records, our own included."""
@@ -107,20 +120,21 @@ class OnShelf:
 
 
 class Shelf:
-    """Raises nothing: hostile statements are counted by verdict in `counts` and dropped.
+    """Raises nothing: hostile statements are counted by verdict in `counts` and dropped. `me`: always has room.
 
-    `skews`: node -> seconds its clock is ahead of ours, for nodes whose own words were refused as "future" or "expired".
     `forks`: node -> the two lists of addresses under which its key said different things with one number.
     """
 
-    def __init__(self, max_records: int = MAX_RECORDS) -> None:
+    def __init__(self, me: NodeId, max_records: int = MAX_RECORDS) -> None:
+        self._me = me
         self._max_records = max_records
         self.counts: Counter[Verdict] = Counter()
-        self.skews: dict[NodeId, float] = {}
-        self.forks: dict[NodeId, tuple[tuple[NodeAddr, ...], tuple[NodeAddr, ...]]] = {}
+        self.forks: Forks = {}
         self._entries: dict[Key, Entry] = {}
         self._by_tag: dict[bytes, Key] = {}
         self._of_node: dict[NodeId, set[Key]] = {}
+        self._accounts: dict[NodeId, dict[Key, None]] = {}  # in order of arrival
+        self._known: dict[NodeId, None] = {}  # those that a link has proven, the latest last
 
     def put(self, data: bytes, now: float) -> Verdict:
         """Take a statement. "new": it, or its beat, was news. Everything else left the shelf as it was, or ("fork") nearly."""
@@ -151,9 +165,18 @@ class Shelf:
             entry.trusted_from = entry.record.version + 2
 
     def trust(self, node: NodeId) -> None:
-        """A link to `node` is up (again)."""
+        """A link to `node` is up (again): what it says is on its own account from now on."""
+        self._known.pop(node, None)
+        self._known[node] = None
+        if len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
         for entry in self.of_node(node):
             entry.trusted_from = 0
+            self._charge(entry, node)
+
+    def is_known(self, node: NodeId) -> bool:
+        """Whether a link has proven the key of `node`, now or earlier (the latest MAX_KNOWN are remembered)."""
+        return node == self._me or node in self._known
 
     def expire(self, now: float) -> list[Record]:
         """Forget what is over; returns it."""
@@ -198,32 +221,27 @@ class Shelf:
     ) -> Verdict:
         if entry is not None and record.sequence <= entry.record.version and record.sequence != entry.record.sequence:
             return "stale"
+        teller = sender or record.node
+        account = entry.account if entry is not None else record.node if self.is_known(record.node) else teller
+        crowded = None if entry is not None else self._make_way(record.node, account)
         check_signature(record, signed)
-        self._check_time(record, now, sender)
         if entry is not None and record.sequence == entry.record.sequence:
             _note(self.forks, record.node, (entry.record.addresses, record.addresses))
             if signed < entry.signed:  # any rule will do that makes all views equal
                 return "fork"
-            self._keep(record, signed, now)
+            self._keep(Entry(record, signed, b"", entry.arrived_at, now, entry.tag, account, teller))
             return "fork"
-        if entry is None and not self._has_room(record.node):
-            return "full"
-        self._keep(record, signed, now, 0 if entry is None else entry.trusted_from)
+        if crowded is not None:
+            self._remove(crowded)
+        trusted_from = 0 if entry is None else entry.trusted_from
+        self._keep(Entry(record, signed, b"", now, now, record.key.tag, account, teller, trusted_from))
         return "new"
-
-    def _check_time(self, record: Record, now: float, sender: NodeId | None) -> None:
-        try:
-            check_time(record, now)
-        except RecordRefused:
-            if sender in (None, record.node):  # an old record from somebody else says nothing of its node's clock
-                _note(self.skews, record.node, record.issued_at - now)
-            raise
 
     def _beat(self, entry: Entry, beat: int, value: bytes, now: float) -> Verdict:
         record = entry.record
         if beat <= record.beats:
             return "same" if beat == record.beats and value == entry.value else "stale"
-        if now >= record.expires_at or record.is_withdrawn:
+        if entry.has_ended(now) or record.is_withdrawn:
             return "expired"
         try:
             entry.record = check_beat(record, beat, value)
@@ -232,23 +250,46 @@ class Shelf:
         entry.value, entry.heard_at = value, now
         return "new"
 
-    def _has_room(self, node: NodeId) -> bool:
-        if len(self._entries) >= self._max_records:
-            return False
-        keys = self._of_node.get(node)
-        return len(self._of_node) < MAX_NODES if keys is None else len(keys) < MAX_RECORDS_PER_NODE
+    def _make_way(self, node: NodeId, account: NodeId) -> Key | None:
+        """The key to be removed for a new one of `node` on `account`, None: there is room. Raises RecordRefused: none."""
+        held = len(self._accounts.get(account, ()))
+        if len(self._of_node.get(node, ())) >= MAX_RECORDS_PER_NODE:
+            raise RecordRefused("full", f"node {node[:16]} has {MAX_RECORDS_PER_NODE} records here, the limit")
+        if account != node and held >= self._max_records // 2:
+            raise RecordRefused("full", f"peer {account[:16]} has introduced {held} records here, the limit")
+        if len(self._entries) < self._max_records:
+            return None
+        others = (name for name in self._accounts if name != self._me)
+        largest = max(others, key=lambda name: len(self._accounts[name]), default=None)
+        if largest is None or (node != self._me and len(self._accounts[largest]) <= held + 1):
+            raise RecordRefused("full", f"{len(self._entries)} records are here, the limit")
+        return next(reversed(self._accounts[largest]))
 
-    def _keep(self, record: Record, signed: bytes, now: float, trusted_from: int = 0) -> None:
-        key = record.key
-        entry = Entry(record, signed, b"", now, key.tag, trusted_from)
+    def _keep(self, entry: Entry) -> None:
+        key = entry.record.key
+        old = self._entries.get(key)
         self._entries[key] = entry
         self._by_tag[entry.tag] = key
-        self._of_node.setdefault(record.node, set()).add(key)
-        self.skews.pop(record.node, None)
+        self._of_node.setdefault(key.node, set()).add(key)
+        if old is None:
+            self._accounts.setdefault(entry.account, {})[key] = None
+
+    def _charge(self, entry: Entry, account: NodeId) -> None:
+        """Put `entry` on another account."""
+        key = entry.record.key
+        self._discharge(key, entry.account)
+        entry.account = account
+        self._accounts.setdefault(account, {})[key] = None
+
+    def _discharge(self, key: Key, account: NodeId) -> None:
+        self._accounts[account].pop(key)
+        if not self._accounts[account]:
+            del self._accounts[account]
 
     def _remove(self, key: Key) -> Entry:
         entry = self._entries.pop(key)
         del self._by_tag[entry.tag]
+        self._discharge(key, entry.account)
         keys = self._of_node[key.node]
         keys.remove(key)
         if not keys:
@@ -264,12 +305,16 @@ def _note(notes: dict[NodeId, V], node: NodeId, value: V) -> None:
         del notes[next(iter(notes))]
 
 
-def complaints(
-    skews: Mapping[NodeId, float], forks: Mapping[NodeId, tuple[tuple[NodeAddr, ...], tuple[NodeAddr, ...]]]
-) -> list[str]:
-    """What a person should mend, a line each, from a shelf's notes."""
+def skews_of(records: Iterable[Record], unix_now: float) -> dict[NodeId, float]:
+    """Node -> seconds that its clock is ahead of `unix_now`, of the nodes of fresh records, where that is much."""
+    off = ((record.node, record.spoken_at - unix_now) for record in records)
+    return dict(islice(((node, seconds) for node, seconds in off if abs(seconds) > MAX_SKEW_S), MAX_NOTES))
+
+
+def complaints(skews: Mapping[NodeId, float], forks: Forks) -> list[str]:
+    """What a person should mend, a line each. Clocks that are off harm no directory, but mislead readers of logs."""
     lines = []
-    if len(skews) >= 2 and max(skews.values()) - min(skews.values()) < 2 * MAX_FUTURE_S:
+    if len(skews) >= 2 and max(skews.values()) - min(skews.values()) < MAX_SKEW_S:
         off = statistics.median(skews.values())
         where = "behind" if off > 0 else "ahead of"
         lines.append(

@@ -21,7 +21,7 @@ class Static(OnShelf):
 
     def __init__(self, me: NodeId) -> None:
         self.me = me
-        self.shelf = Shelf()
+        self.shelf = Shelf(me)
         self._linked: dict[NodeId, Peer] = {}
         self._own: dict[Key, bytes] = {}
 
