@@ -1,6 +1,7 @@
-"""Builds the kernels of our own, where there are AMX tiles to be had. All else stands in pyproject.toml.
+"""Builds the C code: the engine's kernels for every target, and today's AMX kernels. All else stands in pyproject.toml.
 
-They are optional: without them (no compiler, another CPU) products run on oneDNN, with other bits and more slowly.
+The engine (engine/native) is one library with several targets, chosen at run time: kernels.c is compiled once for each.
+The AMX kernels (model/native) are optional: without them products run on oneDNN, with other bits and more slowly.
 """
 
 import platform
@@ -13,13 +14,49 @@ from os import environ
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
-NATIVE = Path("src/manyhands/model/native")
+TILES = Path("src/manyhands/model/native")
+ENGINE = Path("src/manyhands/engine/native")
+# No contraction: a multiplication and an addition keep two roundings, whatever the compiler. No libm is linked.
+FLAGS = ["-O3", "-g0", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread"]
+SCALAR = {"scalar": ["-DTARGET=scalar", "-O2"]}
+TARGETS: dict[str, dict[str, list[str]]] = {
+    "x86_64": {
+        **SCALAR,
+        "avx2": ["-DTARGET=avx2", "-DLANES_AVX2", "-mavx2", "-mfma", "-mf16c"],
+        "avx512": ["-DTARGET=avx512", "-DLANES_AVX512", *(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl")), "-mfma"],
+    },
+    "aarch64": {**SCALAR, "neon": ["-DTARGET=neon", "-DLANES_NEON"]},
+}
+targets = TARGETS.get(platform.machine(), {}) if sys.platform == "linux" else {}
 
-TILES = Extension(
+
+class Build(build_ext):
+    """build_ext, with flags of their own for each target of the engine, and a file name for any Python 3."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        if fullname.split(".")[-1] == "_native":
+            return str(Path(*fullname.split("."))) + ".so"
+        return str(super().get_ext_filename(fullname))
+
+    def build_extension(self, ext: Extension) -> None:
+        if not ext.name.endswith("engine._native"):
+            super().build_extension(ext)
+            return
+        plain = [source for source in ext.sources if not source.endswith("kernels.c")]
+        objects = self.compiler.compile(plain, output_dir=self.build_temp, extra_postargs=FLAGS)
+        for name, flags in targets.items():
+            folder = str(Path(self.build_temp) / name)
+            kernels = str(ENGINE / "kernels.c")
+            objects += self.compiler.compile([kernels], output_dir=folder, extra_postargs=[*FLAGS, *flags])
+        self.compiler.link_shared_object(objects, self.get_ext_fullpath(ext.name), extra_postargs=["-s", "-pthread"])
+
+
+tiles = Extension(
     "manyhands.model._tiles",
-    sorted(map(str, NATIVE.glob("*.c"))),
-    depends=sorted(map(str, NATIVE.glob("*.h"))),
+    sorted(map(str, TILES.glob("*.c"))),
+    depends=sorted(map(str, TILES.glob("*.h"))),
     extra_compile_args=[
         "-O2",
         "-ffp-contract=off",  # gcc would make one rounding of two, other compilers would not
@@ -29,10 +66,15 @@ TILES = Extension(
     libraries=["m"],
     optional=True,
 )
+engine = Extension(
+    "manyhands.engine._native", sorted(map(str, ENGINE.glob("*.c"))), depends=sorted(map(str, ENGINE.glob("*.h")))
+)
 
 compiler = shlex.split(environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
 if not shutil.which(compiler) and find_spec("ziglang"):
     environ["CC"] = f"{sys.executable} -m ziglang cc"
 
-has_tiles = sys.platform == "linux" and platform.machine() == "x86_64"
-setup(ext_modules=[TILES] if has_tiles else [])
+extensions = [engine] if targets else []
+if "avx512" in targets:
+    extensions.append(tiles)
+setup(ext_modules=extensions, cmdclass={"build_ext": Build})

@@ -1,0 +1,46 @@
+"""What a session keeps of a span: keys and values of every position, in blocks of 64 (native/kernels.h has their layout).
+
+A cache only grows. To roll back is to step from an earlier position: later positions are written again before they are read.
+"""
+
+import ctypes
+
+import numpy as np
+
+from manyhands.engine.library import BLOCK, Array, Plan, Segment
+
+FIRST_BLOCKS = 4  # of a new cache: 256 positions
+
+
+class SessionCache:
+    """Memory of one session for one plan; zeros at first. Grows by half, at least to what is asked for."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.blocks = 0
+        self._bytes: Array = np.zeros(0, np.uint8)
+
+    @property
+    def capacity(self) -> int:
+        """Positions for which there is memory."""
+        return self.blocks * BLOCK
+
+    @property
+    def num_bytes(self) -> int:
+        return self._bytes.nbytes
+
+    def reserve(self, positions: int) -> None:
+        """Memory for the first `positions` positions; what was cached stays."""
+        needed = -(-positions // BLOCK)
+        if needed <= self.blocks:
+            return
+        blocks = max(needed, FIRST_BLOCKS, self.blocks * 3 // 2)
+        grown = np.zeros(blocks * self._plan.block_bytes, np.uint8)
+        if self.blocks:
+            self._plan.copy_cache(self._bytes, self.blocks, grown, blocks, self.blocks)
+        self._bytes, self.blocks = grown, blocks
+
+    def segment(self, start: int, row: int, count: int) -> Segment:
+        """Rows [row, row + count) of a step as the positions from `start` on. Reserves their memory."""
+        self.reserve(start + count)
+        return Segment(ctypes.c_void_p(self._bytes.ctypes.data), self._bytes.nbytes, self.blocks, start, row, count)

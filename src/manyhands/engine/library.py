@@ -1,0 +1,252 @@
+"""The native library (native/*.c) by ctypes: back ends, packed weights, tables, plans, teams.
+
+Arrays are numpy's, contiguous; bf16 travels as uint16. What is passed is checked in C (plan.c): an operation or a step that
+would reach beyond an array is refused with a ModelError, and nothing was computed. This module imports no torch.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from os import environ
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyhands.errors import ContextOverflow, ModelError
+
+Array = NDArray[Any]
+VERSION: Final = 1  # of the interface: mh_version in native/plan.c
+BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon")  # by the number that C gives them
+PREFERENCE: Final = ("avx512", "avx2", "neon", "scalar")
+FORCED: Final = "MANYHANDS_ENGINE"
+TYPES: Final = {"bf16": 0, "f16": 1, "f32": 2}
+ACTIVATIONS: Final = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
+FUNCTIONS: Final = (*ACTIVATIONS, "exp", "tanh", "erf")
+DOUBLES: Final = ("exp", "log", "sin", "cos", "pow")
+BLOCK: Final = 64  # positions of a cache's block
+NUMBERS, REALS, TENSORS = 12, 3, 2
+_FAILED = {
+    1: "there is no memory for a step's rows: give it fewer rows at once",
+    2: "the operation is unknown",
+    3: "an operation names a register that is not there",
+    4: "an operation's shapes do not fit its registers",
+    5: "a tensor has another size than its operation needs",
+    6: "a session's rows or cache do not fit the step",
+    7: "the rows do not fit the number of bytes",
+}
+_POSITION = 8
+
+
+class Tensor(ctypes.Structure):
+    """Bytes that Python holds."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("bytes", ctypes.c_int64))
+
+
+class Segment(ctypes.Structure):
+    """Rows of a step that are positions of one session (Segment in native/plan.h)."""
+
+    _fields_ = (
+        ("cache", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("cache_bytes", "blocks", "start", "row", "count")),
+    )
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """The library. Raises ModelError where it was not built or is of another version."""
+    path = Path(__file__).with_name("_native.so")
+    remedy = "install manyhands again, with a C compiler or ziglang at hand"
+    try:
+        library = ctypes.CDLL(str(path))
+        version = library.mh_version()
+    except (OSError, AttributeError) as error:
+        raise ModelError(f"the engine's library {path} cannot be loaded ({error}): {remedy}") from error
+    if version != VERSION:
+        raise ModelError(f"the engine's library {path} is of version {version}, not {VERSION}: {remedy}")
+    pointer, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "mh_supports": (ctypes.c_int, [count]),
+        "mh_calls": (ctypes.c_uint64, [count]),
+        "mh_packed_size": (count, [count, count]),
+        "mh_pack": (ctypes.c_int, [count, pointer, count, count, count, pointer, count]),
+        "mh_apply": (ctypes.c_int, [count, count, real, pointer, pointer, count]),
+        "mh_rope": (ctypes.c_int, [pointer, count, real, count, count, pointer, pointer]),
+        "mh_double": (ctypes.c_int, [count, pointer, real, pointer, count]),
+        "mh_plan_new": (pointer, [count, count, pointer, count, count, count, count]),
+        "mh_plan_add": (ctypes.c_int, [pointer, count, pointer, pointer, pointer]),
+        "mh_plan_block_bytes": (count, [pointer]),
+        "mh_cache_copy": (ctypes.c_int, [pointer, pointer, count, count, pointer, count, count, count]),
+        "mh_plan_run": (ctypes.c_int, [pointer, pointer, count, pointer, count, pointer, count, pointer, count, count]),
+        "mh_plan_free": (None, [pointer]),
+        "mh_team_start": (pointer, [count]),
+        "mh_team_stop": (None, [pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def supported() -> list[str]:
+    """The back ends that this CPU can run, best first."""
+    library = load()
+    return [name for name in PREFERENCE if library.mh_supports(BACK_ENDS.index(name))]
+
+
+def forced() -> str | None:
+    """The back end that MANYHANDS_ENGINE names, if it does. Raises ModelError where this machine cannot run it."""
+    name = environ.get(FORCED)
+    if name and name not in supported():
+        raise ModelError(f"{FORCED}={name}: this machine runs {', '.join(supported())}; name one of them, or none")
+    return name or None
+
+
+def calls(back_end: str) -> int:
+    """Calls that a back end computed in this process."""
+    return int(load().mh_calls(BACK_ENDS.index(back_end)))
+
+
+def address(array: Array | None) -> int | None:
+    return None if array is None else array.ctypes.data
+
+
+def tensor(array: Array | None) -> Tensor:
+    """An array as C sees it: the caller keeps it alive. Raises ModelError if it is not contiguous."""
+    if array is None:
+        return Tensor(None, 0)
+    if not array.flags.c_contiguous:
+        raise ModelError(f"an array of {array.shape} is not contiguous")
+    return Tensor(array.ctypes.data, array.nbytes)
+
+
+def pack(weight_NK: Array, type_name: str) -> Array:
+    """A matrix as panels of 16 columns (native/kernels.h), in new memory. Raises ModelError for impossible shapes."""
+    weight_NK = np.ascontiguousarray(weight_NK)
+    n, k = weight_NK.shape
+    size = load().mh_packed_size(n, k)
+    if size < 0:
+        raise ModelError(f"a matrix of {n} x {k} cannot be packed")
+    packed = np.empty(size, weight_NK.dtype)
+    code = load().mh_pack(TYPES[type_name], address(weight_NK), weight_NK.nbytes, n, k, address(packed), packed.nbytes)
+    check(code)
+    return packed
+
+
+def check(code: int) -> None:
+    """Raises what a call's answer means."""
+    if code == _POSITION:
+        raise ContextOverflow("a step reaches beyond the positions that the model has")
+    if code:
+        raise ModelError(f"the engine refused: {_FAILED.get(code, code)}")
+
+
+def apply(back_end: str, function: str, x: NDArray[np.float32], alpha: float = 1.0) -> NDArray[np.float32]:
+    """One of FUNCTIONS, number by number, as the back end computes it."""
+    x = np.ascontiguousarray(x, np.float32)
+    out = np.empty_like(x)
+    number = FUNCTIONS.index(function)
+    check(load().mh_apply(BACK_ENDS.index(back_end), number, alpha, address(x), address(out), x.size))
+    return out
+
+
+def double(function: str, x: NDArray[np.float64], y: float = 0.0) -> NDArray[np.float64]:
+    """One of DOUBLES, number by number, in double (native/tables.c)."""
+    x = np.ascontiguousarray(x, np.float64)
+    out = np.empty_like(x)
+    check(load().mh_double(DOUBLES.index(function), address(x), y, address(out), x.size))
+    return out
+
+
+def rope(frequencies: Sequence[float], factor: float, positions: int, first: int = 0) -> tuple[Array, Array]:
+    """Tables of cosines and sines [positions, frequencies], from position `first` on (program/ops.py, Rope)."""
+    rates = np.array(frequencies, np.float32)
+    cos, sin = np.empty((2, positions, len(rates)), np.float32)
+    check(load().mh_rope(address(rates), len(rates), factor, first, positions, address(cos), address(sin)))
+    return cos, sin
+
+
+class Team:
+    """Threads that compute together, the caller among them. One step at a time."""
+
+    def __init__(self, size: int) -> None:
+        self.handle = load().mh_team_start(size)
+        if not self.handle:
+            raise ModelError(f"no team of {size} threads can be had: ask for 1 to 1024")
+
+    def close(self) -> None:
+        """Ends the threads. Only while no step runs."""
+        if self.handle:
+            load().mh_team_stop(self.handle)
+            self.handle = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Plan:
+    """Operations over registers of fp32 rows, for one back end. One step at a time.
+
+    widths: of the registers; 0 takes the rows that come in (`row_type`), `out` gives those that leave (`out_type`).
+    """
+
+    def __init__(
+        self, back_end: str, row_type: str, widths: Sequence[int], out: int, out_type: str, positions: int
+    ) -> None:
+        self.widths, self.out, self.row_type, self.out_type = list(widths), out, row_type, out_type
+        array = (ctypes.c_int64 * len(widths))(*widths)
+        target = BACK_ENDS.index(back_end)
+        self._held: list[Array] = []
+        self._handle = load().mh_plan_new(
+            target, TYPES[row_type], array, len(widths), out, TYPES[out_type], positions
+        )
+        if not self._handle:
+            raise ModelError(f"no plan of {len(widths)} registers and {positions} positions on {back_end}")
+
+    def add(
+        self, kind: int, numbers: Sequence[int], reals: Sequence[float] = (), tensors: Sequence[Array | None] = ()
+    ) -> None:
+        """One more operation (native/plan.c has what each takes). Raises ModelError where it does not fit."""
+        held = [*tensors, *[None] * (TENSORS - len(tensors))]
+        code = load().mh_plan_add(
+            self._handle,
+            kind,
+            (ctypes.c_int64 * NUMBERS)(*numbers),
+            (ctypes.c_double * REALS)(*reals),
+            (Tensor * TENSORS)(*map(tensor, held)),
+        )
+        check(code)
+        self._held += [array for array in tensors if array is not None]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes that 64 positions take in a session's cache."""
+        return int(load().mh_plan_block_bytes(self._handle))
+
+    def copy_cache(self, source: Array, source_blocks: int, target: Array, target_blocks: int, keep: int) -> None:
+        """The first `keep` blocks of a cache -> another, of zeros."""
+        given = (address(source), source.nbytes, source_blocks, address(target), target.nbytes, target_blocks, keep)
+        check(load().mh_cache_copy(self._handle, *given))
+
+    def run(self, team: Team, threads: int, segments: Sequence[Segment], rows: Array | bytes, count: int) -> Array:
+        """`count` rows -> `count` rows [count, bytes of a row]. Raises ModelError, ContextOverflow; then caches may hold
+        some of the step's positions, which the next step writes again."""
+        row_bytes = np.frombuffer(rows, np.uint8) if isinstance(rows, bytes) else rows
+        out = np.empty((count, self.widths[self.out] * (2 if self.out_type == "bf16" else 4)), np.uint8)
+        array = (Segment * len(segments))(*segments)
+        given = tensor(row_bytes)
+        code = load().mh_plan_run(
+            self._handle, team.handle, threads, array, len(segments), given.data, given.bytes, address(out), out.nbytes, count
+        )
+        check(code)
+        return out
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            load().mh_plan_free(self._handle)
+            self._handle = None
+
+
+NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN = range(8)

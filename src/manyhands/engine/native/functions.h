@@ -1,0 +1,104 @@
+/* exp, tanh, sigmoid and the activations, on lanes. Polynomials of our own (Chebyshev fits); docs/arithmetic.md has their
+ * coefficients and the order of every operation. */
+#ifndef MANYHANDS_FUNCTIONS_H
+#define MANYHANDS_FUNCTIONS_H
+#include "lanes.h"
+
+#define WHOLE 0x1.8p23f /* added to a number it leaves the nearest whole one in the lowest bits */
+#define HORNER(p, x, c) p = fma_(p, x, set(c))
+
+/* e^x: 2^n e^r with |r| <= ln 2 / 2; infinity above 89, zero below -104. */
+static inline V exponential(V number)
+{
+    V x = more(number, set(-104));
+    x = minus(more(minus(x), set(-89)));
+    V shifted = fma_(x, set(1.44269504f), set(WHOLE)), n = sub(shifted, set(WHOLE));
+    V r = fma_(n, set(-0.693359375f), x);
+    r = fma_(n, set(2.12194440e-4f), r);
+    V p = set(0.00019899286f);
+    HORNER(p, r, 0.0013933651f);
+    HORNER(p, r, 0.008333298f);
+    HORNER(p, r, 0.041666467f);
+    HORNER(p, r, 0.16666667f);
+    HORNER(p, r, 0.5f);
+    p = add(fma_(mul(r, r), p, r), set(1));
+    V first = fma_(n, set(0.5f), set(WHOLE)), second = add(sub(n, sub(first, set(WHOLE))), set(WHOLE));
+    p = mul(mul(p, power_of_two(first)), power_of_two(second));
+    return pick(is_nan(number), number, p);
+}
+
+/* 1 / (1 + e^-x) as e / (1 + e) or 1 / (1 + e) with e = e^-|x|. */
+static inline V sigmoid(V x)
+{
+    V small = exponential(minus(size_of(x)));
+    return div_(pick(below(x, set(0)), small, set(1)), add(set(1), small));
+}
+
+/* Below 0.625 x + x^3 P(x^2), beyond 1 - 2 / (e^2|x| + 1) with x's sign. */
+static inline V hyperbolic(V x)
+{
+    V size = size_of(x), z = mul(x, x), p = set(-0.0060536913f);
+    HORNER(p, z, 0.020968182f);
+    HORNER(p, z, -0.05384499f);
+    HORNER(p, z, 0.13332734f);
+    HORNER(p, z, -0.33333328f);
+    V near = fma_(mul(x, z), p, x);
+    V far = sub(set(1), div_(set(2), add(exponential(add(size, size)), set(1))));
+    far = pick(below(x, set(0)), minus(far), far);
+    return pick(below(size, set(0.625f)), near, far);
+}
+
+/* The error function: below 1 x P(x^2), beyond 1 - e^Q(|x|) with x's sign. */
+static inline V error_of(V x)
+{
+    V size = size_of(x), z = mul(x, x), p = set(-9.67359e-06f), q = set(-8.905024e-08f);
+    HORNER(p, z, 0.00011268254f);
+    HORNER(p, z, -0.00084843964f);
+    HORNER(p, z, 0.0052210535f);
+    HORNER(p, z, -0.026865438f);
+    HORNER(p, z, 0.11283783f);
+    HORNER(p, z, -0.37612638f);
+    HORNER(p, z, 1.1283792f);
+    V t = minus(more(minus(size), set(-4.2f)));
+    HORNER(q, t, 3.6093509e-06f);
+    HORNER(q, t, -6.501158e-05f);
+    HORNER(q, t, 0.00070037664f);
+    HORNER(q, t, -0.005113663f);
+    HORNER(q, t, 0.027205212f);
+    HORNER(q, t, -0.11120332f);
+    HORNER(q, t, -0.6308233f);
+    HORNER(q, t, -1.1307392f);
+    HORNER(q, t, 0.0004299823f);
+    V far = sub(set(1), exponential(q));
+    far = pick(below(x, set(0)), minus(far), far);
+    far = pick(is_nan(x), x, far);
+    return pick(below(size, set(1)), mul(x, p), far);
+}
+
+enum { NONE, SILU, GELU, GELU_TANH, RELU, RELU2, SIGMOID }; /* as Activation in program/ops.py */
+
+/* alpha: of silu alone, x sigmoid(alpha x). */
+static inline V activate(int64_t activation, float alpha, V x)
+{
+    switch (activation) {
+    case SILU:
+        return mul(x, sigmoid(alpha == 1 ? x : mul(x, set(alpha))));
+    case GELU:
+        return mul(mul(x, set(0.5f)), add(set(1), error_of(mul(x, set(0.70710678f)))));
+    case GELU_TANH: { /* x / 2 (1 + tanh z) is x sigmoid(2 z) */
+        V cube = mul(mul(x, x), x);
+        return mul(x, sigmoid(mul(fma_(cube, set(0.044715f), x), set(1.5957691216f))));
+    }
+    case RELU:
+        return more(x, set(0));
+    case RELU2: {
+        V above = more(x, set(0));
+        return mul(above, above);
+    }
+    case SIGMOID:
+        return sigmoid(x);
+    default:
+        return x;
+    }
+}
+#endif

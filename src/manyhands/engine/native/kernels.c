@@ -1,0 +1,471 @@
+/* The kernels of one target: compiled once for each, with -DTARGET=name and the target's -m flags (setup.py).
+ * docs/arithmetic.md states what is computed here, operation by operation. */
+#include "kernels.h"
+
+#include <stddef.h>
+
+#include "functions.h"
+
+#define INLINE static inline __attribute__((always_inline))
+enum { EXPANDED = 4 }; /* steps of K that a blocked product expands at once: 8 KiB */
+
+INLINE V even_of(int64_t type, const char *at)
+{
+    return type == BF16 ? even_bf16((const half_t *)at) : type == F16 ? from_f16((const half_t *)at) : load((const float *)at);
+}
+
+INLINE V odd_of(int64_t type, const char *at)
+{
+    return type == BF16  ? odd_bf16((const half_t *)at)
+           : type == F16 ? from_f16((const half_t *)at + SIDE)
+                         : load((const float *)at + SIDE);
+}
+
+/* sums[r] += the chain of x's row r with a panel, over `depth` steps; count is a constant wherever this is inlined. */
+INLINE void chain(int64_t type, int count, const float *x, int64_t stride, const char *panel, int64_t depth, float *sums)
+{
+    const int64_t pair = 2 * SIDE * size_of_type(type);
+    for (int64_t step = 0; step < depth; step++, panel += pair * SIDE, x += DEPTH) {
+        V even[LANES_ROWS], odd[LANES_ROWS];
+        for (int r = 0; r < count; r++)
+            even[r] = odd[r] = set(0);
+        if (2 * count <= LANES_ROWS) {
+#pragma GCC unroll 16
+            for (int i = 0; i < SIDE; i++) {
+                __builtin_prefetch(panel + i * pair + 4096);
+                V e = even_of(type, panel + i * pair), o = odd_of(type, panel + i * pair);
+#pragma GCC unroll 16
+                for (int r = 0; r < count; r++) {
+                    even[r] = fma_(set(x[r * stride + 2 * i]), e, even[r]);
+                    odd[r] = fma_(set(x[r * stride + 2 * i + 1]), o, odd[r]);
+                }
+            }
+        } else {
+            for (int i = 0; i < SIDE; i++) {
+                __builtin_prefetch(panel + i * pair + 4096);
+                V e = even_of(type, panel + i * pair);
+#pragma GCC unroll 16
+                for (int r = 0; r < count; r++)
+                    even[r] = fma_(set(x[r * stride + 2 * i]), e, even[r]);
+            }
+            for (int i = 0; i < SIDE; i++) {
+                V o = odd_of(type, panel + i * pair);
+#pragma GCC unroll 16
+                for (int r = 0; r < count; r++)
+                    odd[r] = fma_(set(x[r * stride + 2 * i + 1]), o, odd[r]);
+            }
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < count; r++)
+            store(sums + r * SIDE, add(load(sums + r * SIDE), add(even[r], odd[r])));
+    }
+}
+
+INLINE void chain_of_type(int64_t type, int64_t count, const float *x, int64_t stride, const char *panel, int64_t depth,
+                          float *sums)
+{
+#define COUNT(n) \
+    case n: chain(type, n, x, stride, panel, depth, sums); break;
+    switch (count) {
+        COUNT(1)
+        COUNT(2)
+#if LANES_ROWS >= 6
+        COUNT(3)
+        COUNT(4)
+        COUNT(5)
+        COUNT(6)
+#endif
+    }
+#undef COUNT
+}
+
+enum { FEW = LANES_ROWS < 6 ? LANES_ROWS : 6 }; /* rows of a chain */
+
+/* sums[r] += chains of `count` rows (any number) with a panel. Blocks of rows take turns with each step of K. */
+static void chains(int64_t type, int64_t count, const float *x, int64_t stride, const char *panel, int64_t depth, float *sums)
+{
+    int64_t steps = count > FEW ? 1 : depth, bytes = panel_size(1) * size_of_type(type);
+    for (int64_t step = 0; step < depth; step += steps)
+        for (int64_t row = 0; row < count; row += FEW) {
+            int64_t rows = at_most(count - row, FEW);
+            const float *at = x + row * stride + step * DEPTH;
+            if (type == BF16)
+                chain_of_type(BF16, rows, at, stride, panel + step * bytes, steps, sums + row * SIDE);
+            else if (type == F16)
+                chain_of_type(F16, rows, at, stride, panel + step * bytes, steps, sums + row * SIDE);
+            else
+                chain_of_type(F32, rows, at, stride, panel + step * bytes, steps, sums + row * SIDE);
+        }
+}
+
+/* A panel's steps as fp32: of each 16 even rows, then 16 odd ones. */
+static void expand(int64_t type, const char *panel, int64_t steps, float *out)
+{
+    const int64_t pair = 2 * SIDE * size_of_type(type);
+    for (int64_t i = 0; i < steps * SIDE; i++, panel += pair) {
+        float *step = out + i / SIDE * DEPTH * SIDE + i % SIDE * SIDE;
+        V e = type == BF16 ? even_bf16((const half_t *)panel) : even_of(type, panel);
+        V o = type == BF16 ? odd_bf16((const half_t *)panel) : odd_of(type, panel);
+        store(step, e);
+        store(step + SIDE * SIDE, o);
+    }
+}
+
+/* sums[r] += chains of LANES_ROWS rows, blocked [depth][even, odd][16][LANES_ROWS], with `steps` expanded steps. */
+static void block_chain(const float *x, const float *panel, int64_t steps, float *sums)
+{
+    for (int64_t step = 0; step < steps; step++) {
+        V first[LANES_ROWS], second[LANES_ROWS];
+#pragma GCC unroll 16
+        for (int r = 0; r < LANES_ROWS; r++)
+            first[r] = set(0);
+        for (int i = 0; i < SIDE; i++, panel += SIDE, x += LANES_ROWS) {
+            V w = load(panel);
+#pragma GCC unroll 16
+            for (int r = 0; r < LANES_ROWS; r++)
+                first[r] = fma_(set(x[r]), w, first[r]);
+        }
+        float evens[LANES_ROWS * SIDE];
+#pragma GCC unroll 16
+        for (int r = 0; r < LANES_ROWS; r++) {
+            store(evens + r * SIDE, first[r]);
+            second[r] = set(0);
+        }
+        for (int i = 0; i < SIDE; i++, panel += SIDE, x += LANES_ROWS) {
+            V w = load(panel);
+#pragma GCC unroll 16
+            for (int r = 0; r < LANES_ROWS; r++)
+                second[r] = fma_(set(x[r]), w, second[r]);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < LANES_ROWS; r++)
+            store(sums + r * SIDE, add(load(sums + r * SIDE), add(load(evens + r * SIDE), second[r])));
+    }
+}
+
+/* Rows [first, first + count) of x [rows, k], rounded, zeros beyond k and `rows`, natural or blocked (out is the whole). */
+static void prepare(const float *x, int64_t stride, int64_t first, int64_t rows, int64_t count, int64_t k, int64_t rounds,
+                    int64_t is_blocked, float *out)
+{
+    int64_t depth = ceil_div(k, DEPTH);
+    for (int64_t row = first; row < first + count; row++) {
+        float *block = out + row / LANES_ROWS * LANES_ROWS * depth * DEPTH + row % LANES_ROWS;
+        for (int64_t at = 0; at < depth * DEPTH; at += LANES) {
+            V v = row < rows && at < k ? load_part(x + row * stride + at, k - at) : set(0);
+            v = rounds ? as_bf16(v) : v;
+            if (!is_blocked) {
+                store(out + row * depth * DEPTH + at, v);
+                continue;
+            }
+            float lanes[LANES];
+            store(lanes, v);
+            float *step = block + at / DEPTH * DEPTH * LANES_ROWS;
+            for (int i = 0; i < LANES; i++)
+                step[(i % 2 * SIDE + at % DEPTH / 2 + i / 2) * LANES_ROWS] = lanes[i];
+        }
+    }
+}
+
+/* Rows of sums of one panel -> out, with bias and activation. */
+static void finish(const Matrix *matrix, int64_t panel, int64_t rows, const float *sums, float *out, int64_t stride)
+{
+    int64_t left = at_most(matrix->n - panel * SIDE, SIDE);
+    V bias = matrix->bias ? load_part(matrix->bias + panel * SIDE, left) : set(0);
+    for (int64_t row = 0; row < rows; row++) {
+        V sum = load(sums + row * SIDE);
+        sum = matrix->bias ? add(sum, bias) : sum;
+        sum = matrix->activation ? activate(matrix->activation, 1, sum) : sum;
+        store_part(out + row * stride + panel * SIDE, sum, left);
+    }
+}
+
+/* Panels [panel, end) of a product; scratch: CHUNK * 16 + EXPANDED * 512 floats. */
+static void product(const Matrix *matrix, const Source *source, int64_t panel, int64_t end, float *out, int64_t stride,
+                    float *scratch)
+{
+    int64_t depth = source->depth, bytes = panel_size(1) * size_of_type(matrix->type);
+    float *sums = scratch, *expanded = scratch + CHUNK * SIDE;
+    for (; panel < end; panel++) {
+        const char *packed = (const char *)matrix->packed + panel * depth * bytes;
+        memset(sums, 0, (size_t)(ceil_div(source->count, LANES_ROWS) * LANES_ROWS * SIDE) * 4);
+        if (!source->is_blocked)
+            chains(matrix->type, source->count, source->rows, depth * DEPTH, packed, depth, sums);
+        else
+            for (int64_t step = 0; step < depth; step += EXPANDED) {
+                int64_t steps = at_most(depth - step, EXPANDED);
+                expand(matrix->type, packed + step * bytes, steps, expanded);
+                for (int64_t row = 0; row < source->count; row += LANES_ROWS)
+                    block_chain(source->rows + (row * depth + step * LANES_ROWS) * DEPTH, expanded, steps, sums + row * SIDE);
+            }
+        finish(matrix, panel, source->count, sums, out, stride);
+    }
+}
+
+/* A sum over n numbers: lane i takes numbers i, i + 16, ... in order, then the tree. */
+static float square_sum(const float *x, int64_t n, float mean)
+{
+    V sum = set(0);
+    for (int64_t at = 0; at < n; at += LANES) {
+        int64_t left = at_most(n - at, LANES);
+        V v = sub(load_part(x + at, left), set(mean));
+        if (left < LANES) { /* lanes beyond the row count nothing */
+            float lanes[LANES] = {0};
+            store_part(lanes, v, left);
+            v = load(lanes);
+        }
+        sum = fma_(v, v, sum);
+    }
+    return tree_sum(sum);
+}
+
+static float plain_sum(const float *x, int64_t n)
+{
+    V sum = set(0);
+    for (int64_t at = 0; at < n; at += LANES)
+        sum = add(sum, load_part(x + at, n - at));
+    return tree_sum(sum);
+}
+
+static float first_lane(V v)
+{
+    float lanes[LANES];
+    store(lanes, v);
+    return lanes[0];
+}
+
+static void norm(const float *x, float *out, int64_t n, int64_t is_layer, float epsilon, const float *weight, const float *bias,
+                 float offset)
+{
+    float mean = is_layer ? plain_sum(x, n) / (float)n : 0, square = square_sum(x, n, mean) / (float)n;
+    V scale = div_(set(1), root(set(square + epsilon)));
+    for (int64_t at = 0; at < n; at += LANES) {
+        int64_t left = n - at;
+        V v = mul(sub(load_part(x + at, left), set(mean)), scale);
+        if (weight) {
+            V w = load_part(weight + at, left);
+            v = mul(v, offset != 0 ? add(set(offset), w) : w);
+        }
+        v = bias ? add(v, load_part(bias + at, left)) : v;
+        store_part(out + at, v, left);
+    }
+}
+
+/* Turns columns (i, turns + i), or pairs (2 i, 2 i + 1): a c - b s, b c + a s, each product rounded. */
+static void rotate(float *x, int64_t turns, int64_t pairs, const float *cos, const float *sin)
+{
+    int64_t step = pairs ? 2 : 1, other = pairs ? 1 : turns;
+    for (int64_t at = 0; at < turns; at += LANES) {
+        int64_t left = at_most(turns - at, LANES);
+        float first[LANES] = {0}, second[LANES] = {0};
+        for (int64_t i = 0; i < left; i++)
+            first[i] = x[(at + i) * step], second[i] = x[(at + i) * step + other];
+        V a = load(first), b = load(second), c = load_part(cos + at, left), s = load_part(sin + at, left);
+        store(first, sub(mul(a, c), mul(b, s)));
+        store(second, add(mul(b, c), mul(a, s)));
+        for (int64_t i = 0; i < left; i++)
+            x[(at + i) * step] = first[i], x[(at + i) * step + other] = second[i];
+    }
+}
+
+/* limit: 0 for none. */
+static void gate(const float *gates, const float *ups, float *out, int64_t n, int64_t activation, float alpha, float limit,
+                 float offset)
+{
+    for (int64_t at = 0; at < n; at += LANES) {
+        V g = load_part(gates + at, n - at), u = load_part(ups + at, n - at);
+        if (limit > 0) {
+            g = pick(below(set(limit), g), set(limit), g);
+            u = pick(below(set(limit), u), set(limit), u);
+            u = pick(below(u, set(-limit)), set(-limit), u);
+        }
+        u = offset != 0 ? add(u, set(offset)) : u;
+        store_part(out + at, mul(activate(activation, alpha, g), u), n - at);
+    }
+}
+
+static void add_rows(const float *x, const float *y, float scale, float *out, int64_t n, int64_t rounds)
+{
+    for (int64_t at = 0; at < n; at += LANES) {
+        V v = load_part(y + at, n - at);
+        v = add(load_part(x + at, n - at), scale != 1 ? mul(v, set(scale)) : v);
+        store_part(out + at, rounds ? as_bf16(v) : v, n - at);
+    }
+}
+
+static void multiply(const float *x, float by, float *out, int64_t n)
+{
+    for (int64_t at = 0; at < n; at += LANES)
+        store_part(out + at, mul(load_part(x + at, n - at), set(by)), n - at);
+}
+
+/* A number as caches hold it: rounded, the largest one for an infinity, zero for what is none. */
+INLINE void put(void *cache, int64_t rounds, int64_t at, float x)
+{
+    float largest = real_of(rounds ? 0x7F7F0000 : 0x7F7FFFFF);
+    x = rounds ? round_bf16(x) : x;
+    x = x != x ? 0 : x > largest ? largest : x < -largest ? -largest : x;
+    if (rounds)
+        ((half_t *)cache)[at] = (half_t)(bits_of(x) >> 16);
+    else
+        ((float *)cache)[at] = x;
+}
+
+/* A position's key and value of one head, into the head's blocks. */
+static void remember(const Kind *kind, const float *key, const float *value, void *cache, int64_t position)
+{
+    int64_t type = kind->rounds ? BF16 : F32, depth = ceil_div(kind->width, DEPTH), within = position % BLOCK;
+    int64_t block = position / BLOCK * block_numbers(kind), keys = block + within / SIDE * panel_size(depth);
+    for (int64_t i = 0; i < kind->width; i++)
+        put(cache, kind->rounds, keys + place_in_panel(type, i, within % SIDE), key[i]);
+    int64_t values = block + key_numbers(kind);
+    for (int64_t i = 0; i < kind->value_width; i++)
+        put(cache, kind->rounds,
+            values + i / SIDE * panel_size(BLOCK / DEPTH) + place_in_panel(type, within, i % SIDE), value[i]);
+}
+
+/* A row's running softmax over one block: 64 scores -> weights (rounded); max, sum and what earlier sums are scaled by. */
+static float soften_block(const Kind *kind, float *scores, int64_t from, int64_t until, float *max, float *sum)
+{
+    V score[BLOCK / LANES], top = set(*max), total = set(0);
+    for (int p = 0; p < BLOCK / LANES; p++) {
+        V v = mul(load(scores + p * LANES), set(kind->scale));
+        if (kind->soft_cap > 0)
+            v = mul(hyperbolic(div_(v, set(kind->soft_cap))), set(kind->soft_cap));
+        float lanes[LANES];
+        store(lanes, v);
+        for (int i = 0; i < LANES; i++)
+            if (p * LANES + i < from || p * LANES + i >= until)
+                lanes[i] = -__builtin_inff();
+        score[p] = load(lanes);
+        top = more(score[p], top);
+    }
+    float most = tree_more(top);
+    for (int p = 0; p < BLOCK / LANES; p++) {
+        V weight = exponential(sub(score[p], set(most)));
+        total = add(total, weight);
+        store(scores + p * LANES, kind->rounds ? as_bf16(weight) : weight);
+    }
+    float scale = first_lane(exponential(set(*max - most)));
+    *sum = *sum * scale + tree_sum(total);
+    *max = most;
+    return scale;
+}
+
+enum { TILE_ROWS = 24 }; /* rows (positions times query heads) that attend takes at once: their scores and sums stay in L1 and L2 */
+
+/* Rows [first, first + rows) of (position, query head) pairs over the blocks they see. sums: [value panels][rows][16]. */
+static void attend_tile(const Kind *kind, const float *queries, int64_t first, int64_t rows, const void *cache, int64_t position,
+                        const float *sinks, float *sums, float *max, float *total)
+{
+    int64_t type = kind->rounds ? BF16 : F32, depth = ceil_div(kind->width, DEPTH), size = size_of_type(type);
+    int64_t panels = ceil_div(kind->value_width, SIDE);
+    int64_t least = position + first / kind->groups, last = position + (first + rows - 1) / kind->groups;
+    int64_t start = kind->window && least >= kind->window ? least - kind->window + 1 : 0;
+    float scores[TILE_ROWS * BLOCK], part[TILE_ROWS * SIDE];
+    for (int64_t r = 0; r < rows; r++) {
+        max[r] = sinks ? sinks[(first + r) % kind->groups] : -__builtin_inff();
+        total[r] = sinks ? 1 : 0;
+    }
+    memset(sums, 0, (size_t)(panels * rows * SIDE) * 4);
+    for (int64_t block = start / BLOCK; block <= last / BLOCK; block++) {
+        const char *keys = (const char *)cache + block * block_numbers(kind) * size, *values = keys + key_numbers(kind) * size;
+        int64_t low = 0, high = rows; /* of the rows that see a key of this block: both ends are runs of positions */
+        while (low < rows && position + (first + low) / kind->groups < block * BLOCK)
+            low++;
+        while (high > low && kind->window && position + (first + high - 1) / kind->groups - kind->window >= block * BLOCK + BLOCK - 1)
+            high--;
+        for (int64_t p = 0; p < BLOCK / SIDE; p++) {
+            memset(part, 0, (size_t)(rows * SIDE) * 4);
+            chains(type, high - low, queries + low * depth * DEPTH, depth * DEPTH, keys + p * panel_size(depth) * size, depth, part);
+            for (int64_t r = low; r < high; r++)
+                memcpy(scores + r * BLOCK + p * SIDE, part + (r - low) * SIDE, SIDE * 4);
+        }
+        for (int64_t r = low; r < high; r++) {
+            int64_t at = position + (first + r) / kind->groups, from = kind->window ? at - kind->window + 1 - block * BLOCK : 0;
+            float scale = soften_block(kind, scores + r * BLOCK, from, at + 1 - block * BLOCK, max + r, total + r);
+            for (int64_t p = 0; scale != 1 && p < panels; p++)
+                store(sums + (p * rows + r) * SIDE, mul(load(sums + (p * rows + r) * SIDE), set(scale)));
+        }
+        for (int64_t p = 0; p < panels; p++)
+            chains(type, high - low, scores + low * BLOCK, BLOCK, values + p * panel_size(BLOCK / DEPTH) * size, BLOCK / DEPTH,
+                   sums + (p * rows + low) * SIDE);
+    }
+}
+
+/* `rows` positions from `position` on, `groups` heads each, over one key head's cache. A row of queries holds its heads one
+ * after the other, so does out. sinks: [groups] or null. scratch: TILE_ROWS * (width + 31 + value_width + 15) floats. */
+static void attend(const Kind *kind, const float *queries, int64_t query_stride, const void *cache, int64_t position, int64_t rows,
+                   const float *sinks, float *out, int64_t out_stride, float *scratch)
+{
+    int64_t depth = ceil_div(kind->width, DEPTH), panels = ceil_div(kind->value_width, SIDE);
+    float *sums = scratch + TILE_ROWS * depth * DEPTH, max[TILE_ROWS], total[TILE_ROWS];
+    for (int64_t first = 0; first < rows * kind->groups; first += TILE_ROWS) {
+        int64_t count = at_most(rows * kind->groups - first, TILE_ROWS);
+        for (int64_t r = 0; r < count; r++) {
+            int64_t row = (first + r) / kind->groups, head = (first + r) % kind->groups;
+            prepare(queries + row * query_stride + head * kind->width - r * kind->width, kind->width, r, r + 1, 1, kind->width,
+                    kind->rounds, 0, scratch);
+        }
+        attend_tile(kind, scratch, first, count, cache, position, sinks, sums, max, total);
+        for (int64_t r = 0; r < count; r++) {
+            float *to = out + (first + r) / kind->groups * out_stride + (first + r) % kind->groups * kind->value_width;
+            for (int64_t p = 0; p < panels; p++)
+                store_part(to + p * SIDE, div_(load(sums + (p * count + r) * SIDE), set(total[r])), kind->value_width - p * SIDE);
+        }
+    }
+}
+
+/* Stored numbers -> fp32, times `scale` (if it is not 1). */
+static void widen(const void *stored, int64_t type, float scale, float *out, int64_t n, int64_t rounds)
+{
+    for (int64_t at = 0; at < n; at += LANES) {
+        int64_t left = at_most(n - at, LANES), size = size_of_type(type);
+        char room[LANES * 4] = {0};
+        memcpy(room, (const char *)stored + at * size, (size_t)(left * size));
+        V v = type == BF16 ? from_bf16((half_t *)room) : type == F16 ? from_f16((half_t *)room) : load((float *)room);
+        v = scale != 1 ? mul(v, set(scale)) : v;
+        store_part(out + at, rounds ? as_bf16(v) : v, left);
+    }
+}
+
+/* fp32 -> stored bf16 or fp32; every NaN becomes the one of 0x7FC0 or 0x7FC00000. */
+static void narrow(const float *x, void *stored, int64_t type, int64_t n)
+{
+    for (int64_t at = 0; at < n; at += LANES) {
+        int64_t left = at_most(n - at, LANES);
+        V v = load_part(x + at, left);
+        half_t room[LANES];
+        if (type == BF16) {
+            to_bf16(room, as_bf16(v));
+            memcpy((half_t *)stored + at, room, (size_t)left * 2);
+        } else
+            store_part((float *)stored + at, pick(is_nan(v), set(real_of(0x7FC00000)), v), left);
+    }
+}
+
+static void soften(float *logits, int64_t n, float scale, float soft_cap)
+{
+    for (int64_t at = 0; at < n; at += LANES) {
+        V v = load_part(logits + at, n - at);
+        v = scale != 1 ? mul(v, set(scale)) : v;
+        v = soft_cap > 0 ? mul(hyperbolic(div_(v, set(soft_cap))), set(soft_cap)) : v;
+        store_part(logits + at, v, n - at);
+    }
+}
+
+/* Activations by number (functions.h), then exp, tanh, erf. */
+static void apply(int64_t function, float alpha, const float *x, float *out, int64_t n)
+{
+    for (int64_t at = 0; at < n; at += LANES) {
+        V v = load_part(x + at, n - at);
+        v = function == 7 ? exponential(v) : function == 8 ? hyperbolic(v) : function == 9 ? error_of(v) : activate(function, alpha, v);
+        store_part(out + at, v, n - at);
+    }
+}
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define TEXT_(a) #a
+#define TEXT(a) TEXT_(a)
+const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), LANES_ROWS, prepare, product, norm, rotate, gate, add_rows, multiply, remember,
+                                        attend, widen, narrow, soften, apply};

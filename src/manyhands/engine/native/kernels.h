@@ -1,0 +1,77 @@
+/* What a back end computes: the table of kernels that kernels.c gives for one target, and what they are told.
+ *
+ * Rows are fp32, `stride` floats apart. Every kernel works on what it is given and nothing else: engine.c divides the work
+ * among threads, checks shapes, and sets the modes (modes.h).
+ */
+#ifndef MANYHANDS_KERNELS_H
+#define MANYHANDS_KERNELS_H
+#include <stdint.h>
+
+enum { SIDE = 16, DEPTH = 32, BLOCK = 64, CHUNK = 240 }; /* columns of a panel, K of a step, keys of a block, rows of a product */
+enum { BF16, F16, F32 };                                 /* types of stored numbers */
+
+/* Columns [0, n) of x[rows, k] . weight[n, k]^T, packed by panels of 16 columns (pack.h); bias [n] or null. */
+typedef struct {
+    int64_t type, n, k, activation;
+    const void *packed;
+    const float *bias;
+} Matrix;
+
+/* Rows that a product reads: natural [rows, depth * 32] where there are few, else in blocks (prepare). */
+typedef struct {
+    const float *rows;
+    int64_t count, depth, is_blocked;
+} Source;
+
+/* Attention of one key head: rows of `queries` [count, groups] heads wide `width`; see attend in kernels.c. */
+typedef struct {
+    int64_t groups, width, value_width, window, rounds; /* rounds: to bf16 storage; else fp32 */
+    float scale, soft_cap;
+} Kind;
+
+typedef struct {
+    const char *name;
+    int64_t block_rows; /* rows that a blocked product takes at once */
+    void (*prepare)(const float *x, int64_t stride, int64_t first, int64_t rows, int64_t count, int64_t k, int64_t rounds,
+                    int64_t is_blocked, float *out);
+    void (*product)(const Matrix *matrix, const Source *source, int64_t panel, int64_t end, float *out, int64_t stride,
+                    float *scratch);
+    void (*norm)(const float *x, float *out, int64_t n, int64_t is_layer, float epsilon, const float *weight,
+                 const float *bias, float offset);
+    void (*rotate)(float *x, int64_t turns, int64_t pairs, const float *cos, const float *sin);
+    void (*gate)(const float *gate, const float *up, float *out, int64_t n, int64_t activation, float alpha, float limit,
+                 float offset);
+    void (*add)(const float *x, const float *y, float scale, float *out, int64_t n, int64_t rounds);
+    void (*multiply)(const float *x, float by, float *out, int64_t n);
+    void (*remember)(const Kind *kind, const float *key, const float *value, void *cache, int64_t position);
+    void (*attend)(const Kind *kind, const float *queries, int64_t query_stride, const void *cache, int64_t position,
+                   int64_t rows, const float *sinks, float *out, int64_t out_stride, float *scratch);
+    void (*widen)(const void *stored, int64_t type, float scale, float *out, int64_t n, int64_t rounds);
+    void (*narrow)(const float *x, void *stored, int64_t type, int64_t n);
+    void (*soften)(float *logits, int64_t n, float scale, float soft_cap);
+    void (*apply)(int64_t function, float alpha, const float *x, float *out, int64_t n);
+} Kernels;
+
+extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
+
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t size_of_type(int64_t type) { return type == F32 ? 4 : 2; }
+
+/* Numbers of a panel of 16 columns whose K takes `depth` steps. */
+static inline int64_t panel_size(int64_t depth) { return depth * DEPTH * SIDE; }
+
+/* Where column c, row k of a panel lies: bf16 in pairs of rows, others by even and odd rows. */
+static inline int64_t place_in_panel(int64_t type, int64_t k, int64_t c)
+{
+    int64_t pair = k / 2 * DEPTH;
+    return type == BF16 ? pair + c * 2 + k % 2 : pair + k % 2 * SIDE + c;
+}
+
+/* A block of 64 positions of one key head: 4 panels of keys, then the panels of values, whose K is the position. */
+static inline int64_t key_numbers(const Kind *kind) { return BLOCK / SIDE * panel_size(ceil_div(kind->width, DEPTH)); }
+static inline int64_t block_numbers(const Kind *kind)
+{
+    return key_numbers(kind) + ceil_div(kind->value_width, SIDE) * panel_size(BLOCK / DEPTH);
+}
+#endif

@@ -1,0 +1,365 @@
+/* The border: what Python passes is checked here, so that no kernel reads or writes beyond what it was given. */
+#include "plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "modes.h"
+
+#define EXPORT __attribute__((visibility("default")))
+/* What a call answers: done, or why not (engine/library.py has the texts). */
+enum { DONE, NO_MEMORY, BAD_KIND, BAD_REGISTER, BAD_SHAPE, BAD_TENSOR, BAD_SEGMENT, BAD_ROWS, BAD_POSITION };
+
+static const Kernels *back_end(int64_t target)
+{
+    switch (target) {
+    case 0: return &kernels_scalar;
+#if defined(__x86_64__)
+    case 1: return &kernels_avx2;
+    case 2: return &kernels_avx512;
+#elif defined(__aarch64__)
+    case 3: return &kernels_neon;
+#endif
+    default: return 0;
+    }
+}
+
+/* Whether this CPU, and its system, can run a target: 0 scalar, 1 avx2, 2 avx512, 3 neon. */
+EXPORT int mh_supports(int64_t target)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    if (target == 1)
+        return has_avx2 != 0;
+    if (target == 2)
+        return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return target == 0;
+#else
+    return target == 0 || target == 3;
+#endif
+}
+
+EXPORT int mh_version(void) { return 1; }
+
+static uint64_t calls[4]; /* of each back end, since the library was loaded */
+EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 4 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
+
+/* out[n] = function(x[n]), for the digests: activations by number, then 7 exp, 8 tanh, 9 erf. */
+EXPORT int mh_apply(int64_t target, int64_t function, double alpha, const float *x, float *out, int64_t n)
+{
+    if (!mh_supports(target) || function < 0 || function > 9 || n < 0)
+        return BAD_KIND;
+    uint64_t modes = modes_enter();
+    __atomic_fetch_add(calls + target, 1, __ATOMIC_RELAXED);
+    back_end(target)->apply(function, (float)alpha, x, out, n);
+    back_end(target)->narrow(out, out, F32, n);
+    modes_leave(modes);
+    return DONE;
+}
+
+static int is_count(int64_t n, int64_t most) { return n > 0 && n <= most; }
+
+/* Numbers that a packed matrix [n, k] has. n, k <= MAX_WIDTH: it cannot overflow. */
+EXPORT int64_t mh_packed_size(int64_t n, int64_t k)
+{
+    return is_count(n, MAX_WIDTH) && is_count(k, MAX_WIDTH) ? ceil_div(n, SIDE) * panel_size(ceil_div(k, DEPTH)) : -1;
+}
+
+/* weight [n, k], rows `stride` numbers apart -> panels; zeros beyond the edges. */
+EXPORT int mh_pack(int64_t type, const void *weight, int64_t weight_bytes, int64_t n, int64_t k, void *packed, int64_t bytes)
+{
+    int64_t size = size_of_type(type), depth = ceil_div(k, DEPTH), needed = mh_packed_size(n, k);
+    if (type < BF16 || type > F32 || needed < 0)
+        return BAD_SHAPE;
+    if (weight_bytes != n * k * size || bytes != needed * size)
+        return BAD_TENSOR;
+    memset(packed, 0, (size_t)bytes);
+    for (int64_t row = 0; row < n; row++)
+        for (int64_t i = 0; i < k; i++) {
+            int64_t to = row / SIDE * panel_size(depth) + i / DEPTH * panel_size(1) + place_in_panel(type, i % DEPTH, row % SIDE);
+            if (size == 2)
+                ((uint16_t *)packed)[to] = ((const uint16_t *)weight)[row * k + i];
+            else
+                ((uint32_t *)packed)[to] = ((const uint32_t *)weight)[row * k + i];
+        }
+    return DONE;
+}
+
+EXPORT void mh_plan_free(Plan *plan)
+{
+    if (!plan)
+        return;
+    free(plan->ops);
+    free(plan->registers);
+    free(plan->prepared);
+    free(plan);
+}
+
+/* A plan without operations. type: of rows that enter (BF16, F32); register 0 is theirs, `out` leaves as out_type.
+ * positions: that tables and caches may have. Null: a bad argument, or no memory. */
+EXPORT Plan *mh_plan_new(int64_t target, int64_t type, const int64_t *widths, int64_t num_registers, int64_t out, int64_t out_type,
+                         int64_t positions)
+{
+    if (!mh_supports(target) || !back_end(target) || !is_count(num_registers, MAX_REGISTERS) || out < 0 || out >= num_registers)
+        return 0;
+    if ((type != BF16 && type != F32) || (out_type != BF16 && out_type != F32) || !is_count(positions, 1 << 28))
+        return 0;
+    Plan *plan = calloc(1, sizeof *plan);
+    if (!plan)
+        return 0;
+    plan->kernels = back_end(target), plan->target = target;
+    plan->type = type, plan->rounds = type == BF16, plan->out = out, plan->out_type = out_type, plan->positions = positions;
+    plan->num_registers = num_registers;
+    for (int64_t i = 0; i < num_registers; i++) {
+        if (!is_count(widths[i], MAX_WIDTH)) {
+            mh_plan_free(plan);
+            return 0;
+        }
+        plan->widths[i] = widths[i];
+        plan->offsets[i] = plan->width;
+        plan->width += ceil_div(widths[i], SIDE) * SIDE;
+    }
+    return plan;
+}
+
+Kind plan_kind(const Plan *plan, const Op *op)
+{
+    const int64_t *n = op->numbers;
+    return (Kind){.groups = n[4] / n[5], .width = n[6], .value_width = n[7], .window = n[8], .rounds = plan->rounds,
+                  .scale = (float)op->reals[0], .soft_cap = (float)op->reals[1]};
+}
+
+static int has(const Plan *plan, int64_t number) { return number >= 0 && number < plan->num_registers; }
+static int is_vector(Tensor tensor, int64_t n) { return !tensor.data || tensor.bytes == n * 4; }
+
+static int check_norm(const Plan *plan, const Op *op) /* source, target, groups, is_layer; epsilon, offset; weight, bias */
+{
+    const int64_t *n = op->numbers;
+    if (!has(plan, n[0]) || !has(plan, n[1]))
+        return BAD_REGISTER;
+    int64_t width = plan->widths[n[0]];
+    if (width != plan->widths[n[1]] || !is_count(n[2], width) || width % n[2])
+        return BAD_SHAPE;
+    for (int i = 0; i < 2; i++)
+        if (!is_vector(op->tensors[i], width) && !is_vector(op->tensors[i], width / n[2]))
+            return BAD_TENSOR;
+    return DONE;
+}
+
+static int check_product(Plan *plan, const Op *op) /* source, target, type, activation; weight packed, bias */
+{
+    const int64_t *n = op->numbers;
+    if (!has(plan, n[0]) || !has(plan, n[1]) || n[0] == n[1])
+        return BAD_REGISTER;
+    if (n[2] < BF16 || n[2] > F32 || n[3] < 0 || n[3] > 6)
+        return BAD_SHAPE;
+    int64_t needed = mh_packed_size(plan->widths[n[1]], plan->widths[n[0]]) * size_of_type(n[2]);
+    if (!op->tensors[0].data || op->tensors[0].bytes != needed || !is_vector(op->tensors[1], plan->widths[n[1]]))
+        return BAD_TENSOR;
+    int64_t depth = ceil_div(plan->widths[n[0]], DEPTH);
+    plan->depth = depth > plan->depth ? depth : plan->depth;
+    return DONE;
+}
+
+static int check_rotary(const Plan *plan, const Op *op) /* target, heads, width, offset, turns, pairs; cos, sin */
+{
+    const int64_t *n = op->numbers;
+    if (!has(plan, n[0]))
+        return BAD_REGISTER;
+    if (!is_count(n[1], MAX_HEADS) || !is_count(n[2], MAX_WIDTH) || n[1] * n[2] != plan->widths[n[0]])
+        return BAD_SHAPE;
+    if (n[3] < 0 || n[3] >= n[2] || !is_count(n[4], n[2]) || n[3] + 2 * n[4] > n[2])
+        return BAD_SHAPE;
+    for (int i = 0; i < 2; i++)
+        if (!op->tensors[i].data || op->tensors[i].bytes != plan->positions * n[4] * 4)
+            return BAD_TENSOR;
+    return DONE;
+}
+
+/* query, key, value, target, heads, key heads, width, value width, window (0: none); scale, soft cap (0: none); sinks */
+static int check_attention(Plan *plan, Op *op)
+{
+    const int64_t *n = op->numbers;
+    for (int i = 0; i < 4; i++)
+        if (!has(plan, n[i]))
+            return BAD_REGISTER;
+    for (int i = 4; i < 8; i++)
+        if (!is_count(n[i], MAX_HEADS))
+            return BAD_SHAPE;
+    if (n[4] % n[5] || n[8] < 0 || n[3] == n[0] || n[3] == n[1] || n[3] == n[2])
+        return BAD_SHAPE;
+    const int64_t *w = plan->widths;
+    if (w[n[0]] != n[4] * n[6] || w[n[1]] != n[5] * n[6] || w[n[2]] != n[5] * n[7] || w[n[3]] != n[4] * n[7])
+        return BAD_SHAPE;
+    if (!is_vector(op->tensors[0], n[4]))
+        return BAD_TENSOR;
+    Kind kind = plan_kind(plan, op);
+    op->cache = plan->block_bytes;
+    plan->block_bytes += n[5] * block_numbers(&kind) * size_of_type(plan->type);
+    return DONE;
+}
+
+/* gate: gate, up, target, activation; alpha, limit, offset. add: source, is_last; scale. multiply: source, by, target.
+ * soften: register; scale, soft cap. */
+static int check_columns(const Plan *plan, const Op *op)
+{
+    const int64_t *n = op->numbers, *w = plan->widths;
+    int registers = op->kind == ADD || op->kind == SOFTEN ? 1 : 3;
+    for (int i = 0; i < registers; i++)
+        if (!has(plan, n[i]))
+            return BAD_REGISTER;
+    int is_fit = op->kind == SOFTEN     ? 1
+                 : op->kind == ADD      ? w[n[0]] == w[0] && n[0] != 0
+                 : op->kind == MULTIPLY ? w[n[0]] == w[n[2]] && w[n[1]] == 1 && n[1] != n[2]
+                                        : w[n[0]] == w[n[2]] && w[n[1]] == w[n[2]] && n[3] >= 0 && n[3] <= 6;
+    return is_fit ? DONE : BAD_SHAPE;
+}
+
+static int check(Plan *plan, Op *op)
+{
+    switch (op->kind) {
+    case NORM: return check_norm(plan, op);
+    case PRODUCT: return check_product(plan, op);
+    case ROTARY: return check_rotary(plan, op);
+    case ATTENTION: return check_attention(plan, op);
+    case GATE: case ADD: case MULTIPLY: case SOFTEN: return check_columns(plan, op);
+    default: return BAD_KIND;
+    }
+}
+
+/* One more operation; the tensors stay Python's. */
+EXPORT int mh_plan_add(Plan *plan, int64_t kind, const int64_t numbers[MAX_NUMBERS], const double reals[MAX_REALS],
+                       const Tensor tensors[MAX_TENSORS])
+{
+    if (plan->num_ops == plan->room) {
+        int64_t room = plan->room ? 2 * plan->room : 64;
+        Op *ops = realloc(plan->ops, (size_t)room * sizeof *ops);
+        if (!ops)
+            return NO_MEMORY;
+        plan->ops = ops, plan->room = room;
+    }
+    Op *op = plan->ops + plan->num_ops;
+    *op = (Op){.kind = kind};
+    memcpy(op->numbers, numbers, sizeof op->numbers);
+    memcpy(op->reals, reals, sizeof op->reals);
+    memcpy(op->tensors, tensors, sizeof op->tensors);
+    int failed = check(plan, op);
+    plan->num_ops += failed == DONE;
+    return failed;
+}
+
+/* Bytes that a block of 64 positions takes in a session's cache, all layers together. */
+EXPORT int64_t mh_plan_block_bytes(const Plan *plan) { return plan->block_bytes; }
+
+/* The first `keep` blocks of a session's cache of `from_blocks` -> one of `to_blocks`, which was zeros. */
+EXPORT int mh_cache_copy(const Plan *plan, const char *from, int64_t from_bytes, int64_t from_blocks, char *to, int64_t to_bytes,
+                         int64_t to_blocks, int64_t keep)
+{
+    int64_t most = INT64_MAX / (plan->block_bytes + 1);
+    if (from_blocks < 0 || from_blocks > most || to_blocks < 0 || to_blocks > most || from_bytes != from_blocks * plan->block_bytes ||
+        to_bytes != to_blocks * plan->block_bytes || keep < 0 || keep > from_blocks || keep > to_blocks)
+        return BAD_SEGMENT;
+    for (int64_t i = 0; i < plan->num_ops; i++) {
+        const Op *op = plan->ops + i;
+        if (op->kind != ATTENTION)
+            continue;
+        Kind kind = plan_kind(plan, op);
+        int64_t bytes = block_numbers(&kind) * size_of_type(plan->type);
+        for (int64_t head = 0; head < op->numbers[5]; head++)
+            memcpy(to + op->cache * to_blocks + head * to_blocks * bytes, from + op->cache * from_blocks + head * from_blocks * bytes,
+                   (size_t)(keep * bytes));
+    }
+    return DONE;
+}
+
+static int check_segments(const Plan *plan, const Segment *segments, int64_t num_segments, int64_t num_rows)
+{
+    int64_t row = 0;
+    if (!is_count(num_segments, MAX_SEGMENTS))
+        return BAD_SEGMENT;
+    for (int64_t i = 0; i < num_segments; i++) {
+        const Segment *s = segments + i;
+        if (s->row != row || !is_count(s->count, num_rows - row) || s->blocks < 0 || s->blocks > 1 << 24)
+            return BAD_SEGMENT;
+        if (s->start < 0 || s->start > plan->positions - s->count)
+            return BAD_POSITION;
+        if (plan->block_bytes && (!s->cache || s->cache_bytes / plan->block_bytes < s->blocks || s->start + s->count > s->blocks * BLOCK))
+            return BAD_SEGMENT;
+        for (int64_t j = 0; plan->block_bytes && j < i; j++)
+            if (segments[j].cache == s->cache)
+                return BAD_SEGMENT;
+        row += s->count;
+    }
+    return row == num_rows ? DONE : BAD_SEGMENT;
+}
+
+static int has_room(Plan *plan, int64_t rows)
+{
+    if (plan->rows >= rows)
+        return 1;
+    free(plan->registers);
+    free(plan->prepared);
+    plan->rows = 0;
+    plan->registers = aligned_alloc(64, (size_t)(plan->width * rows) * 4);
+    plan->prepared = aligned_alloc(64, (size_t)((plan->depth + 1) * DEPTH * rows) * 4);
+    if (!plan->registers || !plan->prepared) {
+        free(plan->registers);
+        free(plan->prepared);
+        plan->registers = plan->prepared = 0;
+        return 0;
+    }
+    memset(plan->registers, 0, (size_t)(plan->width * rows) * 4);
+    plan->rows = rows;
+    return 1;
+}
+
+/* The part of the segments that lies in rows [first, first + rows), counted from there. */
+static int64_t cut(const Segment *segments, int64_t num_segments, int64_t first, int64_t rows, Segment *out)
+{
+    int64_t found = 0;
+    for (int64_t i = 0; i < num_segments; i++) {
+        Segment s = segments[i];
+        int64_t from = s.row > first ? s.row : first, until = at_most(s.row + s.count, first + rows);
+        if (from >= until)
+            continue;
+        s.start += from - s.row, s.row = from - first, s.count = until - from;
+        out[found++] = s;
+    }
+    return found;
+}
+
+/* Rows in, rows out: at most CHUNK at a time, each through all operations. One call at a time for a plan and for a team. */
+EXPORT int mh_plan_run(Plan *plan, Team *team, int64_t threads, const Segment *segments, int64_t num_segments, const void *in,
+                       int64_t in_bytes, void *out, int64_t out_bytes, int64_t num_rows)
+{
+    int64_t size = plan->widths[0] * size_of_type(plan->type), out_size = plan->widths[plan->out] * size_of_type(plan->out_type);
+    if (!is_count(num_rows, MAX_ROWS) || in_bytes != num_rows * size || out_bytes != num_rows * out_size || !is_count(threads, 1024))
+        return BAD_ROWS;
+    int failed = check_segments(plan, segments, num_segments, num_rows);
+    if (failed)
+        return failed;
+    Segment part[CHUNK];
+    if (!has_room(plan, at_most(ceil_div(num_rows, 12) * 12, CHUNK)))
+        return NO_MEMORY;
+    __atomic_fetch_add(calls + plan->target, 1, __ATOMIC_RELAXED);
+    uint64_t modes = modes_enter();
+    for (int64_t row = 0; row < num_rows && !failed; row += CHUNK) {
+        int64_t rows = at_most(num_rows - row, CHUNK);
+        for (int64_t i = 0; i < rows; i++)
+            plan->kernels->widen((const char *)in + (row + i) * size, plan->type, 1,
+                                 plan->registers + plan->offsets[0] * plan->rows + i * ceil_div(plan->widths[0], SIDE) * SIDE,
+                                 plan->widths[0], 0);
+        failed = plan_run_chunk(plan, team, threads, part, cut(segments, num_segments, row, rows, part), rows);
+        for (int64_t i = 0; i < rows && !failed; i++)
+            plan->kernels->narrow(plan->registers + plan->offsets[plan->out] * plan->rows +
+                                      i * ceil_div(plan->widths[plan->out], SIDE) * SIDE,
+                                  (char *)out + (row + i) * out_size, plan->out_type, plan->widths[plan->out]);
+    }
+    modes_leave(modes);
+    return failed ? NO_MEMORY : DONE;
+}
+
+EXPORT Team *mh_team_start(int64_t size) { return is_count(size, 1024) ? team_start(size) : 0; }
+EXPORT void mh_team_stop(Team *team) { team_stop(team); }

@@ -1,0 +1,44 @@
+/* A plan: the operations of a span, with their weights, checked once; then run for rows of many sessions (run.c). */
+#ifndef MANYHANDS_PLAN_H
+#define MANYHANDS_PLAN_H
+#include "kernels.h"
+#include "team.h"
+
+enum { MAX_REGISTERS = 64, MAX_NUMBERS = 12, MAX_REALS = 3, MAX_TENSORS = 2, MAX_WIDTH = 1 << 24, MAX_HEADS = 1 << 16,
+       MAX_ROWS = 1 << 16, MAX_SEGMENTS = 1 << 12 };
+/* As in engine/library.py. */
+enum { NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, KINDS };
+
+/* What Python holds for as long as the plan lives. */
+typedef struct {
+    const void *data;
+    int64_t bytes;
+} Tensor;
+
+/* One operation: its numbers, reals and tensors by place, in the order of their structs in plan.c. */
+typedef struct {
+    int64_t kind, numbers[MAX_NUMBERS];
+    double reals[MAX_REALS];
+    Tensor tensors[MAX_TENSORS];
+    int64_t cache; /* attention: where a block of the layer begins among those of all layers, in bytes of one block each */
+} Op;
+
+typedef struct {
+    const Kernels *kernels;
+    int64_t target, type, rounds, num_registers, widths[MAX_REGISTERS], offsets[MAX_REGISTERS], width; /* type: of rows; width: of all */
+    int64_t out, out_type, positions, block_bytes, depth;                                       /* depth: most steps of a product */
+    int64_t num_ops, room;
+    Op *ops;
+    float *registers, *prepared; /* for `rows` rows */
+    int64_t rows;
+} Plan;
+
+/* Rows [row, row + count) of a step are the positions from `start` on of a session whose cache has `blocks` blocks of 64. */
+typedef struct {
+    void *cache;
+    int64_t cache_bytes, blocks, start, row, count;
+} Segment;
+
+int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segments, int64_t num_segments, int64_t rows);
+Kind plan_kind(const Plan *plan, const Op *op);
+#endif

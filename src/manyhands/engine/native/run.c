@@ -1,0 +1,231 @@
+/* Runs a plan's operations one after the other, each cut into tasks for a team: over columns, rows and heads, never over a sum. */
+#include "plan.h"
+
+#include <string.h>
+
+enum {
+    TASK_BYTES = 1 << 16,   /* of weights that a task of a product reads at least */
+    MEMBER_WORK = 1 << 18,  /* multiply-adds for which waking one more thread pays */
+    ATTEND_ROWS = 32,       /* positions of a task of attention */
+    SCRATCH_BYTES = (CHUNK * SIDE + 4 * DEPTH * SIDE) * 4
+};
+
+typedef struct {
+    const Plan *plan;
+    const Op *op;
+    const Segment *segments;
+    int64_t num_segments, rows, per_task, num_parts, blocked, starts[MAX_REGISTERS];
+} Job;
+
+static int64_t stride_of(const Plan *plan, int64_t number) { return ceil_div(plan->widths[number], SIDE) * SIDE; }
+
+static float *row_of(const Plan *plan, int64_t number, int64_t row)
+{
+    return plan->registers + plan->offsets[number] * plan->rows + row * stride_of(plan, number);
+}
+
+static int64_t position_of(const Job *job, int64_t row)
+{
+    const Segment *s = job->segments;
+    while (row >= s->row + s->count)
+        s++;
+    return s->start + row - s->row;
+}
+
+static void norm_row(const Plan *plan, const Op *op, int64_t row)
+{
+    const int64_t *n = op->numbers;
+    int64_t width = plan->widths[n[0]] / n[2];
+    for (int64_t group = 0; group < n[2]; group++) {
+        const float *vectors[2];
+        for (int i = 0; i < 2; i++) {
+            const float *data = op->tensors[i].data;
+            vectors[i] = data && op->tensors[i].bytes > width * 4 ? data + group * width : data;
+        }
+        plan->kernels->norm(row_of(plan, n[0], row) + group * width, row_of(plan, n[1], row) + group * width, width, n[3],
+                            (float)op->reals[0], vectors[0], vectors[1], (float)op->reals[1]);
+    }
+}
+
+static void rotate_row(const Plan *plan, const Op *op, int64_t row, int64_t position)
+{
+    const int64_t *n = op->numbers;
+    const float *cos = (const float *)op->tensors[0].data + position * n[4];
+    const float *sin = (const float *)op->tensors[1].data + position * n[4];
+    for (int64_t head = 0; head < n[1]; head++)
+        plan->kernels->rotate(row_of(plan, n[0], row) + head * n[2] + n[3], n[4], n[5], cos, sin);
+}
+
+static void do_row(const Job *job, int64_t row)
+{
+    const Plan *plan = job->plan;
+    const Kernels *kernels = plan->kernels;
+    const Op *op = job->op;
+    const int64_t *n = op->numbers;
+    const double *reals = op->reals;
+    switch (op->kind) {
+    case NORM:
+        norm_row(plan, op, row);
+        break;
+    case ROTARY:
+        rotate_row(plan, op, row, position_of(job, row));
+        break;
+    case GATE:
+        kernels->gate(row_of(plan, n[0], row), row_of(plan, n[1], row), row_of(plan, n[2], row), plan->widths[n[2]], n[3],
+                      (float)reals[0], (float)reals[1], (float)reals[2]);
+        break;
+    case ADD:
+        kernels->add(row_of(plan, 0, row), row_of(plan, n[0], row), (float)reals[0], row_of(plan, 0, row), plan->widths[0],
+                     n[1] && plan->rounds);
+        break;
+    case MULTIPLY:
+        kernels->multiply(row_of(plan, n[0], row), row_of(plan, n[1], row)[0], row_of(plan, n[2], row), plan->widths[n[2]]);
+        break;
+    case SOFTEN:
+        kernels->soften(row_of(plan, n[0], row), plan->widths[n[0]], (float)reals[0], (float)reals[1]);
+        break;
+    }
+}
+
+static void row_task(const void *argument, int64_t task, void *scratch)
+{
+    const Job *job = argument;
+    (void)scratch;
+    for (int64_t row = task * job->per_task; row < job->rows && row < (task + 1) * job->per_task; row++)
+        do_row(job, row);
+}
+
+static void prepare_task(const void *argument, int64_t task, void *scratch)
+{
+    const Job *job = argument;
+    const Plan *plan = job->plan;
+    int64_t source = job->op->numbers[0], first = task * job->per_task;
+    int64_t whole = job->blocked ? ceil_div(job->rows, plan->kernels->block_rows) * plan->kernels->block_rows : job->rows;
+    (void)scratch;
+    if (first < whole)
+        plan->kernels->prepare(row_of(plan, source, 0), stride_of(plan, source), first, job->rows, at_most(whole - first, job->per_task),
+                               plan->widths[source], plan->rounds, job->blocked, plan->prepared);
+}
+
+/* Parts (operations that read one source) one after the other, each in tasks of per_task panels; starts: their first tasks. */
+static void product_task(const void *argument, int64_t task, void *scratch)
+{
+    const Job *job = argument;
+    const Plan *plan = job->plan;
+    int64_t part = 0;
+    while (part + 1 < job->num_parts && task >= job->starts[part + 1])
+        part++;
+    const Op *op = job->op + part;
+    const int64_t *n = op->numbers;
+    Matrix matrix = {.type = n[2], .n = plan->widths[n[1]], .k = plan->widths[n[0]], .activation = n[3], .packed = op->tensors[0].data,
+                     .bias = op->tensors[1].data};
+    Source source = {plan->prepared, job->rows, ceil_div(matrix.k, DEPTH), job->blocked};
+    int64_t panel = (task - job->starts[part]) * job->per_task, end = at_most(panel + job->per_task, ceil_div(matrix.n, SIDE));
+    plan->kernels->product(&matrix, &source, panel, end, row_of(plan, n[1], 0), stride_of(plan, n[1]), scratch);
+}
+
+static void remember_task(const void *argument, int64_t task, void *scratch)
+{
+    const Job *job = argument;
+    const Plan *plan = job->plan;
+    const int64_t *n = job->op->numbers;
+    Kind kind = plan_kind(plan, job->op);
+    const Segment *s = job->segments;
+    (void)scratch;
+    while (task >= s->row + s->count)
+        s++;
+    int64_t size = size_of_type(plan->type);
+    for (int64_t head = 0; head < n[5]; head++) {
+        char *blocks = (char *)s->cache + job->op->cache * s->blocks + head * s->blocks * block_numbers(&kind) * size;
+        plan->kernels->remember(&kind, row_of(plan, n[1], task) + head * kind.width, row_of(plan, n[2], task) + head * kind.value_width,
+                                blocks, s->start + task - s->row);
+    }
+}
+
+/* A task: ATTEND_ROWS positions of a segment, one key head. */
+static void attend_task(const void *argument, int64_t task, void *scratch)
+{
+    const Job *job = argument;
+    const Plan *plan = job->plan;
+    const int64_t *n = job->op->numbers;
+    Kind kind = plan_kind(plan, job->op);
+    int64_t head = task % n[5], piece = task / n[5];
+    const Segment *s = job->segments;
+    for (; piece >= ceil_div(s->count, ATTEND_ROWS); s++)
+        piece -= ceil_div(s->count, ATTEND_ROWS);
+    int64_t first = piece * ATTEND_ROWS, row = s->row + first, query = head * kind.groups;
+    const char *blocks = (const char *)s->cache + job->op->cache * s->blocks + head * s->blocks * block_numbers(&kind) * size_of_type(plan->type);
+    const float *sinks = job->op->tensors[0].data;
+    plan->kernels->attend(&kind, row_of(plan, n[0], row) + query * kind.width, stride_of(plan, n[0]), blocks, s->start + first,
+                          at_most(s->count - first, ATTEND_ROWS), sinks ? sinks + query : 0,
+                          row_of(plan, n[3], row) + query * kind.value_width, stride_of(plan, n[3]), scratch);
+}
+
+static int64_t members_for(int64_t threads, int64_t work)
+{
+    int64_t pays = work / MEMBER_WORK;
+    return pays < 1 ? 1 : at_most(pays, threads);
+}
+
+static int run_rows(Team *team, int64_t threads, Job job, Task task, int64_t width)
+{
+    int64_t members = members_for(threads, job.rows * width * 8), tasks = at_most(job.rows, members * 4);
+    job.per_task = ceil_div(job.rows, tasks);
+    return team_run(team, members, task, &job, ceil_div(job.rows, job.per_task), 0);
+}
+
+/* The products from `op` on that read the same register; their number is in *count. */
+static int run_products(const Plan *plan, Team *team, int64_t threads, Job job, int64_t *count)
+{
+    const Op *op = job.op, *end = plan->ops + plan->num_ops;
+    int64_t source = op->numbers[0], panels = 0, block = plan->kernels->block_rows;
+    while (op + job.num_parts < end && job.num_parts < MAX_REGISTERS && op[job.num_parts].kind == PRODUCT &&
+           op[job.num_parts].numbers[0] == source)
+        panels += ceil_div(plan->widths[op[job.num_parts++].numbers[1]], SIDE);
+    *count = job.num_parts;
+    job.blocked = job.rows > 12;
+    int64_t k = plan->widths[source], members = members_for(threads, panels * SIDE * k * job.rows);
+    job.per_task = ceil_div(ceil_div(job.rows, members * 2), block) * block;
+    int failed = team_run(team, members_for(threads, job.rows * k * 4), prepare_task, &job, ceil_div(job.rows, job.per_task), 0);
+    int64_t least = ceil_div(TASK_BYTES, panel_size(ceil_div(k, DEPTH)) * 2);
+    job.per_task = ceil_div(panels, members * 8);
+    job.per_task = members == 1 ? panels : job.per_task < least ? least : job.per_task;
+    int64_t tasks = 0;
+    for (int64_t part = 0; part < job.num_parts; part++) {
+        job.starts[part] = tasks;
+        tasks += ceil_div(ceil_div(plan->widths[op[part].numbers[1]], SIDE), job.per_task);
+    }
+    return failed ? failed : team_run(team, members, product_task, &job, tasks, SCRATCH_BYTES);
+}
+
+static int run_attention(Team *team, int64_t threads, Job job)
+{
+    const int64_t *n = job.op->numbers;
+    int64_t pieces = 0, keys = 0, rows = 24;
+    for (int64_t i = 0; i < job.num_segments; i++) {
+        pieces += ceil_div(job.segments[i].count, ATTEND_ROWS);
+        keys += job.segments[i].count * (job.segments[i].start + job.segments[i].count);
+    }
+    job.per_task = 1;
+    int failed = team_run(team, members_for(threads, job.rows * n[5] * (n[6] + n[7]) * 16), remember_task, &job, job.rows, 0);
+    int64_t scratch = rows * (ceil_div(n[6], DEPTH) * DEPTH + ceil_div(n[7], SIDE) * SIDE) * 4;
+    return failed ? failed : team_run(team, members_for(threads, keys * n[4] * (n[6] + n[7])), attend_task, &job, pieces * n[5], scratch);
+}
+
+int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segments, int64_t num_segments, int64_t rows)
+{
+    for (int64_t i = 0, count; i < plan->num_ops; i += count) {
+        Job job = {.plan = plan, .op = plan->ops + i, .segments = segments, .num_segments = num_segments, .rows = rows};
+        count = 1;
+        int failed;
+        if (job.op->kind == PRODUCT)
+            failed = run_products(plan, team, threads, job, &count);
+        else if (job.op->kind == ATTENTION)
+            failed = run_attention(team, threads, job);
+        else
+            failed = run_rows(team, threads, job, row_task, plan->widths[job.op->numbers[0]]);
+        if (failed)
+            return failed;
+    }
+    return 0;
+}
