@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: setup demo test check bench format clean
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: requirements.lock pyproject.toml setup.py $(wildcard src/manyhands/model/native/*)
+$(VENV)/.ready: requirements.lock pyproject.toml setup.py $(wildcard src/manyhands/*/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "manyhands needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $@"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
@@ -35,5 +35,5 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -f src/manyhands/model/_tiles*.so
+	rm -f src/manyhands/model/_tiles*.so src/manyhands/engine/_native.so
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -22,6 +22,6 @@ def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
 
 def _compiler() -> list[str]:
     command = environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
-    if sys.platform != "linux" or platform.machine() != "x86_64":
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         return []
     return [] if shutil.which(shlex.split(command)[0]) else ["ziglang>=0.11"]

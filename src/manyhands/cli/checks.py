@@ -226,6 +226,25 @@ def check_device(cores: int, load: float) -> Iterator[Check]:
         )
 
 
+def check_engine() -> Iterator[Check]:
+    """The native engine's back ends, each proven against the golden digests. Loads no torch."""
+    from manyhands.engine import golden, library
+
+    try:
+        proven = {name: golden.failures(name) for name in library.supported()}
+        chosen = golden.choose()
+    except ManyhandsError as error:
+        yield verdict("engine", error, "warn")  # nodes do not compute with it yet
+        return
+    for name, wrong in proven.items():
+        if wrong:
+            said = f"{name} does not reproduce {', '.join(wrong)}: it is not used"
+            yield Check("engine", "fail", said, "report this CPU with these words; set MANYHANDS_ENGINE to another")
+    right = [name for name, wrong in proven.items() if not wrong]
+    said = f"{', '.join(right)} reproduce the golden digests {golden.arithmetic()}; {chosen} is used first"
+    yield Check("engine", "ok", said)
+
+
 def check_models(home: Path) -> Iterator[Check]:
     """Folders that were fetched: what of them is here, and whether it is whole."""
     from manyhands.model.folder import MANIFEST, read_entries

@@ -53,6 +53,7 @@ def examine() -> Iterator[Check]:
     yield from _swarm(settings)
     yield from checks.check_models(home)
     yield from checks.check_iroh()
+    yield from checks.check_engine()
     yield from checks.check_device(*_cores())
 
 
