@@ -25,7 +25,12 @@ TARGETS: dict[str, dict[str, list[str]]] = {
     "x86_64": {
         **SCALAR,
         "avx2": ["-DTARGET=avx2", "-DLANES_AVX2", "-mavx2", "-mfma", "-mf16c"],
-        "avx512": ["-DTARGET=avx512", "-DLANES_AVX512", *(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl")), "-mfma"],
+        "avx512": [
+            "-DTARGET=avx512",
+            "-DLANES_AVX512",
+            *(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl")),
+            "-mfma",
+        ],
     },
     "aarch64": {**SCALAR, "neon": ["-DTARGET=neon", "-DLANES_NEON"]},
 }

@@ -20,7 +20,8 @@ def cpu() -> tuple[str, set[str]]:
     """The processor's model and its flags, as Linux tells them."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    fields = dict(tuple(map(str.strip, line.split(":", 1))) for line in lines if ":" in line)
+    pairs = [line.partition(":") for line in lines]
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
     return fields.get("model name", platform.processor()), set(fields.get("flags", "").split())
 
 

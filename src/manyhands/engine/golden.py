@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from manyhands.engine import library
 from manyhands.engine.cache import SessionCache
 from manyhands.engine.library import ACTIVATIONS, Array, Plan, Team
+from manyhands.errors import ModelError
 
 FILE: Final = Path(__file__).with_name("golden.json")
 EDGES: Final = (0, 1, 0x007FFFFF, 0x00800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000)  # and with a sign
@@ -71,12 +72,14 @@ class Machine:
                     part = np.ascontiguousarray(rows[start:end]).view(np.uint8).reshape(-1)
                     parts.append(plan.run(self.team, 2, [cache.segment(start, 0, end - start)], part, end - start))
             found.append(np.concatenate(parts))
-        if not np.array_equal(*found):
+        if not np.array_equal(found[0], found[1]):
             raise AssertionError("a row's bits depend on the rows beside it")
         return found[0]
 
 
-def product(seed: int, source: int, target: int, n: int, k: int, type_name: str = "bf16", activation: str = "none") -> Op:
+def product(
+    seed: int, source: int, target: int, n: int, k: int, type_name: str = "bf16", activation: str = "none"
+) -> Op:
     """A random product with a bias."""
     packed = library.pack(stored(reals(seed, n, k), type_name), type_name)
     numbers = (source, target, library.TYPES[type_name], ACTIVATIONS.index(activation))
@@ -137,7 +140,12 @@ def norms(machine: Machine) -> bytes:
 def rotary(machine: Machine) -> bytes:
     """Halves and pairs, whole heads and parts of them."""
     found = []
-    for heads, width, offset, turns, pairs in ((2, 32, 0, 16, 0), (3, 20, 4, 7, 1), (2, 48, 16, 16, 1), (1, 80, 0, 20, 0)):
+    for heads, width, offset, turns, pairs in (
+        (2, 32, 0, 16, 0),
+        (3, 20, 4, 7, 1),
+        (2, 48, 16, 16, 1),
+        (1, 80, 0, 20, 0),
+    ):
         cos, sin = library.rope([0.7**i for i in range(turns)], 1.25, 1024)
         ops: list[Op] = [(library.ROTARY, (0, heads, width, offset, turns, pairs), (), (cos, sin))]
         found.append(machine.run(reals(11, 40, heads * width), "f32", [1], ops, 0).tobytes())
@@ -170,7 +178,11 @@ def columns(machine: Machine) -> bytes:
             ops: list[Op] = [*pair, (library.GATE, (1, 2, 3, number), (alpha, limit, offset), ())]
             found.append(machine.run(reals(13, 5, k), "bf16", [n, n, n], ops, 3).tobytes())
     ops = [product(44, 0, 1, k, k), product(46, 0, 2, 1, k), (library.MULTIPLY, (1, 2, 1), (), ())]
-    ops += [(library.ADD, (1, 0), (0.3,), ()), (library.ADD, (1, 1), (1.0,), ()), (library.SOFTEN, (0,), (0.5, 3.0), ())]
+    ops += [
+        (library.ADD, (1, 0), (0.3,), ()),
+        (library.ADD, (1, 1), (1.0,), ()),
+        (library.SOFTEN, (0,), (0.5, 3.0), ()),
+    ]
     found += [machine.run(reals(14, 5, k), kind, [k, 1], ops, 0).tobytes() for kind in ("bf16", "f32")]
     return b"".join(found)
 
@@ -184,7 +196,7 @@ def doubles(_: Machine) -> bytes:
 
 def tables(_: Machine) -> bytes:
     """Rotary tables, some positions of each 4,096 to 131,072."""
-    frequencies = library.double("exp", np.arange(64) * -0.2)
+    frequencies = library.double("exp", np.arange(64, dtype=np.float64) * -0.2)
     found = [library.rope(list(frequencies), 1.0, 40, first) for first in range(0, 131072, 4096)]
     return b"".join(array.tobytes() for pair in found for array in pair)
 
@@ -235,14 +247,14 @@ def arithmetic() -> str:
 def choose() -> str:
     """The back end of this process: the one MANYHANDS_ENGINE names, else the best that reproduces the digests.
 
-    Raises library.ModelError where the named one does not, or none does: nothing is replaced silently.
+    Raises ModelError where the named one does not, or none does: nothing is replaced silently.
     """
     named = library.forced()
     for name in [named] if named else library.supported():
         if not failures(name):
             return name
     wrong = {name: failures(name) for name in ([named] if named else library.supported())}
-    raise library.ModelError(f"no back end reproduces the golden digests here: {wrong}; please report this CPU")
+    raise ModelError(f"no back end reproduces the golden digests here: {wrong}; please report this CPU")
 
 
 def main(arguments: list[str]) -> int:

@@ -199,9 +199,7 @@ class Plan:
         array = (ctypes.c_int64 * len(widths))(*widths)
         target = BACK_ENDS.index(back_end)
         self._held: list[Array] = []
-        self._handle = load().mh_plan_new(
-            target, TYPES[row_type], array, len(widths), out, TYPES[out_type], positions
-        )
+        self._handle = load().mh_plan_new(target, TYPES[row_type], array, len(widths), out, TYPES[out_type], positions)
         if not self._handle:
             raise ModelError(f"no plan of {len(widths)} registers and {positions} positions on {back_end}")
 
@@ -238,7 +236,16 @@ class Plan:
         array = (Segment * len(segments))(*segments)
         given = tensor(row_bytes)
         code = load().mh_plan_run(
-            self._handle, team.handle, threads, array, len(segments), given.data, given.bytes, address(out), out.nbytes, count
+            self._handle,
+            team.handle,
+            threads,
+            array,
+            len(segments),
+            given.data,
+            given.bytes,
+            address(out),
+            out.nbytes,
+            count,
         )
         check(code)
         return out

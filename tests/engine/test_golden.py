@@ -1,0 +1,104 @@
+"""Every back end of this machine reproduces the golden digests, and one that does not is never used."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manyhands.cli import checks
+from manyhands.engine import golden, library
+from manyhands.errors import ModelError
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(library.FORCED, raising=False)
+    yield
+    golden.failures.cache_clear()
+    golden.choose.cache_clear()
+
+
+def test_every_back_end_reproduces_the_digests() -> None:
+    """A machine of another make runs the same test against the same file."""
+    right = golden.recorded()
+    for name in library.supported():
+        before = library.calls(name)
+        assert {case: right[case] for case in golden.CASES} == golden.digests(name), name
+        assert library.calls(name) > before
+    assert set(right) >= set(golden.CASES)
+
+
+def test_cases_differ_and_are_not_empty() -> None:
+    digests = list(golden.recorded().values())
+    assert len(set(digests)) == len(digests)
+
+
+def test_a_back_end_with_other_bits_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = {**golden.recorded(), "norms": "0" * 64}
+    (tmp_path / "golden.json").write_text(json.dumps(other))
+    monkeypatch.setattr(golden, "FILE", tmp_path / "golden.json")
+    golden.failures.cache_clear()
+    golden.choose.cache_clear()
+    assert golden.failures("scalar") == ("norms",)
+    with pytest.raises(ModelError, match="norms"):
+        golden.choose()
+    (check,) = checks.check_engine()
+    assert check.level == "warn" and "norms" in check.said
+
+
+def test_a_forced_back_end_is_the_one_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in library.supported():
+        monkeypatch.setenv(library.FORCED, name)
+        golden.choose.cache_clear()
+        assert golden.choose() == name
+        others = [other for other in library.supported() if other != name]
+        before = [library.calls(other) for other in others]
+        library.apply(golden.choose(), "exp", np.zeros(3, np.float32))
+        assert [library.calls(other) for other in others] == before
+    for name in ("amx", "neon", "AVX2", "x"):
+        monkeypatch.setenv(library.FORCED, name)
+        golden.choose.cache_clear()
+        with pytest.raises(ModelError, match="this machine runs"):
+            golden.choose()
+
+
+def test_doctor_names_back_ends_and_digests() -> None:
+    (check,) = checks.check_engine()
+    assert check.level == "ok" and golden.arithmetic() in check.said
+    assert all(name in check.said for name in library.supported())
+
+
+def test_tables_to_131072_positions() -> None:
+    """Any chunk of a table has the bits of the whole, and is near the true values."""
+    rates = [1.0, 0.31, 1e-5]
+    cos, sin = library.rope(rates, 1.0, 131072)
+    for first in (0, 7, 131000):
+        part = library.rope(rates, 1.0, 60, first)
+        assert np.array_equal(part[0], cos[first : first + 60]) and np.array_equal(part[1], sin[first : first + 60])
+    angles = np.arange(131072, dtype=np.float32)[:, None] * np.array(rates, np.float32)
+    assert np.abs(np.cos(angles.astype(np.float64)) - cos).max() < 6.1e-8
+    assert np.abs(np.sin(angles.astype(np.float64)) - sin).max() < 6.1e-8
+
+
+@pytest.mark.parametrize(
+    "name, true",
+    [("exp", np.exp), ("tanh", np.tanh), ("sigmoid", lambda x: 1 / (1 + np.exp(-x)))],
+)
+def test_functions_are_near_the_true_ones(name: str, true: np.ufunc) -> None:
+    x = np.linspace(-80, 80, 100001).astype(np.float32)
+    right = true(x.astype(np.float64))
+    assert (np.abs(library.apply("scalar", name, x) - right) <= 2.2e-7 * np.abs(right)).all()
+
+
+def test_double_functions_are_near_the_true_ones() -> None:
+    x = np.linspace(1e-3, 100, 10001)
+    assert np.abs(library.double("exp", x) / np.exp(x) - 1).max() < 5e-16
+    assert np.abs(library.double("log", x) - np.log(x)).max() < 2e-15
+    assert np.abs(library.double("pow", x, -0.7) / x**-0.7 - 1).max() < 3e-15
+    edges = np.array([0.0, -1.0, np.inf, np.nan, 1e-310])
+    assert np.array_equal(library.double("log", edges), [-np.inf, np.nan, np.inf, np.nan, -np.inf], equal_nan=True)
+    assert np.array_equal(
+        library.double("exp", np.array([np.inf, -np.inf, np.nan])), [np.inf, 0, np.nan], equal_nan=True
+    )

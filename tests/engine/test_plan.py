@@ -1,0 +1,215 @@
+"""Plans: values against numpy, rows independent of company, cuts and threads, and nothing out of bounds accepted."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from manyhands.engine import golden, library
+from manyhands.engine.cache import SessionCache
+from manyhands.engine.golden import product, reals, stored
+from manyhands.engine.library import Array, Plan, Segment, Team
+from manyhands.errors import ContextOverflow, ModelError
+
+HIDDEN = 40
+WIDTHS = [HIDDEN, 4 * 24, 2 * 24, 2 * 16, 4 * 16, HIDDEN, 50, 50]
+
+
+def layer(back_end: str, row_type: str = "bf16", positions: int = 600, window: int = 0) -> Plan:
+    """A small layer with all that rows could leak through: norm, products, rotary, attention, gate, add."""
+    plan = Plan(back_end, row_type, [HIDDEN, *WIDTHS], 0, row_type, positions)
+    cos, sin = library.rope([0.8**i for i in range(12)], 1.0, positions)
+    plan.add(library.NORM, (0, 1, 1, 0), (1e-6, 0.0), (reals(1, HIDDEN), None))
+    for i in (2, 3, 4):
+        plan.add(*product(10 * i, 1, i, WIDTHS[i - 1], HIDDEN))
+    plan.add(library.ROTARY, (2, 4, 24, 0, 12, 0), (), (cos, sin))
+    plan.add(library.ROTARY, (3, 2, 24, 0, 12, 0), (), (cos, sin))
+    plan.add(library.ATTENTION, (2, 3, 4, 5, 4, 2, 24, 16, window), (24**-0.5, 0.0), (None,))
+    plan.add(*product(50, 5, 6, HIDDEN, 64))
+    plan.add(library.ADD, (6, 1), (1.0,))
+    plan.add(*product(60, 0, 7, 50, HIDDEN))
+    plan.add(*product(62, 0, 8, 50, HIDDEN))
+    plan.add(library.GATE, (7, 8, 7, 1), (1.0, 0.0, 0.0))
+    plan.add(*product(64, 7, 6, HIDDEN, 50))
+    plan.add(library.ADD, (6, 1), (0.01,))
+    return plan
+
+
+def flat(rows: Array) -> Array:
+    return np.ascontiguousarray(rows).view(np.uint8).reshape(-1)
+
+
+def steps(plan: Plan, team: Team, rows: Array, cuts: Sequence[int], threads: int = 2) -> Array:
+    """One session's rows, so many at a step."""
+    cache, out, at = SessionCache(plan), [], 0
+    for count in cuts:
+        out.append(plan.run(team, threads, [cache.segment(at, 0, count)], flat(rows[at : at + count]), count))
+        at += count
+    assert at == len(rows)
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize("row_type", ["bf16", "f32"])
+@pytest.mark.parametrize("window", [0, 70])
+def test_rows_do_not_depend_on_cuts_threads_or_back_end(team: Team, row_type: str, window: int) -> None:
+    rows = stored(reals(3, 300, HIDDEN), row_type)
+    whole = steps(layer("scalar", row_type, window=window), team, rows, [300], 1)
+    assert np.isfinite(reals(3, 1)).all() and len(np.unique(whole, axis=0)) == 300
+    for back_end in library.supported():
+        for threads, cuts in ((1, [300]), (2, [1] * 70 + [230]), (4, [64, 63, 65, 1, 7, 100]), (4, [255, 45])):
+            assert np.array_equal(steps(layer(back_end, row_type, window=window), team, rows, cuts, threads), whole)
+
+
+def test_rows_do_not_depend_on_company_or_rollback(team: Team) -> None:
+    """Seven sessions at ragged positions in one call; then each steps again from earlier positions with other rows."""
+    for back_end in library.supported():
+        plan, sessions = layer(back_end), [stored(reals(30 + i, 90, HIDDEN), "bf16") for i in range(7)]
+        alone = [steps(layer(back_end), team, rows, [90]) for rows in sessions]
+        caches, at = [SessionCache(plan) for _ in sessions], [0] * 7
+        for turn in range(6):
+            counts = [(5 * i + 3 * turn) % 12 + 1 for i in range(7)]
+            segments, row = [], 0
+            for i, count in enumerate(counts):
+                segments.append(caches[i].segment(at[i], row, count))
+                row += count
+            batch = np.concatenate([sessions[i][at[i] : at[i] + count] for i, count in enumerate(counts)])
+            out = plan.run(team, 4, segments, flat(batch), row)
+            for i, count in enumerate(counts):
+                (segment,) = (s for s in [segments[i]])
+                assert np.array_equal(out[segment.row : segment.row + count], alone[i][at[i] : at[i] + count])
+                at[i] += count
+            drafts = stored(reals(80 + turn, 9, HIDDEN, around=100), "bf16")  # rejected: large, some beyond numbers
+            drafts[3, :] = 0x7FC0
+            plan.run(team, 2, [caches[2].segment(at[2], 0, 9)], flat(drafts), 9)
+
+
+def test_values_against_numpy(team: Team) -> None:
+    """fp32: a norm, a product with bias and silu, and attention, within rounding."""
+    n, k = 37, 70
+    x, norm, weight, bias = reals(1, 5, k), reals(2, k), reals(3, n, k), reals(4, n)
+    plan = Plan("scalar", "f32", [k, k, n], 2, "f32", 8)
+    plan.add(library.NORM, (0, 1, 1, 0), (1e-5, 1.0), (norm, None))
+    plan.add(library.PRODUCT, (1, 2, 2, 1), (), (library.pack(weight, "f32"), bias))
+    out = plan.run(team, 1, alone(plan, 5), flat(x), 5).view(np.float32)
+    v = x.astype(np.float64)
+    v = v / np.sqrt((v * v).mean(1, keepdims=True) + 1e-5) * (1 + norm)
+    z = v @ weight.T.astype(np.float64) + bias
+    assert np.abs(out - z / (1 + np.exp(-z))).max() < 2e-5
+
+
+def attended(x: NDArray[np.float32], weights: Sequence[Any], scale: float, window: int) -> NDArray[np.float64]:
+    q, k, v = (x.astype(np.float64) @ w.T for w in weights)
+    score = q @ k.T * scale
+    i = np.arange(len(x))
+    score[(i[None] > i[:, None]) | (i[None] <= i[:, None] - window)] = -np.inf
+    weight = np.exp(score - score.max(1, keepdims=True))
+    return np.asarray(weight / weight.sum(1, keepdims=True) @ v)
+
+
+def test_attention_against_numpy(team: Team) -> None:
+    weights = [reals(5 + i, 20, 12) for i in range(3)]
+    plan = Plan("scalar", "f32", [12, 20, 20, 20, 20], 4, "f32", 300)
+    for i, weight in enumerate(weights):
+        plan.add(library.PRODUCT, (0, i + 1, 2, 0), (), (library.pack(weight, "f32"), None))
+    plan.add(library.ATTENTION, (1, 2, 3, 4, 1, 1, 20, 20, 100), (0.05, 0.0), (None,))
+    x = reals(9, 200, 12)
+    out = steps(plan, team, x, [200]).view(np.float32)
+    assert np.abs(out - attended(x, weights, 0.05, 100)).max() < 1e-5
+
+
+def alone(plan: Plan, count: int) -> list[Segment]:
+    return [SessionCache(plan).segment(0, 0, count)]
+
+
+def test_a_step_beyond_the_positions_is_refused(team: Team) -> None:
+    plan = layer("scalar", positions=70)
+    cache = SessionCache(plan)
+    rows = stored(reals(3, 71, HIDDEN), "bf16")
+    with pytest.raises(ContextOverflow):
+        plan.run(team, 1, [cache.segment(0, 0, 71)], flat(rows), 71)
+    with pytest.raises(ContextOverflow):
+        plan.run(team, 1, [cache.segment(70, 0, 1)], flat(rows[:1]), 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"blocks": 99},
+        {"blocks": -1},
+        {"start": -1},
+        {"start": 1 << 40},
+        {"start": 257},
+        {"count": 0},
+        {"count": 3},
+        {"count": -1},
+        {"row": 1},
+        {"cache": None},
+        {"cache_bytes": 8},
+    ],
+)
+def test_segments_that_reach_beyond_are_refused(team: Team, change: dict[str, Any]) -> None:
+    plan = layer("scalar")
+    cache = SessionCache(plan)
+    segment = cache.segment(0, 0, 2)
+    for name, value in change.items():
+        setattr(segment, name, value)
+    rows = flat(stored(reals(3, 2, HIDDEN), "bf16"))
+    with pytest.raises((ModelError, ContextOverflow)):
+        plan.run(team, 1, [segment], rows, 2)
+    with pytest.raises(ModelError):
+        plan.run(team, 1, [cache.segment(0, 0, 1), cache.segment(0, 1, 1)], rows, 2)  # one cache twice
+    with pytest.raises(ModelError):
+        plan.run(team, 1, [cache.segment(0, 0, 2)], rows[1:], 2)
+
+
+OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = [
+    (99, (), (), ()),
+    (library.NORM, (0, 64, 1, 0), (1e-5, 0.0), ()),
+    (library.NORM, (0, -1, 1, 0), (1e-5, 0.0), ()),
+    (library.NORM, (0, 1, 7, 0), (1e-5, 0.0), ()),
+    (library.NORM, (0, 0, 1, 0), (1e-5, 0.0), (np.zeros(39, np.float32),)),
+    (library.PRODUCT, (0, 1, 0, 0), (), (np.zeros(40 * 96, np.uint16), None)),
+    (library.PRODUCT, (0, 1, 3, 0), (), (np.zeros(96 * 64, np.uint16), None)),
+    (library.PRODUCT, (0, 0, 0, 0), (), (np.zeros(48 * 64, np.uint16), None)),
+    (library.ROTARY, (1, 4, 24, 2, 12, 0), (), (np.zeros((600, 12), np.float32),) * 2),
+    (library.ROTARY, (1, 4, 24, 0, 12, 0), (), (np.zeros((599, 12), np.float32),) * 2),
+    (library.ATTENTION, (1, 2, 3, 4, 4, 3, 24, 16, 0), (1.0, 0.0), ()),
+    (library.ATTENTION, (1, 2, 3, 4, 4, 2, 24, 17, 0), (1.0, 0.0), ()),
+    (library.ATTENTION, (1, 2, 3, 4, 4, 2, 24, 16, -1), (1.0, 0.0), ()),
+    (library.ATTENTION, (1, 2, 3, 4, 4, 2, 24, 16, 0), (1.0, 0.0), (np.zeros(3, np.float32),)),
+    (library.GATE, (1, 2, 1, 0), (1.0, 0.0, 0.0), ()),
+    (library.GATE, (1, 1, 1, 7), (1.0, 0.0, 0.0), ()),
+    (library.ADD, (0, 1), (1.0,), ()),
+    (library.ADD, (1, 1), (1.0,), ()),
+    (library.MULTIPLY, (1, 2, 1), (), ()),
+    (library.SOFTEN, (64,), (1.0, 0.0), ()),
+]
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: f"{op[0]} {op[1]}")
+def test_operations_that_do_not_fit_are_refused(op: Any) -> None:
+    plan = Plan("scalar", "bf16", [HIDDEN, *WIDTHS[1:]], 0, "bf16", 600)
+    with pytest.raises(ModelError):
+        plan.add(*op)
+
+
+def test_impossible_plans_and_matrices_are_refused() -> None:
+    for widths in ([], [0], [1 << 25], [8] * 65):
+        with pytest.raises(ModelError):
+            Plan("scalar", "bf16", widths, 0, "bf16", 8)
+    wrong = [(1, "bf16", "bf16", 8), (0, "f16", "bf16", 8), (0, "bf16", "f16", 8), (0, "bf16", "bf16", 0)]
+    for out, out_type, row_type, positions in wrong:
+        with pytest.raises(ModelError):
+            Plan("scalar", row_type, [8], out, out_type, positions)
+    with pytest.raises(ModelError):
+        library.pack(np.zeros((0, 4), np.uint16), "bf16")
+
+
+def test_flush_modes_are_restored() -> None:
+    """Denormals count again after a call, in the thread that called."""
+    tiny = np.float32(1e-40)
+    library.apply("scalar", "exp", np.zeros(64, np.float32))
+    golden.functions(golden.Machine("scalar", Team(1)))
+    assert tiny * np.float32(0.5) > 0 and library.apply("scalar", "relu2", np.array([1e-30], np.float32))[0] == 0
