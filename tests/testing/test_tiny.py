@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from manyhands.core import Span
 from manyhands.errors import BadRequest
-from manyhands.model.folder import INDEX, SINGLE, parse_config, read_config, read_entries
+from manyhands.model.config_fields import parse_config
+from manyhands.model.folder import INDEX, SINGLE, read_config, read_entries
 from manyhands.model.partition import ModelFacts, ends_tensors, is_tied, needed_tensors, span_tensors
 from manyhands.testing.tiny import FAMILIES, MIN_VOCAB, SPECIALS, make_tiny
 

@@ -58,8 +58,9 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Say what a model is: its family, its sizes at each precision, and its id."""
+    from manyhands.model.config_fields import parse_config
     from manyhands.model.fetch import resolve_model
-    from manyhands.model.folder import parse_config, read_config
+    from manyhands.model.folder import read_config
     from manyhands.model.manifest import build_manifest
     from manyhands.model.partition import ModelFacts
 
@@ -112,8 +113,9 @@ def split(
     nodes: Annotated[int | None, typer.Option(help="Cut evenly into this many parts.")] = None,
 ) -> None:
     """Cut a model into folders that can each be served alone."""
+    from manyhands.model.config_fields import parse_config
     from manyhands.model.fetch import resolve_model
-    from manyhands.model.folder import parse_config, read_config
+    from manyhands.model.folder import read_config
     from manyhands.model.partition import ModelFacts
     from manyhands.model.split import split_model
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from manyhands.core import ModelId, Precision, Span, SpanInfo
 from manyhands.errors import ModelError, ShardUnavailable, WeightsMismatch
 from manyhands.model.arithmetic import arithmetic_class
+from manyhands.model.config_fields import parse_config
 from manyhands.model.crew import Blame
 from manyhands.model.fetch import resolve_model
-from manyhands.model.folder import MANIFEST, parse_config
+from manyhands.model.folder import MANIFEST
 from manyhands.model.here import Disk, find_complete, folders_of, layers_here
 from manyhands.model.hub import parse_hub_id
 from manyhands.model.hubpeer import HubPeer

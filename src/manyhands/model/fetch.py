@@ -19,16 +19,8 @@ from huggingface_hub.utils import WeakFileLock
 from manyhands import tales
 from manyhands.core import Span
 from manyhands.errors import Damaged, ModelError
-from manyhands.model.folder import (
-    INDEX,
-    MANIFEST,
-    SINGLE,
-    SMALL_SUFFIXES,
-    parse_config,
-    parse_index,
-    read_config,
-    write_atomic,
-)
+from manyhands.model.config_fields import parse_config
+from manyhands.model.folder import INDEX, MANIFEST, SINGLE, SMALL_SUFFIXES, parse_index, read_config, write_atomic
 from manyhands.model.header import TensorEntry, read_header
 from manyhands.model.hub import (
     HubModel,

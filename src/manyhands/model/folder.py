@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from manyhands.errors import ModelError
 from manyhands.model.header import TensorEntry, read_header
@@ -34,17 +34,6 @@ FILES: Final = frozenset(
     }
 )
 SMALL_SUFFIXES: Final = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # config, tokenizer, chat template
-
-
-def parse_config(raw: bytes, where: str = "config.json") -> dict[str, Any]:
-    """Parsed config.json. Raises ModelError if it is not a JSON object."""
-    try:
-        config = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{where} is corrupt: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{where} is corrupt: it is not an object")
-    return config
 
 
 def read_config(folder: Path) -> bytes:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from manyhands.core import ModelId, Span
 from manyhands.errors import ModelError
-from manyhands.model.folder import MANIFEST, parse_config, read_config, read_entries
+from manyhands.model.config_fields import parse_config
+from manyhands.model.folder import MANIFEST, read_config, read_entries
 from manyhands.model.header import TensorEntry
 from manyhands.model.manifest import BLOCK_BYTES, Manifest, check_small
 from manyhands.model.partition import ModelFacts, needed_tensors, span_tensors

@@ -22,7 +22,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from manyhands.core import Precision, Span
 from manyhands.errors import ModelError
 from manyhands.model import attention
+from manyhands.model.agree import check_agreement
+from manyhands.model.config_fields import parse_config
 from manyhands.model.elementwise import guard
+from manyhands.model.folder import read_config as read_raw_config
 from manyhands.model.folder import read_entries
 from manyhands.model.linear import DTYPES, pack_experts
 from manyhands.model.partition import ends_tensors, span_tensors
@@ -56,14 +59,17 @@ class Part:
 
 def read_config(folder: Path) -> PreTrainedConfig:
     """The text model's config of a checkpoint folder. Raises ModelError if absent, corrupt or of an unknown family."""
-    if not (folder / "config.json").exists():
+    where = folder / "config.json"
+    if not where.exists():
         raise ModelError(f"{folder} holds no config.json: it is not a checkpoint folder")
+    parse_config(read_raw_config(folder), str(where))
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"{folder}/config.json cannot be used: {reason}") from error
-    text = config.get_text_config()
+        text = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+    except (
+        Exception
+    ) as error:  # whatever upstream's validation raises: its own types, AttributeError, ZeroDivisionError, ...
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ModelError(f"{where} cannot be used: {reason}") from error
     if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"{folder}: family {text.model_type!r} is no causal language model transformers knows")
     return text
@@ -102,6 +108,7 @@ def load_part(
     """
     tensors = read_tensors(folder, config, part, use)
     cls = _pruned_class(config, part)
+    check_agreement(cls, config, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, folder)
     config._attn_implementation = attention.NAME
     try:
         with _loading:

@@ -17,16 +17,8 @@ from typing import Any, Final, Protocol, Self
 from manyhands.config import home_from_env
 from manyhands.core import ModelId, Span
 from manyhands.errors import Damaged, ModelError
-from manyhands.model.folder import (
-    FILES,
-    INDEX,
-    JOURNAL,
-    MANIFEST,
-    parse_config,
-    read_config,
-    read_entries,
-    write_atomic,
-)
+from manyhands.model.config_fields import parse_config
+from manyhands.model.folder import FILES, INDEX, JOURNAL, MANIFEST, read_config, read_entries, write_atomic
 from manyhands.model.header import DTYPE_BITS, TensorEntry
 from manyhands.model.partition import ends_tensors, span_tensors
 

@@ -24,8 +24,9 @@ from huggingface_hub.utils import WeakFileLock
 
 from manyhands.core import ModelId, Span
 from manyhands.errors import ModelError, ShardUnavailable
+from manyhands.model.config_fields import parse_config
 from manyhands.model.crew import Blame, Blames, Crew
-from manyhands.model.folder import MANIFEST, SINGLE, parse_config, write_atomic
+from manyhands.model.folder import MANIFEST, SINGLE, write_atomic
 from manyhands.model.header import DTYPE_BITS, LENGTH_BYTES, TensorEntry
 from manyhands.model.jobs import Board
 from manyhands.model.manifest import VOLATILE, Manifest, Progress, Silent, TensorDigest, config_digest

@@ -13,16 +13,8 @@ from typing import BinaryIO
 
 from manyhands.core import Span, check_cover
 from manyhands.errors import BadRequest, ModelError
-from manyhands.model.folder import (
-    INDEX,
-    JOURNAL,
-    MANIFEST,
-    SINGLE,
-    SMALL_SUFFIXES,
-    parse_config,
-    read_config,
-    read_entries,
-)
+from manyhands.model.config_fields import parse_config
+from manyhands.model.folder import INDEX, JOURNAL, MANIFEST, SINGLE, SMALL_SUFFIXES, read_config, read_entries
 from manyhands.model.header import DTYPE_BITS, LENGTH_BYTES, TensorEntry
 from manyhands.model.manifest import BLOCK_BYTES, Manifest, Progress, Silent, build_manifest
 from manyhands.model.partition import ModelFacts, ends_tensors, span_tensors

@@ -55,7 +55,8 @@ def look_up(model: str, precision: Precision, home: Path) -> Checkpoint:
 
     Blocking; asks the hub for a few hundred kilobytes where the model is not here. Raises ModelError.
     """
-    from manyhands.model.folder import parse_config, read_config
+    from manyhands.model.config_fields import parse_config
+    from manyhands.model.folder import read_config
 
     folder = _local_folder(model, home)
     if folder is None:
