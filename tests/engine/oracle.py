@@ -50,12 +50,12 @@ class Pair:
         rows = self.span.step(self.ends.embed(torch.tensor(ids)), [Segment(cache, start, len(ids))])
         return self.ends.logits(rows)
 
-    def greedy(self, prompt: Sequence[int], count: int, chunk: int) -> list[int]:
-        """`count` greedy ids by our engine: the prompt in chunks, then one by one through the cache."""
+    def greedy(self, prompt: Sequence[int], count: int, chunk: int) -> tuple[list[int], Tensor]:
+        """The prompt and `count` greedy ids (chunks, then one by one through the cache), and the last one's logits."""
         cache, ids = self.span.new_cache(len(prompt) + count), list(prompt)
         for start in range(0, len(prompt), chunk):
             logits = self.ours(prompt[start : start + chunk], cache, start)
         for _ in range(count):
             ids.append(int(logits[-1].argmax()))
             logits = self.ours(ids[-1:], cache, len(ids) - 1)
-        return ids
+        return ids, logits[-1]

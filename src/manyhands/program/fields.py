@@ -3,7 +3,6 @@
 All errors are ModelError of one line that names the field, its value and what is allowed.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -52,6 +51,8 @@ ACTIVATIONS: Final = {
     "relu2": "relu2",
 }
 MOST: Final = 1 << 24  # of any count: larger ones are nonsense, or a trap
+LARGEST: Final = 1e15  # of any other number
+SMALLEST: Final = 1e-30  # of any positive one
 
 
 class Fields:
@@ -85,11 +86,12 @@ class Fields:
         return value
 
     def number(self, name: str, default: float | None = None, *, positive: bool = True) -> float:
-        """A finite number, above zero if `positive`; required without a default."""
+        """A number that fp32 can hold and square, above zero if `positive`; required without a default."""
         value = self.raw(name, default)
-        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not good or (positive and value <= 0):
-            raise self.refuse(name, f"a {'positive ' if positive else ''}number is needed")
+        good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+        if not good or (positive and value < SMALLEST):
+            least = SMALLEST if positive else -LARGEST
+            raise self.refuse(name, f"a number from {least:g} to {LARGEST:g} is needed")
         return float(value)
 
     def optional(self, name: str, default: float | None = None) -> float | None:
@@ -123,7 +125,7 @@ class Fields:
     def activation(self, name: str = "hidden_act", default: str | None = "silu") -> Any:
         """An activation of ops.Activation, by transformers' name for it."""
         value = self.raw(name, default)
-        if value not in ACTIVATIONS:
+        if not isinstance(value, str) or value not in ACTIVATIONS:
             raise self.refuse(name, f"supported are {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[value]
 

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from manyhands.program.fields import Fields
+from manyhands.program.fields import LARGEST, SMALLEST, Fields
 from manyhands.program.ops import Rope
 
 _LN2_HIGH: Final = 6.93147180369123816490e-01  # its last 32 bits are zero: k * _LN2_HIGH is exact
@@ -212,7 +212,7 @@ class RopeReader:
     @staticmethod
     def _check_factors(inner: Fields, factors: object, needed: int) -> None:
         good = isinstance(factors, Sequence) and len(factors) == needed
-        if not good or not all(isinstance(by, int | float) and by > 0 for by in factors):  # type: ignore[attr-defined]
+        if not good or not all(isinstance(by, int | float) and SMALLEST <= by <= LARGEST for by in factors):  # type: ignore[attr-defined]
             raise inner.refuse("short_factor", f"a list of {needed} positive numbers is needed")
 
 

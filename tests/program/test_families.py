@@ -1,0 +1,319 @@
+"""Recipes: published configs are read, every field is used or refused by name, Programs name what checkpoints hold."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+from manyhands.errors import ModelError
+from manyhands.program.families import FAMILIES, build_program, read_program
+from manyhands.program.ops import (
+    Add,
+    Attention,
+    Experts,
+    Gate,
+    LatentAttention,
+    Layer,
+    Multiply,
+    Norm,
+    Op,
+    Product,
+    Program,
+    Rotary,
+    Route,
+    ends_tensors,
+    layer_tensors,
+)
+from manyhands.testing.tiny import EVERY_FAMILY, make_tiny
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 100,
+}
+# As published, in the hub's old form.
+QWEN25 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "hidden_act": "silu",
+    "hidden_size": 896,
+    "initializer_range": 0.02,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 21,
+    "model_type": "qwen2",
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.1",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+    "aux_loss_alpha": 0.001,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "hidden_size": 7168,
+    "initializer_range": 0.02,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "pretraining_tp": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "seq_aux": True,
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.33.1",
+    "use_cache": True,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+PYTHIA = {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "hidden_act": "gelu",
+    "hidden_size": 512,
+    "initializer_range": 0.02,
+    "intermediate_size": 2048,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048,
+    "model_type": "gpt_neox",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 6,
+    "rotary_emb_base": 10000,
+    "rotary_pct": 0.25,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "transformers_version": "4.24.0",
+    "use_cache": True,
+    "use_parallel_residual": True,
+    "vocab_size": 50304,
+}
+
+
+@pytest.mark.parametrize("config", [QWEN25, DEEPSEEK_V3, PYTHIA], ids=lambda config: str(config["model_type"]))
+def test_published_configs_are_read(config: dict[str, Any]) -> None:
+    program = build_program(config)
+    assert len(program.layers) == config["num_hidden_layers"]
+    assert program.context == config["max_position_embeddings"]
+
+
+def test_yarn_of_deepseek_scales_scores() -> None:
+    """The published figure: 1 / sqrt(192) times (0.1 ln 40 + 1) squared."""
+    attend = build_program(DEEPSEEK_V3).layers[0].attention
+    assert attend.scale == pytest.approx(192**-0.5 * 1.3688879454113936**2, rel=1e-12)
+    assert sum(attend.cache_widths) == 576
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_a_program_names_the_checkpoints_tensors_with_their_shapes(family: str, tmp_path: Path) -> None:
+    """All of them, and no others: so a missing, extra or oddly shaped tensor can be told before anything is read."""
+    folder = make_tiny(family, tmp_path, layers=3)
+    program = read_program(folder)
+    needed = ends_tensors(program, embed=True, head=True)
+    for layer in program.layers:
+        needed |= layer_tensors(layer)
+    with safe_open(folder / "model.safetensors", framework="np") as handle:
+        stored = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}
+    assert needed == stored
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_every_register_is_written_before_it_is_read(family: str, tmp_path: Path) -> None:
+    program = read_program(make_tiny(family, tmp_path, layers=3))
+    for layer in program.layers:
+        widths = register_widths(program, layer)
+        assert widths["x"] == program.hidden
+
+
+def register_widths(program: Program, layer: Layer) -> dict[str, int]:
+    """Widths of registers after the layer; fails where an operation finds another than it needs."""
+    widths = {"x": program.hidden}
+    for op in layer.ops:
+        take(program, op, widths)
+    return widths
+
+
+def take(program: Program, op: Op, widths: dict[str, int]) -> None:
+    match op:
+        case Norm():
+            assert {w.outputs for w in (*op.weight, *op.bias)} <= {widths[op.source] // op.groups}
+            widths[op.target] = widths[op.source]
+        case Product():
+            assert {part.weight.inputs for part in op.parts} == {widths[op.source]}
+            assert all(part.bias is None or part.bias.outputs == part.weight.outputs for part in op.parts)
+            widths.update((part.target, part.weight.outputs) for part in op.parts)
+        case Rotary():
+            assert widths[op.target] == op.heads * op.width
+            assert op.offset + program.ropes[op.rope].width <= op.width
+        case Attention():
+            assert widths[op.query] == op.heads * op.width
+            assert (widths[op.key], widths[op.value]) == op.cache_widths
+            widths[op.target] = op.heads * op.value_width
+        case LatentAttention():
+            assert widths[op.query] == op.heads * (op.width + op.rotary_width)
+            assert (widths[op.latent], widths[op.rotary]) == op.cache_widths
+            assert op.key_weight.outputs == op.heads * op.width
+            widths[op.target] = op.heads * op.value_width
+        case Gate():
+            assert widths[op.gate] == widths[op.up]
+            widths[op.target] = widths[op.up]
+        case Route():
+            assert widths[op.source] == op.experts
+            widths[op.target] = op.top_k
+        case Experts():
+            assert widths[op.source] == op.gate.inputs == op.up.inputs
+            assert op.gate.outputs == op.up.outputs == op.down.inputs
+            assert op.routes in widths
+            widths[op.target] = op.down.outputs
+        case Multiply():
+            assert widths[op.by] == 1
+            widths[op.target] = widths[op.source]
+        case Add():
+            assert {widths[term.source] for term in op.terms} == {program.hidden}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_attention_heads", 0),
+        ("num_attention_heads", True),
+        ("num_attention_heads", 6),
+        ("num_key_value_heads", 3),
+        ("num_hidden_layers", 10**9),
+        ("hidden_size", 10**12),
+        ("hidden_size", -64),
+        ("hidden_size", "64"),
+        ("vocab_size", 1e3),
+        ("intermediate_size", None),
+        ("head_dim", 1 << 40),
+        ("rms_norm_eps", float("inf")),
+        ("hidden_act", "mish"),
+        ("hidden_act", ["silu"]),
+        ("attention_bias", 1),
+        ("tie_word_embeddings", "yes"),
+        ("rope_scaling", [1]),
+        ("max_position_embeddings", 1 << 60),
+        ("quantization_config", {"quant_method": "mxfp4"}),
+        ("new_kind_of_norm", True),
+        ("sliding_window", 4096),
+        ("qk_layernorm", True),
+        ("text_config", {"model_type": "llama"}),
+        ("logit_scale", 2.0),
+    ],
+)
+def test_what_bears_on_arithmetic_is_used_or_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ModelError) as caught:
+        build_program({**LLAMA, field: value})
+    said = str(caught.value)
+    assert "\n" not in said and len(said) < 300
+    assert field.removeprefix("rope_scaling") in said or "rope_parameters" in said
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_an_unknown_field_is_refused_in_every_family(family: str, tmp_path: Path) -> None:
+    config = json.loads((make_tiny(family, tmp_path, layers=3) / "config.json").read_text())
+    build_program({**config, "initializer_range": 9.0, "surprise": None})
+    with pytest.raises(ModelError, match=r"surprise is 2\.5, a field that"):
+        build_program({**config, "surprise": 2.5})
+
+
+_VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers()))
+
+
+@settings(max_examples=300)
+@given(family=st.sampled_from(sorted(FAMILIES)), data=st.data())
+def test_a_damaged_config_gives_a_program_or_one_line(family: str, data: st.DataObject) -> None:
+    """Any field with any value: never another exception, never a list as long as the value says."""
+    config = _CONFIGS.setdefault(family, _config(family))
+    field = data.draw(st.sampled_from(sorted(config)))
+    try:
+        build_program({**config, field: data.draw(_VALUES)})
+    except ModelError as error:
+        assert "\n" not in str(error)
+
+
+_CONFIGS: dict[str, dict[str, Any]] = {}
+
+
+def _config(family: str) -> dict[str, Any]:
+    from manyhands.testing.tiny import _config as make
+
+    config: dict[str, Any] = json.loads(make(family, 3, 64, 264, 512, {}).to_json_string())
+    return config
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"model_type": 3}', '{"model_type": "gpt2"}', "[" * 100_000])
+def test_a_config_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError):
+        read_program(tmp_path)
+
+
+def test_an_oversized_config_is_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ModelError, match="longer than"):
+        read_program(tmp_path)
+
+
+def test_programs_are_data(tmp_path: Path) -> None:
+    """Equal configs give equal Programs, which can be told apart by hash."""
+    one, two = build_program(LLAMA), build_program(dict(LLAMA))
+    assert one == two and hash(one) == hash(two)
+    assert hash(one) != hash(build_program({**LLAMA, "rms_norm_eps": 1e-3}))
+    assert "torch" not in sys.modules[Program.__module__].__dict__

@@ -1,0 +1,100 @@
+"""Rotary tables: our exp and log, and every scaling against transformers' own functions."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from manyhands.errors import ModelError
+from manyhands.program.fields import Fields
+from manyhands.program.rope import RopeReader, exp, log
+
+YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "yarn": YARN,
+    "yarn with scales": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 24, "beta_slow": 2},
+    "yarn, not truncated": {**YARN, "truncate": False, "factor": 32.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + i / 64 for i in range(64)],
+        "long_factor": [2.0] * 64,
+        "original_max_position_embeddings": 4096,
+    },
+}
+
+
+@given(st.floats(-690, 690))
+def test_exp_is_within_two_roundings(x: float) -> None:
+    assert exp(x) == pytest.approx(math.exp(x), rel=1e-15 * max(1.0, abs(x) / 4))
+
+
+@given(st.floats(1e-300, 1e300))
+def test_log_is_within_two_roundings(x: float) -> None:
+    assert log(x) == pytest.approx(math.log(x), rel=5e-16, abs=5e-16)
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+@pytest.mark.parametrize("theta", [10000.0, 500000.0, 8000000.0])
+def test_frequencies_are_those_of_transformers(name: str, theta: float) -> None:
+    """To a few units of fp32's last place: pow rounds otherwise, and the sum of yarn's two parts cancels in fp32."""
+    parameters = {**SCALINGS[name], "rope_theta": theta}
+    shape = {"hidden_size": 512, "num_attention_heads": 4, "max_position_embeddings": 163840}
+    config = LlamaConfig(**shape, rope_parameters=dict(parameters))
+    theirs, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
+    reader = RopeReader(Fields({**shape, "rope_parameters": parameters}))
+    ours = reader.plain(128)
+    assert ours.factor == pytest.approx(factor, rel=1e-12)
+    assert torch.tensor(ours.frequencies).tolist() == list(ours.frequencies), "frequencies are fp32 values"
+    torch.testing.assert_close(torch.tensor(ours.frequencies), theirs, rtol=3e-6 if "yarn" in name else 3e-7, atol=0)
+
+
+def test_the_old_form_means_the_same() -> None:
+    old = {"rope_theta": 500000.0, "rope_scaling": {**SCALINGS["linear"], "type": "linear"}}
+    del old["rope_scaling"]["rope_type"]  # type: ignore[attr-defined]
+    new = {"rope_parameters": {**SCALINGS["linear"], "rope_theta": 500000.0}}
+    assert RopeReader(Fields(old)).plain(64) == RopeReader(Fields(new)).plain(64)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_scalings_that_switch_hold_the_model_to_the_length_before(kind: str) -> None:
+    given = {"rope_type": kind, "factor": 4.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    given = given if kind == "longrope" else {"rope_type": kind, "factor": 4.0}
+    fields = Fields(
+        {"max_position_embeddings": 4096, "original_max_position_embeddings": 1024, "rope_scaling": given},
+    )
+    reader = RopeReader(fields)
+    reader.plain(16)
+    assert reader.context == 1024
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rope_type": "proportional"}, "rope_type is 'proportional', supported are default, linear"),
+        ({"rope_type": ["yarn"]}, "rope_type is"),
+        ({"rope_type": "linear"}, "factor is None, a number from 1e-30 to 1e+15 is needed"),
+        ({"rope_type": "linear", "factor": -1}, "factor is -1"),
+        ({"rope_theta": float("nan")}, "rope_theta is nan"),
+        ({"rope_theta": 0.5}, "rope_theta is 0.5"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"mrope_section": [1, 2]}, "mrope_section is"),
+        ({"rope_type": "longrope", "short_factor": [1.0, 2.0]}, "short_factor is .*, a list of 8 positive numbers"),
+        ({"rope_type": "longrope", "short_factor": "x" * 8}, "short_factor is .*, a list of 8 positive numbers"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match="rope_parameters: " + message.replace("+", "[+]")):
+        RopeReader(Fields({"rope_parameters": given})).plain(16)

@@ -1,0 +1,176 @@
+"""Random configurations of every family: the torch engine against transformers, in fp32. For nightly runs.
+
+    PYTHONPATH=src .venv/bin/python -m tools.fuzz_configs --count 300 --seed 1
+
+Each draw makes a tiny checkpoint with random sizes and options, and compares logits of one pass and greedy ids (prompt in
+chunks, then one by one). Configurations that transformers itself refuses are counted apart. Prints one JSON line for each
+draw that fails, with what is needed to draw it again, and a summary as the last line; exits with 1 if any failed.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import random
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyhands.errors import ModelError
+from manyhands.testing.tiny import EVERY_FAMILY
+from tests.engine.oracle import Pair
+
+TOLERANCE = 1e-4  # of the largest logit; wrong arithmetic shows as 1e-2 and more
+Options = dict[str, Any]
+
+
+def scaling(draw: random.Random, width: int) -> Options:
+    """A random rotary scaling for heads of `width` columns."""
+    factor, original = draw.choice([1.5, 4.0, 32.0]), draw.choice([32, 64, 128])
+    kind = draw.choice(["default", "default", "linear", "llama3", "yarn"])
+    out: Options = {"rope_type": kind, "rope_theta": draw.choice([1e3, 1e4, 5e5])}
+    if kind in ("linear", "yarn", "llama3"):
+        out["factor"] = factor
+    if kind in ("llama3", "yarn"):
+        out["original_max_position_embeddings"] = original
+    if kind == "llama3":
+        out |= {"low_freq_factor": 1.0, "high_freq_factor": draw.choice([2.0, 4.0])}
+    if kind == "yarn" and draw.random() < 0.5:
+        out |= {"beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.8, "mscale_all_dim": draw.choice([0.0, 1.1])}
+    return out
+
+
+def maybe(draw: random.Random, options: Options) -> Options:
+    """Each option with an even chance, its value drawn from a list."""
+    return {name: draw.choice(values) for name, values in options.items() if draw.random() < 0.5}
+
+
+_BOOL = [False, True]
+_WINDOWS: Options = {"use_sliding_window": _BOOL, "sliding_window": [1, 5, 16], "max_window_layers": [0, 1, 3]}
+OWN: dict[str, Options] = {
+    "llama": {"attention_bias": _BOOL, "mlp_bias": _BOOL, "hidden_act": ["silu", "gelu", "relu"]},
+    "qwen2": _WINDOWS,
+    "qwen3": {"attention_bias": _BOOL, **_WINDOWS},
+    "mistral": {"sliding_window": [None, 1, 7]},
+    "gemma2": {
+        "attn_logit_softcapping": [None, 1.0, 50.0],
+        "query_pre_attn_scalar": [4, 100],
+        "sliding_window": [2, 30],
+    },
+    "gemma3_text": {"attention_bias": _BOOL, "sliding_window": [2, 30], "final_logit_softcapping": [None, 4.0]},
+    "phi3": {"sliding_window": [None, 6], "partial_rotary_factor": [0.5, 1.0]},
+    "minicpm3": {"q_lora_rank": [16, 40], "attention_bias": _BOOL, "scale_depth": [0.5, None], "scale_emb": [1, 3.3]},
+    "mixtral": {"num_local_experts": [3, 8], "num_experts_per_tok": [1, 2, 3], "sliding_window": [None, 6]},
+    "qwen2_moe": {"norm_topk_prob": _BOOL, "qkv_bias": _BOOL, "decoder_sparse_step": [1, 2], "num_experts": [4, 9]},
+    "qwen3_moe": {"norm_topk_prob": _BOOL, "attention_bias": _BOOL, "num_experts_per_tok": [1, 4]},
+    "gpt_oss": {
+        "swiglu_limit": [0.3, 7.0],
+        "sliding_window": [1, 12],
+        "num_experts_per_tok": [1, 4],
+        "attention_bias": _BOOL,
+    },
+    "glm4": {"attention_bias": _BOOL, "partial_rotary_factor": [0.25, 1.0]},
+    "olmo2": {"attention_bias": _BOOL},
+    "olmo3": {"attention_bias": _BOOL, "sliding_window": [1, 20]},
+    "deepseek_v3": {
+        "q_lora_rank": [None, 24],
+        "rope_interleave": _BOOL,
+        "n_group": [1, 4],
+        "norm_topk_prob": _BOOL,
+        "routed_scaling_factor": [0.3, 1.0],
+        "first_k_dense_replace": [0, 1, 4],
+        "n_shared_experts": [1, 3],
+    },
+    "cohere2": {"attention_bias": _BOOL, "logit_scale": [0.1, 2.0], "sliding_window": [3, 50]},
+    "granite": {"attention_bias": _BOOL, "residual_multiplier": [0.2, 1.0], "logits_scaling": [0.5, 8.0]},
+    "stablelm": {"use_parallel_residual": _BOOL, "qk_layernorm": _BOOL, "use_qkv_bias": _BOOL},
+    "phi": {"qk_layernorm": _BOOL, "hidden_act": ["gelu_new", "gelu", "relu"]},
+    "gpt_neox": {"use_parallel_residual": _BOOL, "attention_bias": _BOOL, "rotary_pct": [0.25, 0.5, 1.0]},
+    "ernie4_5": {"use_bias": _BOOL},
+    "nemotron": {"attention_bias": _BOOL, "mlp_bias": _BOOL, "hidden_act": ["relu2", "gelu"]},
+    "smollm3": {"attention_bias": _BOOL, "no_rope_layer_interval": [1, 2], "mlp_bias": _BOOL},
+    "starcoder2": {"use_bias": _BOOL, "sliding_window": [None, 4]},
+}
+_ONE_TABLE = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma",
+    "gemma2",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmo2",
+    "granite",
+)
+_FREE_HEADS = ("llama", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "mixtral", "gpt_oss", "glm4", "ernie4_5")
+_LATENT = ("minicpm3", "deepseek_v3")
+
+
+def options(draw: random.Random, family: str) -> Options:
+    """Random keyword arguments for make_tiny."""
+    hidden, heads = draw.choice([64, 96, 128]), draw.choice([2, 4, 8])
+    out: Options = {
+        "layers": draw.choice([1, 2, 4]),
+        "hidden": hidden,
+        "seed": draw.randrange(1 << 20),
+        "intermediate_size": draw.choice([50, 96, 131]),
+        "tie_word_embeddings": draw.random() < 0.5,
+    }
+    if family not in _LATENT:
+        out["num_attention_heads"] = heads
+        if family != "gpt_neox":
+            out["num_key_value_heads"] = draw.choice([n for n in (1, 2, 4, 8) if heads % n == 0])
+    if family in _FREE_HEADS:
+        out["head_dim"] = draw.choice([8, 16, 20, 48])
+    if family in (*_ONE_TABLE, *_LATENT):
+        out["rope_parameters"] = scaling(draw, hidden // heads)
+    return out | maybe(draw, OWN.get(family, {}))
+
+
+def outcome(family: str, chosen: Options) -> tuple[str, str]:
+    """("ok" | "refused" | "invalid" | "wrong", details) of one configuration."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        try:
+            pair = Pair(Path(folder), family, chosen)
+        except ModelError as error:
+            return "refused", str(error)
+        except Exception as error:  # transformers refuses configurations with many kinds of errors
+            return "invalid", f"{type(error).__name__}: {str(error).splitlines()[-1]}"
+        prompt = [(chosen["seed"] + 37 * i * i) % 256 for i in range(33)]
+        ids, last = pair.greedy(prompt, 8, chunk=5)
+        theirs, ours = pair.theirs(ids), pair.ours(ids, pair.span.new_cache(len(ids)))
+    largest = theirs.abs().max()
+    worst = float(torch.maximum((ours - theirs).abs().max(), (last - ours[-1]).abs().max()) / largest)
+    return ("ok" if worst < TOLERANCE else "wrong"), f"{worst:.3g}"
+
+
+def main() -> int:
+    """Draws --count configurations from --seed on. See the module's text."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    arguments.add_argument("--count", type=int, default=100)
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--family", choices=EVERY_FAMILY)
+    given = arguments.parse_args()
+    torch.set_num_threads(1)
+    tally: Counter[str] = Counter()
+    for number in range(given.seed, given.seed + given.count):
+        draw = random.Random(number)
+        family = given.family or draw.choice(EVERY_FAMILY)
+        chosen = options(draw, family)
+        kind, details = outcome(family, chosen)
+        tally[kind] += 1
+        if kind != "ok":
+            shown = {"seed": number, "family": family, "outcome": kind, "details": details, "options": chosen}
+            sys.stdout.write(json.dumps(shown) + "\n")
+    sys.stdout.write(json.dumps(dict(tally)) + "\n")
+    return 1 if tally["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
