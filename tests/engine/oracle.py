@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from manyhands.core import Span
-from manyhands.engine.torch import Cache, Read, Segment, TorchEnds, TorchSpan
+from manyhands.engine.torch import TorchEnds, TorchSpan
+from manyhands.engine.torch_memory import Read, TorchCache, TorchSegment
 from manyhands.program.families import read_program
 from manyhands.program.ops import Program
 from manyhands.testing.tiny import make_tiny
@@ -34,7 +35,9 @@ class Pair:
         self.folder = make_tiny(family, folder, dtype="fp32", **wanted)
         self.program: Program = read_program(folder)
         self.read = reader(folder)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+        self.model = AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
+        )
         self.model.eval()
         self.ends = TorchEnds(self.program, self.read)
         self.span = TorchSpan(self.program, Span(0, len(self.program.layers)), self.read)
@@ -45,9 +48,9 @@ class Pair:
             out: Tensor = self.model(torch.tensor([ids]), use_cache=False).logits[0]
         return out
 
-    def ours(self, ids: Sequence[int], cache: Cache, start: int = 0) -> Tensor:
+    def ours(self, ids: Sequence[int], cache: TorchCache, start: int = 0) -> Tensor:
         """Our logits [T, vocab] for ids at positions from `start` on."""
-        rows = self.span.step(self.ends.embed(torch.tensor(ids)), [Segment(cache, start, len(ids))])
+        rows = self.span.step(self.ends.embed(torch.tensor(ids)), [TorchSegment(cache, start, len(ids))])
         return self.ends.logits(rows)
 
     def greedy(self, prompt: Sequence[int], count: int, chunk: int) -> tuple[list[int], Tensor]:

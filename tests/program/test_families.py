@@ -26,9 +26,8 @@ from manyhands.program.ops import (
     Program,
     Rotary,
     Route,
-    ends_tensors,
-    layer_tensors,
 )
+from manyhands.program.tensors import ends_tensors, layer_tensors
 from manyhands.testing.tiny import EVERY_FAMILY, make_tiny
 
 LLAMA: dict[str, Any] = {

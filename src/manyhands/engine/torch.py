@@ -8,16 +8,14 @@ Never run on a GPU so far: `device` is passed through, and everything is tested 
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from manyhands.core import Span
-from manyhands.errors import ModelError
+from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchSegment, TorchWeights
 from manyhands.program.ops import (
-    EXPERT,
     RESIDUAL,
     Add,
     Attention,
@@ -26,86 +24,15 @@ from manyhands.program.ops import (
     Gate,
     Gating,
     LatentAttention,
-    Layer,
     Multiply,
     Norm,
     Op,
     Part,
     Product,
     Program,
-    Rope,
     Rotary,
     Route,
-    Weight,
-    op_weights,
 )
-
-Read = Callable[[str], Tensor]  # the tensor of that name, as the checkpoint stores it; KeyError if there is none
-Key = tuple[Weight, int]  # a weight, and the expert whose it is (0 for all others)
-_ROPE_BLOCK = 1024  # positions of a table that are computed at once
-
-
-class Weights:
-    """The weights of some operations: matrices in the storage dtype, vectors in fp32, rows taken, on one device."""
-
-    def __init__(self, ops: Sequence[Op], read: Read, dtype: torch.dtype, device: str) -> None:
-        self.dtype = dtype
-        self._held: dict[Key, Tensor] = {}
-        for op in ops:
-            experts = op.experts if isinstance(op, Experts) else 1
-            for weight in op_weights(op):
-                for expert in range(experts if weight.stacked or EXPERT in weight.name else 1):
-                    self._held[weight, expert] = self._take(weight, expert, read).to(device)
-
-    def __getitem__(self, key: Key) -> Tensor:
-        return self._held[key]
-
-    def vector(self, weights: Sequence[Weight]) -> Tensor:
-        """Some vectors, one behind the other."""
-        return torch.cat([self._held[weight, 0] for weight in weights])
-
-    def optional(self, weight: Weight | None, expert: int = 0) -> Tensor | None:
-        """The weight if it is there."""
-        return None if weight is None else self._held[weight, expert]
-
-    def _take(self, weight: Weight, expert: int, read: Read) -> Tensor:
-        name = weight.stored_name(expert)
-        try:
-            stored = read(name)
-        except KeyError:
-            raise ModelError(f"the checkpoint lacks {name}") from None
-        if tuple(stored.shape) != weight.shape:
-            raise ModelError(f"{name} is stored as {list(stored.shape)}, needed is {list(weight.shape)}")
-        found = stored[expert] if weight.stacked else stored
-        found = found.T if weight.transposed else found
-        if weight.rows is not None:
-            r = weight.rows
-            starts = torch.arange(r.groups) * r.stride + r.start
-            found = found[(starts[:, None] + torch.arange(r.count)).flatten()]
-        return found.to(self.dtype if found.dim() == 2 else torch.float32).contiguous()
-
-
-class Cache:
-    """What one session has cached on a span: for each layer two tensors [capacity, width] in the storage dtype."""
-
-    def __init__(self, layers: Sequence[Layer], capacity: int, dtype: torch.dtype, device: str) -> None:
-        self.capacity = capacity
-        self.layers = [
-            tuple(torch.zeros(capacity, width, dtype=dtype, device=device) for width in layer.attention.cache_widths)
-            for layer in layers
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """`count` rows of a step: positions [start, start + count) of one session. A step's segments lie one after another.
-
-    A start before the cached end rolls back: what lies beyond the last position written is stale and never read.
-    """
-
-    cache: Cache
-    start: int
-    count: int
 
 
 class TorchSpan:
@@ -116,15 +43,15 @@ class TorchSpan:
     ) -> None:
         self.layers = program.layers[span.start : span.end]
         self.dtype, self.device = dtype, device
-        self._weights = [Weights(layer.ops, read, dtype, device) for layer in self.layers]
-        self._tables = [Table(rope, device) for rope in program.ropes]
+        self._weights = [TorchWeights(layer.ops, read, dtype, device) for layer in self.layers]
+        self._tables = [RopeTable(rope, device) for rope in program.ropes]
 
-    def new_cache(self, capacity: int) -> Cache:
+    def new_cache(self, capacity: int) -> TorchCache:
         """An empty cache for positions below `capacity`."""
-        return Cache(self.layers, capacity, self.dtype, self.device)
+        return TorchCache(self.layers, capacity, self.dtype, self.device)
 
     @torch.inference_mode()
-    def step(self, rows_ND: Tensor, segments: Sequence[Segment]) -> Tensor:
+    def step(self, rows_ND: Tensor, segments: Sequence[TorchSegment]) -> Tensor:
         """Hidden states [N, hidden] in the storage dtype -> those that leave the last layer, likewise."""
         assert rows_ND.shape[0] == sum(segment.count for segment in segments)
         positions = torch.cat([torch.arange(s.start, s.start + s.count) for s in segments]).to(self.device)
@@ -152,7 +79,7 @@ class TorchEnds:
         ops: list[Op] = [program.head.norm, program.head.product] if head else []
         if embed:
             ops.append(Product("ids", (Part(RESIDUAL, program.embed.weight),)))
-        self._weights = Weights(ops, read, dtype, device)
+        self._weights = TorchWeights(ops, read, dtype, device)
 
     @torch.inference_mode()
     def embed(self, ids_T: Tensor) -> Tensor:
@@ -177,35 +104,15 @@ class TorchEnds:
         return soft_capped(logits, head.soft_cap)
 
 
-class Table:
-    """cos and sin of one Rope, made by blocks as positions are asked for."""
-
-    def __init__(self, rope: Rope, device: str) -> None:
-        self._rope = rope
-        self._device = device
-        self._made = torch.empty(2, 0, len(rope.frequencies), device=device)
-
-    def __call__(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [N, width / 2]."""
-        needed = int(positions_N.max()) + 1
-        if needed > self._made.shape[1]:
-            end = -(-needed // _ROPE_BLOCK) * _ROPE_BLOCK
-            frequencies = torch.tensor(self._rope.frequencies, dtype=torch.float32)
-            angles = (torch.arange(end, dtype=torch.float32)[:, None] * frequencies).double()
-            made = torch.stack([angles.cos(), angles.sin()]) * self._rope.factor
-            self._made = made.float().to(self._device)
-        return self._made[0, positions_N], self._made[1, positions_N]
-
-
 class _Layer:
     """One run of a list of operations: registers by name, rows of fp32."""
 
     def __init__(
         self,
-        weights: Weights,
-        tables: Sequence[Table],
+        weights: TorchWeights,
+        tables: Sequence[RopeTable],
         positions_N: Tensor,
-        segments: Sequence[tuple[Segment, Sequence[Tensor]]],
+        segments: Sequence[tuple[TorchSegment, Sequence[Tensor]]],
     ) -> None:
         self.weights, self.tables, self.positions_N, self.segments = weights, tables, positions_N, segments
         self.registers: dict[str, Tensor] = {}
@@ -296,7 +203,7 @@ class _Layer:
             row += segment.count
 
     def _softmax(self, scores_HTL: Tensor, seen_TL: Tensor, sinks_H: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Weights, rounded but not divided yet, and the sum [H, T, 1] of the unrounded ones that divides them."""
+        """TorchWeights, rounded but not divided yet, and the sum [H, T, 1] of the unrounded ones that divides them."""
         scores = scores_HTL.masked_fill(~seen_TL, -math.inf)
         most = scores.amax(-1, keepdim=True)
         if sinks_H is not None:

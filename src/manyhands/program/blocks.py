@@ -1,7 +1,7 @@
 """The shared blocks of recipes: attention, gated and plain blocks, experts, residual structures. Each returns operations.
 
-A block reads one register and leaves its result in another. Names of tensors are relative to a layer ("self_attn.q_proj");
-`Names` puts the layer's path before them.
+A block reads one register and leaves its result in another. Names of tensors are relative to a layer
+("self_attn.q_proj"); `TensorNames` puts the path of the layer before them.
 """
 
 import math
@@ -72,8 +72,8 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """Names of tensors below one path ("model.layers.3.")."""
+class TensorNames:
+    """TensorNames of tensors below one path ("model.layers.3.")."""
 
     path: str
 
@@ -100,7 +100,7 @@ class NormStyle:
     offset: float = 0.0
     bias: bool = False
 
-    def op(self, names: Names, name: str, width: int, source: str, target: str, groups: int = 1) -> Norm:
+    def op(self, names: TensorNames, name: str, width: int, source: str, target: str, groups: int = 1) -> Norm:
         """The norm `name` (a weight is `width` wide); with {head} in the name each group has weights of its own."""
         each = [name.format(head=head) for head in range(groups)] if "{head}" in name else [name]
         weight = tuple(names.vector(f"{one}.weight", width) for one in each)
@@ -128,7 +128,7 @@ class AttentionStyle:
     interleaved: bool = False  # ... head by head (q, k, v of head 0, then of head 1)
 
 
-def attention(names: Names, s: Sizes, style: AttentionStyle, source: str, target: str) -> Ops:
+def attention(names: TensorNames, s: Sizes, style: AttentionStyle, source: str, target: str) -> Ops:
     """Queries, keys, values; norms of heads; rotary embedding; cached attention; the product behind."""
     ops: list[Op] = [Product(source, _query_key_value(names, s, style))]
     if style.head_norm is not None:
@@ -158,7 +158,7 @@ def attention(names: Names, s: Sizes, style: AttentionStyle, source: str, target
     return (*ops, Product(target, (out,)))
 
 
-def _query_key_value(names: Names, s: Sizes, style: AttentionStyle) -> tuple[Part, ...]:
+def _query_key_value(names: TensorNames, s: Sizes, style: AttentionStyle) -> tuple[Part, ...]:
     widths = {"q": s.heads * s.head, "k": s.kv_heads * s.head, "v": s.kv_heads * s.head}
     if style.fused is None:
         return tuple(names.part(t, f"self_attn.{t}_proj", width, s.hidden, style.bias) for t, width in widths.items())
@@ -176,7 +176,7 @@ def head_scale(width: int) -> float:
 
 
 def gated(
-    names: Names,
+    names: TensorNames,
     path: str,
     hidden: int,
     inner: int,
@@ -200,7 +200,7 @@ def gated(
 
 
 def plain(
-    names: Names, ups: tuple[str, str], s: Sizes, activation: Activation, source: str, target: str, *, bias: bool
+    names: TensorNames, ups: tuple[str, str], s: Sizes, activation: Activation, source: str, target: str, *, bias: bool
 ) -> Ops:
     """second(activation(first(source))) for `ups` = (first, second)."""
     first = names.part("up", ups[0], s.inner, s.hidden, bias)
@@ -209,7 +209,7 @@ def plain(
 
 
 def router(
-    names: Names, name: str, s: Sizes, route: Route, *, bias: bool = False, correction: str | None = None
+    names: TensorNames, name: str, s: Sizes, route: Route, *, bias: bool = False, correction: str | None = None
 ) -> Ops:
     """The products that rank experts, from "h" to `route.source`, and the choice. A `correction` is a vector's name."""
     if correction is not None:
@@ -218,7 +218,7 @@ def router(
 
 
 def each_expert(
-    names: Names, path: str, parts: Sequence[str], s: Sizes, inner: int, count: int, activation: Activation
+    names: TensorNames, path: str, parts: Sequence[str], s: Sizes, inner: int, count: int, activation: Activation
 ) -> Experts:
     """Experts that have tensors of their own; `parts` are the names of gate, up and down. From "h" by "routes" to "m"."""
     gate, up, down = (f"{path}.{EXPERT}.{part}" for part in parts)
@@ -277,7 +277,7 @@ def parallel(first: Branch, second: Branch) -> Ops:
     return (*first.ops, *second.ops, Add((*first.joined(1.0), *second.joined(1.0))))
 
 
-def before_each(names: Names, s: Sizes, norm: NormStyle, first: Ops, second: Ops, scale: float = 1.0) -> Ops:
+def before_each(names: TensorNames, s: Sizes, norm: NormStyle, first: Ops, second: Ops, scale: float = 1.0) -> Ops:
     """The usual layer: a norm before attention (to "a") and one before the block (to "m"), each added to "x"."""
     return sequential(
         Branch(first, "a", before=norm.op(names, "input_layernorm", s.hidden, "x", "h")),
@@ -286,7 +286,9 @@ def before_each(names: Names, s: Sizes, norm: NormStyle, first: Ops, second: Ops
     )
 
 
-def sandwich(n: Names, s: Sizes, norm: NormStyle, names: tuple[str, str, str, str], first: Ops, second: Ops) -> Ops:
+def sandwich(
+    n: TensorNames, s: Sizes, norm: NormStyle, names: tuple[str, str, str, str], first: Ops, second: Ops
+) -> Ops:
     """A norm before and behind attention and block; `names` in the order of use."""
     ops = [
         norm.op(n, name, s.hidden, source, target) for name, source, target in zip(names, "xaxm", "hahm", strict=True)

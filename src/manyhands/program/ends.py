@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from manyhands.program.blocks import Names, NormStyle, Ops, Sizes
+from manyhands.program.blocks import NormStyle, Ops, Sizes, TensorNames
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Embed, Head, Layer, Part, Product, Program, Rope, Weight
 from manyhands.program.rope import RopeReader
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """Names and factors of a family's ends; tied: what tie_word_embeddings is where the config is silent."""
+class EndsStyle:
+    """TensorNames and factors of a family's ends; tied: what tie_word_embeddings is where the config is silent."""
 
     tied: bool = False
     embed: str = "model.embed_tokens"
@@ -31,8 +31,8 @@ def assemble(
     norm: NormStyle,
     rope: RopeReader,
     ropes: list[Rope],
-    ends: Ends,
-    layer: Callable[[Names, int], Ops],
+    ends: EndsStyle,
+    layer: Callable[[TensorNames, int], Ops],
 ) -> Program:
     """The Program of a model whose layer i is `layer(names, i)`. Refuses fields that no part of the recipe has read."""
     tied = fields.flag("tie_word_embeddings", ends.tied)
@@ -47,9 +47,9 @@ def assemble(
         context=rope.context,
         ropes=tuple(ropes),
         embed=Embed(embedding, ends.embed_scale, ends.round_scale),
-        layers=tuple(Layer(layer(Names(f"{ends.layers}.{i}."), i)) for i in range(s.layers)),
+        layers=tuple(Layer(layer(TensorNames(f"{ends.layers}.{i}."), i)) for i in range(s.layers)),
         head=Head(
-            norm=norm.op(Names(""), ends.norm, s.hidden, "x", "h"),
+            norm=norm.op(TensorNames(""), ends.norm, s.hidden, "x", "h"),
             product=Product("h", (Part("logits", head, bias),)),
             scale=ends.scale,
             soft_cap=ends.soft_cap,

@@ -21,7 +21,6 @@ correction biases) are held as fp32, exactly as the checkpoint stores them.
 The order of every sum is stated in docs/arithmetic.md, not here.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -348,48 +347,3 @@ class Program:
     embed: Embed
     layers: tuple[Layer, ...]
     head: Head
-
-
-def op_weights(op: Op) -> Iterator[Weight]:
-    """Every weight that an operation names; those of experts once, with EXPERT in the name or stacked."""
-    match op:
-        case Norm():
-            yield from (*op.weight, *op.bias)
-        case Product():
-            for part in op.parts:
-                yield part.weight
-                if part.bias is not None:
-                    yield part.bias
-        case Experts():
-            named = (op.gate, op.gate_bias, op.up, op.up_bias, op.down, op.down_bias)
-            yield from (weight for weight in named if weight is not None)
-        case LatentAttention():
-            yield from (op.key_weight, op.value_weight)
-        case Attention(sinks=Weight() as sinks):
-            yield sinks
-        case Route(correction=Weight() as correction):
-            yield correction
-        case _:
-            pass
-
-
-def layer_tensors(layer: Layer) -> dict[str, tuple[int, ...]]:
-    """The checkpoint's tensors that a layer needs: stored name -> stored shape."""
-    out: dict[str, tuple[int, ...]] = {}
-    for op in layer.ops:
-        experts = op.experts if isinstance(op, Experts) else 1
-        for weight in op_weights(op):
-            copies = experts if EXPERT in weight.name else 1
-            out.update((weight.stored_name(expert), weight.shape) for expert in range(copies))
-    return out
-
-
-def ends_tensors(program: Program, *, embed: bool, head: bool) -> dict[str, tuple[int, ...]]:
-    """The checkpoint's tensors of the wanted ends: stored name -> stored shape."""
-    out: dict[str, tuple[int, ...]] = {}
-    if embed:
-        out[program.embed.weight.name] = program.embed.weight.shape
-    if head:
-        for op in (program.head.norm, program.head.product):
-            out.update((weight.name, weight.shape) for weight in op_weights(op))
-    return out

@@ -3,10 +3,10 @@
 from manyhands.program.blocks import (
     AttentionStyle,
     Branch,
-    Names,
     NormStyle,
     Ops,
     Sizes,
+    TensorNames,
     attention,
     before_each,
     each_expert,
@@ -17,7 +17,7 @@ from manyhands.program.blocks import (
     sliding,
     windows,
 )
-from manyhands.program.ends import Ends, assemble
+from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Experts, Gating, Multiply, Part, Product, Program, Route, Rows, Weight
 from manyhands.program.rope import RopeReader
@@ -39,12 +39,12 @@ def mixtral(f: Fields) -> Program:
     style = AttentionStyle(head_scale(s.head), window=f.optional_count("sliding_window"))
     rope = RopeReader(f, theta=1000000.0)
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         chosen = router(n, "block_sparse_moe.gate", s, route)
         experts = each_expert(n, "block_sparse_moe.experts", ("w1", "w3", "w2"), s, s.inner, count, act)
         return before_each(n, s, norm, attention(n, s, style, "h", "a"), (*chosen, experts))
 
-    return assemble(f, s, norm, rope, [rope.plain(s.head)], Ends(), layer)
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
 
 
 def sparse_layers(f: Fields, layers: int) -> list[bool]:
@@ -67,7 +67,7 @@ def qwen2_moe(f: Fields) -> Program:
     found, sparse = windows(f, s.layers, sliding(s.layers, full), window), sparse_layers(f, s.layers)
     norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-6)), RopeReader(f)
 
-    def block(n: Names, i: int) -> Branch:
+    def block(n: TensorNames, i: int) -> Branch:
         before = norm.op(n, "post_attention_layernorm", s.hidden, "x", "h")
         if not sparse[i]:
             return Branch(gated(n, "mlp", s.hidden, s.inner, act, "h", "m"), "m", before)
@@ -81,12 +81,12 @@ def qwen2_moe(f: Fields) -> Program:
         )
         return Branch(body, "m", before, terms=("m", "s"))
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         style = AttentionStyle(head_scale(s.head), bias=bias, window=found[i])
         before = norm.op(n, "input_layernorm", s.hidden, "x", "h")
         return sequential(Branch(attention(n, s, style, "h", "a"), "a", before), block(n, i))
 
-    return assemble(f, s, norm, rope, [rope.plain(s.head)], Ends(), layer)
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
 
 
 def qwen3_moe(f: Fields) -> Program:
@@ -101,13 +101,13 @@ def qwen3_moe(f: Fields) -> Program:
     sparse, norm, rope = sparse_layers(f, s.layers), NormStyle("rms", f.number("rms_norm_eps", 1e-6)), RopeReader(f)
     style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, window=window)
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         body = gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
         if sparse[i]:
             body = (*router(n, "mlp.gate", s, route), each_expert(n, "mlp.experts", GATE_UP_DOWN, s, inner, count, act))
         return before_each(n, s, norm, attention(n, s, style, "h", "a"), body)
 
-    return assemble(f, s, norm, rope, [rope.plain(s.head)], Ends(), layer)
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
 
 
 def gpt_oss(f: Fields) -> Program:
@@ -125,7 +125,7 @@ def gpt_oss(f: Fields) -> Program:
     if not (f.has("rope_scaling") or f.has("rope_parameters")):
         raise f.refuse("rope_parameters", "the rotary scaling of gpt_oss must be given")
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         style = AttentionStyle(
             head_scale(s.head),
             bias=bias,
@@ -136,10 +136,10 @@ def gpt_oss(f: Fields) -> Program:
         block = (*router(n, "mlp.router", s, route, bias=True), _stacked(n, s, count, gating))
         return before_each(n, s, norm, attention(n, s, style, "h", "a"), block)
 
-    return assemble(f, s, norm, rope, [rope.plain(s.head)], Ends(), layer)
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
 
 
-def _stacked(n: Names, s: Sizes, count: int, gating: Gating) -> Experts:
+def _stacked(n: TensorNames, s: Sizes, count: int, gating: Gating) -> Experts:
     both, down = f"{n.path}mlp.experts.gate_up_proj", f"{n.path}mlp.experts.down_proj"
     gate, up = Rows(0, 1, 2, s.inner), Rows(1, 1, 2, s.inner)
     matrix, vector = (count, s.hidden, 2 * s.inner), (count, 2 * s.inner)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from manyhands.program.blocks import (
     AttentionStyle,
-    Names,
     NormStyle,
     Ops,
     Sizes,
+    TensorNames,
     attention,
     before_each,
     gated,
@@ -17,7 +17,7 @@ from manyhands.program.blocks import (
     sliding,
     windows,
 )
-from manyhands.program.ends import Ends, assemble
+from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Activation, Program, Rope
 from manyhands.program.rope import RopeReader
@@ -33,15 +33,15 @@ def gemma(f: Fields) -> Program:
     style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
     rope = RopeReader(f)
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         block = gated(n, "mlp", s.hidden, s.inner, "gelu_tanh", "h", "m")
         return before_each(n, s, norm, attention(n, s, style, "h", "a"), block)
 
     return assemble(f, s, norm, rope, [rope.plain(s.head)], _gemma_ends(s), layer)
 
 
-def _gemma_ends(s: Sizes, soft_cap: float | None = None) -> Ends:
-    return Ends(tied=True, embed_scale=math.sqrt(s.hidden), round_scale=True, soft_cap=soft_cap)
+def _gemma_ends(s: Sizes, soft_cap: float | None = None) -> EndsStyle:
+    return EndsStyle(tied=True, embed_scale=math.sqrt(s.hidden), round_scale=True, soft_cap=soft_cap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _wrapped(f: Fields, s: Sizes, rope: RopeReader, w: Wrapped) -> Program:
     scale, bias = head_scale(f.count("query_pre_attn_scalar", 256)), f.flag("attention_bias")
     order = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         style = AttentionStyle(
             scale,
             w.tables[i],

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from manyhands.program.blocks import (
     Branch,
-    Names,
     NormStyle,
     Ops,
     Sizes,
+    TensorNames,
     before_each,
     each_expert,
     gated,
@@ -16,7 +16,7 @@ from manyhands.program.blocks import (
     router,
     sequential,
 )
-from manyhands.program.ends import Ends, assemble
+from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import GATE_UP_DOWN
 from manyhands.program.fields import Fields
 from manyhands.program.ops import LatentAttention, Product, Program, Rotary, Route, Rows, Weight
@@ -67,7 +67,7 @@ def sizes(f: Fields) -> Sizes:
     )
 
 
-def latent_attention(n: Names, s: Sizes, z: LatentSizes, scale: float, *, pairs: bool, bias: bool) -> Ops:
+def latent_attention(n: TensorNames, s: Sizes, z: LatentSizes, scale: float, *, pairs: bool, bias: bool) -> Ops:
     """From "h" to "a": queries (by way of a latent of their own, if any), the cached latent and rotary key."""
     width, down = z.plain + z.rotary, "self_attn.kv_a_proj_with_mqa"
     latent = n.part("c", down, z.rank + z.rotary, s.hidden, bias, Rows(0, z.rank))
@@ -126,7 +126,7 @@ def deepseek_v3(f: Fields) -> Program:
     route = _grouped_route(f, count)
     scale = latent_scale(rope, z.plain + z.rotary)
 
-    def block(n: Names, i: int) -> Branch:
+    def block(n: TensorNames, i: int) -> Branch:
         before = norm.op(n, "post_attention_layernorm", s.hidden, "x", "h")
         if i < dense:
             return Branch(gated(n, "mlp", s.hidden, s.inner, act, "h", "m"), "m", before)
@@ -137,11 +137,11 @@ def deepseek_v3(f: Fields) -> Program:
         )
         return Branch(body, "m", before, terms=("m", "s"))
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         first = latent_attention(n, s, z, scale, pairs=pairs, bias=bias)
         return sequential(Branch(first, "a", norm.op(n, "input_layernorm", s.hidden, "x", "h")), block(n, i))
 
-    return assemble(f, s, norm, rope, [rope.plain(z.rotary)], Ends(), layer)
+    return assemble(f, s, norm, rope, [rope.plain(z.rotary)], EndsStyle(), layer)
 
 
 def _grouped_route(f: Fields, count: int) -> Route:
@@ -172,12 +172,12 @@ def minicpm3(f: Fields) -> Program:
     rope, block_bias = RopeReader(f), f.flag("mlp_bias")
     scale = latent_scale(rope, z.plain + z.rotary)
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         first = latent_attention(n, s, z, scale, pairs=False, bias=bias)
         block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m", bias=block_bias)
         return before_each(n, s, norm, first, block, branch)
 
-    ends = Ends(
+    ends = EndsStyle(
         tied=True,
         embed_scale=f.number("scale_emb", 12.0),
         round_scale=True,

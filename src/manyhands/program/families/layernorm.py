@@ -3,10 +3,10 @@
 from manyhands.program.blocks import (
     AttentionStyle,
     Branch,
-    Names,
     NormStyle,
     Ops,
     Sizes,
+    TensorNames,
     attention,
     before_each,
     gated,
@@ -16,7 +16,7 @@ from manyhands.program.blocks import (
     sliding,
     windows,
 )
-from manyhands.program.ends import Ends, assemble
+from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Program
 from manyhands.program.rope import RopeReader
@@ -31,13 +31,13 @@ def stablelm(f: Fields) -> Program:
     style = AttentionStyle(head_scale(s.head), bias=f.flag("use_qkv_bias"), head_norm=heads, norm_names=names)
     rope, beside = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.25)), f.flag("use_parallel_residual")
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         first, second = attention(n, s, style, "h", "a"), gated(n, "mlp", s.hidden, s.inner, act, "h", "m")
         if not beside:
             return before_each(n, s, norm, first, second)
         return parallel(Branch(first, "a", norm.op(n, "input_layernorm", s.hidden, "x", "h")), Branch(second, "m"))
 
-    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], Ends(), layer)
+    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], EndsStyle(), layer)
 
 
 def phi(f: Fields) -> Program:
@@ -54,11 +54,11 @@ def phi(f: Fields) -> Program:
     )
     rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.5))
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         first = Branch(attention(n, s, style, "h", "a"), "a", norm.op(n, "input_layernorm", s.hidden, "x", "h"))
         return parallel(first, Branch(plain(n, ("mlp.fc1", "mlp.fc2"), s, act, "h", "m", bias=True), "m"))
 
-    ends = Ends(norm="model.final_layernorm", head_bias=True)
+    ends = EndsStyle(norm="model.final_layernorm", head_bias=True)
     return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], ends, layer)
 
 
@@ -79,7 +79,7 @@ def gpt_neox(f: Fields) -> Program:
     rope = RopeReader(f, theta=f.number("rotary_emb_base", 10000.0), fraction=f.number("rotary_pct", 0.25))
     beside, names = f.flag("use_parallel_residual", True), ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         first = attention(n, s, style, "h", "a")
         if not beside:
             return before_each(n, s, norm, first, plain(n, names, s, act, "h", "m", bias=True))
@@ -92,7 +92,9 @@ def gpt_neox(f: Fields) -> Program:
             ),
         )
 
-    ends = Ends(embed="gpt_neox.embed_in", norm="gpt_neox.final_layer_norm", head="embed_out", layers="gpt_neox.layers")
+    ends = EndsStyle(
+        embed="gpt_neox.embed_in", norm="gpt_neox.final_layer_norm", head="embed_out", layers="gpt_neox.layers"
+    )
     return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], ends, layer)
 
 
@@ -104,11 +106,11 @@ def nemotron(f: Fields) -> Program:
     style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
     rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.5))
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         block = plain(n, ("mlp.up_proj", "mlp.down_proj"), s, act, "h", "m", bias=block_bias)
         return before_each(n, s, norm, attention(n, s, style, "h", "a"), block)
 
-    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], Ends(), layer)
+    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], EndsStyle(), layer)
 
 
 def starcoder2(f: Fields) -> Program:
@@ -119,11 +121,11 @@ def starcoder2(f: Fields) -> Program:
     style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, window=window)
     rope = RopeReader(f)
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         block = plain(n, ("mlp.c_fc", "mlp.c_proj"), s, act, "h", "m", bias=bias)
         return before_each(n, s, norm, attention(n, s, style, "h", "a"), block)
 
-    return assemble(f, s, norm, rope, [rope.plain(s.head)], Ends(tied=True), layer)
+    return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(tied=True), layer)
 
 
 def cohere2(f: Fields) -> Program:
@@ -135,11 +137,11 @@ def cohere2(f: Fields) -> Program:
     found = windows(f, s.layers, sliding(s.layers, full), f.count("sliding_window", 4096))
     rope = RopeReader(f)
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         turns = 0 if found[i] is not None else None
         style = AttentionStyle(head_scale(s.head), turns, pairs=True, bias=bias, out_bias=bias, window=found[i])
         first = Branch(attention(n, s, style, "h", "a"), "a", norm.op(n, "input_layernorm", s.hidden, "x", "h"))
         return parallel(first, Branch(gated(n, "mlp", s.hidden, s.inner, act, "h", "m"), "m"))
 
-    ends = Ends(tied=True, scale=f.number("logit_scale", 0.0625))
+    ends = EndsStyle(tied=True, scale=f.number("logit_scale", 0.0625))
     return assemble(f, s, norm, rope, [rope.plain(s.head)], ends, layer)

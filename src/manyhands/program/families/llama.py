@@ -2,10 +2,10 @@
 
 from manyhands.program.blocks import (
     AttentionStyle,
-    Names,
     NormStyle,
     Ops,
     Sizes,
+    TensorNames,
     attention,
     before_each,
     gated,
@@ -13,7 +13,7 @@ from manyhands.program.blocks import (
     sliding,
     windows,
 )
-from manyhands.program.ends import Ends, assemble
+from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Program
 from manyhands.program.rope import RopeReader
@@ -24,7 +24,7 @@ def usual(
     s: Sizes,
     rope: RopeReader,
     styles: list[AttentionStyle],
-    ends: Ends,
+    ends: EndsStyle,
     *,
     eps: float = 1e-6,
     bias: bool = False,
@@ -35,7 +35,7 @@ def usual(
     """A family of usual layers, with one style of attention a layer."""
     norm, act = NormStyle("rms", f.number("rms_norm_eps", eps)), f.activation()
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m", bias=bias, fused=fused)
         return before_each(n, s, norm, attention(n, s, styles[i], "h", "a"), block, scale)
 
@@ -46,14 +46,14 @@ def llama(f: Fields) -> Program:
     """Also the pattern of the others here."""
     s, bias = Sizes.read(f, kv=False), f.flag("attention_bias")
     style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
-    return usual(f, s, RopeReader(f), [style] * s.layers, Ends(), bias=f.flag("mlp_bias"))
+    return usual(f, s, RopeReader(f), [style] * s.layers, EndsStyle(), bias=f.flag("mlp_bias"))
 
 
 def mistral(f: Fields) -> Program:
     """A window in every layer."""
     s = Sizes.read(f)
     style = AttentionStyle(head_scale(s.head), window=f.optional_count("sliding_window", 4096))
-    return usual(f, s, RopeReader(f), [style] * s.layers, Ends())
+    return usual(f, s, RopeReader(f), [style] * s.layers, EndsStyle())
 
 
 def qwen_windows(f: Fields, layers: int) -> list[int | None]:
@@ -69,7 +69,7 @@ def qwen2(f: Fields) -> Program:
     """Biases of q, k and v."""
     s = Sizes.read(f)
     styles = [AttentionStyle(head_scale(s.head), bias=True, window=w) for w in qwen_windows(f, s.layers)]
-    return usual(f, s, RopeReader(f), styles, Ends())
+    return usual(f, s, RopeReader(f), styles, EndsStyle())
 
 
 def qwen3(f: Fields) -> Program:
@@ -78,7 +78,7 @@ def qwen3(f: Fields) -> Program:
     norm = NormStyle("rms", f.number("rms_norm_eps", 1e-6))
     found = qwen_windows(f, s.layers)
     styles = [AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias, head_norm=norm, window=w) for w in found]
-    return usual(f, s, RopeReader(f), styles, Ends())
+    return usual(f, s, RopeReader(f), styles, EndsStyle())
 
 
 def phi3(f: Fields) -> Program:
@@ -87,7 +87,7 @@ def phi3(f: Fields) -> Program:
     window = f.optional_count("sliding_window")
     style = AttentionStyle(head_scale(s.head), fused="self_attn.qkv_proj", window=window)
     rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 1.0), original=4096)
-    return usual(f, s, rope, [style] * s.layers, Ends(), eps=1e-5, fused=True, partial=True)
+    return usual(f, s, rope, [style] * s.layers, EndsStyle(), eps=1e-5, fused=True, partial=True)
 
 
 def smollm3(f: Fields) -> Program:
@@ -106,14 +106,14 @@ def smollm3(f: Fields) -> Program:
         AttentionStyle(head_scale(s.head), rope=0 if turn else None, bias=bias, out_bias=bias, window=w)
         for turn, w in zip(turns, found, strict=True)
     ]
-    return usual(f, s, RopeReader(f), styles, Ends(tied=True), bias=f.flag("mlp_bias"))
+    return usual(f, s, RopeReader(f), styles, EndsStyle(tied=True), bias=f.flag("mlp_bias"))
 
 
 def granite(f: Fields) -> Program:
     """Four multipliers."""
     s, bias = Sizes.read(f, kv=False), f.flag("attention_bias")
     style = AttentionStyle(f.number("attention_multiplier", 1.0), bias=bias, out_bias=bias)
-    ends = Ends(embed_scale=f.number("embedding_multiplier", 1.0), scale=1.0 / f.number("logits_scaling", 1.0))
+    ends = EndsStyle(embed_scale=f.number("embedding_multiplier", 1.0), scale=1.0 / f.number("logits_scaling", 1.0))
     scale = f.number("residual_multiplier", 1.0)
     return usual(f, s, RopeReader(f), [style] * s.layers, ends, bias=f.flag("mlp_bias"), scale=scale)
 
@@ -123,4 +123,4 @@ def ernie4_5(f: Fields) -> Program:
     s, bias = Sizes.read(f, head=128), f.flag("use_bias")
     style = AttentionStyle(head_scale(s.head), pairs=True, bias=bias, out_bias=bias)
     rope = RopeReader(f, theta=500000.0)
-    return usual(f, s, rope, [style] * s.layers, Ends(tied=True), eps=1e-5, bias=bias)
+    return usual(f, s, rope, [style] * s.layers, EndsStyle(tied=True), eps=1e-5, bias=bias)

@@ -3,10 +3,10 @@
 from manyhands.program.blocks import (
     AttentionStyle,
     Branch,
-    Names,
     NormStyle,
     Ops,
     Sizes,
+    TensorNames,
     attention,
     gated,
     head_scale,
@@ -15,7 +15,7 @@ from manyhands.program.blocks import (
     sliding,
     windows,
 )
-from manyhands.program.ends import Ends, assemble
+from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Program, Rope
 from manyhands.program.rope import RopeReader
@@ -46,7 +46,7 @@ def _olmo(
 ) -> Program:
     norm, bias, act = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), f.flag("attention_bias"), f.activation()
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         style = AttentionStyle(
             head_scale(s.head), tables[i], bias=bias, out_bias=bias, window=found[i], head_norm=norm, wide_norm=True
         )
@@ -61,7 +61,7 @@ def _olmo(
             ),
         )
 
-    return assemble(f, s, norm, rope, ropes, Ends(), layer)
+    return assemble(f, s, norm, rope, ropes, EndsStyle(), layer)
 
 
 def glm4(f: Fields) -> Program:
@@ -72,8 +72,8 @@ def glm4(f: Fields) -> Program:
     order = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
     rope = RopeReader(f, fraction=f.number("partial_rotary_factor", 0.5))
 
-    def layer(n: Names, i: int) -> Ops:
+    def layer(n: TensorNames, i: int) -> Ops:
         block = gated(n, "mlp", s.hidden, s.inner, act, "h", "m", fused=True)
         return sandwich(n, s, norm, order, attention(n, s, style, "h", "a"), block)
 
-    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], Ends(), layer)
+    return assemble(f, s, norm, rope, [rope.plain(s.head, partial=True)], EndsStyle(), layer)
