@@ -13,7 +13,7 @@ import manyhands
 ROOT = Path(manyhands.__file__).parent
 # Upper lines know nothing of lower ones. Parts of one line may import each other.
 ORDER = [
-    {"core", "errors", "config", "config_file", "stalls"},
+    {"core", "errors", "plain", "config", "config_file", "stalls"},
     {"wire"},
     {"net"},
     {"program"},
@@ -44,6 +44,7 @@ EXCEPTIONS = {
 WITHOUT_TORCH = [
     "core",
     "errors",
+    "plain",
     "config",
     "config_file",
     "stalls",

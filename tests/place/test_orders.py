@@ -13,9 +13,10 @@ from manyhands.errors import BadRequest, Conflict, ManyhandsError, ShardUnavaila
 from manyhands.net.memory import MemoryNetwork
 from manyhands.node import Node
 from manyhands.place import orders
-from manyhands.place.orders import MAX_DETAIL_CHARS, MAX_HASTY, PAUSE_S, Standing, judge
+from manyhands.place.orders import MAX_HASTY, PAUSE_S, Standing, judge
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import memory_node
+from manyhands.wire.control import TEXT_LIMITS
 from manyhands.wire.message import Reassign, Reassigned
 
 MODEL, OTHER = ModelId("aa" * 32), ModelId("bb" * 32)
@@ -119,7 +120,7 @@ def test_what_the_node_says_comes_back_without_control_characters() -> None:
     async def scene(asker: Node, asked: Node, addr: NodeAddr) -> None:
         asked.orders.obey = lambda node, order: f"\x1b[2J{'x' * 1000}\n"
         said = await _ask(asker, addr)
-        assert said.startswith("?[2Jxxx") and len(said) == MAX_DETAIL_CHARS
+        assert said.startswith("?[2Jxxx") and len(said) == TEXT_LIMITS["detail"]
 
     _play(scene)
 

@@ -73,7 +73,7 @@ CONTROL: list[Message] = [
     Opened(SESSION, 1, 0, "avx512-bf16", True),
     Close(SESSION),
     Fault(SESSION, 1, 2, "shard_unavailable", "full: 8 sessions"),
-    Fault(SESSION, 1, 2, "pipeline_aborted", "NaN \u2028 at 7", blame=1),
+    Fault(SESSION, 1, 2, "pipeline_aborted", "NaN \u00fc at 7", blame=1),
     Probe(SESSION, 3),
     Progress(SESSION, 3, 2, 1 << 20, 0),
     Feed(SESSION, 3, 2, NodeAddr("::1", 7000, NODE), 17, (1 << 32) - 1),

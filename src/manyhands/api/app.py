@@ -32,12 +32,14 @@ from manyhands.api.trace import PARENT
 from manyhands.config import LimitsConfig
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest, ManyhandsError, PipelineStalled, RateLimited, TooLarge
+from manyhands.plain import one_line
 
 logger = logging.getLogger(__name__)
 
 # Nothing behind these tells of a request, a node or a key, so they need none.
 OPEN_PATHS = frozenset({"/health", "/ready", "/api/health", "/docs", "/openapi.json"})
 STOP_TIMEOUT_S = 2
+MAX_MESSAGE_CHARS = 2000  # of an error: it may quote what was sent
 MAX_HEADER_BYTES = 64 << 10
 KEEP_ALIVE_S = 75  # an idle connection
 # What the system may buffer for one reader; more would only let a reader that has stopped be written for longer.
@@ -95,7 +97,7 @@ def error_object(error: Exception) -> dict[str, Any]:
     is_ours = isinstance(error, ManyhandsError)
     status = error.http_status if isinstance(error, ManyhandsError) else 500
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    message = str(error) if is_ours else "this is a bug in the gateway: see its log"
+    message = one_line(error, MAX_MESSAGE_CHARS) if is_ours else "this is a bug in the gateway: see its log"
     code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
     return {"message": message, "type": kind, "param": getattr(error, "param", None), "code": code}
 
@@ -123,7 +125,7 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
     """What the router itself says: no such path, no such method."""
     assert isinstance(error, HTTPException)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    message = f"{request.method} {request.url.path[:200]}: {error.detail}; /docs lists what there is"
+    message = f"{request.method} {one_line(request.url.path)}: {error.detail}; /docs lists what there is"
     body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     return JSONResponse({"error": body}, error.status_code, error.headers)
 
@@ -132,9 +134,9 @@ async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
     """What FastAPI found wrong with a parameter or a body, one problem at a time."""
     assert isinstance(error, RequestValidationError)
     first: Mapping[str, Any] = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"][1:]) or "the body"
+    where = one_line(".".join(str(part) for part in first["loc"][1:]) or "the body")
     body = {
-        "message": f"{where}: {first['msg']}",
+        "message": one_line(f"{where}: {first['msg']}", MAX_MESSAGE_CHARS),
         "type": "invalid_request_error",
         "param": where,
         "code": "bad_request",
@@ -143,7 +145,7 @@ async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:
-    logger.error("%s %s failed: %s", request.method, request.url.path, type(error).__name__)
+    logger.error("%s %s failed: %s", request.method, one_line(request.url.path), type(error).__name__)
     return error_response(error)
 
 

@@ -14,11 +14,13 @@ from typing import Any, TextIO
 from manyhands.api.gateway import Job, Outcome
 from manyhands.generate.repair import Event
 from manyhands.origin import Token
+from manyhands.plain import one_line
 
 logger = logging.getLogger(__name__)
 
 REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
 # Messages begin with ids: "session=1f.. hop=2 layers=0-7 ..."
+MAX_LINE_CHARS = 4000
 _PAIR = re.compile(r"(\w+)=(\S+)\s*")
 
 
@@ -26,7 +28,7 @@ class JsonLines(logging.Formatter):
     """A record as one line of JSON: time, level, logger, request, the ids its message begins with, message, error."""
 
     def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage()
+        message = one_line(record.getMessage(), MAX_LINE_CHARS)
         line: dict[str, Any] = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
@@ -41,7 +43,7 @@ class JsonLines(logging.Formatter):
         line["message"] = message[end:] or message
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)  # in ASCII: nothing in it ends a line or moves a cursor
 
 
 def log_json(level: int = logging.INFO, stream: TextIO | None = None) -> None:

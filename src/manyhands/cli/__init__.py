@@ -37,7 +37,9 @@ from manyhands.cli import (
     up,
     workers,
 )
+from manyhands.cli.process import hide_secrets, log_plainly
 from manyhands.errors import ManyhandsError
+from manyhands.plain import one_line
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True, rich_markup_mode=None)
 app.command("up")(up.up)
@@ -80,10 +82,12 @@ def root(
 
 def main() -> None:
     """Entry point. Every expected error is one line on stderr and an exit code."""
+    hide_secrets()
+    log_plainly()
     try:
         app()
     except ManyhandsError as error:
-        print(f"manyhands: {error}", file=sys.stderr)
+        print(f"manyhands: {one_line(error, 4000)}", file=sys.stderr)
         sys.exit(2 if error.http_status < 500 else 1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from manyhands.cli import options
-from manyhands.cli.client import DEFAULT_API, Api, ApiKey, call, print_json, shown
+from manyhands.cli.client import DEFAULT_API, Api, ApiKey, call, print_json
 from manyhands.errors import LinkClosed, ManyhandsError
+from manyhands.plain import one_line
 
 PROMPTS = (
     "Once upon a time there was a king who had three sons, and",
@@ -108,7 +109,7 @@ def _mean(values: Iterator[float]) -> float | None:
 
 
 def _print_outcome(outcome: Outcome, prompt: str) -> None:
-    told = outcome.error or f"{outcome.tokens} tokens over {shown(' > '.join(outcome.workers))}"
+    told = one_line(outcome.error or f"{outcome.tokens} tokens over {' > '.join(outcome.workers)}")
     typer.secho(f"{outcome.latency_s:7.2f} s  {told}  ({prompt[:40]})", dim=outcome.error is None, err=True)
 
 

@@ -17,6 +17,7 @@ from manyhands.cli.chat_text import HELP, Command, Mistake, Paragraphs, Said, as
 from manyhands.cli.client import ApiKey
 from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, ManyhandsError
+from manyhands.plain import one_line, without_controls
 
 if TYPE_CHECKING:
     from manyhands.cli.chat_source import Source
@@ -106,8 +107,11 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 async def _chat(source: Any, system: str, has_history: bool) -> None:
     async with source() as other:
-        typer.secho(f"talking with {other.model}; /help lists the commands", dim=True, err=True)
-        await Conversation(other, _prompt(has_history), system).run()
+        typer.secho(f"talking with {one_line(other.model)}; /help lists the commands", dim=True, err=True)
+        conversation = Conversation(other, _prompt(has_history), system)
+        await conversation.run()
+    if conversation.num_failed:
+        raise typer.Exit(1)
 
 
 class Conversation:
@@ -118,6 +122,7 @@ class Conversation:
 
         self._source, self._ask, self._system = source, ask, system
         self._turns: list[dict[str, str]] = []
+        self.num_failed = 0  # questions without a whole answer
         self._stats, self._Stats = Stats(), Stats
 
     @property
@@ -173,13 +178,13 @@ class Conversation:
         try:
             known = await self._source.models()
         except ManyhandsError as error:
-            typer.echo(f"manyhands: {error}")
+            typer.echo(f"manyhands: {one_line(error, 2000)}")
             return
         if name in known:
             self._source.model = name
         elif name:
             typer.echo(f"there is no {name!r:.80} here")
-        typer.echo("\n".join(f"{'*' if one == self._source.model else ' '} {one}" for one in known))
+        typer.echo("\n".join(one_line(f"{'*' if one == self._source.model else ' '} {one}") for one in known))
 
     async def _turn(self, text: str) -> None:
         self._turns.append({"role": "user", "content": text})
@@ -189,7 +194,12 @@ class Conversation:
             if not await _until_interrupted(self._answer(said)):
                 typer.secho("[stopped]", dim=True)
         except ManyhandsError as error:
-            typer.secho(f"manyhands: {error}", err=True)
+            typer.secho(f"manyhands: {one_line(error, 2000)}", err=True)
+            if said:
+                typer.secho("what came of the answer is not kept in the conversation: ask again", dim=True, err=True)
+            self.num_failed += 1
+            self._turns.pop()
+            return
         if said:
             self._turns.append({"role": "assistant", "content": "".join(said)})
         else:
@@ -242,7 +252,7 @@ class _Screen:
         if self._is_plain:
             typer.echo(piece, nl=False)
             return
-        for paragraph in self._paragraphs.feed(piece):
+        for paragraph in self._paragraphs.feed(without_controls(piece)):
             self._print(paragraph)
         width, height = self._console.size
         self._live.update(Text(tail(self._paragraphs.rest, width, height - 2)))
@@ -251,7 +261,7 @@ class _Screen:
         from rich.markdown import Markdown
 
         self._live.update("")
-        self._console.print(Markdown(paragraph))
+        self._console.print(Markdown(paragraph, hyperlinks=False))  # a link shows where it leads
         self._console.print()
 
     def close(self) -> None:

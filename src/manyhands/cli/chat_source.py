@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from manyhands.cli.client import GatewayError, call, check_address, headers_for
 from manyhands.core import PathKind, SamplingParams
 from manyhands.errors import BadRequest, LinkClosed
+from manyhands.plain import one_line
 
 if TYPE_CHECKING:
     from manyhands.origin import Origin
@@ -53,6 +54,10 @@ class Stats:
         return "\n".join([" · ".join(part for part in parts if part), *self.route])
 
 
+class BrokenStream(LinkClosed):
+    """An answer that ended without its end mark: what came of it may lack any part."""
+
+
 class Source(Protocol):
     """One conversation's other side. `model` may be changed between answers where there are several."""
 
@@ -83,7 +88,8 @@ class OriginSource:
                     yield token.text
         finally:
             stats.finish_reason = answer.finish_reason
-            stats.route = [f"layers {offer.info.span!s:<7} {offer.name} {offer.addr}" for offer in answer.route]
+            route = [f"layers {offer.info.span!s:<7} {offer.name} {offer.addr}" for offer in answer.route]
+            stats.route = [one_line(line) for line in route]
 
 
 class GatewaySource:
@@ -109,23 +115,28 @@ class GatewaySource:
         body = {"model": self.model, "messages": list(messages), "stream": True, **self._wishes}
         async with contextlib.aclosing(_events(self._api, self._key, body)) as events:
             async for event in events:
-                if "error" in event:
-                    raise GatewayError(str(event["error"].get("message")), str(event["error"].get("code")), 500)
-                for text in _take(event, stats):
+                try:
+                    texts = _take(event, stats)
+                except (TypeError, KeyError, AttributeError) as error:
+                    raise BrokenStream(f"the gateway at {self._api} sent what is no event: {event!r:.100}") from error
+                for text in texts:
                     yield text
 
 
 def _take(event: Mapping[str, Any], stats: Stats) -> list[str]:
-    """The texts of one chunk; what else it tells goes into `stats`."""
-    texts = []
+    """The texts of one chunk; what else it tells goes into `stats`. Raises GatewayError for an error."""
+    texts: list[str] = []
+    if "error" in event:
+        raise _said(event["error"], 500)
     for choice in event.get("choices", ()):
         delta = choice.get("delta") or {}
         if delta.get("reasoning_content") or delta.get("content"):
             stats.count(1)
-        texts += [delta["content"]] if delta.get("content") else []
-        stats.finish_reason = choice.get("finish_reason") or stats.finish_reason
+        texts += ["".join(delta["content"])] if delta.get("content") else []
+        if reason := choice.get("finish_reason"):
+            stats.finish_reason = one_line(reason)
         route = (choice.get("manyhands") or {}).get("route") or ()
-        stats.route = [f"layers {hop['layers']:<7} {hop['name']}" for hop in route] or stats.route
+        stats.route = [one_line(f"layers {hop['layers']:<7} {hop['name']}") for hop in route] or stats.route
     if usage := event.get("usage"):
         stats.tokens = usage["completion_tokens"]
     return texts
@@ -148,12 +159,13 @@ def _wishes(params: SamplingParams, path: PathKind) -> dict[str, Any]:
 async def _events(api: str, key: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
     """The JSON objects of an event stream. A thread reads, one line at a time; leaving ends its read at once.
 
-    Raises GatewayError as the gateway says, LinkClosed if it is not there or breaks off.
+    Raises GatewayError as the gateway says, BrokenStream if it is not there, or if the stream ends without its end mark.
     """
     connection = _connect(api)
     headers = headers_for(api, key)
     path = f"{urlsplit(api).path}/v1/chat/completions"
     wire: socket.socket | None = None
+    response: http.client.HTTPResponse | None = None
     try:
         await asyncio.to_thread(connection.request, "POST", path, json.dumps(body), headers)
         wire = connection.sock
@@ -161,14 +173,20 @@ async def _events(api: str, key: str, body: Mapping[str, Any]) -> AsyncGenerator
         if response.status != 200:
             raise _refusal(response.status, await asyncio.to_thread(response.read, 1 << 20))
         while line := await asyncio.to_thread(response.readline, 1 << 20):
-            if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+            if line.startswith(b"data:"):
+                if line[5:].strip() == b"[DONE]":
+                    return
                 yield json.loads(line[5:])
+        raise BrokenStream(f"the answer of {api} broke off before its end ([DONE]): it is not whole")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise LinkClosed(f"the gateway at {api} broke off ({error}): is it up?") from error
+        raise BrokenStream(f"the gateway at {api} broke off ({error!s:.200}): is it up?") from error
     finally:
         if wire is not None:
             with contextlib.suppress(OSError):
                 wire.shutdown(socket.SHUT_RDWR)
+            wire.close()
+        if response is not None:
+            response.close()
         connection.close()
 
 
@@ -182,7 +200,10 @@ def _connect(api: str) -> http.client.HTTPConnection:
 
 def _refusal(status: int, raw: bytes) -> GatewayError:
     try:
-        told = json.loads(raw)["error"]
-        return GatewayError(str(told["message"]), str(told["code"]), status)
-    except (ValueError, KeyError, TypeError):
+        return _said(json.loads(raw)["error"], status)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return GatewayError(f"the gateway answered {status}", "internal", status)
+
+
+def _said(error: Mapping[str, Any], status: int) -> GatewayError:
+    return GatewayError(one_line(error.get("message"), 2000), one_line(error.get("code"), 64), status)

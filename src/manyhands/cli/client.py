@@ -14,6 +14,7 @@ from manyhands.api.hosts import OWNER_HEADER, is_loopback
 from manyhands.cli.owner import owner_secret
 from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
+from manyhands.plain import one_line
 
 Api = Annotated[str, typer.Option("--api", envvar="MANYHANDS_API", help="Where the gateway is.")]
 ApiKey = Annotated[
@@ -95,22 +96,17 @@ def _error(error: urllib.error.HTTPError) -> GatewayError:
     """The error in an answer's body; whatever else answers, its status."""
     try:
         told = json.load(error)["error"]
-        return GatewayError(str(told["message"]), str(told["code"]), error.code)
+        return GatewayError(one_line(told["message"], 2000), one_line(told["code"], 64), error.code)
     except (ValueError, KeyError, TypeError):
-        return GatewayError(f"{error.url} answered {error.code} {error.reason}", "internal", error.code)
+        return GatewayError(f"{error.url} answered {error.code} {one_line(error.reason)}", "internal", error.code)
     finally:
         error.close()
 
 
-def shown(text: str) -> str:
-    """What a stranger named itself, fit for a terminal: no control characters, no markup."""
-    return escape(printable(text))
-
-
-def printable(text: str) -> str:
-    """`text` without anything that moves a cursor or hides."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+def shown(text: object) -> str:
+    """What a gateway says, fit for a cell of a table: one line, no control characters, no markup."""
+    return escape(one_line(text))
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False))
+    print(json.dumps(value))  # in ASCII: nothing in it ends a line or moves a cursor

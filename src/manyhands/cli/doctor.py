@@ -12,10 +12,11 @@ import typer
 
 from manyhands.cli import checks, options
 from manyhands.cli.checks import Check
-from manyhands.cli.client import call, printable
+from manyhands.cli.client import call
 from manyhands.config import home_from_env, physical_memory
 from manyhands.config_file import Settings, read_settings
 from manyhands.errors import ManyhandsError
+from manyhands.plain import one_line
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -90,6 +91,6 @@ def _cores() -> tuple[int, float]:
 
 def _show(check: Check) -> None:
     typer.secho(f"{check.level:<5}", fg=_COLOURS[check.level], nl=False)
-    typer.echo(f"{check.name:<11}{printable(check.said)}")
+    typer.echo(f"{check.name:<11}{one_line(check.said, 2000)}")
     if check.remedy:
-        typer.echo(f"{'':<16}-> {printable(check.remedy)}")
+        typer.echo(f"{'':<16}-> {one_line(check.remedy, 2000)}")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import printable
 from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
+from manyhands.plain import one_line
 
 if TYPE_CHECKING:
     from manyhands.origin import Origin
@@ -116,7 +116,7 @@ async def swarm_origin(
             origin = await use_fetched(folder, again, load)
             if not await member.wait_until(origin.routes.is_covered, NEWS_S):
                 for line in member.complaints():
-                    typer.secho(f"! {printable(line)}", fg="yellow", err=True)
+                    typer.secho(f"! {one_line(line, 2000)}", fg="yellow", err=True)
             yield origin
     finally:
         device.close()

@@ -30,10 +30,10 @@ def _table(found: list[dict[str, Any]], now: float) -> Table:
     for job in found:
         timings = job["timings"]
         table.add_row(
-            job["id"][:8],
+            shown(job["id"][:8]),
             _age(now - job["created_unix_s"]),
-            job["model"],
-            job["api"],
+            shown(job["model"]),
+            shown(job["api"]),
             _status(job),
             f"{job['prompt_tokens']}+{job['completion_tokens']}",
             _figure(timings["ttft_ms"], "{:.0f} ms"),
@@ -48,7 +48,7 @@ def _status(job: dict[str, Any]) -> str:
     """How it stands: the finish reason, the error's code, or running."""
     told = job["error"] or job["finish_reason"] or job["status"]
     colour = {"failed": "red", "refused": "red", "cancelled": "yellow", "done": "green"}.get(job["status"], "cyan")
-    return f"[{colour}]{told}[/{colour}]"
+    return f"[{colour}]{shown(told)}[/{colour}]"
 
 
 def _age(seconds: float) -> str:

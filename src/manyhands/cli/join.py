@@ -1,5 +1,6 @@
 """`manyhands join`: become a member of a swarm: find it, take the layers that help it most, serve them."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,6 +9,7 @@ from manyhands.cli import gateway, options
 from manyhands.cli import up as ups
 from manyhands.cli.membership import Wish, start
 from manyhands.errors import BadRequest
+from manyhands.plain import one_line
 
 if TYPE_CHECKING:
     from manyhands.swarm.lan import Nearby
@@ -22,7 +24,10 @@ Api = Annotated[
 
 def join(
     ticket: Annotated[
-        str, typer.Argument(envvar="MANYHANDS_TICKET", help="The swarm's ticket (mh1...); none: look on this network.")
+        str,
+        typer.Argument(
+            envvar="MANYHANDS_TICKET", help="The swarm's ticket (mh1...); -: from stdin; none: look on this network."
+        ),
     ] = "",
     layers: ups.Layers = "",
     memory: ups.Memory = "",
@@ -59,6 +64,10 @@ def _ticket(text: str) -> "Ticket":
     from manyhands.member.home import load_ticket
     from manyhands.swarm.ticket import Ticket
 
+    if text == "-":
+        text = sys.stdin.readline().strip()  # so that it is neither among the arguments nor in the shell's history
+        if not text:
+            raise BadRequest("join - reads the ticket from stdin, which has none")
     if text:
         return Ticket.parse(text)
     if (known := load_ticket(home_from_env())) is not None and known.addresses:
@@ -68,7 +77,6 @@ def _ticket(text: str) -> "Ticket":
 
 def _ask() -> "Ticket":
     """Look on the local network, list what is there, and ask for the code."""
-    import sys
     from dataclasses import replace
 
     from manyhands.swarm.ticket import Ticket
@@ -77,7 +85,8 @@ def _ask() -> "Ticket":
     found = options.run(_search())
     for swarm in {near.fingerprint: near for near in found}.values():
         count = sum(near.fingerprint == swarm.fingerprint for near in found)
-        typer.echo(f"  {swarm.swarm}: {count} {'node' if count == 1 else 'nodes'}, at {swarm.addresses[0]}", err=True)
+        line = f"  {swarm.swarm}: {count} {'node' if count == 1 else 'nodes'}, at {swarm.addresses[0]}"
+        typer.echo(one_line(line), err=True)
     if not sys.stdin.isatty():
         what = "found, but its code is needed" if found else "found on this network"
         raise BadRequest(

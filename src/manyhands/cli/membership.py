@@ -17,6 +17,7 @@ from manyhands.cli import options
 from manyhands.cli.gateway import Names
 from manyhands.core import NodeAddr, NodeId, Precision, Span
 from manyhands.errors import BadRequest, ManyhandsError, ShardUnavailable
+from manyhands.plain import one_line
 
 if TYPE_CHECKING:
     from manyhands.config_file import Settings
@@ -66,7 +67,8 @@ class Teller:
         self.as_json = as_json
 
     def __call__(self, event: str, text: str, **facts: Any) -> None:
-        line = json.dumps({"event": event, "text": text, **facts}) if self.as_json else text
+        plain = "\n".join(one_line(line, 4000) for line in text.split("\n"))  # our own breaks: foreign texts have none
+        line = json.dumps({"event": event, "text": text, **facts}) if self.as_json else plain
         print(line, flush=True)
 
     def line(self, text: str) -> None:

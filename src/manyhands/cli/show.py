@@ -1,6 +1,7 @@
 """What people see of an answer: the route, the text as it grows, the figures; or one JSON object."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import typer
 
 from manyhands.origin import Answer, Origin
+from manyhands.plain import one_line, without_controls
 
 
 async def show_answer(
@@ -30,22 +32,26 @@ async def show_answer(
                 print_route(answer)
                 typer.echo(lead, nl=False)
             for event in answer.events[shown_events:]:
-                typer.secho(f"\n[{event.kind} at token {event.at_token}: {event.detail}]", dim=True, err=True)
+                told = one_line(f"[{event.kind} at token {event.at_token}: {event.detail}]", 600)
+                typer.secho(f"\n{told}", dim=True, err=True)
             shown_events = len(answer.events)
-            typer.echo(token.text, nl=False)
+            typer.echo(for_stdout(token.text), nl=False)
         on_token()
     if not as_json:
         typer.echo()
 
 
+def for_stdout(text: str) -> str:
+    """A model's text as it is, or without control characters where stdout is a terminal, which would obey them."""
+    return without_controls(text) if sys.stdout.isatty() else text
+
+
 def print_route(answer: Answer) -> None:
     for index, offer in enumerate(answer.route):
         where = f"{offer.addr.host}:{offer.addr.port}"
-        typer.secho(
-            f"hop {index}  layers {offer.info.span!s:<7} {offer.name:<12} {where:<21} {offer.node[:8]}",
-            dim=True,
-            err=True,
-        )
+        name = one_line(offer.name)
+        line = f"hop {index}  layers {offer.info.span!s:<7} {name:<12} {one_line(where):<21} {offer.node[:8]}"
+        typer.secho(line, dim=True, err=True)
 
 
 def print_figures(answer: Answer, load_s: float) -> None:
@@ -88,7 +94,7 @@ def as_object(answer: Answer, load_s: float) -> dict[str, Any]:
 
 
 def print_json(answer: Answer, load_s: float) -> None:
-    typer.echo(json.dumps(as_object(answer, load_s), ensure_ascii=False))
+    typer.echo(json.dumps(as_object(answer, load_s)))  # in ASCII: nothing in it ends a line or moves a cursor
 
 
 def _rounded_floats(values: dict[str, Any]) -> dict[str, Any]:

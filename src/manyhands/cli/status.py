@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from manyhands.cli import options
-from manyhands.cli.client import DEFAULT_API, ApiKey, call, print_json, printable
+from manyhands.cli.client import DEFAULT_API, ApiKey, call, print_json
 from manyhands.config import home_from_env
 from manyhands.core import Span
 from manyhands.errors import ManyhandsError
 from manyhands.member.home import list_running
+from manyhands.plain import one_line
 
 MIN_CELLS, MAX_CELLS = 12, 64  # of a strip; a deeper model, or a narrow terminal, has several layers in a cell
 OTHER_CELLS = 61  # of a row, beside its strip and name
@@ -74,7 +75,7 @@ def _watch(api: str, key: str) -> None:
                 shown = render(call(api, key, "GET", "/api/swarm"), live.console.width)
                 live.update(shown, refresh=True)
             except ManyhandsError as error:  # a gateway that is away may come back
-                live.update(Group(shown, Text(f"\n{error}", "bold red")), refresh=True)
+                live.update(Group(shown, Text(f"\n{one_line(error, 2000)}", "bold red")), refresh=True)
             time.sleep(REFRESH_S)
 
 
@@ -87,25 +88,29 @@ def render(view: dict[str, Any], width: int) -> RenderableType:
         parts += [Text(), _title(model), _table(model, view["nodes"], most)]
     idle = [node for node in view["nodes"] if not node["spans"]]
     if idle:
-        named = ", ".join(f"{printable(n['name'])} ({_size(n['memory_bytes'])}, {_way(n)})" for n in idle)
+        named = ", ".join(f"{one_line(n['name'])} ({_size(n['memory_bytes'])}, {_way(n)})" for n in idle)
         parts += [Text(), Text(f"without layers: {named}")]
     notes = [(line, "red") for line in (*view["missing"], *view["complaints"])]
     notes += [(line, "yellow") for line in view["warnings"]]
-    parts += [Text(), *(Text(f"! {printable(line)}", colour) for line, colour in notes)] if notes else []
+    parts += [Text(), *(Text(f"! {one_line(line)}", colour) for line, colour in notes)] if notes else []
     return Group(*parts)
 
 
 def _head(view: dict[str, Any]) -> Text:
     count = len(view["nodes"])
-    parts = [f"{count} node{'s' * (count != 1)} ({view['directory']})", f"{view['sessions']} requests run here"]
+    parts = [
+        f"{count} node{'s' * (count != 1)} ({one_line(view['directory'])})",
+        f"{view['sessions']} requests run here",
+    ]
     if view["api"]:
-        parts.append(f"API {view['api']}")
-    return Text.assemble("swarm ", (printable(view["swarm"]), "bold"), "  ", " · ".join(parts))
+        parts.append(one_line(f"API {view['api']}"))
+    return Text.assemble("swarm ", (one_line(view["swarm"]), "bold"), "  ", " · ".join(parts))
 
 
 def _title(model: dict[str, Any]) -> Text:
     return Text.assemble(
-        (printable(model["name"]), "bold"), f"  {model['precision']}, {model['layers']} layers, id {model['id'][:12]}"
+        (one_line(model["name"]), "bold"),
+        one_line(f"  {model['precision']}, {model['layers']} layers, id {model['id'][:12]}"),
     )
 
 
@@ -130,13 +135,13 @@ def _table(model: dict[str, Any], nodes: Sequence[dict[str, Any]], most: int) ->
 
 
 def _row(node: dict[str, Any], span: dict[str, Any], groups: Sequence[range]) -> list[Text]:
-    name = Text(printable(node["name"])[:24], "bold" if node["is_me"] else "")
+    name = Text(one_line(node["name"])[:24], "bold" if node["is_me"] else "")
     state, rtt, layer = span["state"], node["rtt_ms"], span["layer_ms"]
     told = span["layers"] if state == "serving" else f"{span['layers']} {state}"
     return [
         name,
         span_strip(Span.parse(span["layers"]), groups, state),
-        Text(told),
+        Text(one_line(told)),
         Text(f"{span['sessions']}/{span['max_sessions']}"),
         Text(str(span["queue"] or "-"), "yellow" if span["queue"] else ""),
         Text("-" if layer is None else f"{layer:.2f}"),
@@ -147,7 +152,7 @@ def _row(node: dict[str, Any], span: dict[str, Any], groups: Sequence[range]) ->
 
 
 def _way(node: dict[str, Any]) -> str:
-    return "here" if node["is_me"] else node["path"] or "no link"
+    return "here" if node["is_me"] else one_line(node["path"] or "no link")
 
 
 def groups_of(num_layers: int, most: int) -> list[range]:

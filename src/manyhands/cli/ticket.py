@@ -8,6 +8,7 @@ from manyhands.config import home_from_env
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
 from manyhands.member.home import TICKET, list_running, load_ticket, save_ticket
+from manyhands.plain import one_line
 from manyhands.swarm.ticket import Ticket
 
 app = typer.Typer(no_args_is_help=True, help="Make and read the text that lets machines join a swarm.")
@@ -46,7 +47,7 @@ def show(ticket: Mine = "") -> None:
     found = Ticket.parse(ticket) if ticket else _mine()
     typer.echo(f"swarm {found.name}  {found.fingerprint}  directory by {found.directory}")
     for addr in found.addresses:
-        typer.echo(f"  {addr}" + (f"  node {addr.node[:16]}" if addr.node else ""))
+        typer.echo(one_line(f"  {addr}") + (f"  node {addr.node[:16]}" if addr.node else ""))
 
 
 @app.command()

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from manyhands.cli import options
 from manyhands.cli.client import DEFAULT_API, Api, ApiKey, call, print_json, shown
+from manyhands.plain import one_line
 
 app = typer.Typer(invoke_without_command=True)
 Worker = Annotated[str, typer.Argument(help="A node's id, the first digits of one, or its name.")]
@@ -29,8 +30,8 @@ def workers(
     console = Console()
     console.print(_table(told["workers"]))
     for model, route in told["scheduler"]["routes"].items():
-        hops = "  ->  ".join(f"{shown(hop['name'])} ({hop['layers']})" for hop in route or ())
-        console.print(f"{model}: {hops or '[red]no route now[/red]'}", highlight=False)
+        hops = "  ->  ".join(shown(f"{hop['name']} ({hop['layers']})") for hop in route or ())
+        console.print(f"{shown(model)}: {hops or '[red]no route now[/red]'}", highlight=False)
 
 
 @app.command("evict")
@@ -67,27 +68,27 @@ def reassign(
     path = f"/api/workers/{quote(worker, safe='')}/reassign"
     told = call(api, api_key, "POST", path, {"to": layers, "force": force})
     what = "now serves" if told.get("status") == "reassigned" else "is moving to"
-    _say(told, as_json, f"{shown(worker)} {what} layers {told.get('new_stage')}")
+    _say(told, as_json, f"{worker} {what} layers {told.get('new_stage')}")
 
 
 def _say(told: Any, as_json: bool, sentence: str) -> None:
     if as_json:
         print_json(told)
     else:
-        print(sentence)
+        print(one_line(sentence, 2000))
 
 
 def _table(found: list[dict[str, Any]]) -> Table:
     table = Table("node", "id", "status", "model: layers", "sessions", "round trip", "free cache", "address", box=None)
     for worker in found:
         rtt, spans = worker["rtt_ms"], worker["spans"]
-        colour = _COLOURS[worker["status"]]
+        colour = _COLOURS.get(worker["status"], "red")
         table.add_row(
             shown(worker["name"]) or "-",
-            worker["worker_id"][:8],
-            f"[{colour}]{worker['status']}[/{colour}]",
-            ", ".join(f"{s['model']}: {s['layers']}{' (spare)' if s['is_spare'] else ''}" for s in spans) or "-",
-            str(worker["sessions"]),
+            shown(worker["worker_id"][:8]),
+            f"[{colour}]{shown(worker['status'])}[/{colour}]",
+            shown(", ".join(f"{s['model']}: {s['layers']}{' (spare)' if s['is_spare'] else ''}" for s in spans)) or "-",
+            shown(worker["sessions"]),
             "-" if rtt is None else f"{rtt:.2f} ms",
             str(sum(span["free_positions"] for span in spans)) if spans else "-",
             shown(worker["address"]) or "-",

@@ -22,7 +22,6 @@ from manyhands.wire.message import Reassign, Reassigned
 ANSWER_S: Final = 5.0  # for an answer, which is a decision and not a move
 PAUSE_S: Final = 1.0  # between two orders that are looked at
 MAX_HASTY: Final = 16  # orders that are told so in a pause; more are not answered
-MAX_DETAIL_CHARS: Final = 300  # of what a stranger says, for people
 
 _REFUSALS: Final[dict[str, type[ManyhandsError]]] = {e.code: e for e in (BadRequest, Conflict, WeightsMismatch)}
 
@@ -118,10 +117,9 @@ class Orders:
             del self._asked[number]
         if isinstance(told, str):
             raise ShardUnavailable(f"no answer: {told}")
-        detail = "".join(c if c.isprintable() else "?" for c in told.detail[:MAX_DETAIL_CHARS])
         if told.code is not None:
-            raise _REFUSALS.get(told.code, Conflict)(detail)
-        return detail
+            raise _REFUSALS.get(told.code, Conflict)(told.detail)
+        return told.detail
 
     def on_asked(self, order: Reassign, link: Link) -> None:
         """Decide and answer, or, in a flood, neither."""

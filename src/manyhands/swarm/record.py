@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from manyhands.core import PRECISIONS, ModelId, NodeAddr, NodeId, Precision, Span, SpanInfo, SpanLoad
 from manyhands.errors import BadRequest, ManyhandsError, ProtocolError
+from manyhands.plain import one_line
 from manyhands.swarm.identity import NodeKey, verify
 
 Scope = Literal["off", "lan", "trusted", "public"]
@@ -370,7 +371,7 @@ def _within(name: str, value: float, low: float, high: float) -> None:
 
 
 def _text(name: str, text: str, low: int, high: int) -> None:
-    if not (low <= len(text.encode()) <= high and text.isprintable()):  # it will be shown in terminals
+    if not low <= len(text.encode()) <= high or one_line(text, high) != text:  # it will be shown in terminals
         raise BadRequest(f"a record's {name} must have {low} to {high} printable bytes: {text!r:.80}")
 
 

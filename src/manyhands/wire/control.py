@@ -13,6 +13,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 from manyhands.core import ModelId, NodeId, SessionId
 from manyhands.errors import ManyhandsError, ProtocolError
+from manyhands.plain import LIMIT, one_line
 from manyhands.wire.message import (
     MAX_CHUNK_BYTES,
     Close,
@@ -41,6 +42,10 @@ U64 = (1 << 64) - 1
 LIMITS = {"hop": 255, "blame": 255, "num_hops": 255, "port": 65535, "nonce": U64, "seed": U64}
 LIMITS |= {"offset": U64, "length": MAX_CHUNK_BYTES}
 MAX_ERROR_CHARS = 200  # an error quotes the peer's bytes; logs must not be flooded by them
+# Characters of a text by field name; other texts have plain.LIMIT. What is longer is cut, what is not printable replaced:
+# texts are for people, and are compared at most. Stop strings are exact: they belong to the text, and are never shown.
+TEXT_LIMITS = {"name": 64, "code": 64, "detail": 500}
+EXACT = {"stop"}
 
 
 def encode(message: Message) -> bytes:
@@ -111,6 +116,10 @@ def _string(value: Any) -> str:
     return value
 
 
+def _text(limit: int) -> Decoder:
+    return lambda value: one_line(_string(value), limit)
+
+
 def _hex(num_bytes: int) -> Callable[[Any], str]:
     def decode_hex(value: Any) -> str:
         if type(value) is not str or len(value) != 2 * num_bytes or bytes.fromhex(value).hex() != value:
@@ -168,7 +177,6 @@ _BY_HINT: dict[Any, Decoder] = {
     SessionId: _session,
     float: _number,
     bool: _boolean,
-    str: _string,
 }
 
 
@@ -176,6 +184,8 @@ def decoder_for(hint: Any, name: str) -> Decoder:
     """The decoder of a type hint; `name` of the field selects an integer's range. Raises TypeError for other hints."""
     if hint is int:
         return _integer(LIMITS.get(name, U32))
+    if hint is str:
+        return _string if name in EXACT else _text(TEXT_LIMITS.get(name, LIMIT))
     if hint in _BY_HINT:
         return _BY_HINT[hint]
     if is_dataclass(hint) and isinstance(hint, type):

@@ -1,0 +1,52 @@
+"""What a command does to its own process before anything else: plain log lines, no secrets among its arguments."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from manyhands.plain import one_line
+
+MAX_LINE_CHARS = 4000
+# A ticket, a key of the gateway: every user of a machine can read the arguments of every process.
+_SECRETS = re.compile(rb"(?:mh1|mhk_)[A-Za-z0-9_-]{16,}")
+
+
+class PlainLines(logging.Formatter):
+    """A record as people read it: its message as one printable line, and the traceback if there is one."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = one_line(record.message, MAX_LINE_CHARS)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        # Indented: the text of an error may have several lines, and none of them may look like another record.
+        return "\n".join(f"  {one_line(line, MAX_LINE_CHARS)}" for line in super().formatException(ei).split("\n"))
+
+
+def log_plainly() -> None:
+    """What is logged without a handler of its own (to stderr, from warnings on) comes as PlainLines from now on."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PlainLines())
+
+
+def hide_secrets(proc: Path = Path("/proc/self")) -> bool:
+    """Overwrite tickets and keys in the arguments that the system shows of this process; whether there were any.
+
+    Linux keeps the arguments in the process's own memory, at arg_start (proc(5), stat), and shows what is there. They can
+    be read until this has run, and they are in the history of the shell: MANYHANDS_TICKET and `join -` avoid both.
+    """
+    try:
+        shown = (proc / "cmdline").read_bytes()
+        if not _SECRETS.search(shown):
+            return False
+        start = int((proc / "stat").read_text().rpartition(")")[2].split()[45])
+        with (proc / "mem").open("r+b", buffering=0) as memory:
+            memory.seek(start)
+            if memory.read(len(shown)) != shown:  # not where it is kept
+                return False
+            memory.seek(start)
+            memory.write(_SECRETS.sub(lambda match: b"x" * len(match[0]), shown))
+        return True
+    except (OSError, ValueError, IndexError):  # another system, or one that does not let us
+        return False

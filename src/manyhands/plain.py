@@ -1,0 +1,26 @@
+"""Texts of peers, clients and models, made fit for a line of a log or for a terminal. Pure.
+
+A terminal obeys control characters (ESC moves the cursor, renames the window, hides what was printed), a log ends its line
+at a line break, and bidirectional overrides show a text in another order than it has. So no foreign text is printed raw.
+"""
+
+import re
+from typing import Final
+
+LIMIT: Final = 255  # characters of a name
+# C0 but tab and newline, DEL and C1, line and paragraph separators, bidirectional embeddings, overrides and isolates, lone
+# surrogates. Joiners, spaces and marks stay: scripts need them.
+_CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def one_line(text: object, limit: int = LIMIT) -> str:
+    """`text` as one line of at most `limit` printable characters: others become "?", and what is cut ends in "…"."""
+    line = str(text)
+    if len(line) > limit:
+        line = line[: limit - 1] + "…"
+    return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
+
+
+def without_controls(text: str) -> str:
+    """`text` of a model for a terminal: its lines, tabs and letters of every script, without what a terminal would obey."""
+    return _CONTROL.sub("", text)
