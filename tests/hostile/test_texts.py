@@ -28,7 +28,7 @@ from manyhands.api.native import native_router
 from manyhands.cli import app as command
 from manyhands.cli import jobs, workers
 from manyhands.cli.chat import Conversation, _Screen
-from manyhands.cli.chat_source import BrokenStream, GatewaySource
+from manyhands.cli.chat_source import BrokenStream, GatewaySource, Stats
 from manyhands.cli.client import GatewayError, call, print_json
 from manyhands.cli.membership import Teller
 from manyhands.cli.process import PlainLines, hide_secrets
@@ -38,9 +38,9 @@ from manyhands.core import NodeAddr, SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.plain import LIMIT, one_line, without_controls
 from manyhands.wire.control import TEXT_LIMITS, decode, encode
-from manyhands.wire.message import Fault, Hello, Lack, Opened, Reassigned
+from manyhands.wire.message import Fault, Hello, Lack, Open, Opened, Reassigned
 from tests.api.served import raw
-from tests.wire.messages import SESSION
+from tests.wire.messages import CONTROL, SESSION
 
 # Clear a screen, a title, a CSI of one byte, line ends of every kind, an override, an isolate, backspaces, markup.
 NASTY = "\x1b[2J\x1b]0;owned\x07\x9b31m\r\nERROR forged\x85\u2028x\u2029\u202egnp.exe\u2066\u2069\x08\x7f[red]"
@@ -91,9 +91,8 @@ def test_texts_of_peers_are_one_bounded_line(message: Any) -> None:
 
 
 def test_stop_strings_are_exact() -> None:
-    from tests.wire.messages import CONTROL
-
-    opened = next(m for m in CONTROL if type(m).__name__ == "Open" and m.sampling is not None)
+    opened = next(m for m in CONTROL if isinstance(m, Open) and m.sampling is not None)
+    assert opened.sampling is not None
     wanted = replace(opened, sampling=replace(opened.sampling, stop=("\n\n", "\x1b", "\u2028")))
     assert decode(type(wanted), encode(wanted)) == wanted
 
@@ -302,8 +301,6 @@ def test_the_exit_code_tells_of_a_broken_answer(monkeypatch: pytest.MonkeyPatch,
 def test_a_broken_stream_is_an_error_of_its_own() -> None:
     async def main(api: str) -> None:
         source = GatewaySource(api, "k", "m", SamplingParams(), "ring")
-        from manyhands.cli.chat_source import Stats
-
         with pytest.raises(BrokenStream, match="not whole"):
             async for _ in source.answer([{"role": "user", "content": "x"}], Stats()):
                 pass
