@@ -10,9 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from manyhands.api.hosts import OWNER_HEADER
 from manyhands.cli import benchmark, jobs, workers
 from manyhands.cli.benchmark import Outcome, summary
 from manyhands.cli.client import GatewayError, shown
+from manyhands.cli.owner import owner_file
 from manyhands.errors import BadRequest, LinkClosed
 from tests.api.observed import Observed, observed, served
 
@@ -29,12 +31,14 @@ def play(folder: Path, steps: Callable[[Run, Observed], None]) -> None:
 
     async def main() -> None:
         async with observed(folder) as scene, served(scene) as client:
+            home, secret = folder.parent / "home", client.headers[OWNER_HEADER]
 
             def run(*arguments: str) -> Result:
-                env = {"MANYHANDS_API": str(client.base_url), "COLUMNS": "200"}
+                env = {"MANYHANDS_API": str(client.base_url), "COLUMNS": "200", "MANYHANDS_HOME": str(home)}
                 return CliRunner().invoke(app, list(arguments), env=env)
 
-            await asyncio.to_thread(steps, run, scene)
+            with owner_file(home, client.base_url.port or 80, secret):
+                await asyncio.to_thread(steps, run, scene)
 
     asyncio.run(main())
 
