@@ -25,7 +25,7 @@ from manyhands.net.relay import RELAY_ALPN, Relay
 from manyhands.net.tls import TlsTransport
 from manyhands.net.transport import Link, Transport
 from manyhands.net.tunnel import Tunnels, relayed
-from manyhands.wire.message import Hello, Lane, Payload, Step
+from manyhands.wire.message import PROTOCOL_VERSION, Hello, Lane, Payload, Step, Token
 
 ARMS = ("tls", "relay", "iroh")
 SIZES = (64, 8192)
@@ -35,7 +35,7 @@ TARGET = {"relay_adds_us_8192": 500, "iroh_adds_us_8192": 1000}
 
 
 def hello(lane: Lane) -> Hello:
-    return Hello(1, lane, "bench", None, ())
+    return Hello(PROTOCOL_VERSION, lane, "bench", None, (), Token("00" * 16))
 
 
 def step(size: int) -> Step:

@@ -19,7 +19,7 @@ from manyhands.core import NodeAddr, NodeId, SessionId
 from manyhands.net.memory import MemoryNetwork
 from manyhands.net.transport import Link
 from manyhands.testing.wan import WanLink, WanProfile
-from manyhands.wire.message import Close, Hello, Lane
+from manyhands.wire.message import PROTOCOL_VERSION, Close, Hello, Lane, Token
 
 DELAY_S = 0.030
 TOLERANCE_S = 0.001
@@ -28,7 +28,7 @@ CLOSE = Close(SessionId(bytes(16)))
 
 
 def hello(lane: Lane) -> Hello:
-    return Hello(1, lane, "bench", None, ())
+    return Hello(PROTOCOL_VERSION, lane, "bench", None, (), Token("00" * 16))
 
 
 async def open_pair(port: int) -> tuple[Link, Link]:

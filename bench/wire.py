@@ -22,7 +22,7 @@ from manyhands.core import NodeAddr, SessionId
 from manyhands.net.certificate import client_context, server_context
 from manyhands.net.tls import TlsTransport
 from manyhands.net.transport import Link
-from manyhands.wire.message import Hello, Lane, Payload, Step
+from manyhands.wire.message import PROTOCOL_VERSION, Hello, Lane, Payload, Step, Token
 
 TARGET_US = 150
 SIZE = 8192
@@ -33,7 +33,7 @@ STEP = Step(SessionId(bytes(16)), 0, 0, 7, 1, 0, 0, "hidden", None, Payload("bf1
 
 
 def hello(lane: Lane) -> Hello:
-    return Hello(1, lane, "bench", None, ())
+    return Hello(PROTOCOL_VERSION, lane, "bench", None, (), Token("00" * 16))
 
 
 class Raw(asyncio.BufferedProtocol):

@@ -28,7 +28,7 @@ async def ask(folder: Path, prompt: str) -> None:
     try:
         async with (
             node_processes(spans, NodeOptions(str(folder), threads=1), ticket) as running,
-            Node(lambda hello: TlsTransport(key.private_key, ticket.secret, hello), name="me") as node,
+            Node(lambda hello: TlsTransport(key.private_key, ticket.secret, hello), key.private_key, name="me") as node,
         ):
             model = await device.run(lambda: OriginModel(folder, "bf16"))
             origin = Origin(node, model, device, [process.address for process in running])

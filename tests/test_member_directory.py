@@ -110,7 +110,7 @@ def test_a_visitor_calls_nodes_without_a_directory_again(play: Any) -> None:
     async def scene(place: Town) -> None:
         device = Device.start(1)
         place.stack.callback(device.close)
-        served = Node(lambda hello: place.network.transport(key_of(5).node_id, hello))
+        served = Node(lambda hello: place.network.transport(key_of(5).node_id, hello), key_of(5).private_key)
         await place.stack.enter_async_context(served)
         await served.worker.host(place.folder, Span(0, 6), "bf16", device, model_name="tiny")
         place.ticket = place.ticket.with_address(await served.listen(NodeAddr("127.0.0.1", 0)))
@@ -161,7 +161,8 @@ class Liar:
     """A member by its ticket that answers the directory with `reply`: garbage, or nothing (None)."""
 
     def __init__(self, network: MemoryNetwork, index: int, reply: Callable[[], bytes] | None) -> None:
-        self.node = Node(lambda hello: network.transport(key_of(index).node_id, hello), name=f"liar{index}")
+        key = key_of(index)
+        self.node = Node(lambda hello: network.transport(key.node_id, hello), key.private_key, name=f"liar{index}")
         self.asked = 0
         self._reply = reply
         self.node.directory = self._on_body

@@ -11,6 +11,7 @@ from manyhands.core import EndsAt, PathKind
 from manyhands.generate.follow import FEED_ROWS
 from manyhands.generate.hop import Route
 from manyhands.generate.repair import Slot
+from manyhands.net.transport import Link
 from manyhands.testing.tiny import make_tiny
 from manyhands.testing.trouble import Phase
 from manyhands.wire.message import Open
@@ -30,8 +31,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     plain = Route.open_message
 
-    def noting(self: Route, index: int, slot: Slot) -> Open:
-        message = plain(self, index, slot)
+    def noting(self: Route, index: int, slot: Slot, control: Link) -> Open:
+        message = plain(self, index, slot, control)
         if message.replay_until:
             seen.append((message.replay_from, message.replay_until))
         return message

@@ -11,6 +11,7 @@ session   one request's cache on the hops of its route. position: absolute token
 epoch     version of a session's route. step: run layers on new positions. window: a step that carries drafts.
 """
 
+import hashlib
 import itertools
 import re
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from manyhands.errors import BadRequest, CutError
 
 NodeId = NewType("NodeId", str)  # 64 hex digits: an Ed25519 public key
 ModelId = NewType("ModelId", str)  # 64 hex digits: SHA-256 of a manifest
-SessionId = NewType("SessionId", bytes)  # 16 random bytes
+SessionId = NewType("SessionId", bytes)  # 16 random bytes, which only a session's origin and its hops may know
 
 Precision = Literal["bf16", "fp32", "fp16", "int8"]
 PathKind = Literal["ring", "star"]
@@ -32,6 +33,11 @@ FinishReason = Literal["stop", "length"]
 
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32", "fp16", "int8")
 ORIGIN_HOP = 255  # the hop index that means "the origin"; a route has at most 255 hops
+
+
+def public_id(session: SessionId) -> str:
+    """What logs, events, traces and the API call a session: 16 hex digits, the same on all its nodes. Its id stays secret."""
+    return hashlib.sha256(b"manyhands session name\0" + session).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,11 +9,14 @@
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeAddr, NodeId, SamplingParams, SessionId, SpanInfo
@@ -48,8 +51,10 @@ from manyhands.wire.message import (
     Reassign,
     Reassigned,
     Step,
+    Token,
     Want,
 )
+from manyhands.wire.signed import Signer
 from manyhands.worker.seed import Seed
 from manyhands.worker.worker import Worker
 
@@ -57,11 +62,12 @@ logger = logging.getLogger(__name__)
 
 
 class Node:
-    """`make_transport` gets the function that makes this node's Hello. Enter it before use."""
+    """`make_transport` gets the function that makes this node's Hello; `key` is the transport's. Enter it before use."""
 
     def __init__(
         self,
         make_transport: Callable[[Callable[[Lane], Hello]], Transport],
+        key: Ed25519PrivateKey,
         *,
         name: str = "node",
         worker: WorkerConfig | None = None,
@@ -76,6 +82,7 @@ class Node:
         self.hosts = self.worker.hosts  # the same list, nearer: every step looks here
         self._loaded: dict[NodeId, set[SpanInfo]] = {}  # what peers have loaded for sessions of ours since their Hello
         self.sessions: dict[SessionId, Session] = {}
+        self._signer = Signer(key)
         self.directory: Callable[[NodeId, bytes], None] | None = None  # takes what peers' directories say
         self.on_linked: Callable[[Link], None] = lambda link: None  # a control link is up
         self.on_unreachable: Callable[[NodeId], None] = lambda node: None  # the last one broke, or a dial failed
@@ -122,7 +129,7 @@ class Node:
         return self.address
 
     def _hello(self, lane: Lane) -> Hello:
-        return Hello(PROTOCOL_VERSION, lane, self.name, self.address, self.worker.spans)
+        return Hello(PROTOCOL_VERSION, lane, self.name, self.address, self.worker.spans, Token(os.urandom(16).hex()))
 
     # -- owning requests ----------------------------------------------------------------------------------------------
 
@@ -164,8 +171,9 @@ class Node:
         Raises Busy, WeightsMismatch, BadRequest, ShardUnavailable, PipelineStalled as the hops answer.
         """
         hops = await asyncio.gather(*(self.connect(i, offer, len(route), lease) for i, offer in enumerate(route)))
-        session = Session(self.transport.node, hops, lease, self.request)
+        session = Session(self._signer, hops, lease, self.request)
         self.sessions[session.id] = session
+        self.worker.owners.hold(session.id, self.transport.node)
         try:
             await session.open()
         except BaseException:
@@ -189,7 +197,8 @@ class Node:
 
     def close_session(self, session: Session) -> None:
         """Free the session on every hop at once. Harmless when repeated."""
-        self.sessions.pop(session.id, None)
+        if self.sessions.pop(session.id, None) is not None:
+            self.worker.owners.release(session.id)
         session.close()
 
     # -- links --------------------------------------------------------------------------------------------------------
@@ -222,9 +231,7 @@ class Node:
             self.on_unreachable(link.peer)
         for session in list(self.sessions.values()):
             session.on_lost(link, reason)
-        for host in self.hosts:
-            host.drop_origin(link)
-            host.drop_successor(link)
+        self.worker.on_lost(link)
 
     # -- dispatch -----------------------------------------------------------------------------------------------------
 
@@ -243,7 +250,7 @@ class Node:
                 sender = message.hop if message.hop == ORIGIN_HOP else message.hop - 1
                 for host in self.hosts:
                     if (place := host.find(message.session, sender)) is not None and place.successor.peer == link.peer:
-                        host.credit(place, message.steps)
+                        host.credit(place, message.steps, message.epoch)
             case Open():
                 self.worker.on_open(message, link)
             case Close():

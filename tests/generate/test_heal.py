@@ -21,6 +21,8 @@ from manyhands.generate.shadow import Shadows
 from manyhands.net.transport import Link
 from manyhands.route.search import Offer
 from manyhands.testing.clock import run_virtual
+from manyhands.testing.swarm import node_key
+from manyhands.wire.signed import Signer
 from tests.route.test_search import ONE, offer
 
 CONFIG = RequestConfig(patience_s=10.0, max_repairs=2)
@@ -100,7 +102,7 @@ class Patient:
     def __init__(self, *spares: Offer, last_resort: Offer | None = None, **changes: Any) -> None:
         hops = [hop(offer(n, a, a + 4)) for n, a in (("a", 0), ("b", 4), ("c", 8))]
         lease = Lease(ONE, "bf16", 64, 1, "ring", "origin", None)
-        self.session = FakeSession(Route(SessionId(bytes(16)), NodeId("origin"), lease, 16, hops))
+        self.session = FakeSession(Route(SessionId(bytes(16)), Signer(node_key("origin")), lease, 16, hops))
         self.world = World(list(spares))
         self.healer = Healer(
             cast(Session, self.session), self.world, RequestConfig(**{"patience_s": 10.0, **changes}), last_resort

@@ -12,16 +12,17 @@ from manyhands.errors import LinkClosed
 from manyhands.net.link import FramedLink
 from manyhands.net.memory import MemoryNetwork, MemoryTransport
 from manyhands.net.transport import Link, Transport
-from manyhands.wire.message import Hello, Lane, Message, Payload, Step
+from manyhands.wire.message import PROTOCOL_VERSION, Hello, Lane, Message, Payload, Step, Token
 
 A = NodeId("aa" * 32)
 B = NodeId("bb" * 32)
+TOKEN = Token("cc" * 16)
 ANYWHERE = NodeAddr("host", 0)
 SESSION = SessionId(bytes(16))
 
 
 def says(name: str) -> Callable[[Lane], Hello]:
-    return lambda lane: Hello(1, lane, name, None, ())
+    return lambda lane: Hello(PROTOCOL_VERSION, lane, name, None, (), TOKEN)
 
 
 def step(position: int, num_bytes: int = 8) -> Step:

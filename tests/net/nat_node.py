@@ -52,7 +52,7 @@ def make_node(name: str, book: dict[str, list[str]]) -> Node:
         policy = ReachPolicy(better_s=0.5, max_better_s=1.0)
         return reach_transport(key_of(name), SECRET, hello, book=addresses, limits=RelayLimits(), policy=policy)
 
-    return Node(make, name=name)
+    return Node(make, key_of(name), name=name)
 
 
 def say(**facts: Any) -> None:

@@ -8,8 +8,8 @@ from manyhands.core import NodeId
 from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
 from manyhands.testing.clock import run_virtual
-from manyhands.wire.message import Close, Hello, Message, Ping, Pong, Step
-from tests.net.links import SESSION, A, B, Pair, over, receive, says, step, until
+from manyhands.wire.message import PROTOCOL_VERSION, Close, Hello, Message, Ping, Pong, Step
+from tests.net.links import SESSION, TOKEN, A, B, Pair, over, receive, says, step, until
 
 
 def test_each_side_knows_the_other() -> None:
@@ -47,7 +47,7 @@ def test_large_steps_pass_whole() -> None:
 
 @pytest.mark.parametrize(
     ("lane", "message"),
-    [("data", Ping(1)), ("control", step(0)), ("control", Hello(1, "control", "", None, ()))],
+    [("data", Ping(1)), ("control", step(0)), ("control", Hello(PROTOCOL_VERSION, "control", "", None, (), TOKEN))],
 )
 def test_what_a_lane_cannot_carry_is_refused_here_and_costs_nothing(lane: str, message: Message) -> None:
     async def body(pair: Pair) -> None:

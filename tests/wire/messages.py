@@ -6,6 +6,7 @@ from manyhands.core import ModelId, NodeAddr, NodeId, SamplingParams, SessionId,
 from manyhands.wire.message import (
     MAX_CHUNK_BYTES,
     MAX_DIRECTORY_BYTES,
+    PROTOCOL_VERSION,
     Chunk,
     Close,
     Credit,
@@ -27,18 +28,21 @@ from manyhands.wire.message import (
     Reassign,
     Reassigned,
     Step,
+    Token,
     Want,
 )
+from manyhands.wire.signed import UNSIGNED
 from manyhands.wire.tensor import ITEMSIZE
 
 NODE = NodeId("ab" * 32)
+TOKEN = Token("0123456789abcdef" * 2)
 MODEL = ModelId("cd" * 32)
 SESSION = SessionId(bytes(range(16)))
 SPAN_INFO = SpanInfo(MODEL, "tiny", Span(0, 8), 24, "bf16", "avx512", 64, 4096, False, 100_000, 8)
 
 
 def hello(lane: Lane) -> Hello:
-    return Hello(1, lane, "näme", NodeAddr("::1", 4000, NODE), (SPAN_INFO, SPAN_INFO))
+    return Hello(PROTOCOL_VERSION, lane, "näme", NodeAddr("::1", 4000, NODE), (SPAN_INFO, SPAN_INFO), TOKEN)
 
 
 def step(count: int = 2, width: int = 3) -> Step:
@@ -49,7 +53,7 @@ def step(count: int = 2, width: int = 3) -> Step:
 SAMPLING = SamplingParams(seed=(1 << 64) - 1, logit_bias=((5, -1.5),), stop=("\n", "ende"), stop_ids=(2,), logprobs=3)
 CONTROL: list[Message] = [
     hello("control"),
-    Hello(1, "control", "", None, ()),
+    Hello(PROTOCOL_VERSION, "control", "", None, (), TOKEN),
     Open(
         session=SESSION,
         epoch=1,
@@ -69,6 +73,11 @@ CONTROL: list[Message] = [
         replay_from=0,
         replay_until=0,
         emit_from=0,
+        origin=NODE,
+        to=NODE,
+        token=TOKEN,
+        serial=(1 << 64) - 1,
+        signature=UNSIGNED,
     ),
     Opened(SESSION, 1, 0, "avx512-bf16", True),
     Close(SESSION),
@@ -100,7 +109,7 @@ STEPS: list[Message] = [  # what the data lane carries
     Step(SESSION, (1 << 32) - 1, 1, 5, 3, 0, 1, "hidden", (1, 0, (1 << 32) - 1), None),
     Step(SESSION, 1, 1, 5, 1, 0, 1, "ids", (9,), Payload("int32", 1, b"\1\0\0\0")),
     Step(SESSION, 1, 1, 5, 1, 0, 1, "logits", None, Payload("fp32", 2, bytes(8))),
-    Credit(SESSION, 3, 16),
+    Credit(SESSION, 7, 3, 16),
 ]
 
 

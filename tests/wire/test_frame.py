@@ -25,6 +25,7 @@ from manyhands.wire.message import (
     LANES,
     MAX_CHUNK_BYTES,
     MAX_DIRECTORY_BYTES,
+    PROTOCOL_VERSION,
     Chunk,
     Credit,
     Directory,
@@ -38,7 +39,7 @@ from manyhands.wire.message import (
     Ping,
     Step,
 )
-from tests.wire.messages import CONTROL, LARGEST, RAW, SESSION, STEPS, hello, step, steps
+from tests.wire.messages import CONTROL, LARGEST, RAW, SESSION, STEPS, TOKEN, hello, step, steps
 
 # Everything that a link carries after Hello, by lane.
 ON_LANE: dict[Lane, list[Message]] = {
@@ -163,8 +164,8 @@ def test_a_listener_takes_the_lane_that_hello_names() -> None:
         ("control", HELLO["control"] + HELLO["control"]),
         ("control", HELLO["control"] + to_bytes(STEPS[0])),
         ("data", HELLO["data"] + to_bytes(Ping(1))),
-        ("control", HELLO["control"] + to_bytes(Credit(SESSION, 0, 1))),
-        ("control", to_bytes(Hello(2, "control", "", None, ()))),
+        ("control", HELLO["control"] + to_bytes(Credit(SESSION, 1, 0, 1))),
+        ("control", to_bytes(Hello(PROTOCOL_VERSION + 1, "control", "", None, (), TOKEN))),
         ("bulk", HELLO["bulk"] + to_bytes(Directory(b"x"))),
         ("bulk", HELLO["bulk"] + to_bytes(STEPS[0])),
         ("data", HELLO["data"] + to_bytes(Chunk(1, 0, b"x"))),
@@ -189,7 +190,7 @@ def test_every_header_byte_of_a_control_frame_is_checked(offset: int) -> None:
 
 def step_header(**changes: int) -> bytes:
     """A Step header with one field changed; [1, 3] bf16 otherwise."""
-    fields = {"version": 1, "kind": 2, "flags": 2, "hop": 0, "length": 6, "epoch": 0, "position": 0, "count": 1}
+    fields = {"version": PROTOCOL_VERSION, "kind": 2, "flags": 2, "hop": 0, "length": 6, "epoch": 0, "position": 0, "count": 1}
     fields |= {"reply_from": 0, "window": 0, "width": 3, "dtype": 0, "content": 0} | changes
     values = list(fields.values())
     return struct.pack("<4BI16s6I2B", *values[:5], bytes(16), *values[5:])
@@ -198,7 +199,7 @@ def step_header(**changes: int) -> bytes:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 2},
+        {"version": PROTOCOL_VERSION + 1},
         {"version": 0},
         {"kind": 0},
         {"kind": 99},
@@ -237,7 +238,7 @@ def test_limits_hold() -> None:
         greeted("data", Limits(step_body=5)).feed(step_header())
     feeder = Feeder(None)
     with pytest.raises(ProtocolError, match="over the limit of 65536"):
-        feeder.feed(struct.pack("<4BI16s6I2B", 1, 1, 0, 0, MAX_CONTROL_BODY + 1, bytes(16), *[0] * 8))
+        feeder.feed(struct.pack("<4BI16s6I2B", PROTOCOL_VERSION, 1, 0, 0, MAX_CONTROL_BODY + 1, bytes(16), *[0] * 8))
     assert len(feeder.reader._body) == 0
 
 

@@ -17,13 +17,16 @@ from manyhands.core import ModelId, NodeAddr, NodeId, Precision, SamplingParams,
 from manyhands.errors import LinkClosed
 from manyhands.generate.sample import Sampler
 from manyhands.net.transport import Link
-from manyhands.wire.message import Fault, Message, Open, Step
+from manyhands.wire.message import PROTOCOL_VERSION, Fault, Hello, Message, Open, Step, Token
+from manyhands.wire.signed import UNSIGNED
 from manyhands.wire.tensor import decode_tensor, encode_tensor
 from manyhands.worker.execute import Device, SpanModel
 from manyhands.worker.log import LogBudget
+from manyhands.worker.owners import Owners
 from manyhands.worker.serve import SpanHost
 
-ORIGIN, BEFORE, AFTER = NodeId("0a" * 32), NodeId("0b" * 32), NodeId("0c" * 32)
+ORIGIN, BEFORE, AFTER, NODE = NodeId("0a" * 32), NodeId("0b" * 32), NodeId("0c" * 32), NodeId("0d" * 32)
+TOKEN = Token("00" * 16)
 MODEL = ModelId("ab" * 32)
 NOBODY: frozenset[int] = frozenset()
 M = TypeVar("M", bound=Message)
@@ -36,6 +39,10 @@ class Notes:
     peer: NodeId
     sent: list[Message] = field(default_factory=list)
     is_closed: bool = False
+
+    @property
+    def hello(self) -> Hello:
+        return Hello(PROTOCOL_VERSION, "control", "notes", None, (), TOKEN)
 
     def send(self, message: Message) -> None:
         if self.is_closed:
@@ -83,6 +90,11 @@ def opening(number: int, capacity: int = 64, **changes: Any) -> Open:
         replay_from=0,
         replay_until=0,
         emit_from=0,
+        origin=ORIGIN,
+        to=NODE,
+        token=TOKEN,
+        serial=1,
+        signature=UNSIGNED,
     )
     return replace(plain, **changes)
 
@@ -115,12 +127,13 @@ class Hop:
             return Sampler(params, 264, NOBODY)
 
         self.logs = LogBudget(config.log_bytes)
-        self.host = SpanHost(info, load, device, config, make_sampler, self.logs)
+        self.owners = Owners()
+        self.host = SpanHost(info, load, device, config, make_sampler, self.logs, self.owners)
 
     async def open(self, number: int, capacity: int = 64, after: Notes | None = None, **changes: Any) -> None:
         message = opening(number, capacity, **changes)
-        self.host.reserve(message, cast(Link, self.origin))
-        await self.host.open(message, cast(Link, self.origin), cast(Link, after or self.after))
+        reserved = self.host.reserve(message, cast(Link, self.origin))
+        await self.host.open(reserved, cast(Link, after or self.after))
 
     def step(self, number: int, position: int, rows: Tensor | None, link: Notes | None = None, **changes: Any) -> None:
         """Let a step arrive, from the predecessor unless another link is given."""
@@ -133,7 +146,7 @@ class Hop:
         """Let the successor of session `number` have computed `steps` steps."""
         place = self.host.find(session_id(number), 1)
         assert place is not None
-        self.host.credit(place, steps)
+        self.host.credit(place, steps, place.opened.epoch)
 
     def faults(self) -> list[Fault]:
         return self.origin.of(Fault)

@@ -116,12 +116,12 @@ def test_a_close_frees_the_lease_at_once_also_while_opening(folder: Path) -> Non
         one.host.close(session_id(1), ORIGIN)
         assert (one.host.num_sessions, one.host.info.free_tokens) == (0, 1000)
         message = opening(2, capacity=300)
-        one.host.reserve(message, cast(Link, one.origin))
+        reserved = one.host.reserve(message, cast(Link, one.origin))
         assert one.host.info.free_tokens == 700
         one.host.close(session_id(2), ORIGIN)
         one.host.close(session_id(2))
         assert one.host.info.free_tokens == 1000
-        await one.host.open(message, cast(Link, one.origin), cast(Link, one.after))
+        await one.host.open(reserved, cast(Link, one.after))
         assert one.host.num_sessions == 0 and not one.origin.of(Opened, session_id(2))
 
     play(folder, scenario, cache_tokens=1000)
@@ -380,16 +380,15 @@ def test_a_newer_open_overtakes_one_that_is_being_carried_out(folder: Path) -> N
     """Whichever is carried out first: the newer counts, with one lease, and the older can do no harm. (It could.)"""
 
     async def scenario(one: Hop) -> None:
-        old, new = opening(1, capacity=300), opening(1, capacity=300, epoch=2)
-        one.host.reserve(old, link(one.origin))
-        one.host.reserve(new, link(one.origin))
+        old = one.host.reserve(opening(1, capacity=300), link(one.origin))
+        new = one.host.reserve(opening(1, capacity=300, epoch=2), link(one.origin))
         assert one.host.info.free_tokens == 700
-        await one.host.open(old, link(one.origin), link(one.after))
+        await one.host.open(old, link(one.after))
         assert not one.origin.of(Opened)
         assert not one.host.abandon(old, keep=False)
-        await one.host.open(new, link(one.origin), link(one.after))
+        await one.host.open(new, link(one.after))
         assert not one.host.abandon(old, keep=False)
-        await one.host.open(old, link(one.origin), link(one.after))
+        await one.host.open(old, link(one.after))
         assert [o.epoch for o in one.origin.of(Opened)] == [2]
         assert (one.host.num_sessions, one.host.info.free_tokens) == (1, 700)
 
@@ -399,8 +398,12 @@ def test_a_newer_open_overtakes_one_that_is_being_carried_out(folder: Path) -> N
 def test_a_place_is_changed_by_newer_epochs_of_its_own_origin_alone(folder: Path) -> None:
     async def scenario(one: Hop) -> None:
         await one.open(1, epoch=3)
-        for origin, epoch in ((one.origin, 3), (one.origin, 2), (Notes(AFTER), 4)):
-            with pytest.raises(BadRequest, match="already open"):
+        for origin, epoch, why in (
+            (one.origin, 3, "in epoch 3 or later"),
+            (one.origin, 2, "in epoch 3 or later"),
+            (Notes(AFTER), 4, "another node"),
+        ):
+            with pytest.raises(BadRequest, match=why):
                 one.host.reserve(opening(1, epoch=epoch), link(origin))
         await one.open(1, epoch=4)
 
@@ -415,8 +418,8 @@ def test_a_new_place_that_cannot_be_had_leaves_the_old_one(folder: Path) -> None
         one.step(1, 0, hidden(5))
         await computed(one, 1, 1)
         message = opening(1, epoch=2)
-        one.host.reserve(message, link(one.origin))
-        assert one.host.abandon(message, keep=True) and one.host.num_sessions == 1
+        reserved = one.host.reserve(message, link(one.origin))
+        assert one.host.abandon(reserved, keep=True) and one.host.num_sessions == 1
         await one.open(1, epoch=3)
         one.step(1, 5, hidden(1), epoch=3)
         await computed(one, 1, 2)
@@ -430,9 +433,9 @@ def test_an_origin_that_is_lost_while_a_session_opens_leaves_no_lease(folder: Pa
 
     async def scenario(one: Hop) -> None:
         message = opening(1)
-        one.host.reserve(message, link(one.origin))
+        reserved = one.host.reserve(message, link(one.origin))
         one.host.drop_origin(link(one.origin))
-        await one.host.open(message, link(one.origin), link(one.after))
+        await one.host.open(reserved, link(one.after))
         assert one.host.num_sessions == 0 and one.host.info.free_tokens == WorkerConfig().cache_tokens
 
     play(folder, scenario)
@@ -443,11 +446,11 @@ def test_a_successor_that_is_lost_while_layers_load_is_noticed(folder: Path) -> 
 
     async def scenario(one: Hop) -> None:
         message = opening(1)
-        one.host.reserve(message, link(one.origin))
+        reserved = one.host.reserve(message, link(one.origin))
         one.after.is_closed = True
         with pytest.raises(LinkClosed):
-            await one.host.open(message, link(one.origin), link(one.after))
-        assert one.host.abandon(message, keep=False) and one.host.info.free_tokens == WorkerConfig().cache_tokens
+            await one.host.open(reserved, link(one.after))
+        assert one.host.abandon(reserved, keep=False) and one.host.info.free_tokens == WorkerConfig().cache_tokens
 
     play(folder, scenario)
 
@@ -457,12 +460,12 @@ def test_who_drains_says_so_in_every_epoch(folder: Path) -> None:
 
     async def scenario(one: Hop) -> None:
         message = opening(1)
-        one.host.reserve(message, link(one.origin))
+        reserved = one.host.reserve(message, link(one.origin))
         one.host.drain()
         with pytest.raises(Draining):
             one.host.reserve(opening(2), link(one.origin))
         emptied = asyncio.ensure_future(one.host.emptied())
-        await one.host.open(message, link(one.origin), link(one.after))
+        await one.host.open(reserved, link(one.after))
         await one.open(1, epoch=2)
         assert [(f.epoch, f.code) for f in one.faults()] == [(1, "draining"), (2, "draining")]
         assert not emptied.done()
@@ -477,8 +480,7 @@ def test_who_has_not_gone_by_the_deadline_is_turned_out(folder: Path) -> None:
 
     async def scenario(one: Hop) -> None:
         await one.open(1)
-        late = opening(2)
-        one.host.reserve(late, link(one.origin))
+        late = one.host.reserve(opening(2), link(one.origin))
         one.host.drain()
         await asyncio.sleep(6.0)
         one.host.drain()  # to say it again defers nothing
@@ -488,7 +490,7 @@ def test_who_has_not_gone_by_the_deadline_is_turned_out(folder: Path) -> None:
         told = [(f.session, f.code, f.blame) for f in one.faults() if f.code != "draining"]
         assert sorted(told) == [(session_id(n), "shard_unavailable", None) for n in (1, 2)]
         assert one.host.info.free_tokens == WorkerConfig().cache_tokens and one.logs.num_bytes == 0
-        await one.host.open(late, link(one.origin), link(one.after))
+        await one.host.open(late, link(one.after))
         assert one.host.num_sessions == 0
 
     play(folder, scenario, drain_s=10.0)

@@ -74,7 +74,7 @@ class Job:
     """What may be told of a request: never its prompt, its text or its key. Grows until `outcome` is set.
 
     `created` and `ended` are Unix times. `queue_s` is the wait for admission; `timings` begin after it. `route` is the first
-    one, `hops` the present one; `session` is its id in hex, `liars` how many nodes it caught sending what cannot be.
+    one, `hops` the present one; `session` is its public name, `liars` how many nodes it caught sending what cannot be.
     """
 
     id: str
@@ -190,7 +190,7 @@ class Run:
             job.liars = len(session.liars)
             if session.route.hops is not self._hops:  # a new route is a new list
                 self._hops = session.route.hops
-                job.session, job.hops = session.id.hex(), tuple([hop.offer for hop in session.route.hops])
+                job.session, job.hops = session.name, tuple([hop.offer for hop in session.route.hops])
         if len(answer.events) > len(job.events):
             self._tell(answer.events[len(job.events) :])
 

@@ -36,7 +36,11 @@ def tls_node(
     """
     key = NodeKey.generate() if is_ephemeral else NodeKey.load_or_create(key_file or home_from_env() / "node.key")
     policy = None if swarm is None else policy_of(swarm)
-    return Node(lambda hello: reach_transport(key.private_key, ticket.secret, hello, members=policy), **options)
+
+    def transport(hello: Callable[[Lane], Hello]) -> ReachTransport:
+        return reach_transport(key.private_key, ticket.secret, hello, members=policy)
+
+    return Node(transport, key.private_key, **options)
 
 
 def policy_of(swarm: SwarmConfig) -> TlsPolicy:

@@ -12,10 +12,9 @@ from manyhands.generate.hop import Hop, Lease
 from manyhands.generate.session import Session
 from manyhands.generate.shadow import Shadow
 from manyhands.route.search import Offer
+from manyhands.worker.worker import MAX_FEED_ROWS
 
 FEED_ROWS = 16
-# Rows asked for at once while a shadow catches up: four prefill-sized steps of the log.
-MAX_FEED_ROWS = 512
 # Committed positions after which a hop without a shadow looks for one again.
 LOOK_AGAIN_ROWS = 64
 

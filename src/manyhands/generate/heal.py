@@ -130,7 +130,7 @@ class Healer:
         kind: Literal["shard_failover", "reshard"] = "shard_failover" if is_alike else "reshard"
         self.events.append(Event(kind, names, at_token, f"{', '.join(lost)} -> {', '.join(names)}"))
         self.repairs.append(Repair(reason, tuple(lost), names, at_token, silent_s, now() - planned, now() - began))
-        logger.info("session=%s repaired at token %d: %s -> %s", session.id.hex()[:8], at_token, lost, names)
+        logger.info("session=%s repaired at token %d: %s -> %s", session.name, at_token, lost, names)
         return plan.replay_from
 
     async def _try(self, plan: RepairPlan, reason: str) -> str:
@@ -179,7 +179,7 @@ class Healer:
             hops = await asyncio.gather(*(self._relinked(i, hop) for i, hop in enumerate(session.route.hops)))
             if not session.losses:
                 await session.reshape(plan.slots, hops)
-                logger.info("session=%s moved to better links at position %d", session.id.hex()[:8], committed)
+                logger.info("session=%s moved to better links at position %d", session.name, committed)
                 return plan.replay_from
         return None
 

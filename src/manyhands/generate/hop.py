@@ -4,11 +4,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from manyhands.core import EndsAt, ModelId, NodeId, PathKind, Precision, SamplingParams, SessionId, Span
+from manyhands.core import EndsAt, ModelId, PathKind, Precision, SamplingParams, SessionId, Span
 from manyhands.generate.repair import Slot
 from manyhands.net.transport import Link, try_send
 from manyhands.route.search import Offer
+from manyhands.wire.credit import Credits
 from manyhands.wire.message import Open, Step
+from manyhands.wire.signed import UNSIGNED, Signer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +33,35 @@ class Hop:
     offer: Offer
     control: Link
     data: Link | None
-    window_left: int
+    window: int
+    outgoing: Credits = field(init=False)  # for Steps to it
+    incoming: Credits = field(init=False)  # for Steps from it
     arithmetic: str = ""
     epoch: int = 0  # of the last Opened
     has_log: bool = True
     is_whole: bool = True  # its cache holds the committed positions, or they are on their way
-    owed: int = 0
     outbox: deque[Step] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin an epoch: nothing waits for it, nothing is in flight."""
+        self.outgoing, self.incoming = Credits(self.window), Credits(self.window)
+        self.outbox.clear()
 
     @property
     def links(self) -> tuple[Link, ...]:
         return (self.control,) if self.data is None else (self.control, self.data)
 
-    def push(self, step: Step) -> None:
-        """Send a step, now or as soon as its credits allow."""
-        self.outbox.append(step)
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what waits, as far as credits allow."""
-        while self.outbox and self.window_left > 0:
-            self.window_left -= 1
+    def flush(self) -> int:
+        """Send what waits, as far as credits allow; returns how many steps."""
+        num_sent = 0
+        while self.outbox and self.outgoing.take():
             assert self.data is not None
             try_send(self.data, self.outbox.popleft())
+            num_sent += 1
+        return num_sent
 
 
 @dataclass(slots=True)
@@ -61,7 +69,7 @@ class Route:
     """The hops of one session as they stand in `epoch`; a new epoch has a new list of hops."""
 
     session: SessionId
-    origin: NodeId
+    signer: Signer
     lease: Lease
     credits: int  # steps that may be in flight to each hop
     hops: list[Hop]
@@ -85,15 +93,14 @@ class Route:
         self.epoch += 1
         self.hops = list(hops)
         for hop in hops:
-            hop.window_left, hop.owed = self.credits, 0
-            hop.outbox.clear()
+            hop.renew()
 
-    def open_message(self, index: int, slot: Slot) -> Open:
-        """What tells hop `index`, or its shadow, of its place in this epoch."""
+    def open_message(self, index: int, slot: Slot, control: Link) -> Open:
+        """What tells the node at the end of `control`, hop `index` or its shadow, of its place in this epoch. Signed."""
         last = index == len(self.hops) - 1
         lease = self.lease
         ring = lease.path == "ring"
-        return Open(
+        message = Open(
             session=self.session,
             epoch=self.epoch,
             hop=index,
@@ -105,11 +112,17 @@ class Route:
             prompt_length=lease.prompt_length,
             path=lease.path,
             ends=lease.ends,
-            predecessor=self.hops[index - 1].offer.node if ring and index else self.origin,
+            predecessor=self.hops[index - 1].offer.node if ring and index else self.signer.node,
             successor=self.hops[index + 1].offer.addr if ring and not last else None,
             sampling=lease.sampling if last else None,
             window=self.credits,
             replay_from=slot.replay_from,
             replay_until=slot.replay_until,
             emit_from=slot.emit_from,
+            origin=self.signer.node,
+            to=control.peer,
+            token=control.hello.token,
+            serial=0,
+            signature=UNSIGNED,
         )
+        return self.signer.sign(message)

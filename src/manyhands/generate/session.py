@@ -12,14 +12,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from manyhands.config import RequestConfig
-from manyhands.core import ORIGIN_HOP, NodeId, SessionId
+from manyhands.core import ORIGIN_HOP, NodeId, SessionId, public_id
 from manyhands.errors import (
     Detour,
     Draining,
     ManyhandsError,
     PipelineAborted,
     PipelineStalled,
-    ProtocolError,
     ShardUnavailable,
 )
 from manyhands.generate.blame import judge
@@ -28,8 +27,7 @@ from manyhands.generate.repair import Slot
 from manyhands.generate.shadow import Shadows
 from manyhands.net.transport import Link, betters, try_send
 from manyhands.wire.message import Close, Credit, Fault, HopTiming, Opened, Payload, Probe, Progress, Step
-
-CREDIT_BATCH = 8
+from manyhands.wire.signed import Signer
 
 
 class HopLost(PipelineAborted):
@@ -43,9 +41,9 @@ class Session:
     does so for hops that would like to leave. `shadows` stand by for the hops of their spans (shadow.py).
     """
 
-    def __init__(self, origin: NodeId, hops: Sequence[Hop], lease: Lease, config: RequestConfig) -> None:
+    def __init__(self, signer: Signer, hops: Sequence[Hop], lease: Lease, config: RequestConfig) -> None:
         self.id = SessionId(os.urandom(16))
-        self.route = Route(self.id, origin, lease, config.window, list(hops))
+        self.route = Route(self.id, signer, lease, config.window, list(hops))
         self.shadows = Shadows(self.route)
         self.losses: dict[int, str] = {}
         self.leaving: dict[int, str] = {}
@@ -65,7 +63,12 @@ class Session:
         self._is_running = False
 
     def __repr__(self) -> str:
-        return f"<Session {self.id.hex()[:8]} epoch={self.route.epoch} hops={len(self.route.hops)} error={self._error}>"
+        return f"<Session {self.name} epoch={self.route.epoch} hops={len(self.route.hops)} error={self._error}>"
+
+    @property
+    def name(self) -> str:
+        """What logs, events and the API call the session."""
+        return public_id(self.id)
 
     @property
     def is_closed(self) -> bool:
@@ -123,7 +126,8 @@ class Session:
         if not all(slots[index].offer.info.is_loaded for index in indices):
             limit = self._config.load_timeout_s
         for index in indices:
-            try_send(self.route.hops[index].control, self.route.open_message(index, slots[index]))
+            control = self.route.hops[index].control
+            try_send(control, self.route.open_message(index, slots[index], control))
         try:
             async with asyncio.timeout(limit):
                 while any(self.route.hops[index].epoch < self.route.epoch for index in indices):
@@ -162,17 +166,21 @@ class Session:
         self.sent_until = position + count
         self._sent_at = time.monotonic()
         step = Step(self.id, self.route.epoch, 0, position, count, reply_from, 0, "hidden", ids, payload)
-        self.route.hops[0].push(step)
+        self.route.hops[0].outbox.append(step)
+        self._flush(0)
 
     async def next_result(self, deadline_s: float) -> Step:
         """The next step that reached the origin. Raises TimeoutError if none does within `deadline_s`.
 
+        Taking it gives the last hop its credit back, so no more than a window of results waits here.
         Raises HopLost if the route is broken, or what ended the session.
         """
         async with asyncio.timeout(deadline_s):
             while not self._results:
                 await self._wait()
-        return self._results.popleft()
+        step = self._results.popleft()
+        self._settle(len(self.route.hops) - 1)
+        return step
 
     async def probe(self) -> int:
         """Ask every hop how far it is; return the hop that holds the route up. Deadline: config.probe_timeout_s.
@@ -216,41 +224,49 @@ class Session:
             self._arrived.set()
 
     def on_step(self, step: Step, link: Link) -> None:
-        """A step for the origin (the last hop's), or, in a star, for the next hop. Others are dropped.
+        """A step for the origin (the last hop's), or, in a star, for the next hop.
 
-        Raises ProtocolError if the sender is not who should have sent it.
+        Dropped if it comes from anybody but the hop that should have sent it (another's Open may make an honest node send
+        here), or of another epoch. A hop that sends more than its credits has lost its place.
         """
-        if step.epoch != self.route.epoch:
-            return
-        hops = self.route.hops
+        hops, is_star = self.route.hops, self.route.lease.path == "star"
         sender = len(hops) - 1 if step.hop == ORIGIN_HOP else step.hop - 1
-        if not 0 <= sender < len(hops) or link.peer != hops[sender].offer.node:
-            raise ProtocolError("a step came from a node that is not the sender its route names")
+        is_due = step.hop == ORIGIN_HOP or (is_star and 0 < step.hop < len(hops))
+        if step.epoch != self.route.epoch or not is_due or not self.route.is_from(sender, link):
+            return
         if self.shadows.pass_on(step):
             return
+        if not hops[sender].incoming.take():
+            self.lose(sender, f"sent more than its {hops[sender].window} steps without credit", lied=True)
+            return
         self.last_progress = asyncio.get_running_loop().time()
-        self._owe(hops, sender, link)
         if step.hop == ORIGIN_HOP:
             if step.count and len(step.timings) == len(hops):
                 self.timings, self.turn_s = step.timings, time.monotonic() - self._sent_at
             self._results.append(step)
             self._arrived.set()
-        elif self.route.lease.path == "star" and step.hop < len(hops):
-            hops[step.hop].push(step)
+        else:
+            hops[step.hop].outbox.append(step)
+            self._flush(step.hop)
 
-    def _owe(self, hops: Sequence[Hop], sender: int, link: Link) -> None:
-        hop = hops[sender]
-        hop.owed += 1
-        if hop.owed >= min(CREDIT_BATCH, max(1, self._config.window // 2)):
-            last = sender == len(hops) - 1
-            try_send(link, Credit(self.id, ORIGIN_HOP if last else sender + 1, hop.owed))
-            hop.owed = 0
+    def _flush(self, index: int) -> None:
+        """Send hop `index` what its credits allow. In a star, who sent it here has its credits back by that."""
+        num_sent = self.route.hops[index].flush()
+        if index and num_sent:
+            self._settle(index - 1, num_sent)
+
+    def _settle(self, sender: int, steps: int = 1) -> None:
+        """Steps that hop `sender` sent here have left: pay for them."""
+        hops = self.route.hops
+        hop, is_last = hops[sender], sender == len(hops) - 1
+        if (paid := hop.incoming.settle(steps)) and hop.data is not None:
+            try_send(hop.data, Credit(self.id, self.route.epoch, ORIGIN_HOP if is_last else sender + 1, paid))
 
     def on_credit(self, message: Credit) -> None:
         """Hop `message.hop` has computed steps that this origin sent it."""
-        hop = self.route.hops[message.hop]
-        hop.window_left += message.steps
-        hop.flush()
+        if message.epoch == self.route.epoch:
+            self.route.hops[message.hop].outgoing.give(message.steps)
+            self._flush(message.hop)
 
     def on_progress(self, message: Progress) -> None:
         if message.epoch == self.route.epoch:

@@ -139,7 +139,7 @@ class Shadows:
     def _place(self, hop: Hop) -> None:
         index = self._route.index_of(hop.offer.info.span)
         assert index is not None
-        try_send(hop.control, self._route.open_message(index, Slot(hop.offer, None, emit_from=SHADOW)))
+        try_send(hop.control, self._route.open_message(index, Slot(hop.offer, None, emit_from=SHADOW), hop.control))
 
     def _drop(self, span: Span) -> None:
         gone = self.by_span.pop(span).hop

@@ -92,7 +92,11 @@ class Member:
         self.key, self.ticket, self.config = key, ticket, config
         self.clock, self.unix_clock = clock, unix_clock
         self.node = Node(
-            lambda hello: make_transport(hello, self.book), name=config.name, worker=worker, request=request
+            lambda hello: make_transport(hello, self.book),
+            key.private_key,
+            name=config.name,
+            worker=worker,
+            request=request,
         )
         self.announcer = Announcer(key, self._profile(()), secrets.token_bytes, unix_clock())
         self.directory = DirectoryRunner(

@@ -50,6 +50,7 @@ class FramedLink(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._peer: NodeId | None = None
         self._hello: Hello | None = None
+        self._greeting: Hello | None = None
         self._closed: str | None = None
         self._opened = asyncio.Event()  # greeted, or closed before
         self._can_write = asyncio.Event()
@@ -75,6 +76,11 @@ class FramedLink(asyncio.BufferedProtocol):
     def hello(self) -> Hello:
         assert self._hello is not None, "hello is known once opened"
         return self._hello
+
+    @property
+    def greeting(self) -> Hello:
+        assert self._greeting is not None, "greeting is known once opened"
+        return self._greeting
 
     @property
     def lane(self) -> Lane:
@@ -154,7 +160,7 @@ class FramedLink(asyncio.BufferedProtocol):
             self.abort(str(exc))
             return
         if self._handshake.dialled is not None:
-            self._write(self._handshake.hello(self._handshake.dialled))
+            self._greet(self._handshake.dialled)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.get_buffer(sizehint)
@@ -200,7 +206,7 @@ class FramedLink(asyncio.BufferedProtocol):
         for message in own:
             match message:
                 case Hello():
-                    self._greet(message)
+                    self._greeted(message)
                 case Ping():
                     self._pong(Pong(message.nonce))
                 case Pong():
@@ -218,10 +224,14 @@ class FramedLink(asyncio.BufferedProtocol):
         else:
             self._transport.pause_reading()
 
-    def _greet(self, hello: Hello) -> None:
+    def _greet(self, lane: Lane) -> None:
+        self._greeting = self._handshake.hello(lane)
+        self._write(self._greeting)
+
+    def _greeted(self, hello: Hello) -> None:
         self._hello = hello
         if self._handshake.dialled is None:
-            self._write(self._handshake.hello(hello.lane))
+            self._greet(hello.lane)
         self._opened.set()
 
     def _send_pong(self, message: Message) -> None:

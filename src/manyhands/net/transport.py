@@ -27,6 +27,10 @@ class Link(Protocol):
         """What the peer said first."""
 
     @property
+    def greeting(self) -> Hello:
+        """What this node said first."""
+
+    @property
     def lane(self) -> Lane: ...
 
     @property

@@ -8,7 +8,10 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, NodeAddr, NodeId, Precision, Span, parse_cut
@@ -33,9 +36,15 @@ class MemorySwarm:
     addrs: list[NodeAddr]
 
 
+@cache
+def node_key(name: str) -> Ed25519PrivateKey:
+    """The key of the node called `name`, the same on every run."""
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+
+
 def node_id(name: str) -> NodeId:
-    """A made-up NodeId."""
-    return NodeId(hashlib.sha256(name.encode()).hexdigest())
+    """The NodeId of the node called `name`."""
+    return NodeId(node_key(name).public_key().public_bytes_raw().hex())
 
 
 def memory_node(network: MemoryNetwork, name: str, wrap: Wrap | None = None, **options: object) -> Node:
@@ -45,7 +54,7 @@ def memory_node(network: MemoryNetwork, name: str, wrap: Wrap | None = None, **o
         transport: Transport = network.transport(node_id(name), hello)
         return wrap(transport) if wrap else transport
 
-    return Node(make, name=name, **options)  # type: ignore[arg-type]
+    return Node(make, node_key(name), name=name, **options)  # type: ignore[arg-type]
 
 
 @asynccontextmanager

@@ -138,6 +138,10 @@ class WanLink:
         return self._link.hello
 
     @property
+    def greeting(self) -> Hello:
+        return self._link.greeting
+
+    @property
     def lane(self) -> Lane:
         return self._link.lane
 

@@ -30,6 +30,8 @@ from manyhands.wire.message import (
     Progress,
     Reassign,
     Reassigned,
+    Signature,
+    Token,
     Want,
 )
 
@@ -39,7 +41,7 @@ M = TypeVar("M", bound=Message)
 U32 = (1 << 32) - 1
 U64 = (1 << 64) - 1
 # Largest value by field name; other integers are u32. None is negative.
-LIMITS = {"hop": 255, "blame": 255, "num_hops": 255, "port": 65535, "nonce": U64, "seed": U64}
+LIMITS = {"hop": 255, "blame": 255, "num_hops": 255, "port": 65535, "nonce": U64, "serial": U64, "seed": U64}
 LIMITS |= {"offset": U64, "length": MAX_CHUNK_BYTES}
 MAX_ERROR_CHARS = 200  # an error quotes the peer's bytes; logs must not be flooded by them
 # Characters of a text by field name; other texts have plain.LIMIT. What is longer is cut, what is not printable replaced:
@@ -174,6 +176,8 @@ def _record(cls: type[Any]) -> Decoder:
 _BY_HINT: dict[Any, Decoder] = {
     NodeId: _hex(32),
     ModelId: _hex(32),
+    Token: _hex(16),
+    Signature: _hex(64),
     SessionId: _session,
     float: _number,
     bool: _boolean,

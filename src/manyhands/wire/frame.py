@@ -136,8 +136,8 @@ def encode(message: Message) -> list[bytes | memoryview]:
         match message:
             case Step():
                 return _encode_step(message)
-            case Credit(session, hop, steps):
-                return [_LAYOUT.pack(*_credit_header(session, hop, steps))]
+            case Credit():
+                return [_LAYOUT.pack(*_credit_header(*message))]
             case Directory(body):
                 return _encode_raw(message, b"", body)
             case Chunk(request, offset, data):
@@ -169,9 +169,9 @@ def _encode_raw(message: Message, prefix: bytes, data: bytes | bytearray | memor
     return [_LAYOUT.pack(*header) + prefix, view]
 
 
-def _credit_header(session: bytes, hop: int, steps: int) -> Header:
+def _credit_header(session: bytes, epoch: int, hop: int, steps: int) -> Header:
     """A Credit is its header alone: its steps stand where a Step has its rows."""
-    return Header(PROTOCOL_VERSION, _KIND_OF[Credit], hop=hop, session=session, num_rows=steps)
+    return Header(PROTOCOL_VERSION, _KIND_OF[Credit], hop=hop, session=session, epoch=epoch, num_rows=steps)
 
 
 def _encode_step(step: Step) -> list[bytes | memoryview]:
@@ -338,7 +338,7 @@ class FrameReader:
 
     def _check_plain(self, kind: type[Any], header: Header) -> None:
         if kind is Credit:
-            if header != _credit_header(header.session, header.hop, header.num_rows):
+            if header != _credit_header(header.session, header.epoch, header.hop, header.num_rows):
                 raise ProtocolError("Credit with a body or fields that only a Step has")
         elif kind in RAW_BODIES:
             _check_raw(header)
@@ -352,7 +352,7 @@ class FrameReader:
             return _decode_step(fields, body)
         header = Header._make(fields)
         if kind is Credit:
-            return Credit(SessionId(header.session), header.hop, header.num_rows)
+            return Credit(SessionId(header.session), header.epoch, header.hop, header.num_rows)
         if kind is Directory:
             return Directory(bytes(body))
         if kind is Chunk:

@@ -14,7 +14,7 @@ Lanes so that a cancel overtakes steps, and both overtake weights; credits go ag
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, NewType
 
 from manyhands.core import (
     EndsAt,
@@ -29,7 +29,10 @@ from manyhands.core import (
     SpanInfo,
 )
 
-PROTOCOL_VERSION = 1
+Token = NewType("Token", str)  # 32 hex digits: 16 random bytes
+Signature = NewType("Signature", str)  # 128 hex digits: an Ed25519 signature
+
+PROTOCOL_VERSION = 2
 # `emit_from` of a shadow: a standby for a hop, which computes when its device is idle and sends nothing on. It says how far it
 # is by Progress whenever it has computed what it had. Beyond every position.
 SHADOW = (1 << 32) - 1
@@ -82,22 +85,24 @@ class Step(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """`steps` more Steps of `session` may be sent to `hop` (the sender's window grows by as much)."""
+    """`steps` more Steps of `session` may be sent to `hop` in `epoch` (the sender's window grows by as much)."""
 
     session: SessionId
+    epoch: int
     hop: int
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message on every link, both ways."""
+    """First message on every link, both ways. `token` is drawn for this link; Opens sent to its maker repeat it."""
 
     version: int
     lane: Lane
     name: str
     listen: NodeAddr | None
     spans: tuple[SpanInfo, ...]
+    token: Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,9 @@ class Open:
     Steps are accepted only from node `predecessor`. `successor` is None where the next receiver is the origin itself.
     `sampling` is given to the last hop iff it draws the tokens (ends = edges), else it is None; the last hop then returns
     hidden states (ends = origin) or logits (ends = edges). `prompt_length` is what penalties count from.
+
+    `origin` owns the session and signs everything else here (signed.py). `to` is the node addressed, `token` that of its
+    Hello to the origin, `serial` is used once: the signature is worth nothing to another node, on another link or again.
     """
 
     session: SessionId
@@ -131,6 +139,11 @@ class Open:
     replay_from: int
     replay_until: int
     emit_from: int
+    origin: NodeId
+    to: NodeId
+    token: Token
+    serial: int
+    signature: Signature
 
 
 @dataclass(frozen=True, slots=True)

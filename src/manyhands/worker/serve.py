@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo, SpanLoad
@@ -23,10 +23,12 @@ from manyhands.errors import (
     WeightsMismatch,
 )
 from manyhands.net.transport import Link, betters, try_send
+from manyhands.wire.credit import MAX_WINDOW
 from manyhands.wire.message import Fault, Feed, Open, Probe, Step
 from manyhands.worker.engine import Engine
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.log import LogBudget
+from manyhands.worker.owners import Owners
 from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)
@@ -34,9 +36,22 @@ logger = logging.getLogger(__name__)
 Place = tuple[SessionId, Span]
 
 
+@dataclass(eq=False, slots=True)
+class Opening:
+    """An Open that is being carried out, by `task`, which ends with it: overtaken, closed, or its origin gone."""
+
+    message: Open
+    origin: Link
+    task: "asyncio.Task[None] | None" = None
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
 class SpanHost:
     """Serves one span. `load` makes the model (on the device thread); it is called again after an eviction. `logs` bounds the
-    output logs of all spans of the node together.
+    output logs of all spans of the node together, `owners` knows whose sessions all of them serve.
 
     `run` must be running for steps to be computed; cancelling it stops the host. Owned by the Node.
     """
@@ -49,13 +64,15 @@ class SpanHost:
         config: WorkerConfig,
         make_sampler: Callable[[SamplingParams], Draws],
         logs: LogBudget,
+        owners: Owners,
     ) -> None:
+        self._owners = owners
         self._info, self._config, self._make_sampler = info, config, make_sampler
         self.engine = Engine(info.span, load, device, config, logs, self.close)
         # A session may have several places here: adjacent or not, after a repair that this node took part in twice.
         self._places: dict[Place, HopSession] = {}
         self._by_hop: dict[tuple[SessionId, int], HopSession] = {}
-        self._opening: dict[Place, tuple[Open, Link]] = {}  # the newest Open of each place that is being opened
+        self._opening: dict[Place, Opening] = {}  # the newest of each place
         self._changed = asyncio.Event()  # places come or go
         self._leaves_at: float | None = None  # by the loop's clock, once it drains
 
@@ -82,17 +99,39 @@ class SpanHost:
         return self.engine.model is not None
 
     def _leased(self) -> int:
-        new = [message.capacity for place, (message, _) in self._opening.items() if place not in self._places]
+        new = [opening.message.capacity for place, opening in self._opening.items() if place not in self._places]
         return sum(s.capacity for s in self._places.values()) + sum(new)
 
     # -- life of a session --------------------------------------------------------------------------------------------
 
-    def reserve(self, message: Open, origin: Link) -> None:
+    def reserve(self, message: Open, origin: Link) -> Opening:
         """Take a lease for `origin` or say no, before anything is accepted; for a session that is here, check the epoch.
 
-        To be followed by `open` or `abandon`. A newer Open of a place overtakes one that is still being carried out.
+        To be followed by `open` or `abandon`. A newer Open of a place ends one that is still being carried out. Only the
+        origin that holds the session anywhere on this node may have another place in it.
         Raises Busy, ShardUnavailable (it would never fit), WeightsMismatch, ContextOverflow, BadRequest.
         """
+        self._check_fits(message)
+        self._owners.check(message.session, origin.peer)
+        place = (message.session, message.span)
+        here, before = self._places.get(place), self._opening.get(place)
+        known = [here.opened] if here is not None else []
+        known += [before.message] if before is not None else []
+        if any(message.epoch <= opened.epoch for opened in known):
+            raise BadRequest(f"this session is open on layers {message.span} in epoch {known[-1].epoch} or later")
+        if any(message.capacity != opened.capacity for opened in known):
+            raise BadRequest(f"this session has a lease of {known[0].capacity} positions, not {message.capacity}")
+        if not known:
+            self._lease(message)
+            self._owners.hold(message.session, origin.peer)
+        if before is not None:
+            before.cancel()
+        opening = self._opening[place] = Opening(message, origin)
+        self._changed.set()  # no longer idle
+        return opening
+
+    def _check_fits(self, message: Open) -> None:
+        """Raise WeightsMismatch or BadRequest unless `message` describes a place on this span."""
         info = self._info
         if message.model != info.model or message.precision != info.precision:
             raise WeightsMismatch(
@@ -101,19 +140,11 @@ class SpanHost:
             )
         if not info.span.covers(message.span):
             raise BadRequest(f"hop {message.hop} holds layers {info.span}, not {message.span}")
-        place = (message.session, message.span)
-        here = self._places.get(place)
-        known = [(here.opened, here.origin)] if here is not None else []
-        if place in self._opening:
-            known.append(self._opening[place])
-        if any(message.epoch <= opened.epoch or link.peer != origin.peer for opened, link in known):
-            raise BadRequest(f"session {message.session.hex()} is already open on layers {info.span}")
-        if not known:
-            self._lease(message)
-        elif here is None and message.capacity != known[0][0].capacity:
-            raise BadRequest(f"session {message.session.hex()} has a lease of {known[0][0].capacity} positions")
-        self._opening[place] = (message, origin)
-        self._changed.set()  # no longer idle
+        if message.hop >= message.num_hops or message.capacity < 1 or not 1 <= message.window <= MAX_WINDOW:
+            raise BadRequest(
+                f"hop {message.hop} of {message.num_hops}, {message.capacity} positions, {message.window} steps under way: "
+                f"a hop is one of its route, a lease has a position or more, a window 1 to {MAX_WINDOW} steps"
+            )
 
     def _lease(self, message: Open) -> None:
         info = self._info
@@ -126,21 +157,22 @@ class SpanHost:
                 f"layers {info.span} have cache for {most} positions in all, {message.capacity} are asked for: lower "
                 "max_tokens, or raise --cache-tokens there"
             )
-        sessions = len({*self._places, *self._opening})
+        sessions = len(self._places.keys() | self._opening.keys())
         if sessions >= self._config.max_sessions:
             raise Busy(f"layers {info.span} already serve {sessions} sessions, the limit; try another node or later")
         free = self.engine.cache_tokens - self._leased()
         if message.capacity > free:
             raise Busy(f"layers {info.span} have cache for {free} more positions, {message.capacity} are asked for")
 
-    async def open(self, message: Open, origin: Link, successor: Link) -> None:
+    async def open(self, opening: Opening, successor: Link) -> None:
         """Turn a reservation into a session, or give a session its new place; tell the origin.
 
         The caller has connected `successor`. Deadline: the caller's. Raises LinkClosed if that link is gone by now.
         """
         await self.engine.ensure_loaded()
+        message, origin = opening.message, opening.origin
         place = (message.session, message.span)
-        if self._opening.get(place, (None,))[0] is not message:
+        if self._opening.get(place) is not opening:
             return  # closed, or overtaken, while it was being opened
         if successor.is_closed:
             raise LinkClosed("the link broke while layers were being loaded")
@@ -161,17 +193,18 @@ class SpanHost:
             session.fault(Draining.code, "drains", session.opened.hop)
         logger.info("session=%s epoch=%d hop=%d layers=%s", session.name, message.epoch, message.hop, message.span)
 
-    def abandon(self, message: Open, *, keep: bool) -> bool:
-        """An Open cannot be carried out: free its lease, or its session unless that may `keep` the place it has.
+    def abandon(self, opening: Opening, *, keep: bool) -> bool:
+        """An Open cannot be carried out: free its lease, also of the place it has unless that may be kept (`keep`).
 
         Ignored (False) if the session was closed or the Open overtaken meanwhile.
         """
-        place = (message.session, message.span)
-        if self._opening.get(place, (None,))[0] is not message:
+        place = (opening.message.session, opening.message.span)
+        if self._opening.get(place) is not opening:
             return False
-        self._forget_opening(place)
-        if not keep:
-            self.close(message.session)
+        del self._opening[place]
+        self._released(place)
+        if not keep and place in self._places:
+            self._free(place, self._places[place])
         return True
 
     def _forget_hop(self, session: HopSession) -> None:
@@ -187,8 +220,9 @@ class SpanHost:
 
     def _end(self, is_meant: Callable[[SessionId, Link], bool]) -> None:
         """Free sessions, also those half open, by their id and their origin's link."""
-        for place in [p for p, (_, origin) in self._opening.items() if is_meant(p[0], origin)]:
-            self._forget_opening(place)
+        for place in [p for p, opening in self._opening.items() if is_meant(p[0], opening.origin)]:
+            self._opening.pop(place).cancel()
+            self._released(place)
         for place, session in [(p, s) for p, s in self._places.items() if is_meant(p[0], s.origin)]:
             self._free(place, session)
 
@@ -196,13 +230,15 @@ class SpanHost:
         session.close()
         del self._places[place]
         self._forget_hop(session)
-        self._changed.set()  # idle time, and so eviction, begins when the last session goes
+        self._released(place)
         self.engine.remove(session)
         logger.info("session=%s closed layers=%s", session.name, place[1])
 
-    def _forget_opening(self, place: Place) -> None:
-        del self._opening[place]
-        self._changed.set()
+    def _released(self, place: Place) -> None:
+        """A place or its opening has gone: if none of the two is left, the lease is free."""
+        if place not in self._places and place not in self._opening:
+            self._owners.release(place[0])
+        self._changed.set()  # idle time, and so eviction, begins when the last session goes
 
     def drop_origin(self, link: Link) -> None:
         """The control link of origins is gone: free the sessions that were opened over it, also those half open."""
@@ -226,8 +262,9 @@ class SpanHost:
                     self._changed.clear()
                     await self._changed.wait()
         why = f"leaves: nobody took its place within {self._config.drain_s:g} s"
-        for message, origin in self._opening.values():
-            try_send(origin, Fault(message.session, message.epoch, message.hop, ShardUnavailable.code, why))
+        for opening in self._opening.values():
+            message = opening.message
+            try_send(opening.origin, Fault(message.session, message.epoch, message.hop, ShardUnavailable.code, why))
         for session in self._places.values():
             session.fault(ShardUnavailable.code, why, None)
         self._end(lambda *_: True)
@@ -269,14 +306,14 @@ class SpanHost:
         return place in self._places or place in self._opening
 
     def step(self, session: HopSession, step: Step, link: Link) -> None:
-        """Queue a step. Raises ProtocolError (close the link) if the sender is not the session's predecessor."""
+        """Queue a step that came over `link`; dropped unless that leads to the session's predecessor."""
         session.pace.returned(asyncio.get_running_loop().time())
         session.step(step, link, time.monotonic())
         self.engine.advance_soon()
 
-    def credit(self, session: HopSession, steps: int) -> None:
-        """The successor has computed steps: send what waits for it."""
-        session.credit(steps)
+    def credit(self, session: HopSession, steps: int, epoch: int) -> None:
+        """The successor has computed steps of `epoch`: send what waits for it."""
+        session.credit(steps, epoch)
         self.engine.advance_soon()
 
     # -- in memory, or not --------------------------------------------------------------------------------------------

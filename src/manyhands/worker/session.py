@@ -8,10 +8,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyhands.core import ORIGIN_HOP
+from manyhands.core import ORIGIN_HOP, public_id
 from manyhands.errors import BadRequest, ContextOverflow, ProtocolError
 from manyhands.model.cache import SessionCache
 from manyhands.net.transport import Link, try_send
+from manyhands.wire.credit import Credits
 from manyhands.wire.message import SHADOW, Credit, DType, Fault, HopTiming, Open, Opened, Progress, Step
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Draws, Result, Work
@@ -19,8 +20,10 @@ from manyhands.worker.log import LogBudget, rows_from, split_step
 
 logger = logging.getLogger(__name__)
 
-# Steps computed before their credits go back together: at most half the window, so that the sender never waits for them.
-CREDIT_BATCH = 8
+# What may wait for one place, beside its credits: so many times the rows of its lease (a rollback sends rows again) ...
+MAX_WAITING_LEASES = 2
+# ... and, for a shadow, which is fed without credits, so many steps: one a row of the largest feed.
+MAX_SHADOW_STEPS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +100,8 @@ class HopSession:
         self.arrived: dict[int, float] = {}  # by first position: when a step that waits came
         self.outbox: deque[Step] = deque()
         self._fit, self._logs = fit, logs
-        self._window_left = opened.window
+        self._outgoing, self._incoming = self._credits()
         self._newest_window = 0
-        self._owed = 0
         self._predecessor: Link | None = None
         self._ids: list[int] = []
 
@@ -108,8 +110,8 @@ class HopSession:
 
     @property
     def name(self) -> str:
-        """The first digits of the session's id, for logs."""
-        return self.opened.session.hex()[:8]
+        """What logs call the session."""
+        return public_id(self.opened.session)
 
     @property
     def is_last(self) -> bool:
@@ -129,7 +131,8 @@ class HopSession:
         self.opened, self.origin, self.successor, self.sampler = opened, origin, successor, sampler
         self.waiting.clear()
         self.outbox.clear()
-        self._window_left, self._owed, self._predecessor = opened.window, 0, None
+        self._outgoing, self._incoming = self._credits()
+        self._predecessor = None
         self.received = self.computed = 0
         self._is_spoiled = False
         self._newest_window = 0
@@ -137,6 +140,11 @@ class HopSession:
             return False
         self.outbox.extend(self._addressed(s, s) for s in self.log.replay(opened.replay_until, opened.replay_from))
         return True
+
+    def _credits(self) -> tuple[Credits, Credits]:
+        """Those for steps to the successor and from the predecessor, as an epoch begins."""
+        window = MAX_SHADOW_STEPS if self.is_shadow else self.opened.window
+        return Credits(self.opened.window), Credits(window)
 
     @property
     def is_shadow(self) -> bool:
@@ -181,12 +189,11 @@ class HopSession:
     def step(self, step: Step, link: Link, now: float) -> None:
         """Queue a step that came at `now`, or drop it if its epoch or window is not the current one.
 
-        Raises ProtocolError if the sender is not the predecessor (the link is to be closed).
+        Dropped too if the sender is not the predecessor: another's Open may make an honest node send here. One bad step, or
+        one more than was granted, costs the predecessor its place, by the origin's judgement; its link serves others.
         """
-        if step.epoch != self.opened.epoch or self._is_spoiled:
+        if step.epoch != self.opened.epoch or self._is_spoiled or link.peer != self.opened.predecessor:
             return
-        if link.peer != self.opened.predecessor:
-            raise ProtocolError("a step came from a node that the origin did not name as predecessor")
         self._predecessor = link
         try:
             self._check(step)
@@ -209,6 +216,7 @@ class HopSession:
 
     def _check(self, step: Step) -> None:
         opened, end = self.opened, step.position + step.count
+        self._check_granted(step)
         if step.count < 1 or end > self.capacity:
             raise ContextOverflow(f"positions up to {end} exceed the lease of {self.capacity}")
         embeds = opened.ends == "edges" and opened.hop == 0
@@ -221,12 +229,21 @@ class HopSession:
         if step.ids is not None and max(step.ids) >= self._fit.vocab_size:
             raise BadRequest(f"token id {max(step.ids)} is outside the vocabulary of {self._fit.vocab_size}")
 
+    def _check_granted(self, step: Step) -> None:
+        """Take a credit for `step`. Raises ProtocolError if more would wait than was granted."""
+        rows = sum([s.count for s in self.waiting], step.count)
+        if rows > MAX_WAITING_LEASES * self.capacity:
+            raise ProtocolError(
+                f"{rows} rows wait, {MAX_WAITING_LEASES} times the lease of {self.capacity} is the limit"
+            )
+        if not self._incoming.take():
+            raise ProtocolError(f"a step came without credit: {self._incoming.window} may be under way")
+
     def _owe(self, steps: int) -> None:
-        """Give `steps` back to the predecessor's window, in batches."""
-        self._owed += steps
-        if self._owed >= min(CREDIT_BATCH, self.opened.window // 2 or 1) and self._predecessor is not None:
-            try_send(self._predecessor, Credit(self.opened.session, self.opened.hop, self._owed))
-            self._owed = 0
+        """Give `steps` back to the predecessor, in batches. (A shadow's are only counted: it is fed without credits.)"""
+        paid = self._incoming.settle(steps)
+        if paid and self._predecessor is not None and not self.is_shadow:
+            try_send(self._predecessor, Credit(self.opened.session, self.opened.epoch, self.opened.hop, paid))
 
     # -- through the device -------------------------------------------------------------------------------------------
 
@@ -287,12 +304,12 @@ class HopSession:
         where = rows.position, rows.count, step.reply_from, step.window
         return Step(step.session, opened.epoch, hop, *where, rows.content, ids, rows.payload, timings)
 
-    def credit(self, steps: int) -> None:
-        """The successor has computed `steps` steps: send what waits for it."""
-        self._window_left += steps
-        self.flush()
+    def credit(self, steps: int, epoch: int) -> None:
+        """The successor has computed `steps` steps of `epoch`: send what waits for it."""
+        if epoch == self.opened.epoch:
+            self._outgoing.give(steps)
+            self.flush()
 
     def flush(self) -> None:
-        while self.outbox and self._window_left > 0:
-            self._window_left -= 1
+        while self.outbox and self._outgoing.take():
             try_send(self.successor, self.outbox.popleft())

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.config import WorkerConfig, home_from_env
-from manyhands.core import Precision, SamplingParams, Span, SpanInfo
-from manyhands.errors import LinkClosed, ManyhandsError, ShardUnavailable
+from manyhands.core import NodeAddr, NodeId, Precision, SamplingParams, Span, SpanInfo
+from manyhands.errors import BadRequest, Busy, LinkClosed, ManyhandsError, ShardUnavailable
 from manyhands.model.admit import admit
 from manyhands.model.load import context_length, read_config
 from manyhands.model.manifest import Manifest, build_manifest
@@ -22,12 +22,22 @@ from manyhands.model.prove import proven_class
 from manyhands.net.pool import CONNECT_TIMEOUT_S, LinkPool
 from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import Fault, Feed, Open
+from manyhands.wire.signed import Serials, is_signed
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.log import LogBudget
-from manyhands.worker.serve import SpanHost
+from manyhands.worker.owners import Owners
+from manyhands.worker.quota import Quota
+from manyhands.worker.serve import Opening, SpanHost
 from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)
+
+# Addresses that this node dials at once because Opens and Feeds name them: for one origin, and for all of them. A route's
+# hops have one successor each, so an honest origin needs as many as it has routes that begin at the same moment.
+MAX_DIALS_PER_PEER = 16
+MAX_DIALS = 64
+# Rows that a Feed may ask for at once: four prefill-sized steps of the log.
+MAX_FEED_ROWS = 512
 
 
 @dataclass(slots=True)
@@ -59,6 +69,9 @@ class Worker:
         self.config = config
         self.hosts: list[SpanHost] = []
         self.logs = LogBudget(config.log_bytes)
+        self.owners = Owners()
+        self.dials = Quota("dials", MAX_DIALS_PER_PEER, MAX_DIALS)
+        self._serials: dict[Link, Serials] = {}  # of the Opens that came on each link
         self._name, self._pool, self._start, self._sampling = name, pool, start, sampling
         self._loadable: list[Loadable] = []
         self._running: dict[SpanHost, asyncio.Task[None]] = {}
@@ -103,6 +116,7 @@ class Worker:
             self.config,
             self._sampling(folder, info.has_ends),
             self.logs,
+            self.owners,
         )
 
     async def offer_to_load(
@@ -133,12 +147,29 @@ class Worker:
     def on_open(self, message: Open, link: Link) -> None:
         """Reserve a place or refuse, at once; open it as soon as its links are there."""
         try:
+            self._check_signed(message, link)
+            self.owners.check(message.session, link.peer)
             host = self._find_host(message)
-            host.reserve(message, link)
+            opening = host.reserve(message, link)
         except ManyhandsError as error:
             try_send(link, Fault(message.session, message.epoch, message.hop, error.code, str(error)))
             return
-        self._start(self._open(host, message, link))
+        opening.task = self._start(self._open(host, opening))
+
+    def _check_signed(self, message: Open, link: Link) -> None:
+        """Raise BadRequest unless the origin at the other end of `link` has signed this Open for this link, and only now."""
+        named = (message.origin, message.token) == (link.peer, link.greeting.token)
+        if not named or not is_signed(message):
+            raise BadRequest("this Open is not signed for this link by the node at its other end")
+        if not self._serials.setdefault(link, Serials()).admit(message.serial):
+            raise BadRequest(f"an Open of serial {message.serial} came before: sign another one")
+
+    def on_lost(self, link: Link) -> None:
+        """A link is gone, and with it what was opened over it."""
+        self._serials.pop(link, None)
+        for host in self.hosts:
+            host.drop_origin(link)
+            host.drop_successor(link)
 
     def _find_host(self, message: Open) -> SpanHost:
         """The host of the layers: one that has the session already, or the right weights, or any (which will refuse)."""
@@ -171,52 +202,61 @@ class Worker:
         info = replace(loadable.info, span=span, is_loaded=True)
         return self._add(self._make_host(loadable.folder, loadable.manifest, info, loadable.device))
 
-    async def _open(self, host: SpanHost, message: Open, origin: Link) -> None:
+    async def _open(self, host: SpanHost, opening: Opening) -> None:
         """Connect to the successor, then open. A failure is the session's alone: its origin gets a Fault.
 
         A successor that cannot be reached is blamed; a session that had its place before keeps it.
         """
+        message, origin = opening.message, opening.origin
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 if message.successor is not None:
-                    successor = await self._pool.get(message.successor, "data")
+                    successor = await self._reach(message.successor, origin.peer)
                 else:
                     successor = await self._pool.await_link(origin.peer, "data")
-            await host.open(message, origin, successor)
+            await host.open(opening, successor)
         except Exception as error:  # also what a failing load raises: this session's trouble, not the node's
             is_cut_off = isinstance(error, LinkClosed | TimeoutError)
             blame = message.hop + 1 if is_cut_off and message.successor is not None else None
-            if not host.abandon(message, keep=blame is not None):
+            if not host.abandon(opening, keep=blame is not None):
                 return
             if is_cut_off:
                 error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
             code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
             try_send(origin, Fault(message.session, message.epoch, message.hop, code, str(error), blame))
 
-    def on_feed(self, message: Feed, link: Link) -> None:
-        """Send a shadow what it lacks, on behalf of the session's origin."""
-        for host in self.hosts:
-            if (place := host.feeder(message, link.peer)) is not None:
-                self._start(self._feed(place, message))
+    async def _reach(self, addr: NodeAddr, asker: NodeId) -> Link:
+        """A data link to `addr`, dialled if there is none on behalf of `asker`. Raises LinkClosed, Busy."""
+        link = self._pool.find_at(addr, "data")
+        if link is not None:
+            return link
+        with self.dials.use(asker, addr):
+            return await self._pool.get(addr, "data")
 
-    async def _feed(self, place: HopSession, message: Feed) -> None:
+    def on_feed(self, message: Feed, link: Link) -> None:
+        """Send a shadow what it lacks, on behalf of the session's origin.
+
+        One at a time for each place, and MAX_FEED_ROWS at most: an origin that asks for more is not heard.
+        """
+        for host in self.hosts:
+            place = host.feeder(message, link.peer)
+            if place is not None and not place.is_feeding and message.until - message.start <= MAX_FEED_ROWS:
+                place.is_feeding = True
+                self._start(self._feed(place, message, link.peer))
+
+    async def _feed(self, place: HopSession, message: Feed, asker: NodeId) -> None:
         """Deadline: CONNECT_TIMEOUT_S to reach the shadow and for what was sent to it before to leave.
 
-        In a star it goes by way of the origin, as all steps do.
-        One at a time for each place: an origin that asks for more meanwhile is not heard, so that what waits to be sent stays
-        bounded by one log. A failure leaves the shadow behind, nothing else.
+        In a star it goes by way of the origin, as all steps do. A failure leaves the shadow behind, nothing else.
         """
-        if place.is_feeding:
-            return
-        place.is_feeding = True
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 is_star = place.opened.path == "star"
-                shadow = place.successor if is_star else await self._pool.get(message.to, "data")
+                shadow = place.successor if is_star else await self._reach(message.to, asker)
                 await shadow.drain()
             if place.opened.epoch == message.epoch:
                 place.feed(shadow, message.start, message.until)
-        except (LinkClosed, TimeoutError) as error:
+        except (LinkClosed, TimeoutError, Busy) as error:
             logger.info("session=%s: its shadow cannot be fed: %s", place.name, error)
         finally:
             place.is_feeding = False

@@ -1,0 +1,76 @@
+"""Signed Opens: who owns a session is proven by its key, not by the link on which a message came.
+
+What is signed is a label and the JSON of the Open with an empty signature, as control.py encodes what it has decoded. An
+Open names its receiver (`to`), repeats what the receiver's Hello to the origin said (`token`) and has a number (`serial`).
+Each receiver accepts a number once for each link, so an Open sent again, later, or to another node is refused.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from manyhands.core import NodeId
+from manyhands.wire import control
+from manyhands.wire.message import Open, Signature
+
+LABEL: Final = b"manyhands open 2\0"
+WINDOW: Final = (
+    1024  # serials below the highest that may still come: Opens may overtake each other where they are forwarded
+)
+UNSIGNED: Final = Signature("00" * 64)
+
+
+class Signer:
+    """Signs the Opens of one origin. Every Open gets a new serial. Never prints its key."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self.node = NodeId(key.public_key().public_bytes_raw().hex())
+        self._sign: Callable[[bytes], bytes] = key.sign
+        self._serials = count(1)
+
+    def __repr__(self) -> str:
+        return f"<Signer {self.node[:8]}>"
+
+    def sign(self, message: Open) -> Open:
+        """`message` with the next serial and this origin's signature, whatever it has of both."""
+        numbered = replace(message, origin=self.node, serial=next(self._serials))
+        decoded = control.decode(Open, control.encode(numbered))  # numbers as the receiver reads them
+        return replace(decoded, signature=Signature(self._sign(_signed_bytes(decoded)).hex()))
+
+
+def is_signed(message: Open) -> bool:
+    """Whether the node that `message` names as its origin has signed it. Takes about 0.1 ms."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(message.origin))
+        key.verify(bytes.fromhex(message.signature), _signed_bytes(message))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _signed_bytes(message: Open) -> bytes:
+    return LABEL + control.encode(replace(message, signature=UNSIGNED))
+
+
+class Serials:
+    """The serials that came on one link: each is admitted once, and none that is WINDOW or more below the highest. Pure."""
+
+    def __init__(self) -> None:
+        self._highest = 0
+        self._seen = 0  # bit n: highest - n has come
+
+    def admit(self, serial: int) -> bool:
+        """Whether `serial` comes for the first time."""
+        ahead = serial - self._highest
+        if ahead > 0:
+            self._seen = (self._seen << min(ahead, WINDOW) | 1) & ((1 << WINDOW) - 1)
+            self._highest = serial
+            return True
+        if -ahead >= WINDOW or self._seen >> -ahead & 1:
+            return False
+        self._seen |= 1 << -ahead
+        return True
