@@ -46,6 +46,7 @@ class FakeSession:
     liars: set[NodeId] = field(default_factory=set)
     id: SessionId = field(default_factory=lambda: SessionId(bytes(16)))
     is_closed: bool = False
+    name: str = "0123"
 
     def __post_init__(self) -> None:
         self.shadows = Shadows(self.route)

@@ -16,7 +16,7 @@ from manyhands.swarm.record import MAX_LIFETIME_S, sign
 from manyhands.swarm.shelf import FRESH_S, Shelf
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
-from manyhands.wire.message import PROTOCOL_VERSION, Hello, Lane
+from manyhands.wire.message import PROTOCOL_VERSION, Hello, Lane, Token
 from tests.members import Town, town
 from tests.swarm.records import NOW, announcer_of, chain_of, hosted, key_of, node_of, record_of
 
@@ -136,7 +136,7 @@ def test_a_certificate_is_good_whatever_the_date(monkeypatch: pytest.MonkeyPatch
 
     async def main() -> str:
         def hello(name: str) -> Callable[[Lane], Hello]:
-            return lambda lane: Hello(PROTOCOL_VERSION, lane, name, None, ())
+            return lambda lane: Hello(PROTOCOL_VERSION, lane, name, None, (), Token("00" * 16))
 
         old = TlsTransport(key_of(0).private_key, bytes(32), hello("old"))
         monkeypatch.setattr(certificate, "_NOT_BEFORE", datetime(2200, 1, 1))

@@ -190,7 +190,16 @@ def test_every_header_byte_of_a_control_frame_is_checked(offset: int) -> None:
 
 def step_header(**changes: int) -> bytes:
     """A Step header with one field changed; [1, 3] bf16 otherwise."""
-    fields = {"version": PROTOCOL_VERSION, "kind": 2, "flags": 2, "hop": 0, "length": 6, "epoch": 0, "position": 0, "count": 1}
+    fields = {
+        "version": PROTOCOL_VERSION,
+        "kind": 2,
+        "flags": 2,
+        "hop": 0,
+        "length": 6,
+        "epoch": 0,
+        "position": 0,
+        "count": 1,
+    }
     fields |= {"reply_from": 0, "window": 0, "width": 3, "dtype": 0, "content": 0} | changes
     values = list(fields.values())
     return struct.pack("<4BI16s6I2B", *values[:5], bytes(16), *values[5:])

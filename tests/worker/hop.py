@@ -104,7 +104,7 @@ class Hop:
 
     def __init__(self, folder: Path, device: Device, config: WorkerConfig, precision: Precision = "bf16") -> None:
         self.origin, self.before, self.after = Notes(ORIGIN), Notes(BEFORE), Notes(AFTER)
-        self.loads = 0
+        self.loads = self.num_sent = 0
         info = SpanInfo(
             model=MODEL,
             model_name="test",
