@@ -1,0 +1,282 @@
+"""F4, F16: receivers enforce what they granted. A flood costs its sender a session, and others neither memory nor tasks."""
+
+import asyncio
+import resource
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from manyhands.config import RequestConfig
+from manyhands.core import ORIGIN_HOP, NodeAddr, PathKind, SessionId, Span
+from manyhands.generate.hop import Lease
+from manyhands.generate.session import Session
+from manyhands.net.transport import Link
+from manyhands.node import Node
+from manyhands.testing.swarm import memory_node
+from manyhands.testing.tiny import make_tiny
+from manyhands.wire.credit import MAX_WINDOW, Credits
+from manyhands.wire.message import Close, Credit, Fault, Feed, Message, Open, Opened, Payload, Step
+from manyhands.worker.worker import MAX_DIALS, MAX_DIALS_PER_PEER, Worker
+from tests.generate.test_session import ORIGIN, star_hop
+from tests.hostile.test_sessions import overhear
+from tests.kill import Bench, Scene, kept_models
+from tests.worker.hop import AFTER, BEFORE, MODEL, Notes, opening
+
+U32 = (1 << 32) - 1
+ONE = SessionId((1).to_bytes(16, "big"))
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with kept_models() as models:
+        yield Bench(make_tiny("qwen3", tmp_path_factory.mktemp("floods") / "qwen3", seed=21), models)
+
+
+class Flooder:
+    """A member with sessions of its own on hop 1 of a scene, layers 2-3."""
+
+    def __init__(self, node: Node, scene: Scene) -> None:
+        self.node, self.scene, self.victim, self.answers = node, scene, scene.hops[1], list[Message]()
+        overhear(node, "_dispatch", self.answers)
+
+    async def link(self, lane: Any = "control") -> Link:
+        assert self.victim.address is not None
+        return await self.node.pool.get(self.victim.address, lane)
+
+    def open(self, link: Link, number: int = 1, **changes: Any) -> Open:
+        info = self.victim.hosts[0].info
+        plain = opening(number, model=info.model, precision=info.precision, predecessor=self.node.transport.node)
+        named = replace(plain, to=link.peer, token=link.hello.token, session=SessionId(number.to_bytes(16, "big")))
+        return self.node._signer.sign(replace(named, **{"successor": None, **changes}))
+
+    def of(self, kind: type[Message]) -> list[Any]:
+        return [m for m in self.answers if isinstance(m, kind)]
+
+    async def heard(self, kind: type[Message], count: int) -> None:
+        while len(self.of(kind)) < count:  # noqa: ASYNC110 - in virtual time
+            await asyncio.sleep(0.001)
+
+
+def attack(bench: Bench, work: Any) -> None:
+    """Let a flooder work, under a deadline in virtual time; an honest request before and after it is answered."""
+
+    async def main() -> None:
+        async with bench.scene(spares=[]) as scene:
+            async with memory_node(scene.swarm.network, "flooder") as node:
+                await node.listen(NodeAddr("mem", 0))
+                async with asyncio.timeout(300):
+                    await work(Flooder(node, scene))
+                    beside = asyncio.ensure_future(scene.ask("hot"))
+                    assert await beside == bench.wanted["hot", 0] and not scene.answers[0].repairs
+
+    bench.play(main)
+
+
+def resident_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_flood_of_steps_waits_nowhere(bench: Bench) -> None:
+    """F4: 4,050 large Steps in a window of 16. (They took 1.5 GB in 13 s.) The session's origin hears of it; the link stays."""
+
+    async def work(flooder: Flooder) -> None:
+        control, data = await flooder.link(), await flooder.link("data")
+        control.send(flooder.open(control, capacity=1000))
+        await flooder.heard(Opened, 1)
+        (place,) = flooder.victim.hosts[0]._places.values()
+        payload = Payload("bf16", 64, bytes(999 * 64 * 2))
+        before = resident_bytes()
+        for number in range(4050):
+            data.send(Step(ONE, 1, 1, 0, 999, 0, 0, "hidden", None, payload))
+            if number % 16 == 0:
+                await asyncio.sleep(0)
+            assert len(place.waiting) <= 2
+        await flooder.heard(Fault, 1)
+        assert resident_bytes() - before < 64 << 20
+        assert "rows wait" in flooder.of(Fault)[0].detail and not data.is_closed
+        control.send(Close(ONE))
+
+    attack(bench, work)
+
+
+def test_a_step_without_credit_is_not_taken(bench: Bench) -> None:
+    """One row each: no bytes to speak of, but a window is a window, whatever the flooder asked for."""
+
+    async def work(flooder: Flooder) -> None:
+        control, data = await flooder.link(), await flooder.link("data")
+        for window in (0, MAX_WINDOW + 1, U32):
+            control.send(flooder.open(control, window=window))
+        await flooder.heard(Fault, 3)
+        control.send(flooder.open(control, window=MAX_WINDOW, epoch=2))
+        await flooder.heard(Opened, 1)
+        (place,) = flooder.victim.hosts[0]._places.values()
+        place.outbox.append(cast(Step, None))  # its successor gives no credit: nothing is computed
+        payload = Payload("bf16", 64, b"\1\2" * 64)
+        for _ in range(3 * MAX_WINDOW):
+            data.send(Step(ONE, 2, 1, 0, 1, 0, 0, "hidden", None, payload))
+        await flooder.heard(Fault, 4)
+        assert len(place.waiting) == MAX_WINDOW and "without credit" in flooder.of(Fault)[3].detail
+        place.outbox.clear()
+        control.send(Close(ONE))
+
+    attack(bench, work)
+
+
+@pytest.mark.parametrize("path", ["ring", "star"])
+def test_an_origin_takes_a_window_of_results_and_no_more(path: PathKind) -> None:
+    """A last hop that sends without end, and in a star one whose successor does not compute: both lose their place."""
+
+    async def main() -> None:
+        links = [Notes(BEFORE), Notes(AFTER)]
+        hops = [star_hop(link, span) for link, span in zip(links, (Span(0, 2), Span(2, 4)), strict=True)]
+        session = Session(ORIGIN, hops, Lease(MODEL, "bf16", 64, 1, path, "origin", None), RequestConfig())
+        session.route.renew(hops)
+
+        def send(hop: int, link: Notes) -> None:
+            session.on_step(Step(session.id, 1, hop, 0, 0, 0, 0, "hidden", None, None), cast(Link, link))
+
+        for _ in range(16):
+            send(ORIGIN_HOP, links[1])
+        await session.next_result(1.0)
+        for _ in range(8):
+            await session.next_result(1.0)
+        assert [credit.steps for credit in links[1].of(Credit)] == [8], "paid when they are taken"
+        for _ in range(8):
+            send(ORIGIN_HOP, links[1])
+        assert not session.losses
+        for _ in range(5000):
+            send(ORIGIN_HOP, links[1])
+        assert list(session.losses) == [1] and "without credit" in session.losses[1]
+        assert len(session._results) == 15
+        for _ in range(5000):
+            send(1, links[0])
+        assert (0 in session.losses, len(hops[1].outbox)) == ((True, 16) if path == "star" else (False, 0))
+        assert len(links[1].of(Step)) == (16 if path == "star" else 0)
+
+    asyncio.run(main())
+
+
+def test_both_sides_count_alike() -> None:
+    """However steps and credits interleave, an honest sender never exceeds what the receiver counts, and never starves."""
+    for window in range(1, MAX_WINDOW + 1):
+        sender, receiver, under_way, unpaid = Credits(window), Credits(window), 0, 0
+        for turn in range(500):
+            while sender.take():
+                assert receiver.take(), "an honest step was refused"
+                under_way += 1
+            assert under_way <= window
+            done = under_way if turn % 3 else max(1, under_way // 2)
+            under_way -= done
+            unpaid += receiver.settle(done)
+            if turn % 2 or not under_way:
+                sender.give(unpaid)
+                unpaid = 0
+            assert sender.left or under_way or unpaid, "nothing moves any more"
+        sender.give(U32)
+        assert sender.left <= window
+
+
+# -- opens and dials --------------------------------------------------------------------------------------------------
+
+
+def num_tasks(node: Node) -> int:
+    """Tasks that carry out what peers asked for. (Those of links end a heartbeat after them.)"""
+    asked = (Worker._open.__name__, Worker._feed.__name__)
+    return sum(task.get_coro().__name__ in asked for task in node._own)  # type: ignore[union-attr]
+
+
+class Nowhere:
+    """Makes dials to ports from 10,000 on hang, as a host does that drops packets; counts those at once."""
+
+    def __init__(self, node: Node) -> None:
+        self.under_way = self.most = 0
+        plain = node.transport.dial
+
+        async def dial(addr: NodeAddr, lane: Any) -> Link:
+            if addr.port < 10_000:
+                return await plain(addr, lane)
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.under_way -= 1
+            raise AssertionError
+
+        node.transport.dial = dial  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("way", ["epochs", "closes", "links"])
+def test_openings_that_are_over_cost_nothing(bench: Bench, way: str) -> None:
+    """F16: 1,000 Opens with rising epochs, each to another address; or 500 closed; or 50 on a link that is then dropped.
+
+    (There were 1,092 tasks and as many connections under way, for 10 s each.)
+    """
+
+    async def work(flooder: Flooder) -> None:
+        nowhere, before = Nowhere(flooder.victim), num_tasks(flooder.victim)
+        control = await flooder.link()
+        for epoch in range(1, {"epochs": 1001, "closes": 501, "links": 51}[way]):
+            to = NodeAddr("mem", 10_000 + epoch)
+            control.send(flooder.open(control, epoch=epoch, successor=to))
+            if way == "closes":
+                control.send(Close(ONE))
+            if epoch % 50 == 0 or way == "links":
+                await asyncio.sleep(0.001)
+                assert num_tasks(flooder.victim) <= before + 2
+            if way == "links":
+                control.abort("next")
+                await asyncio.sleep(0.001)
+                control = await flooder.link()
+        await asyncio.sleep(0.1)
+        assert nowhere.most <= 2 and nowhere.under_way <= 1
+        assert flooder.victim.worker.dials.num_used <= 1
+        control.send(Close(ONE))
+        await asyncio.sleep(0.01)
+        assert nowhere.under_way == 0 and num_tasks(flooder.victim) <= before + 2
+        host = flooder.victim.hosts[0]
+        assert not host._opening and host.info.free_tokens == flooder.victim.worker.config.cache_tokens
+
+    attack(bench, work)
+
+
+def test_dials_for_one_member_and_for_all_are_bounded(bench: Bench) -> None:
+    """As many sessions as it may have, each with another successor that does not answer: refused from the 17th on."""
+
+    async def work(flooder: Flooder) -> None:
+        nowhere, control = Nowhere(flooder.victim), await flooder.link()
+        for number in range(1, 31):
+            control.send(flooder.open(control, number, successor=NodeAddr("mem", 10_000 + number)))
+        await flooder.heard(Fault, 30 - MAX_DIALS_PER_PEER)
+        assert nowhere.most == nowhere.under_way == MAX_DIALS_PER_PEER <= MAX_DIALS
+        assert {fault.code for fault in flooder.of(Fault)} == {"shard_unavailable"}
+        await flooder.heard(Fault, 30)
+        assert nowhere.under_way == 0 and flooder.victim.worker.dials.num_used == 0
+
+    attack(bench, work)
+
+
+def test_a_flood_of_feeds_is_one_at_a_time(bench: Bench) -> None:
+    """500 Feeds to as many addresses, of any length: one task for each place."""
+
+    async def work(flooder: Flooder) -> None:
+        control, _ = await flooder.link(), await flooder.link("data")
+        control.send(flooder.open(control))
+        await flooder.heard(Opened, 1)
+        nowhere, before = Nowhere(flooder.victim), num_tasks(flooder.victim)
+        session = ONE
+        for number in range(500):
+            until = (5, U32, 0)[number % 3]
+            control.send(Feed(session, 1, 1, NodeAddr("mem", 10_000 + number), 0, until))
+            if number % 50 == 0:
+                await asyncio.sleep(0.001)
+                assert num_tasks(flooder.victim) <= before + 1
+        assert nowhere.most == 1
+        control.send(Close(session))
+
+    attack(bench, work)
