@@ -10,6 +10,7 @@ import pytest
 
 from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, NodeAddr, PathKind, SessionId, Span
+from manyhands.errors import Busy
 from manyhands.generate.hop import Lease
 from manyhands.generate.session import Session
 from manyhands.net.transport import Link
@@ -254,7 +255,7 @@ def test_dials_for_one_member_and_for_all_are_bounded(bench: Bench) -> None:
             control.send(flooder.open(control, number, successor=NodeAddr("mem", 10_000 + number)))
         await flooder.heard(Fault, 30 - MAX_DIALS_PER_PEER)
         assert nowhere.most == nowhere.under_way == MAX_DIALS_PER_PEER <= MAX_DIALS
-        assert {fault.code for fault in flooder.of(Fault)} == {"shard_unavailable"}
+        assert {fault.code for fault in flooder.of(Fault)} == {Busy.code}
         await flooder.heard(Fault, 30)
         assert nowhere.under_way == 0 and flooder.victim.worker.dials.num_used == 0
 
