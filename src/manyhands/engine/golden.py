@@ -146,8 +146,8 @@ def rotary(machine: Machine) -> bytes:
         (2, 48, 16, 16, 1),
         (1, 80, 0, 20, 0),
     ):
-        cos, sin = library.rope([0.7**i for i in range(turns)], 1.25, 1024)
-        ops: list[Op] = [(library.ROTARY, (0, heads, width, offset, turns, pairs), (), (cos, sin))]
+        rates = np.array([0.7**i for i in range(turns)], np.float32)
+        ops: list[Op] = [(library.ROTARY, (0, heads, width, offset, turns, pairs), (1.25,), (rates,))]
         found.append(machine.run(reals(11, 40, heads * width), "f32", [1], ops, 0).tobytes())
     return b"".join(found)
 

@@ -26,7 +26,7 @@ ACTIVATIONS: Final = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sig
 FUNCTIONS: Final = (*ACTIVATIONS, "exp", "tanh", "erf")
 DOUBLES: Final = ("exp", "log", "sin", "cos", "pow")
 BLOCK: Final = 64  # positions of a cache's block
-NUMBERS, REALS, TENSORS = 12, 3, 2
+NUMBERS, REALS, TENSORS = 12, 3, 6
 _FAILED = {
     1: "there is no memory for a step's rows: give it fewer rows at once",
     2: "the operation is unknown",
@@ -73,6 +73,10 @@ def load() -> ctypes.CDLL:
         "mh_packed_size": (count, [count, count]),
         "mh_pack": (ctypes.c_int, [count, pointer, count, count, count, pointer, count]),
         "mh_apply": (ctypes.c_int, [count, count, real, pointer, pointer, count]),
+        "mh_embed": (
+            ctypes.c_int,
+            [count, count, pointer, *([count] * 3), pointer, count, real, count, pointer, count],
+        ),
         "mh_rope": (ctypes.c_int, [pointer, count, real, count, count, pointer, pointer]),
         "mh_double": (ctypes.c_int, [count, pointer, real, pointer, count]),
         "mh_plan_new": (pointer, [count, count, pointer, count, count, count, count]),
@@ -168,6 +172,23 @@ def rope(frequencies: Sequence[float], factor: float, positions: int, first: int
     return cos, sin
 
 
+def embed(
+    back_end: str, table_VD: Array, table_type: str, ids: Sequence[int], scale: float, row_type: str
+) -> NDArray[np.uint8]:
+    """Rows [T, bytes of a row] of a table in its stored type, times `scale`, rounded to `row_type`. Raises ModelError."""
+    vocab, width = table_VD.shape
+    given = np.array(ids, np.int64)
+    out = np.empty((len(given), width * (2 if row_type == "bf16" else 4)), np.uint8)
+    table = tensor(table_VD)
+    shape = (table.data, table.bytes, vocab, width)
+    target, stored = BACK_ENDS.index(back_end), TYPES[table_type]
+    code = load().mh_embed(
+        target, stored, *shape, address(given), len(given), scale, TYPES[row_type], address(out), out.nbytes
+    )
+    check(code)
+    return out
+
+
 class Team:
     """Threads that compute together, the caller among them. One step at a time."""
 
@@ -256,4 +277,4 @@ class Plan:
             self._handle = None
 
 
-NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN = range(8)
+NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY = range(9)

@@ -8,6 +8,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 /* What a call answers: done, or why not (engine/library.py has the texts). */
+enum { LANES_MOST = 256 };
 enum { DONE, NO_MEMORY, BAD_KIND, BAD_REGISTER, BAD_SHAPE, BAD_TENSOR, BAD_SEGMENT, BAD_ROWS, BAD_POSITION };
 
 static const Kernels *back_end(int64_t target)
@@ -94,6 +95,7 @@ EXPORT void mh_plan_free(Plan *plan)
     free(plan->ops);
     free(plan->registers);
     free(plan->prepared);
+    free(plan->angles);
     free(plan);
 }
 
@@ -148,22 +150,44 @@ static int check_norm(const Plan *plan, const Op *op) /* source, target, groups,
     return DONE;
 }
 
-static int check_product(Plan *plan, const Op *op) /* source, target, type, activation; weight packed, bias */
+/* Columns [column, column + count) of a register; a count of 0 stands for all of it. */
+static int is_slice(const Plan *plan, int64_t number, int64_t column, int64_t *count)
 {
-    const int64_t *n = op->numbers;
-    if (!has(plan, n[0]) || !has(plan, n[1]) || n[0] == n[1])
+    int64_t width = plan->widths[number];
+    *count = *count ? *count : width;
+    return column >= 0 && column < width && is_count(*count, width - column);
+}
+
+/* source, target, type, activation, source column, k, target column, n; weight packed, bias */
+static int check_product(Plan *plan, Op *op)
+{
+    int64_t *n = op->numbers;
+    if (!has(plan, n[0]) || !has(plan, n[1]))
         return BAD_REGISTER;
-    if (n[2] < BF16 || n[2] > F32 || n[3] < 0 || n[3] > 6)
+    if (n[2] < BF16 || n[2] > F32 || n[3] < 0 || n[3] > 6 || !is_slice(plan, n[0], n[4], n + 5) || !is_slice(plan, n[1], n[6], n + 7))
         return BAD_SHAPE;
-    int64_t needed = mh_packed_size(plan->widths[n[1]], plan->widths[n[0]]) * size_of_type(n[2]);
-    if (!op->tensors[0].data || op->tensors[0].bytes != needed || !is_vector(op->tensors[1], plan->widths[n[1]]))
+    int64_t needed = mh_packed_size(n[7], n[5]) * size_of_type(n[2]), depth = ceil_div(n[5], DEPTH);
+    if (!op->tensors[0].data || op->tensors[0].bytes != needed || !is_vector(op->tensors[1], n[7]))
         return BAD_TENSOR;
-    int64_t depth = ceil_div(plan->widths[n[0]], DEPTH);
     plan->depth = depth > plan->depth ? depth : plan->depth;
     return DONE;
 }
 
-static int check_rotary(const Plan *plan, const Op *op) /* target, heads, width, offset, turns, pairs; cos, sin */
+/* source, target, source column, target column, count, times, source step, target step */
+static int check_copy(const Plan *plan, const Op *op)
+{
+    const int64_t *n = op->numbers;
+    if (!has(plan, n[0]) || !has(plan, n[1]) || n[0] == n[1])
+        return BAD_REGISTER;
+    for (int i = 2; i < 8; i++)
+        if (n[i] < 0 || n[i] > MAX_WIDTH)
+            return BAD_SHAPE;
+    if (!n[4] || !n[5] || n[2] + (n[5] - 1) * n[6] + n[4] > plan->widths[n[0]] || n[3] + (n[5] - 1) * n[7] + n[4] > plan->widths[n[1]])
+        return BAD_SHAPE;
+    return DONE;
+}
+
+static int check_rotary(Plan *plan, Op *op) /* target, heads, width, offset, turns, pairs; factor; frequencies */
 {
     const int64_t *n = op->numbers;
     if (!has(plan, n[0]))
@@ -172,9 +196,18 @@ static int check_rotary(const Plan *plan, const Op *op) /* target, heads, width,
         return BAD_SHAPE;
     if (n[3] < 0 || n[3] >= n[2] || !is_count(n[4], n[2]) || n[3] + 2 * n[4] > n[2])
         return BAD_SHAPE;
-    for (int i = 0; i < 2; i++)
-        if (!op->tensors[i].data || op->tensors[i].bytes != plan->positions * n[4] * 4)
-            return BAD_TENSOR;
+    if (!op->tensors[0].data || op->tensors[0].bytes != n[4] * 4)
+        return BAD_TENSOR;
+    for (int64_t i = 0; i < plan->num_ops; i++) {
+        const Op *other = plan->ops + i;
+        if (other->kind == ROTARY && other->tensors[0].data == op->tensors[0].data && other->numbers[4] == n[4] &&
+            other->reals[0] == op->reals[0]) {
+            op->cache = other->cache;
+            return DONE;
+        }
+    }
+    op->owns = 1, op->cache = plan->turns;
+    plan->turns += n[4];
     return DONE;
 }
 
@@ -224,6 +257,7 @@ static int check(Plan *plan, Op *op)
     case PRODUCT: return check_product(plan, op);
     case ROTARY: return check_rotary(plan, op);
     case ATTENTION: return check_attention(plan, op);
+    case COPY: return check_copy(plan, op);
     case GATE: case ADD: case MULTIPLY: case SOFTEN: return check_columns(plan, op);
     default: return BAD_KIND;
     }
@@ -295,24 +329,24 @@ static int check_segments(const Plan *plan, const Segment *segments, int64_t num
     return row == num_rows ? DONE : BAD_SEGMENT;
 }
 
+static float *more_room(float *old, int64_t width, int64_t rows)
+{
+    free(old);
+    size_t bytes = (size_t)(ceil_div(width * rows, SIDE) * SIDE) * 4;
+    float *room = aligned_alloc(64, bytes);
+    return room ? memset(room, 0, bytes) : 0;
+}
+
 static int has_room(Plan *plan, int64_t rows)
 {
     if (plan->rows >= rows)
         return 1;
-    free(plan->registers);
-    free(plan->prepared);
-    plan->rows = 0;
-    plan->registers = aligned_alloc(64, (size_t)(plan->width * rows) * 4);
-    plan->prepared = aligned_alloc(64, (size_t)((plan->depth + 1) * DEPTH * rows) * 4);
-    if (!plan->registers || !plan->prepared) {
-        free(plan->registers);
-        free(plan->prepared);
-        plan->registers = plan->prepared = 0;
-        return 0;
-    }
-    memset(plan->registers, 0, (size_t)(plan->width * rows) * 4);
-    plan->rows = rows;
-    return 1;
+    plan->registers = more_room(plan->registers, plan->width, rows);
+    plan->prepared = more_room(plan->prepared, (plan->depth + 1) * DEPTH, rows);
+    plan->angles = more_room(plan->angles, 2 * plan->turns + 1, rows);
+    int has_all = plan->registers && plan->prepared && plan->angles;
+    plan->rows = has_all ? rows : 0;
+    return has_all;
 }
 
 /* The part of the segments that lies in rows [first, first + rows), counted from there. */
@@ -359,6 +393,34 @@ EXPORT int mh_plan_run(Plan *plan, Team *team, int64_t threads, const Segment *s
     }
     modes_leave(modes);
     return failed ? NO_MEMORY : DONE;
+}
+
+/* Rows of a table [vocab, width] by id, times scale (unless 1), as bf16 or fp32. width * vocab may not overflow: checked. */
+EXPORT int mh_embed(int64_t target, int64_t type, const void *table, int64_t bytes, int64_t vocab, int64_t width, const int64_t *ids,
+                    int64_t count, double scale, int64_t row_type, void *out, int64_t out_bytes)
+{
+    if (!mh_supports(target) || type < BF16 || type > F32 || (row_type != BF16 && row_type != F32))
+        return BAD_KIND;
+    if (!is_count(vocab, 1 << 28) || !is_count(width, MAX_WIDTH) || bytes != vocab * width * size_of_type(type))
+        return BAD_SHAPE;
+    if (count < 0 || count > MAX_ROWS || out_bytes != count * width * size_of_type(row_type))
+        return BAD_ROWS;
+    float row[LANES_MOST];
+    uint64_t modes = modes_enter();
+    for (int64_t i = 0; i < count; i++) {
+        if (ids[i] < 0 || ids[i] >= vocab) {
+            modes_leave(modes);
+            return BAD_ROWS;
+        }
+        for (int64_t at = 0; at < width; at += LANES_MOST) {
+            int64_t part = at_most(width - at, LANES_MOST);
+            back_end(target)->widen((const char *)table + (ids[i] * width + at) * size_of_type(type), type, (float)scale, row, part, 0);
+            back_end(target)->narrow(row, (char *)out + (i * width + at) * size_of_type(row_type), row_type, part);
+        }
+    }
+    __atomic_fetch_add(calls + target, 1, __ATOMIC_RELAXED);
+    modes_leave(modes);
+    return DONE;
 }
 
 EXPORT Team *mh_team_start(int64_t size) { return is_count(size, 1024) ? team_start(size) : 0; }

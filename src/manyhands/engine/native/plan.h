@@ -4,10 +4,10 @@
 #include "kernels.h"
 #include "team.h"
 
-enum { MAX_REGISTERS = 64, MAX_NUMBERS = 12, MAX_REALS = 3, MAX_TENSORS = 2, MAX_WIDTH = 1 << 24, MAX_HEADS = 1 << 16,
+enum { MAX_REGISTERS = 64, MAX_NUMBERS = 12, MAX_REALS = 3, MAX_TENSORS = 6, MAX_WIDTH = 1 << 24, MAX_HEADS = 1 << 16,
        MAX_ROWS = 1 << 16, MAX_SEGMENTS = 1 << 12 };
 /* As in engine/library.py. */
-enum { NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, KINDS };
+enum { NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, KINDS };
 
 /* What Python holds for as long as the plan lives. */
 typedef struct {
@@ -20,7 +20,9 @@ typedef struct {
     int64_t kind, numbers[MAX_NUMBERS];
     double reals[MAX_REALS];
     Tensor tensors[MAX_TENSORS];
-    int64_t cache; /* attention: where a block of the layer begins among those of all layers, in bytes of one block each */
+    int64_t cache; /* attention: where a block of the layer begins among those of all layers, in bytes of one block each;
+                      rotary: where its angles begin in those of a row */
+    int64_t owns;  /* rotary: it is the first with these angles, and computes them */
 } Op;
 
 typedef struct {
@@ -29,7 +31,8 @@ typedef struct {
     int64_t out, out_type, positions, block_bytes, depth;                                       /* depth: most steps of a product */
     int64_t num_ops, room;
     Op *ops;
-    float *registers, *prepared; /* for `rows` rows */
+    int64_t turns;                        /* angles of a row */
+    float *registers, *prepared, *angles; /* for `rows` rows; cosines and sines */
     int64_t rows;
 } Plan;
 
@@ -40,5 +43,7 @@ typedef struct {
 } Segment;
 
 int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segments, int64_t num_segments, int64_t rows);
+/* cos and sin of the fp32 product of position and frequency, in double times factor, rounded to fp32 (tables.c). */
+void rope_angles(const float *frequencies, int64_t turns, double factor, int64_t position, float *cos, float *sin);
 Kind plan_kind(const Plan *plan, const Op *op);
 #endif

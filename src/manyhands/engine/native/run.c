@@ -47,11 +47,12 @@ static void norm_row(const Plan *plan, const Op *op, int64_t row)
     }
 }
 
-static void rotate_row(const Plan *plan, const Op *op, int64_t row, int64_t position)
+static float *angles_of(const Plan *plan, const Op *op, int64_t row) { return plan->angles + 2 * (row * plan->turns + op->cache); }
+
+static void rotate_row(const Plan *plan, const Op *op, int64_t row)
 {
     const int64_t *n = op->numbers;
-    const float *cos = (const float *)op->tensors[0].data + position * n[4];
-    const float *sin = (const float *)op->tensors[1].data + position * n[4];
+    const float *cos = angles_of(plan, op, row), *sin = cos + n[4];
     for (int64_t head = 0; head < n[1]; head++)
         plan->kernels->rotate(row_of(plan, n[0], row) + head * n[2] + n[3], n[4], n[5], cos, sin);
 }
@@ -68,7 +69,9 @@ static void do_row(const Job *job, int64_t row)
         norm_row(plan, op, row);
         break;
     case ROTARY:
-        rotate_row(plan, op, row, position_of(job, row));
+        if (op->owns)
+            rope_angles(op->tensors[0].data, n[4], reals[0], position_of(job, row), angles_of(plan, op, row), angles_of(plan, op, row) + n[4]);
+        rotate_row(plan, op, row);
         break;
     case GATE:
         kernels->gate(row_of(plan, n[0], row), row_of(plan, n[1], row), row_of(plan, n[2], row), plan->widths[n[2]], n[3],
@@ -80,6 +83,10 @@ static void do_row(const Job *job, int64_t row)
         break;
     case MULTIPLY:
         kernels->multiply(row_of(plan, n[0], row), row_of(plan, n[1], row)[0], row_of(plan, n[2], row), plan->widths[n[2]]);
+        break;
+    case COPY:
+        for (int64_t i = 0; i < n[5]; i++)
+            memcpy(row_of(plan, n[1], row) + n[3] + i * n[7], row_of(plan, n[0], row) + n[2] + i * n[6], (size_t)n[4] * 4);
         break;
     case SOFTEN:
         kernels->soften(row_of(plan, n[0], row), plan->widths[n[0]], (float)reals[0], (float)reals[1]);
@@ -103,8 +110,8 @@ static void prepare_task(const void *argument, int64_t task, void *scratch)
     int64_t whole = job->blocked ? ceil_div(job->rows, plan->kernels->block_rows) * plan->kernels->block_rows : job->rows;
     (void)scratch;
     if (first < whole)
-        plan->kernels->prepare(row_of(plan, source, 0), stride_of(plan, source), first, job->rows, at_most(whole - first, job->per_task),
-                               plan->widths[source], plan->rounds, job->blocked, plan->prepared);
+        plan->kernels->prepare(row_of(plan, source, 0) + job->op->numbers[4], stride_of(plan, source), first, job->rows,
+                               at_most(whole - first, job->per_task), job->op->numbers[5], plan->rounds, job->blocked, plan->prepared);
 }
 
 /* Parts (operations that read one source) one after the other, each in tasks of per_task panels; starts: their first tasks. */
@@ -117,11 +124,11 @@ static void product_task(const void *argument, int64_t task, void *scratch)
         part++;
     const Op *op = job->op + part;
     const int64_t *n = op->numbers;
-    Matrix matrix = {.type = n[2], .n = plan->widths[n[1]], .k = plan->widths[n[0]], .activation = n[3], .packed = op->tensors[0].data,
+    Matrix matrix = {.type = n[2], .n = n[7], .k = n[5], .activation = n[3], .packed = op->tensors[0].data,
                      .bias = op->tensors[1].data};
     Source source = {plan->prepared, job->rows, ceil_div(matrix.k, DEPTH), job->blocked};
     int64_t panel = (task - job->starts[part]) * job->per_task, end = at_most(panel + job->per_task, ceil_div(matrix.n, SIDE));
-    plan->kernels->product(&matrix, &source, panel, end, row_of(plan, n[1], 0), stride_of(plan, n[1]), scratch);
+    plan->kernels->product(&matrix, &source, panel, end, row_of(plan, n[1], 0) + n[6], stride_of(plan, n[1]), scratch);
 }
 
 static void remember_task(const void *argument, int64_t task, void *scratch)
@@ -174,26 +181,32 @@ static int run_rows(Team *team, int64_t threads, Job job, Task task, int64_t wid
     return team_run(team, members, task, &job, ceil_div(job.rows, job.per_task), 0);
 }
 
-/* The products from `op` on that read the same register; their number is in *count. */
-static int run_products(const Plan *plan, Team *team, int64_t threads, Job job, int64_t *count)
+/* Products from `op` on that read the same columns: how many; the last may overwrite them. */
+static int64_t count_parts(const Plan *plan, const Op *op)
 {
-    const Op *op = job.op, *end = plan->ops + plan->num_ops;
-    int64_t source = op->numbers[0], panels = 0, block = plan->kernels->block_rows;
-    while (op + job.num_parts < end && job.num_parts < MAX_REGISTERS && op[job.num_parts].kind == PRODUCT &&
-           op[job.num_parts].numbers[0] == source)
-        panels += ceil_div(plan->widths[op[job.num_parts++].numbers[1]], SIDE);
-    *count = job.num_parts;
+    int64_t count = 1, left = plan->ops + plan->num_ops - op;
+    while (count < left && count < MAX_REGISTERS && op[count].kind == PRODUCT && op[count - 1].numbers[1] != op->numbers[0] &&
+           op[count].numbers[0] == op->numbers[0] && op[count].numbers[4] == op->numbers[4] && op[count].numbers[5] == op->numbers[5])
+        count++;
+    return count;
+}
+
+static int run_products(const Plan *plan, Team *team, int64_t threads, Job job)
+{
+    const Op *op = job.op;
+    int64_t k = op->numbers[5], panels = 0, tasks = 0, block = plan->kernels->block_rows;
+    for (int64_t part = 0; part < job.num_parts; part++)
+        panels += ceil_div(op[part].numbers[7], SIDE);
     job.blocked = job.rows > 12;
-    int64_t k = plan->widths[source], members = members_for(threads, panels * SIDE * k * job.rows);
+    int64_t members = members_for(threads, panels * SIDE * k * job.rows);
     job.per_task = ceil_div(ceil_div(job.rows, members * 2), block) * block;
     int failed = team_run(team, members_for(threads, job.rows * k * 4), prepare_task, &job, ceil_div(job.rows, job.per_task), 0);
     int64_t least = ceil_div(TASK_BYTES, panel_size(ceil_div(k, DEPTH)) * 2);
     job.per_task = ceil_div(panels, members * 8);
     job.per_task = members == 1 ? panels : job.per_task < least ? least : job.per_task;
-    int64_t tasks = 0;
     for (int64_t part = 0; part < job.num_parts; part++) {
         job.starts[part] = tasks;
-        tasks += ceil_div(ceil_div(plan->widths[op[part].numbers[1]], SIDE), job.per_task);
+        tasks += ceil_div(ceil_div(op[part].numbers[7], SIDE), job.per_task);
     }
     return failed ? failed : team_run(team, members, product_task, &job, tasks, SCRATCH_BYTES);
 }
@@ -214,12 +227,13 @@ static int run_attention(Team *team, int64_t threads, Job job)
 
 int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segments, int64_t num_segments, int64_t rows)
 {
-    for (int64_t i = 0, count; i < plan->num_ops; i += count) {
+    for (int64_t i = 0; i < plan->num_ops;) {
         Job job = {.plan = plan, .op = plan->ops + i, .segments = segments, .num_segments = num_segments, .rows = rows};
-        count = 1;
         int failed;
+        job.num_parts = job.op->kind == PRODUCT ? count_parts(plan, job.op) : 1;
+        i += job.num_parts;
         if (job.op->kind == PRODUCT)
-            failed = run_products(plan, team, threads, job, &count);
+            failed = run_products(plan, team, threads, job);
         else if (job.op->kind == ATTENTION)
             failed = run_attention(team, threads, job);
         else

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "modes.h"
+#include "plan.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define INFINITY_ __builtin_inf()
@@ -75,22 +76,27 @@ static void turn(double x, double *sine, double *cosine)
     }
 }
 
-/* cos, sin [positions, turns]: of the fp32 product of position and frequency, times factor in double, rounded to fp32. */
+void rope_angles(const float *frequencies, int64_t turns, double factor, int64_t position, float *cos, float *sin)
+{
+    for (int64_t i = 0; i < turns; i++) {
+        double sine, cosine;
+        float angle = (float)position * frequencies[i];
+        if (!(angle >= -0x1p24f && angle <= 0x1p24f))
+            angle = 0;
+        turn(angle, &sine, &cosine);
+        cos[i] = (float)(cosine * factor);
+        sin[i] = (float)(sine * factor);
+    }
+}
+
+/* cos, sin [positions, turns], from position `first` on, for the digests. */
 EXPORT int mh_rope(const float *frequencies, int64_t turns, double factor, int64_t first, int64_t positions, float *cos, float *sin)
 {
     if (first < 0 || positions < 0 || first + positions > 1 << 24)
         return -1;
     uint64_t modes = modes_enter();
     for (int64_t i = 0; i < positions; i++)
-        for (int64_t j = 0; j < turns; j++) {
-            double sine, cosine;
-            float angle = (float)(first + i) * frequencies[j];
-            if (!(angle >= -0x1p24f && angle <= 0x1p24f))
-                angle = 0;
-            turn(angle, &sine, &cosine);
-            cos[i * turns + j] = (float)(cosine * factor);
-            sin[i * turns + j] = (float)(sine * factor);
-        }
+        rope_angles(frequencies, turns, factor, first + i, cos + i * turns, sin + i * turns);
     modes_leave(modes);
     return 0;
 }

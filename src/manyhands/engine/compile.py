@@ -1,0 +1,179 @@
+"""Program -> Plan: registers by number, weights packed, one native operation after the other."""
+
+from collections.abc import Sequence
+from functools import singledispatchmethod
+
+import numpy as np
+
+from manyhands.core import Precision
+from manyhands.engine import library
+from manyhands.engine.library import ACTIVATIONS, TYPES, Array, Plan
+from manyhands.engine.weights import Read, Stored, matrix, take, vector
+from manyhands.errors import ModelError
+from manyhands.program.ops import (
+    RESIDUAL,
+    Add,
+    Attention,
+    Gate,
+    Head,
+    LatentAttention,
+    Layer,
+    Multiply,
+    Norm,
+    Op,
+    Part,
+    Product,
+    Program,
+    Rotary,
+)
+
+ROW_TYPES: dict[Precision, str] = {"bf16": "bf16", "fp32": "f32"}
+MOST_REGISTERS = 64
+
+
+def span_plan(program: Program, layers: Sequence[Layer], read: Read, precision: Precision, back_end: str) -> Plan:
+    """Layers as a plan from hidden states to hidden states. Raises ModelError for what the engine cannot compute."""
+    compiler = _Compiler(program, read, precision)
+    for layer in layers:
+        compiler.bound = {RESIDUAL: 0}
+        for op in layer.ops:
+            compiler.add(op)
+    return compiler.plan(back_end, 0, ROW_TYPES[precision])
+
+
+def head_plan(program: Program, read: Read, precision: Precision, back_end: str) -> Plan:
+    """Final norm and head as a plan from hidden states to logits in fp32."""
+    head: Head = program.head
+    compiler = _Compiler(program, read, precision)
+    compiler.add(head.norm)
+    compiler.add(head.product)
+    logits = compiler.bound["logits"]
+    if head.scale != 1.0 or head.soft_cap is not None:
+        compiler.emit(library.SOFTEN, (logits,), (head.scale, head.soft_cap or 0.0))
+    return compiler.plan(back_end, logits, "f32")
+
+
+class _Compiler:
+    """Operations so far, with the widths of the registers that they use."""
+
+    def __init__(self, program: Program, read: Read, precision: Precision) -> None:
+        if precision not in ROW_TYPES:
+            raise ModelError(f"the native engine computes in {' and '.join(ROW_TYPES)}, not in {precision}")
+        self._program, self._read, self._precision = program, read, precision
+        self._rates = [np.array(rope.frequencies, np.float32) for rope in program.ropes]
+        self._ops: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = []
+        self._widths, self._numbers = [program.hidden], {(RESIDUAL, program.hidden, False): 0}
+        self.bound = {RESIDUAL: 0}  # by name: the register that holds it now
+
+    def plan(self, back_end: str, out: int, out_type: str) -> Plan:
+        if len(self._widths) > MOST_REGISTERS:
+            raise ModelError(f"{self._program.family} needs {len(self._widths)} registers, of {MOST_REGISTERS}")
+        row_type = ROW_TYPES[self._precision]
+        plan = Plan(back_end, row_type, self._widths, out, out_type, self._program.context)
+        for op in self._ops:
+            plan.add(*op)
+        return plan
+
+    def emit(
+        self, kind: int, numbers: Sequence[int], reals: Sequence[float] = (), tensors: Sequence[Array | None] = ()
+    ) -> None:
+        self._ops.append((kind, numbers, reals, tensors))
+
+    def source(self, name: str) -> int:
+        return self.bound[name]
+
+    def width(self, name: str) -> int:
+        return self._widths[self.bound[name]]
+
+    def target(self, name: str, width: int, apart: Sequence[int] = ()) -> int:
+        """The register that `name` will be in, none of those `apart`."""
+        for variant in (False, True):
+            key = (name, width, variant)
+            if self._numbers.get(key, -1) not in apart:
+                break
+        if key not in self._numbers:
+            self._numbers[key] = len(self._widths)
+            self._widths.append(width)
+        self.bound[name] = self._numbers[key]
+        return self._numbers[key]
+
+    @singledispatchmethod
+    def add(self, op: Op) -> None:
+        raise ModelError(
+            f"{self._program.family} needs {type(op).__name__}, which the native engine cannot compute yet"
+        )
+
+    @add.register
+    def _(self, op: Norm) -> None:
+        source, width = self.source(op.source), self.width(op.source)
+        vectors = vector(op.weight, self._read), vector(op.bias, self._read)
+        numbers = (source, self.target(op.target, width), op.groups, int(op.kind == "layer"))
+        self.emit(library.NORM, numbers, (op.eps, op.offset), vectors)
+
+    @add.register
+    def _(self, op: Product) -> None:
+        source = self.source(op.source)
+        for part in sorted(op.parts, key=lambda part: part.target == op.source):  # what overwrites the source: last
+            self._part(source, part)
+
+    def _part(self, source: int, part: Part) -> None:
+        weight = matrix(take(part.weight, self._read), self._precision)
+        bias = vector([part.bias] if part.bias else [], self._read)
+        target = self.target(part.target, part.weight.outputs)
+        numbers = (source, target, TYPES[weight.type], ACTIVATIONS.index(part.activation))
+        self.emit(library.PRODUCT, numbers, (), (weight.array, bias))
+
+    @add.register
+    def _(self, op: Rotary) -> None:
+        rope, rates = self._program.ropes[op.rope], self._rates[op.rope]
+        numbers = (self.source(op.target), op.heads, op.width, op.offset, len(rates), int(op.pairs))
+        self.emit(library.ROTARY, numbers, (rope.factor,), (rates,))
+
+    @add.register
+    def _(self, op: Attention) -> None:
+        sources = [self.source(name) for name in (op.query, op.key, op.value)]
+        target = self.target(op.target, op.heads * op.value_width, sources)
+        shape = (op.heads, op.kv_heads, op.width, op.value_width, op.window or 0)
+        sinks = vector([op.sinks] if op.sinks else [], self._read)
+        self.emit(library.ATTENTION, (*sources, target, *shape), (op.scale, op.soft_cap or 0.0), (sinks,))
+
+    @add.register
+    def _(self, op: LatentAttention) -> None:
+        """As attention with one key head over (latent, rotary key): a product a head before, and one after."""
+        heads, width, rank, key_width = op.heads, op.width, op.rank, op.rank + op.rotary_width
+        query, latent, rotary = (self.source(name) for name in (op.query, op.latent, op.rotary))
+        whole, key = self.target(" query", heads * key_width), self.target(" key", key_width)
+        seen, target = self.target(" latents", heads * rank), self.target(op.target, heads * op.value_width)
+        before, after = take(op.key_weight, self._read), take(op.value_weight, self._read)
+        for head in range(heads):
+            columns = (head * (width + op.rotary_width), width, head * key_width, rank)
+            self._slice(query, whole, Stored(before.type, before.array[head * width : (head + 1) * width].T), columns)
+        self.emit(library.COPY, (query, whole, width, rank, op.rotary_width, heads, width + op.rotary_width, key_width))
+        self.emit(library.COPY, (latent, key, 0, 0, rank, 1, 0, 0))
+        self.emit(library.COPY, (rotary, key, 0, rank, op.rotary_width, 1, 0, 0))
+        self.emit(library.ATTENTION, (whole, key, latent, seen, heads, 1, key_width, rank, 0), (op.scale, 0.0))
+        for head in range(heads):
+            part = after.array[head * op.value_width : (head + 1) * op.value_width]
+            columns = (head * rank, rank, head * op.value_width, op.value_width)
+            self._slice(seen, target, Stored(after.type, part), columns)
+
+    def _slice(self, source: int, target: int, stored: Stored, columns: Sequence[int]) -> None:
+        weight = matrix(stored, self._precision)
+        self.emit(library.PRODUCT, (source, target, TYPES[weight.type], 0, *columns), (), (weight.array, None))
+
+    @add.register
+    def _(self, op: Gate) -> None:
+        gate, up = self.source(op.gate), self.source(op.up)
+        gating = op.gating
+        numbers = (gate, up, self.target(op.target, self.width(op.gate)), ACTIVATIONS.index(gating.activation))
+        self.emit(library.GATE, numbers, (gating.alpha, gating.limit or 0.0, gating.up_offset))
+
+    @add.register
+    def _(self, op: Multiply) -> None:
+        source, by = self.source(op.source), self.source(op.by)
+        self.emit(library.MULTIPLY, (source, by, self.target(op.target, self.width(op.source), [by])))
+
+    @add.register
+    def _(self, op: Add) -> None:
+        for term in op.terms:
+            self.emit(library.ADD, (self.source(term.source), int(term is op.terms[-1])), (term.scale,))
