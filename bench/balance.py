@@ -16,6 +16,7 @@ Run: python -m bench.balance [--live [--nodes 5]]
 
 import argparse
 import asyncio
+import os
 import random
 import sys
 import time
@@ -175,6 +176,7 @@ async def heal(town: Colony, nodes: int, tally: Tally) -> dict[str, Any]:
         lines = [f"{key} = {value}" for key, value in keys.items()]
         (resident.home / "manyhands.toml").write_text("\n".join(["[balance]", *lines]))
     api = await town.found(first)
+    os.environ["MANYHANDS_HOME"] = str(first.home)  # where the secret of the gateway's owner is: orders need it
     await asyncio.gather(*(town.join(resident) for resident in others))
     await settle(first, LAYERS, nodes)
     wanted = {prompt: await complete(api, prompt, TOKENS) for prompt in PROMPTS}

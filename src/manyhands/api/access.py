@@ -35,7 +35,7 @@ class Access:
         self._look()
 
     def listen(self, host: str, *, insecure: bool) -> None:
-        """The gateway listens at `host`; `insecure`: others may come in although nobody has a key."""
+        """The gateway listens at `host`; `insecure`: others may come in without a key."""
         self.hosts.listen(host)
         self._is_locked |= not is_loopback(host) and not insecure
 
@@ -65,7 +65,7 @@ class Access:
         except BadRequest as error:
             self._is_locked = True
             if not self._has_complained:
-                logger.warning("nobody but the owner is let in: %s", error)
+                logger.warning("only the owner is let in: %s", error)
             self._has_complained = True
 
     def _check_key(self, authorization: str | None) -> Caller:
