@@ -38,6 +38,7 @@ class Town:
     faults: Faults = field(default_factory=Faults)
     ticket: Ticket = field(default_factory=lambda: Ticket(bytes(32), "town"))
     said: list[str] = field(default_factory=list)
+    wrap: Wrap = lambda transport: transport
     clock_off_s: dict[int, float] = field(default_factory=dict)  # of members' wall clocks; may change while they run
 
     def member(self, index: int, worker: WorkerConfig | None = None, **changes: Any) -> Member:
@@ -48,7 +49,7 @@ class Town:
             key,
             self.ticket,
             replace(config, **changes),
-            lambda hello, book: self.faults.wrap(self.network.transport(key.node_id, hello)),
+            lambda hello, book: self.wrap(self.faults.wrap(self.network.transport(key.node_id, hello))),
             worker=worker,
             clock=lambda: 5.0 + index + loop.time(),
             unix_clock=lambda: NOW + self.clock_off_s.get(index, 0.0) + loop.time(),

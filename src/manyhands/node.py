@@ -28,6 +28,7 @@ from manyhands.model.load import read_config
 from manyhands.model.wants import Wants
 from manyhands.net import watch
 from manyhands.net.pool import CONNECT_TIMEOUT_S, LinkPool
+from manyhands.net.setbacks import Setbacks
 from manyhands.net.transport import Link, Transport
 from manyhands.place.orders import Orders
 from manyhands.route.offer import Offer, refuse_twins
@@ -80,6 +81,7 @@ class Node:
         self.pool = LinkPool(self.transport, self._linked)
         self.worker = Worker(name, worker or WorkerConfig(), self.pool, self.start, _sampling)
         self.hosts = self.worker.hosts  # the same list, nearer: every step looks here
+        self.setbacks = Setbacks()  # whom it is no use to dial now
         self._loaded: dict[NodeId, set[SpanInfo]] = {}  # what peers have loaded for sessions of ours since their Hello
         self.sessions: dict[SessionId, Session] = {}
         self._signer = Signer(key)
@@ -189,11 +191,37 @@ class Node:
                 control = await self.pool.get(offer.addr, "control")
                 data = await self.pool.get(offer.addr, "data") if needs_data else None
         except (LinkClosed, TimeoutError) as error:
-            self.on_unreachable(offer.node)
+            self.note_unreachable(offer.node, [offer.addr])
             refusal = ShardUnavailable(f"hop {index} ({offer.name} at {offer.addr}) cannot be reached: {error}")
             refusal.node = offer.node
             raise refusal from error
         return Hop(offer, control, data, self.request.window)
+
+    async def reach(self, addr: NodeAddr, node: NodeId, timeout_s: float) -> Link:
+        """A control link to `node`, dialled at `addr` if there is none.
+
+        Raises LinkClosed, at once if `node` or `addr` could not be reached lately (setbacks.py).
+        """
+        if (link := self.pool.find(node, "control")) is not None:
+            return link
+        wait_s = self.setbacks.wait_s(node, addr, asyncio.get_running_loop().time())
+        if wait_s:
+            raise LinkClosed(
+                f"{addr} could not be reached lately: it is dialled again in {wait_s:.0f} s at the earliest"
+            )
+        try:
+            async with asyncio.timeout(timeout_s):
+                link = await self.pool.get(NodeAddr(addr.host, addr.port, node), "control")
+        except (LinkClosed, TimeoutError) as error:
+            self.note_unreachable(node, [addr])
+            raise LinkClosed(str(error) or f"{addr} did not answer within {timeout_s:g} s") from error
+        self.setbacks.reached(node, addr)
+        return link
+
+    def note_unreachable(self, node: NodeId, addrs: Sequence[NodeAddr]) -> None:
+        """A dial of `node` at `addrs` failed."""
+        self.setbacks.failed(node, addrs, asyncio.get_running_loop().time())
+        self.on_unreachable(node)
 
     def close_session(self, session: Session) -> None:
         """Free the session on every hop at once. Harmless when repeated."""
@@ -210,6 +238,7 @@ class Node:
             session.on_linked(link)
         for host in self.hosts:
             host.on_linked(link)
+        self.setbacks.reached(link.peer)
         if link.lane == "control":
             self.start(watch.beat(link))
             self.on_linked(link)
@@ -228,6 +257,7 @@ class Node:
         self.wants.on_lost(link, reason)
         self.orders.on_lost(link, reason)
         if link.lane == "control" and self.pool.find(link.peer, "control") is None:
+            self.setbacks.lost(link.peer)
             self.on_unreachable(link.peer)
         for session in list(self.sessions.values()):
             session.on_lost(link, reason)

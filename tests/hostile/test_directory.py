@@ -1,19 +1,32 @@
 """F6 and F15: thousands of made-up records. Tickets let anybody make keys; each record here is signed by one."""
 
+import asyncio
 from dataclasses import replace
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
-from manyhands.core import NodeAddr
+from manyhands.core import NodeAddr, SamplingParams, Span, SpanLoad
+from manyhands.member.weights import weights_of
+from manyhands.model.manifest import Silent as NoProgress
+from manyhands.net.setbacks import MAX_REMEMBERED, Setbacks
+from manyhands.net.transport import Link, Transport
 from manyhands.swarm.dht_store import MAX_PER_KEY, MAX_PER_PUBLISHER, DhtStore
+from manyhands.swarm.directory import Peer
 from manyhands.swarm.gossip import MAX_RECORDS, Gossip
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.record import sign
 from manyhands.swarm.shelf import MAX_RECORDS_PER_NODE, Shelf
+from manyhands.testing.clock import run_virtual
+from manyhands.testing.tiny import make_tiny
+from manyhands.wire.message import Lane
+from tests.members import room_for, town
 from tests.swarm.records import NOW, info_of, key_of, node_of, record_of
 
 ME, ATTACKER, HONEST = node_of(0), node_of(1), node_of(2)
+VICTIM = "10.66.6.6"
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +110,110 @@ def test_gossip_takes_its_own_words_while_it_is_flooded(made_up: list[bytes]) ->
         gossip.shelf.take(data, NOW, sender=node_of(50 + number % 3))
     gossip.publish(sign(record_of(0), key_of(0)), NOW)
     assert "node-0" in names(gossip.shelf)
+
+
+# -- the first token (F6) -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("llama", tmp_path_factory.mktemp("directory") / "tiny", layers=4, seed=3)
+
+
+class Silent:
+    """Counts dials to addresses that accept TCP and say nothing more."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner, self.node = inner, inner.node
+        self.dials: list[tuple[float, NodeAddr]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def dial(self, addr: NodeAddr, lane: Lane) -> Link:
+        if addr.host == VICTIM:
+            self.dials.append((asyncio.get_running_loop().time(), addr))
+            await asyncio.sleep(3600)
+        return await self.inner.dial(addr, lane)
+
+
+def flood(member: Any, other: Any) -> None:
+    """Put fast spans of the model, on addresses that are silent, into the directory of `member`."""
+    (info,) = {r.info for r in member.records() if r.info is not None and r.node == other.id}
+    for number in range(MAX_RECORDS):
+        key = NodeKey.generate()
+        port = 6666 if number % 2 else 1024 + number
+        record = record_of(
+            0,
+            node=key.node_id,
+            addresses=(NodeAddr(VICTIM, port, key.node_id),),
+            info=replace(info, span=Span(0, info.num_layers), is_loaded=True),
+            load=SpanLoad(0, 0, 1e-7, 1e-7),
+        )
+        member.directory.backend.shelf.take(sign(record, key), member.clock(), sender=node_of(50 + number % 3))
+
+
+def test_the_first_token_takes_a_second_among_4096_made_up_records(folder: Path, tmp_path: Path) -> None:
+    """From linked nodes at once; from an honest one that has to be dialled, within the one deadline. The victim that the
+    records name is dialled a handful of times, not once a record, nor once a request."""
+
+    async def main() -> None:
+        async with town(folder, tmp_path) as place:
+            silent: list[Silent] = []
+
+            def wrap(transport: Transport) -> Any:
+                silent.append(Silent(transport))
+                return silent[-1]
+
+            place.wrap = wrap
+            weights = await weights_of(str(folder), "bf16", (), tmp_path, NoProgress())
+            first, second = [await place.host(i, memory_bytes=room_for(weights, 2)) for i in range(2)]
+            member, other = first.member, second.member
+            await member.wait_until(lambda: len({r.node for r in member.records() if r.info}) == 2, 30)
+            await asyncio.sleep(5)
+            flood(member, other)
+            assert len(member.records()) > MAX_RECORDS - 4
+            origin, loop = place.origin(member), asyncio.get_running_loop()
+            request = origin.request_ids((3, 4, 5), SamplingParams(max_tokens=1, ignore_eos=True))
+            for _ in range(5):
+                began = loop.time()
+                await origin.complete(request)
+                assert loop.time() - began <= 1.0
+            link = member.node.pool.find(other.id, "control")
+            assert link is not None
+            link.abort("cut")
+            await asyncio.sleep(0.01)
+            member.directory.joined(Peer(other.id, other.addresses))
+            began = loop.time()
+            await origin.complete(request)
+            assert loop.time() - began <= 1.0
+            assert {r.name for r in member.records()} >= {"n0", "n1"}
+            began = loop.time()
+            await asyncio.sleep(15)
+            for node in silent:
+                dials = [addr for at, addr in node.dials if at > began and addr.port == 6666]
+                assert len(dials) <= 4, "one address is not dialled again and again, whatever the keys"
+
+    run_virtual(main())
+
+
+def test_setbacks_double_are_forgotten_and_bounded() -> None:
+    setbacks, addr = Setbacks(), NodeAddr("10.0.0.1", 1)
+    now, waits = 0.0, []
+    for index in range(9):
+        setbacks.failed(node_of(index), [addr], now)  # every time another key
+        waits.append(setbacks.wait_s(node_of(50), addr, now))
+        now += waits[-1]
+    assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+    assert setbacks.wait_s(node_of(0), addr, now) == 0
+    setbacks.failed(node_of(0), [addr], now + 301)
+    assert setbacks.wait_s(node_of(0), addr, now + 301) == 5
+    setbacks.reached(node_of(0), addr)
+    assert setbacks.wait_s(node_of(0), addr, now + 301) == 0
+    assert setbacks.wait_s(node_of(1), addr, now + 301) > 0, "its address is another node's, by an open link"
+    setbacks.failed(node_of(1), [addr], now + 301)
+    setbacks.lost(node_of(0))
+    assert setbacks.wait_s(node_of(0), addr, now + 301) == 0, "false claims on it cost the owner nothing"
+    for number in range(MAX_REMEMBERED):
+        setbacks.failed(node_of(2), [NodeAddr("10.0.0.2", number)], now)
+    assert len(setbacks) == MAX_REMEMBERED

@@ -35,6 +35,7 @@ from manyhands.wire.message import Directory, Hello, Lane
 MakeTransport = Callable[[Callable[[Lane], Hello], Book], Transport]
 
 KNOCK_S = 5.0  # for one address of the ticket to answer
+REACH_S = 8.0  # to dial a node for the directory
 FIRST_NEWS_S = 3.0  # for the first records after somebody answered
 KNOCK_AGAIN_S = 10.0  # while nobody is linked, and for nodes of the list that are not
 IDLE_POLL_S = 0.05
@@ -290,7 +291,7 @@ class Member:
         reason = LinkClosed(f"node {peer.node[:16]} has no address, and it has not called")
         for way in self.book(peer.node)[:1] or [NodeAddr(a.host, a.port, peer.node) for a in peer.addresses]:
             try:
-                return await self.node.pool.get(way, "control")
+                return await self.node.reach(way, peer.node, REACH_S)
             except LinkClosed as error:
                 reason = error
         raise reason

@@ -135,7 +135,10 @@ class Origin:
                 if refusal.node is None:
                     raise
                 full.add(NodeId(refusal.node))
-                busy = refusal if isinstance(refusal, Busy) else busy
+                if isinstance(refusal, Busy):
+                    busy = refusal
+                else:
+                    self.routes.doubt(NodeId(refusal.node))
                 try:
                     found = await self.routes.find(full, lease.capacity)
                 except ShardUnavailable:

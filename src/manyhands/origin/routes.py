@@ -4,23 +4,30 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
-from manyhands.core import NodeAddr, NodeId
+from manyhands.core import NodeAddr, NodeId, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.generate.hop import Hop, Lease
 from manyhands.generate.session import Session
 from manyhands.node import Node
 from manyhands.origin.model import OriginModel
 from manyhands.route.learn import Learned
-from manyhands.route.search import Offer, Terms, find_route
+from manyhands.route.search import Offer, Terms, find_route, gaps_of
 from manyhands.swarm.directory import Directory
 from manyhands.swarm.members import is_local
 from manyhands.swarm.record import Record
 
 # How long a repair that finds nobody waits for nodes to answer a dial: those that are back answer at once.
 LOOK_AROUND_S = 2.0
+# Dials of nodes that no link is open to, all side by side: TCP and TLS over 300 ms of round trip take 0.9 s.
+REACH_S = 2.0
+MAX_FAR = 64
+# Between two looks at nodes that could serve better than those linked, and how many are dialled then.
+EXPLORE_S = 2.0
+EXPLORED = 4
 
 
 class Routes:
@@ -35,21 +42,82 @@ class Routes:
         self._directory = directory
         self.evicted: set[NodeId] = set()  # not used, whatever they offer, until readmitted
         self._learned = Learned()
+        self._explored_at = -EXPLORE_S
 
     async def offers(self, excluded: Collection[NodeId]) -> list[Offer]:
-        """Spans that are offered now, by nodes that are not evicted."""
-        return self.known_offers(self.evicted.union(excluded))
+        """Spans on nodes that can be reached now and are not evicted: a link is open to them.
+
+        Where these do not cover the model, others that the records name are dialled side by side, for at most REACH_S.
+        """
+        excluded = self.evicted.union(excluded)
+        near, doubted = self._linked_offers(excluded)
+        missing = gaps_of(near, self._model.num_layers)
+        if not missing:
+            self._explore(excluded)
+            return near
+        needed = [o for o in self._far_offers(excluded) if any(_overlap(gap, o.info.span) for gap in missing)]
+        await self._reach(needed, lambda: not gaps_of(self._linked_offers(excluded)[0], self._model.num_layers))
+        near, doubted = self._linked_offers(excluded)
+        return near + doubted
 
     def known_offers(self, excluded: Collection[NodeId] = ()) -> list[Offer]:
         """By fresh records of this model's weights, and by nodes of `addrs` that a link is open to. Asks nobody."""
+        near, doubted = self._linked_offers(excluded)
+        return near + doubted + self._far_offers(excluded)
+
+    def _linked_offers(self, excluded: Collection[NodeId]) -> tuple[list[Offer], list[Offer]]:
+        """What linked nodes offer: those that did not fail lately, and those that did."""
         told = self._node.known_offers(self.addrs, excluded)
         if self._directory is None:
-            return told
-        recorded = [offer for record in self._directory.records(self._model.id) if (offer := offer_of(record))]
-        named = {(offer.node, offer.info.span) for offer in recorded}
-        return [offer for offer in recorded if offer.node not in excluded] + [
-            offer for offer in told if (offer.node, offer.info.span) not in named
-        ]
+            return told, []
+        linked = _offers_of(r for r in self._records(excluded) if self._is_linked(r.node))
+        named = {(offer.node, offer.info.span) for offer in linked}
+        linked += [offer for offer in told if (offer.node, offer.info.span) not in named]
+        now = asyncio.get_running_loop().time()
+        doubted = [o for o in linked if self._node.setbacks.failing_s(o.node, now)]
+        return [o for o in linked if o not in doubted], doubted
+
+    def _far_offers(self, excluded: Collection[NodeId]) -> list[Offer]:
+        """At most MAX_FAR offers of nodes that would have to be dialled, and may be now."""
+        if self._directory is None:
+            return []
+        now = asyncio.get_running_loop().time()
+        strange = (r for r in self._directory.in_turn(self._records(excluded)) if self._may_dial(r, now))
+        return _offers_of(islice(strange, MAX_FAR))
+
+    def _records(self, excluded: Collection[NodeId]) -> list[Record]:
+        assert self._directory is not None
+        return [record for record in self._directory.records(self._model.id) if record.node not in excluded]
+
+    def _is_linked(self, node: NodeId) -> bool:
+        return node == self._node.transport.node or self._node.pool.find(node, "control") is not None
+
+    def _may_dial(self, record: Record, now: float) -> bool:
+        is_idle = bool(record.addresses) and not self._node.setbacks.wait_s(record.node, record.addresses[0], now)
+        return is_idle and not self._is_linked(record.node)
+
+    def _explore(self, excluded: Collection[NodeId]) -> None:
+        """Dial a few nodes that could serve better than those linked, beside the request: later ones may use them."""
+        now = asyncio.get_running_loop().time()
+        if self._directory is None or now < self._explored_at + EXPLORE_S:
+            return
+        self._explored_at = now
+        if far := self._far_offers(excluded)[:EXPLORED]:
+            self._node.start(self._reach(far, lambda: False))
+
+    async def _reach(self, offers: Sequence[Offer], is_enough: Callable[[], bool]) -> None:
+        """Dial the nodes of `offers` side by side, each address once, until `is_enough`. Deadline: REACH_S for all."""
+        homes = {(o.addr.host, o.addr.port): o for o in reversed(offers)}
+        dials = [asyncio.ensure_future(self._node.reach(o.addr, o.node, REACH_S)) for o in homes.values()]
+        end = asyncio.get_running_loop().time() + REACH_S
+        waiting = set(dials)
+        try:
+            while waiting and not is_enough() and (left_s := end - asyncio.get_running_loop().time()) > 0:
+                _, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for dial in waiting:
+                dial.cancel()
+            await asyncio.gather(*dials, return_exceptions=True)
 
     async def look_around(self) -> None:
         """Dial the nodes that no link is open to, or wait for news from the directory. Deadline: LOOK_AROUND_S."""
@@ -73,6 +141,10 @@ class Routes:
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` beside the requests, as a task of the node."""
         self._node.start(work)
+
+    def doubt(self, node: NodeId) -> None:
+        """A session could not be opened on `node`: others go first for a while."""
+        self._node.setbacks.failed(node, (), asyncio.get_running_loop().time())
 
     def evict(self, node: NodeId) -> int:
         """Use `node` no more until it is readmitted; sessions that run through it repair to others (L9-W01).
@@ -106,20 +178,17 @@ class Routes:
             offers = await (self.offers(excluded) if excluded else self._node.survey(self.addrs))
             return self.choose([o for o in offers if o.node not in self.evicted])
         try:
-            return self._known_route(excluded, num_tokens)
+            return self.choose(await self.offers(excluded), num_tokens)
         except ShardUnavailable:
             if not self.addrs:
                 raise
             await self.look_around()
-            return self._known_route(excluded, num_tokens)
-
-    def _known_route(self, excluded: Collection[NodeId], num_tokens: int) -> tuple[Offer, ...]:
-        return self.choose(self.known_offers(self.evicted.union(excluded)), num_tokens)
+            return self.choose(await self.offers(excluded), num_tokens)
 
     def is_covered(self) -> bool:
         """Whether some route is known now. Asks nobody."""
         with contextlib.suppress(ShardUnavailable, WeightsMismatch):
-            return bool(self._known_route((), 0))
+            return bool(self.choose(self.known_offers(self.evicted)))
         return False
 
     def choose(self, offers: Sequence[Offer], num_tokens: int = 0) -> tuple[Offer, ...]:
@@ -158,6 +227,14 @@ class Routes:
         for hop, timing in zip(session.route.hops, session.timings, strict=False):
             span = hop.offer.info.span
             self._learned.observe(hop.offer.node, span, timing.compute_us / 1e6 / len(span), time.monotonic())
+
+
+def _overlap(a: Span, b: Span) -> bool:
+    return a.start < b.end and b.start < a.end
+
+
+def _offers_of(records: Iterable[Record]) -> list[Offer]:
+    return [offer for record in records if (offer := offer_of(record))]
 
 
 def offer_of(record: Record) -> Offer | None:

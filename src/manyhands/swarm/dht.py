@@ -130,6 +130,15 @@ class Dht:
         """See shelf.Shelf."""
         return self.store.forks
 
+    @property
+    def num_news(self) -> int:
+        """See shelf.OnShelf."""
+        return self.store.counts["new"]
+
+    def account(self, node: NodeId) -> NodeId:
+        """See shelf.OnShelf."""
+        return self.store.account(node)
+
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
         """Store our statement near its key: at once if it is news, soon if signed anew, a beat with the next turn."""
         self.store.put(data, now, self._me, node=self._me)

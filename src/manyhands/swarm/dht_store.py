@@ -98,6 +98,10 @@ class DhtStore:
         entries = [entry for shelf in self._shelves.values() for entry in shelf.of_node(node)]
         return Peer(node, max(entries, key=lambda e: e.record.version).record.addresses) if entries else None
 
+    def account(self, node: NodeId) -> NodeId:
+        """Who vouches for what is known of `node` (shelf.OnShelf)."""
+        return next((shelf.account(node) for shelf in self._shelves.values() if shelf.of_node(node)), node)
+
     def suspect(self, node: NodeId) -> None:
         """`node` cannot be reached: offer nothing of it until it speaks again, or `trust`."""
         for shelf in self._shelves.values():

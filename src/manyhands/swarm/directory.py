@@ -11,7 +11,7 @@ statements on a `shelf.Shelf`, which checks them, so that no back-end has to. Wh
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -23,7 +23,7 @@ from manyhands.core import ModelId, NodeAddr, NodeId, SpanInfo, SpanLoad
 from manyhands.errors import LinkClosed, ManyhandsError
 from manyhands.swarm.announce import Announcer
 from manyhands.swarm.members import Members
-from manyhands.swarm.record import BEAT_S, Key, Record
+from manyhands.swarm.record import BEAT_S, Record
 from manyhands.swarm.shelf import Forks, complaints, skews_of
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Outgoing:
 class Directory(Protocol):
     """The five calls of LP-29: all that the rest of a node knows of the directory. Statements come back as records.
 
-    `changed` is notified whenever what `records` returns did change.
+    `changed` is notified whenever what `records` returns may have changed.
     """
 
     changed: asyncio.Condition
@@ -73,6 +73,10 @@ class Directory(Protocol):
 
         A model that was asked for once is kept at hand from then on; its first records may take a while to come.
         """
+
+    def in_turn(self, records: Iterable[Record]) -> list[Record]:
+        """Those of nodes that proved their keys here first, then one of each introducer in turn: a flood that one peer
+        introduced stands behind all that others did."""
 
     def peers(self) -> list[Peer]:
         """The other nodes that have something on offer, each once."""
@@ -117,6 +121,13 @@ class Backend(Exchange, Protocol):
     def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
         """Where `node` can be dialled, as its records say, also those that are not fresh."""
 
+    def account(self, node: NodeId) -> NodeId:
+        """Who vouches for what is known of `node`: itself, if a link has proven its key, else who passed it on."""
+
+    @property
+    def num_news(self) -> int:
+        """Statements and beats that were news, since the start."""
+
     @property
     def forks(self) -> Forks:
         """Nodes whose keys said two different things with one number (shelf.Shelf)."""
@@ -148,7 +159,7 @@ class DirectoryRunner:
         self._hosted, self._send, self._me = hosted, send, me
         self._clock, self._unix_clock = clock, unix_clock
         self._queues: dict[NodeId, deque[Outgoing]] = {}
-        self._seen: dict[Key, int] = {}
+        self._num_news = self._num_fresh = 0
         self._asked: set[ModelId] = set()
         self._heard: set[ModelId] = set()
         self._watched: set[ModelId] = set()
@@ -192,6 +203,15 @@ class DirectoryRunner:
             record for record in offered if model is None or (record.info is not None and record.info.model == model)
         ]
 
+    def in_turn(self, records: Iterable[Record]) -> list[Record]:
+        turns: Counter[NodeId] = Counter()
+        ranked = []
+        for number, record in enumerate(records):
+            account = self.backend.account(record.node)
+            turns[account] += account != record.node
+            ranked.append((turns[account] if account != record.node else 0, number, record))
+        return [record for _, _, record in sorted(ranked, key=lambda item: item[:2])]
+
     def peers(self) -> list[Peer]:
         found = {record.node: Peer(record.node, record.addresses) for record in self.records()}
         found.pop(self._me, None)
@@ -221,12 +241,14 @@ class DirectoryRunner:
         """A link to `peer` is up, or a bootstrap address proved to be it. `models`: those that it says it hosts."""
         if self.members.may_speak(peer.node):
             self._post(self.backend.joined(peer, self._clock()))
+            self._tell_changed()
             self._heard.update(islice(set(models) - self._heard, MAX_HEARD - len(self._heard)))
             self._attend()
 
     def lost(self, node: NodeId) -> None:
         self._others.pop(node, None)
         self._post(self.backend.lost(node, self._clock()))
+        self._tell_changed()
 
     def speak(self) -> None:
         """Say now what this node hosts, without waiting for the next beat: it took or gave up a span."""
@@ -271,7 +293,11 @@ class DirectoryRunner:
             now = self._clock()
             self._attend()
             self._post(self.backend.tick(now))
-            self._publish(self.announcer.answer(self.backend.records(now), self._unix_clock()))
+            offered = self.backend.records(now)
+            self._publish(self.announcer.answer(offered, self._unix_clock()))
+            if len(offered) != self._num_fresh:  # records also end by time alone
+                self._num_fresh = len(offered)
+                self._tell_changed()
             await asyncio.sleep(TICK_S)
 
     async def _speak(self) -> None:
@@ -291,10 +317,12 @@ class DirectoryRunner:
                 queue = self._queues[item.to.node] = deque(maxlen=MAX_QUEUED)
                 self._start_delivery(item.to.node, queue)
             queue.append(item)
-        seen = {record.key: record.sequence for record in self.records()}
-        if seen != self._seen:
-            self._seen = seen
-            self._tasks.create_task(self._notify())
+        if self.backend.num_news != self._num_news:
+            self._tell_changed()
+
+    def _tell_changed(self) -> None:
+        self._num_news = self.backend.num_news
+        self._tasks.create_task(self._notify())
 
     def _start_delivery(self, node: NodeId, queue: deque[Outgoing]) -> None:
         task = self._tasks.create_task(self._deliver(node, queue))

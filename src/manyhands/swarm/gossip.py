@@ -40,10 +40,11 @@ from manyhands.swarm.shelf import Entry, OnShelf, Shelf
 ROUND_S = 0.9  # that is 1 s for whoever ticks twice a second
 RETRY_S = 5.0  # how often one lost node is tried again, and one that is linked but perhaps no neighbour is called
 NEIGHBOURS = 6
+LINKED = 4  # of them that a link has proven, where there are so many: records may name nodes that do not exist
 FAN_OUT = 3
 MAX_RECORDS = 4096  # a sparse digest of so many fits into one body
 MAX_LOST = 256
-BURST_BYTES, BYTES_PER_S = 512 << 10, 64 << 10  # of one sender
+BURST_BYTES, BYTES_PER_S = 512 << 10, 16 << 10  # of one sender: 60 signatures to check a second, 20 ms
 DENSE, SPARSE, NEWS, RUMOUR = 1, 2, 3, 4
 
 
@@ -57,6 +58,7 @@ class Gossip(OnShelf):
         self.shelf = Shelf(me, MAX_RECORDS)
         self._rng = rng
         self._salt = rng.randbytes(16)
+        self._ranks: dict[NodeId, bytes] = {}
         self._linked: dict[NodeId, Peer] = {}
         self._lost: dict[NodeId, Peer] = {}  # unreachable, and to be tried again
         self._budgets: dict[NodeId, tuple[float, float]] = {}  # sender -> (bytes left, when)
@@ -193,14 +195,21 @@ class Gossip(OnShelf):
         return [Outgoing(peer, body) for peer in self._choose(neighbours, FAN_OUT)]
 
     def _neighbours(self, now: float) -> list[Peer]:
-        """The NEIGHBOURS reachable nodes with the lowest salted hash: nearly the same ones from call to call."""
+        """NEIGHBOURS reachable nodes with the lowest salted hash, LINKED of them linked: nearly the same from call to call."""
         found = {record.node: Peer(record.node, record.addresses) for record in self.records(now) if record.addresses}
         found |= self._linked
         reachable = (peer for node, peer in found.items() if node != self.me and node not in self._lost)
-        return sorted(reachable, key=self._rank)[:NEIGHBOURS]
+        ranked = sorted(reachable, key=self._rank)
+        near = [peer for peer in ranked if peer.node in self._linked][:LINKED]
+        return near + [peer for peer in ranked if peer not in near][: NEIGHBOURS - len(near)]
 
     def _rank(self, peer: Peer) -> bytes:
-        return hashlib.sha256(self._salt + bytes.fromhex(peer.node)).digest()
+        rank = self._ranks.get(peer.node)
+        if rank is None:
+            if len(self._ranks) > 2 * MAX_RECORDS:
+                self._ranks.clear()
+            rank = self._ranks[peer.node] = hashlib.sha256(self._salt + bytes.fromhex(peer.node)).digest()
+        return rank
 
     def _choose(self, peers: list[Peer], number: int) -> list[Peer]:
         return self._rng.sample(peers, min(number, len(peers)))

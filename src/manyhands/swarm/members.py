@@ -11,6 +11,7 @@ The deny list beats everything. None of this replaces the swarm secret: only its
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest
@@ -45,6 +46,7 @@ class Members:
         return self.scope == "lan" and any(is_local(host) for host in hosts)
 
 
+@lru_cache(8192)  # asked of every record at every look
 def is_local(host: str) -> bool:
     """Whether `host` is an address of this machine or of a private network. Names, but for localhost and .local, are not."""
     try:

@@ -114,6 +114,15 @@ class OnShelf:
         """See Shelf."""
         return self.shelf.forks
 
+    @property
+    def num_news(self) -> int:
+        """Statements and beats that were news, since the start."""
+        return self.shelf.counts["new"]
+
+    def account(self, node: NodeId) -> NodeId:
+        """Who vouches for what is known of `node`: itself, if a link has proven its key, else who passed it on."""
+        return self.shelf.account(node)
+
     def records(self, now: float) -> list[Record]:
         """Fresh records, our own included."""
         return self.shelf.records(now)
@@ -178,6 +187,11 @@ class Shelf:
         """Whether a link has proven the key of `node`, now or earlier (the latest MAX_KNOWN are remembered)."""
         return node == self._me or node in self._known
 
+    def account(self, node: NodeId) -> NodeId:
+        """That the room of what `node` says is on."""
+        entries = self.of_node(node)
+        return entries[0].account if entries else node
+
     def expire(self, now: float) -> list[Record]:
         """Forget what is over; returns it."""
         over = [key for key, entry in self._entries.items() if entry.is_over(now)]
@@ -196,6 +210,7 @@ class Shelf:
         return None if key is None else self._entries[key]
 
     def of_node(self, node: NodeId) -> list[Entry]:
+        """What is held of `node`."""
         return [self._entries[key] for key in self._of_node.get(node, ())]
 
     def __iter__(self) -> Iterator[Entry]:

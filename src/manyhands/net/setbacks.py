@@ -1,0 +1,64 @@
+"""Which nodes and addresses could not be dialled lately, and how long they are left alone. Pure: the time is an argument.
+
+A record may name any address, also one that blackholes, or a machine that has nothing to do with the swarm. So a dial that
+failed is remembered for the node *and* for its address: both are left alone for FIRST_S, twice as long after each further
+failure, at most MAX_S, and forgotten after as long again. However many made-up keys name one address, a node dials it no more
+often than that. An address where a link has proven one node is not dialled for another one while that link is open.
+"""
+
+from collections.abc import Iterable
+
+from manyhands.core import NodeAddr, NodeId
+
+FIRST_S = 5.0
+MAX_S = 300.0
+MAX_REMEMBERED = 8192  # nodes and addresses; the oldest are forgotten first
+Place = tuple[str, int]
+
+
+class Setbacks:
+    """Of one node. `now`: seconds of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._failures: dict[NodeId | Place, tuple[float, float]] = {}  # (how long it is left alone, until when)
+        self._proven: dict[Place, NodeId] = {}  # by links that are open
+
+    def __len__(self) -> int:
+        return len(self._failures)
+
+    def failed(self, node: NodeId, addrs: Iterable[NodeAddr], now: float) -> None:
+        """A dial of `node` at `addrs` failed, or a session could not be opened on it."""
+        places = [(addr.host, addr.port) for addr in addrs]
+        keys: list[NodeId | Place] = [node, *(place for place in places if place not in self._proven)]
+        for key in keys:
+            waited_s, until = self._failures.pop(key, (0.0, now))
+            if now >= until + waited_s:
+                waited_s = 0.0
+            wait_s = min(MAX_S, max(FIRST_S, 2 * waited_s))
+            self._failures[key] = wait_s, now + wait_s
+            if len(self._failures) > MAX_REMEMBERED:
+                del self._failures[next(iter(self._failures))]
+
+    def reached(self, node: NodeId, addr: NodeAddr | None = None) -> None:
+        """A link to `node` is open; `addr`: where it was dialled."""
+        self._failures.pop(node, None)
+        if addr is not None:
+            self._failures.pop((addr.host, addr.port), None)
+            self._proven[addr.host, addr.port] = node
+
+    def lost(self, node: NodeId) -> None:
+        """The last link to `node` has ended: its addresses are not proven any more."""
+        self._proven = {place: owner for place, owner in self._proven.items() if owner != node}
+
+    def failing_s(self, node: NodeId, now: float) -> float:
+        """For how long `node` is left alone, wherever it is."""
+        return max(0.0, self._failures[node][1] - now) if node in self._failures else 0.0
+
+    def wait_s(self, node: NodeId, addr: NodeAddr, now: float) -> float:
+        """How long `node` is not to be dialled at `addr`; 0: it may be now."""
+        place = (addr.host, addr.port)
+        owner = self._proven.get(place)
+        if owner not in (None, node):
+            return MAX_S
+        ends = [self._failures[key][1] for key in (node, place) if key in self._failures]
+        return max(0.0, *(end - now for end in ends)) if ends else 0.0
