@@ -1,14 +1,15 @@
 """What every Link promises, over memory."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from manyhands.core import NodeId
 from manyhands.errors import LinkClosed, ProtocolError
-from manyhands.net.link import CLOSE_S, FramedLink, Handshake
+from manyhands.net.link import CLOSE_S, MAX_UNSENT, FramedLink, Handshake
 from manyhands.testing.clock import run_virtual
-from manyhands.wire.message import PROTOCOL_VERSION, Close, Hello, Message, Ping, Pong, Step
+from manyhands.wire.message import PROTOCOL_VERSION, Chunk, Close, Directory, Hello, Message, Ping, Pong, Step
 from tests.net.links import SESSION, TOKEN, A, B, Pair, over, receive, says, step, until
 
 
@@ -189,3 +190,22 @@ def test_garbage_costs_the_link_that_carried_it() -> None:
             await receive(pair.near)
 
     over("control", body)
+
+
+@pytest.mark.parametrize("lane", ["control", "bulk"])
+def test_a_peer_that_does_not_read_costs_a_bounded_number_of_bytes(lane: Any) -> None:
+    """What waits for it is counted; beyond the lane's limit the link is closed, with the reason. (It grew for ever.)"""
+
+    async def body(pair: Pair) -> None:
+        near, far = pair
+        assert far._transport is not None and near._transport is not None
+        far._transport.pause_reading()
+        message = Directory(bytes(48 << 10)) if lane == "control" else Chunk(1, 0, bytes(1 << 20))
+        most = 0
+        with pytest.raises(LinkClosed, match="does not read"):
+            for _ in range(1000):
+                near.send(message)
+                most = max(most, near._transport.get_write_buffer_size())
+        assert MAX_UNSENT[lane] // 2 < most <= MAX_UNSENT[lane] + (1 << 20)
+
+    over(lane, body)

@@ -85,6 +85,9 @@ class IrohPipe(asyncio.Transport):
         if was_low and self._num_queued > HIGH_WATER_BYTES:
             self._link.pause_writing()
 
+    def get_write_buffer_size(self) -> int:
+        return self._num_queued
+
     def pause_reading(self) -> None:
         self._may_read.clear()
 

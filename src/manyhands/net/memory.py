@@ -45,6 +45,9 @@ class MemoryPipe(asyncio.Transport):
         for data in list_of_data:
             self.write(data)
 
+    def get_write_buffer_size(self) -> int:
+        return 0 if self._other is None else self._other._num_arriving
+
     def pause_reading(self) -> None:
         self._is_paused = True
 
