@@ -38,9 +38,9 @@ from manyhands.core import NodeAddr, SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.plain import LIMIT, one_line, without_controls
 from manyhands.wire.control import TEXT_LIMITS, decode, encode
-from manyhands.wire.message import Fault, Hello, Lack, Open, Opened, Reassigned
+from manyhands.wire.message import PROTOCOL_VERSION, Fault, Hello, Lack, Open, Opened, Reassigned
 from tests.api.served import raw
-from tests.wire.messages import CONTROL, SESSION
+from tests.wire.messages import CONTROL, SESSION, TOKEN
 
 # Clear a screen, a title, a CSI of one byte, line ends of every kind, an override, an isolate, backspaces, markup.
 NASTY = "\x1b[2J\x1b]0;owned\x07\x9b31m\r\nERROR forged\x85\u2028x\u2029\u202egnp.exe\u2066\u2069\x08\x7f[red]"
@@ -75,7 +75,7 @@ def test_scripts_stay_readable() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Hello(1, "control", NASTY * 1000, None, ()),
+        Hello(PROTOCOL_VERSION, "control", NASTY * 1000, None, (), TOKEN),
         Fault(SESSION, 1, 2, NASTY * 10, NASTY * 4000),
         Reassigned(1, NASTY, NASTY * 4000),
         Lack(1, NASTY * 100),
