@@ -6,7 +6,7 @@ client's share included. Per request: one token, not streamed. Per streamed toke
 time of the process, which others on the machine do not change, and in wall time.
 Load: `manyhands local tales --nodes 3 --api` as its own processes, bursts of 200 concurrent streams. All must complete; the
 API's own share of a request is what the client waited less what the job says it waited and ran; resident memory after the
-first burst and after the last one. /v1/models is asked while nothing else runs.
+first burst and after the last one. /v1/models is asked while nothing else runs. `stalls`: what held the gateway's event loop.
 Run: python -m bench.gateway [--quick]
 """
 
@@ -192,6 +192,18 @@ def memory_mb(pids: list[int]) -> float:
     return sum(pages) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+def stalls_of(metrics: str) -> dict[str, float]:
+    """How often and for how long the gateway's loop was held (api/watchdog.py)."""
+    name = "manyhands_loop_stall_seconds"
+    told = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line.startswith(name))
+    count = float(told[f"{name}_count"])
+    return {
+        "over_10_ms": count,
+        "over_100_ms": count - float(told[f'{name}_bucket{{le="0.1"}}']),
+        "seconds": round(float(told[f"{name}_sum"]), 3),
+    }
+
+
 async def load(bursts: int, tokens: int) -> dict[str, Any]:
     async with local_api() as told:
         url, pids = told["url"], told["pids"]
@@ -213,6 +225,8 @@ async def load(bursts: int, tokens: int) -> dict[str, Any]:
             await asyncio.sleep(1)
             memory.append(memory_mb(pids))
             note(f"{seconds[-1]:.1f} s, {memory[-1]:.0f} MB")
+        async with Client(url) as client:
+            _, told_metrics = await client.ask("GET", "/metrics")
     own_ms = sorted(stream.own_ms for stream in streams if stream.is_whole)
     return {
         "streams": len(streams),
@@ -223,6 +237,7 @@ async def load(bursts: int, tokens: int) -> dict[str, Any]:
         "models_ms": spread(models_ms, 2),
         "memory_mb": [round(mb) for mb in memory],
         "memory_growth": round(memory[-1] / memory[0] - 1, 4),
+        "stalls": stalls_of(told_metrics.decode()),
     }
 
 

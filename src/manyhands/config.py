@@ -240,7 +240,8 @@ class LimitsConfig:
     default_max_tokens: int = 1024
     # n
     max_choices: int = 16
-    max_body_bytes: int = 16 << 20
+    # 128,000 tokens of text with every character escaped (6 bytes) have about as much; beyond it send ids, or raise it.
+    max_body_bytes: int = 4 << 20
     # For a request's header, and for its body.
     read_timeout_s: float = 30.0
     # A reader that takes nothing for so long is cut.

@@ -26,8 +26,10 @@ from manyhands import __version__
 from manyhands.api.access import Access, session_router
 from manyhands.api.auth import KeyRing
 from manyhands.api.document import with_errors
+from manyhands.api.fields import definitions
 from manyhands.api.gateway import Gateway
 from manyhands.api.hosts import Hosts, check_json, is_loopback, single
+from manyhands.api.route import LARGE_PATHS
 from manyhands.api.trace import PARENT
 from manyhands.config import LimitsConfig
 from manyhands.core import NodeAddr
@@ -40,6 +42,10 @@ logger = logging.getLogger(__name__)
 OPEN_PATHS = frozenset({"/health", "/ready", "/api/health", "/docs", "/openapi.json"})
 STOP_TIMEOUT_S = 2
 MAX_MESSAGE_CHARS = 2000  # of an error: it may quote what was sent
+# An address, a name, some layers: what routes that do not generate take.
+SMALL_BODY_BYTES = 8 << 10
+# Bodies of max_body_bytes that are held at once, while they come and until they are answered.
+MAX_BODIES = 16
 MAX_HEADER_BYTES = 64 << 10
 KEEP_ALIVE_S = 75  # an idle connection
 # What the system may buffer for one reader; more would only let a reader that has stopped be written for longer.
@@ -51,7 +57,7 @@ class _Documented(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            self.openapi_schema = with_errors(super().openapi())
+            self.openapi_schema = with_errors(super().openapi(), definitions())
         return self.openapi_schema
 
 
@@ -79,7 +85,8 @@ def create_app(
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(Exception, _on_bug)
-    app.add_middleware(Guard, limits=gateway.limits, access=access, open_paths=OPEN_PATHS | set(open_paths))
+    opened = OPEN_PATHS | set(open_paths)
+    app.add_middleware(Guard, limits=gateway.limits, access=access, open_paths=opened)
     if cors:
         allowed = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["retry-after"]}
         app.add_middleware(CORSMiddleware, allow_origins=list(cors), **allowed)  # type: ignore[arg-type]
@@ -172,10 +179,15 @@ class Front:
 
 
 class Guard:
-    """Lets in who has a key, and reads the body: at most max_body_bytes, within read_timeout_s, before a route runs."""
+    """Lets in who has a key, and reads the body, within read_timeout_s, before a route runs.
+
+    A body has at most max_body_bytes on LARGE_PATHS, SMALL_BODY_BYTES elsewhere: those are parsed on the event loop. All
+    bodies that are held at once have MAX_BODIES times max_body_bytes.
+    """
 
     def __init__(self, app: ASGIApp, limits: LimitsConfig, access: Access, open_paths: frozenset[str]) -> None:
         self._app, self._limits, self._access, self._open_paths = app, limits, access, open_paths
+        self.held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -187,21 +199,34 @@ class Guard:
             is_open = scope["path"] in self._open_paths
             state["caller"] = self._access.caller(scope["method"], headers, state["sender"], is_open=is_open)
             check_json(headers)
-            body = await self._read(headers, receive)
         except ManyhandsError as error:
             await error_response(error)(scope, receive, send)
             return
-        if body is not None:
-            await self._app(scope, _replay(body, receive), send)
+        held = _Held(self)
+        state["release_body"] = held.release
+        try:
+            body = await self._read(headers, receive, held, self._limit(scope["path"]))
+        except ManyhandsError as error:
+            held.release()
+            await error_response(error)(scope, receive, send)
+            return
+        try:
+            if body is not None:
+                await self._app(scope, _replay(body, receive), send)
+        finally:
+            held.release()
 
-    async def _read(self, headers: Mapping[str, str], receive: Receive) -> bytes | None:
-        """The body; None if the client left. Raises TooLarge before it is read where its length says so."""
+    def _limit(self, path: str) -> int:
         limit = self._limits.max_body_bytes
+        return limit if path in LARGE_PATHS else min(limit, SMALL_BODY_BYTES)
+
+    async def _read(self, headers: Mapping[str, str], receive: Receive, held: "_Held", limit: int) -> bytes | None:
+        """The body, counted in `held` as it comes; None if the client left. Raises TooLarge before it is read where its length
+        says so, RateLimited if too much is held for others."""
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             raise TooLarge(f"the body has {length} bytes; at most {limit} are read: send less")
         parts: list[bytes] = []
-        size = 0
         try:
             async with asyncio.timeout(self._limits.read_timeout_s):
                 while True:
@@ -209,13 +234,31 @@ class Guard:
                     if message["type"] == "http.disconnect":
                         return None
                     parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > limit:
+                    held.take(len(parts[-1]))
+                    if held.size > limit:
                         raise TooLarge(f"the body has more than {limit} bytes, no more are read: send less")
+                    if self.held_bytes > MAX_BODIES * self._limits.max_body_bytes:
+                        raise RateLimited(f"bodies of {self.held_bytes} bytes are held now: try again later", 5.0)
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError:
             raise _SlowBody(f"the body did not arrive within {self._limits.read_timeout_s:g} s") from None
+
+
+class _Held:
+    """What one request holds of the guard's `held_bytes`, until it is released."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard, self.size = guard, 0
+
+    def take(self, size: int) -> None:
+        self.size += size
+        self._guard.held_bytes += size
+
+    def release(self) -> None:
+        """The body is no longer needed. Harmless when repeated."""
+        self._guard.held_bytes -= self.size
+        self.size = 0
 
 
 class _SlowBody(PipelineStalled):
@@ -225,14 +268,12 @@ class _SlowBody(PipelineStalled):
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """`receive` as it was before the body was read."""
-    told = False
+    kept = [body]  # given away, not kept for the minutes that the answer may take
 
     async def again() -> Message:
-        nonlocal told
-        if told:
+        if not kept:
             return await receive()
-        told = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": kept.pop(), "more_body": False}
 
     return again
 
@@ -364,7 +405,10 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
     )
     server = _Server(config)
     failure: Exception | None = None
+    for part in gateway.parts:
+        await part.open()
     async with asyncio.TaskGroup() as group:
+        watchdog = group.create_task(gateway.watchdog.run(asyncio.get_running_loop().time()))
         task = group.create_task(server.serve(sockets=[bound]))
         await server.is_listening.wait()
         try:
@@ -374,6 +418,9 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
         finally:
             server.should_exit = True
             await asyncio.wait([task])
+            watchdog.cancel()
+            for part in gateway.parts:
+                await part.close()
     if failure is not None:
         raise failure
 

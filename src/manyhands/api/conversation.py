@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from manyhands.api.schema import BadField
+from manyhands.api.body import BadField
 from manyhands.text.grammar import Function
 
 Object = dict[str, Any]
@@ -95,3 +95,37 @@ def text_of(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part["text"] for part in content)
+
+
+def input_conversation(given: Mapping[str, Any]) -> Conversation:
+    """The conversation of a /v1/responses request. Raises BadField."""
+    tools = given.get("tools", ())
+    functions, word = functions_of(tools, given.get("tool_choice"))
+    if not tools and {"tool_choice", "parallel_tool_calls"} & given.keys() and word != "none":
+        raise BadField("tool_choice and parallel_tool_calls are for requests with tools", "tool_choice")
+    said: list[Object] = []
+    if "instructions" in given:
+        said.append({"role": "system", "content": given["instructions"]})
+    wanted = given["input"]
+    said += [{"role": "user", "content": wanted}] if isinstance(wanted, str) else messages_of(wanted)
+    shown = [{"type": "function", "function": {k: v for k, v in t.items() if k != "type"}} for t in tools]
+    form = format_of(given.get("text", {}).get("format"))
+    effort = given.get("reasoning", {}).get("effort")
+    return Conversation(said, functions, shown, word, given.get("parallel_tool_calls", True), form, effort)
+
+
+def messages_of(items: Sequence[Mapping[str, Any]]) -> list[Object]:
+    """Messages of input items: calls join the assistant's turn, their outputs are the tool's."""
+    out: list[Object] = []
+    for item in items:
+        match item.get("type", "message"):
+            case "message":
+                out.append(message_of(item))
+            case "function_call":
+                if not out or out[-1]["role"] != "assistant":
+                    out.append({"role": "assistant", "content": ""})
+                call = call_of(item["call_id"], item["name"], item["arguments"])
+                out[-1].setdefault("tool_calls", []).append(call)
+            case "function_call_output":
+                out.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item["output"])})
+    return out

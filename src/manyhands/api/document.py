@@ -27,8 +27,8 @@ ANYWHERE = (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 429, 501, 503, 504
 _METHODS = frozenset({"get", "post", "put", "patch", "delete"})
 
 
-def with_errors(document: Object) -> Object:
-    """The document, changed in place: FastAPI's 422 is our 400, and every error has one shape."""
+def with_errors(document: Object, definitions: Object) -> Object:
+    """The document, changed in place: FastAPI's 422 is our 400, every error has one shape, and `definitions` are there."""
     for operation in _operations(document):
         responses = operation["responses"]
         responses.pop("422", None)
@@ -39,7 +39,7 @@ def with_errors(document: Object) -> Object:
     schemas = components.setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    schemas["Error"] = ERROR
+    schemas |= {**definitions, "Error": ERROR}
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}, {}]  # needed only where there are keys
     return document

@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 from uuid import uuid4
 
 from manyhands.api.limits import NO_QUOTA, Admission, Quota
+from manyhands.api.watchdog import Watchdog
 from manyhands.api.waterfall import Turn, Waterfall
 from manyhands.config import LimitsConfig
 from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
@@ -55,6 +56,26 @@ class Caller:
             )
 
 
+@dataclass(slots=True)
+class Entry:
+    """An HTTP request that was let in and charged (Gateway.enter): its first job is paid."""
+
+    is_paid: bool = True
+
+    def spend(self) -> bool:
+        """Whether the job that asks is the paid one."""
+        was_paid, self.is_paid = self.is_paid, False
+        return was_paid
+
+
+class Part(Protocol):
+    """What lives as long as the gateway is served."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What to generate. `prompt` is token ids (Origin.model.encode); a request for n choices asks n times."""
@@ -66,6 +87,7 @@ class Ask:
     caller: Caller = Caller()
     path: PathKind = "ring"
     constraint: Constraint | None = None  # text/grammar.py
+    entry: Entry | None = None  # None: not charged yet
     marks: Mapping[int, str] = field(default_factory=dict)  # special tokens that shall appear in the text
 
 
@@ -230,6 +252,8 @@ class Gateway:
         self.origins = dict(origins)
         self.limits = limits or LimitsConfig()
         self.observers = list(observers)
+        self.parts: list[Part] = []
+        self.watchdog = Watchdog()
         self.jobs: dict[str, Job] = {}  # those that wait or run
         self.started_at = wall_clock()
         self._admission = Admission(self.limits, self._turn_has_come)
@@ -252,6 +276,19 @@ class Gateway:
             raise NotFound(f"model {model[:100]!r} is not served here; there is {', '.join(self.origins) or 'none'}")
         return self.origins[model]
 
+    def enter(self, caller: Caller, api: Api) -> Entry:
+        """Charge a request before anything is done for it. Raises RateLimited if a quota is used up or the queue is full.
+
+        Observers hear of one that is refused as of a job without a model: nobody has read which it wants.
+        """
+        try:
+            self._admission.enter(caller.name, caller.quota, self._clock())
+        except RateLimited as error:
+            job = Job(uuid4().hex, "", api, caller.name, self._wall_clock(), 0, 0, error=error.code)
+            self._end(job, "refused")
+            raise
+        return Entry()
+
     def run(self, ask: Ask) -> AbstractAsyncContextManager[Run]:
         """Admit `ask` and run it until the block is left. Waits for its turn: limits.patience_s.
 
@@ -268,7 +305,7 @@ class Gateway:
         job = self._new_job(ask)
         outcome: Outcome = "cancelled"
         try:
-            await self._admit(job, ask.caller)
+            await self._admit(job, ask)
             self._tell_started(job)
             run = self._runs[job.id] = Run(ask, job, answer, origin, self.observers)
             self._keep_looking()
@@ -286,11 +323,14 @@ class Gateway:
         size, limit = len(ask.prompt), ask.params.max_tokens
         return Job(uuid4().hex, ask.model, ask.api, ask.caller.name, self._wall_clock(), size, limit)
 
-    async def _admit(self, job: Job, caller: Caller) -> None:
-        asked_at = self._clock()
+    async def _admit(self, job: Job, ask: Ask) -> None:
+        asked_at, caller = self._clock(), ask.caller
+        is_paid = ask.entry is not None and ask.entry.spend()
         self.jobs[job.id] = job
         turn = self._turns[job.id] = asyncio.get_running_loop().create_future()
-        self._admission.ask(job.id, caller.name, caller.quota, job.prompt_tokens + job.max_tokens, asked_at)
+        self._admission.ask(
+            job.id, caller.name, caller.quota, job.prompt_tokens + job.max_tokens, asked_at, is_paid=is_paid
+        )
         try:
             if not turn.done():
                 async with asyncio.timeout(self.limits.patience_s):

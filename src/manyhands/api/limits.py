@@ -81,11 +81,11 @@ class _Account:
     def has_room(self) -> bool:
         return self.quota.concurrency is None or self.running < self.quota.concurrency
 
-    def take(self, tokens: int, now: float) -> None:
-        """Take one request and its tokens, or nothing. Raises RateLimited naming the limit."""
+    def take(self, requests: int, tokens: int, now: float) -> None:
+        """Take so many requests and tokens, or nothing. Raises RateLimited naming the limit."""
         wants = [(name, bucket, tokens) for name, bucket in self._tokens.items()]
-        if self._requests is not None:
-            wants.append(("requests_per_minute", self._requests, 1))
+        if self._requests is not None and requests:
+            wants.append(("requests_per_minute", self._requests, requests))
         for name, bucket, amount in wants:
             wait_s = bucket.wait_s(amount, now)
             if wait_s == math.inf:
@@ -127,8 +127,22 @@ class Admission:
     def max_running(self) -> int:
         return self.limits.max_running or MAX_RUNNING
 
-    def ask(self, job: str, key: str | None, quota: Quota, tokens: int, now: float) -> None:
+    def enter(self, key: str | None, quota: Quota, now: float) -> None:
+        """Charge a request before any work on it: `ask` then says that it is paid, and a refused one stays charged.
+
+        Raises RateLimited as `ask` does.
+        """
+        self._account(key, quota, now).take(1, 0, now)
+
+    def ask(self, job: str, key: str | None, quota: Quota, tokens: int, now: float, *, is_paid: bool = False) -> None:
         """Let `job` run or wait. Raises RateLimited if the key's quota is used up or the queue is full."""
+        account = self._account(key, quota, now)
+        account.take(0 if is_paid else 1, tokens, now)
+        self.waiting[job] = _Entry(key, tokens, now)
+        self._fill(now)
+
+    def _account(self, key: str | None, quota: Quota, now: float) -> _Account:
+        """The key's account. Raises RateLimited if it must wait and the queue is full."""
         quota = quota.within(self.limits)
         account = self._accounts.get(key)
         if account is None or account.quota != quota:
@@ -142,9 +156,7 @@ class Admission:
                 f"{self.limits.max_queue}): try again later",
                 self.retry_after_s(),
             )
-        account.take(tokens, now)
-        self.waiting[job] = _Entry(key, tokens, now)
-        self._fill(now)
+        return account
 
     def leave(self, job: str, used_tokens: int, now: float) -> None:
         """`job` has ended, or waits no longer. Harmless when repeated."""

@@ -164,6 +164,9 @@ class Metrics(Collector):
         queue = {node: share.queue_s for node, share in self._shares.items()}
         yield _tallied("hop_queue_seconds", "A step's wait for a hop's device, as the hop says", "node", queue)
         compute = {node: share.compute_s for node, share in self._shares.items()}
+        stall = HistogramMetricFamily("manyhands_loop_stall_seconds", "What held the event loop for more than 10 ms")
+        stall.add_metric((), self._gateway.watchdog.buckets(), self._gateway.watchdog.total_s)
+        yield stall
         yield _tallied("hop_compute_seconds", "A hop's device step, as the hop says", "node", compute)
 
     # -- what the gateway tells ---------------------------------------------------------------------------------------

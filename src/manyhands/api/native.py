@@ -11,21 +11,21 @@
 Changing the swarm needs an admin's key, or the secret of the gateway's owner (access.py).
 """
 
-import asyncio
-import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from manyhands.api.access import check_admin
 from manyhands.api.app import error_object
+from manyhands.api.choice import Voices, plans_of
 from manyhands.api.frames import Frame, Telling, result_object
 from manyhands.api.gateway import Ask, Caller, Gateway, Run
 from manyhands.api.jobs import History, job_object
-from manyhands.api.sse import Emit, EventStream, Single, to_event
+from manyhands.api.route import body_of, client_of, describe
+from manyhands.api.sse import Emit, EventStream, Single, Watched, to_event
 from manyhands.api.workers import (
     Worker,
     evict,
@@ -38,7 +38,6 @@ from manyhands.api.workers import (
     scheduler_object,
     worker_object,
 )
-from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError, NotFound
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -51,44 +50,6 @@ def _check_text(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_check_text)]
-
-
-STREAM: dict[int | str, dict[str, Any]] = {200: {"description": "events", "content": {"text/event-stream": {}}}}
-
-
-class Message(BaseModel):
-    """One turn of a conversation."""
-
-    model_config = _STRICT
-    role: Literal["system", "user", "assistant"]
-    content: Text
-
-
-class Infer(BaseModel):
-    """What to generate. lattice9's names and defaults, but no penalty unless asked for; what is not listed is refused."""
-
-    model_config = _STRICT
-    prompt: Text | None = Field(None, description="Text to go on from. Either this or messages.")
-    messages: list[Message] | None = Field(None, min_length=1, description="A conversation, by the chat template.")
-    model: Text | None = Field(None, description="One of GET /v1/models; may be left out where there is one.")
-    max_tokens: int = 50
-    deterministic: bool = Field(False, description="Plain argmax: every other sampling field is off.")
-    temperature: float = 0.9
-    top_p: float = 0.92
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = Field(None, description="Same seed, same text. Left out: drawn, and told in the answer.")
-    stop: list[Text] = Field(default_factory=list)
-    path: Literal["ring", "star"] = "ring"
-
-    def params(self) -> SamplingParams:
-        """Raises BadRequest naming the field, its value and its limits."""
-        values = self.model_dump(exclude={"prompt", "messages", "model", "path", "seed", "stop"})
-        seed = secrets.randbits(53) if self.seed is None else self.seed  # 53: any JSON reader can repeat it
-        return SamplingParams(**values, seed=seed, stop=tuple(self.stop))
 
 
 class Registration(BaseModel):
@@ -121,10 +82,10 @@ def _admin(caller: Annotated[Caller, Depends(_caller)]) -> None:
     check_admin(caller)
 
 
-def native_router(gateway: Gateway, history: History) -> APIRouter:
-    """The routes above. `history` must be among the gateway's observers."""
+def native_router(gateway: Gateway, history: History, voices: Voices | None = None) -> APIRouter:
+    """The routes above. `history` must be among the gateway's observers. Share `voices` with openai_router."""
     router = APIRouter(prefix="/api")
-    router.include_router(_infer_router(gateway), tags=["infer"])
+    router.include_router(_infer_router(gateway, voices or Voices(gateway)), tags=["infer"])
     router.include_router(_workers_router(gateway), prefix="/workers", tags=["workers"])
     router.include_router(_jobs_router(gateway, history), prefix="/jobs", tags=["jobs"])
     return router
@@ -133,58 +94,78 @@ def native_router(gateway: Gateway, history: History) -> APIRouter:
 # -- infer ------------------------------------------------------------------------------------------------------------
 
 
-def _infer_router(gateway: Gateway) -> APIRouter:
+def _infer_router(gateway: Gateway, voices: Voices) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/infer", summary="A whole answer", response_model=dict[str, Any])
-    async def infer(body: Infer, caller: Annotated[Caller, Depends(_caller)]) -> Response:
+    async def infer(request: Request) -> Response:
         """Generate, and tell which workers did."""
-        ask = await _ask(gateway, body, caller)
+        body = await body_of(request)
 
-        async def work() -> dict[str, Any]:
-            async with gateway.run(ask) as run, aclosing(run.tokens()) as tokens:
-                async for _ in tokens:
-                    pass
-                return {"prompt": body.prompt, **result_object(run)}
+        async def work() -> Single:
+            ask, prompt = await _ask(gateway, voices, body, request)
+            return Single(lambda: _whole(gateway, ask, prompt))
 
-        return Single(work)
+        return Watched(work(), request.state.release_body)
 
-    @router.post("/infer/stream", summary="An answer as it grows", response_model=None, responses=STREAM)
-    async def stream(
-        body: Infer,
-        caller: Annotated[Caller, Depends(_caller)],
-        diagnostics: Annotated[bool, Query(description="Add HearthNet's diagnostic frames.")] = False,
-    ) -> Response:
+    async def stream(request: Request) -> Response:
         """Server-sent events: start, token, reshard, done or error."""
-        ask = await _ask(gateway, body, caller)
-        runs: list[Run] = []
+        body, diagnostics = await body_of(request), _flag(request, "diagnostics")
 
-        async def produce(emit: Emit) -> None:
-            async with gateway.run(ask) as run:
-                runs.append(run)
-                async with aclosing(told(run, body.prompt, diagnostics=diagnostics)) as frames:
-                    async for frame in frames:
-                        await emit(to_event(frame.data, frame.event))
+        async def work() -> EventStream:
+            ask, prompt = await _ask(gateway, voices, body, request)
+            return _events(gateway, ask, prompt, diagnostics=diagnostics)
 
-        def is_running() -> bool:
-            return bool(runs) and runs[0].answer.session is not None
+        return Watched(work(), request.state.release_body)
 
-        return EventStream(produce, gateway.limits, is_running, _error_event)
-
+    wanted: dict[str, Any] = {"name": "diagnostics", "in": "query", "schema": {"type": "boolean", "default": False}}
+    wanted["description"] = "Add HearthNet's diagnostic frames."
+    describe(router, "/infer", infer, "A whole answer", schema_of="/api/infer")
+    describe(router, "/infer/stream", stream, "An answer as it grows", schema_of="/api/infer", parameters=[wanted])
     return router
 
 
-async def _ask(gateway: Gateway, body: Infer, caller: Caller) -> Ask:
-    """Raises BadRequest, NotFound."""
-    if (body.prompt is None) == (body.messages is None):
-        raise BadRequest("give either prompt (a text) or messages (a conversation)")
-    if body.model is None and len(gateway.origins) != 1:
-        raise BadRequest(f"model is missing; served here: {', '.join(gateway.origins) or 'none'}")
-    model = body.model or next(iter(gateway.origins))
-    origin, params = gateway.origin(model), body.params()
-    prompt = body.prompt if body.prompt is not None else [m.model_dump() for m in body.messages or ()]
-    ids = await asyncio.to_thread(origin.model.encode, prompt)  # a long prompt takes a while: not on the event loop
-    return Ask(model, "native", ids, params, caller, path=body.path)
+def _flag(request: Request, name: str) -> bool:
+    """A query parameter that is true or false. Raises BadRequest."""
+    value = request.query_params.get(name, "false").lower()
+    if value not in _FLAGS:
+        raise BadRequest(f"{name} is {value[:40]!r}; it can be true or false")
+    return _FLAGS[value]
+
+
+_FLAGS = {"true": True, "1": True, "on": True, "yes": True, "false": False, "0": False, "off": False, "no": False}
+
+
+async def _ask(gateway: Gateway, voices: Voices, body: bytes, request: Request) -> tuple[Ask, str | None]:
+    """What to generate, and the text to echo. Raises BadRequest, NotFound, RateLimited."""
+    caller = _caller(request)
+    entry = gateway.enter(caller, "native")
+    voice, made = await voices.prepare("/api/infer", body, caller, client_of(request))
+    (plan,) = plans_of(voices, voice, made)
+    ask, _ = await plan.choose("native", caller, entry)
+    return ask, made.given.get("prompt")
+
+
+async def _whole(gateway: Gateway, ask: Ask, prompt: str | None) -> dict[str, Any]:
+    async with gateway.run(ask) as run, aclosing(run.tokens()) as tokens:
+        async for _ in tokens:
+            pass
+        return {"prompt": prompt, **result_object(run)}
+
+
+def _events(gateway: Gateway, ask: Ask, prompt: str | None, *, diagnostics: bool) -> EventStream:
+    runs: list[Run] = []
+
+    async def produce(emit: Emit) -> None:
+        async with gateway.run(ask) as run:
+            runs.append(run)
+            async with aclosing(told(run, prompt, diagnostics=diagnostics)) as frames:
+                async for frame in frames:
+                    await emit(to_event(frame.data, frame.event))
+
+    def is_running() -> bool:
+        return bool(runs) and runs[0].answer.session is not None
+
+    return EventStream(produce, gateway.limits, is_running, _error_event)
 
 
 async def told(run: Run, prompt: str | None, *, diagnostics: bool) -> AsyncGenerator[Frame, None]:

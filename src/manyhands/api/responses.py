@@ -3,8 +3,9 @@
 response.created ─ in_progress ─ (output_item.added ─ ... deltas ... ─ done)* ─ completed | incomplete | failed
 """
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -12,19 +13,16 @@ from uuid import uuid4
 from fastapi import APIRouter, Request, Response
 
 from manyhands.api.app import error_object
-from manyhands.api.choice import Choice, Delta, Plan, Voices, plan_chat
-from manyhands.api.conversation import Conversation, call_of, format_of, functions_of, message_of, text_of
-from manyhands.api.fields import parse
+from manyhands.api.choice import Choice, Delta, Voices, plans_of
 from manyhands.api.forms import extension
-from manyhands.api.gateway import Ask, Gateway
+from manyhands.api.gateway import Ask, Caller, Gateway
 from manyhands.api.logprobs import Spelling, token_logprobs
-from manyhands.api.openai import caller_of, describe
-from manyhands.api.schema import BadField
-from manyhands.api.sse import Emit, EventStream, Single, to_event
+from manyhands.api.prepare import Prepared
+from manyhands.api.route import body_of, caller_of, client_of, describe
+from manyhands.api.sse import Emit, EventStream, Single, Watched, to_event
 from manyhands.text.tools import CallArguments, CallStart, Content, Piece
 
 Object = dict[str, Any]
-_LOGPROBS = "message.output_text.logprobs"
 
 
 def responses_router(gateway: Gateway, voices: Voices | None = None) -> APIRouter:
@@ -33,37 +31,31 @@ def responses_router(gateway: Gateway, voices: Voices | None = None) -> APIRoute
     voices = voices or Voices(gateway)
 
     async def responses(request: Request) -> Response:
-        given = parse("/v1/responses", await request.body())
-        caller_of(request).check_model(given["model"])
-        voice = voices.find(given["model"])
-        logprobs = _logprobs_wanted(given)
-        plan = await plan_chat(
-            voice,
-            _conversation(given),
-            given,
-            wanted=given.get("max_output_tokens"),
-            default=gateway.limits.default_max_tokens,
-            logprobs=logprobs,
-        )
-        voice.origin.request_ids(plan.prompt, plan.params)
-        ask, choice = await plan.choose(given["model"], "responses", caller_of(request), 0)
-        spelling = Spelling(voice.grammars) if logprobs is not None else None
-        if spelling is not None:
-            spelling.load()
-        answer = _Answer(given, plan, choice, spelling)
-        if not given.get("stream", False):
-            if "stream_options" in given:
-                raise BadField("stream_options is for stream: true", "stream_options")
-            return Single(lambda: _whole(answer, gateway, ask))
-        return EventStream(
-            lambda emit: _stream(answer, gateway, ask, emit),
-            gateway.limits,
-            is_running=lambda: choice.has_route,
-            on_error=answer.failed,
-        )
+        body = await body_of(request)
+        work = _answer(gateway, voices, body, caller_of(request), client_of(request))
+        return Watched(work, request.state.release_body)
 
     describe(router, "/responses", responses, "Answer an input; nothing is kept.")
     return router
+
+
+async def _answer(gateway: Gateway, voices: Voices, body: bytes, caller: Caller, client: str) -> EventStream | Single:
+    entry = gateway.enter(caller, "responses")
+    voice, made = await voices.prepare("/v1/responses", body, caller, client)
+    (plan,) = plans_of(voices, voice, made)
+    ask, choice = await plan.choose("responses", caller, entry)
+    spelling = Spelling(voice.grammars) if made.params.logprobs is not None else None
+    if spelling is not None:
+        await asyncio.to_thread(spelling.load)
+    answer = _Answer(made, choice, spelling)
+    if not made.given.get("stream", False):
+        return Single(lambda: _whole(answer, gateway, ask))
+    return EventStream(
+        lambda emit: _stream(answer, gateway, ask, emit),
+        gateway.limits,
+        is_running=lambda: choice.has_route,
+        on_error=answer.failed,
+    )
 
 
 async def _whole(answer: "_Answer", gateway: Gateway, ask: Ask) -> Object:
@@ -93,8 +85,7 @@ async def _stream(answer: "_Answer", gateway: Gateway, ask: Ask, emit: Emit) -> 
 class _Answer:
     """The output items of one response as they grow, and the events that tell of it."""
 
-    given: Mapping[str, Any]
-    plan: Plan
+    made: Prepared
     choice: Choice
     spelling: Spelling | None
     id: str = field(default_factory=lambda: f"resp_{uuid4().hex}")
@@ -205,7 +196,7 @@ class _Answer:
 
     def response(self, status: str) -> Object:
         """The response object as it stands."""
-        given = self.given
+        given = self.made.given
         is_over = status in ("completed", "incomplete")
         return {
             "id": self.id,
@@ -223,11 +214,11 @@ class _Answer:
             "previous_response_id": None,
             "reasoning": {"effort": given.get("reasoning", {}).get("effort"), "summary": None},
             "store": False,
-            "temperature": self.plan.params.temperature,
+            "temperature": self.made.params.temperature,
             "text": {"format": {"type": "text"}, **given.get("text", {})},
             "tool_choice": given.get("tool_choice", "auto"),
             "tools": [{"strict": False, "parameters": None, **tool} for tool in given.get("tools", ())],
-            "top_p": self.plan.params.top_p,
+            "top_p": self.made.params.top_p,
             "truncation": "disabled",
             "usage": self._usage() if is_over else None,
             "metadata": {},
@@ -235,7 +226,7 @@ class _Answer:
         }
 
     def _usage(self) -> Object:
-        asked, made = len(self.plan.prompt), len(self.choice.tokens)
+        asked, made = len(self.made.prompts[0]), len(self.choice.tokens)
         return {
             "input_tokens": asked,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -248,46 +239,3 @@ class _Answer:
 def _message() -> Object:
     part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
     return {"id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant", "content": [part]}
-
-
-# -- from fields to a conversation ------------------------------------------------------------------------------------
-
-
-def _conversation(given: Mapping[str, Any]) -> Conversation:
-    tools = given.get("tools", ())
-    functions, word = functions_of(tools, given.get("tool_choice"))
-    if not tools and {"tool_choice", "parallel_tool_calls"} & given.keys() and word != "none":
-        raise BadField("tool_choice and parallel_tool_calls are for requests with tools", "tool_choice")
-    said: list[Object] = []
-    if "instructions" in given:
-        said.append({"role": "system", "content": given["instructions"]})
-    wanted = given["input"]
-    said += [{"role": "user", "content": wanted}] if isinstance(wanted, str) else _messages(wanted)
-    shown = [{"type": "function", "function": {k: v for k, v in t.items() if k != "type"}} for t in tools]
-    form = format_of(given.get("text", {}).get("format"))
-    effort = given.get("reasoning", {}).get("effort")
-    return Conversation(said, functions, shown, word, given.get("parallel_tool_calls", True), form, effort)
-
-
-def _messages(items: list[Mapping[str, Any]]) -> list[Object]:
-    """Messages of input items: calls join the assistant's turn, their outputs are the tool's."""
-    out: list[Object] = []
-    for item in items:
-        match item.get("type", "message"):
-            case "message":
-                out.append(message_of(item))
-            case "function_call":
-                if not out or out[-1]["role"] != "assistant":
-                    out.append({"role": "assistant", "content": ""})
-                call = call_of(item["call_id"], item["name"], item["arguments"])
-                out[-1].setdefault("tool_calls", []).append(call)
-            case "function_call_output":
-                out.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item["output"])})
-    return out
-
-
-def _logprobs_wanted(given: Mapping[str, Any]) -> int | None:
-    is_on = _LOGPROBS in given.get("include", ())
-    if "top_logprobs" in given and not is_on:
-        raise BadField(f'top_logprobs is for include: ["{_LOGPROBS}"]', "top_logprobs")
-    return given.get("top_logprobs", 0) if is_on else None

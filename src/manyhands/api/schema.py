@@ -1,170 +1,214 @@
-"""JSON from strangers, and the part of JSON Schema by which the API checks it. Pure.
+"""What a request may hold, as pydantic models: the parts that the OpenAI paths share. No number, list or name without a bound.
 
-Everything that is wrong is said in one line that names the place.
+Models are typed dictionaries: what has been checked stays the dictionary that was sent. Only what they name is taken, and
+types are strict. Lists end at their first fault.
 """
 
-import json
-import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NotRequired
 
-from manyhands.errors import BadRequest
+from pydantic import ConfigDict, Discriminator, FailFast, Tag
+from pydantic import Field as Limits
+from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
-Schema = Mapping[str, Any]
-MAX_DEPTH = 64  # of a request's JSON
-
-
-class BadField(BadRequest):
-    """A field of a request is not what it can be; `param` names it."""
-
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message)
-        self.param = param
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+MAX_ITEMS = 4096  # messages, parts of a message: more than any context holds at a few tokens each
+MAX_TOKENS = 1 << 20
+MAX_ID = 1 << 24
 
 
-# -- schemas ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What docs/openai.md says of a field, and examples on both sides of the border, which the tests send."""
+
+    says: str
+    works: Sequence[Any] = ()
+    refused: Sequence[Any] = ()
+    needs: Mapping[str, Any] = field(default_factory=dict)  # other fields that the examples want
 
 
-def integer(low: int, high: int) -> Schema:
-    return {"type": "integer", "minimum": low, "maximum": high}
+class _First(FailFast):
+    """FailFast, as an alternative of a union can have it."""
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
-def number(low: float, high: float) -> Schema:
-    return {"type": "number", "minimum": low, "maximum": high}
+FIRST = _First()  # a list ends at its first fault
 
 
-def only(*values: Any) -> Schema:
-    return {"enum": list(values)}
+def by(kinds: Mapping[str, type]) -> Discriminator:
+    """Tells alternatives apart by the type of what was sent; the first stands for all others."""
+
+    def tag(value: Any) -> str:
+        return next((f"<{name}>" for name, kind in kinds.items() if isinstance(value, kind)), f"<{next(iter(kinds))}>")
+
+    return Discriminator(tag)
 
 
-def array(items: Schema, low: int = 0, high: int = 1 << 20) -> Schema:
-    return {"type": "array", "items": items, "minItems": low, "maxItems": high}
+def by_key(key: str, tags: Mapping[str, str], default: str = "") -> Discriminator:
+    """Tells objects apart by the value of one key; what is none of `tags` is checked against the first."""
+
+    def tag(value: Any) -> str:
+        kind = value.get(key, default) if isinstance(value, Mapping) else None
+        found = tags.get(kind) if isinstance(kind, str) else None
+        return f"<{found or next(iter(tags.values()))}>"
+
+    return Discriminator(tag)
 
 
-def record(properties: Mapping[str, Schema], *required: str) -> Schema:
-    """An object with these properties and no others."""
-    return {"type": "object", "properties": dict(properties), "required": list(required), "additionalProperties": False}
+Text = str
+NEVER = "not offered: refused"
+Label = Annotated[str, Limits(max_length=512)]
+Name = Annotated[str, Limits(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+Object = dict[str, Any]
+Refused = Annotated[None, "null is left out before a model looks, so no value is taken"]
+Stop = Annotated[str, Limits(min_length=1, max_length=256)]
 
 
-def either(*schemas: Schema) -> Schema:
-    return {"anyOf": list(schemas)}
+class TextPart(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    type: Literal["text", "input_text", "output_text"]
+    text: Text
+    annotations: NotRequired[Annotated[list[Object], FIRST, Limits(max_length=64)]]
+    logprobs: NotRequired[Annotated[list[Object], FIRST, Limits(max_length=MAX_ITEMS)]]
 
 
-BOOLEAN: Schema = {"type": "boolean"}
-STRING: Schema = {"type": "string"}
-OBJECT: Schema = {"type": "object"}
-NAME: Schema = {"type": "string", "pattern": r"^[a-zA-Z0-9_-]{1,64}$"}
-LABEL: Schema = {"type": "string", "maxLength": 512}
-NOTHING: Schema = {"enum": []}
-
-# -- checking --------------------------------------------------------------------------------------------------------
+Parts = Annotated[list[TextPart], FIRST, Limits(min_length=1, max_length=MAX_ITEMS)]
+Content = Annotated[Annotated[Text, Tag("<text>")] | Annotated[Parts, Tag("<parts>")], by({"text": str, "parts": list})]
+MaybeContent = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[Parts, Tag("<parts>")] | Annotated[None, Tag("<null>")],
+    by({"text": str, "parts": list, "null": type(None)}),
+]
 
 
-def read_json(body: bytes) -> dict[str, Any]:
-    """A JSON object in UTF-8 with finite numbers and at most MAX_DEPTH levels. Raises BadRequest."""
-    try:
-        sent = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
-        json.dumps(sent, ensure_ascii=False, allow_nan=False).encode("utf-8")  # lone surrogates, 1e999
-    except RecursionError:
-        raise BadRequest(f"the body is nested too deeply: at most {MAX_DEPTH} levels") from None
-    except ValueError as error:
-        raise BadRequest(f"the body is not JSON in UTF-8: {str(error)[:200]}") from None
-    if not isinstance(sent, dict):
-        raise BadRequest(f"the body is a JSON {type(sent).__name__}, not an object: send {{...}}")
-    if _depth(sent) > MAX_DEPTH:
-        raise BadRequest(f"the body is nested too deeply: at most {MAX_DEPTH} levels")
-    return sent
+class CalledFunction(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    name: Name
+    arguments: Text
 
 
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a JSON number")
+class Call(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    id: Label
+    type: NotRequired[Literal["function"]]
+    function: CalledFunction
 
 
-def _depth(value: Any) -> int:
-    """Levels of nesting, without recursion."""
-    level, depth = [value], 0
-    while level := [
-        c for v in level for c in (v.values() if isinstance(v, dict) else v if isinstance(v, list) else ())
-    ]:
-        depth += 1
-        if depth > MAX_DEPTH:
-            break
-    return depth
+class SpokenMessage(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    role: Literal["system", "developer", "user"]
+    content: Content
+    name: NotRequired[Label]
 
 
-def check(schema: Schema, value: Any, at: str) -> str | None:
-    """What is wrong with `value`, naming the place; None if nothing. The part of JSON Schema that the table uses."""
-    if "anyOf" in schema:
-        problems = [check(s, value, at) for s in schema["anyOf"]]
-        # The deepest complaint is about the alternative that was meant.
-        return (
-            None if None in problems else max((p for p in problems if p), key=lambda p: p.partition(" ")[0].count("."))
-        )
-    if "enum" in schema:
-        is_one = any(value == v and type(value) is type(v) for v in schema["enum"])
-        return None if is_one else _not_one_of(schema["enum"], value, at)
-    if not _is_type(schema.get("type"), value):
-        return f"{at} is {show(value)}, not of type {schema['type']}"
-    return next(filter(None, _checks(schema, value, at)), None)
+class AssistantMessage(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    role: Literal["assistant"]
+    content: NotRequired[MaybeContent]
+    tool_calls: NotRequired[Annotated[list[Call], FIRST, Limits(min_length=1, max_length=128)] | None]
+    reasoning_content: NotRequired[Text | None]
+    refusal: NotRequired[None]
+    audio: NotRequired[None]
+    annotations: NotRequired[Annotated[list[Object], Limits(max_length=0)]]
+    function_call: NotRequired[None]
+    name: NotRequired[Label]
 
 
-def _checks(schema: Schema, value: Any, at: str) -> Iterator[str | None]:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
-        if not low <= value <= high or value == schema.get("exclusiveMinimum"):
-            yield f"{at} is {show(value)}; it must be between {low} and {high}"
-    elif isinstance(value, str):
-        if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", math.inf):
-            yield f"{at} has {len(value)} characters; at least {schema.get('minLength', 0)}, at most {schema.get('maxLength')}"
-        if "pattern" in schema and not re.search(schema["pattern"], value):
-            yield f"{at} is {show(value)}; it must match {schema['pattern']}"
-    elif isinstance(value, list):
-        if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", math.inf):
-            yield f"{at} has {len(value)} items; at least {schema.get('minItems', 0)}, at most {schema.get('maxItems')}"
-        yield from (check(schema["items"], item, f"{at}.{i}") for i, item in enumerate(value))
-    elif isinstance(value, dict):
-        yield from _check_object(schema, value, at)
+class ToolMessage(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: Label
 
 
-def _check_object(schema: Schema, value: Mapping[str, Any], at: str) -> Iterator[str | None]:
-    properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
-    if len(value) > schema.get("maxProperties", math.inf):
-        yield f"{at} has {len(value)} entries; at most {schema['maxProperties']}"
-    yield from (f"{at}.{name} is missing" for name in schema.get("required", ()) if name not in value)
-    for name, inner in value.items():
-        yield check({"type": "string", **schema.get("propertyNames", {})}, name, f"{at}, key {name[:40]!r},")
-        if name in properties:
-            yield check(properties[name], inner, f"{at}.{name}")
-        elif others is False:
-            yield f"{at}.{name[:100]} is not known"
-        elif others is not True:
-            yield check(others, inner, f"{at}.{name[:40]}")
+Message = Annotated[
+    Annotated[SpokenMessage, Tag("<spoken>")]
+    | Annotated[AssistantMessage, Tag("<assistant>")]
+    | Annotated[ToolMessage, Tag("<tool>")],
+    by_key("role", {"user": "spoken", "assistant": "assistant", "tool": "tool"}),
+]
 
 
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "array": (list,),
-    "object": (dict,),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
+class FunctionTool(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    name: Name
+    description: NotRequired[Text]
+    parameters: NotRequired[Object]
+    strict: NotRequired[bool | None]
 
 
-def _is_type(kind: str | None, value: Any) -> bool:
-    if kind is None:
-        return True
-    return isinstance(value, _KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
+class Tool(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    type: Literal["function"]
+    function: FunctionTool
 
 
-def _not_one_of(values: Sequence[Any], value: Any, at: str) -> str:
-    if not values:
-        return f"{at} is not offered: leave it out"
-    return f"{at} is {show(value)}; it can be {', '.join(json.dumps(v) for v in values)}"
+class NamedFunction(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    name: Name
 
 
-def show(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+class NamedTool(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    type: Literal["function"]
+    function: NamedFunction
+
+
+Word = Literal["none", "auto", "required"]
+WORDS = by({"word": str, "named": dict})
+ToolChoice = Annotated[Annotated[Word, Tag("<word>")] | Annotated[NamedTool, Tag("<named>")], WORDS]
+
+
+class JsonSchema(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    name: Name
+    description: NotRequired[Text]
+    schema: Object
+    strict: NotRequired[bool | None]
+
+
+class PlainFormat(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    type: Literal["text", "json_object"]
+
+
+class SchemaFormat(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+BY_FORMAT = by_key("type", {"text": "plain", "json_object": "plain", "json_schema": "schema"})
+Format = Annotated[Annotated[PlainFormat, Tag("<plain>")] | Annotated[SchemaFormat, Tag("<schema>")], BY_FORMAT]
+
+
+class Extension(TypedDict, total=False):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    path: Literal["ring", "star"]
+    dtype: Literal["bf16", "fp32", "fp16", "int8"]
+    top_k: Annotated[int, Limits(ge=0, le=MAX_ID)]
+    min_p: Annotated[float, Limits(ge=0, le=1)]
+    repetition_penalty: Annotated[float, Limits(ge=0.001, le=1000)]
+    ignore_eos: bool
+
+
+class StreamOptions(TypedDict, total=False):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    include_usage: bool
+    include_obfuscation: Literal[False]
+
+
+class Nothing(TypedDict):
+    """An object without entries."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+
+
+TokenName = Annotated[str, Limits(pattern=r"^\d{1,7}$")]
+Biases = Annotated[dict[TokenName, Annotated[float, Limits(ge=-100, le=100)]], Limits(max_length=1024)]
+Stops = Annotated[
+    Annotated[Stop, Tag("<text>")] | Annotated[Annotated[list[Stop], FIRST, Limits(max_length=16)], Tag("<list>")],
+    by({"text": str, "list": list}),
+]

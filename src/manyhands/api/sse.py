@@ -56,7 +56,7 @@ def error_event(error: Exception) -> bytes:
     return to_event({"error": error_object(error)})
 
 
-class EventStream(Response):
+class EventStream:
     """Sends what `produce(emit)` emits. Its headers leave with the first event, so that what refuses has its own status.
 
     `is_running` says whether the route stands: then a silence of keep_alive_s is broken by a comment. An error after the
@@ -70,16 +70,16 @@ class EventStream(Response):
         is_running: Callable[[], bool] = lambda: True,
         on_error: Callable[[Exception], bytes] = error_event,
     ) -> None:
-        super().__init__(media_type="text/event-stream")
         self._produce, self._limits, self._is_running, self._on_error = produce, limits, is_running, on_error
         self._has_begun = False
         self._sent_at = 0.0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def send_to(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it; within a Watched, which ends it when the client leaves."""
         state = scope.get("state", {})
         self._abort, self._flow = state.get("abort"), state.get("flow")
         self._clock = asyncio.get_running_loop().time
-        await _while_connected(receive, self._run(scope, receive, send))
+        await self._run(scope, receive, send)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as group:
@@ -136,22 +136,37 @@ class _ReaderStalled(Exception):
     pass
 
 
-class Single(Response):
-    """Sends what `work()` returns as JSON, or its error; a client that leaves cancels it."""
+class Single:
+    """Sends what `work()` returns as JSON, or its error."""
 
     def __init__(self, work: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
-        super().__init__(media_type="application/json")
         self._work = work
+
+    async def send_to(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it; within a Watched, which ends it when the client leaves."""
+        await JSONResponse(await self._work())(scope, receive, send)
+
+
+class Watched(Response):
+    """Awaits `work` and sends the answer that it returns, or its error; a client that leaves cancels both at once.
+
+    `has_begun` is called when the request itself is no longer needed.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, EventStream | Single], has_begun: Callable[[], None]) -> None:
+        super().__init__()
+        self._work, self._has_begun = work, has_begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _while_connected(receive, self._run(scope, receive, send))
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = JSONResponse(await self._work())
+            answer = await self._work
+            self._has_begun()
+            await answer.send_to(scope, receive, send)
         except ManyhandsError as error:
-            response = error_response(error)
-        await response(scope, receive, send)
+            await error_response(error)(scope, receive, send)
 
 
 class _Gone(Exception):

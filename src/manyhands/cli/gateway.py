@@ -156,7 +156,7 @@ async def api_for(
         routers = [
             openai_router(gateway, voices),
             responses_router(gateway, voices),
-            native_router(gateway, history),
+            native_router(gateway, history, voices),
             status_router(gateway, metrics),
             *extra_routers,
         ]

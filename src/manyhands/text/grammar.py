@@ -5,6 +5,7 @@ whatever ids it is asked about (back by rollback, on by consuming), so drafts ma
 """
 
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -174,6 +175,14 @@ def compile_matcher(table: LLTokenizer, grammar: str) -> LLMatcher:
     if reason.startswith("NoExtension"):
         reason = "no text can satisfy it (does a $ref lead back to itself?)"
     raise BadRequest(f"the schema cannot be enforced: {reason}")
+
+
+def check_grammar(grammar: str) -> None:
+    """Compile against bytes instead of a model's vocabulary, which costs as much but for the vocabulary's own table.
+
+    Raises BadRequest as `Grammars.compile` does.
+    """
+    compile_matcher(LLTokenizer("byte"), re.sub(r"<\[\d+\]>", "<[0]>", grammar))
 
 
 class Grammar:

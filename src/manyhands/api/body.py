@@ -1,0 +1,95 @@
+"""JSON from clients: read within bounds, checked by pydantic models, refused in one line that names the place. Pure.
+
+read_json ─ an object, no deeper than MAX_DEPTH ─► check(model, ...) ─ only what the model knows, of the types it says
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from manyhands.errors import BadRequest
+
+MAX_DEPTH = 64  # of a request's JSON
+
+
+class BadField(BadRequest):
+    """A field of a request is not what it can be; `param` names it."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """A JSON object in UTF-8 with finite numbers and at most MAX_DEPTH levels. Raises BadRequest.
+
+    Takes about 30 ns a byte, most of it for lists of small things, and up to 60 bytes of memory for each.
+    """
+    try:
+        sent = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        json.dumps(sent, ensure_ascii=False, allow_nan=False).encode("utf-8")  # lone surrogates, 1e999
+    except RecursionError:
+        raise BadRequest(f"the body is nested too deeply: at most {MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON in UTF-8: {str(error)[:200]}") from None
+    if not isinstance(sent, dict):
+        raise BadRequest(f"the body is a JSON {type(sent).__name__}, not an object: send {{...}}")
+    if _depth(sent) > MAX_DEPTH:
+        raise BadRequest(f"the body is nested too deeply: at most {MAX_DEPTH} levels")
+    return sent
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _depth(value: Any) -> int:
+    """Levels of nesting, without recursion."""
+    level, depth = [value], 0
+    while level := [
+        c for v in level for c in (v.values() if isinstance(v, dict) else v if isinstance(v, list) else ())
+    ]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            break
+    return depth
+
+
+def check(model: TypeAdapter[Any], value: Any, says: Mapping[str, str], where: str) -> dict[str, Any]:
+    """`value` as `model` reads it. Raises BadField with the first problem, what the field honours, and `where` to send it."""
+    try:
+        checked: dict[str, Any] = model.validate_python(value)
+        return checked
+    except ValidationError as invalid:
+        problem = max(invalid.errors(include_url=False, include_context=False)[:64], key=_depth_of)
+    # A tag of a union stands in the place as the model's name, in brackets: not a key that was sent.
+    loc = [str(part)[:100] for part in problem["loc"] if not str(part).startswith("<")]
+    at, name = ".".join(loc), (loc or [""])[0]
+    match problem["type"]:
+        case "extra_forbidden":
+            if len(loc) == 1:
+                raise BadField(f"{name!r} is not a parameter of {where}: leave it out (docs/openai.md)", name) from None
+            reason = "is not known"
+        case "missing":
+            reason = "is missing" if len(loc) > 1 else f"is missing: {where} needs it"
+        case _:
+            reason = f"is {show(problem['input'])}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+    said = f" ({says[name]})" if name in says else ""
+    raise BadField(" ".join(f"{at} {reason}{said}".split()), name)
+
+
+def _depth_of(problem: Mapping[str, Any]) -> int:
+    """Of alternatives the deepest complaint is about the one that was meant."""
+    return len(problem["loc"])
+
+
+def show(value: Any) -> str:
+    """The beginning of a value as JSON."""
+    if isinstance(value, Mapping):
+        value = dict(list(value.items())[:8])
+    elif isinstance(value, Sequence):
+        value = value[:80] if isinstance(value, str) else list(value[:8])
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
