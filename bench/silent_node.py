@@ -1,8 +1,8 @@
 """`manyhands` without heartbeats, for bench.upkeep only."""
 
-import manyhands.net.watch
+import manyhands.net.liveness
 from manyhands.cli import main
 
 if __name__ == "__main__":
-    manyhands.net.watch.HEARTBEAT_S = 1e9
+    manyhands.net.liveness.HEARTBEAT_S = 1e9
     main()

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import manyhands.net.watch
+import manyhands.net.liveness
 from bench.report import finish, measuring, note, paired, spread
 from bench.shapes import checkpoint
 from bench.swarm import base, generate, prompt_ids
@@ -33,7 +33,7 @@ NEVER_S = 1e9
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     samples: dict[str, list[float]] = defaultdict(list)
     spans = even_cut(int(read_config(folder).num_hidden_layers), NODES)
-    usual_s = manyhands.net.watch.HEARTBEAT_S
+    usual_s = manyhands.net.liveness.HEARTBEAT_S
     async with AsyncExitStack() as stack:
         origins: dict[str, Origin] = {}
         for arm in ARMS:
@@ -46,11 +46,11 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[f
                 what = replace(what, module="bench.silent_node")
             nodes = await stack.enter_async_context(node_processes(spans, what, home.ticket))
             # The origin's own heartbeats begin with its links: as long as they take, this arm's constant is in force.
-            manyhands.net.watch.HEARTBEAT_S = usual_s if beats else NEVER_S
+            manyhands.net.liveness.HEARTBEAT_S = usual_s if beats else NEVER_S
             origins[arm] = Origin(home.node, home.model, home.device, [n.address for n in nodes])
             await generate(origins[arm], prompt_ids(PROMPT), 4)
             note(f"{arm} is ready")
-        manyhands.net.watch.HEARTBEAT_S = usual_s
+        manyhands.net.liveness.HEARTBEAT_S = usual_s
         for rep, arm in itertools.product(range(options.reps), ARMS):
             with measuring(f"{arm} rep {rep}"):
                 run = await generate(origins[arm], prompt_ids(PROMPT), options.new)

@@ -239,8 +239,7 @@ def test_repairs_leave_no_tasks_links_or_readers_behind(bench: Bench) -> None:
                 open_links = [link for links in node.pool._open().values() for link in links]
                 reading = [task for task in node._own if task.get_coro().__name__ == Node._read.__name__]  # type: ignore[union-attr]
                 assert len(reading) == len(open_links)
-                # a reader each, heartbeats on control links, and accept, device loop or ends
-                heartbeats = sum(link.lane == "control" for link in open_links)
-                assert len(node._own) <= len(open_links) + heartbeats + 2
+                # a reader each, the watch, and accept, device loop or ends
+                assert len(node._own) <= len(open_links) + 3
 
     bench.play(main)

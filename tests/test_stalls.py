@@ -64,6 +64,12 @@ def test_a_clock_that_stands_or_goes_back_is_no_stall() -> None:
     assert stalls.tick(now) == 0.0 and stalls.tick(now - 5) == 0.0 and stalls.awake_s(now - 5) <= 0.5
 
 
+def test_a_pause_on_purpose_is_neither_a_stall_nor_awake() -> None:
+    stalls, now = ticked(0.25)
+    stalls.resume(now + 100)
+    assert stalls.worst_s(now + 100) == 0.0 and stalls.awake_s(now + 100) == pytest.approx(0.25)
+
+
 def test_a_running_loop_is_measured() -> None:
     """A callback that holds a real loop for 0.2 s is seen with its length."""
     seen: list[float] = []

@@ -26,10 +26,10 @@ from manyhands.generate.sample import Sampler
 from manyhands.generate.session import Session
 from manyhands.model.load import read_config
 from manyhands.model.wants import Wants
-from manyhands.net import watch
 from manyhands.net.pool import CONNECT_TIMEOUT_S, LinkPool
 from manyhands.net.setbacks import Setbacks
 from manyhands.net.transport import Link, Transport
+from manyhands.net.watch import Watch, read
 from manyhands.place.orders import Orders
 from manyhands.route.offer import Offer, refuse_twins
 from manyhands.text.prompt import load_eos_ids, load_tokenizer
@@ -91,6 +91,7 @@ class Node:
         self.wants = Wants()  # for weights from peers
         self.orders = Orders()  # to serve other layers: `orders.obey` decides on those that arrive
         self.seed = Seed(self.start)  # weights for peers: `await node.seed.add(folder)` offers them
+        self.watch = Watch()
         self._tasks = asyncio.TaskGroup()
 
     def __repr__(self) -> str:
@@ -234,18 +235,19 @@ class Node:
     def _linked(self, link: Link) -> None:
         """The pool has a new link: watch it, and tell whoever may want it."""
         self.start(self._read(link))
+        if self.watch.add(link):
+            self.start(self.watch.run())
         for session in self.sessions.values():
             session.on_linked(link)
         for host in self.hosts:
             host.on_linked(link)
         self.setbacks.reached(link.peer)
         if link.lane == "control":
-            self.start(watch.beat(link))
             self.on_linked(link)
 
     async def _read(self, link: Link) -> None:
         """Dispatch what arrives on a link until it ends; then tell whoever depended on it."""
-        self._lost(link, await watch.read(link, lambda message: self._dispatch(message, link)))
+        self._lost(link, await read(link, lambda message: self._dispatch(message, link)))
 
     def _note_loaded(self, offer: Offer) -> None:
         if not offer.info.is_loaded:

@@ -43,6 +43,10 @@ class Stalls:
             self._remember(now, late_s)
         return late_s
 
+    def resume(self, now: float) -> None:
+        """Nothing ticked until now, on purpose: that time counts neither as a stall nor as awake."""
+        self._ticked_at = now
+
     def awake_s(self, now: float) -> float:
         """Seconds, since this was made, in which the loop is known to have run: a stall adds one period at most."""
         return self._awake_s + min(max(0.0, now - self._ticked_at), self.period_s + GRACE_S)

@@ -14,7 +14,7 @@ from manyhands.net.transport import Link, Transport
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.wan import HIGH_WATER_BYTES, WanLine, WanLink, WanProfile, WanTransport
 from manyhands.wire.frame import wire_size
-from manyhands.wire.message import Close, Lane, Message, Ping, Step
+from manyhands.wire.message import Close, Lane, Message, Step
 from tests.net.links import ANYWHERE, SESSION, A, B, receive, says, step
 
 MS_30 = WanProfile(delay_s=0.030)
@@ -237,7 +237,7 @@ def test_a_take_that_cuts_the_line_is_the_last() -> None:
 def test_what_a_lane_cannot_carry_is_refused_at_once() -> None:
     async def body(ends: Ends) -> None:
         with pytest.raises(ProtocolError):
-            ends.near.send(Ping(1))
+            ends.near.send(Close(SESSION))
 
     over("data", MS_30, MS_30, body)
 

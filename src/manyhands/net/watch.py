@@ -1,19 +1,22 @@
-"""An open link under watch: read until it ends and, on the control lane, tried by a heartbeat. Not what messages mean."""
+"""Links under watch: each is read until it ends, and tried by a heartbeat. liveness.py says what silence means."""
 
 import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
+from manyhands.core import NodeId
 from manyhands.errors import LinkClosed, ProtocolError
-from manyhands.net.transport import Link
-from manyhands.wire.message import Message
+from manyhands.net import liveness
+from manyhands.net.liveness import SUSPECT_S, TICK_S, Pulse, Verdict
+from manyhands.net.transport import Link, try_send
+from manyhands.stalls import Stalls
+from manyhands.wire.message import Message, Ping
 
 logger = logging.getLogger(__name__)
 
-# Heartbeat on every control link, and how long one may go unanswered before the peer counts as gone.
-HEARTBEAT_S = 1.0
-SUSPECT_S = 3.0
+NO_ANSWER = 0  # the nonce of a ping whose answer nobody awaits: it shows that this loop runs
 
 
 async def read(link: Link, take: Callable[[Message], None]) -> str:
@@ -28,14 +31,114 @@ async def read(link: Link, take: Callable[[Message], None]) -> str:
         return str(error)
 
 
-async def beat(link: Link) -> None:
-    """Heartbeats, both ways, while it is open: a peer that is frozen or cut off is told from one that is merely slow."""
-    with suppress(LinkClosed):
-        while not link.is_closed:
-            try:
-                async with asyncio.timeout(SUSPECT_S):
-                    await link.ping()
-            except TimeoutError:
-                link.abort(f"no heartbeat for {SUSPECT_S:g} s")
-                return
-            await asyncio.sleep(HEARTBEAT_S)
+@dataclass(slots=True, eq=False)
+class _Watched:
+    link: Link
+    pulse: Pulse
+    every_s: float  # between its beats
+    beat_at: float | None = None
+    ping: asyncio.Task[None] | None = None
+
+
+class Watch:
+    """Pings every link of a node, whatever its lane, and aborts those whose peer is cut off or frozen.
+
+    When one link of a pair of nodes is given up, the others are after PROBE_S of silence: they may go another way (a relay).
+    """
+
+    def __init__(self) -> None:
+        self.stalls = Stalls(0.0, period_s=TICK_S)
+        self._watched: list[_Watched] = []
+        self._suspects: dict[NodeId, float] = {}  # peers that a link to was given up, with when (awake)
+        self._has_new = asyncio.Event()
+        self._is_running = False
+
+    def __repr__(self) -> str:
+        return f"<Watch links={len(self._watched)} {self.stalls}>"
+
+    def add(self, link: Link) -> bool:
+        """Watch `link` until it closes. Returns whether `run` is to be started (again)."""
+        if not self._watched:
+            self.stalls.resume(asyncio.get_running_loop().time())
+        self._watched.append(_Watched(link, Pulse(self._awake_s()), liveness.HEARTBEAT_S))
+        self._has_new.set()
+        was_running, self._is_running = self._is_running, True
+        return not was_running
+
+    async def run(self) -> None:
+        """Watch while there are links. Owns the pings."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.TaskGroup() as pings:
+                while self._watched:
+                    self.stalls.tick(loop.time())
+                    self._look()
+                    self._beat(pings)
+                    self._has_new.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(TICK_S):
+                            await self._has_new.wait()
+        finally:
+            self._is_running = False
+
+    def late_s(self, peer: NodeId) -> float:
+        """How late event loops have run lately, this node's own and that of `peer`."""
+        there = [each.pulse.late_s for each in self._watched if each.link.peer == peer]
+        return max([self.stalls.worst_s(asyncio.get_running_loop().time()), *there])
+
+    # -- one look -----------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Forget closed links; abort those that are given up, and what is silent beside them."""
+        self._forget_closed()
+        awake_s = self._awake_s()
+        self._suspects = {peer: at for peer, at in self._suspects.items() if awake_s - at < SUSPECT_S}
+        for each in self._watched:
+            each.pulse.observe(each.link.line(), awake_s)
+        late = {peer: self.late_s(peer) for peer in {each.link.peer for each in self._watched}}
+        for each in self._watched:
+            verdict = each.pulse.judge(awake_s, late[each.link.peer], is_suspect=False)
+            if verdict != "alive":
+                self._suspects[each.link.peer] = awake_s
+                self._give_up(each, verdict)
+        for each in self._watched:
+            if each.link.peer in self._suspects and not each.link.is_closed:
+                verdict = each.pulse.judge(awake_s, 0.0, is_suspect=True)
+                if verdict != "alive":
+                    self._give_up(each, verdict)
+        self._forget_closed()
+
+    def _forget_closed(self) -> None:
+        closed = [each for each in self._watched if each.link.is_closed]
+        self._watched = [each for each in self._watched if not each.link.is_closed]
+        for each in closed:
+            if each.ping is not None:
+                each.ping.cancel()
+
+    def _give_up(self, each: _Watched, verdict: Verdict) -> None:
+        why = "its machine acknowledges nothing" if verdict == "cut" else "no heartbeat"
+        logger.info("peer=%s lane=%s given up: %s", each.link.peer[:8], each.link.lane, why)
+        each.link.abort(f"{why} for {SUSPECT_S:g} s or more")
+
+    # -- beats --------------------------------------------------------------------------------------------------------
+
+    def _beat(self, pings: asyncio.TaskGroup) -> None:
+        """Ping the links that are due. While an answer is owed, a ping without one still shows that this node runs."""
+        now = asyncio.get_running_loop().time()
+        for each in self._watched:
+            if each.beat_at is not None and now - each.beat_at < each.every_s:
+                continue
+            each.beat_at = now
+            if each.pulse.is_asked:
+                try_send(each.link, Ping(NO_ANSWER))
+            else:
+                each.pulse.asked(self._awake_s())
+                each.ping = pings.create_task(self._ping(each))
+
+    async def _ping(self, each: _Watched) -> None:
+        with suppress(LinkClosed):
+            await each.link.ping()
+            each.pulse.answered(self._awake_s())
+
+    def _awake_s(self) -> float:
+        return self.stalls.awake_s(asyncio.get_running_loop().time())

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from manyhands.core import EdgeHealth, NodeAddr, NodeId
 from manyhands.errors import LinkClosed
+from manyhands.net.liveness import Line
 from manyhands.net.transport import Link, PongRoute, Transport
 from manyhands.testing.trouble import Change, Trouble
 from manyhands.wire.message import Hello, Lane, Message, Step
@@ -132,6 +133,9 @@ class FaultyLink:
         if self._trouble.is_cut(self.owner, self.peer, self.lane):
             await asyncio.Event().wait()
         return await self._link.ping()
+
+    def line(self) -> Line:
+        return self._link.line()
 
     def answer_pings_with(self, pong: PongRoute) -> None:
         self._link.answer_pings_with(pong)

@@ -17,6 +17,7 @@ from manyhands.core import EdgeHealth, NodeAddr, NodeId
 from manyhands.errors import LinkClosed
 from manyhands.net.inbox import Inbox
 from manyhands.net.link import CLOSE_S
+from manyhands.net.liveness import Line
 from manyhands.net.transport import Link, PongRoute, Transport, check_lane, note_rtt
 from manyhands.wire.frame import wire_size
 from manyhands.wire.message import Hello, Lane, Message, Ping
@@ -176,6 +177,9 @@ class WanLink:
         rtt_s = self._now() - begin
         note_rtt(self._rtt, rtt_s)
         return rtt_s
+
+    def line(self) -> Line:
+        return self._link.line()
 
     def answer_pings_with(self, pong: PongRoute) -> None:
         self._link.answer_pings_with(pong)

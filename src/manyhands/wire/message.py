@@ -316,6 +316,6 @@ Message = (
 # What may be sent on a lane after the first Hello.
 LANES: dict[Lane, tuple[type, ...]] = {
     "control": (Open, Opened, Close, Fault, Probe, Progress, Feed, Ping, Pong, Directory, Reassign, Reassigned),
-    "data": (Step, Credit),
-    "bulk": (Want, Chunk, Lack),
+    "data": (Step, Credit, Ping, Pong),
+    "bulk": (Want, Chunk, Lack, Ping, Pong),
 }

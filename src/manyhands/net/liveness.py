@@ -1,0 +1,100 @@
+"""Slow, frozen or cut off: what the silence of a peer means. Pure: evidence in, verdict out; time is an argument.
+
+Two things move at a peer that is well: its kernel acknowledges what was sent, and its event loop answers pings. What is seen
+of both, and how late event loops have run lately, here and there, decides how long silence is borne:
+
+    the kernel acknowledges nothing            cut off        SUSPECT_S
+    it does, the loop does not answer          frozen, busy   SUSPECT_S, stretched by lateness up to PATIENCE_S
+    another link of the pair was given up      the same       PROBE_S
+
+Silence is measured on a clock that stands still while this process does not run (stalls.py), so a node that was starved,
+stopped or suspended holds that against nobody.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+HEARTBEAT_S = 0.5  # between two pings of a link
+SUSPECT_S = 3.0
+# However busy machines are, a peer that answers within so long is not gone.
+PATIENCE_S = 10.0
+# Silence of the other links of a pair of which one was given up: their pings are on their way already.
+PROBE_S = 1.0
+TICK_S = 0.25  # between two looks at every link
+# A freeze or a cut between machines that are not late is found within so long: a beat, a look, SUSPECT_S, a look.
+FOUND_S = HEARTBEAT_S + SUSPECT_S + 2 * TICK_S
+# A loop that was late by so much may be late by ten times as much: 0.7 s of lateness stretch SUSPECT_S to PATIENCE_S.
+STRETCH = 10.0
+ANSWERS = 64  # that lateness is judged by: half a minute and more
+ROUNDING_S = 1e-6  # of sums of seconds
+
+Verdict = Literal["alive", "cut", "frozen"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a link knows of its line. `num_acked` counts bytes that the peer's kernel has acknowledged, `has_unacked` whether
+    some were sent that it has not; both None where the system does not tell. While `is_reading` is false, this node takes
+    nothing, so that it cannot hear the peer."""
+
+    num_received: int
+    is_reading: bool = True
+    num_acked: int | None = None
+    has_unacked: bool | None = None
+
+
+def patience_s(late_s: float) -> float:
+    """How long the loop of a peer may be silent, on machines whose loops were late by `late_s`."""
+    return min(PATIENCE_S, SUSPECT_S + STRETCH * late_s)
+
+
+class Pulse:
+    """What is known of one link's peer. Times are those of an awake clock (Stalls.awake_s), in seconds.
+
+    `observe` is called a few times a second, `asked` when a ping is sent that waits for its answer, `answered` when it came.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._heard_at = self._moved_at = now
+        self._asked_at: float | None = None
+        self._line = Line(0)
+        self._took_s: deque[float] = deque(maxlen=ANSWERS)
+
+    def asked(self, now: float) -> None:
+        self._asked_at = now
+
+    def answered(self, now: float) -> None:
+        if self._asked_at is not None:
+            self._took_s.append(now - self._asked_at)
+        self._asked_at = None
+        self._heard_at = now
+
+    @property
+    def late_s(self) -> float:
+        """How late the peer's loop has answered lately: the spread of its answers, not their length, which is the line's."""
+        return max(self._took_s) - min(self._took_s) if self._took_s else 0.0
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a ping waits for its answer."""
+        return self._asked_at is not None
+
+    def observe(self, line: Line, now: float) -> None:
+        """Note what the link knows now."""
+        if line.num_received != self._line.num_received or not line.is_reading:
+            self._heard_at = now
+        if line.num_acked != self._line.num_acked or not line.has_unacked:
+            self._moved_at = now
+        self._line = line
+
+    def judge(self, now: float, late_s: float, *, is_suspect: bool) -> Verdict:
+        """What the peer's silence means. `is_suspect`: another link of the same pair was given up just now."""
+        if self._asked_at is None:
+            return "alive"
+        quiet_s = now - max(self._asked_at, self._heard_at)
+        if is_suspect:
+            return "frozen" if quiet_s >= PROBE_S - ROUNDING_S else "alive"
+        if self._line.has_unacked and now - max(self._asked_at, self._moved_at) >= SUSPECT_S - ROUNDING_S:
+            return "cut"
+        return "frozen" if quiet_s >= patience_s(late_s) - ROUNDING_S else "alive"
