@@ -7,14 +7,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from manyhands.config import RequestConfig
 from manyhands.core import NodeId, SessionId, Span
 from manyhands.errors import PipelineAborted, ShardUnavailable
-from manyhands.generate.heal import ASK_AGAIN_S, Healer, Pace
+from manyhands.generate.heal import ASK_AGAIN_S, Healer
 from manyhands.generate.hop import Hop, Lease, Route
+from manyhands.generate.pace import Holdup
 from manyhands.generate.repair import Slot
 from manyhands.generate.session import HopLost, Session
 from manyhands.generate.shadow import Shadows
@@ -39,6 +38,8 @@ class FakeSession:
     route: Route
     outcomes: list[Callable[["FakeSession"], None]] = field(default_factory=list)
     culprit: int = 0
+    is_silent: bool = False
+    computed: int = 0
     losses: dict[int, str] = field(default_factory=dict)
     leaving: dict[int, str] = field(default_factory=dict)
     shapes: list[list[Slot]] = field(default_factory=list)
@@ -54,8 +55,8 @@ class FakeSession:
     def lose(self, index: int, reason: str) -> None:
         self.losses[index] = reason
 
-    async def probe(self) -> int:
-        return self.culprit
+    async def probe(self, limit_s: float) -> Holdup:
+        return Holdup(self.culprit, self.is_silent, self.computed)
 
     async def reshape(self, slots: Sequence[Slot], hops: Sequence[Hop]) -> None:
         self.route.hops = list(hops)
@@ -126,33 +127,6 @@ def play(main: Callable[[], Awaitable[None]]) -> float:
         return asyncio.get_running_loop().time()
 
     return run_virtual(timed())
-
-
-# -- pace -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_step_is_overdue_after_ten_usual_ones() -> None:
-    """Never before the floor, never after the deadline of a prefill; before anything is known, that deadline."""
-    pace = Pace(RequestConfig(step_floor_s=1.0, overdue_factor=10.0, prefill_overdue_s=15.0))
-    assert pace.deadline_s(is_prefill=False) == pace.deadline_s(is_prefill=True) == 15.0
-    pace.note(0.02)
-    assert pace.deadline_s(is_prefill=False) == 1.0
-    for _ in range(40):
-        pace.note(0.5)
-    assert (pace.deadline_s(is_prefill=False), pace.deadline_s(is_prefill=True)) == (5.0, 15.0)
-    for _ in range(40):
-        pace.note(9.0)
-    assert pace.deadline_s(is_prefill=False) == 15.0
-
-
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=80))
-def test_one_slow_step_does_not_make_the_next_deadline(seconds: list[float]) -> None:
-    """The median decides: between the floor and the prefill's deadline, whatever a few steps took."""
-    config = RequestConfig()
-    pace = Pace(config)
-    for s in [*seconds, *[0.01] * 17]:
-        pace.note(s)
-    assert pace.deadline_s(is_prefill=False) == config.step_floor_s
 
 
 # -- repairs ----------------------------------------------------------------------------------------------------------
@@ -390,10 +364,10 @@ def test_a_suspect_is_replaced_only_if_others_can_take_over() -> None:
     async def main() -> None:
         patient = Patient(offer("s", 0, 4))
         patient.session.culprit = 2
-        await patient.healer.suspect(1.5, 5)
+        await patient.healer.suspect(1.5, 5, 0.01)
         assert not patient.session.losses
         patient.world.offers_now.append(offer("t", 8, 12))
-        await patient.healer.suspect(1.5, 5)
+        await patient.healer.suspect(1.5, 5, 0.01)
         assert list(patient.session.losses) == [2] and "1.5 s" in patient.session.losses[2]
 
     play(main)

@@ -152,6 +152,48 @@ def test_a_cut_between_hops_pauses_slow_machines_for_five_seconds_at_most(
     bench.play(main)
 
 
+def test_a_hop_that_is_starved_again_and_again_is_not_repaired(bench: Bench) -> None:
+    """A busy machine: each stall longer than a step may take, each answer within 10 s. No repair, the same text."""
+
+    async def main() -> None:
+        async with bench.scene(spares=["0-5", "0-5"]) as scene:
+            node = scene.hops[1]
+
+            async def starve() -> None:
+                for stall_s in (0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 9.0, 2.0, 9.0):
+                    scene.faults.freeze(node)
+                    await asyncio.sleep(stall_s)
+                    scene.faults.thaw(node)
+                    await asyncio.sleep(1.0)
+
+            for each in scene.hops[:3]:
+                scene.faults.slow(each, 0.4)
+            starving: list[asyncio.Task[None]] = []
+            scene.faults.at("decode", node, lambda: starving.append(asyncio.create_task(starve())), 2)
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            assert starving and not scene.answers[0].repairs
+            await starving[0]
+
+    bench.play(main)
+
+
+def test_where_everybody_is_slow_repairs_do_not_follow_each_other(bench: Bench) -> None:
+    """Every node takes 1.2 s a step all of a sudden, so that every step is overdue; there are six spares to try."""
+
+    async def main() -> None:
+        async with bench.scene(spares=["0-5"] * 6) as scene:
+
+            def slow() -> None:
+                for node in scene.hops:
+                    scene.faults.slow(node, 1.2)
+
+            scene.faults.at("decode", scene.hops[1], slow, 5)
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            assert len(scene.answers[0].repairs) <= 3
+
+    bench.play(main)
+
+
 # -- a real line ------------------------------------------------------------------------------------------------------
 
 

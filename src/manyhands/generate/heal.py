@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import logging
-import statistics
-from collections import deque
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Literal
 
@@ -14,6 +12,7 @@ from manyhands.core import NodeId
 from manyhands.errors import PipelineAborted, ShardUnavailable
 from manyhands.generate.follow import Followers, Surroundings, is_edge
 from manyhands.generate.hop import Hop
+from manyhands.generate.pace import Thrift, replay_s
 from manyhands.generate.repair import Event, Repair, RepairPlan, Slot, Warm, plan_repair
 from manyhands.generate.session import HopLost, Session
 from manyhands.route.search import Offer
@@ -24,26 +23,6 @@ logger = logging.getLogger(__name__)
 ASK_AGAIN_S = 0.25
 # Between two changes of a session's links: a hop that calls for them without need costs no more than a round trip a second.
 REWIRE_PAUSE_S = 1.0
-
-
-class Pace:
-    """Learns how long a step usually takes, and says when one is overdue. Pure."""
-
-    def __init__(self, config: RequestConfig) -> None:
-        self._config = config
-        self._recent_s: deque[float] = deque(maxlen=32)
-
-    def note(self, seconds: float) -> None:
-        self._recent_s.append(seconds)
-
-    def deadline_s(self, *, is_prefill: bool) -> float:
-        """Seconds after which the next step is overdue."""
-        if is_prefill or not self._recent_s:
-            return self._config.prefill_overdue_s
-        usual_s = statistics.median(self._recent_s)
-        return min(
-            self._config.prefill_overdue_s, max(self._config.step_floor_s, self._config.overdue_factor * usual_s)
-        )
 
 
 class Alone:
@@ -80,10 +59,16 @@ class Alone:
 
 class Healer:
     """Repairs one session. `excluded` grows: a node that was lost once comes back into this session only if nobody else
-    covers its layers (a link may have been cut, a node restarted), and never if it lied."""
+    covers its layers (a link may have been cut, a node restarted), and never if it lied. `late_s` says how late the event
+    loops of this node and of another have run lately."""
 
     def __init__(
-        self, session: Session, around: Surroundings, config: RequestConfig, last_resort: Offer | None = None
+        self,
+        session: Session,
+        around: Surroundings,
+        config: RequestConfig,
+        last_resort: Offer | None = None,
+        late_s: Callable[[NodeId], float] = lambda node: 0.0,
     ) -> None:
         self._session, self._around, self._config, self._last_resort = session, around, config, last_resort
         self.followers = Followers(session, around)
@@ -95,6 +80,7 @@ class Healer:
         self._alone = Alone(config.load_timeout_s)
         self._may_rewire_at = 0.0
         self._committed = -1
+        self._late_s, self._thrift = late_s, Thrift()
 
     async def repair(self, committed: int, at_token: int) -> int:
         """Make the route stand again with the caches of positions [0, committed) intact.
@@ -187,15 +173,25 @@ class Healer:
         best = await self._around.connect(index, hop.offer, len(self._session.route.hops), self._session.route.lease)
         return replace(hop, control=best.control, data=best.data)
 
-    async def suspect(self, waited_s: float, committed: int) -> None:
-        """A step is overdue: if another node can take the place of the hop that holds it up, count that hop as lost.
+    async def suspect(self, waited_s: float, committed: int, usual_s: float) -> None:
+        """A step is overdue. The hop that holds it up counts as lost if another node can take its place and, unless it is
+        silent, if that is worth a replay (pace.py). `usual_s` is the usual step.
 
         Raises HopLost through the session's next wait; returns if there is nothing better than to wait on.
         """
-        culprit = await self._session.probe()
-        await self._lose_if_covered(culprit, f"holds a step up: none for {waited_s:.1f} s", committed)
+        session, now = self._session, asyncio.get_running_loop().time
+        began = now()
+        late_s = max(self._late_s(hop.offer.node) for hop in session.route.hops)
+        holdup = await session.probe(Thrift.probe_s(self._config.probe_timeout_s, late_s))
+        waited_s += now() - began
+        cost_s = max([replay_s(committed, usual_s), *(repair.replay_s for repair in self.repairs)])
+        if self._thrift.is_worth(holdup, committed, now(), waited_s=waited_s, replay_s=cost_s, late_s=late_s):
+            reason = f"holds a step up: none for {waited_s:.1f} s"
+            if await self._lose_if_covered(holdup.hop, reason, committed) and not holdup.is_silent:
+                self._thrift.replaced(committed, now(), waited_s + cost_s)
 
-    async def _lose_if_covered(self, index: int, reason: str, committed: int) -> None:
+    async def _lose_if_covered(self, index: int, reason: str, committed: int) -> bool:
+        """Count a hop as lost if other nodes can take its place; returns whether."""
         session = self._session
         excluded = self.excluded | {session.route.hops[index].offer.node}
         lost = {i for i, hop in enumerate(session.route.hops) if hop.offer.node in excluded}
@@ -203,6 +199,8 @@ class Healer:
             offers = await self._around.offers(excluded)
             plan_repair([hop.offer for hop in session.route.hops], lost, (), (), offers, excluded, committed)
             session.lose(index, reason)
+            return True
+        return False
 
     def _count(self, committed: int, reason: str) -> None:
         """Raise PipelineAborted if too many repairs have brought no new position; a last resort gets as many of its own."""

@@ -18,7 +18,8 @@ import torch
 from manyhands.config import RequestConfig
 from manyhands.core import FinishReason, SamplingParams
 from manyhands.errors import Corruption, PipelineStalled, ProtocolError
-from manyhands.generate.heal import Healer, Pace
+from manyhands.generate.heal import Healer
+from manyhands.generate.pace import Pace
 from manyhands.generate.sample import Drawn, Sampler
 from manyhands.generate.session import HopLost, Session
 from manyhands.generate.speculate import Drafter, verify
@@ -272,7 +273,7 @@ class Generation:
             waited_s = loop.time() - self._moved_at
             if waited_s > self._config.stall_timeout_s:
                 raise PipelineStalled(f"no step came back within {self._config.stall_timeout_s:g} s")
-            await self._healer.suspect(waited_s, self._committed)
+            await self._healer.suspect(waited_s, self._committed, self._pace.usual_s)
             self._asked_at = loop.time()
 
 

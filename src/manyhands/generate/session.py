@@ -23,6 +23,7 @@ from manyhands.errors import (
 )
 from manyhands.generate.blame import judge
 from manyhands.generate.hop import Hop, Lease, Route
+from manyhands.generate.pace import Holdup
 from manyhands.generate.repair import Slot
 from manyhands.generate.shadow import Shadows
 from manyhands.net.transport import Link, betters, try_send
@@ -182,8 +183,8 @@ class Session:
         self._settle(len(self.route.hops) - 1)
         return step
 
-    async def probe(self) -> int:
-        """Ask every hop how far it is; return the hop that holds the route up. Deadline: config.probe_timeout_s.
+    async def probe(self, limit_s: float) -> Holdup:
+        """Ask every hop how far it is; return the hop that holds the route up. Deadline: `limit_s`.
 
         That is the first that has not computed what was sent: it is slow, frozen, or cut off from the hop before it. If
         all have, the last hop's answer got lost.
@@ -192,11 +193,13 @@ class Session:
         for hop in self.route.hops:
             try_send(hop.control, Probe(self.id, self.route.epoch))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.probe_timeout_s):
+            async with asyncio.timeout(limit_s):
                 while len(self._progress) < len(self.route.hops):
                     await self._wait()
         done = {i for i, p in self._progress.items() if p.computed >= self.sent_until}
-        return next((i for i in range(len(self.route.hops)) if i not in done), len(self.route.hops) - 1)
+        index = next((i for i in range(len(self.route.hops)) if i not in done), len(self.route.hops) - 1)
+        said = self._progress.get(index)
+        return Holdup(index, said is None, said.computed if said is not None else 0)
 
     async def _wait(self) -> None:
         if self._error is not None:

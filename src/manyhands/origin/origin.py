@@ -161,7 +161,7 @@ class Origin:
         marks: Mapping[int, str],
     ) -> AsyncGenerator[Token, None]:
         params, model = request.params, self.model
-        healer = Healer(session, self.routes, self.node.request, self.last_resort)
+        healer = Healer(session, self.routes, self.node.request, self.last_resort, self.node.watch.late_s)
         answer.repairs, answer.events = healer.repairs, healer.events
         generation = Generation(session, self._ends, sampler, request, drafter, healer, self.node.request)
         eos = frozenset[int]() if params.ignore_eos else model.eos_ids

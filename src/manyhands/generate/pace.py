@@ -1,0 +1,99 @@
+"""When a step is overdue, and whether replacing the hop that holds it up is worth a replay. Pure; times are arguments.
+
+A dead hop is replaced at once. A hop that is merely slow is replaced if that wins more than it costs: its replacement has to
+compute everything again, on machines that may be short of time already, which delays other sessions and makes the next hop
+look slow. So the wait must have reached the price of the replay, more where event loops are late, and twice as much after
+each replacement that won nothing.
+"""
+
+import statistics
+from collections import deque
+from dataclasses import dataclass
+
+from manyhands.config import RequestConfig
+from manyhands.net.liveness import STRETCH, patience_s
+
+# Event loops that are late by so much: a hop that does not answer a probe may be starved, and the watch decides (net/watch.py).
+LATE_S = 0.1
+# A step of the 128 rows that a replay sends costs about ten steps of one row, so a row of it a twelfth.
+ROWS_PER_STEP = 12
+# A replacement was worth its price if nothing was overdue for ten times as long.
+PAYS = 10
+# However badly replacements went, a hop that holds a step up for so long is replaced if it can be.
+MAX_WAIT_S = 30.0
+
+
+class Pace:
+    """Learns how long a step usually takes, and says when one is overdue."""
+
+    def __init__(self, config: RequestConfig) -> None:
+        self._config = config
+        self._recent_s: deque[float] = deque(maxlen=32)
+
+    def note(self, seconds: float) -> None:
+        self._recent_s.append(seconds)
+
+    @property
+    def usual_s(self) -> float:
+        """The median of the last steps; 0 if there was none."""
+        return statistics.median(self._recent_s) if self._recent_s else 0.0
+
+    def deadline_s(self, *, is_prefill: bool) -> float:
+        """Seconds after which the next step is overdue."""
+        config = self._config
+        if is_prefill or not self._recent_s:
+            return config.prefill_overdue_s
+        return min(config.prefill_overdue_s, max(config.step_floor_s, config.overdue_factor * self.usual_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Holdup:
+    """The hop that holds a route up, as a probe found it: it did not answer (`is_silent`), or has so many positions."""
+
+    hop: int
+    is_silent: bool
+    computed: int = 0
+
+
+class Thrift:
+    """Decides on replacing hops that hold steps up, for one session."""
+
+    def __init__(self) -> None:
+        self._num_wasted = 0  # replacements in a row that won nothing
+        self._pays_at: float | None = None  # when the last one will have been worth its price
+        self._last: Holdup | None = None
+        self._replaced_at: int | None = None  # the committed position of the last one
+
+    @staticmethod
+    def probe_s(shortest_s: float, late_s: float) -> float:
+        """How long the answers to a probe may take."""
+        return shortest_s + STRETCH * min(late_s, LATE_S)
+
+    def is_worth(
+        self, holdup: Holdup, committed: int, now: float, *, waited_s: float, replay_s: float, late_s: float
+    ) -> bool:
+        """Whether to replace the hop of `holdup` now, after `waited_s` without a step beyond position `committed`.
+
+        `replay_s` is what that will cost, `late_s` how late event loops have run lately, here and on the route. A second slow
+        hop at one position has MAX_WAIT_S: it is computing the replay of the first.
+        """
+        last, self._last = self._last, holdup
+        if holdup.is_silent:
+            return late_s < LATE_S or waited_s >= patience_s(late_s)
+        if last is not None and last.hop == holdup.hop and not last.is_silent and holdup.computed > last.computed:
+            return False  # it has got on since the last look
+        if self._pays_at is not None and now >= self._pays_at:
+            self._num_wasted = 0
+        if committed == self._replaced_at:
+            return waited_s >= MAX_WAIT_S
+        return waited_s >= min(MAX_WAIT_S, replay_s + STRETCH * late_s + 2**self._num_wasted - 1)
+
+    def replaced(self, committed: int, now: float, cost_s: float) -> None:
+        """A hop that only held steps up is replaced now, at this position; wait and replay cost so much."""
+        self._num_wasted = min(self._num_wasted + 1, 10)  # until it has paid
+        self._pays_at, self._last, self._replaced_at = now + PAYS * cost_s, None, committed
+
+
+def replay_s(committed: int, usual_s: float) -> float:
+    """What computing `committed` positions again will cost, by the usual step of one row."""
+    return committed * usual_s / ROWS_PER_STEP
