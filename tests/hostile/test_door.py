@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from manyhands.api.app import create_app, serving
+from manyhands.api.gateway import Gateway
 from manyhands.core import NodeAddr
 from manyhands.errors import LinkClosed
 from manyhands.net.certificate import client_context
@@ -314,3 +316,29 @@ def test_a_listener_that_stops_closes_what_is_pending(run: Run) -> None:
             caller.close()
 
     run(body())
+
+
+@pytest.mark.parametrize(
+    "first",
+    [b"", b"GET /health HTTP/1.1\r\nhost: x", b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{"],
+    ids=["idle", "half a header", "half a body"],
+)
+def test_connections_without_a_whole_request_leave_the_gateway_to_others(
+    first: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounded, the oldest go, and a request is answered meanwhile, from the same address too."""
+    monkeypatch.setattr("manyhands.api.app.pending_requests", lambda _: PendingLimits(200, 100, 75.0))
+
+    async def body() -> None:
+        app = create_app(Gateway({}))
+        async with serving(app, "127.0.0.1", 0) as addr, half_open(addr, 1, first, 300) as callers:
+            await asyncio.sleep(0.3)
+            assert sum(ended(caller) for caller in callers) >= 200
+            for source in ("127.0.1.1", "127.0.0.1"):
+                async with asyncio.timeout(5):
+                    reader, writer = await asyncio.open_connection(addr.host, addr.port, local_addr=(source, 0))
+                    writer.write(f"GET /health HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n\r\n".encode())
+                    assert (await reader.read()).startswith(b"HTTP/1.1 404"), "answered: there is no such route here"
+                    writer.close()
+
+    asyncio.run(body())

@@ -34,6 +34,8 @@ from manyhands.api.trace import PARENT
 from manyhands.config import LimitsConfig
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest, ManyhandsError, PipelineStalled, RateLimited, TooLarge
+from manyhands.net.door import Pending, PendingLimits, source_of
+from manyhands.net.listener import RESERVED_DESCRIPTORS, descriptor_limit
 from manyhands.plain import one_line
 
 logger = logging.getLogger(__name__)
@@ -284,12 +286,16 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 class Http(HttpToolsProtocol):
     """Cuts a connection whose next request header does not come within read_timeout_s of its first byte (slowloris).
 
+    Connections whose request is not read whole, idle ones among them, are `pending`: bounded in all and of one address, the
+    oldest of the address with the most gives way to a new one (net/door.py).
+
     A header has at most MAX_HEADER_BYTES; so has anything else that the parser keeps to itself (a trailer), of which it may
     take one read more. `request.state.abort()` ends the connection at once, whatever is still to be written, and while
     `request.state.flow.write_paused` is false, writing waits for nobody.
     """
 
     read_timeout_s = 30.0
+    pending: Pending["Http"]
     _deadline: asyncio.TimerHandle | None = None
     _header_bytes = 0
     _kept_bytes = 0  # since the parser last told of anything
@@ -299,6 +305,7 @@ class Http(HttpToolsProtocol):
         self._cycles: list[RequestResponseCycle] = []  # the last of them, `cycle`, may wait for the others (pipelining)
         self.app_state = {**self.app_state, "abort": transport.abort, "flow": self.flow}
         self._arm()
+        self._await_request()
 
     def data_received(self, data: bytes) -> None:
         if not self._is_busy and self._deadline is None:
@@ -312,6 +319,7 @@ class Http(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self.pending.leave(self)
         for cycle in self._cycles:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -341,7 +349,20 @@ class Http(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._kept_bytes = 0
+        self.pending.leave(self)
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_busy and not self.transport.is_closing():
+            self._await_request()
+
+    def _await_request(self) -> None:
+        """This connection has to send a request now, or it is idle: one of those that may have to go for others."""
+        self.pending.leave(self)
+        evicted = self.pending.enter(self, source_of(self.client[0] if self.client else ""), self.loop.time())
+        if evicted is not None:
+            evicted.transport.abort()
 
     def _unsupported_upgrade_warning(self) -> None:
         """The request has its answer; the parser reads nothing after it, so the connection ends with it."""
@@ -379,6 +400,12 @@ class _Server(uvicorn.Server):
         yield
 
 
+def pending_requests(max_descriptors: int) -> PendingLimits:
+    """Bounds on connections whose request has not come whole, where the process may have so many descriptors."""
+    total = max(64, min(2048, max_descriptors - RESERVED_DESCRIPTORS))
+    return PendingLimits(total, total // 2, KEEP_ALIVE_S)
+
+
 @asynccontextmanager
 async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False) -> AsyncIterator[NodeAddr]:
     """Serve `app` while the block runs; yields where (port 0: any). Streams end STOP_TIMEOUT_S after it at the latest.
@@ -390,7 +417,8 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
     check_exposure(host, keys, insecure=insecure)
     app.state.access.listen(host, insecure=insecure)
     bound = _bind(host, port)
-    protocol = type("Http", (Http,), {"read_timeout_s": gateway.limits.read_timeout_s})
+    waiting = Pending[Http](pending_requests(descriptor_limit()))
+    protocol = type("Http", (Http,), {"read_timeout_s": gateway.limits.read_timeout_s, "pending": waiting})
     config = uvicorn.Config(
         app,
         http=protocol,

@@ -86,7 +86,7 @@ class Thrift:
             self._num_wasted = 0
         if committed == self._replaced_at:
             return waited_s >= MAX_WAIT_S
-        return waited_s >= min(MAX_WAIT_S, replay_s + STRETCH * late_s + 2**self._num_wasted - 1)
+        return waited_s >= min(MAX_WAIT_S, replay_s + STRETCH * late_s + (1 << self._num_wasted) - 1)
 
     def replaced(self, committed: int, now: float, cost_s: float) -> None:
         """A hop that only held steps up is replaced now, at this position; wait and replay cost so much."""
