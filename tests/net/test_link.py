@@ -48,7 +48,11 @@ def test_large_steps_pass_whole() -> None:
 
 @pytest.mark.parametrize(
     ("lane", "message"),
-    [("data", Close(SESSION)), ("control", step(0)), ("control", Hello(PROTOCOL_VERSION, "control", "", None, (), TOKEN))],
+    [
+        ("data", Close(SESSION)),
+        ("control", step(0)),
+        ("control", Hello(PROTOCOL_VERSION, "control", "", None, (), TOKEN)),
+    ],
 )
 def test_what_a_lane_cannot_carry_is_refused_here_and_costs_nothing(lane: str, message: Message) -> None:
     async def body(pair: Pair) -> None:
