@@ -51,6 +51,7 @@ WITHOUT_TORCH = [
     "wire",
     "net",
     "program",
+    "text",
     "swarm",
     "route",
     "place",

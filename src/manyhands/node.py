@@ -32,7 +32,8 @@ from manyhands.net.transport import Link, Transport
 from manyhands.net.watch import Watch, read
 from manyhands.place.orders import Orders
 from manyhands.route.offer import Offer, refuse_twins
-from manyhands.text.prompt import load_eos_ids, load_tokenizer
+from manyhands.text.prompt import load_eos_ids
+from manyhands.text.tokenizer import load_tokenizer
 from manyhands.wire.message import (
     PROTOCOL_VERSION,
     Chunk,

@@ -54,7 +54,7 @@ def byte_fallback() -> PreTrainedTokenizerFast:
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def open_detokenizer(
@@ -216,8 +216,8 @@ class _Echo:
     def __init__(self, pieces: list[str]) -> None:
         self._pieces = pieces
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
-        return "".join(self._pieces[token] for token in token_ids)
+    def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str:
+        return "".join(self._pieces[token] for token in ids)
 
 
 def test_end_and_stop_ids_are_not_shown_and_release_what_was_held() -> None:

@@ -15,8 +15,8 @@ from manyhands.generate.sample import Sampler
 from manyhands.generate.speculate import verify
 from manyhands.testing.tiny import EOS, make_tiny
 from manyhands.text.grammar import Function, Grammar, Grammars, calls_grammar, json_grammar, strict_grammar
-from manyhands.text.prompt import load_tokenizer
 from manyhands.text.reasoning import Thinking
+from manyhands.text.tokenizer import load_tokenizer
 from manyhands.text.tools import GLM, HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, CallArguments, Dialect, ToolReader
 
 VOCAB = 264

@@ -9,7 +9,8 @@ import pytest
 from tokenizers import processors
 
 from manyhands.errors import BadRequest, ModelError
-from manyhands.text.prompt import Tokenizer, encode_prompt, eos_ids, load_eos_ids, load_tokenizer, render_chat
+from manyhands.text.prompt import Tokenizer, encode_prompt, eos_ids, load_eos_ids, render_chat
+from manyhands.text.tokenizer import load_tokenizer
 from tests.text.test_detokenize import BEGIN, END, byte_level
 
 TEMPLATE = (
@@ -68,7 +69,7 @@ def test_prompt_has_the_special_tokens_the_tokenizer_adds(tokenizer: Tokenizer) 
 
 def test_empty_prompt_begins_with_bos_or_is_refused(tokenizer: Tokenizer) -> None:
     assert encode_prompt(tokenizer, "") == [tokenizer.bos_token_id]
-    tokenizer.bos_token = None
+    del tokenizer.special_tokens_map["bos_token"]
     with pytest.raises(BadRequest, match="empty"):
         encode_prompt(tokenizer, "")
 
@@ -110,7 +111,7 @@ def test_eos_of_generation_config_go_before_those_of_config() -> None:
 
 
 def test_eos_of_a_folder(folder: Path, tokenizer: Tokenizer) -> None:
-    own = tokenizer.convert_tokens_to_ids(END)
+    own = tokenizer.backend_tokenizer.token_to_id(END)
     assert load_eos_ids(folder, tokenizer) == {own}
     (folder / "config.json").write_text(json.dumps({"eos_token_id": 5}))
     assert load_eos_ids(folder, tokenizer) == {own, 5}

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from manyhands.errors import BadRequest
-from manyhands.text.prompt import Tokenizer, load_tokenizer, render_chat
+from manyhands.text.prompt import Tokenizer, render_chat
 from manyhands.text.reasoning import find_thinking
+from manyhands.text.tokenizer import load_tokenizer
 from manyhands.text.tools import (
     GLM,
     HERMES,
@@ -198,7 +199,9 @@ def test_a_conversation_ends_where_the_assistant_begins(family: str, tokenizer: 
     said = say(tokenizer, family, USER, ANSWER, {"role": "user", "content": "And now?"})
     places = [said.index(text) for text in ("How high", "High.", "And now?")]
     assert places == sorted(places) and said.endswith(FAMILIES[family][2])
-    assert said.count(tokenizer.bos_token) == (tokenizer.bos_token in said[:10])
+    assert said.count(tokenizer.special_tokens_map["bos_token"]) == (
+        tokenizer.special_tokens_map["bos_token"] in said[:10]
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

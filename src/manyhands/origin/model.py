@@ -11,7 +11,8 @@ from manyhands.model.ends import Ends
 from manyhands.model.load import context_length, read_config
 from manyhands.model.manifest import build_manifest
 from manyhands.model.prove import proven_class
-from manyhands.text.prompt import encode_prompt, load_eos_ids, load_tokenizer, render_chat
+from manyhands.text.prompt import encode_prompt, load_eos_ids, render_chat
+from manyhands.text.tokenizer import load_tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -21,9 +21,9 @@ _REPLACEMENT = "\ufffd"
 
 
 class Decodes(Protocol):
-    """What is asked of a tokenizer here: any of transformers'."""
+    """What is asked of a tokenizer here."""
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str: ...
+    def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Detokenizer:
     """Turns the generated ids of one request into pieces of text.
 
     Without a stop, the pieces and the flush together are what the generated ids add to the decoded prompt; for an empty
-    prompt, `tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)`. Only where an id
+    prompt, `tokenizer.decode(ids, skip_special_tokens=True)`. Only where an id
     makes the tokenizer rewrite text already shown (a byte-fallback tokenizer blanks a whole run of bytes once it turns
     invalid; a prompt cut within a character) can it not follow; then the new ids are decoded by themselves.
     """
@@ -93,7 +93,7 @@ class Detokenizer:
         return fresh
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
 
 
 class _StopTail:

@@ -9,33 +9,15 @@ from jinja2 import TemplateError
 
 from manyhands.errors import BadRequest, ModelError
 from manyhands.text.template import Budget, ChatTemplate, compile_template
+from manyhands.text.tokenizer import load_tokenizer as load_tokenizer
 
-# Any of these holds a vocabulary. transformers would invent an empty one for a folder that has only a config.json.
-_VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
-
-Tokenizer = Any  # a transformers tokenizer, or a LightTokenizer: they share no type that says more
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a checkpoint folder, never from the network and never running code from the folder.
-
-    Raises ModelError, naming the folder and the remedy, if it is missing, damaged or needs code of its own.
-    """
-    if not any(path for pattern in _VOCABULARIES for path in folder.glob(pattern)):
-        raise ModelError(f"no tokenizer in {folder}: fetch tokenizer.json (or tokenizer.model) of this model into it")
-    from transformers import AutoTokenizer  # 5 s and 250 MB: not for a process that has a LightTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the tokenizers library raises bare Exception for a damaged file
-        reason = str(error).strip().partition("\n")[0]
-        raise ModelError(f"cannot read the tokenizer in {folder} ({reason}): fetch its files again") from error
+Tokenizer = Any  # a TextTokenizer, or a LightTokenizer: they share no type that says more
 
 
 class LightTokenizer:
-    """What preparing a prompt needs of a tokenizer, without transformers: 0.1 s and a tenth of the memory to begin with.
+    """What preparing a prompt needs of a tokenizer, from its parts.
 
-    `backend` is a tokenizers.Tokenizer; the rest is what transformers read beside it.
+    `backend` is a tokenizers.Tokenizer; the rest is what a TextTokenizer read beside it.
     """
 
     def __init__(
