@@ -23,13 +23,6 @@ from manyhands.testing.tiny import EVERY_FAMILY, make_tiny
 
 IDS = [(37 * i * i + 11 * i) % 256 for i in range(150)]
 LAYERS, CONTEXT = 4, 160
-LACKING: set[str] = {
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "gpt_oss",
-    "deepseek_v3",
-}  # routers and experts: not there yet
 
 
 def reader(folder: Path) -> Read:
@@ -66,7 +59,7 @@ class Model:
         return np.concatenate(out)
 
 
-@pytest.mark.parametrize("family", [family for family in EVERY_FAMILY if family not in LACKING])
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_a_family_is_near_the_reference_and_the_same_everywhere(family: str, tmp_path: Path) -> None:
     folder = make_tiny(family, tmp_path, dtype="fp32", layers=LAYERS, context=CONTEXT)
     program = read_program(folder)

@@ -8,12 +8,13 @@ import numpy as np
 from manyhands.core import Precision
 from manyhands.engine import library
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array, Plan
-from manyhands.engine.weights import Read, Stored, matrix, take, vector
+from manyhands.engine.weights import Read, Stored, as_fp32, matrix, take, vector
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
     RESIDUAL,
     Add,
     Attention,
+    Experts,
     Gate,
     Head,
     LatentAttention,
@@ -25,6 +26,8 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
+    Route,
+    Weight,
 )
 
 ROW_TYPES: dict[Precision, str] = {"bf16": "bf16", "fp32": "f32"}
@@ -167,6 +170,37 @@ class _Compiler:
         gating = op.gating
         numbers = (gate, up, self.target(op.target, self.width(op.gate)), ACTIVATIONS.index(gating.activation))
         self.emit(library.GATE, numbers, (gating.alpha, gating.limit or 0.0, gating.up_offset))
+
+    @add.register
+    def _(self, op: Route) -> None:
+        source = self.source(op.source)
+        shape = (op.experts, op.top_k, int(op.score == "sigmoid"), int(op.normalise), op.groups, op.top_groups)
+        correction = vector([op.correction] if op.correction else [], self._read)
+        self.emit(library.ROUTE, (source, self.target(op.target, 2 * op.top_k), *shape), (op.scale,), (correction,))
+
+    @add.register
+    def _(self, op: Experts) -> None:
+        source, routes = self.source(op.source), self.source(op.routes)
+        target = self.target(op.target, op.down.outputs, [source, routes])
+        packed = [self._stack(op, weight) for weight in (op.gate, op.up, op.down)]
+        biases = [self._biases(op, weight) for weight in (op.gate_bias, op.up_bias, op.down_bias)]
+        if len({stored.type for stored in packed}) > 1:
+            raise ModelError(f"{self._program.family}: the experts' matrices are stored in different types")
+        gating, top_k = op.gating, self.width(op.routes) // 2
+        numbers = (source, routes, target, op.experts, top_k, op.gate.outputs, TYPES[packed[0].type])
+        reals = (gating.alpha, gating.limit or 0.0, gating.up_offset)
+        tensors = (*(stored.array for stored in packed), *biases)
+        self.emit(library.EXPERTS, (*numbers, ACTIVATIONS.index(gating.activation)), reals, tensors)
+
+    def _stack(self, op: Experts, weight: Weight) -> Stored:
+        """The matrices of all experts, packed, one behind the other."""
+        each = [matrix(take(weight, self._read, expert), self._precision) for expert in range(op.experts)]
+        return Stored(each[0].type, np.concatenate([stored.array for stored in each]))
+
+    def _biases(self, op: Experts, weight: Weight | None) -> Array | None:
+        if weight is None:
+            return None
+        return np.stack([as_fp32(take(weight, self._read, expert)) for expert in range(op.experts)])
 
     @add.register
     def _(self, op: Multiply) -> None:

@@ -187,6 +187,29 @@ def columns(machine: Machine) -> bytes:
     return b"".join(found)
 
 
+def routes(machine: Machine) -> bytes:
+    """Both scores, groups, corrections, then experts with biases; copied columns and products of columns."""
+    found, k, experts = [], 24, 12
+    for sigmoid, normalise, groups, correction, biased in ((0, 1, 1, 0, 1), (0, 0, 3, 0, 0), (1, 1, 3, 1, 0)):
+        ops = [product(50, 0, 1, experts, k)]
+        held = (reals(52, experts, around=-3) if correction else None,)
+        ops.append((library.ROUTE, (1, 2, experts, 3, sigmoid, normalise, groups, min(2, groups)), (0.7,), held))
+        packed = [
+            library.pack(stored(reals(53, experts * n, m), "bf16"), "bf16") for n, m in ((32, k), (32, k), (32, 32))
+        ]
+        biases = [reals(54 + i, experts, 32) if biased else None for i in range(3)]
+        shape = (0, 2, 3, experts, 3, 32, 0, 1)
+        ops.append((library.EXPERTS, shape, (1.5, 6.0, 0.5), (*packed, *biases)))
+        ops.append((library.COPY, (3, 4, 1, 2, 5, 3, 7, 6), (), ()))
+        ops.append(
+            (library.PRODUCT, (3, 4, 0, 0, 3, 20, 20, 9), (), (library.pack(stored(reals(60, 9, 20), "bf16"), "bf16"),))
+        )
+        found += [
+            machine.run(reals(16, 33, k), kind, [experts, 6, 32, 40], ops, 4).tobytes() for kind in ("bf16", "f32")
+        ]
+    return b"".join(found)
+
+
 def doubles(_: Machine) -> bytes:
     """exp, log, sine, cosine, power in double."""
     x = reals(15, 4000, around=8, spread=16).astype(np.float64)
@@ -211,6 +234,7 @@ CASES: Final[dict[str, Callable[[Machine], bytes]]] = {
     "attention bf16": attention("bf16"),
     "attention f32": attention("f32"),
     "columns": columns,
+    "routes and experts": routes,
     "doubles": doubles,
     "tables": tables,
 }

@@ -20,6 +20,7 @@ Array = NDArray[Any]
 VERSION: Final = 1  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon")  # by the number that C gives them
 PREFERENCE: Final = ("avx512", "avx2", "neon", "scalar")
+PATH = Path(__file__).with_name("_native.so")
 FORCED: Final = "MANYHANDS_ENGINE"
 TYPES: Final = {"bf16": 0, "f16": 1, "f32": 2}
 ACTIVATIONS: Final = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
@@ -57,7 +58,7 @@ class Segment(ctypes.Structure):
 @cache
 def load() -> ctypes.CDLL:
     """The library. Raises ModelError where it was not built or is of another version."""
-    path = Path(__file__).with_name("_native.so")
+    path = PATH
     remedy = "install manyhands again, with a C compiler or ziglang at hand"
     try:
         library = ctypes.CDLL(str(path))
@@ -277,4 +278,4 @@ class Plan:
             self._handle = None
 
 
-NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY = range(9)
+NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS = range(11)

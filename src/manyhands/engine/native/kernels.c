@@ -453,6 +453,88 @@ static void soften(float *logits, int64_t n, float scale, float soft_cap)
     }
 }
 
+/* The `count` highest of ranks [n] that are not taken yet, of equals the first, in order: their indices. */
+static void choose(const float *ranks, int64_t n, int64_t count, char *taken, int64_t *chosen)
+{
+    for (int64_t i = 0; i < count; i++) {
+        int64_t best = -1;
+        for (int64_t e = 0; e < n; e++)
+            if (!taken[e] && (best < 0 || ranks[e] > ranks[best]))
+                best = e;
+        taken[best] = 1;
+        chosen[i] = best;
+    }
+}
+
+/* Takes all experts but those of the best groups, a group's rank being the sum of its two highest. */
+static void take_groups(const Routing *routing, const float *ranks, char *taken)
+{
+    float sums[MOST_EXPERTS];
+    char is_kept[MOST_EXPERTS] = {0};
+    int64_t size = routing->experts / routing->groups, chosen[MOST_EXPERTS];
+    for (int64_t group = 0; group < routing->groups; group++) {
+        char seen[MOST_EXPERTS] = {0};
+        int64_t two[2];
+        choose(ranks + group * size, size, 2, seen, two);
+        sums[group] = ranks[group * size + two[0]] + ranks[group * size + two[1]];
+    }
+    choose(sums, routing->groups, routing->top_groups, is_kept, chosen);
+    for (int64_t e = 0; e < routing->experts; e++)
+        taken[e] = !is_kept[e / size];
+}
+
+/* Scores of all experts: sigmoids, or a softmax whose sum is kept in lanes. */
+static void score_all(const Routing *routing, const float *logits, float *scores)
+{
+    int64_t n = routing->experts;
+    V top = set(-__builtin_inff()), total = set(0);
+    for (int64_t at = 0; at < n; at += LANES)
+        for (int64_t i = at; i < at + LANES && i < n; i++)
+            scores[i] = logits[i];
+    if (!routing->is_sigmoid) {
+        for (int64_t i = n; i % LANES; i++)
+            scores[i] = -__builtin_inff();
+        for (int64_t at = 0; at < n; at += LANES)
+            top = more(load(scores + at), top);
+        top = set(tree_more(top));
+    }
+    for (int64_t at = 0; at < n; at += LANES) {
+        V v = routing->is_sigmoid ? sigmoid(load_part(scores + at, n - at)) : exponential(sub(load(scores + at), top));
+        total = add(total, v);
+        store(scores + at, v);
+    }
+    V sum = set(tree_sum(total));
+    for (int64_t at = 0; !routing->is_sigmoid && at < n; at += LANES)
+        store(scores + at, div_(load(scores + at), sum));
+}
+
+/* pairs [top_k, 2]: expert and weight, in order of rank. */
+static void route(const Routing *routing, const float *logits, const float *correction, float *pairs)
+{
+    float scores[MOST_EXPERTS + LANES], ranks[MOST_EXPERTS];
+    char taken[MOST_EXPERTS] = {0};
+    int64_t chosen[MOST_EXPERTS], is_softmax = !routing->is_sigmoid;
+    score_all(routing, logits, scores);
+    for (int64_t e = 0; e < routing->experts; e++)
+        ranks[e] = correction ? scores[e] + correction[e] : is_softmax ? logits[e] : scores[e];
+    if (routing->groups > 1)
+        take_groups(routing, ranks, taken);
+    choose(ranks, routing->experts, routing->top_k, taken, chosen);
+    float most = logits[chosen[0]], sum = 0;
+    for (int64_t i = 1; i < routing->top_k; i++)
+        most = logits[chosen[i]] > most ? logits[chosen[i]] : most;
+    for (int64_t i = 0; i < routing->top_k; i++) {
+        float weight = scores[chosen[i]];
+        if (routing->normalises && is_softmax)
+            weight = first_lane(exponential(set(logits[chosen[i]] - most)));
+        sum = sum + weight;
+        pairs[2 * i] = (float)chosen[i], pairs[2 * i + 1] = weight;
+    }
+    float by = !routing->normalises ? 1 : is_softmax ? sum : sum + 1e-20f;
+    for (int64_t i = 0; i < routing->top_k; i++)
+        pairs[2 * i + 1] = pairs[2 * i + 1] / by * routing->scale;
+}
+
 /* Activations by number (functions.h), then exp, tanh, erf. */
 static void apply(int64_t function, float alpha, const float *x, float *out, int64_t n)
 {
@@ -468,4 +550,4 @@ static void apply(int64_t function, float alpha, const float *x, float *out, int
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), LANES_ROWS, prepare, product, norm, rotate, gate, add_rows, multiply, remember,
-                                        attend, widen, narrow, soften, apply};
+                                        attend, widen, narrow, soften, route, apply};

@@ -29,6 +29,13 @@ typedef struct {
     float scale, soft_cap;
 } Kind;
 
+/* How a row chooses experts (Route in program/ops.py); at most MOST_EXPERTS. */
+enum { MOST_EXPERTS = 1024 };
+typedef struct {
+    int64_t experts, top_k, is_sigmoid, normalises, groups, top_groups;
+    float scale;
+} Routing;
+
 typedef struct {
     const char *name;
     int64_t block_rows; /* rows that a blocked product takes at once */
@@ -49,6 +56,7 @@ typedef struct {
     void (*widen)(const void *stored, int64_t type, float scale, float *out, int64_t n, int64_t rounds);
     void (*narrow)(const float *x, void *stored, int64_t type, int64_t n);
     void (*soften)(float *logits, int64_t n, float scale, float soft_cap);
+    void (*route)(const Routing *routing, const float *logits, const float *correction, float *pairs);
     void (*apply)(int64_t function, float alpha, const float *x, float *out, int64_t n);
 } Kernels;
 

@@ -96,6 +96,7 @@ EXPORT void mh_plan_free(Plan *plan)
     free(plan->registers);
     free(plan->prepared);
     free(plan->angles);
+    free(plan->expert_rows);
     free(plan);
 }
 
@@ -170,6 +171,44 @@ static int check_product(Plan *plan, Op *op)
     if (!op->tensors[0].data || op->tensors[0].bytes != needed || !is_vector(op->tensors[1], n[7]))
         return BAD_TENSOR;
     plan->depth = depth > plan->depth ? depth : plan->depth;
+    return DONE;
+}
+
+/* source, target, experts, top k, is_sigmoid, normalises, groups, top groups; scale; correction */
+static int check_route(const Plan *plan, const Op *op)
+{
+    const int64_t *n = op->numbers;
+    if (!has(plan, n[0]) || !has(plan, n[1]) || n[0] == n[1])
+        return BAD_REGISTER;
+    if (!is_count(n[2], MOST_EXPERTS) || !is_count(n[6], n[2]) || n[2] % n[6] || !is_count(n[7], n[6]))
+        return BAD_SHAPE;
+    if ((n[6] > 1 && n[2] / n[6] < 2) || !is_count(n[3], n[2] / n[6] * n[7]))
+        return BAD_SHAPE;
+    if (plan->widths[n[0]] != n[2] || plan->widths[n[1]] != 2 * n[3])
+        return BAD_SHAPE;
+    return is_vector(op->tensors[0], n[2]) ? DONE : BAD_TENSOR;
+}
+
+/* source, routes, target, experts, top k, inner width, type, activation; alpha, limit, offset; gates, ups, downs packed one
+ * expert behind the other, their biases [experts, n] */
+static int check_experts(Plan *plan, const Op *op)
+{
+    const int64_t *n = op->numbers, *w = plan->widths;
+    for (int i = 0; i < 3; i++)
+        if (!has(plan, n[i]))
+            return BAD_REGISTER;
+    if (n[2] == n[0] || n[2] == n[1] || !is_count(n[3], MOST_EXPERTS) || !is_count(n[4], n[3]) || !is_count(n[5], MAX_WIDTH))
+        return BAD_SHAPE;
+    if (w[n[1]] != 2 * n[4] || n[6] < BF16 || n[6] > F32 || n[7] < 0 || n[7] > 6)
+        return BAD_SHAPE;
+    int64_t size = size_of_type(n[6]), before = mh_packed_size(n[5], w[n[0]]) * size, after = mh_packed_size(w[n[2]], n[5]) * size;
+    const Tensor *t = op->tensors;
+    if (!t[0].data || !t[1].data || !t[2].data || t[0].bytes != n[3] * before || t[1].bytes != n[3] * before || t[2].bytes != n[3] * after)
+        return BAD_TENSOR;
+    if (!is_vector(t[3], n[3] * n[5]) || !is_vector(t[4], n[3] * n[5]) || !is_vector(t[5], n[3] * w[n[2]]))
+        return BAD_TENSOR;
+    int64_t floats = plan_expert_floats(plan, op);
+    plan->expert_floats = floats > plan->expert_floats ? floats : plan->expert_floats;
     return DONE;
 }
 
@@ -258,6 +297,8 @@ static int check(Plan *plan, Op *op)
     case ROTARY: return check_rotary(plan, op);
     case ATTENTION: return check_attention(plan, op);
     case COPY: return check_copy(plan, op);
+    case ROUTE: return check_route(plan, op);
+    case EXPERTS: return check_experts(plan, op);
     case GATE: case ADD: case MULTIPLY: case SOFTEN: return check_columns(plan, op);
     default: return BAD_KIND;
     }

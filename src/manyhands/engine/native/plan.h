@@ -4,10 +4,11 @@
 #include "kernels.h"
 #include "team.h"
 
+enum { SCRATCH_BYTES = (CHUNK * SIDE + 4 * DEPTH * SIDE) * 4 }; /* of a product */
 enum { MAX_REGISTERS = 64, MAX_NUMBERS = 12, MAX_REALS = 3, MAX_TENSORS = 6, MAX_WIDTH = 1 << 24, MAX_HEADS = 1 << 16,
        MAX_ROWS = 1 << 16, MAX_SEGMENTS = 1 << 12 };
 /* As in engine/library.py. */
-enum { NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, KINDS };
+enum { NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS, KINDS };
 
 /* What Python holds for as long as the plan lives. */
 typedef struct {
@@ -34,6 +35,8 @@ typedef struct {
     int64_t turns;                        /* angles of a row */
     float *registers, *prepared, *angles; /* for `rows` rows; cosines and sines */
     int64_t rows;
+    float *expert_rows; /* EXPERTS: what it keeps of every row and route */
+    int64_t expert_floats, expert_room;
 } Plan;
 
 /* Rows [row, row + count) of a step are the positions from `start` on of a session whose cache has `blocks` blocks of 64. */
@@ -42,6 +45,11 @@ typedef struct {
     int64_t cache_bytes, blocks, start, row, count;
 } Segment;
 
+int64_t plan_expert_floats(const Plan *plan, const Op *op);
+int experts_run(Plan *plan, Team *team, int64_t threads, const Op *op, int64_t rows);
+/* Rows of registers, and how many threads so many multiply-adds are worth (run.c). */
+float *row_of(const Plan *plan, int64_t number, int64_t row);
+int64_t members_for(int64_t threads, int64_t work);
 int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segments, int64_t num_segments, int64_t rows);
 /* cos and sin of the fp32 product of position and frequency, in double times factor, rounded to fp32 (tables.c). */
 void rope_angles(const float *frequencies, int64_t turns, double factor, int64_t position, float *cos, float *sin);

@@ -6,8 +6,7 @@
 enum {
     TASK_BYTES = 1 << 16,   /* of weights that a task of a product reads at least */
     MEMBER_WORK = 1 << 18,  /* multiply-adds for which waking one more thread pays */
-    ATTEND_ROWS = 32,       /* positions of a task of attention */
-    SCRATCH_BYTES = (CHUNK * SIDE + 4 * DEPTH * SIDE) * 4
+    ATTEND_ROWS = 32        /* positions of a task of attention */
 };
 
 typedef struct {
@@ -19,7 +18,7 @@ typedef struct {
 
 static int64_t stride_of(const Plan *plan, int64_t number) { return ceil_div(plan->widths[number], SIDE) * SIDE; }
 
-static float *row_of(const Plan *plan, int64_t number, int64_t row)
+float *row_of(const Plan *plan, int64_t number, int64_t row)
 {
     return plan->registers + plan->offsets[number] * plan->rows + row * stride_of(plan, number);
 }
@@ -83,6 +82,10 @@ static void do_row(const Job *job, int64_t row)
         break;
     case MULTIPLY:
         kernels->multiply(row_of(plan, n[0], row), row_of(plan, n[1], row)[0], row_of(plan, n[2], row), plan->widths[n[2]]);
+        break;
+    case ROUTE:
+        kernels->route(&(Routing){n[2], n[3], n[4], n[5], n[6], n[7], (float)reals[0]}, row_of(plan, n[0], row),
+                       op->tensors[0].data, row_of(plan, n[1], row));
         break;
     case COPY:
         for (int64_t i = 0; i < n[5]; i++)
@@ -168,7 +171,7 @@ static void attend_task(const void *argument, int64_t task, void *scratch)
                           row_of(plan, n[3], row) + query * kind.value_width, stride_of(plan, n[3]), scratch);
 }
 
-static int64_t members_for(int64_t threads, int64_t work)
+int64_t members_for(int64_t threads, int64_t work)
 {
     int64_t pays = work / MEMBER_WORK;
     return pays < 1 ? 1 : at_most(pays, threads);
@@ -234,6 +237,8 @@ int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segme
         i += job.num_parts;
         if (job.op->kind == PRODUCT)
             failed = run_products(plan, team, threads, job);
+        else if (job.op->kind == EXPERTS)
+            failed = experts_run(plan, team, threads, job.op, rows);
         else if (job.op->kind == ATTENTION)
             failed = run_attention(team, threads, job);
         else
