@@ -17,10 +17,10 @@ SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-
 
 def targets() -> dict[str, list[str]]:
     """setup.py's own flags for this machine, without running setup()."""
-    import setuptools
+    import setuptools  # type: ignore[import-untyped]
 
     kept: Any = setuptools.setup
-    setuptools.setup = lambda **_: None  # type: ignore[assignment]
+    setuptools.setup = lambda **_: None
     try:
         found = runpy.run_path(str(ROOT / "setup.py"))
     finally:

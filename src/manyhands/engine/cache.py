@@ -3,10 +3,9 @@
 A cache only grows. To roll back is to step from an earlier position: later positions are written again before they are read.
 """
 
-import ctypes
-
 import numpy as np
 
+from manyhands.engine import library
 from manyhands.engine.library import BLOCK, Array, Plan, Segment
 
 FIRST_BLOCKS = 4  # of a new cache: 256 positions
@@ -43,4 +42,4 @@ class SessionCache:
     def segment(self, start: int, row: int, count: int) -> Segment:
         """Rows [row, row + count) of a step as the positions from `start` on. Reserves their memory."""
         self.reserve(start + count)
-        return Segment(ctypes.c_void_p(self._bytes.ctypes.data), self._bytes.nbytes, self.blocks, start, row, count)
+        return Segment(library.address(self._bytes), self._bytes.nbytes, self.blocks, start, row, count)

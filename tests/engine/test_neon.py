@@ -1,0 +1,71 @@
+"""The golden digests on ARM: cross-built with ziglang, run under qemu-user (apt install qemu-user, pip install ziglang).
+
+MANYHANDS_TEST_QEMU and MANYHANDS_TEST_ZIG name the two programs where they are not in PATH.
+"""
+
+import platform
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from os import environ
+from pathlib import Path
+
+import pytest
+
+from manyhands.engine import golden, library
+from tests.engine.conftest import NATIVE
+from tests.engine.remote import SOURCE, Remote
+
+FLAGS = [
+    "-O2",
+    "-std=gnu11",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-pthread",
+    "-static",
+    "-Wno-deprecated-non-prototype",
+]
+
+
+def programs() -> tuple[list[str], str]:
+    """The cross compiler and the emulator; skips, loudly, where there are none."""
+    zig = environ.get("MANYHANDS_TEST_ZIG") or shutil.which("zig")
+    compiler = [zig] if zig else [sys.executable, "-m", "ziglang"] if find_spec("ziglang") else []
+    qemu = environ.get("MANYHANDS_TEST_QEMU") or shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+    if not compiler or not qemu:
+        pytest.skip("NOT RUN: NEON is unproven here: pip install ziglang and apt install qemu-user")
+    return compiler, qemu
+
+
+def build(compiler: list[str], folder: Path) -> Path:
+    command = [*compiler, "cc", "-target", "aarch64-linux-musl", *FLAGS]
+    objects = []
+    for name, flags in {"scalar": [], "neon": ["-DLANES_NEON"]}.items():
+        objects.append(str(folder / f"{name}.o"))
+        source = str(NATIVE / "kernels.c")
+        subprocess.run([*command, *flags, f"-DTARGET={name}", "-c", source, "-o", objects[-1]], check=True)
+    rest = [str(source) for source in sorted(NATIVE.glob("*.c")) if source.name != "kernels.c"]
+    subprocess.run([*command, *rest, str(SOURCE), *objects, "-o", str(folder / "remote")], check=True)
+    return folder / "remote"
+
+
+@pytest.mark.slow
+def test_neon_reproduces_the_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, qemu = programs()
+    remote = Remote([qemu, str(build(compiler, tmp_path))])
+    try:
+        monkeypatch.setattr(library, "load", lambda: remote)
+        monkeypatch.setattr(library, "address", remote.address)
+        monkeypatch.setattr(library, "tensor", remote.tensor)
+        assert library.supported() == ["neon", "scalar"]
+        found = {name: golden.digests(name) for name in library.supported()}
+        calls = library.calls("neon")
+    finally:
+        remote.close()
+        monkeypatch.undo()
+    own = f"tininess {platform.machine()}"
+    for digests in found.values():
+        digests["tininess aarch64"] = digests.pop(own)
+    assert calls > 0 and found["neon"] == found["scalar"]
+    assert {name: golden.recorded().get(name) for name in found["neon"]} == found["neon"]
