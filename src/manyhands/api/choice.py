@@ -52,7 +52,6 @@ class Voice:
         markers = {PYTHON_TAG, *(dialect.marks if dialect else ())}
         markers |= {thinking.opens, thinking.closes} if thinking else set()
         ids = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
-        backend = getattr(tokenizer, "backend_tokenizer", None)
         shared: dict[str, Any] = {
             "name": name,
             "context": model.context_length,
@@ -65,11 +64,9 @@ class Voice:
             "has_levels": "reasoning_effort" in template_of(tokenizer),
         }
         spec = SpeakerSpec(
-            tokenizer=b"" if backend is None else backend.to_str().encode(),
-            folder=model.folder,
+            tokenizer=tokenizer.backend_tokenizer.to_str().encode(),
             chat_template=tokenizer.chat_template,
-            special_tokens_map={name: str(text) for name, text in tokenizer.special_tokens_map.items()},
-            bos_token_id=tokenizer.bos_token_id,
+            special_tokens_map=tokenizer.special_tokens_map,
             eos_ids=model.eos_ids,
             **shared,
         )

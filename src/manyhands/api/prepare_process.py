@@ -2,7 +2,7 @@
 
 Its parent (preparing.py) kills it when a job takes too long or its client leaves, and starts another; so nothing is kept here
 but models' tokenizers. It kills itself after the deadline should the parent be gone, is nice to the processes that serve, and
-may hold MEMORY_BYTES. It loads neither torch nor, for a tokenizer that `tokenizers` can read, transformers.
+may hold MEMORY_BYTES. It loads neither torch nor transformers.
 """
 
 import json
@@ -16,7 +16,6 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from tokenizers import Tokenizer as Backend
@@ -27,8 +26,8 @@ from manyhands.api.prepare import Desk, Prepared, Speaker, prepare
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.text.grammar import check_grammar
-from manyhands.text.prompt import LightTokenizer, load_tokenizer
 from manyhands.text.reasoning import Thinking
+from manyhands.text.tokenizer import TextTokenizer
 from manyhands.text.tools import Dialect
 
 MEMORY_BYTES = 1 << 30
@@ -38,14 +37,12 @@ _LENGTH = struct.Struct("<II")  # of the JSON, of the ids
 
 @dataclass(frozen=True, slots=True)
 class SpeakerSpec:
-    """A Speaker as it travels. `tokenizer`: tokenizers' JSON; b"" where it has none, and is loaded from `folder`."""
+    """A Speaker as it travels. `tokenizer`: tokenizers' JSON."""
 
     name: str
     tokenizer: bytes
-    folder: Path
-    chat_template: str | Mapping[str, str] | None
+    chat_template: str | dict[str, str] | None
     special_tokens_map: Mapping[str, str]
-    bos_token_id: int | None
     eos_ids: frozenset[int]
     context: int
     vocab_size: int
@@ -58,11 +55,8 @@ class SpeakerSpec:
 
     def load(self) -> Speaker:
         """The Speaker. Raises ModelError."""
-        if self.tokenizer:
-            backend = Backend.from_buffer(self.tokenizer)
-            tokenizer = LightTokenizer(backend, self.chat_template, self.special_tokens_map, self.bos_token_id)
-        else:
-            tokenizer = load_tokenizer(self.folder)
+        backend = Backend.from_buffer(self.tokenizer)
+        tokenizer = TextTokenizer(backend, self.special_tokens_map, chat_template=self.chat_template)
         shared = {name: getattr(self, name) for name in Speaker.__slots__ if name != "tokenizer"}
         return Speaker(tokenizer=tokenizer, **shared)
 

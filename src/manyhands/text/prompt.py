@@ -9,36 +9,8 @@ from jinja2 import TemplateError
 
 from manyhands.errors import BadRequest, ModelError
 from manyhands.text.template import Budget, ChatTemplate, compile_template
-from manyhands.text.tokenizer import load_tokenizer as load_tokenizer
 
-Tokenizer = Any  # a TextTokenizer, or a LightTokenizer: they share no type that says more
-
-
-class LightTokenizer:
-    """What preparing a prompt needs of a tokenizer, from its parts.
-
-    `backend` is a tokenizers.Tokenizer; the rest is what a TextTokenizer read beside it.
-    """
-
-    def __init__(
-        self,
-        backend: Any,
-        chat_template: str | Mapping[str, str] | None,
-        special_tokens_map: Mapping[str, str],
-        bos_token_id: int | None,
-    ) -> None:
-        self.backend_tokenizer, self.chat_template = backend, chat_template
-        self.special_tokens_map, self.bos_token_id = special_tokens_map, bos_token_id
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text."""
-        ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of ids."""
-        text: str = self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        return text
+Tokenizer = Any  # a TextTokenizer; tests also give transformers' own
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
