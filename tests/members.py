@@ -38,6 +38,7 @@ class Town:
     faults: Faults = field(default_factory=Faults)
     ticket: Ticket = field(default_factory=lambda: Ticket(bytes(32), "town"))
     said: list[str] = field(default_factory=list)
+    slept_s: float = 0.0  # for which the machine of all was suspended
     wrap: Wrap = lambda transport: transport
     clock_off_s: dict[int, float] = field(default_factory=dict)  # of members' wall clocks; may change while they run
 
@@ -52,6 +53,7 @@ class Town:
             lambda hello, book: self.wrap(self.faults.wrap(self.network.transport(key.node_id, hello))),
             worker=worker,
             clock=lambda: 5.0 + index + loop.time(),
+            suspended=lambda: self.slept_s,
             unix_clock=lambda: NOW + self.clock_off_s.get(index, 0.0) + loop.time(),
             rng=random.Random(index),
         )

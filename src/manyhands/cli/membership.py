@@ -130,7 +130,7 @@ async def _serve(
 ) -> None:
     """Come in, host, answer, until told to leave; then hand over."""
     from manyhands.cli.model import progress_bar
-    from manyhands.member.home import save_ticket, update_ticket
+    from manyhands.member.home import keep_ticket, save_ticket, update_ticket
     from manyhands.member.hosting import Hosting
 
     await _meet(member, named, tell)
@@ -140,7 +140,8 @@ async def _serve(
         hosting = Hosting(member, weights, device, home, bar, tell.line, with_ends=is_origin)
         choice = await hosting.start()
     signals.is_serving = True
-    save_ticket(home, member.invitation())
+    save_ticket(home, member.remembered())
+    member.node.start(keep_ticket(home, member))
     _tell_serving(member, hosting, tell, choice.why, time.monotonic() - began)
     member.node.start(hosting.keep_balance())
     async with _advertised(member, tell), _gateway(wish, hosting, device, tell, announce):
@@ -151,7 +152,7 @@ async def _serve(
             await signals.leave.wait()
         finally:
             watch.cancel()
-            update_ticket(home, member.invitation())
+            update_ticket(home, member.remembered())
         tell("leaving", "leaving: handing sessions over (Ctrl-C again to leave at once)")
         await member.leave()
         await member.idle()
@@ -291,8 +292,8 @@ def _tell_serving(member: "Member", hosting: "Hosting", tell: Teller, why: str, 
 
 @contextlib.asynccontextmanager
 async def _advertised(member: "Member", tell: Teller) -> AsyncIterator[None]:
-    """Be found on the local network, if it lets us; pointless for who listens on loopback only."""
-    from manyhands.swarm.lan import advertise
+    """Be found on the local network, and find others of this swarm there; pointless for who listens on loopback only."""
+    from manyhands.swarm.lan import Browser, advertise
 
     direct = [addr for addr in member.addresses if "%" not in addr.host and not addr.host.startswith("127.")]
     if not direct:
@@ -301,6 +302,9 @@ async def _advertised(member: "Member", tell: Teller) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
         try:
             await stack.enter_async_context(advertise(member.ticket, member.id, direct, member.config.scope))
+            if member.config.scope != "off":
+                browser = Browser(lambda: member.hear(browser.addresses(member.ticket)))
+                await stack.enter_async_context(browser.listen())
         except (OSError, BadRequest) as error:
             tell.line(f"other machines cannot find this swarm by themselves ({error}): give them the whole line below")
         yield

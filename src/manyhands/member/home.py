@@ -1,23 +1,30 @@
 """What a machine remembers of its swarm in $MANYHANDS_HOME, and what it says there of the nodes that run on it.
 
-swarm.ticket     the ticket of the swarm that this machine belongs to (0600): `up` and `join` resume it
+swarm.ticket     the ticket of the swarm that this machine belongs to (0600), with addresses of members as they come and go
+                 (`keep_ticket`): `up` and `join` resume it
 run/NAME.json    a running node (0600): pid and when it began, node, swarm, listen, api
 run/api-PORT.secret  what proves to the gateway at that port that its owner asks (0600; cli/owner.py)
 """
 
+import asyncio
 import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from manyhands.core import NodeId
-from manyhands.errors import BadRequest
+from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.member.process import is_running, start_ticks
 from manyhands.swarm.ticket import Ticket
 
+if TYPE_CHECKING:
+    from manyhands.member.member import Member
+
 TICKET = "swarm.ticket"
+SAVE_S = 1.0
 
 
 def load_ticket(home: Path) -> Ticket | None:
@@ -40,6 +47,27 @@ def update_ticket(home: Path, ticket: Ticket) -> None:
     known = load_ticket(home)
     if known is None or known.secret == ticket.secret:
         save_ticket(home, ticket)
+
+
+async def keep_ticket(home: Path, member: "Member") -> NoReturn:
+    """Save the ticket whenever the members that are linked change, at most once in SAVE_S.
+
+    So a node that is killed and comes back at another address finds its swarm. A file that cannot be written is told in
+    `member.notes`, once.
+    """
+    saved: Ticket | None = None
+    while True:
+        ticket = member.remembered()
+        if ticket != saved:
+            try:
+                await asyncio.to_thread(update_ticket, home, ticket)
+            except ManyhandsError as error:
+                note = f"the addresses of members are not remembered: {error}"
+                member.notes += [note] if note not in member.notes else []
+            saved = ticket
+        async with member.directory.changed:
+            await member.directory.changed.wait()
+        await asyncio.sleep(SAVE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +127,14 @@ def check_name(name: str) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace `path`, readable by its owner only."""
+    """Replace `path`, readable by its owner only: by the whole `text` or not at all."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
         raise BadRequest(

@@ -7,11 +7,13 @@
 """
 
 import asyncio
+import contextlib
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import TracebackType
 from typing import Self
 
@@ -37,7 +39,13 @@ MakeTransport = Callable[[Callable[[Lane], Hello], Book], Transport]
 KNOCK_S = 5.0  # for one address of the ticket to answer
 REACH_S = 8.0  # to dial a node for the directory
 FIRST_NEWS_S = 3.0  # for the first records after somebody answered
-KNOCK_AGAIN_S = 10.0  # while nobody is linked, and for nodes of the list that are not
+KNOCK_AGAIN_S = (
+    10.0  # while nobody is linked, and for nodes of the list that are not; else at one address known from earlier
+)
+LOOK_S = 1.0  # between looks at whether something calls for knocking at once
+SUSPENDED_S = 2.0  # the machine slept for so long: links may be dead, addresses may have changed
+MAX_HEARD = 32  # addresses that the local network told of
+MAX_MET = 64  # nodes that were linked, whose addresses are remembered
 IDLE_POLL_S = 0.05
 TICKET_ADDRESSES = 4  # of a ticket that is given out: this node's own, and others that it knows
 
@@ -71,6 +79,12 @@ class MemberConfig:
     balance: BalanceConfig = field(default_factory=BalanceConfig)
 
 
+def suspended_s() -> float:
+    """For how long this machine has been suspended since it started; 0 where the system does not tell."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return 0.0 if clock is None else time.clock_gettime(clock) - time.monotonic()
+
+
 class Member:
     """Enter it to listen and to speak; then `meet`. `claims`: spans that are being loaded (see hosting.py).
 
@@ -88,10 +102,11 @@ class Member:
         request: RequestConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
+        suspended: Callable[[], float] = suspended_s,
         rng: random.Random | None = None,
     ) -> None:
         self.key, self.ticket, self.config = key, ticket, config
-        self.clock, self.unix_clock = clock, unix_clock
+        self.clock, self.unix_clock, self._suspended = clock, unix_clock, suspended
         self.node = Node(
             lambda hello: make_transport(hello, self.book),
             key.private_key,
@@ -112,6 +127,10 @@ class Member:
         )
         self.addresses: tuple[NodeAddr, ...] = ()
         self._behind: dict[NodeAddr, NodeId] = {}  # who answered at an address
+        self._met: dict[NodeId, NodeAddr] = {}  # who was linked, and where to dial it; the latest last
+        self._heard: list[NodeAddr] = []
+        self._news = asyncio.Event()  # `_heard` has changed
+        self._turn = 0
         self.claims: list[SpanInfo] = []
         self.layer_s: dict[Span, float] = {}  # measured before the first request
         self.notes: list[str] = []  # for people: what is not as it should be
@@ -233,9 +252,17 @@ class Member:
                 break
         return is_so()
 
+    def hear(self, addrs: Iterable[NodeAddr]) -> None:
+        """The local network tells of members of this swarm at `addrs` (at most MAX_HEARD count): knock at those not linked."""
+        heard = list(islice(addrs, MAX_HEARD))
+        if heard != self._heard:
+            self._heard = heard
+            self._news.set()
+
     def _doors(self) -> list[NodeAddr]:
         mine = {(addr.host, addr.port) for addr in self.addresses}
-        named = {(a.host, a.port): a for a in (*self.ticket.addresses, *self.config.nodes) if a.node != self.id}
+        known = (*self.ticket.addresses, *self.config.nodes, *self._heard, *self._met.values())
+        named = {(a.host, a.port): a for a in reversed(known) if a.node != self.id}
         return [addr for place, addr in named.items() if place not in mine]
 
     async def _knock(self, addr: NodeAddr) -> None:
@@ -248,15 +275,38 @@ class Member:
         self._behind[addr] = link.peer
 
     async def _keep_linked(self) -> None:
-        """Knock again, now and then, at nodes of the list that are not linked; while nobody is, at all the ticket names too."""
-        while True:
-            await asyncio.sleep(KNOCK_AGAIN_S)
-            if self.is_leaving:
-                return
-            linked = self.edges()
-            doors = [addr for addr in self._doors() if not linked or addr in self.config.nodes]
-            shut = [addr for addr in doors if self._behind.get(addr) not in linked]
+        """Knock again at who is not linked, every KNOCK_AGAIN_S; at once if the local network tells of members, or the machine
+        was suspended."""
+        loop = asyncio.get_running_loop()
+        due, slept = loop.time() + KNOCK_AGAIN_S, self._suspended()
+        while not self.is_leaving:
+            has_news = await self._hears_news()
+            has_slept = self._suspended() - slept > SUSPENDED_S
+            if not has_news and not has_slept and loop.time() < due:
+                continue
+            due, slept = loop.time() + KNOCK_AGAIN_S, self._suspended()
+            shut = self._shut_doors(is_all=has_slept)
             await asyncio.gather(*(self._knock(addr) for addr in shut), return_exceptions=True)
+
+    async def _hears_news(self) -> bool:
+        """Whether there is news within LOOK_S."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self._news.wait()
+        has_news = self._news.is_set()
+        self._news.clear()
+        return has_news
+
+    def _shut_doors(self, *, is_all: bool) -> list[NodeAddr]:
+        """Where to knock: with links, at nodes of the list and of the local network, and at one other known address in turn."""
+        linked = self.edges()
+        shut = [addr for addr in self._doors() if addr.node not in linked and self._behind.get(addr) not in linked]
+        if is_all or not linked:
+            return shut
+        always = [addr for addr in shut if addr in self.config.nodes or addr in self._heard]
+        others = [addr for addr in shut if addr not in always]
+        self._turn += 1
+        return always + ([others[self._turn % len(others)]] if others else [])
 
     # -- what the directory needs -------------------------------------------------------------------------------------
 
@@ -297,6 +347,12 @@ class Member:
         raise reason
 
     def _on_linked(self, link: Link) -> None:
+        said = link.hello.listen
+        if said is not None and link.peer != self.id:
+            self._met.pop(link.peer, None)
+            self._met[link.peer] = NodeAddr(said.host, said.port, link.peer)
+            if len(self._met) > MAX_MET:
+                del self._met[next(iter(self._met))]
         self.directory.joined(self._peer(link.peer, link), [info.model for info in link.hello.spans])
 
     def _on_unreachable(self, node: NodeId) -> None:
@@ -327,14 +383,28 @@ class Member:
         return lines
 
     def invitation(self) -> Ticket:
-        """The ticket to give to others: this node first, then some that it knows, direct addresses before relayed ones."""
+        """The ticket to give to others: this node first, direct addresses before relayed ones, then some linked nodes."""
+        linked = self.edges()
+        records = sorted(self.records(), key=lambda record: record.node not in linked)
+        others = {r.node: r.addresses[0] for r in records if r.addresses and r.node != self.id}
+        return self._ticket_to([*self.config.nodes, *list(others.values())[: TICKET_ADDRESSES - 1]])
+
+    def remembered(self) -> Ticket:
+        """The ticket to save: as many addresses as it holds. This node's, linked nodes', then those known from earlier."""
+        linked = self.edges()
+        met = [addr for node, addr in reversed(self._met.items()) if node in linked]
+        gone = [addr for node, addr in reversed(self._met.items()) if node not in linked]
+        known = {self.id, *self._met}
+        return self._ticket_to(
+            [*reversed([a for a in self.ticket.addresses if a.node not in known]), *gone[::-1], *met[::-1]]
+        )
+
+    def _ticket_to(self, others: Sequence[NodeAddr]) -> Ticket:
+        """To this node first, then to `others`, the last of them first."""
         ticket = replace(self.ticket, addresses=())
-        others = {r.node: r.addresses[0] for r in self.records() if r.addresses and r.node != self.id}
-        named = [*self.config.nodes, *list(others.values())[: TICKET_ADDRESSES - 1]]
-        for addr in [*named, *reversed(self.addresses)]:
-            if addr.host.startswith("iroh%"):
-                continue
-            ticket = ticket.with_address(addr)
+        for addr in [*others, *reversed(self.addresses)]:
+            if not addr.host.startswith("iroh%"):
+                ticket = ticket.with_address(addr)
         return ticket
 
 

@@ -102,6 +102,10 @@ class Browser:
         self._on_change = on_change
         self._lookups: set[asyncio.Task[None]] = set()
 
+    def addresses(self, ticket: Ticket) -> list[NodeAddr]:
+        """Where nodes of the swarm of `ticket` say they are: unproven, so they are dialled by their NodeIds."""
+        return [near.addresses[0] for near in self.found.values() if near.fingerprint == ticket.fingerprint]
+
     @contextlib.asynccontextmanager
     async def listen(self, interfaces: Sequence[str] | None = None) -> AsyncIterator["Browser"]:
         """Browse until the block ends. Raises OSError if multicast is not to be had."""

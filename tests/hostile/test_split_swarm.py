@@ -1,0 +1,165 @@
+"""F12: nodes that come back at other addresses, and halves of a swarm that do not know of each other. In virtual time."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyhands.core import NodeAddr
+from manyhands.member.home import keep_ticket, load_ticket, save_ticket
+from manyhands.member.member import KNOCK_AGAIN_S, MAX_HEARD, MAX_MET, Member
+from manyhands.swarm.lan import Browser, Nearby
+from manyhands.swarm.ticket import MAX_ADDRESSES, Ticket
+from manyhands.testing.clock import run_virtual
+from tests.members import Town, town
+from tests.swarm.records import node_of
+
+Play = Callable[[Callable[[Town], Any]], Any]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Play:
+    def start(scene: Callable[[Town], Any]) -> Any:
+        async def main() -> Any:
+            async with asyncio.timeout(1000), town(tmp_path, tmp_path) as place:
+                return await scene(place)
+
+        return run_virtual(main())
+
+    return start
+
+
+def seen(member: Member) -> set[str]:
+    return {record.name for record in member.records()}
+
+
+async def enter(place: Town, index: int, ticket: Ticket) -> Member:
+    """A member with a ticket of its own, that has called whom that names."""
+    place.ticket = ticket
+    return await place.stack.enter_async_context(place.member(index))
+
+
+async def until_all_see(members: list[Member], names: set[str], seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        while any(seen(member) != names for member in members):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+async def kill(member: Member) -> None:
+    """It says nothing more, and nothing of it listens."""
+    for loop in member.directory._loops:
+        loop.cancel()
+    await member.node.pool.aclose()
+    await member.node.transport.aclose()
+
+
+def test_a_founder_that_is_killed_and_comes_back_elsewhere_finds_its_swarm(play: Play, tmp_path: Path) -> None:
+    """When it was last asked to leave, or began to serve, nobody had joined yet."""
+
+    async def scene(place: Town) -> None:
+        founder = await place.open(0)
+        save_ticket(tmp_path, founder.remembered())
+        founder.node.start(keep_ticket(tmp_path, founder))
+        joined = await place.open(1)
+        await asyncio.sleep(3)
+        await kill(founder)
+        await asyncio.sleep(30)
+        ticket = load_ticket(tmp_path)
+        assert ticket is not None and joined.id in {addr.node for addr in ticket.addresses}
+        again = await enter(place, 0, ticket)
+        assert again.addresses != founder.addresses
+        await again.meet()
+        await until_all_see([again, joined], {"n0", "n1"}, 15)
+        assert again.remembered().addresses[0] == again.addresses[0], "its old address is forgotten"
+        assert founder.addresses[0] not in again.remembered().addresses
+
+    play(scene)
+
+
+def test_halves_merge_when_one_node_knows_an_address_of_the_other(play: Play) -> None:
+    """It was down when that node called it, and knows nobody itself."""
+
+    async def scene(place: Town) -> None:
+        ticket = place.ticket
+        port_of_c = 3  # the network gives out ports in order
+        first = await enter(place, 0, ticket.with_address(NodeAddr("127.0.0.1", port_of_c, node_of(2))))
+        second = await enter(place, 1, ticket.with_address(first.addresses[0]))
+        await second.meet()
+        third = await enter(place, 2, ticket)
+        assert third.addresses[0].port == port_of_c
+        fourth = await enter(place, 3, ticket.with_address(third.addresses[0]))
+        await fourth.meet()
+        await until_all_see([first, second, third, fourth], {"n0", "n1", "n2", "n3"}, 3 * KNOCK_AGAIN_S)
+
+    play(scene)
+
+
+def test_halves_merge_when_the_local_network_tells(play: Play) -> None:
+    async def scene(place: Town) -> None:
+        ticket = place.ticket
+        pairs: list[Member] = []
+        for index in (0, 2):
+            pairs.append(await enter(place, index, ticket))
+            pairs.append(await enter(place, index + 1, ticket.with_address(pairs[-1].addresses[0])))
+            await pairs[-1].meet()
+        await asyncio.sleep(60)
+        assert seen(pairs[0]) == {"n0", "n1"} and seen(pairs[3]) == {"n2", "n3"}
+        pairs[1].hear([pairs[2].addresses[0]])
+        await until_all_see(pairs, {"n0", "n1", "n2", "n3"}, 10)
+
+    play(scene)
+
+
+def test_a_machine_that_was_suspended_calls_everybody_at_once(play: Play) -> None:
+    async def scene(place: Town) -> None:
+        first, second, third = [await place.open(index) for index in range(3)]
+        await asyncio.sleep(KNOCK_AGAIN_S / 2)
+        for other in (second, third):
+            place.faults.cut(first.node, other.node)
+            place.faults.cut(other.node, first.node)
+        knocked: list[NodeAddr] = []
+        first._knock = lambda addr: knock(knocked, addr)  # type: ignore[method-assign]
+        place.slept_s = 3600.0
+        await asyncio.sleep(1.5)
+        assert not first.edges() or len(knocked) <= 2
+        place.slept_s = 7200.0
+        for link in [first.node.pool.find(other.id, "control") for other in (second, third)]:
+            if link is not None:
+                link.abort("the machine slept")
+        await asyncio.sleep(1.5)
+        assert {addr.node for addr in knocked} == {second.id, third.id}
+
+    play(scene)
+
+
+async def knock(knocked: list[NodeAddr], addr: NodeAddr) -> None:
+    knocked.append(addr)
+
+
+def test_what_is_remembered_is_bounded(play: Play) -> None:
+    async def scene(place: Town) -> None:
+        many = [NodeAddr("10.0.0.1", 1 + index, node_of(10 + index)) for index in range(MAX_ADDRESSES)]
+        first = await enter(place, 0, replace(place.ticket, addresses=tuple(many)))
+        others = [await enter(place, 1 + i, place.ticket.with_address(first.addresses[0])) for i in range(3)]
+        for other in others:
+            await other.meet()
+        saved = first.remembered().addresses
+        assert len(saved) == MAX_ADDRESSES and saved[0] == first.addresses[0]
+        assert {addr.node for addr in saved[1:4]} == {other.id for other in others}, "linked nodes first"
+        assert set(saved[4:]) <= set(many)
+        first.hear(NodeAddr("10.0.0.2", 1 + index, node_of(index)) for index in range(10 * MAX_HEARD))
+        assert len(first._doors()) <= MAX_HEARD + MAX_ADDRESSES + MAX_MET
+
+    play(scene)
+
+
+def test_the_local_network_names_only_nodes_of_this_swarm() -> None:
+    ticket, other = Ticket(bytes(32), "town"), Ticket(bytes(31) + b"x", "town")
+    browser = Browser()
+    for number, each in enumerate((ticket, other)):
+        addrs = (NodeAddr("10.0.0.1", 1 + number, node_of(number)),)
+        browser.found[str(number)] = Nearby(each.name, each.fingerprint, node_of(number), addrs)
+    assert browser.addresses(ticket) == [NodeAddr("10.0.0.1", 1, node_of(0))]
