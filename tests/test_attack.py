@@ -131,7 +131,7 @@ def test_a_survivor_that_has_lost_its_cache_is_found_out(bench: Bench, forgetful
             def forget() -> None:
                 for host in scene.hops[forgetful].hosts:
                     for session_id, _ in list(host._places):
-                        host.close(session_id)
+                        host.close(session_id, scene.swarm.origin.node.transport.node)
                 scene.faults.die(scene.hops[2])
 
             scene.faults.at("decode", scene.hops[2], forget, 6)

@@ -64,6 +64,7 @@ class WorkerConfig:
 class RequestConfig:
     """How an origin runs a request."""
 
+    # For the hops' answers to Open: this and the next two are stretched by up to 7 s where event loops are late.
     open_timeout_s: float = 30.0
     # As open_timeout_s, for hops of a running session that is being repaired.
     reopen_timeout_s: float = 5.0

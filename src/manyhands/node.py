@@ -175,7 +175,7 @@ class Node:
         Raises Busy, WeightsMismatch, BadRequest, ShardUnavailable, PipelineStalled as the hops answer.
         """
         hops = await asyncio.gather(*(self.connect(i, offer, len(route), lease) for i, offer in enumerate(route)))
-        session = Session(self._signer, hops, lease, self.request)
+        session = Session(self._signer, hops, lease, self.request, self.watch.late_s)
         self.sessions[session.id] = session
         self.worker.owners.hold(session.id, self.transport.node)
         try:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ import torch
 from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, EndsAt, ModelId, NodeAddr, PathKind, Span, SpanInfo
 from manyhands.errors import (
+    Busy,
     ContextOverflow,
     Detour,
     LinkClosed,
+    ManyhandsError,
     PipelineStalled,
     ShardUnavailable,
     WeightsMismatch,
@@ -26,12 +29,13 @@ from manyhands.generate.shadow import Shadow
 from manyhands.net.transport import Link
 from manyhands.origin import Token
 from manyhands.route.search import Offer
+from manyhands.testing.faulty_device import SlowDevice
 from manyhands.testing.swarm import MemorySwarm, node_id, node_key
 from manyhands.wire.message import Credit, Fault, Feed, Payload, Step
 from manyhands.wire.signed import Signer
 from manyhands.wire.tensor import encode_tensor
-from manyhands.worker.execute import Result, Work
-from tests.generate.scenes import GREEDY, HOT, PROMPT, all_free, expected, ids_of, play, swarm_of
+from manyhands.worker.execute import Device, Result, Work
+from tests.generate.scenes import GREEDY, HOT, NEW, PROMPT, all_free, expected, ids_of, play, swarm_of
 from tests.worker.hop import MODEL, Notes, opening
 
 CUT = "0-1,2-3,4-5"
@@ -293,6 +297,39 @@ def test_a_hop_that_does_not_answer_open_is_named(folder: Path, monkeypatch: pyt
                 await ids_of(swarm, PROMPT, GREEDY)
 
     play(main)
+
+
+def test_what_goes_wrong_with_an_open_is_that_sessions_trouble(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is, as when a folder is gone that was offered to load: the origin is told, and the node serves on."""
+
+    async def main() -> None:
+        async with swarm_of(folder, CUT) as swarm:
+            with monkeypatch.context() as patch:
+                patch.setattr(swarm.hops[1].worker, "_find_host", Mock(side_effect=OSError("the folder is gone")))
+                with pytest.raises(ManyhandsError, match="the folder is gone"):
+                    await ids_of(swarm, PROMPT, GREEDY)
+            assert len(await ids_of(swarm, PROMPT, GREEDY)) == NEW
+
+    play(main)
+
+
+def test_an_open_whose_layers_are_not_loaded_in_time_is_answered(folder: Path) -> None:
+    async def main() -> None:
+        async with swarm_of(folder, CUT, request=RequestConfig(open_timeout_s=150)) as swarm:
+            (host,) = swarm.hops[1].hosts
+            host.engine.evict()
+            host.engine.device = cast(Device, SlowDevice(host.engine.device, 120.0))
+            session = swarm.origin.node.open_session(await swarm.origin.routes.find(), lease_of(swarm))
+            with pytest.raises(Busy, match=r"layers 2-3 were not loaded within 100 s: loading goes on"):
+                await session
+            await asyncio.sleep(30)
+            assert host.is_loaded and not host._opening
+
+    play(main)
+
+
+def lease_of(swarm: MemorySwarm) -> Lease:
+    return Lease(swarm.hops[0].hosts[0].info.model, "bf16", 64, 1, "ring", "origin", None)
 
 
 @pytest.mark.parametrize(("said_by", "blame"), [(0, 1), (1, ORIGIN_HOP)])

@@ -177,6 +177,33 @@ def test_a_hop_that_is_starved_again_and_again_is_not_repaired(bench: Bench) -> 
     bench.play(main)
 
 
+def test_a_starved_hop_keeps_its_place_while_another_is_replaced(bench: Bench) -> None:
+    """It answers Open after 8 s, more than reopen_timeout_s: the deadline stretches with what was measured before."""
+
+    async def main() -> None:
+        async with bench.scene(spares=["0-5", "0-5"]) as scene:
+            starved, dying = scene.hops[1:3]
+
+            async def starve() -> None:
+                for stall_s in (1.0, 8.0):
+                    scene.faults.freeze(starved)
+                    if stall_s > 1.0:
+                        scene.faults.die(dying)
+                    await asyncio.sleep(stall_s)
+                    scene.faults.thaw(starved)
+                    await asyncio.sleep(1.0)
+
+            for each in scene.hops[:3]:
+                scene.faults.slow(each, 0.4)
+            starving: list[asyncio.Task[None]] = []
+            scene.faults.at("decode", starved, lambda: starving.append(asyncio.create_task(starve())), 2)
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            assert [repair.lost for repair in scene.answers[0].repairs] == [(dying.name,)]
+            await starving[0]
+
+    bench.play(main)
+
+
 def test_where_everybody_is_slow_repairs_do_not_follow_each_other(bench: Bench) -> None:
     """Every node takes 1.2 s a step all of a sudden, so that every step is overdue; there are six spares to try."""
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from manyhands.net.transport import Link
+from manyhands.testing.faulty_device import SlowDevice
 from manyhands.wire.message import Credit, Fault, Step
-from tests.worker.hop import AFTER, ORIGIN, Hop, Notes, hidden, session_id
+from manyhands.worker.execute import Device
+from tests.worker.hop import AFTER, ORIGIN, Hop, Notes, hidden, opening, session_id
 from tests.worker.test_serve import computed, folder, play
 
 __all__ = ["folder"]  # a fixture
@@ -150,7 +152,7 @@ def test_an_idle_span_is_evicted_and_comes_back_with_the_same_bits(folder: Path)
         await one.open(1)
         one.step(1, 0, hidden(9))
         await computed(one, 1, 1)
-        one.host.close(session_id(1))
+        one.host.close(session_id(1), ORIGIN)
         assert one.host.is_loaded
         await asyncio.sleep(99)
         assert one.host.is_loaded
@@ -163,6 +165,51 @@ def test_an_idle_span_is_evicted_and_comes_back_with_the_same_bits(folder: Path)
         assert torch.equal(one.rows(1), one.rows(2))
 
     play(folder, scenario, evict_after_s=100.0)
+
+
+def test_a_load_goes_on_for_the_next_opener_and_is_evicted_if_none_comes(folder: Path) -> None:
+    """An origin gives up while layers are loaded, again and again: each Open began the load anew, behind the last."""
+
+    async def scenario(one: Hop) -> None:
+        one.host.engine.device = cast(Device, SlowDevice(one.host.engine.device, 12.0))
+        for number in (1, 2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(5.0):
+                    await one.open(number)
+            one.host.close(session_id(number), ORIGIN)
+        async with asyncio.timeout(2.5):
+            await one.open(3)
+        assert one.loads == 1 and one.host.is_loaded
+        one.host.close(session_id(3), ORIGIN)
+        await asyncio.sleep(101)
+        assert not one.host.is_loaded
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5.0):
+                await one.open(4)
+        one.host.close(session_id(4), ORIGIN)
+        await asyncio.sleep(10)
+        assert one.host.is_loaded and one.loads == 2
+        await asyncio.sleep(101)
+        assert not one.host.is_loaded
+
+    play(folder, scenario, evict_after_s=100.0)
+
+
+def test_an_open_is_answered_though_a_step_of_an_earlier_epoch_fails(folder: Path) -> None:
+    """The failure ends the session, with its Open that still waits for the successor. (That was dropped without a word.)"""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        model = one.host.engine.model
+        assert model is not None
+        model.run = lambda works: [RuntimeError("out of memory")] * len(works)  # type: ignore[method-assign]
+        one.step(1, 0, hidden(3))
+        one.host.reserve(opening(1, epoch=2), cast(Link, one.origin))
+        await one.until(lambda: len(one.faults()) == 2)
+        assert {(f.epoch, f.blame) for f in one.faults()} == {(1, None), (2, None)}
+        assert one.host.num_sessions == 0 and one.host.info.free_tokens == 16384
+
+    play(folder, scenario, cache_tokens=16384)
 
 
 def test_a_span_with_a_session_is_never_evicted(folder: Path) -> None:
@@ -185,7 +232,7 @@ def test_a_span_with_a_session_is_never_evicted(folder: Path) -> None:
 def test_zero_means_never(folder: Path) -> None:
     async def scenario(one: Hop) -> None:
         await one.open(1)
-        one.host.close(session_id(1))
+        one.host.close(session_id(1), ORIGIN)
         await asyncio.sleep(1e6)
         assert one.host.is_loaded
 

@@ -56,7 +56,7 @@ def test_too_many_sessions_are_refused_before_they_are_accepted(folder: Path) ->
         with pytest.raises(Busy, match="2 sessions, the limit"):
             one.host.reserve(opening(3), cast(Link, one.origin))
         assert one.host.info.free_tokens == 1000 - 128
-        one.host.close(session_id(2))
+        one.host.close(session_id(2), ORIGIN)
         one.host.reserve(opening(3), cast(Link, one.origin))
 
     play(folder, scenario, max_sessions=2, cache_tokens=1000)
@@ -119,7 +119,7 @@ def test_a_close_frees_the_lease_at_once_also_while_opening(folder: Path) -> Non
         reserved = one.host.reserve(message, cast(Link, one.origin))
         assert one.host.info.free_tokens == 700
         one.host.close(session_id(2), ORIGIN)
-        one.host.close(session_id(2))
+        one.host.close(session_id(2), ORIGIN)
         assert one.host.info.free_tokens == 1000
         await one.host.open(reserved, cast(Link, one.after))
         assert one.host.num_sessions == 0 and not one.origin.of(Opened, session_id(2))
@@ -131,7 +131,7 @@ def test_a_close_while_computing_sends_nothing_more(folder: Path) -> None:
     async def scenario(one: Hop) -> None:
         await one.open(1)
         one.step(1, 0, hidden(9))
-        one.host.close(session_id(1))
+        one.host.close(session_id(1), ORIGIN)
         await one.quiet()
         assert not one.after.sent and one.host.info.free_tokens == WorkerConfig().cache_tokens
 
@@ -470,7 +470,7 @@ def test_who_drains_says_so_in_every_epoch(folder: Path) -> None:
         await one.open(1, epoch=2)
         assert [(f.epoch, f.code) for f in one.faults()] == [(1, "draining"), (2, "draining")]
         assert not emptied.done()
-        one.host.close(session_id(1))
+        one.host.close(session_id(1), ORIGIN)
         await asyncio.wait_for(emptied, 1)
 
     play(folder, scenario)
@@ -562,7 +562,7 @@ def test_logs_are_bounded_together_and_the_largest_goes_first(folder: Path, log_
         for number, rows in ((1, 8), (2, 4)):
             await one.open(number, epoch=2, replay_until=rows)
         assert [o.has_log for o in one.origin.of(Opened)[-2:]] == [False, log_bytes > 0]
-        one.host.close(session_id(2))
+        one.host.close(session_id(2), ORIGIN)
         assert one.logs.num_bytes == 0, "a closed session gives its bytes back"
 
     play(folder, scenario, log_bytes=log_bytes)

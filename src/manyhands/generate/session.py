@@ -9,7 +9,8 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SessionId, public_id
@@ -26,6 +27,7 @@ from manyhands.generate.hop import Hop, Lease, Route
 from manyhands.generate.pace import Holdup
 from manyhands.generate.repair import Slot
 from manyhands.generate.shadow import Shadows
+from manyhands.net.liveness import stretched_s
 from manyhands.net.transport import Link, betters, try_send
 from manyhands.wire.message import Close, Credit, Fault, HopTiming, Opened, Payload, Probe, Progress, Step
 from manyhands.wire.signed import Signer
@@ -39,10 +41,18 @@ class Session:
     """An open route. Created by `Node.open_session`, which also closes it; not shared between requests.
 
     `losses` maps hops of the present route that are lost to the reason. While there are any, nothing is sent. `leaving`
-    does so for hops that would like to leave. `shadows` stand by for the hops of their spans (shadow.py).
+    does so for hops that would like to leave. `shadows` stand by for the hops of their spans (shadow.py). `late_s` says how
+    late the event loops of this node and of another have run lately: deadlines for answers stretch with it (liveness.py).
     """
 
-    def __init__(self, signer: Signer, hops: Sequence[Hop], lease: Lease, config: RequestConfig) -> None:
+    def __init__(
+        self,
+        signer: Signer,
+        hops: Sequence[Hop],
+        lease: Lease,
+        config: RequestConfig,
+        late_s: Callable[[NodeId], float] = lambda node: 0.0,
+    ) -> None:
         self.id = SessionId(os.urandom(16))
         self.route = Route(self.id, signer, lease, config.window, list(hops))
         self.shadows = Shadows(self.route)
@@ -57,7 +67,7 @@ class Session:
         self._sent_at = 0.0
         self.sent_until = 0  # the end of the last step sent: what every hop should come to compute
         self._progress: dict[int, Progress] = {}
-        self._config = config
+        self._config, self._late_s = config, late_s
         self._results: deque[Step] = deque()
         self._error: ManyhandsError | None = None
         self._arrived = asyncio.Event()
@@ -79,7 +89,8 @@ class Session:
     # -- opening, changing and closing the route ----------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Open every hop at once and wait until all have a lease. Deadline: config.open_timeout_s.
+        """Open every hop at once and wait until all have a lease. Deadline: config.open_timeout_s, more where
+        event loops are late.
 
         Raises Busy, WeightsMismatch, ContextOverflow, ... as the hops say; ShardUnavailable naming the node if one is
         lost meanwhile; PipelineStalled at the deadline.
@@ -99,8 +110,9 @@ class Session:
 
         The order matters: a hop drops what reaches it before it has heard of the epoch. Hops that are no longer in the route
         are closed last: one that only wished to leave can be taken back if its replacement refuses.
-        `hops` are those of `slots`, survivors among them. Deadline: config.reopen_timeout_s for each of the two. Raises
-        HopLost if one of them is lost meanwhile or does not answer; what ended the session otherwise.
+        `hops` are those of `slots`, survivors among them. Deadline: config.reopen_timeout_s for each of the two, more where
+        event loops are late. Raises HopLost if one of them is lost meanwhile or does not answer; what ended the session
+        otherwise.
         """
         staying = {hop.offer.node for hop in hops}
         gone = [hop for hop in (*self.route.hops, *self._unclosed) if hop.offer.node not in staying]
@@ -123,25 +135,35 @@ class Session:
         self.shadows.move()
 
     async def _place(self, slots: Sequence[Slot], indices: Sequence[int]) -> None:
-        limit = self._config.reopen_timeout_s if self._is_running else self._config.open_timeout_s
-        if not all(slots[index].offer.info.is_loaded for index in indices):
-            limit = self._config.load_timeout_s
+        """Tell the hops `indices` of their places and wait until they have them. Raises HopLost or PipelineStalled."""
         for index in indices:
             control = self.route.hops[index].control
             try_send(control, self.route.open_message(index, slots[index], control))
-        try:
-            async with asyncio.timeout(limit):
-                while any(self.route.hops[index].epoch < self.route.epoch for index in indices):
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while silent := [i for i in indices if self.route.hops[i].epoch < self.route.epoch]:
+            try:
+                async with asyncio.timeout_at(began + self._answer_s(slots, indices)):
                     await self._wait()
-        except TimeoutError:
-            silent = [i for i in indices if self.route.hops[i].epoch < self.route.epoch]
-            reason = f"did not answer Open within {limit:g} s"
-            if self._is_running:
-                for index in silent:
-                    self.lose(index, reason)
-                raise HopLost(f"hops {silent} {reason}") from None
-            names = ", ".join(f"{i} ({self.route.hops[i].offer.name})" for i in silent)
-            raise PipelineStalled(f"hops {names} {reason}") from None
+            except TimeoutError:
+                limit_s = self._answer_s(slots, indices)  # machines may have become busy meanwhile, this one too
+                if loop.time() >= began + limit_s:
+                    self._give_up(silent, f"did not answer Open within {limit_s:g} s")
+
+    def _answer_s(self, slots: Sequence[Slot], indices: Sequence[int]) -> float:
+        """How long these hops have to answer Open."""
+        limit_s = self._config.reopen_timeout_s if self._is_running else self._config.open_timeout_s
+        if not all(slots[index].offer.info.is_loaded for index in indices):
+            limit_s = self._config.load_timeout_s
+        return stretched_s(limit_s, max(self._late_s(slots[index].offer.node) for index in indices))
+
+    def _give_up(self, silent: Sequence[int], reason: str) -> NoReturn:
+        if self._is_running:
+            for index in silent:
+                self.lose(index, reason)
+            raise HopLost(f"hops {list(silent)} {reason}")
+        names = ", ".join(f"{i} ({self.route.hops[i].offer.name})" for i in silent)
+        raise PipelineStalled(f"hops {names} {reason}")
 
     def close(self) -> None:
         """Tell every hop to free the session at once. Harmless when repeated or when links are gone."""

@@ -49,6 +49,11 @@ def patience_s(late_s: float) -> float:
     return min(PATIENCE_S, SUSPECT_S + STRETCH * late_s)
 
 
+def stretched_s(limit_s: float, late_s: float) -> float:
+    """A deadline of `limit_s` for an answer, on machines whose loops were late by `late_s`: up to 7 s more."""
+    return limit_s + patience_s(late_s) - SUSPECT_S
+
+
 class Pulse:
     """What is known of one link's peer. Times are those of an awake clock (Stalls.awake_s), in seconds.
 

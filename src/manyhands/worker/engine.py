@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Computes for its sessions between `start` and `stop`; `advance_soon` tells it that something may have come up.
 
-    `load` makes the model, on the device thread, before a session is added. `close` ends a session whose step failed.
+    `load` makes the model, on the device thread, before a session is added. `close` ends a session whose step failed,
+    `on_loaded` hears of each load.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Engine:
         config: WorkerConfig,
         logs: LogBudget,
         close: Callable[[SessionId], None],
+        on_loaded: Callable[[], None],
     ) -> None:
         self.device = device
         self.model: SpanModel | None = None
@@ -44,7 +46,8 @@ class Engine:
         self.steps_run = 0
         self.rows_run = 0
         self._span, self._load, self._config, self._logs, self._close = span, load, config, logs, close
-        self._loading = asyncio.Lock()
+        self._on_loaded = on_loaded
+        self._loading: asyncio.Future[SpanModel] | None = None
         self._sessions: dict[int, HopSession] = {}
         self._clock = 0  # counts sessions and what is taken from them
         self._runs = self._is_busy = self._is_soon = False
@@ -53,13 +56,26 @@ class Engine:
         self._shortness = Shortness()
 
     async def ensure_loaded(self) -> SpanModel:
-        """The model, loaded if it was evicted or never loaded. Deadline: the opener's. Raises ModelError."""
-        async with self._loading:
-            if self.model is None:
-                self.model = await self.device.run(self._load)
-                fits = self._config.cache_bytes // max(1, self.model.shard.bytes_per_token())
-                self.cache_tokens = min(self._config.cache_tokens, fits)
-            return self.model
+        """The model, loaded if it was evicted or never loaded. Deadline: the opener's. Raises ModelError.
+
+        A load goes on when an opener gives up, for those who come after: each would otherwise begin it again.
+        """
+        if self.model is None:
+            if self._loading is None:
+                self._loading = self.device.run(self._load)
+                self._loading.add_done_callback(self._loaded)
+            await asyncio.shield(self._loading)
+            assert self.model is not None, "who opens keeps it from being evicted"
+        return self.model
+
+    def _loaded(self, done: "asyncio.Future[SpanModel]") -> None:
+        self._loading = None
+        if done.cancelled() or done.exception() is not None:
+            return  # those who wait for it hear of it
+        self.model = done.result()
+        fits = self._config.cache_bytes // max(1, self.model.shard.bytes_per_token())
+        self.cache_tokens = min(self._config.cache_tokens, fits)
+        self._on_loaded()
 
     def evict(self) -> None:
         """Free the model's memory. No session may be left."""

@@ -68,12 +68,12 @@ class SpanHost:
     ) -> None:
         self._owners = owners
         self._info, self._config, self._make_sampler = info, config, make_sampler
-        self.engine = Engine(info.span, load, device, config, logs, self.close)
+        self._changed = asyncio.Event()  # places come or go, or the model was loaded
+        self.engine = Engine(info.span, load, device, config, logs, self._fail, self._changed.set)
         # A session may have several places here: adjacent or not, after a repair that this node took part in twice.
         self._places: dict[Place, HopSession] = {}
         self._by_hop: dict[tuple[SessionId, int], HopSession] = {}
         self._opening: dict[Place, Opening] = {}  # the newest of each place
-        self._changed = asyncio.Event()  # places come or go
         self._leaves_at: float | None = None  # by the loop's clock, once it drains
 
     def __repr__(self) -> str:
@@ -211,12 +211,23 @@ class SpanHost:
         for key in [k for k, s in self._by_hop.items() if s is session]:
             del self._by_hop[key]
 
-    def close(self, session_id: SessionId, node: NodeId | None = None) -> None:
+    def close(self, session_id: SessionId, node: NodeId) -> None:
         """Free a session at once, on behalf of `node` (ignored unless that is its origin).
 
         Unknown ids are ignored: a session may be closed from two sides.
         """
-        self._end(lambda id_, origin: id_ == session_id and node in (None, origin.peer))
+        self._end(lambda id_, origin: id_ == session_id and origin.peer == node)
+
+    def _fail(self, session_id: SessionId) -> None:
+        """A step of the session failed, as its origin was told; an Open that asks for it in a later epoch is refused."""
+        self._refuse(f"a step of this session failed on layers {self._info.span}", lambda id_: id_ == session_id)
+        self._end(lambda id_, _: id_ == session_id)
+
+    def _refuse(self, why: str, is_meant: Callable[[SessionId], bool] = lambda _: True) -> None:
+        """Tell origins that their Opens, which end now, were not carried out."""
+        for opening in [opening for (id_, _), opening in self._opening.items() if is_meant(id_)]:
+            message = opening.message
+            try_send(opening.origin, Fault(message.session, message.epoch, message.hop, ShardUnavailable.code, why))
 
     def _end(self, is_meant: Callable[[SessionId, Link], bool]) -> None:
         """Free sessions, also those half open, by their id and their origin's link."""
@@ -262,9 +273,7 @@ class SpanHost:
                     self._changed.clear()
                     await self._changed.wait()
         why = f"leaves: nobody took its place within {self._config.drain_s:g} s"
-        for opening in self._opening.values():
-            message = opening.message
-            try_send(opening.origin, Fault(message.session, message.epoch, message.hop, ShardUnavailable.code, why))
+        self._refuse(why)
         for session in self._places.values():
             session.fault(ShardUnavailable.code, why, None)
         self._end(lambda *_: True)

@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 # hops have one successor each, so an honest origin needs as many as it has routes that begin at the same moment.
 MAX_DIALS_PER_PEER = 16
 MAX_DIALS = 64
+# How long an Open may wait for its layers. Origins wait for 120 s (load_timeout_s) where they know that these are to be loaded;
+# who gives up sooner, as for layers that were evicted, has closed the session by then.
+LOAD_S = 100.0
 # Rows that a Feed may ask for at once: four prefill-sized steps of the log.
 MAX_FEED_ROWS = 512
 
@@ -151,8 +154,8 @@ class Worker:
             self.owners.check(message.session, link.peer)
             host = self._find_host(message)
             opening = host.reserve(message, link)
-        except ManyhandsError as error:
-            try_send(link, Fault(message.session, message.epoch, message.hop, error.code, str(error)))
+        except Exception as error:  # also a folder that is gone: this Open's trouble, not the node's
+            _refuse(message, link, error)
             return
         opening.task = self._start(self._open(host, opening))
 
@@ -198,14 +201,16 @@ class Worker:
 
     def _load_on_demand(self, loadable: Loadable, span: Span) -> SpanHost:
         """A host for exactly `span`, loaded when its first session is opened (at once)."""
-        loadable.num_loaded += len(span)
         info = replace(loadable.info, span=span, is_loaded=True)
-        return self._add(self._make_host(loadable.folder, loadable.manifest, info, loadable.device))
+        host = self._make_host(loadable.folder, loadable.manifest, info, loadable.device)
+        loadable.num_loaded += len(span)
+        return self._add(host)
 
     async def _open(self, host: SpanHost, opening: Opening) -> None:
         """Connect to the successor, then open. A failure is the session's alone: its origin gets a Fault.
 
-        A successor that cannot be reached is blamed; a session that had its place before keeps it.
+        Deadline: CONNECT_TIMEOUT_S to connect, then LOAD_S for layers that are not in memory. A successor that
+        cannot be reached is blamed; a session that had its place before keeps it.
         """
         message, origin = opening.message, opening.origin
         try:
@@ -214,7 +219,7 @@ class Worker:
                     successor = await self._reach(message.successor, origin.peer)
                 else:
                     successor = await self._pool.await_link(origin.peer, "data")
-            await host.open(opening, successor)
+            await _within(LOAD_S, host, opening, successor)
         except Exception as error:  # also what a failing load raises: this session's trouble, not the node's
             is_cut_off = isinstance(error, LinkClosed | TimeoutError)
             blame = message.hop + 1 if is_cut_off and message.successor is not None else None
@@ -222,8 +227,7 @@ class Worker:
                 return
             if is_cut_off:
                 error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
-            code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
-            try_send(origin, Fault(message.session, message.epoch, message.hop, code, str(error), blame))
+            _refuse(message, origin, error, blame)
 
     async def _reach(self, addr: NodeAddr, asker: NodeId) -> Link:
         """A data link to `addr`, dialled if there is none on behalf of `asker`. Raises LinkClosed, Busy."""
@@ -260,6 +264,24 @@ class Worker:
             logger.info("session=%s: its shadow cannot be fed: %s", place.name, error)
         finally:
             place.is_feeding = False
+
+
+async def _within(limit_s: float, host: SpanHost, opening: Opening, successor: Link) -> None:
+    """Open. Raises Busy if the layers are not in memory by then; loading goes on."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await host.open(opening, successor)
+    except TimeoutError as error:
+        raise Busy(
+            f"layers {host.info.span} were not loaded within {limit_s:g} s: loading goes on, try again in some seconds"
+        ) from error
+
+
+def _refuse(message: Open, origin: Link, error: Exception, blame: int | None = None) -> None:
+    """Answer an Open that is not carried out."""
+    code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
+    said = str(error) or type(error).__name__
+    try_send(origin, Fault(message.session, message.epoch, message.hop, code, said, blame))
 
 
 def _describe(
