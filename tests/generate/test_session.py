@@ -252,7 +252,7 @@ def test_a_busy_hop_refuses_and_nothing_stays_leased(folder: Path, greedy: list[
             await asyncio.sleep(1)  # virtual: what is on its way arrives
             assert leased(swarm)[0] == leased(swarm)[2] == 0
             for stranger in strangers:
-                host.close(stranger.session)
+                host.close(stranger.session, a_link.peer)
             await all_free(swarm)
             assert await ids_of(swarm, PROMPT, GREEDY, path=path) == greedy
 
