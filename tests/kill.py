@@ -12,7 +12,7 @@ import pytest
 
 from manyhands.config import RequestConfig
 from manyhands.core import SamplingParams
-from manyhands.generate.speculate import Drafter
+from manyhands.generate.draft import Drafter
 from manyhands.node import Node
 from manyhands.origin import Answer, OriginModel
 from manyhands.testing.clock import run_virtual

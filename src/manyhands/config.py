@@ -14,6 +14,7 @@ from manyhands.errors import BadRequest
 
 SCOPES = ("off", "lan", "trusted", "public")
 DIRECTORIES = ("gossip", "dht", "static")
+DRAFTS = ("auto", "off")
 
 
 def home_from_env() -> Path:
@@ -86,6 +87,9 @@ class RequestConfig:
     # Keep a shadow of every hop where a node outside the route can be one: it costs that node a cache and one step in 16
     # tokens, and makes a repair a matter of one short step.
     shadow: bool = False
+    # Whether to guess tokens and let the route check several at once: "auto", as far as measurement says that it pays, or
+    # "off". The text is the same.
+    draft: str = "auto"
     # Positions per prefill frame: large enough to fill the device, small enough to overlap on several hops.
     prefill_chunk: int = 256
     # Steps that may be on the way to one hop without having been computed (credits), and bytes of one frame.
@@ -100,6 +104,8 @@ class RequestConfig:
             value = getattr(self, field_.name)
             if field_.name.endswith("_s") and not 0 < value < math.inf:
                 raise BadRequest(f"{field_.name} is {value}; it must be more than 0 seconds")
+        if self.draft not in DRAFTS:
+            raise BadRequest(f"draft is {self.draft!r}; it is one of {', '.join(DRAFTS)}")
         if not 1 <= self.overdue_factor < math.inf:
             raise BadRequest(f"overdue_factor is {self.overdue_factor}; it must be at least 1")
 

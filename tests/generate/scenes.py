@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 
 from manyhands.core import SamplingParams
+from manyhands.generate.draft import Drafter, NoDrafter
 from manyhands.generate.sample import Sampler
-from manyhands.generate.speculate import Drafter, NoDrafter
 from manyhands.origin import Token
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
@@ -37,24 +37,24 @@ HOT = SamplingParams(
 )
 
 
-class Oracle:
+class Oracle(NoDrafter):
     """Drafts what will be drawn: `depth` tokens, the first of them wrong if `spoil` says so for that position."""
 
     def __init__(self, ids: Sequence[int], depth: int, spoil: Callable[[int], bool] = lambda _: False) -> None:
         self._ids, self._depth, self._spoil = tuple(ids), depth, spoil
 
-    def propose(self, ids: Sequence[int]) -> Sequence[int]:
+    def propose(self, ids: Sequence[int], most: int) -> Sequence[int]:
         drafts = self._ids[len(ids) : len(ids) + self._depth]
         return [(i + 1) % 256 if self._spoil(len(ids) + at) else i for at, i in enumerate(drafts)]
 
 
-class Restless:
+class Restless(NoDrafter):
     """Right, wrong, absurd and no drafts at all, of changing depth."""
 
     def __init__(self, ids: Sequence[int], seed: int) -> None:
         self._ids, self._random = tuple(ids), Random(seed)
 
-    def propose(self, ids: Sequence[int]) -> Sequence[int]:
+    def propose(self, ids: Sequence[int], most: int) -> Sequence[int]:
         right = self._ids[len(ids) : len(ids) + self._random.randrange(9)]
         return [i if self._random.random() < 0.8 else self._random.choice([0, 255, -1, 1 << 40]) for i in right]
 

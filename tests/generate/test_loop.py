@@ -8,6 +8,7 @@ import pytest
 
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, PathKind, SamplingParams
+from manyhands.generate.draft import NoDrafter
 from tests.generate.scenes import (
     GREEDY,
     HOT,
@@ -185,8 +186,8 @@ def test_deterministic_switches_every_processor_off(folder: Path) -> None:
 def test_a_drafter_that_fails_ends_its_own_answer(folder: Path, greedy: list[int]) -> None:
     """Its error is that request's; the node and the others go on."""
 
-    class Broken:
-        def propose(self, ids: object) -> list[int]:
+    class Broken(NoDrafter):
+        def propose(self, ids: object, most: int) -> list[int]:
             raise RuntimeError("no idea")
 
     async def main() -> None:

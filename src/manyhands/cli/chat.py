@@ -54,6 +54,7 @@ def chat(
     dtype: options.DType = "bf16",
     path: options.Path_ = "ring",
     ends: options.Ends = "origin",
+    draft: options.Draft = "auto",
     threads: options.Threads = None,
 ) -> None:
     """Talk with a model: with --ticket this machine is the origin, else a gateway is asked."""
@@ -79,10 +80,10 @@ def chat(
         async def source() -> "AsyncIterator[Source]":
             from manyhands.cli.chat_source import OriginSource
 
-            async with swarm_origin(model, ticket, precision, at, threads) as origin:
+            async with swarm_origin(model, ticket, precision, at, threads, options.draft_of(draft)) as origin:
                 yield OriginSource(origin, model, params, kind)
     else:
-        if idle := sorted(given & {"ticket", "dtype", "ends", "threads"}):
+        if idle := sorted(given & {"ticket", "dtype", "ends", "threads", "draft"}):
             raise BadRequest(
                 f"--{idle[0]} is for an origin of one's own: leave it out, or leave --api out and give --ticket"
             )

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ def infer(
     dtype: options.DType = "bf16",
     path: options.Path_ = "ring",
     ends: options.Ends = "origin",
+    draft: options.Draft = "auto",
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
@@ -49,24 +51,17 @@ def infer(
         stop=stop,
     )
     precision, at, kind = options.precision_of(dtype), options.ends_of(ends), options.path_of(path)
-    options.run(_infer(model, prompt, ticket, params, precision, kind, at, threads, as_json))
+    made = swarm_origin(model, ticket, precision, at, threads, options.draft_of(draft))
+    options.run(_infer(made, prompt, params, kind, as_json))
 
 
 async def _infer(
-    model: str,
-    prompt: str,
-    ticket: str,
-    params: SamplingParams,
-    precision: Precision,
-    path: PathKind,
-    ends: EndsAt,
-    threads: int | None,
-    as_json: bool,
+    made: AbstractAsyncContextManager["Origin"], prompt: str, params: SamplingParams, path: PathKind, as_json: bool
 ) -> None:
     from manyhands.cli.show import print_figures, print_json, show_answer
 
     began = time.monotonic()
-    async with swarm_origin(model, ticket, precision, ends, threads) as origin:
+    async with made as origin:
         load_s = time.monotonic() - began
         answer = origin.answer(origin.request(prompt, params))
         await show_answer(origin, answer, as_json=as_json, path=path)
@@ -78,7 +73,7 @@ async def _infer(
 
 @asynccontextmanager
 async def swarm_origin(
-    model: str, ticket_text: str, precision: Precision, ends: EndsAt, threads: int | None
+    model: str, ticket_text: str, precision: Precision, ends: EndsAt, threads: int | None, draft: str
 ) -> AsyncIterator["Origin"]:
     """An origin in this process that asks the nodes of a ticket, and those that they know.
 
@@ -106,7 +101,7 @@ async def swarm_origin(
     again = None if folder_named(model) else fetch
     device = Device.start(threads)
     try:
-        async with visitor(ticket, found.swarm, found.request) as member:
+        async with visitor(ticket, found.swarm, replace(found.request, draft=draft)) as member:
             await member.call()
             addrs, directory = list(ticket.addresses), member.directory
 

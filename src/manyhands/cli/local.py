@@ -59,6 +59,7 @@ def local(
     dtype: options.DType = "bf16",
     path: options.Path_ = "ring",
     ends: options.Ends = "origin",
+    draft: options.Draft = "auto",
     threads: options.Threads = None,
     api: gateway.Api = "",
     insecure: gateway.Insecure = False,
@@ -103,6 +104,7 @@ def local(
         bool(faults),
         fallback,
         shadow,
+        options.draft_of(draft),
         MAX_RUNNING if api else None,
     )
     options.run(
@@ -155,6 +157,7 @@ class LocalPlan:
     is_faulty: bool = False
     fallback: bool = False
     shadow: bool = False
+    draft: str = "auto"
     max_sessions: int | None = None  # of each node, where it is not the default
 
 
@@ -238,7 +241,7 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
     extra = ("--max-sessions", str(plan.max_sessions)) if plan.max_sessions is not None else ()
     what = NodeOptions(str(folder), plan.precision, plan.ends == "edges", plan.threads, plan.spares, module, extra)
     try:
-        request = replace(options.settings().request, shadow=plan.shadow)
+        request = replace(options.settings().request, shadow=plan.shadow, draft=plan.draft)
         async with (
             node_processes(spans, what, ticket) as running,
             tls_node(ticket, None, is_ephemeral=True, request=request) as node,

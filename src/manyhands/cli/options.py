@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
+from manyhands.config import DRAFTS
 from manyhands.config_file import Settings, read_settings
 from manyhands.core import PRECISIONS, EndsAt, PathKind, Precision, SamplingParams
 from manyhands.errors import BadRequest
@@ -29,6 +30,7 @@ Path_ = Annotated[str, typer.Option("--path", help="ring: hop to hop; star: each
 Shadow = Annotated[
     bool, typer.Option("--shadow", help="Spare nodes follow the request, so that a repair takes one short step.")
 ]
+Draft = Annotated[str, typer.Option("--draft", help="Guess tokens and check several at once: auto, or off.")]
 Ends = Annotated[str, typer.Option("--ends", help="Where embedding and head are: origin, or edges (first, last hop).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Ticket = Annotated[str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="The swarm's ticket (mh1...).")]
@@ -56,9 +58,14 @@ CONFIGURED: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "up": {**_MEMBER, "api": ("api", "listen"), "dtype": ("node", "dtype"), "directory": ("swarm", "directory")},
     "join": {**_MEMBER, "ticket": ("swarm", "ticket")},
     "serve": _HOST,
-    "infer": _ORIGIN,
-    "chat": _ORIGIN,
-    "local": {"dtype": ("node", "dtype"), "threads": ("node", "threads"), "shadow": ("request", "shadow")},
+    "infer": {**_ORIGIN, "draft": ("request", "draft")},
+    "chat": {**_ORIGIN, "draft": ("request", "draft")},
+    "local": {
+        "dtype": ("node", "dtype"),
+        "threads": ("node", "threads"),
+        "shadow": ("request", "shadow"),
+        "draft": ("request", "draft"),
+    },
     "plan": {"memory": ("node", "memory"), "dtype": ("node", "dtype")},
     "status": _GATEWAY,
     "jobs": _GATEWAY,
@@ -105,6 +112,12 @@ def ends_of(text: str) -> EndsAt:
     if text not in ("origin", "edges"):
         raise BadRequest(f"--ends is {text!r}; it is origin or edges")
     return text  # type: ignore[return-value]
+
+
+def draft_of(text: str) -> str:
+    if text not in DRAFTS:
+        raise BadRequest(f"--draft is {text!r}; it is one of {', '.join(DRAFTS)}")
+    return text
 
 
 def sampling_of(**values: Any) -> SamplingParams:

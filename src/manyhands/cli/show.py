@@ -61,10 +61,20 @@ def print_figures(answer: Answer, load_s: float) -> None:
         f"{speed:.1f} tokens/s" if speed else "",
         f"first after {answer.timings.ttft_s:.3f} s" if answer.timings.ttft_s is not None else "",
         f"loaded in {load_s:.1f} s",
+        _drafted(answer),
         f"exactness {answer.exactness}",
         f"finish: {answer.finish_reason}",
     ]
     typer.secho(" · ".join(p for p in parts if p), dim=True, err=True)
+
+
+def _drafted(answer: Answer) -> str:
+    """What drafting won, or why it is off, in a few words; "" if it had nothing to say."""
+    drafting = answer.drafting
+    if drafting.accepted:
+        each = drafting.tokens_per_traversal
+        return f"{drafting.accepted} of {drafting.drafted} drafts accepted, {each:.2f} tokens a traversal"
+    return ""
 
 
 def as_object(answer: Answer, load_s: float) -> dict[str, Any]:
@@ -82,6 +92,7 @@ def as_object(answer: Answer, load_s: float) -> dict[str, Any]:
             "completion_tokens": len(answer.token_ids),
             "total_tokens": len(answer.prompt) + len(answer.token_ids),
         },
+        "drafting": {**asdict(answer.drafting), "tokens_per_traversal": _rounded(answer.drafting.tokens_per_traversal)},
         "repairs": [_rounded_floats(asdict(repair)) for repair in answer.repairs],
         "events": [asdict(event) for event in answer.events],
         "timings": {

@@ -18,11 +18,12 @@ import torch
 from manyhands.config import RequestConfig
 from manyhands.core import FinishReason, SamplingParams
 from manyhands.errors import Corruption, PipelineStalled, ProtocolError
+from manyhands.generate.draft import Drafter, Drafting
 from manyhands.generate.heal import Healer
 from manyhands.generate.pace import Pace
 from manyhands.generate.sample import Drawn, Sampler
 from manyhands.generate.session import HopLost, Session
-from manyhands.generate.speculate import Drafter, verify
+from manyhands.generate.speculate import verify
 from manyhands.generate.turn import EndsHost
 from manyhands.wire.message import Content, Payload, Step
 from manyhands.wire.tensor import decode_tensor
@@ -63,11 +64,10 @@ class Generation:
         self._request, self._drafter, self._healer, self._config = request, drafter, healer, config
         self.ledger: list[int] = list(request.prompt)
         self.finish_reason: FinishReason | None = None
-        self.windows = 0
-        self.drafted = 0
-        self.accepted = 0
+        self.drafting = Drafting()
         self._pace = Pace(config)
         self._bounds = RowBounds()  # of what the last hop sends
+        self._sent_at: float | None = None  # when the window was sent; None for a prefill, and after a disturbance
         self._reached = 0  # positions whose results, or the news of them, came back
         self._moved_at = self._asked_at = (
             0.0  # when the last of them came; when that was last waited for or looked into
@@ -127,12 +127,14 @@ class Generation:
     def _send_window(self, drafts: Sequence[int], payload: Payload | None) -> None:
         position = len(self.ledger) - 1
         self._send(position, [self.ledger[-1], *drafts], position, payload)
+        self._sent_at = asyncio.get_running_loop().time()
 
     async def _next_window(self, drafts: Sequence[int]) -> tuple[list[Drawn], Sequence[int], Payload | None]:
         """As _advance; lost hops are replaced meanwhile, and the window is sent again."""
         while True:
             try:
                 if self._session.leaving:
+                    self._sent_at = None
                     await self._healer.hand_over(self._committed)
                 if self._session.has_detour and (start := await self._healer.rewire(self._committed)) is not None:
                     await self._send_known(start, drafts)
@@ -162,6 +164,7 @@ class Generation:
                 self._session.shadows.feed_first(shadow, position, ids, payload)
 
     async def _repair(self, drafts: Sequence[int]) -> None:
+        self._sent_at = None
         committed = self._committed
         at_token = len(self.ledger) - len(self._request.prompt)
         await self._send_known(await self._healer.repair(committed, at_token), drafts)
@@ -169,13 +172,16 @@ class Generation:
     async def _advance(self, drafts: Sequence[int]) -> tuple[list[Drawn], Sequence[int], Payload | None]:
         """Wait for the rows of the window sent, commit what they say, and prepare the next one (not sent yet)."""
         rows = await self._rows(1 + len(drafts))
-        self.windows += 1
+        self.drafting.windows += 1
+        took_s = None if self._sent_at is None else asyncio.get_running_loop().time() - self._sent_at
         proposal: list[Sequence[int]] = [()]
         drawn: list[Drawn] = []
 
         def decide(logits_TV: torch.Tensor) -> list[int]:
             drawn.extend(self._decide(rows, logits_TV, drafts))
             self._commit(drawn, drafts)
+            self._drafter.note([each.token for each in drawn], took_s)
+            self.drafting.verdict = self._drafter.verdict
             proposal[0] = self._propose()
             return [self.ledger[-1], *proposal[0]]
 
@@ -203,13 +209,13 @@ class Generation:
         stop = next((i for i, d in enumerate(drawn) if self._sampler.is_stop_id(d.token)), len(drawn) - 1)
         del drawn[stop + 1 :]
         self.ledger.extend(d.token for d in drawn)
-        self.drafted += len(drafts)
-        self.accepted += max(0, len(drawn) - 1)
+        self.drafting.drafted += len(drafts)
+        self.drafting.accepted += max(0, len(drawn) - 1)
 
     def _propose(self) -> Sequence[int]:
-        """Drafts for the next window: tokens that exist, and never so many that it would leave the lease."""
-        room = self._request.capacity - len(self.ledger)
-        drafts = self._drafter.propose(self.ledger)[: max(0, room - 1)]
+        """Drafts for the next window: tokens that exist, no more than a decode window and the lease hold."""
+        most = max(0, min(self._request.capacity - len(self.ledger), WINDOW_ROWS) - 1)
+        drafts = self._drafter.propose(self.ledger, most)[:most]
         return list(takewhile(lambda i: 0 <= i < self._sampler.vocab_size, drafts))
 
     def _check_shape(self, content: Content, payload: Payload) -> None:

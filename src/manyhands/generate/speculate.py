@@ -1,21 +1,10 @@
-"""Drafts and their verification. Pure. Plain decoding is a window without drafts."""
+"""The verification of drafts. Pure. Plain decoding is a window without drafts."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from torch import Tensor
 
 from manyhands.generate.sample import Drawn, Sampler
-
-
-class Drafter(Protocol):
-    def propose(self, ids: Sequence[int]) -> Sequence[int]:
-        """Guesses of the tokens that follow `ids` (prompt and committed), possibly none. Any guess is safe."""
-
-
-class NoDrafter:
-    def propose(self, ids: Sequence[int]) -> Sequence[int]:
-        return ()
 
 
 def verify(

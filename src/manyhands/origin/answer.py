@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from manyhands.core import Exactness, FinishReason, Precision, SamplingParams
+from manyhands.generate.draft import Drafting
 from manyhands.generate.repair import Event, Repair
 from manyhands.generate.session import Session
 from manyhands.route.search import Offer
@@ -54,3 +55,4 @@ class Answer:
     events: list[Event] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     timings: Timings = field(default_factory=Timings)
+    drafting: Drafting = field(default_factory=Drafting)

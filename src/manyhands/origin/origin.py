@@ -8,12 +8,13 @@ from typing import Any
 
 from manyhands.core import Exactness, NodeAddr, NodeId, PathKind, SamplingParams, Span
 from manyhands.errors import BadRequest, Busy, ContextOverflow, ShardUnavailable
+from manyhands.generate.depth import Acceptance
+from manyhands.generate.draft import Drafter, NoDrafter, SuffixDrafter
 from manyhands.generate.heal import Healer
 from manyhands.generate.hop import Lease
 from manyhands.generate.loop import Generation, Request
 from manyhands.generate.sample import Constraint, Sampler
 from manyhands.generate.session import Session
-from manyhands.generate.speculate import Drafter, NoDrafter
 from manyhands.generate.turn import EndsHost
 from manyhands.model.prove import UNPROVEN
 from manyhands.node import Node
@@ -42,6 +43,7 @@ class Origin:
         self.routes = Routes(node, model, addrs, directory)
         self.last_resort: Offer | None = None
         self.waiting = RoomQueue()
+        self._acceptance = Acceptance()  # of drafts, over all requests
         self._ends = None if model.ends is None else EndsHost(model.ends, device)
         if self._ends is not None:
             node.start(self._ends.run())
@@ -92,6 +94,7 @@ class Origin:
     ) -> AsyncGenerator[Token, None]:
         """Generate; yields tokens, fills `answer`. Close the generator (or let it end) to free the session.
 
+        `drafter` guesses tokens; None: the one that the node's configuration names (`request.draft`).
         `constraint` says which tokens may be drawn; `marks` are special tokens that shall appear in the text.
         """
         request = Request(answer.prompt, answer.params)
@@ -102,7 +105,7 @@ class Origin:
         answer.timings.open_s = time.monotonic() - began
         answer.exactness = self._exactness(session)
         try:
-            async for token in self._tokens(session, sampler, request, answer, drafter or NoDrafter(), marks or {}):
+            async for token in self._tokens(session, sampler, request, answer, drafter or self.drafter(), marks or {}):
                 now = time.monotonic()
                 answer.timings.first_at = answer.timings.first_at or now
                 answer.timings.ttft_s = answer.timings.first_at - began
@@ -113,6 +116,11 @@ class Origin:
             self.routes.learn(session)
             self.node.close_session(session)
             self.waiting.released()
+
+    def drafter(self, mode: str = "") -> Drafter:
+        """A drafter for one request: `mode` is one of config.DRAFTS, "" as the node's configuration says."""
+        mode = mode or self.node.request.draft
+        return SuffixDrafter(self._acceptance) if mode == "auto" else NoDrafter()
 
     async def _open(self, route: Sequence[Offer] | None, lease: Lease) -> tuple[tuple[Offer, ...], Session]:
         """Open a session on `route`, or on the best one whose nodes all have room: a full node is passed over (HN-32).
@@ -164,6 +172,7 @@ class Origin:
         healer = Healer(session, self.routes, self.node.request, self.last_resort, self.node.watch.late_s)
         answer.repairs, answer.events = healer.repairs, healer.events
         generation = Generation(session, self._ends, sampler, request, drafter, healer, self.node.request)
+        answer.drafting = generation.drafting
         eos = frozenset[int]() if params.ignore_eos else model.eos_ids
         detokenizer = Detokenizer(model.tokenizer, params.stop, params.stop_ids, eos, request.prompt, marks)
         tokens = generation.tokens()
