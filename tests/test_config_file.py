@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from manyhands.cli import app
 from manyhands.cli.connect import policy_of
 from manyhands.cli.options import CONFIGURED
-from manyhands.config import SCOPES, SwarmConfig, WorkerConfig
+from manyhands.config import SCOPES, RequestConfig, SwarmConfig, WorkerConfig
 from manyhands.config_file import _KINDS, NAME, SECTIONS, _checked, find_file, read_file, read_settings, variable
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest
@@ -234,3 +234,14 @@ def test_whom_links_let_in() -> None:
 
 def test_scopes_are_those_of_the_swarm() -> None:
     assert set(SCOPES) == set(record.SCOPES)
+
+
+def test_a_window_that_no_hop_grants_is_refused_at_start() -> None:
+    assert RequestConfig(window=64).window == 64
+    with pytest.raises(BadRequest, match="window is 65 steps; hops grant at most 64"):
+        RequestConfig(window=65)
+
+
+def test_draft_is_one_of_its_values() -> None:
+    with pytest.raises(BadRequest, match="draft is 'always'; it is one of auto, off"):
+        RequestConfig(draft="always")

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from manyhands.core import NodeAddr, Span
+from manyhands.core import MAX_WINDOW, NodeAddr, Span
 from manyhands.errors import BadRequest
 
 SCOPES = ("off", "lan", "trusted", "public")
@@ -100,6 +100,8 @@ class RequestConfig:
         for name in ("window", "frame_bytes", "prefill_chunk", "max_repairs"):
             if getattr(self, name) < (name != "max_repairs"):
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least {int(name != 'max_repairs')}")
+        if self.window > MAX_WINDOW:
+            raise BadRequest(f"window is {self.window} steps; hops grant at most {MAX_WINDOW}: lower it")
         for field_ in fields(self):
             value = getattr(self, field_.name)
             if field_.name.endswith("_s") and not 0 < value < math.inf:

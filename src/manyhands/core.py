@@ -16,7 +16,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NewType
+from typing import Final, Literal, NewType
 
 from manyhands.errors import BadRequest, CutError
 
@@ -32,6 +32,8 @@ Exactness = Literal["E0", "E1", "E2"]
 FinishReason = Literal["stop", "length"]
 
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32", "fp16", "int8")
+# Steps that may be under way to one hop without having been computed: the most that a request may ask for.
+MAX_WINDOW: Final = 64
 ORIGIN_HOP = 255  # the hop index that means "the origin"; a route has at most 255 hops
 
 

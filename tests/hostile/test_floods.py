@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from manyhands.config import RequestConfig
-from manyhands.core import ORIGIN_HOP, NodeAddr, PathKind, SessionId, Span
+from manyhands.core import MAX_WINDOW, ORIGIN_HOP, NodeAddr, PathKind, SessionId, Span
 from manyhands.errors import Busy
 from manyhands.generate.hop import Lease
 from manyhands.generate.session import Session
@@ -17,7 +17,7 @@ from manyhands.net.transport import Link
 from manyhands.node import Node
 from manyhands.testing.swarm import memory_node
 from manyhands.testing.tiny import make_tiny
-from manyhands.wire.credit import MAX_WINDOW, Credits
+from manyhands.wire.credit import Credits
 from manyhands.wire.message import Close, Credit, Fault, Feed, Message, Open, Opened, Payload, Step
 from manyhands.worker.worker import MAX_DIALS, MAX_DIALS_PER_PEER, Worker
 from tests.generate.test_session import ORIGIN, star_hop

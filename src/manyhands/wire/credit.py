@@ -7,8 +7,6 @@ has granted, and a Step for which it holds no credit was not sent by the rules.
 
 from typing import Final
 
-# Steps that a window may have: what an Open may ask for, and so what may wait for one place.
-MAX_WINDOW: Final = 64
 # Steps computed before their credits go back together: at most half the window, so that the sender never waits for them.
 BATCH: Final = 8
 

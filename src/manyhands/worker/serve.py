@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from manyhands.config import WorkerConfig
-from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo, SpanLoad
+from manyhands.core import MAX_WINDOW, ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo, SpanLoad
 from manyhands.errors import (
     BadRequest,
     Busy,
@@ -23,7 +23,6 @@ from manyhands.errors import (
     WeightsMismatch,
 )
 from manyhands.net.transport import Link, betters, try_send
-from manyhands.wire.credit import MAX_WINDOW
 from manyhands.wire.message import Fault, Feed, Open, Probe, Step
 from manyhands.worker.engine import Engine
 from manyhands.worker.execute import Device, Draws, SpanModel
