@@ -162,8 +162,9 @@ class Plan:
         constraint = await self.voices.compile(self.voice, made)
         shown = made.functions or self.thinking is not None
         marks = {token: text for text, token in self.voice.speaker.special.items()} if shown else {}
-        path = made.given.get("path") or made.given.get("manyhands", {}).get("path", "ring")
-        ask = Ask(made.model, api, self.prompt, params, caller, path, constraint, entry, marks)
+        ours = made.given.get("manyhands", {})
+        path, draft = made.given.get("path") or ours.get("path", "ring"), ours.get("draft", "")
+        ask = Ask(made.model, api, self.prompt, params, caller, path, constraint, entry, marks, draft)
         return ask, Choice(self)
 
 

@@ -85,8 +85,14 @@ class Common(TypedDict):
         Annotated[
             Extension,
             Shown(
-                "`path` (ring, star), `dtype` (must be what is served), `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`",
-                [{"path": "star"}, {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}, {"ignore_eos": True}],
+                "`path` (ring, star), `dtype` (must be what is served), `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, "
+                "`draft` (auto, off: [drafting](speculation.md))",
+                [
+                    {"path": "star"},
+                    {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1},
+                    {"ignore_eos": True},
+                    {"draft": "off"},
+                ],
                 [{"path": "x"}, {"hops": 3}, {"dtype": "int8"}],
             ),
         ]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyhands.api.choice import Choice, Delta
-from manyhands.api.jobs import timings_object
+from manyhands.api.jobs import drafting_object, timings_object
 from manyhands.api.logprobs import Spelling, chat_logprobs, text_logprobs
 from manyhands.route.search import Offer
 from manyhands.text.tools import CallArguments, CallStart, Content
@@ -146,6 +146,7 @@ def extension(choice: Choice) -> Object:
             {"at_token": r.at_token, "lost": list(r.lost), "ms": round(r.total_s * 1e3, 1)} for r in job.repairs
         ],
         "timings": timings_object(job),
+        "drafting": drafting_object(job),
     }
 
 

@@ -22,6 +22,7 @@ from manyhands.api.waterfall import Turn, Waterfall
 from manyhands.config import LimitsConfig
 from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
 from manyhands.errors import Forbidden, ManyhandsError, NotFound, RateLimited
+from manyhands.generate.draft import Drafting
 from manyhands.generate.hop import Hop
 from manyhands.generate.repair import Event, Repair
 from manyhands.generate.sample import Constraint
@@ -89,6 +90,7 @@ class Ask:
     constraint: Constraint | None = None  # text/grammar.py
     entry: Entry | None = None  # None: not charged yet
     marks: Mapping[int, str] = field(default_factory=dict)  # special tokens that shall appear in the text
+    draft: str = ""  # one of config.DRAFTS; "": as the node's configuration says
 
 
 @dataclass(slots=True)
@@ -109,6 +111,7 @@ class Job:
     queue_s: float | None = None  # None: not admitted yet
     completion_tokens: int = 0
     timings: Timings = field(default_factory=Timings)
+    drafting: Drafting = field(default_factory=Drafting)
     session: str | None = None
     route: tuple[Offer, ...] = ()
     hops: tuple[Offer, ...] = ()
@@ -153,7 +156,10 @@ class Run:
     async def tokens(self) -> AsyncGenerator[Token, None]:
         """The tokens, to be pulled once. Raises what refuses or ends the session (errors.py)."""
         ask = self._ask
-        tokens = self.origin.stream(self.answer, path=ask.path, constraint=ask.constraint, marks=ask.marks)
+        drafter = self.origin.drafter(ask.draft)
+        tokens = self.origin.stream(
+            self.answer, path=ask.path, drafter=drafter, constraint=ask.constraint, marks=ask.marks
+        )
         async with aclosing(tokens) as stream:
             try:
                 async for token in stream:
@@ -207,7 +213,7 @@ class Run:
         """Copy what may be told from the answer, and tell of new events."""
         job, answer = self.job, self.answer
         job.route, job.exactness, job.finish_reason = answer.route, answer.exactness, answer.finish_reason
-        job.timings, job.repairs = answer.timings, answer.repairs
+        job.timings, job.repairs, job.drafting = answer.timings, answer.repairs, answer.drafting
         if (session := answer.session) is not None:
             job.liars = len(session.liars)
             if session.route.hops is not self._hops:  # a new route is a new list

@@ -56,6 +56,7 @@ def job_object(job: Job) -> JobObject:
         "route": [hop_object(offer) for offer in job.route],
         "hops": [hop_object(offer) for offer in job.hops],
         "timings": timings_object(job),
+        "drafting": drafting_object(job),
         "repairs": [_plain(repair) for repair in job.repairs],
         "events": events,
         "reshard_events": [e for e in events if e["kind"] in ("shard_failover", "reshard")],
@@ -79,6 +80,12 @@ def timings_object(job: Job) -> JobObject:
         "per_token": job.waterfall.mean(),
         "hops": job.waterfall.hops(),
     }
+
+
+def drafting_object(job: Job) -> JobObject:
+    """What drafting did in a job, and whether it pays (docs/speculation.md)."""
+    each = job.drafting.tokens_per_traversal
+    return {**asdict(job.drafting), "tokens_per_traversal": _rounded(each)}
 
 
 def in_ms(seconds: float | None) -> float | None:

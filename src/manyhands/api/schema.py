@@ -192,6 +192,7 @@ class Extension(TypedDict, total=False):
     min_p: Annotated[float, Limits(ge=0, le=1)]
     repetition_penalty: Annotated[float, Limits(ge=0.001, le=1000)]
     ignore_eos: bool
+    draft: Literal["auto", "off"]
 
 
 class StreamOptions(TypedDict, total=False):
