@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test check bench format clean
+.PHONY: setup demo test test-avx2 check bench format clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: requirements.lock pyproject.toml setup.py $(wildcard src/manyhands/*/native/*)
@@ -19,6 +19,14 @@ demo: setup
 # Two processes share the tests, in halves of the list; who is done first takes from the other's end.
 test: setup
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# The default precision on CPUs without AVX-512: the same libraries held to AVX2, and the paths that a first user takes.
+test-avx2: export ONEDNN_MAX_CPU_ISA = AVX2
+test-avx2: export ATEN_CPU_CAPABILITY = avx2
+test-avx2: setup
+	$(BIN)/pytest tests/model/test_linear.py
+	$(BIN)/pytest tests/model/test_exactness.py -k "bf16 and (gemma2 or gpt_oss or qwen3_moe) and (cut or chunks or strangers)"
+	$(BIN)/manyhands demo --max-tokens 60
 
 check: setup
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from manyhands.core import Span
+from manyhands.core import Precision, Span
 from manyhands.errors import CutError, ModelError
 from manyhands.model.partition import (
     ModelFacts,
@@ -17,6 +17,8 @@ from manyhands.model.partition import (
     layer_of,
     longest_run,
     needed_tensors,
+    packed_ends_bytes,
+    packed_layer_bytes,
     span_tensors,
     tensor_bytes,
 )
@@ -130,6 +132,24 @@ def test_bytes_are_exact_per_precision() -> None:
     assert layer_bytes([matrix, vector, head], 2, "fp32") == [0, 264]
     assert layer_bytes([matrix, vector, head], 2, "int8") == [0, 60 + 6 * 4 + 12]
     assert [ends_bytes([matrix, head], p) for p in ("bf16", "fp32", "int8")] == [80, 160, 80]
+
+
+def test_packed_bytes_are_what_memory_holds() -> None:
+    """Where no bf16 is multiplied, matrices are packed as fp32; vectors and the embedding stay; a tied head is packed too."""
+    matrix, vector = Tensor("model.layers.0.w", "BF16", (6, 10)), Tensor("model.layers.0.n", "BF16", (6,))
+    embed, head = Tensor("model.embed_tokens.weight", "BF16", (4, 10)), Tensor("lm_head.weight", "BF16", (4, 10))
+    sizes: list[tuple[Precision, int, int]] = [("bf16", 132, 252), ("fp32", 264, 264), ("int8", 96, 96)]
+    for precision, narrow, wide in sizes:
+        for widened, want in [(False, narrow), (True, wide)]:
+            assert packed_layer_bytes([matrix, vector, head], 1, precision, widened=widened) == [want]
+    for tensors, widened, want in [
+        ([embed, head], False, 160),
+        ([embed, head], True, 240),
+        ([embed], False, 160),
+        ([embed], True, 240),
+    ]:
+        assert packed_ends_bytes(tensors, "bf16", widened=widened) == want
+        assert packed_ends_bytes(tensors, "int8", widened=widened) == want, "the ends stay bf16"
 
 
 def test_integers_keep_their_size() -> None:

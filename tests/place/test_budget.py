@@ -26,7 +26,12 @@ def test_weights_and_cache_count_to_the_byte() -> None:
 
 
 def test_what_weights_leave_is_for_the_caches() -> None:
-    assert budget(300).cache_bytes([Span(0, 1), Span(3, 4)]) == 50 * MB
+    mine, held = budget(300), [Span(0, 1), Span(3, 4)]
+    assert mine.log_bytes(held) == 25 * MB, "a quarter of what weights leave"
+    assert mine.log_bytes(held, 7) == 7 and budget(240).log_bytes(held) == 0, (
+        "no more than is wanted; no cache that is needed"
+    )
+    assert 2 * mine.cache_bytes(held) + mine.log_bytes(held) == 100 * MB
     assert budget(100).cache_bytes([Span(0, 2)]) == MIN_CACHE_BYTES
 
 
@@ -34,7 +39,7 @@ def test_a_span_that_cannot_be_is_refused() -> None:
     budget(240).check(Span(4, 6))
     with pytest.raises(BadRequest, match="m has layers 0-5"):
         budget(9999).check(Span(4, 7))
-    with pytest.raises(BadRequest, match="layers 0-2 of m take 660 MB, --memory is 540 MB: give more, or fewer"):
+    with pytest.raises(BadRequest, match="layers 0-2 of m take 840 MB, --memory is 720 MB: give more, or fewer"):
         budget(240).check(Span(0, 3))
 
 

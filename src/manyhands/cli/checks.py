@@ -24,7 +24,7 @@ from manyhands.swarm.ticket import Ticket
 Level = Literal["ok", "warn", "fail"]
 DIAL_S = 5.0
 MIN_DISK, GOOD_DISK = 500_000_000, 5_000_000_000
-MIN_MEMORY, GOOD_MEMORY = 600_000_000, 2_000_000_000  # a process takes 0.3 GB before its first layer
+MIN_MEMORY, GOOD_MEMORY = 600_000_000, 2_000_000_000  # a process takes 0.5 GB before its first layer
 GOOD_NOFILE = 1024  # links, relay tunnels and HTTP clients are files each
 EARLIEST_S = 1_760_000_000.0  # October 2025: a clock before it was never set
 
@@ -211,7 +211,7 @@ def check_files(limit: tuple[int, int]) -> Iterator[Check]:
 def check_device(cores: int, load: float) -> Iterator[Check]:
     """Which arithmetic this machine has. Imports torch."""
     try:
-        from manyhands.model.arithmetic import arithmetic_class, instruction_set
+        from manyhands.model.arithmetic import arithmetic_class, instruction_set, widening_note
     except ImportError as error:
         yield Check(
             "device", "fail", f"torch or transformers cannot be imported ({error})", "pip install manyhands again"
@@ -220,6 +220,8 @@ def check_device(cores: int, load: float) -> Iterator[Check]:
     yield Check("device", "ok", f"CPU, {cores} cores, {instruction_set()}; arithmetic {arithmetic_class('bf16')}")
     if instruction_set() in ("default", "sse4_1", "no avx"):
         yield Check("device", "warn", "no AVX2: slow, and other bits than elsewhere", "use a newer machine for layers")
+    if note := widening_note("bf16"):
+        yield Check("device", "warn", note, "give layers in bf16 to machines with AVX-512, or use --dtype int8")
     if load > 2 * cores:
         yield Check(
             "load", "warn", f"{load:.1f} processes want {cores} cores", "steps will be late: give nodes fewer --threads"

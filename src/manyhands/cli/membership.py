@@ -268,6 +268,8 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
 
 
 def _tell_serving(member: "Member", hosting: "Hosting", tell: Teller, why: str, seconds: float) -> None:
+    from manyhands.model.arithmetic import widening_note
+
     for host in hosting.hosts:
         info, layer_s = host.info, member.layer_s[host.info.span]
         text = (
@@ -275,6 +277,8 @@ def _tell_serving(member: "Member", hosting: "Hosting", tell: Teller, why: str, 
             f"  one token takes {layer_s * len(info.span) * 1e3:.1f} ms here ({layer_s * 1e3:.2f} ms a layer), "
             f"peers come to {member.addresses[0]}"
         )
+        if note := widening_note(info.precision):
+            text += f"\n  {note}"
         tell(
             "serving",
             text,

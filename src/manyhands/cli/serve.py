@@ -110,6 +110,7 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
     from manyhands.cli.model import progress_bar
     from manyhands.config import home_from_env
     from manyhands.member.neighbours import reachable
+    from manyhands.model.arithmetic import widening_note
     from manyhands.model.fetch import folder_named, resolve_model
     from manyhands.model.mend import use_fetched
     from manyhands.swarm.ticket import Ticket
@@ -157,6 +158,7 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
                 address=str(addr),
                 node=str(bound.node),
                 model_id=host.info.model,
+                note=widening_note(job.precision),
                 ticket=ticket.encode(),
             )
             # Children of `local` are nobody's to drain by name, and several `local` have nodes of the same names.
@@ -231,6 +233,7 @@ def _say(as_json: bool, event: str, **facts: str) -> None:
         print(json.dumps({"event": event, **facts}), flush=True)
     elif event == "serving":
         print(f"serving {facts['model']} layers {facts['layers']} in {facts['dtype']} at {facts['address']}")
+        print(facts["note"] + "\n" if facts["note"] else "", end="")
         print(f"ticket for other nodes and origins (a password):\n{facts['ticket']}", flush=True)
     else:
         print(event, flush=True)

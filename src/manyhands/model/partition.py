@@ -173,3 +173,33 @@ def tensor_bytes(tensor: Described, precision: Precision) -> int:
     if len(tensor.shape) < 2:
         return count * _SIZES["bf16"]
     return count + 4 * (count // tensor.shape[-1] if tensor.shape[-1] else 0)
+
+
+def packed_layer_bytes(
+    tensors: Iterable[Described], num_layers: int, precision: Precision, *, widened: bool
+) -> list[int]:
+    """Bytes of memory that each layer takes once it is loaded.
+
+    `widened`: this CPU multiplies no bf16, so that matrices of bf16 are packed as fp32 (linear.py: has_bf16_products).
+    """
+    sizes = [0] * num_layers
+    for tensor in tensors:
+        layer = layer_of(tensor.name)
+        if layer is not None and layer < num_layers:
+            sizes[layer] += _packed(tensor, precision, widened=widened)
+    return sizes
+
+
+def packed_ends_bytes(tensors: Iterable[Described], precision: Precision, *, widened: bool) -> int:
+    """Bytes of memory that embedding, final norm and head take once loaded; a tied head is packed beside its embedding."""
+    kept: Precision = "bf16" if precision == "int8" else precision
+    ends = [tensor for tensor in tensors if layer_of(tensor.name) is None and not _UNUSED.search(tensor.name)]
+    roles = [(end_role(tensor.name), tensor) for tensor in ends]
+    head: EndRole = "head" if any(role == "head" for role, _ in roles) else "embed"
+    packed = sum(_packed(tensor, kept, widened=widened) for role, tensor in roles if role == head)
+    return packed + sum(tensor_bytes(tensor, kept) for role, tensor in roles if role != "head")
+
+
+def _packed(tensor: Described, precision: Precision, *, widened: bool) -> int:
+    is_wide = widened and precision == "bf16" and len(tensor.shape) >= 2 and tensor.dtype.startswith(_FLOATS)
+    return math.prod(tensor.shape) * _SIZES["fp32"] if is_wide else tensor_bytes(tensor, precision)

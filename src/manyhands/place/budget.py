@@ -10,6 +10,7 @@ from manyhands.place.shape import ModelShape
 from manyhands.place.strategy import PROCESS_BYTES, size
 
 MIN_CACHE_BYTES: Final = 1 << 20
+LOG_SHARE: Final = 4  # one part in so many of what weights leave may be output logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,15 @@ class Budget:
     with_ends: bool
 
     def cache_bytes(self, held: Collection[Span]) -> int:
-        """For the cache of each of `held`: what their weights leave, shared evenly."""
-        return max(MIN_CACHE_BYTES, self._room(held) // len(held))
+        """For the cache of each of `held`: what their weights and the logs leave, shared evenly."""
+        return max(MIN_CACHE_BYTES, (self._room(held) - self.log_bytes(held)) // len(held))
+
+    def log_bytes(self, held: Collection[Span], most: int = 256 << 20) -> int:
+        """For the output logs of all sessions: at most `most`, and no cache that `tokens` need."""
+        spare = self._room(held) - sum(
+            self.shape.span_bytes(s, self.tokens) - self.shape.span_bytes(s, 0) for s in held
+        )
+        return max(0, min(most, spare, self._room(held) // LOG_SHARE))
 
     def fits(self, span: Span, held: Collection[Span] = ()) -> bool:
         """Whether there is room for `span` beside `held`."""

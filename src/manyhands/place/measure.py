@@ -300,5 +300,9 @@ def _speed_by_bandwidth(shape: ModelShape) -> Speed:
     byte_s = read_s / (4 * buffer.numel())
     weight_s = product_s / 512**3
     layer = max(shape.layer_bytes)
-    row_s = weight_s * layer / (4 if shape.precision == "fp32" else 1 if shape.precision == "int8" else 2)
+    row_s = (
+        weight_s
+        * layer
+        / (4 if shape.precision == "fp32" or shape.is_widened else 1 if shape.precision == "int8" else 2)
+    )
     return Speed(layer * byte_s, row_s, shape.ends_bytes * byte_s + ORIGIN_OVERHEAD_S, HOP_OVERHEAD_S, 1.0, "bandwidth")

@@ -17,8 +17,9 @@ _CONFIG_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """How large a model is at one precision. Bytes: each layer's weights, the ends' weights, cache of one position and
-    layer, one position on the wire. `context`: positions it was built for (0: it does not say)."""
+    """How large a model is at one precision, in this machine's memory. Bytes: each layer's weights, the ends' weights (both
+    as they are packed here), cache of one position and layer, one position on the wire. `context`: positions it was built for
+    (0: it does not say). `is_widened`: bf16 runs in fp32 here, so that weights take twice the bytes."""
 
     name: str
     precision: Precision
@@ -27,6 +28,7 @@ class ModelShape:
     cache_bytes: int
     hidden_bytes: int
     context: int
+    is_widened: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -86,16 +88,21 @@ def _is_whole(folder: Path, tensors: Sequence[Any]) -> bool:
 
 def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], precision: Precision) -> ModelShape:
     """From a parsed config.json and the tensors' names, dtypes and shapes. Raises ModelError."""
-    from manyhands.model.partition import ModelFacts, ends_bytes, layer_bytes
+    from manyhands.model.linear import has_bf16_products
+    from manyhands.model.partition import ModelFacts, packed_ends_bytes, packed_layer_bytes
 
     facts = ModelFacts.from_config(config)
-    layers = layer_bytes(tensors, facts.num_layers, precision)
+    widened = precision in ("bf16", "int8") and not has_bf16_products()
+    layers = packed_layer_bytes(tensors, facts.num_layers, precision, widened=widened)
     if 0 in layers:
         raise ModelError(f"{model}: no tensors of layer {layers.index(0)}: the checkpoint lacks it")
     item = _ITEM_BYTES[precision]
     cache = 2 * _cache_width(config, facts.hidden_size) * item
     hidden = facts.hidden_size * item
-    return ModelShape(model, precision, tuple(layers), ends_bytes(tensors, precision), cache, hidden, facts.context)
+    ends = packed_ends_bytes(tensors, precision, widened=widened)
+    return ModelShape(
+        model, precision, tuple(layers), ends, cache, hidden, facts.context, widened and precision == "bf16"
+    )
 
 
 def _tensors(folder: Path) -> Sequence[Any]:

@@ -83,11 +83,11 @@ class LogBudget:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes  # may be changed; in force at the next note
         self._logs: dict[OutputLog, SessionId] = {}
 
     def __repr__(self) -> str:
-        return f"<LogBudget {self.num_bytes} of {self._limit_bytes} bytes, {len(self._logs)} logs>"
+        return f"<LogBudget {self.num_bytes} of {self.limit_bytes} bytes, {len(self._logs)} logs>"
 
     @property
     def num_bytes(self) -> int:
@@ -106,7 +106,7 @@ class LogBudget:
 
     def enforce(self) -> None:
         """Drop logs until the rest is within the bound."""
-        while self.num_bytes > self._limit_bytes:
+        while self.num_bytes > self.limit_bytes:
             self._greediest().drop()
 
     def _greediest(self) -> OutputLog:

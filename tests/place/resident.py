@@ -1,0 +1,44 @@
+"""A node that uses all that --memory gives it: weights, ends, every cache page, all logs. Prints its resident bytes."""
+
+import json
+import sys
+from pathlib import Path
+
+import manyhands.cli.membership  # what `up` imports
+import manyhands.member.hosting  # noqa: F401
+from manyhands.config import home_from_env
+from manyhands.core import Span
+from manyhands.model.manifest import build_manifest
+from manyhands.origin import OriginModel
+from manyhands.place.budget import Budget
+from manyhands.place.shape import look_up
+from manyhands.worker.execute import SpanModel, computing
+
+CAPACITY = 512  # positions of a session
+
+
+def resident() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+
+def main(folder: Path, memory_bytes: int) -> None:
+    shape = look_up(str(folder), "bf16", home_from_env()).shape
+    span = Span(0, shape.num_layers)
+    budget = Budget(shape, memory_bytes, 4096, with_ends=True)
+    budget.check(span)
+    with computing(1):
+        model = SpanModel(folder, span, "bf16", False, 1, build_manifest(folder))
+        origin = OriginModel(folder, "bf16")
+        caches = []
+        for _ in range(budget.cache_bytes([span]) // (CAPACITY * model.shard.bytes_per_token())):
+            caches.append(model.shard.new_cache(CAPACITY))
+            for tensor in (*caches[-1].keys.values(), *caches[-1].values.values()):
+                tensor.fill_(1)
+        logs = bytearray(b"\1" * budget.log_bytes([span]))
+    told = {"resident": resident(), "caches": len(caches), "logs": len(logs), "layers": origin.num_layers}
+    sys.stdout.write(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
