@@ -13,11 +13,11 @@ from manyhands.member.hosting import Hosting, provider_of
 from manyhands.member.view import missing_spans
 from manyhands.member.weights import kinds_of, weights_in, weights_of
 from manyhands.model.manifest import Silent
-from manyhands.place.strategy import PROCESS_BYTES
+from manyhands.place.strategy import PROCESS_BYTES, size
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.worker.execute import Device
-from tests.members import Town, room_for, spans, town
+from tests.members import TOKENS, Town, room_for, spans, town
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 PROMPT = tuple(range(3, 40))
@@ -467,7 +467,9 @@ def test_the_view_tells_what_is_missing_and_what_is_held_once(stage: Stage) -> N
         hosting = await place.host(0, span=Span(0, 3))
         view = hosting.view()
         line = str(view["missing"])
-        assert "tiny: layers 3-5 are held by nobody: one more machine with 301 MB would" in line
+        needed = PROCESS_BYTES + hosting.weights.shape.span_bytes(Span(3, 6), TOKENS)
+        named = size(needed, is_limit=True)
+        assert f"tiny: layers 3-5 are held by nobody: one more machine with {named} would" in line
         await place.host(1, span=Span(2, 6))
         await until(lambda: not hosting.view()["missing"])
         view = hosting.view()

@@ -9,19 +9,24 @@ import typer
 from typer.testing import CliRunner
 
 from manyhands.cli import plan as command
+from manyhands.core import Span
 from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.place import measure
 from manyhands.place.measure import Speed
+from manyhands.place.shape import look_up
+from manyhands.place.strategy import PROCESS_BYTES
 
+# What the process takes, and a layer of "tales" with its cache, both of which depend on the CPU.
+SHAPE = look_up("tales", "bf16", Path()).shape
 FILE = """
 [[machine]]
 name = "desk"
-memory = "304MB"
+memory = "{desk}"
 layer_ms = 10
 
 [[machine]]
 name = "nas"
-memory = "310MB"
+memory = "{nas}"
 layer_ms = 20
 rtt_ms = 8
 """
@@ -41,8 +46,14 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def machines(tmp_path: Path, text: str = FILE) -> str:
-    (tmp_path / "machines.toml").write_text(text)
+def room(num_layers: int, tokens: int = SHAPE.context, *, with_ends: bool = False) -> str:
+    """Memory for so many layers and half a layer more, as --memory takes it."""
+    cached = SHAPE.span_bytes(Span(0, num_layers), tokens) + SHAPE.layer_bytes[0] // 2
+    return str(PROCESS_BYTES + cached + (SHAPE.ends_bytes if with_ends else 0))
+
+
+def machines(tmp_path: Path, desk: str = room(3, 256, with_ends=True), nas: str = room(9, 256)) -> str:
+    (tmp_path / "machines.toml").write_text(FILE.format(desk=desk, nas=nas))
     return str(tmp_path / "machines.toml")
 
 
@@ -56,12 +67,13 @@ def test_a_what_if_is_compared_with_going_without() -> None:
     said = run("tales", "--memory", "1GB", "--add", "server:64GB@2ms*10")
     assert "server would give" in said and "instead of 8.2" in said
     assert "would not be used" in run("tales", "--memory", "1GB", "--add", "far:64GB@400ms")
-    assert "laptop would make it possible" in run("tales", "--memory", "303MB", "--add", "laptop:1GB@5ms")
-    assert "laptop would not be enough" in run("tales", "--memory", "303MB", "--add", "laptop:302MB@5ms")
+    small = room(1, with_ends=True)
+    assert "laptop would make it possible" in run("tales", "--memory", small, "--add", "laptop:1GB@5ms")
+    assert "laptop would not be enough" in run("tales", "--memory", small, "--add", f"laptop:{room(10)}@5ms")
 
 
 def test_what_is_missing_is_said_plainly() -> None:
-    said = run("tales", "--memory", "305MB")
+    said = run("tales", "--memory", room(5, with_ends=True))
     assert "are held by nobody: one more machine with" in said
 
 
@@ -71,12 +83,13 @@ def test_a_file_of_machines_and_json(tmp_path: Path) -> None:
     assert {hop["machine"] for hop in said["plans"][0]["hops"]} == {"desk", "nas"}
     assert said["machines"][0]["uplink_Bps"] is None and said["missing"] is None
     assert said["plans"][0]["tokens_per_s"] == pytest.approx(1 / said["plans"][0]["token_s"])
-    missing = json.loads(run("tales", "--memory", "305MB", "--json"))["missing"]
-    assert missing["layers"].endswith("-11") and missing["needs_bytes"] > 300e6
+    missing = json.loads(run("tales", "--memory", room(5, with_ends=True), "--json"))["missing"]
+    assert missing["layers"] == "5-11"
+    assert missing["needs_bytes"] == PROCESS_BYTES + SHAPE.span_bytes(Span(5, 12), SHAPE.context)
 
 
 def test_strategies_are_planned_too(tmp_path: Path) -> None:
-    file = machines(tmp_path, FILE.replace("304MB", "2GB").replace("310MB", "1GB"))
+    file = machines(tmp_path, "2GB", "1GB")
     assert "desk 0-5, nas 6-11" in run("tales", "--machines", file, "--strategy", "uniform")
     assert "desk 0-6, nas 7-11" in run("tales", "--machines", file, "--strategy", "capacity")
 

@@ -56,7 +56,9 @@ def test_what_does_not_fit_follows_from_bandwidth(model: Checkpoint, monkeypatch
     speed = measure.measure_speed(model)
     twice = replace(model.shape, layer_bytes=tuple(2 * n for n in model.shape.layer_bytes))
     assert is_plausible(speed) and speed.source == "bandwidth"
-    monkeypatch.setattr(measure, "_paired", lambda *_, **__: (0.01, 0.001))  # what a busy machine measures varies by more
+    monkeypatch.setattr(
+        measure, "_paired", lambda *_, **__: (0.01, 0.001)
+    )  # what a busy machine measures varies by more
     one, two = measure.measure_speed(model), measure.measure_speed(replace(model, shape=twice))
     assert two.layer_s == pytest.approx(2 * one.layer_s) and two.row_s == pytest.approx(2 * one.row_s)
 

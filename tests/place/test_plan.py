@@ -13,6 +13,7 @@ from manyhands.errors import BadRequest, CutError
 from manyhands.place import plan as planning
 from manyhands.place.machines import Fleet, Machine
 from manyhands.place.plan import Plan, Task, advice, evaluate, find_plans, place
+from manyhands.place.strategy import PROCESS_BYTES, size
 from tests.place.fleet import MB, machine, shape, task
 
 
@@ -75,8 +76,10 @@ def test_a_machine_dozes_off_by_and_by(rest_ms: float, times: float) -> None:
 def test_what_is_missing_is_named_with_the_memory_that_would_do() -> None:
     plans = find_plans(task(machine("a", 8), machine("b", 4)))
     assert plans.ranked == () and plans.missing is not None and plans.missing.span == Span(12, 24)
+    assert plans.missing.needs_bytes == PROCESS_BYTES + 1200 * MB
+    named = size(plans.missing.needs_bytes, is_limit=True)
     assert advice(plans) == (
-        "not enough room: layers 12-23 are held by nobody: one more machine with 1.5 GB would complete it"
+        f"not enough room: layers 12-23 are held by nobody: one more machine with {named} would complete it"
     )
     with pytest.raises(BadRequest, match="12-23 are held by nobody"):
         _ = plans.best
@@ -202,4 +205,4 @@ def test_alone_is_found_among_many() -> None:
 
 
 def test_memory_is_in_whole_bytes() -> None:
-    assert machine("a", 1).memory_bytes == 400 * MB
+    assert machine("a", 1).memory_bytes == PROCESS_BYTES + 100 * MB

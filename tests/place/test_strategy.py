@@ -41,12 +41,13 @@ def test_layers_that_fit_count_cache_ends_and_process() -> None:
 
 
 def test_a_budget_too_small_says_what_one_layer_takes() -> None:
-    with pytest.raises(
-        BadRequest, match=r"350 MB of memory holds no layer of m: one takes 100 MB.*give at least 401 MB"
-    ):
-        check_budget(350 * MB, shape(cache_bytes=1000), 1000)
-    with pytest.raises(BadRequest, match=r"give at least 1\.4 GB or use --dtype int8"):
-        check_budget(350 * MB, shape(cache_bytes=1000 * MB), 1)
+    given, needed = PROCESS_BYTES + 50 * MB, PROCESS_BYTES + 101 * MB
+    said = rf"{size(given)} of memory holds no layer of m: one takes 100 MB.*give at least {size(needed)}"
+    with pytest.raises(BadRequest, match=said):
+        check_budget(given, shape(cache_bytes=1000), 1000)
+    needed = PROCESS_BYTES + 1100 * MB
+    with pytest.raises(BadRequest, match=f"give at least {size(needed, is_limit=True)} or use --dtype int8"):
+        check_budget(given, shape(cache_bytes=1000 * MB), 1)
 
 
 @pytest.mark.parametrize("num_bytes, text", [(3.24e9, "3.2 GB"), (12e9, "12 GB"), (5e5, "500 kB"), (7, "7 B")])
