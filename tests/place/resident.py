@@ -6,7 +6,7 @@ from pathlib import Path
 
 import manyhands.cli.membership  # what `up` imports
 import manyhands.member.hosting  # noqa: F401
-from manyhands.config import home_from_env
+from manyhands.config import WorkerConfig, home_from_env
 from manyhands.core import Span
 from manyhands.model.manifest import build_manifest
 from manyhands.origin import OriginModel
@@ -15,6 +15,7 @@ from manyhands.place.shape import look_up
 from manyhands.worker.execute import SpanModel, computing
 
 CAPACITY = 512  # positions of a session
+LOGS = WorkerConfig().log_bytes
 
 
 def resident() -> int:
@@ -31,11 +32,11 @@ def main(folder: Path, memory_bytes: int) -> None:
         model = SpanModel(folder, span, "bf16", False, 1, build_manifest(folder))
         origin = OriginModel(folder, "bf16")
         caches = []
-        for _ in range(budget.cache_bytes([span]) // (CAPACITY * model.shard.bytes_per_token())):
+        for _ in range(budget.cache_bytes([span], LOGS) // (CAPACITY * model.shard.bytes_per_token())):
             caches.append(model.shard.new_cache(CAPACITY))
             for tensor in (*caches[-1].keys.values(), *caches[-1].values.values()):
                 tensor.fill_(1)
-        logs = bytearray(b"\1" * budget.log_bytes([span]))
+        logs = bytearray(b"\1" * budget.log_bytes([span], LOGS))
     told = {"resident": resident(), "caches": len(caches), "logs": len(logs), "layers": origin.num_layers}
     sys.stdout.write(json.dumps(told))
 

@@ -4,13 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manyhands.config import WorkerConfig
 from manyhands.core import Span
 from manyhands.errors import BadRequest
 from manyhands.place.budget import MIN_CACHE_BYTES, Budget
-from manyhands.place.strategy import PROCESS_BYTES
+from manyhands.place.strategy import PROCESS_BYTES, size
 from tests.place.fleet import MB, shape
 
 TOKENS, CACHE = 1000, 20_000  # 20 MB of cache beside the 100 MB of a layer
+LOGS = WorkerConfig().log_bytes
 
 
 def budget(megabytes: int, *, ends_mb: int = 0) -> Budget:
@@ -27,19 +29,20 @@ def test_weights_and_cache_count_to_the_byte() -> None:
 
 def test_what_weights_leave_is_for_the_caches() -> None:
     mine, held = budget(300), [Span(0, 1), Span(3, 4)]
-    assert mine.log_bytes(held) == 25 * MB, "a quarter of what weights leave"
-    assert mine.log_bytes(held, 7) == 7 and budget(240).log_bytes(held) == 0, (
-        "no more than is wanted; no cache that is needed"
-    )
-    assert 2 * mine.cache_bytes(held) + mine.log_bytes(held) == 100 * MB
-    assert budget(100).cache_bytes([Span(0, 2)]) == MIN_CACHE_BYTES
+    assert mine.log_bytes(held, LOGS) == 25 * MB, "a quarter of what weights leave"
+    assert mine.log_bytes(held, 8) == 8, "no more than is wanted"
+    assert budget(240).log_bytes(held, LOGS) == 0, "no cache that is needed"
+    for logs in (0, 8, LOGS, 1000 * LOGS):
+        assert 2 * mine.cache_bytes(held, logs) + mine.log_bytes(held, logs) == 100 * MB
+    assert budget(100).cache_bytes([Span(0, 2)], LOGS) == MIN_CACHE_BYTES
 
 
 def test_a_span_that_cannot_be_is_refused() -> None:
     budget(240).check(Span(4, 6))
     with pytest.raises(BadRequest, match="m has layers 0-5"):
         budget(9999).check(Span(4, 7))
-    with pytest.raises(BadRequest, match="layers 0-2 of m take 840 MB, --memory is 720 MB: give more, or fewer"):
+    needed, held = size(PROCESS_BYTES + 360 * MB), size(PROCESS_BYTES + 240 * MB)
+    with pytest.raises(BadRequest, match=f"layers 0-2 of m take {needed}, --memory is {held}: give more, or fewer"):
         budget(240).check(Span(0, 3))
 
 
@@ -51,4 +54,4 @@ def test_what_fits_has_its_cache(megabytes: int, layers: set[int]) -> None:
         if mine.fits(Span(layer, layer + 1), held):
             held.append(Span(layer, layer + 1))
     if held:
-        assert mine.cache_bytes(held) >= TOKENS * CACHE
+        assert mine.cache_bytes(held, LOGS) >= TOKENS * CACHE

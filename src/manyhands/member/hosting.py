@@ -143,8 +143,9 @@ class Hosting:
     async def _host(self, folder: Path, span: Span) -> SpanHost:
         node = self.member.node
         held = [*self.held, span]
-        node.worker.config = replace(node.worker.config, cache_bytes=self.budget.cache_bytes(held))
-        node.worker.logs.limit_bytes = self.budget.log_bytes(held, node.worker.config.log_bytes)
+        budget, most_logs = self.budget, node.worker.config.log_bytes
+        node.worker.config = replace(node.worker.config, cache_bytes=budget.cache_bytes(held, most_logs))
+        node.worker.logs.limit_bytes = budget.log_bytes(held, most_logs)
         host = await node.worker.host(
             folder, span, self.weights.precision, self._device, model_name=self.weights.name, has_ends=False
         )

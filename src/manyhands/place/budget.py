@@ -25,11 +25,11 @@ class Budget:
     tokens: int
     with_ends: bool
 
-    def cache_bytes(self, held: Collection[Span]) -> int:
-        """For the cache of each of `held`: what their weights and the logs leave, shared evenly."""
-        return max(MIN_CACHE_BYTES, (self._room(held) - self.log_bytes(held)) // len(held))
+    def cache_bytes(self, held: Collection[Span], most_logs: int) -> int:
+        """For the cache of each of `held`: what their weights and log_bytes(held, most_logs) leave, shared evenly."""
+        return max(MIN_CACHE_BYTES, (self._room(held) - self.log_bytes(held, most_logs)) // len(held))
 
-    def log_bytes(self, held: Collection[Span], most: int = 256 << 20) -> int:
+    def log_bytes(self, held: Collection[Span], most: int) -> int:
         """For the output logs of all sessions: at most `most`, and no cache that `tokens` need."""
         spare = self._room(held) - sum(
             self.shape.span_bytes(s, self.tokens) - self.shape.span_bytes(s, 0) for s in held
