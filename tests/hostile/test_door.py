@@ -18,6 +18,7 @@ from manyhands.core import NodeAddr
 from manyhands.errors import LinkClosed
 from manyhands.net.certificate import client_context
 from manyhands.net.door import REFUSAL, PendingLimits, Tokens
+from manyhands.net.incoming import MAX_PER_LANE
 from manyhands.net.listener import Listener, pending_limits
 from manyhands.net.tls import TlsPolicy, TlsTransport
 from tests.net.conftest import Run, run
@@ -261,15 +262,10 @@ def test_members_that_say_nothing_after_their_token_hold_a_turn_for_a_second_at_
         async with node(TlsPolicy(max_handshakes=4)) as door, node() as member:
             addr = await door.listen(NodeAddr("127.0.0.1", 0))
             taking = asyncio.create_task(take_all(door))
-            context = client_context(Ed25519PrivateKey.generate(), SECRET)
             callers = []
             for _ in range(4):
                 caller = socket.create_connection((addr.host, addr.port))
-                sent, received = ssl.MemoryBIO(), ssl.MemoryBIO()
-                tls = context.wrap_bio(received, sent, server_hostname=member.tokens.make())
-                with pytest.raises(ssl.SSLWantReadError):
-                    tls.do_handshake()
-                caller.send(sent.read())
+                caller.send(hello_of(member.tokens.make()))
                 callers.append(caller)
             await asyncio.sleep(0.1)
             assert await dial_s(member, addr) < GUARD_S
@@ -278,6 +274,63 @@ def test_members_that_say_nothing_after_their_token_hold_a_turn_for_a_second_at_
             taking.cancel()
 
     run(body())
+
+
+def test_one_member_cannot_use_up_the_links(run: Run) -> None:
+    """An insider dials again and again, on every lane; another member's links come and stay."""
+
+    async def body() -> None:
+        async with node(TlsPolicy(max_links=30)) as door, node() as insider, node() as member:
+            addr = await door.listen(NodeAddr("127.0.0.1", 0))
+            taking = asyncio.create_task(take_all(door))
+            link = await member.dial(addr, "control")
+            kept = [await insider.dial(addr, lane) for _ in range(12) for lane in ("control", "data", "bulk")]
+            assert len(door._incoming) <= 3 * MAX_PER_LANE + 1
+            assert await dial_s(member, addr) < GUARD_S
+            await link.ping()
+            await asyncio.gather(link.aclose(), *(each.aclose() for each in kept))
+            taking.cancel()
+
+    run(body())
+
+
+def test_one_source_cannot_use_up_the_places_to_wait_in(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers with valid tokens who then say nothing: those of one source turn each other away, never a member elsewhere."""
+    monkeypatch.setattr("manyhands.net.tls.MAX_WAITING", 16)
+    monkeypatch.setattr("manyhands.net.tls.MAX_WAITING_PER_SOURCE", 8)
+
+    async def body() -> None:
+        async with node(TlsPolicy(max_handshakes=2)) as door, node() as member:
+            addr = await door.listen(NodeAddr("127.0.0.1", 0))
+            taking = asyncio.create_task(take_all(door))
+            callers = []
+            for _ in range(60):
+                caller = socket.socket()
+                caller.bind(("127.0.1.1", 0))
+                caller.connect((addr.host, addr.port))
+                caller.send(hello_of(member.tokens.make()))
+                caller.setblocking(False)
+                callers.append(caller)
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.2)
+            assert len(door._waiting) <= 8 and len(door._turn_of) <= 10
+            assert await dial_s(member, addr) < GUARD_S
+            await asyncio.sleep(0.1)
+            assert sum(ended(caller) for caller in callers) >= 50
+            for caller in callers:
+                caller.close()
+            taking.cancel()
+
+    run(body())
+
+
+def hello_of(token: str) -> bytes:
+    """The ClientHello of a member, who says no more."""
+    sent, received = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = client_context(Ed25519PrivateKey.generate(), SECRET)
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(received, sent, server_hostname=token).do_handshake()
+    return sent.read()
 
 
 def test_what_pending_callers_may_take_leaves_a_reserve_of_descriptors() -> None:

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.core import EdgeHealth, NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
+from manyhands.net.incoming import MAX_PER_LANE
 from manyhands.net.iroh import ALPN, PROOF_BYTES, IrohTransport, proof
 from manyhands.net.iroh_pipe import SLOW_VERSIONS, kind_of, load, note_paths
 from manyhands.net.tls import TlsPolicy
@@ -222,6 +223,97 @@ def test_a_port_in_use_is_named(run: Run) -> None:
                 await b.listen(NodeAddr(addr.host, addr.port))
             with pytest.raises(BadRequest, match="listens already"):
                 await a.listen(LOOPBACK)
+
+    run(body())
+
+
+class SilentCaller:
+    """A caller from `source` whose handshake never ends, as iroh's Incoming."""
+
+    def __init__(self, source: str, *, is_validated: bool = True) -> None:
+        self.source, self.is_validated = source, is_validated
+        self.is_dropped = self.is_retried = False
+
+    async def remote_addr_validated(self) -> bool:
+        return self.is_validated
+
+    async def retry(self) -> None:
+        self.is_retried = True
+
+    async def remote_addr(self) -> Any:
+        return load().IncomingAddr.IP(f"{self.source}:4433")
+
+    async def accept(self) -> Any:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_dropped = True
+
+
+class Queued:
+    """An endpoint whose callers come out of a list first."""
+
+    def __init__(self, endpoint: Any, callers: list[SilentCaller]) -> None:
+        self._endpoint, self._callers = endpoint, callers
+
+    async def accept_next(self) -> Any:
+        await asyncio.sleep(0)
+        return self._callers.pop(0) if self._callers else await self._endpoint.accept_next()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._endpoint, name)
+
+
+@asynccontextmanager
+async def beset(callers: list[SilentCaller]) -> AsyncIterator[tuple[IrohTransport, NodeAddr]]:
+    """A listening node with 4 handshakes at once to which these callers come first."""
+    async with node(policy=TlsPolicy(max_handshakes=4)) as door:
+        await door._bind(LOOPBACK)
+        door._endpoint = Queued(door._endpoint, callers)
+        yield door, await door.listen(LOOPBACK)
+
+
+@pytest.mark.parametrize("sources", [1, 200])
+def test_silent_callers_never_make_a_member_wait(run: Run, sources: int) -> None:
+    """Each has its 5 s, but nobody waits for them: at the bound the oldest of the source with the most goes."""
+
+    async def body() -> None:
+        callers = [SilentCaller(f"10.0.0.{1 + n % sources}") for n in range(200)]
+        kept = list(callers)
+        async with beset(callers) as (door, addr), node() as member:
+            async with asyncio.timeout(4.0):
+                async with linked(member, door, addr, "control") as (near, _):
+                    assert near.peer == door.node
+                    under_way = 16 if sources == 1 else 32
+                    assert len(door._callers) <= under_way
+                    assert sum(caller.is_dropped for caller in kept) >= 200 - under_way - 32
+
+    run(body())
+
+
+def test_while_many_are_under_way_a_caller_shows_first_that_its_address_is_its_own(run: Run) -> None:
+    """Sources of UDP packets can be forged: one forged packet a source must not hold a place each."""
+
+    async def body() -> None:
+        callers = [SilentCaller(f"10.0.0.{n}", is_validated=False) for n in range(100)]
+        kept = list(callers)
+        async with beset(callers) as (door, addr), node() as member:
+            async with asyncio.timeout(4.0):
+                async with linked(member, door, addr, "control"):
+                    assert len(door._callers) <= 4 and sum(caller.is_retried for caller in kept) == 96
+
+    run(body())
+
+
+def test_one_member_cannot_use_up_the_links(run: Run) -> None:
+    async def body() -> None:
+        async with node(policy=TlsPolicy(max_links=8)) as door, node() as insider, node() as member:
+            addr = await door.listen(LOOPBACK)
+            async with linked(member, door, addr, "control") as (near, _):
+                kept = [await insider.dial(addr, "control") for _ in range(MAX_PER_LANE + 6)]
+                async with linked(member, door, addr, "data"):
+                    assert len(door._incoming) <= MAX_PER_LANE + 2 and not near.is_closed
+                await asyncio.gather(*(link.aclose() for link in kept))
 
     run(body())
 

@@ -26,6 +26,8 @@ from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.arrivals import Arrivals
 from manyhands.net.certificate import node_id_of
+from manyhands.net.door import Pending, PendingLimits, source_of
+from manyhands.net.incoming import Incoming
 from manyhands.net.iroh_pipe import IrohPipe, load
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
 from manyhands.net.tls import TlsPolicy
@@ -36,6 +38,9 @@ logger = logging.getLogger(__name__)
 PREFIX = "iroh%"
 ALPN = b"manyhands/1"
 PROOF_BYTES = 32
+# Callers whose handshake is under way, for each that may be in the handshake of TLS: iroh's first packets show no token, so
+# more of them are let in, and the oldest of the source with the most makes room (door.py).
+CALLERS_PER_HANDSHAKE = 8
 
 
 def proof(secret: bytes, sender: NodeId, receiver: NodeId) -> bytes:
@@ -68,7 +73,10 @@ class IrohTransport:
         self._endpoint: Any = None
         self._binding = asyncio.Lock()
         self._arrivals = Arrivals[FramedLink]()  # bounded by max_links
-        self._incoming: set[FramedLink] = set()
+        self._incoming = Incoming[FramedLink](self._policy.max_links)
+        total = CALLERS_PER_HANDSHAKE * self._policy.max_handshakes
+        limits = PendingLimits(total, max(1, total // 2), self._policy.handshake_s)
+        self._callers: Pending[asyncio.Task[None]] = Pending(limits)
         self._pipes: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Task[None] | None = None
 
@@ -181,45 +189,76 @@ class IrohTransport:
     # -- ways in ------------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        """Accept for ever, with as many doormen as handshakes may run at once. Runs until cancelled."""
+        """Accept for ever: a caller never waits for another. Runs until cancelled; owns the handshakes."""
+        loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
-            for _ in range(self._policy.max_handshakes):
-                group.create_task(self._keep_door())
+            while (caller := await self._endpoint.accept_next()) is not None:
+                source = await self._source_of(caller)
+                if source is None:
+                    continue
+                task = group.create_task(self._admit(caller))
+                task.add_done_callback(self._callers.leave)
+                evicted = self._callers.enter(task, source, loop.time())
+                if evicted is not None:
+                    evicted.cancel()
 
-    async def _keep_door(self) -> None:
-        while (caller := await self._endpoint.accept_next()) is not None:
-            self._incoming = {link for link in self._incoming if not link.is_closed}
-            if len(self._incoming) >= self._policy.max_links:
-                logger.warning("refused a link: %d are open, the limit", len(self._incoming))
-                await caller.refuse()
-            else:
-                await self._admit(caller)
+    async def _source_of(self, caller: Any) -> str | None:
+        """Where `caller` comes from: its network, or the node behind a relay. None: it is to show first, by another packet,
+        that it gets what is sent there, since many callers are here and sources of packets can be forged."""
+        try:
+            if len(self._callers) >= self._policy.max_handshakes and not await caller.remote_addr_validated():
+                await caller.retry()
+                return None
+            addr = await caller.remote_addr()
+        except load().IrohError as exc:
+            logger.info("refused a caller: %s", exc.message())
+            return None
+        if addr.is_ip():
+            return source_of(addr.addr.rpartition(":")[0].strip("[]"))
+        return str(addr.endpoint_id) if addr.is_relay() else "other"
 
     async def _admit(self, caller: Any) -> None:
-        """Handshake with one caller and queue its link. A stranger sees the connection end, and no byte of ours."""
-        connection = None
+        """Handshake with one caller and queue its link. An outsider sees the connection end, and no byte of ours."""
+        connection = link = None
         try:
             async with asyncio.timeout(self._policy.handshake_s):
                 connection = await (await caller.accept()).connect()
                 link = await self._greet(connection)
                 await link.opened()
-            self._arrivals.put(link)
+            self._keep(link)
         except (LinkClosed, TimeoutError, load().IrohError) as exc:
             logger.info("refused a link: %s", exc.message() if isinstance(exc, load().IrohError) else exc)
-            if connection is not None:
-                connection.close(0, b"")
+            self._give_up(connection, link)
+        except BaseException:
+            self._give_up(connection, link)
+            raise
+
+    def _give_up(self, connection: Any, link: FramedLink | None) -> None:
+        if link is not None:
+            link.abort("refused")
+        if connection is not None:
+            connection.close(0, b"")
+
+    def _keep(self, link: FramedLink) -> None:
+        """Let `link` be accepted, and close the one that has to go for it."""
+        surplus = self._incoming.add(link)
+        if surplus is not None:
+            logger.info("peer=%s lane=%s: too many links", surplus.peer[:8], surplus.lane)
+            surplus.abort("this node has newer links, or as many as it takes")
+        self._arrivals.put(link)
 
     async def _greet(self, connection: Any) -> FramedLink:
         connection.set_max_concurrent_uni_streams(0)
         peer = NodeId(connection.remote_id().to_bytes().hex())
         if not self._policy.admits(peer):
             raise LinkClosed(f"node {peer[:16]} is not admitted by this node's allow and deny lists")
+        if not self._incoming.has_room_for(peer):
+            logger.warning("refused a link of peer=%s: %d are open, the limit", peer[:8], len(self._incoming))
+            raise LinkClosed("this node has as many links as it takes")
         stream = await connection.accept_bi()
         await self._check_proof(stream, peer)
         await stream.send().write_all(proof(self._secret, self.node, peer))
-        link = self._link(peer, None, connection, stream)
-        self._incoming.add(link)
-        return link
+        return self._link(peer, None, connection, stream)
 
     async def _check_proof(self, stream: Any, peer: NodeId) -> None:
         said = await stream.recv().read_exact(PROOF_BYTES)

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import functools
 import logging
+import math
 import os
 import socket
 import ssl
@@ -26,8 +27,9 @@ from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.arrivals import Arrivals
 from manyhands.net.certificate import client_context, node_id_of, peer_of, server_context
-from manyhands.net.door import Tokens
+from manyhands.net.door import Pending, PendingLimits, Tokens, source_of
 from manyhands.net.handover import Door, Early
+from manyhands.net.incoming import Incoming
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
 from manyhands.net.listener import BACKLOG, HELLO_S, Listener, descriptor_limit, pending_limits
 from manyhands.wire.message import Hello, Lane
@@ -36,17 +38,19 @@ logger = logging.getLogger(__name__)
 
 # While callers wait for a turn, a handshake has so long: ten round trips of 100 ms.
 CROWDED_S = 1.0
-# Callers with a valid token that wait for a turn; more are turned away.
+# Callers with a valid token that wait for a turn, and those of one source (door.py); beyond that the oldest of the source with
+# the most is turned away.
 MAX_WAITING = 256
+MAX_WAITING_PER_SOURCE = 128
 
 
 @dataclass(frozen=True, slots=True)
 class TlsPolicy:
     """Whom to admit, and how much of it. `allow` None: every member; `deny` wins. Both apply to dialling too.
 
-    `max_links` counts links that peers dialled and that are still open. Of the callers whose token is valid (door.py),
-    `max_handshakes` at a time are in the TLS handshake, each for `handshake_s` seconds up to its Hello, or CROWDED_S while
-    others wait.
+    `max_links` counts links that peers dialled and that are still open (incoming.py bounds those of one node). Of the
+    callers whose token is valid (door.py), `max_handshakes` at a time are in the TLS handshake, each for `handshake_s`
+    seconds up to its Hello, or CROWDED_S while others wait.
     """
 
     allow: frozenset[NodeId] | None = None
@@ -84,14 +88,15 @@ class TlsTransport:
         self.tokens = Tokens(secret, os.urandom)
         self._handshakes: dict[asyncio.Timeout, float] = {}  # those under way, with when they began
         self._turns = asyncio.Semaphore(self._policy.max_handshakes)
-        self._num_waiting = 0
+        self._waiting = Pending[socket.socket](PendingLimits(MAX_WAITING, MAX_WAITING_PER_SOURCE, math.inf))
+        self._turn_of: dict[socket.socket, asyncio.Task[None]] = {}
         self._server_context = server_context(key, secret)
         if self._guests:
             self._server_context.set_alpn_protocols(list(self._guests))
         self._client_context = client_context(key, secret)
         self._listeners: list[asyncio.Task[None]] = []
         self._arrivals = Arrivals[FramedLink]()  # bounded by max_links
-        self._incoming: set[FramedLink] = set()
+        self._incoming = Incoming[FramedLink](self._policy.max_links)
 
     def __repr__(self) -> str:
         return f"<TlsTransport {self.node[:8]} listeners={len(self._listeners)} incoming={len(self._incoming)}>"
@@ -126,7 +131,7 @@ class TlsTransport:
             return True
 
         try:
-            if not self._has_room() or not await self._admit(connect):
+            if len(self._handshakes) >= self._policy.max_links or not await self._admit(connect):
                 tunnel.abort()
         except BaseException:
             tunnel.abort()
@@ -186,14 +191,21 @@ class TlsTransport:
             await Listener(listening, self.tokens, lambda connection: self._begin(connection, group), limits).serve()
 
     def _begin(self, connection: socket.socket, group: asyncio.TaskGroup) -> None:
-        if self._has_room() and self._num_waiting < MAX_WAITING:
-            group.create_task(self._take_turn(connection))
-        else:
+        """Let a caller wait for its turn, and turn away who has to go for it."""
+        try:
+            source = source_of(str(connection.getpeername()[0]))
+        except OSError:  # it is gone
             connection.close()
+            return
+        evicted = self._waiting.enter(connection, source, asyncio.get_running_loop().time())
+        if evicted is not None:
+            self._turn_of[evicted].cancel()
+            evicted.close()
+        task = self._turn_of[connection] = group.create_task(self._take_turn(connection))
+        task.add_done_callback(lambda _: self._turn_of.pop(connection))
 
     async def _take_turn(self, connection: socket.socket) -> None:
         """Handshake when it is this caller's turn; callers that wait shorten the time of those under way."""
-        self._num_waiting += 1
         try:
             if self._turns.locked():
                 self._hurry()
@@ -202,7 +214,7 @@ class TlsTransport:
             connection.close()
             raise
         finally:
-            self._num_waiting -= 1
+            self._waiting.leave(connection)
         try:
             await self._admit(functools.partial(self._accept_tls, connection))
         finally:
@@ -214,26 +226,17 @@ class TlsTransport:
             if not timeout.expired() and timeout.when() is not None:
                 timeout.reschedule(max(now, began + min(CROWDED_S, self._policy.handshake_s)))
 
-    def _has_room(self) -> bool:
-        self._incoming = {link for link in self._incoming if not link.is_closed}
-        if len(self._incoming) >= self._policy.max_links:
-            logger.warning("refused a link: %d are open, the limit", len(self._incoming))
-        return len(self._incoming) < self._policy.max_links
-
     async def _admit(self, connect: Callable[[FramedLink], Awaitable[bool]]) -> bool:
         """Handshake with one caller and queue its link; whatever goes wrong costs only this caller.
 
         `connect` says whether it made a link of the connection (else a guest has it). False: the caller is turned away.
         """
-        link = FramedLink(Handshake(self._hello, lambda t: self._identify(t, None), time.monotonic, None))
-        self._incoming.add(link)
+        link = FramedLink(Handshake(self._hello, self._identify_caller, time.monotonic, None))
         try:
             async with self._deadline():
                 if await connect(link):
                     await link.opened()
-                    self._arrivals.put(link)
-                else:
-                    self._incoming.discard(link)
+                    self._keep(link)
         except (OSError, LinkClosed) as exc:  # OSError includes SSLError and TimeoutError
             logger.info("refused a link: %s", exc or type(exc).__name__)
             link.abort("refused")
@@ -243,11 +246,26 @@ class TlsTransport:
             raise
         return True
 
+    def _identify_caller(self, transport: asyncio.BaseTransport) -> NodeId:
+        peer = self._identify(transport, None)
+        if not self._incoming.has_room_for(peer):
+            logger.warning("refused a link of peer=%s: %d are open, the limit", peer[:8], len(self._incoming))
+            raise LinkClosed("this node has as many links as it takes")
+        return peer
+
+    def _keep(self, link: FramedLink) -> None:
+        """Let `link` be accepted, and close the one that has to go for it."""
+        surplus = self._incoming.add(link)
+        if surplus is not None:
+            logger.info("peer=%s lane=%s: too many links", surplus.peer[:8], surplus.lane)
+            surplus.abort("this node has newer links, or as many as it takes")
+        self._arrivals.put(link)
+
     @contextlib.asynccontextmanager
     async def _deadline(self) -> AsyncIterator[None]:
         """A handshake's time: handshake_s, less while other callers wait. Raises TimeoutError."""
         now = asyncio.get_running_loop().time()
-        limit_s = min(CROWDED_S, self._policy.handshake_s) if self._num_waiting else self._policy.handshake_s
+        limit_s = min(CROWDED_S, self._policy.handshake_s) if len(self._waiting) else self._policy.handshake_s
         async with asyncio.timeout(limit_s) as timeout:
             self._handshakes[timeout] = now
             try:
