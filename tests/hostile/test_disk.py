@@ -21,6 +21,7 @@ from manyhands.model.folder import JOURNAL, MANIFEST, SINGLE, read_entries
 from manyhands.model.header import TensorEntry
 from manyhands.model.manifest import Silent, build_manifest
 from manyhands.model.mend import use_fetched
+from manyhands.model.prove import proven_class
 from manyhands.model.shard import Shard
 from manyhands.model.split import split_model
 from manyhands.model.wants import Provider
@@ -44,8 +45,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny("llama", tmp_path_factory.mktemp("disk") / "tiny", layers=6, seed=8)
 
 
+@pytest.fixture(scope="module")
+def verdict(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Whether this machine keeps rows apart, which takes a second to find: found once, as on any machine."""
+    home = tmp_path_factory.mktemp("verdict")
+    proven_class("bf16", home)
+    return (home / "arithmetic.json").read_bytes()
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, verdict: bytes, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "arithmetic.json").write_bytes(verdict)
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
