@@ -18,8 +18,10 @@ from manyhands.net.memory import MemoryNetwork
 from manyhands.net.transport import Transport
 from manyhands.origin import Origin, OriginModel
 from manyhands.place.strategy import PROCESS_BYTES
+from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.ticket import Ticket
 from manyhands.testing.faults import Faults
+from manyhands.wire.message import Hello, Lane
 from manyhands.worker.execute import Device
 from tests.swarm.records import NOW, key_of
 
@@ -42,6 +44,10 @@ class Town:
     wrap: Wrap = lambda transport: transport
     clock_off_s: dict[int, float] = field(default_factory=dict)  # of members' wall clocks; may change while they run
 
+    def transport(self, key: NodeKey, hello: Callable[[Lane], Hello]) -> Transport:
+        """A member's way in and out."""
+        return self.network.transport(key.node_id, hello)
+
     def member(self, index: int, worker: WorkerConfig | None = None, **changes: Any) -> Member:
         """Member number `index`, not entered yet; `changes` are of its MemberConfig."""
         config = MemberConfig(f"n{index}", NodeAddr("127.0.0.1", 0), PROCESS_BYTES + (1 << 30), tokens=TOKENS)
@@ -50,7 +56,7 @@ class Town:
             key,
             self.ticket,
             replace(config, **changes),
-            lambda hello, book: self.wrap(self.faults.wrap(self.network.transport(key.node_id, hello))),
+            lambda hello, book: self.wrap(self.faults.wrap(self.transport(key, hello))),
             worker=worker,
             clock=lambda: 5.0 + index + loop.time(),
             suspended=lambda: self.slept_s,
