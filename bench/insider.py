@@ -4,6 +4,7 @@ Each works on links of its own to every node and dials again when one is closed,
 """
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -105,6 +106,14 @@ class Insider:
         return self.node._signer.sign(Open(**{**fields, **changes}))
 
 
+async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A listener that accepts, reads and never answers."""
+    with contextlib.suppress(OSError):
+        while await reader.read(1 << 12):
+            pass
+    writer.close()
+
+
 @asynccontextmanager
 async def insider(siege: Target, family: str) -> AsyncIterator[Insider]:
     async with tls_node(Ticket.parse(siege.ticket), None, is_ephemeral=True) as node:
@@ -138,7 +147,7 @@ async def step_flood(siege: Target) -> None:
 async def open_flood(siege: Target) -> None:
     """Opens with rising epochs whose successors do not answer, and sessions that are never closed."""
     async with insider(siege, "open_flood") as me:
-        silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(30), "127.0.0.1", 0)
+        silent = await asyncio.start_server(stay_silent, "127.0.0.1", 0)
         nowhere = NodeAddr("127.0.0.1", silent.sockets[0].getsockname()[1])
         async with silent:
             while not siege.is_over:
@@ -157,7 +166,7 @@ async def open_flood(siege: Target) -> None:
 async def forged_records(siege: Target) -> None:
     """Records of made-up nodes that claim every layer, at speeds that nobody has, at an address that is silent."""
     async with insider(siege, "forged_records") as me:
-        silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(30), "127.0.0.1", 0)
+        silent = await asyncio.start_server(stay_silent, "127.0.0.1", 0)
         port = silent.sockets[0].getsockname()[1]
         statements: list[bytes] = []
         async with silent:

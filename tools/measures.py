@@ -16,11 +16,11 @@ SOURCE = ROOT / "src" / "manyhands"
 
 LIMITS = {
     "function lines, p90": 16,
-    "function lines, longest": 77,
-    "functions over 60 lines": 3,
-    "file lines, longest": 494,
+    "function lines, longest": 81,
+    "functions over 60 lines": 4,
+    "file lines, longest": 480,
     "files over 350 lines": 9,
-    "class names in several files": 30,
+    "class names in several files": 39,
 }
 
 
