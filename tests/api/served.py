@@ -121,6 +121,16 @@ async def raw(addr: NodeAddr, data: bytes) -> tuple[int, bytes]:
     return (int(said.split()[1]) if said else 0), said
 
 
+async def raw_slowly(it: Served, sent: bytes) -> tuple[int, bytes]:
+    """As `raw`, all of an answer that may take its time."""
+    reader, writer = await asyncio.open_connection(it.addr.host, it.addr.port)
+    writer.write(sent)
+    async with asyncio.timeout(60):
+        said = await reader.read()
+    writer.close()
+    return int(said.split()[1]), said
+
+
 def post(path: str, body: bytes, **headers: str) -> bytes:
     """An HTTP request that closes its connection."""
     headers = {"content-type": "application/json", **headers}

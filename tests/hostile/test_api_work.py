@@ -17,7 +17,7 @@ from manyhands.api import choice, prepare
 from manyhands.api.preparing import INLINE_BYTES
 from manyhands.config import LimitsConfig
 from manyhands.testing.stalls import watched_loop
-from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, served
+from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, raw_slowly, served
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 LIMITS = LimitsConfig()
@@ -108,16 +108,6 @@ def test_large_bodies_are_refused_elsewhere(folder: Path, inline: list[int]) -> 
 
     play(folder, scene)
     assert max(inline) <= INLINE_BYTES
-
-
-async def raw_slowly(it: Served, sent: bytes) -> tuple[int, bytes]:
-    """As `raw`, for an answer that may take its time."""
-    reader, writer = await asyncio.open_connection(it.addr.host, it.addr.port)
-    writer.write(sent)
-    async with asyncio.timeout(60):
-        said = await reader.read()
-    writer.close()
-    return int(said.split()[1]), said
 
 
 @pytest.mark.parametrize("path, field", [(TEXT, "prompt"), (RESPONSES, "input"), (RESPONSES, "instructions")])

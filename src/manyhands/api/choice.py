@@ -211,7 +211,8 @@ class Choice:
         self.reasoning = ""
         self.content = ""
         self.calls: list[dict[str, str]] = []  # name, arguments, id
-        self.tokens: list[Token] = []
+        self.num_tokens = 0
+        self.num_shown = 0  # characters of their text, of whatever kind
         self.reasoning_tokens = 0
         self.job: Job | None = None
         self._run: Run | None = None
@@ -248,7 +249,8 @@ class Choice:
         return (self.job.finish_reason if self.job else None) or "stop"
 
     def _feed(self, token: Token) -> Delta:
-        self.tokens.append(token)
+        self.num_tokens += 1
+        self.num_shown += len(token.text)
         self.reasoning_tokens += self._thoughts.is_thinking
         thought, text = self._thoughts.feed(token.text)
         return self._keep(Delta(thought, self._split(text), token))

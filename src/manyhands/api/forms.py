@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyhands.api.choice import Choice, Delta
+from manyhands.api.encode import Text
 from manyhands.api.jobs import drafting_object, timings_object
-from manyhands.api.logprobs import Spelling, chat_logprobs, text_logprobs
+from manyhands.api.logprobs import ChatOdds, Odds, Spelling, TextOdds
 from manyhands.route.search import Offer
 from manyhands.text.tools import CallArguments, CallStart, Content
 
@@ -30,7 +31,12 @@ class Form:
         if self._spelling is not None:
             await asyncio.to_thread(self._spelling.load)
 
-    def choice(self, index: int, choice: Choice) -> Object:
+    def odds(self) -> Odds | None:
+        """Where the log probabilities of a text gather; None where none were asked for."""
+        raise NotImplementedError
+
+    def choice(self, index: int, choice: Choice, odds: Odds | None) -> Object:
+        """The whole choice; `odds` are those of its tokens."""
         raise NotImplementedError
 
     def plain(self, index: int, text: str) -> Object:
@@ -50,18 +56,20 @@ class Form:
 class ChatForm(Form):
     chunk_kind = "chat.completion.chunk"
 
-    def choice(self, index: int, choice: Choice) -> Object:
-        message: Object = {"role": "assistant", "content": choice.content or None, "refusal": None}
+    def odds(self) -> Odds | None:
+        return None if self._spelling is None else ChatOdds(self._spelling)
+
+    def choice(self, index: int, choice: Choice, odds: Odds | None) -> Object:
+        content = Text(choice.content) if choice.content or not choice.calls else None
+        message: Object = {"role": "assistant", "content": content, "refusal": None}
         if choice.reasoning:
-            message["reasoning_content"] = choice.reasoning
+            message["reasoning_content"] = Text(choice.reasoning)
         if choice.calls:
             message["tool_calls"] = [_tool_call(call) for call in choice.calls]
-        else:
-            message["content"] = choice.content
         return {
             "index": index,
             "message": message,
-            "logprobs": chat_logprobs(self._spelling, choice.tokens),
+            "logprobs": odds.shown() if odds is not None else None,
             "finish_reason": choice.finish_reason,
             "manyhands": extension(choice),
         }
@@ -76,11 +84,12 @@ class ChatForm(Form):
         if self._spelling is None and (text := delta.text) is not None:
             return [text] if text else []
         changes = _changes(delta, choice) or ([{}] if self._spelling is not None and delta.token else [])
-        tokens = [delta.token] if delta.token else []
         out: list[Object | str] = []
         for change in changes:
-            out.append(self._chunk(index, change, chat_logprobs(self._spelling, tokens)))
-            tokens = []
+            odds = self.odds()
+            if odds is not None and delta.token is not None and not out:
+                odds.add(delta.token, 0)
+            out.append(self._chunk(index, change, odds.shown() if odds is not None else None))
         return out
 
     def end(self, index: int, choice: Choice) -> Object:
@@ -107,18 +116,21 @@ def _changes(delta: Delta, choice: Choice) -> list[Object]:
 
 
 def _tool_call(call: Mapping[str, str]) -> Object:
-    function = {"name": call["name"], "arguments": call["arguments"]}
+    function = {"name": call["name"], "arguments": Text(call["arguments"])}
     return {"id": call["id"], "type": "function", "function": function}
 
 
 class TextForm(Form):
     chunk_kind = "text_completion"
 
-    def choice(self, index: int, choice: Choice) -> Object:
+    def odds(self) -> Odds | None:
+        return None if self._spelling is None else TextOdds(self._spelling)
+
+    def choice(self, index: int, choice: Choice, odds: Odds | None) -> Object:
         return {
             "index": index,
-            "text": choice.content,
-            "logprobs": text_logprobs(self._spelling, choice.tokens, 0),
+            "text": Text(choice.content),
+            "logprobs": odds.shown() if odds is not None else None,
             "finish_reason": choice.finish_reason,
             "manyhands": extension(choice),
         }
@@ -128,10 +140,11 @@ class TextForm(Form):
 
     def grow(self, index: int, choice: Choice, delta: Delta) -> list[Object | str]:
         text = delta.text or ""  # neither thoughts nor calls are told apart here
-        if self._spelling is None or delta.token is None:
+        odds = self.odds()
+        if odds is None or delta.token is None:
             return [text] if text else []
-        shown = len(choice.content) - len(text)
-        return [{**self.plain(index, text), "logprobs": text_logprobs(self._spelling, [delta.token], shown)}]
+        odds.add(delta.token, len(choice.content) - len(text))
+        return [{**self.plain(index, text), "logprobs": odds.shown()}]
 
 
 def extension(choice: Choice) -> Object:

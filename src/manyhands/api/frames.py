@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from manyhands.api.encode import Text
 from manyhands.api.gateway import Job, Run
 from manyhands.api.jobs import hop_object, in_ms, timings_object
 from manyhands.generate.repair import Event
@@ -124,7 +125,7 @@ def result_object(run: Run) -> dict[str, Any]:
         "request_id": job.id,
         "session": job.session,
         "model": job.model,
-        "result": answer.text,
+        "result": Text(answer.text),
         "tokens_generated": job.completion_tokens,
         "prompt_tokens": job.prompt_tokens,
         "finish_reason": job.finish_reason,

@@ -1,10 +1,17 @@
 """Log probabilities in OpenAI's two forms, with the true bytes of every token."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from manyhands.api.encode import Rows
 from manyhands.origin import Token
 from manyhands.text.grammar import Grammars
+
+IMPOSSIBLE = -9999.0  # as at OpenAI: JSON has no infinity
+
+
+def finite(logprob: float) -> float:
+    """As JSON can say it."""
+    return max(logprob, IMPOSSIBLE)
 
 
 class Spelling:
@@ -31,11 +38,50 @@ class Spelling:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def chat_logprobs(spelling: Spelling | None, tokens: Sequence[Token]) -> dict[str, Any] | None:
-    """The form of chat completions; None where none were asked for."""
-    if spelling is None:
-        return None
-    return {"content": [token_logprobs(spelling, token) for token in tokens], "refusal": None}
+class Odds(Protocol):
+    """The log probabilities of a text, encoded token by token."""
+
+    def add(self, token: Token, offset: int) -> None:
+        """One more token. `offset`: characters shown before it."""
+
+    def shown(self) -> dict[str, Any]:
+        """All of them, as `logprobs` of a choice (encode.py)."""
+
+
+class ChatOdds:
+    """The form of chat completions."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        self._spelling, self._content = spelling, Rows()
+
+    def add(self, token: Token, offset: int) -> None:
+        self._content.append(token_logprobs(self._spelling, token))
+
+    def shown(self) -> dict[str, Any]:
+        return {"content": self._content, "refusal": None}
+
+
+class TextOdds:
+    """The form of completions."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        self._spelling = spelling
+        self._tokens, self._logprobs, self._tops, self._offsets = Rows(), Rows(), Rows(), Rows()
+
+    def add(self, token: Token, offset: int) -> None:
+        text_of = self._spelling.text_of
+        self._tokens.append(text_of(token.id))
+        self._logprobs.append(None if token.logprob is None else finite(token.logprob))
+        self._tops.append({text_of(other): finite(logprob) for other, logprob in token.top or ()})
+        self._offsets.append(offset)
+
+    def shown(self) -> dict[str, Any]:
+        return {
+            "tokens": self._tokens,
+            "token_logprobs": self._logprobs,
+            "top_logprobs": self._tops,
+            "text_offset": self._offsets,
+        }
 
 
 def token_logprobs(spelling: Spelling, token: Token) -> dict[str, Any]:
@@ -45,22 +91,4 @@ def token_logprobs(spelling: Spelling, token: Token) -> dict[str, Any]:
 
 
 def _entry(spelling: Spelling, token: int, logprob: float) -> dict[str, Any]:
-    return {"token": spelling.text_of(token), "logprob": logprob, "bytes": list(spelling.bytes_of(token))}
-
-
-def text_logprobs(spelling: Spelling | None, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
-    """The form of completions. `offset`: characters shown before."""
-    if spelling is None:
-        return None
-    names = [spelling.text_of(token.id) for token in tokens]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
-    tops = [{spelling.text_of(other): logprob for other, logprob in token.top or ()} for token in tokens]
-    return {
-        "tokens": names,
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": tops,
-        "text_offset": offsets,
-    }
+    return {"token": spelling.text_of(token), "logprob": finite(logprob), "bytes": list(spelling.bytes_of(token))}

@@ -11,21 +11,25 @@
 Changing the swarm needs an admin's key, or the secret of the gateway's owner (access.py).
 """
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from manyhands.api import encode
 from manyhands.api.access import check_admin
 from manyhands.api.app import error_object
 from manyhands.api.choice import Voices, plans_of
+from manyhands.api.encode import Rows
 from manyhands.api.frames import Frame, Telling, result_object
 from manyhands.api.gateway import Ask, Caller, Gateway, Run
-from manyhands.api.jobs import History, job_object
+from manyhands.api.jobs import History, JobObject, job_object
 from manyhands.api.route import body_of, client_of, describe
-from manyhands.api.sse import Emit, EventStream, Single, Watched, to_event
+from manyhands.api.sse import Emit, EventStream, Single, Watched, event_pieces, to_event
 from manyhands.api.workers import (
     Worker,
     evict,
@@ -40,6 +44,8 @@ from manyhands.api.workers import (
 )
 from manyhands.errors import BadRequest, ManyhandsError, NotFound
 
+# Of a list of jobs that are made and encoded in one turn of the event loop.
+JOBS_A_TURN = 8
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -103,7 +109,7 @@ def _infer_router(gateway: Gateway, voices: Voices) -> APIRouter:
 
         async def work() -> Single:
             ask, prompt = await _ask(gateway, voices, body, request)
-            return Single(lambda: _whole(gateway, ask, prompt))
+            return Single(lambda: _whole(gateway, ask, prompt), gateway.limits)
 
         return Watched(work(), request.state.release_body)
 
@@ -149,7 +155,7 @@ async def _whole(gateway: Gateway, ask: Ask, prompt: str | None) -> dict[str, An
     async with gateway.run(ask) as run, aclosing(run.tokens()) as tokens:
         async for _ in tokens:
             pass
-        return {"prompt": prompt, **result_object(run)}
+        return {"prompt": None if prompt is None else encode.Text(prompt), **result_object(run)}
 
 
 def _events(gateway: Gateway, ask: Ask, prompt: str | None, *, diagnostics: bool) -> EventStream:
@@ -160,7 +166,7 @@ def _events(gateway: Gateway, ask: Ask, prompt: str | None, *, diagnostics: bool
             runs.append(run)
             async with aclosing(told(run, prompt, diagnostics=diagnostics)) as frames:
                 async for frame in frames:
-                    await emit(to_event(frame.data, frame.event))
+                    await emit(event_pieces(frame.data, frame.event))
 
     def is_running() -> bool:
         return bool(runs) and runs[0].answer.session is not None
@@ -268,23 +274,44 @@ def _workers_router(gateway: Gateway) -> APIRouter:
 def _jobs_router(gateway: Gateway, history: History) -> APIRouter:
     router = APIRouter()
 
-    def visible(caller: Caller) -> list[dict[str, Any]]:
+    def may_see(caller: Caller, key: str | None) -> bool:
         """Jobs of the caller's key; an admin sees all."""
-        jobs = [*(job_object(job) for job in reversed(gateway.jobs.values())), *history.recent()]
-        return [job for job in jobs if caller.is_admin or job["key"] == caller.name]
+        return caller.is_admin or key == caller.name
+
+    def visible(caller: Caller) -> Iterator[JobObject]:
+        """Newest first, each made when it is asked for."""
+        running = [job for job in reversed(gateway.jobs.values()) if may_see(caller, job.key)]
+        ended = [job for job in history.recent() if may_see(caller, job["key"])]
+        yield from (job_object(job) for job in running)
+        yield from ended
 
     @router.get("", summary="Requests that run and that ran")
     async def jobs(
-        caller: Annotated[Caller, Depends(_caller)], limit: Annotated[int, Query(ge=1, le=1000)] = 50
-    ) -> dict[str, Any]:
+        request: Request,
+        caller: Annotated[Caller, Depends(_caller)],
+        limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    ) -> Response:
         """Newest first, with route, timings, repairs and reshard events; never what was asked or answered."""
-        return {"jobs": visible(caller)[:limit]}
+
+        async def gather() -> dict[str, Any]:
+            rows = Rows()
+            for job in islice(visible(caller), limit):
+                rows.append(job)
+                if len(rows) % JOBS_A_TURN == 0:
+                    await asyncio.sleep(0)
+            return {"jobs": rows}
+
+        async def work() -> Single:
+            return Single(gather, gateway.limits)
+
+        return Watched(work(), request.state.release_body)
 
     @router.get("/{job_id}", summary="One request")
     async def job(job_id: str, caller: Annotated[Caller, Depends(_caller)]) -> dict[str, Any]:
         """404 once it is older than the history."""
-        found = next((job for job in visible(caller) if job["id"] == job_id), None)
-        if found is None:
+        runs = gateway.jobs.get(job_id)
+        found = history.find(job_id) if runs is None else job_object(runs)
+        if found is None or not may_see(caller, found["key"]):
             raise NotFound(f"no job {job_id[:64]!r}: it never was, is older than the history, or is another key's")
         return found
 

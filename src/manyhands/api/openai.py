@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
@@ -19,6 +19,7 @@ from manyhands.errors import ManyhandsError
 from manyhands.origin import Origin
 
 Object = dict[str, Any]
+T = TypeVar("T")
 
 
 class NotOffered(ManyhandsError):
@@ -123,7 +124,7 @@ class OpenAI:
         asked = [await call.choose(index) for index in range(len(plans))]
         await shape.prepare()
         if not made.given.get("stream", False):
-            return Single(lambda: _whole(call, shape, asked))
+            return Single(lambda: _whole(call, shape, asked), self.gateway.limits)
         with_usage = bool(made.given.get("stream_options", {}).get("include_usage", False))
         choices = [choice for _, choice in asked]
         return EventStream(
@@ -134,14 +135,15 @@ class OpenAI:
 
 
 async def _whole(call: _Call, form: Form, asked: Sequence[tuple[Ask, Choice]]) -> Object:
-    async def run(ask: Ask, choice: Choice) -> None:
-        async for _ in choice.read(call.gateway, ask):
-            pass
+    async def run(index: int, ask: Ask, choice: Choice) -> Object:
+        odds = form.odds()
+        async for delta in choice.read(call.gateway, ask):
+            if odds is not None and delta.token is not None:
+                odds.add(delta.token, choice.num_shown - len(delta.token.text))
+        return form.choice(index, choice, odds)
 
-    await together([run(ask, choice) for ask, choice in asked])
-    choices = [choice for _, choice in asked]
-    body = [form.choice(index, choice) for index, choice in enumerate(choices)]
-    return call.envelope(choices=body, usage=usage(call, choices))
+    made = await together([run(index, ask, choice) for index, (ask, choice) in enumerate(asked)])
+    return call.envelope(choices=made, usage=usage(call, [choice for _, choice in asked]))
 
 
 async def _stream(
@@ -168,26 +170,25 @@ async def _stream(
     await emit(DONE)
 
 
-async def together(work: Sequence[Any]) -> None:
+async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines side by side; the first error ends them all and is raised as it is."""
     if len(work) == 1:
-        await work[0]
-        return
+        return [await work[0]]
     try:
         async with asyncio.TaskGroup() as group:
-            for one in work:
-                group.create_task(one)
+            tasks = [group.create_task(one) for one in work]
     except BaseExceptionGroup as errors:
         first: BaseException = errors
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise first from None
+    return [task.result() for task in tasks]
 
 
 def usage(call: _Call, choices: Sequence[Choice]) -> Object:
     """Tokens: every prompt once, whatever n is."""
     asked = sum(len(plan.prompt) for plan in call.plans if plan.index == 0)
-    made = sum(len(choice.tokens) for choice in choices)
+    made = sum(choice.num_tokens for choice in choices)
     thought = sum(choice.reasoning_tokens for choice in choices)
     total = {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
     return {**total, "completion_tokens_details": {"reasoning_tokens": thought}}

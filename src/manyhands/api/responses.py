@@ -14,12 +14,13 @@ from fastapi import APIRouter, Request, Response
 
 from manyhands.api.app import error_object
 from manyhands.api.choice import Choice, Delta, Voices, plans_of
+from manyhands.api.encode import Rows, Text
 from manyhands.api.forms import extension
 from manyhands.api.gateway import Ask, Caller, Gateway
 from manyhands.api.logprobs import Spelling, token_logprobs
 from manyhands.api.prepare import Prepared
 from manyhands.api.route import body_of, caller_of, client_of, describe
-from manyhands.api.sse import Emit, EventStream, Single, Watched, to_event
+from manyhands.api.sse import Emit, EventStream, Single, Watched, event_pieces
 from manyhands.text.tools import CallArguments, CallStart, Content, Piece
 
 Object = dict[str, Any]
@@ -49,7 +50,7 @@ async def _answer(gateway: Gateway, voices: Voices, body: bytes, caller: Caller,
         await asyncio.to_thread(spelling.load)
     answer = _Answer(made, choice, spelling)
     if not made.given.get("stream", False):
-        return Single(lambda: _whole(answer, gateway, ask))
+        return Single(lambda: _whole(answer, gateway, ask), gateway.limits)
     return EventStream(
         lambda emit: _stream(answer, gateway, ask, emit),
         gateway.limits,
@@ -93,17 +94,17 @@ class _Answer:
     output: list[Object] = field(default_factory=list)
     _number: int = 0
     _is_open: bool = False  # the last item still grows
-    _logprobs: list[Object] = field(default_factory=list)  # of the text not told yet
+    _logprobs: Rows = field(default_factory=Rows)  # of the text not told yet
 
     @property
     def status(self) -> str:
         return "incomplete" if self.choice.finish_reason == "length" else "completed"
 
-    def begin(self) -> Iterator[bytes]:
+    def begin(self) -> Iterator[Iterator[bytes]]:
         yield self._event("response.created", response=self.response("in_progress"))
         yield self._event("response.in_progress", response=self.response("in_progress"))
 
-    def events(self, delta: Delta) -> Iterator[bytes]:
+    def events(self, delta: Delta) -> Iterator[Iterator[bytes]]:
         """What one delta changes."""
         if delta.token is not None and self.spelling is not None:
             self._logprobs.append(token_logprobs(self.spelling, delta.token))
@@ -112,7 +113,7 @@ class _Answer:
         for piece in delta.pieces:
             yield from self._grow(piece)
 
-    def end(self) -> Iterator[bytes]:
+    def end(self) -> Iterator[Iterator[bytes]]:
         """Close the last item, and say how it ended."""
         yield from self._close(self.status)
         if not self.output:
@@ -120,43 +121,43 @@ class _Answer:
             yield from self._close(self.status)
         yield self._event(f"response.{self.status}", response=self.response(self.status))
 
-    def failed(self, error: Exception) -> bytes:
+    def failed(self, error: Exception) -> Iterator[bytes]:
         """The event of an error in the middle of a stream."""
         said = error_object(error)
         failed = {**self.response("failed"), "error": {"code": said["code"], "message": said["message"]}}
         return self._event("response.failed", response=failed)
 
-    def _grow(self, piece: Piece) -> Iterator[bytes]:
+    def _grow(self, piece: Piece) -> Iterator[Iterator[bytes]]:
         match piece:
             case Content(text):
                 if not self._has_open("message"):
                     yield from self._close("completed")
                     yield from self._open(_message())
                 part = self.output[-1]["content"][0]
-                logprobs, self._logprobs = self._logprobs, []
-                part["text"] += text
-                part["logprobs"] += logprobs
-                yield self._part_event("response.output_text.delta", delta=text, logprobs=logprobs)
+                logprobs, self._logprobs = self._logprobs, Rows()
+                part["text"].add(text)
+                part["logprobs"].take(logprobs)
+                yield self._part_event("response.output_text.delta", delta=Text(text), logprobs=logprobs)
             case CallStart(index, name):
                 yield from self._close("completed")
                 call = {"type": "function_call", "call_id": self.choice.calls[index]["id"], "name": name}
-                yield from self._open({"id": f"fc_{uuid4().hex}", **call, "arguments": ""})
+                yield from self._open({"id": f"fc_{uuid4().hex}", **call, "arguments": Text()})
             case CallArguments(_, text):
-                self.output[-1]["arguments"] += text
-                yield self._item_event("response.function_call_arguments.delta", delta=text)
+                self.output[-1]["arguments"].add(text)
+                yield self._item_event("response.function_call_arguments.delta", delta=Text(text))
 
-    def _grow_thought(self, text: str) -> Iterator[bytes]:
+    def _grow_thought(self, text: str) -> Iterator[Iterator[bytes]]:
         if not self._has_open("reasoning"):
             yield from self._close("completed")
-            part = {"type": "reasoning_text", "text": ""}
+            part = {"type": "reasoning_text", "text": Text()}
             yield from self._open({"id": f"rs_{uuid4().hex}", "type": "reasoning", "summary": [], "content": [part]})
-        self.output[-1]["content"][0]["text"] += text
-        yield self._part_event("response.reasoning_text.delta", delta=text)
+        self.output[-1]["content"][0]["text"].add(text)
+        yield self._part_event("response.reasoning_text.delta", delta=Text(text))
 
     def _has_open(self, kind: str) -> bool:
         return self._is_open and self.output[-1]["type"] == kind
 
-    def _open(self, item: Object) -> Iterator[bytes]:
+    def _open(self, item: Object) -> Iterator[Iterator[bytes]]:
         item["status"] = "in_progress"
         self.output.append(item)
         self._is_open = True
@@ -165,7 +166,7 @@ class _Answer:
         if "content" in item:
             yield self._part_event("response.content_part.added", part=item["content"][0])
 
-    def _close(self, status: str) -> Iterator[bytes]:
+    def _close(self, status: str) -> Iterator[Iterator[bytes]]:
         if not self._is_open:
             return
         item = self.output[-1]
@@ -183,16 +184,16 @@ class _Answer:
             yield self._part_event("response.content_part.done", part=item["content"][0])
         yield self._event("response.output_item.done", output_index=len(self.output) - 1, item=item)
 
-    def _part_event(self, kind: str, **fields: Any) -> bytes:
+    def _part_event(self, kind: str, **fields: Any) -> Iterator[bytes]:
         return self._item_event(kind, content_index=0, **fields)
 
-    def _item_event(self, kind: str, **fields: Any) -> bytes:
+    def _item_event(self, kind: str, **fields: Any) -> Iterator[bytes]:
         index = len(self.output) - 1
         return self._event(kind, item_id=self.output[-1]["id"], output_index=index, **fields)
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
+    def _event(self, kind: str, **fields: Any) -> Iterator[bytes]:
         number, self._number = self._number, self._number + 1
-        return to_event({"type": kind, "sequence_number": number, **fields}, kind)
+        return event_pieces({"type": kind, "sequence_number": number, **fields}, kind)
 
     def response(self, status: str) -> Object:
         """The response object as it stands."""
@@ -206,7 +207,7 @@ class _Answer:
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": given.get("instructions"),
+            "instructions": Text(given["instructions"]) if "instructions" in given else None,
             "max_output_tokens": given.get("max_output_tokens"),
             "model": given["model"],
             "output": list(self.output),
@@ -226,7 +227,7 @@ class _Answer:
         }
 
     def _usage(self) -> Object:
-        asked, made = len(self.made.prompts[0]), len(self.choice.tokens)
+        asked, made = len(self.made.prompts[0]), self.choice.num_tokens
         return {
             "input_tokens": asked,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -237,5 +238,5 @@ class _Answer:
 
 
 def _message() -> Object:
-    part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    part = {"type": "output_text", "text": Text(), "annotations": [], "logprobs": Rows()}
     return {"id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant", "content": [part]}

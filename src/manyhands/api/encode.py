@@ -1,0 +1,114 @@
+"""JSON that is encoded as it grows and sent in pieces: however long an answer is, one piece of it is little work.
+
+    Rows ─ append(item), encoded at once ─┐
+    Text ─ a long string ─────────────────┴─ pieces(value that holds them) ─► about PIECE_BYTES each
+
+Of a token with k alternatives an answer keeps only its row: about 100 bytes for each of the k + 1.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+from uuid import uuid4
+
+# Of an answer that is encoded, joined and written in one turn of the event loop. A piece may be larger by one item of it, or
+# by what is no Rows and no Text: a client's tools, which are bounded (prepare.py).
+PIECE_BYTES = 32 << 10
+HOLE = uuid4().hex  # stands where a part is put in; no client can say it
+_HOLE = f'"{HOLE}"'
+
+
+def encode(value: Any) -> bytes:
+    """As compact JSON, without Rows or Text in it."""
+    return _JSON.encode(value).encode()
+
+
+class Rows:
+    """A JSON array that only grows, of items that are encoded when they are appended."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self) -> None:
+        self._rows: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def append(self, item: Any) -> None:
+        """Add an item, which may not hold Rows or Text."""
+        self._rows.append(encode(item))
+
+    def take(self, other: "Rows") -> None:
+        """Add the items of `other`."""
+        self._rows += other._rows
+
+    def parts(self) -> Iterator[bytes]:
+        """As JSON, an item at a time."""
+        before = b"["
+        for row in self._rows:
+            yield before
+            yield row
+            before = b","
+        yield b"]" if self._rows else b"[]"
+
+
+class Text:
+    """A string of any length, which may grow."""
+
+    __slots__ = ("_texts",)
+
+    def __init__(self, text: str = "") -> None:
+        self._texts = [text]
+
+    def add(self, text: str) -> None:
+        """Go on with `text`."""
+        self._texts.append(text)
+
+    def parts(self) -> Iterator[bytes]:
+        """As JSON, at most PIECE_BYTES characters at a time."""
+        yield b'"'
+        for text in self._texts:
+            for start in range(0, len(text), PIECE_BYTES):
+                yield encode(text[start : start + PIECE_BYTES])[1:-1]
+        yield b'"'
+
+
+def pieces(value: Any, before: bytes = b"", after: bytes = b"") -> Iterator[bytes]:
+    """`value`, which may hold Rows and Text, as compact JSON between `before` and `after`. Encodes what is asked for next."""
+    held: list[Rows | Text] = []
+
+    def hold(part: Any) -> str:
+        if not isinstance(part, Rows | Text):
+            raise TypeError(f"{type(part).__name__} is no JSON")
+        held.append(part)
+        return HOLE
+
+    skeleton = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=hold).encode(value)
+    if not held:
+        yield b"%b%b%b" % (before, skeleton.encode(), after)
+        return
+    yield from _joined(_filled(skeleton.split(_HOLE), held, before, after))
+
+
+def _filled(skeleton: list[str], held: list[Rows | Text], before: bytes, after: bytes) -> Iterator[bytes]:
+    yield before + skeleton[0].encode()
+    for part, text in zip(held, skeleton[1:], strict=True):
+        yield from part.parts()
+        yield text.encode()
+    yield after
+
+
+def _joined(parts: Iterable[bytes]) -> Iterator[bytes]:
+    group: list[bytes] = []
+    size = 0
+    for part in parts:
+        group.append(part)
+        size += len(part)
+        if size >= PIECE_BYTES:
+            yield b"".join(group)
+            group, size = [], 0
+    if group:
+        yield b"".join(group)
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
