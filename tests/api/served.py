@@ -10,11 +10,12 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from manyhands.api.app import create_app, serving
+from manyhands.api.app import create_app
 from manyhands.api.auth import KeyRing
 from manyhands.api.gateway import Gateway, Job, Outcome
 from manyhands.api.openai import openai_router
 from manyhands.api.responses import responses_router
+from manyhands.api.server import serving
 from manyhands.config import LimitsConfig
 from manyhands.core import NodeAddr
 from manyhands.generate.repair import Event

@@ -20,7 +20,7 @@ Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def values(metrics: Metrics) -> Values:
-    families = text_string_to_metric_families(metrics.exposition().decode())
+    families = text_string_to_metric_families(b"".join(metrics.exposition()).decode())
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 
 
@@ -138,7 +138,7 @@ def test_failures_and_refusals_have_their_code(folder: Path) -> None:
 def test_nothing_private_is_exposed(folder: Path) -> None:
     async def main(scene: Observed) -> None:
         run = await scene.answer(8)
-        text = scene.metrics.exposition().decode()
+        text = b"".join(scene.metrics.exposition()).decode()
         for secret in (PROMPT, *PROMPT.split()[:1], run.answer.text.strip()):
             assert not secret or secret not in text
 
@@ -173,7 +173,7 @@ def exported(folder: Path) -> set[str]:
         await scene.swarm.hops[0].pool.get(scene.swarm.addrs[1], "control")
         await scene.evicting(1, at_token=2, max_tokens=4)
         names.update(name for name, _ in values(scene.metrics))
-        families = text_string_to_metric_families(scene.metrics.exposition().decode())
+        families = text_string_to_metric_families(b"".join(scene.metrics.exposition()).decode())
         names.update(f"{f.name}_total" if f.type == "counter" else f.name for f in families)
 
     play(folder, main)

@@ -3,6 +3,7 @@ that never comes. What one turn of the event loop does for it is counted, not ti
 """
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections import Counter
@@ -11,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from manyhands.api import prepare
+from manyhands.api.auth import KeyRing
 from manyhands.api.encode import PIECE_BYTES, Rows
+from manyhands.api.metrics import LINES_A_TURN, Metrics, _Watch, _Words
 from manyhands.api.sse import EventStream, Single, event_pieces
 from manyhands.config import LimitsConfig
+from manyhands.core import NodeId
+from manyhands.origin import Origin
 from tests.api.served import MODEL, Served, make_model, post, raw_slowly, served
 
 LIMITS = LimitsConfig()
@@ -153,24 +160,32 @@ def test_tokens_are_encoded_as_they_come(folder: Path, monkeypatch: pytest.Monke
     asyncio.run(main())
 
 
+def waiting() -> list[int]:
+    """Bytes that wait to be written, of every connection of this process."""
+    transports = list(asyncio.get_running_loop()._transports.values())  # type: ignore[attr-defined]
+    return [transport.get_write_buffer_size() for transport in transports if transport._sock is not None]
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(25):
+        while not is_so():  # noqa: ASYNC110 - another's state
+            await asyncio.sleep(0.005)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_reader_that_takes_nothing_is_cut(stream: bool, folder: Path) -> None:
     """What waits for it stays within the transport's mark, one piece and the system's buffers; its session is freed."""
     sizes: list[int] = []
 
-    def waiting() -> list[int]:
-        """Bytes that wait to be written, of every connection of this process."""
-        transports = list(asyncio.get_running_loop()._transports.values())  # type: ignore[attr-defined]
-        return [transport.get_write_buffer_size() for transport in transports]
-
     async def main() -> None:
-        async with served(folder, limits=LimitsConfig(write_timeout_s=0.5)) as it:
+        async with served(folder, limits=LimitsConfig(write_timeout_s=1, read_timeout_s=1)) as it:
             chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
-            chat |= {"logprobs": True, "top_logprobs": 20, "max_tokens": 200, "manyhands": {"ignore_eos": True}}
-            with socket.create_connection((it.addr.host, it.addr.port)) as reader:
+            chat |= {"logprobs": True, "top_logprobs": 20, "max_tokens": 160, "manyhands": {"ignore_eos": True}}
+            with socket.socket() as reader:
                 reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                reader.connect((it.addr.host, it.addr.port))
                 reader.sendall(post("/v1/chat/completions", json.dumps(chat).encode()))
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(25):
                     while not sizes or waiting():
                         sizes.extend(waiting())
                         await asyncio.sleep(0.005)
@@ -178,3 +193,101 @@ def test_a_reader_that_takes_nothing_is_cut(stream: bool, folder: Path) -> None:
 
     asyncio.run(main())
     assert 0 < max(sizes) < (64 << 10) + 2 * PIECE_BYTES
+
+
+def test_a_reader_that_never_takes_a_finished_answer_is_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is complete, so no write waits any more: closing the connection would, for as long as its reader likes."""
+    monkeypatch.setattr("manyhands.api.server.KEEP_ALIVE_S", 1)
+
+    async def main() -> None:
+        async with served(folder, limits=LimitsConfig(read_timeout_s=1)) as it:
+            with socket.socket() as reader:
+                reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                reader.connect((it.addr.host, it.addr.port))
+                for _ in range(4):
+                    reader.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                await until(lambda: sum(waiting()) > 0)
+                await until(lambda: not waiting())
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("size, is_kept", [(100_000, True), (100_000_000, False)])
+def test_a_body_that_is_refused_is_not_read_for_ever(size: int, is_kept: bool, folder: Path, tmp_path: Path) -> None:
+    """Of a body after its answer, what is small is thrown away; more than that, or slower, ends the connection."""
+
+    async def main() -> None:
+        keys = KeyRing(tmp_path / "keys.json")
+        keys.add("ann", 0.0)
+        async with served(folder, keys=keys) as it:
+            reader, writer = await asyncio.open_connection(it.addr.host, it.addr.port)
+            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
+            writer.write(f"{head}\r\ncontent-length: {size}\r\n\r\n".encode())
+            assert (await reader.readline()).split()[1] == b"401"
+            sent = 0
+            with contextlib.suppress(ConnectionError):
+                while sent < size:
+                    writer.write(b" " * 20_000)
+                    await writer.drain()
+                    sent += 20_000
+                    await asyncio.sleep(0)
+            assert (sent == size) == is_kept and sent < 20_000_000
+            if is_kept:
+                writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                assert b"GET /health" in await reader.read(), "served on the same connection"
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_body_that_is_refused_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyhands.api.server.DRAIN_S", 0.2)
+
+    async def main() -> None:
+        async with served(folder) as it:
+            reader, writer = await asyncio.open_connection(it.addr.host, it.addr.port)
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9999999\r\n\r\n")
+            async with asyncio.timeout(20):
+                with contextlib.suppress(ConnectionError):
+                    assert (await reader.read()).split()[1] in (b"413", b"415")
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_prompt_is_looked_at_once_for_all_its_choices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    fit = prepare.check_fit
+
+    def counted(ids: Any, *rest: Any) -> None:
+        looked.append(len(ids))
+        fit(ids, *rest)
+
+    monkeypatch.setattr(prepare, "check_fit", counted)
+    monkeypatch.setattr(Origin, "request_ids", lambda *_: looked.append(-1))
+
+    async def main() -> None:
+        async with served(folder) as it:
+            body = {"model": MODEL, "prompt": [1, 2, 3], "n": 4, "max_tokens": 2}
+            status, said = await raw_slowly(it, post("/v1/completions", json.dumps(body).encode()))
+            assert status == 200 and len(json.loads(said.split(b"\r\n\r\n")[1])["choices"]) == 4
+
+    asyncio.run(main())
+    assert looked == [3]
+
+
+def test_numbers_and_jobs_are_told_in_parts(folder: Path) -> None:
+    """256 nodes and 500 jobs: some hundred lines, and some jobs, in one turn of the loop."""
+
+    async def main() -> None:
+        async with served(folder) as it:
+            metrics = Metrics(it.gateway)
+            watch = _Watch(_Words())
+            for index in range(300):
+                metrics._share(watch, NodeId(f"{index:064x}"[::-1])).queue_s.observe(0.1)
+            parts = [part.count(b"\n") for part in metrics.exposition()]
+            assert sum(parts) > 256 * 40 and max(parts) < LINES_A_TURN + 64
+            families = text_string_to_metric_families(b"".join(metrics.exposition()).decode())
+            assert len(names := [family.name for family in families]) == len(set(names))
+
+    asyncio.run(main())

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from manyhands.api.access import Access
-from manyhands.api.app import create_app, serving
+from manyhands.api.app import create_app
 from manyhands.api.auth import KeyRing
 from manyhands.api.gateway import Caller, Gateway
 from manyhands.api.hosts import Authority, Hosts, is_loopback
@@ -22,6 +22,7 @@ from manyhands.api.metrics import Metrics
 from manyhands.api.native import native_router
 from manyhands.api.openai import openai_router
 from manyhands.api.responses import responses_router
+from manyhands.api.server import serving
 from manyhands.api.status import status_router
 from manyhands.cli.client import GatewayError, call
 from manyhands.cli.gateway import Names, api_for

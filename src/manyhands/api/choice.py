@@ -164,7 +164,7 @@ class Plan:
         marks = {token: text for text, token in self.voice.speaker.special.items()} if shown else {}
         ours = made.given.get("manyhands", {})
         path, draft = made.given.get("path") or ours.get("path", "ring"), ours.get("draft", "")
-        ask = Ask(made.model, api, self.prompt, params, caller, path, constraint, entry, marks, draft)
+        ask = Ask(made.model, api, self.prompt, params, caller, path, constraint, entry, marks, draft, is_fit=True)
         return ask, Choice(self)
 
 

@@ -3,7 +3,7 @@
     Rows ─ append(item), encoded at once ─┐
     Text ─ a long string ─────────────────┴─ pieces(value that holds them) ─► about PIECE_BYTES each
 
-Of a token with k alternatives an answer keeps only its row: about 100 bytes for each of the k + 1.
+Of a token with k alternatives an answer keeps only its row: about 60 bytes for each of the k + 1.
 """
 
 import json

@@ -24,6 +24,7 @@ from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
 from manyhands.errors import Forbidden, ManyhandsError, NotFound, RateLimited
 from manyhands.generate.draft import Drafting
 from manyhands.generate.hop import Hop
+from manyhands.generate.loop import Request
 from manyhands.generate.repair import Event, Repair
 from manyhands.generate.sample import Constraint
 from manyhands.origin import Answer, Origin, Timings, Token
@@ -91,6 +92,7 @@ class Ask:
     entry: Entry | None = None  # None: not charged yet
     marks: Mapping[int, str] = field(default_factory=dict)  # special tokens that shall appear in the text
     draft: str = ""  # one of config.DRAFTS; "": as the node's configuration says
+    is_fit: bool = False  # `prompt` and `params` are known to fit the model: once for all choices (prepare.check_fit)
 
 
 @dataclass(slots=True)
@@ -307,7 +309,8 @@ class Gateway:
     async def _run(self, ask: Ask) -> AsyncIterator[Run]:
         ask.caller.check_model(ask.model)
         origin = self.origin(ask.model)
-        answer = origin.answer(origin.request_ids(ask.prompt, ask.params))
+        request = Request(tuple(ask.prompt), ask.params) if ask.is_fit else origin.request_ids(ask.prompt, ask.params)
+        answer = origin.answer(request)
         job = self._new_job(ask)
         outcome: Outcome = "cancelled"
         try:

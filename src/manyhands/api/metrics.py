@@ -10,6 +10,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -29,6 +30,9 @@ TOKENS_PER_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 # A node has about 15 series: 256 of them are what a small Prometheus takes without noticing.
 MAX_NODES = 256
 OTHER = "other"
+# Of GET /metrics in one turn of the event loop.
+LINES_A_TURN = 256
+TALLIES_A_TURN = 12  # 252 lines
 
 
 class NodeLabels:
@@ -129,7 +133,7 @@ class Metrics(Collector):
         self._repair_s = histogram("repair_seconds", "From noticing a loss to a standing route", "model")
         self._fallbacks = counter("fallback_to_local", "Requests that went on alone on this machine", "model")
         self._corruptions = counter("shard_corruption_detected", "Hops caught sending what cannot be", "model")
-        self._node_requests = counter("node_requests", "Requests that a node had a part in", "node")
+        self._node_requests: dict[str, int] = {}
         Gauge("manyhands_start_time_seconds", "Unix time at which the gateway started", registry=registry).set(
             gateway.started_at
         )
@@ -137,9 +141,17 @@ class Metrics(Collector):
         registry.register(LiveGauges(gateway, self._labels))
         ProcessCollector(registry=registry)
 
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format (CONTENT_TYPE)."""
-        return generate_latest(self.registry)
+    def exposition(self) -> Iterator[bytes]:
+        """All metrics in Prometheus' text format (CONTENT_TYPE), some hundred lines at a time; between two of them the event
+        loop may do other work."""
+        last = ""
+        for family in self.registry.collect():
+            for part in _parts(family):
+                text = generate_latest(_Only(part))
+                if family.name == last:
+                    text = b"".join(line for line in text.splitlines(keepends=True) if not line.startswith(b"#"))
+                last = family.name
+                yield text
 
     def describe(self) -> list[Metric]:
         """Nothing: so that registering does not collect."""
@@ -158,16 +170,21 @@ class Metrics(Collector):
         )
         for node, share in self._shares.items():
             passed.add_metric((node,), share.tokens)
-        yield from (tokens, passed)
+        requests = CounterMetricFamily(
+            "manyhands_node_requests", "Requests that a node had a part in", labels=("node",)
+        )
+        for node, count in self._node_requests.items():
+            requests.add_metric((node,), count)
+        yield from (tokens, passed, requests)
         between = {model: words.token_s for model, words in self._words.items()}
-        yield _tallied("token_seconds", "Between two tokens of a request", "model", between)
+        yield from _tallied("token_seconds", "Between two tokens of a request", "model", between)
         queue = {node: share.queue_s for node, share in self._shares.items()}
-        yield _tallied("hop_queue_seconds", "A step's wait for a hop's device, as the hop says", "node", queue)
+        yield from _tallied("hop_queue_seconds", "A step's wait for a hop's device, as the hop says", "node", queue)
         compute = {node: share.compute_s for node, share in self._shares.items()}
         stall = HistogramMetricFamily("manyhands_loop_stall_seconds", "What held the event loop for more than 10 ms")
         stall.add_metric((), self._gateway.watchdog.buckets(), self._gateway.watchdog.total_s)
         yield stall
-        yield _tallied("hop_compute_seconds", "A hop's device step, as the hop says", "node", compute)
+        yield from _tallied("hop_compute_seconds", "A hop's device step, as the hop says", "node", compute)
 
     # -- what the gateway tells ---------------------------------------------------------------------------------------
 
@@ -227,7 +244,8 @@ class Metrics(Collector):
     def _note_node(self, watch: _Watch, node: NodeId) -> None:
         if node not in watch.nodes:
             watch.nodes.add(node)
-            self._node_requests.labels(self._labels.label(node)).inc()
+            label = self._labels.label(node)
+            self._node_requests[label] = self._node_requests.get(label, 0) + 1
 
     def _note_liars(self, job: Job, watch: _Watch) -> None:
         if job.liars > watch.num_liars:
@@ -353,11 +371,43 @@ def sessions_by_node(node: Node) -> dict[NodeId, int]:
     return counts
 
 
-def _tallied(name: str, text: str, label: str, tallies: Mapping[str, Tally]) -> Metric:
-    family = HistogramMetricFamily(f"manyhands_{name}", text, labels=(label,))
-    for value, tally in tallies.items():
-        family.add_metric((value,), tally.buckets(), tally.total)
-    return family
+def _tallied(name: str, text: str, label: str, tallies: Mapping[str, Tally]) -> Iterator[Metric]:
+    """One family, in parts of TALLIES_A_TURN."""
+    for some in batched(tallies.items(), TALLIES_A_TURN):
+        family = HistogramMetricFamily(f"manyhands_{name}", text, labels=(label,))
+        for value, tally in some:
+            family.add_metric((value,), tally.buckets(), tally.total)
+        yield family
+
+
+def _parts(family: Metric) -> Iterator[Metric]:
+    """The family in parts of LINES_A_TURN; one of prometheus_client's own, whose labels are few, in one."""
+    if any(sample.name.endswith("_created") for sample in family.samples):
+        yield family
+        return
+    for samples in batched(family.samples, LINES_A_TURN):
+        part = Metric(family.name, family.documentation, family.type)
+        part.samples = samples
+        yield part
+
+
+class _Only:
+    """A registry of one metric."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> list[Metric]:
+        return [self._family]
+
+
+T = TypeVar("T")
+
+
+def batched(items: Iterable[T], size: int) -> list[list[T]]:
+    """What there is now, in lists of at most `size`; one of none if there is nothing."""
+    now = list(items)
+    return [now[start : start + size] for start in range(0, max(1, len(now)), size)]
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

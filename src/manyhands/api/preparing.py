@@ -20,7 +20,7 @@ from manyhands.api.prepare import Prepared
 from manyhands.api.prepare_process import HEAD_BYTES, READY, Job, SpeakerSpec, lengths_of, read_answer, to_frame
 from manyhands.errors import BadRequest, RateLimited, ShardUnavailable
 
-# What is parsed, checked, rendered and tokenised on the event loop: 4 ms at the worst (tests/api/test_preparing.py).
+# What is parsed, checked, rendered and tokenised on the event loop (tests/api/test_preparing.py).
 INLINE_BYTES = 8 << 10
 DEADLINE_S = 10.0
 NUM_PROCESSES = 2

@@ -1,5 +1,6 @@
 """Whether this gateway lives, whether it could answer, and what it counts: for supervisors and Prometheus."""
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -36,7 +37,11 @@ def status_router(gateway: Gateway, metrics: Metrics) -> APIRouter:
     @router.get("/metrics", summary="Metrics", response_class=Response)
     async def exposition() -> Response:
         """Prometheus' text format; docs/metrics.md explains every name."""
-        return Response(metrics.exposition(), media_type=CONTENT_TYPE)
+        parts = []
+        for part in metrics.exposition():
+            parts.append(part)
+            await asyncio.sleep(0)
+        return Response(b"".join(parts), media_type=CONTENT_TYPE)
 
     return router
 

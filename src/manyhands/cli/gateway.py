@@ -86,7 +86,7 @@ class ApiPlan:
             raise BadRequest(f"{given[0]} is for the HTTP API: open it with --api HOST:PORT")
         if not api:
             return cls(None)
-        from manyhands.api.app import check_exposure
+        from manyhands.api.server import check_exposure
 
         addr = NodeAddr.parse(api)
         check_exposure(addr.host, _keys(), insecure=insecure)
@@ -128,7 +128,7 @@ async def api_for(
     wider than this machine while nobody needs a key (unless `insecure`); if the job file cannot be written or the trace
     exporter is not installed.
     """
-    from manyhands.api.app import create_app, serving
+    from manyhands.api.app import create_app
     from manyhands.api.choice import Voices
     from manyhands.api.gateway import Gateway
     from manyhands.api.jobs import History, JobFile
@@ -138,6 +138,7 @@ async def api_for(
     from manyhands.api.native import native_router
     from manyhands.api.openai import openai_router
     from manyhands.api.responses import responses_router
+    from manyhands.api.server import serving
     from manyhands.api.status import status_router
     from manyhands.api.trace import open_tracing
 

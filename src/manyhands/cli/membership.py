@@ -217,8 +217,8 @@ def _is_free(port: int, host: str = "0.0.0.0") -> bool:
 
 def _check_api(wish: Wish, home: Path) -> None:
     """Say now, and not when the model is loaded, that the API cannot be opened. Raises BadRequest."""
-    from manyhands.api.app import check_exposure
     from manyhands.api.auth import FILE, KeyRing
+    from manyhands.api.server import check_exposure
 
     if wish.api in ("", "off"):
         return
