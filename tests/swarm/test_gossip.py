@@ -38,6 +38,7 @@ class Member:
         self.hosted = hosted(index % 3 * 8)
         self.is_alive = True
         self.side = 0
+        self.linked: set[NodeId] = set()
 
 
 class Loop:
@@ -66,6 +67,7 @@ class Loop:
             else [peer_of(other) for other in knows or ()]
         )
         for peer in told:
+            member.linked.add(peer.node)
             self._post(member, member.backend.joined(peer, self.now))
         return member
 
@@ -97,6 +99,13 @@ class Loop:
         for data in member.announcer.withdraw(self.now):
             self._post(member, member.backend.publish(data, self.now))
         member.is_alive = False
+
+    def crash(self, member: Member) -> None:
+        """A node dies, and the links to it break."""
+        member.is_alive = False
+        for other in self.alive():
+            if member.peer.node in other.linked:
+                self._post(other, other.backend.lost(member.peer.node, self.now))
 
     def _act(self, kind: str, member: Member) -> None:
         if kind == "tick":
@@ -140,7 +149,7 @@ def test_crashed_nodes_are_gone_everywhere_within_20_s() -> None:
     loop = Loop(30)
     loop.run(20)
     for member in loop.alive()[:10]:
-        member.is_alive = False
+        loop.crash(member)
     assert loop.run_until_equal({member.peer.node for member in loop.alive()}, 20) > 0
     loop.run(30)
     assert all(len(view) == 20 for view in loop.views()), "and do not come back as ghosts"

@@ -187,3 +187,22 @@ def test_random_bytes_change_nothing(data: bytes, value: bytes) -> None:
     assert shelf.put(data, NOW) == "malformed"
     assert shelf.put_beat(TAG, 8, value, NOW) == "forged"
     assert shelf.records(NOW) == [record_of()]
+
+
+def test_a_linked_node_is_judged_by_its_link_not_by_late_beats() -> None:
+    """A starved machine's beats come late; its link's heartbeats tell that it is there, until the link is lost."""
+    shelf = Shelf(key_of(9).node_id)
+    shelf.put(sign(record_of(), key_of(0)), NOW)
+    shelf.trust(key_of(0).node_id, is_linked=True)
+    assert len(shelf.records(NOW + FRESH_S + 40)) == 1
+    assert not [entry for entry in shelf if entry.is_current(NOW + FRESH_S + 40)], "others are told nothing stale"
+    assert shelf.records(NOW + 120) == [], "a record's lifetime ends all the same"
+    shelf.suspect(key_of(0).node_id)
+    assert shelf.records(NOW + 1) == []
+
+
+def test_an_answer_is_no_link() -> None:
+    shelf = Shelf(key_of(9).node_id)
+    shelf.put(sign(record_of(), key_of(0)), NOW)
+    shelf.trust(key_of(0).node_id)
+    assert shelf.records(NOW + FRESH_S + 1) == []

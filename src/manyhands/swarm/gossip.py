@@ -98,7 +98,7 @@ class Gossip(OnShelf):
         if peer.node == self.me:
             return []
         self._meet(peer)
-        self.shelf.trust(peer.node)
+        self.shelf.trust(peer.node, is_linked=True)
         return [Outgoing(peer, self._sparse(now))]
 
     def lost(self, node: NodeId, now: float) -> list[Outgoing]:

@@ -6,7 +6,9 @@ that jumps changes nothing.
 
     FRESH_S = 13 s: a beat every 5 s that takes up to 6 s to get here leaves 2 s for a node that is held up; and a node that
     crashed is gone from every view after at most 6 + 13 = 19 s. A lost link (`suspect`) takes it out at once, until the link
-    is back or the node spoke twice: the first beat to come may have been on its way already.
+    is back or the node spoke twice: the first beat to come may have been on its way already. A node that is linked is judged
+    by its link's heartbeats alone (net/liveness.py), which tell a starved machine from a dead one: late beats do not take it
+    out.
 
 A withdrawn record stays as a tombstone until everything it replaced has ended, so that it cannot be replayed. So does a record
 that is no longer fresh: it comes back only by a later word of its node.
@@ -62,6 +64,7 @@ class Entry:
     account: NodeId  # that its room is on
     teller: NodeId  # who passed it on
     trusted_from: int = 0  # the version from which the node is no longer suspect
+    is_linked: bool = False  # a link to its node is up
 
     @property
     def data(self) -> bytes:
@@ -71,7 +74,9 @@ class Entry:
     def is_fresh(self, now: float) -> bool:
         """Whether the record may be offered: its node spoke lately and it is neither withdrawn nor over."""
         record = self.record
-        return not record.is_withdrawn and record.version >= self.trusted_from and self.is_current(now)
+        if record.is_withdrawn or record.version < self.trusted_from:
+            return False
+        return self.is_current(now) or (self.is_linked and not self.has_ended(now))
 
     def is_current(self, now: float) -> bool:
         """Whether others should have it too: its node spoke lately, or withdrew it."""
@@ -143,6 +148,7 @@ class Shelf:
         self._by_tag: dict[bytes, Key] = {}
         self._of_node: dict[NodeId, set[Key]] = {}
         self._accounts: dict[NodeId, dict[Key, None]] = {}  # in order of arrival
+        self._linked = {me}
         self._known: dict[NodeId, None] = {}  # those that a link has proven, the latest last
 
     def put(self, data: bytes, now: float) -> Verdict:
@@ -170,17 +176,23 @@ class Shelf:
 
     def suspect(self, node: NodeId) -> None:
         """The link to `node` was lost: offer nothing of it until it has spoken twice, or `trust`."""
+        self._linked.discard(node)
         for entry in self.of_node(node):
-            entry.trusted_from = entry.record.version + 2
+            entry.trusted_from, entry.is_linked = entry.record.version + 2, False
 
-    def trust(self, node: NodeId) -> None:
-        """A link to `node` is up (again): what it says is on its own account from now on."""
+    def trust(self, node: NodeId, *, is_linked: bool = False) -> None:
+        """`node` answered, which proved its key: what it says is on its own account from now on.
+
+        `is_linked`: a link to it is up, and `suspect` will tell when it is lost.
+        """
         self._known.pop(node, None)
         self._known[node] = None
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
+        if is_linked:
+            self._linked.add(node)
         for entry in self.of_node(node):
-            entry.trusted_from = 0
+            entry.trusted_from, entry.is_linked = 0, node in self._linked
             self._charge(entry, node)
 
     def is_known(self, node: NodeId) -> bool:
@@ -282,6 +294,7 @@ class Shelf:
 
     def _keep(self, entry: Entry) -> None:
         key = entry.record.key
+        entry.is_linked = key.node in self._linked
         old = self._entries.get(key)
         self._entries[key] = entry
         self._by_tag[entry.tag] = key

@@ -53,7 +53,7 @@ class Static(OnShelf):
         if peer.node == self.me:
             return []
         self._linked[peer.node] = peer
-        self.shelf.trust(peer.node)
+        self.shelf.trust(peer.node, is_linked=True)
         return [Outgoing(peer, data) for data in self._own.values()]
 
     def lost(self, node: NodeId, now: float) -> list[Outgoing]:

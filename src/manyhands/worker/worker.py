@@ -23,10 +23,10 @@ from manyhands.net.pool import CONNECT_TIMEOUT_S, LinkPool
 from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import Fault, Feed, Open
 from manyhands.wire.signed import Serials, is_signed
+from manyhands.worker.allotment import Allotment
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.log import LogBudget
 from manyhands.worker.owners import Owners
-from manyhands.worker.quota import Quota
 from manyhands.worker.serve import Opening, SpanHost
 from manyhands.worker.session import HopSession
 
@@ -73,7 +73,7 @@ class Worker:
         self.hosts: list[SpanHost] = []
         self.logs = LogBudget(config.log_bytes)
         self.owners = Owners()
-        self.dials = Quota("dials", MAX_DIALS_PER_PEER, MAX_DIALS)
+        self.dials = Allotment("dials", MAX_DIALS_PER_PEER, MAX_DIALS)
         self._serials: dict[Link, Serials] = {}  # of the Opens that came on each link
         self._name, self._pool, self._start, self._sampling = name, pool, start, sampling
         self._loadable: list[Loadable] = []

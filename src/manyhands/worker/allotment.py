@@ -8,7 +8,7 @@ from manyhands.core import NodeId
 from manyhands.errors import Busy
 
 
-class Quota:
+class Allotment:
     """Counts different things in use: who asks for one that is in use by them already uses nothing more.
 
     `what` names them in the refusal.
@@ -19,7 +19,7 @@ class Quota:
         self._used: dict[NodeId, Counter[Hashable]] = {}
 
     def __repr__(self) -> str:
-        return f"<Quota {self.num_used} of {self._total} {self._what}>"
+        return f"<Allotment {self.num_used} of {self._total} {self._what}>"
 
     @property
     def num_used(self) -> int:
