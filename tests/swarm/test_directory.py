@@ -58,18 +58,20 @@ def test_a_span_that_is_given_up_is_withdrawn() -> None:
     announcer = announcer_of(0)
     announcer.speak(hosted(0, 8), NOW)
     said = [open_record(data) for data in announcer.speak(hosted(8), NOW + 5)]
-    assert [(r.info.span.start, r.is_withdrawn) for r in said if r.info] == [(0, True), (8, False)]
+    assert [(r.info.span.start, r.is_withdrawn) for r in said if r.info] == [(8, False), (0, True)], (
+        "first what is new: no view is without the node in between"
+    )
     again = [open_record(data) for data in announcer.speak(hosted(0, 8), NOW + 6)]
-    assert again[0].sequence > said[0].version, "taking it again outdoes the withdrawal"
+    assert again[0].sequence > said[1].version, "taking it again outdoes the withdrawal"
 
 
 def test_a_node_that_hosts_nothing_is_a_member_and_leaving_withdraws_all() -> None:
     announcer = announcer_of(0)
     assert open_record(announcer.speak([], NOW)[0]).info is None
-    (joined, left) = announcer.speak(hosted(0), NOW + 5)
-    assert open_record(joined).is_withdrawn
+    hosting, idle = [open_record(data) for data in announcer.speak(hosted(0), NOW + 5)]
+    assert not hosting.is_withdrawn and idle.is_withdrawn
     assert [open_record(data).is_withdrawn for data in announcer.withdraw(NOW + 6)] == [True]
-    assert announcer.withdraw(NOW + 7) == [] and left
+    assert announcer.withdraw(NOW + 7) == []
 
 
 def test_a_clock_that_goes_back_does_not_lower_the_sequence() -> None:

@@ -51,11 +51,15 @@ class Announcer:
         self._floor = 0  # sequences must exceed it
 
     def speak(self, hosted: Sequence[tuple[SpanInfo, SpanLoad]], now: float) -> list[bytes]:
-        """The statements that are due, given all that this node hosts and how busy that is. Call every BEAT_S."""
+        """The statements that are due, given all that this node hosts and how busy that is. Call every BEAT_S.
+
+        What is new comes before what is withdrawn, so that a node that changes its layers is in every view all the time.
+        """
         facts: Sequence[tuple[SpanInfo | None, SpanLoad]] = hosted or [(None, SpanLoad())]
         records = {record.key: record for record in (self._draft(info, load, now) for info, load in facts)}
         gone = [said.record for key, said in self._said.items() if key not in records]
-        return [self._withdraw(record, now) for record in gone] + [self._say(r, now) for r in records.values()]
+        said = [self._say(record, now) for record in records.values()]
+        return said + [self._withdraw(record, now) for record in gone]
 
     def withdraw(self, now: float) -> list[bytes]:
         """Take back everything: this node leaves."""
