@@ -57,7 +57,7 @@ def caller_of(request: Request) -> Caller:
 
 
 def client_of(request: Request) -> str:
-    """The client's address: by it turns are taken where nobody needs a key."""
+    """The client's address: turns are taken by it where no key is needed."""
     return request.client.host if request.client is not None else ""
 
 

@@ -41,7 +41,7 @@ class Http(HttpToolsProtocol):
 
     A header has at most MAX_HEADER_BYTES; so has anything else that the parser keeps to itself (a trailer), of which it may
     take one read more. `request.state.abort()` ends the connection at once, whatever is still to be written, and while
-    `request.state.flow.write_paused` is false, writing waits for nobody.
+    `request.state.flow.write_paused` is false, writing does not wait.
     """
 
     read_timeout_s = 30.0
@@ -190,7 +190,7 @@ def pending_requests(max_descriptors: int) -> PendingLimits:
 async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False) -> AsyncIterator[NodeAddr]:
     """Serve `app` while the block runs; yields where (port 0: any). Streams end STOP_TIMEOUT_S after it at the latest.
 
-    Raises BadRequest if the address is taken or unknown, or wider than this machine while nobody needs a key.
+    Raises BadRequest if the address is taken or unknown, or wider than this machine while no key is needed.
     """
     gateway: Gateway = app.state.gateway
     keys: KeyRing | None = app.state.keys
@@ -235,7 +235,7 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
 
 
 def check_exposure(host: str, keys: KeyRing | None, *, insecure: bool) -> None:
-    """Raise BadRequest if others than this machine could come in at `host` and nobody would ask them for a key."""
+    """Raise BadRequest if others than this machine could come in at `host` without being asked for a key."""
     if not insecure and not is_loopback(host) and (keys is None or keys.is_empty):
         raise BadRequest(
             f"{host} lets other machines in without a key: make one (manyhands key add NAME) or --insecure"

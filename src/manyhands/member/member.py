@@ -40,9 +40,9 @@ KNOCK_S = 5.0  # for one address of the ticket to answer
 REACH_S = 8.0  # to dial a node for the directory
 FIRST_NEWS_S = 3.0  # for the first records after somebody answered
 KNOCK_AGAIN_S = (
-    10.0  # while nobody is linked, and for nodes of the list that are not; else at one address known from earlier
+    10.0  # while no node is linked, and for nodes of the list that are not; else at one address known from earlier
 )
-LOOK_S = 1.0  # between looks at whether something calls for knocking at once
+LOOK_S = 1.0  # between looks at whether something calls for dialling at once
 SUSPENDED_S = 2.0  # the machine slept for so long: links may be dead, addresses may have changed
 MAX_HEARD = 32  # addresses that the local network told of
 MAX_MET = 64  # nodes that were linked, whose addresses are remembered
@@ -253,7 +253,7 @@ class Member:
         return is_so()
 
     def hear(self, addrs: Iterable[NodeAddr]) -> None:
-        """The local network tells of members of this swarm at `addrs` (at most MAX_HEARD count): knock at those not linked."""
+        """The local network tells of members of this swarm at `addrs` (at most MAX_HEARD count): dial those not linked."""
         heard = list(islice(addrs, MAX_HEARD))
         if heard != self._heard:
             self._heard = heard
@@ -298,7 +298,7 @@ class Member:
         return has_news
 
     def _shut_doors(self, *, is_all: bool) -> list[NodeAddr]:
-        """Where to knock: with links, at nodes of the list and of the local network, and at one other known address in turn."""
+        """Where to dial: with links, at nodes of the list and of the local network, and at one other known address in turn."""
         linked = self.edges()
         shut = [addr for addr in self._doors() if addr.node not in linked and self._behind.get(addr) not in linked]
         if is_all or not linked:

@@ -1,7 +1,7 @@
 """A listening socket that hands on the connections of members and drops the others, as door.py says. No TLS of its own.
 
 The ClientHello is looked at (MSG_PEEK) and stays in the kernel for the TLS library. A caller that has not sent it holds one
-descriptor and a hundred bytes here, no task and no turn: nobody waits for it.
+descriptor and a hundred bytes here, no task and no turn: no other caller waits for it.
 """
 
 import asyncio

@@ -8,7 +8,7 @@ of both, and how late event loops have run lately, here and there, decides how l
     another link of the pair was given up      the same       PROBE_S
 
 Silence is measured on a clock that stands still while this process does not run (stalls.py), so a node that was starved,
-stopped or suspended holds that against nobody.
+stopped or suspended holds that against no peer.
 """
 
 from collections import deque

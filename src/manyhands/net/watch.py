@@ -16,7 +16,7 @@ from manyhands.wire.message import Message, Ping
 
 logger = logging.getLogger(__name__)
 
-NO_ANSWER = 0  # the nonce of a ping whose answer nobody awaits: it shows that this loop runs
+NO_ANSWER = 0  # the nonce of a ping whose answer is not awaited: it shows that this loop runs
 
 
 async def read(link: Link, take: Callable[[Message], None]) -> str:

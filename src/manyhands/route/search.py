@@ -37,7 +37,7 @@ def find_route(
     What is known of room is some seconds old: a full offer is used only for layers that no offer with room holds, and its node
     is then asked all the same (HN-32). `wanted`: weights and precision to prefer, if they cover the model. Raises
     WeightsMismatch if the offers disagree on weights or precision and no one kind covers the model; ShardUnavailable naming
-    the layers that nobody holds.
+    the layers that no node holds.
     """
     admitted = [o for o in offers if terms.admits(o)]
     run = Span(0, num_layers)

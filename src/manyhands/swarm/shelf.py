@@ -1,7 +1,7 @@
 """What a node holds of the directory: the newest statement of every key, and why others were refused. Pure.
 
 Time is this node's monotonic clock alone: a record is fresh for FRESH_S after it, or a beat of it, came as news, and over
-lifetime_s after it came. What its signer's clock shows plays no part, so a clock that is a day off locks nobody out, and one
+lifetime_s after it came. What its signer's clock shows plays no part, so a clock that is a day off locks no member out, and one
 that jumps changes nothing.
 
     FRESH_S = 13 s: a beat every 5 s that takes up to 6 s to get here leaves 2 s for a node that is held up; and a node that

@@ -1,6 +1,6 @@
 """A checkpoint's chat template, rendered within bounds. Pure; knows no tokenizer.
 
-A template is a program from a stranger, run on a client's words. Jinja's sandbox keeps it away from the process; the bounds
+A template is an untrusted program, run on a client's words. Jinja's sandbox keeps it away from the process; the bounds
 here keep it from using the process up: `Budget` counts passes of loops and macros, looks at the clock at each, and limits
 what one operation may build. What these cannot see, say one filter over a long range, is for the caller's process limits:
 `is_simple` tells which templates use only operations whose cost these bounds hold.
