@@ -211,12 +211,15 @@ class Node:
             raise LinkClosed(
                 f"{addr} could not be reached lately: it is dialled again in {wait_s:.0f} s at the earliest"
             )
+        self.setbacks.began(node, addr)
         try:
             async with asyncio.timeout(timeout_s):
                 link = await self.pool.get(NodeAddr(addr.host, addr.port, node), "control")
         except (LinkClosed, TimeoutError) as error:
             self.note_unreachable(node, [addr])
             raise LinkClosed(str(error) or f"{addr} did not answer within {timeout_s:g} s") from error
+        finally:
+            self.setbacks.ended(addr)
         self.setbacks.reached(node, addr)
         return link
 

@@ -91,7 +91,7 @@ def test_a_join_and_a_repair_go_through_while_every_door_is_flooded(
             floods.append(await stack.enter_async_context(flooded(third, 2)))
             await place.hosting(third)
             await until(lambda: len(spans(first)) == 3)
-            place.faults.at("decode", second.node, lambda: place.faults.die(second.node), 6)
+            place.faults.at("decode", second.node, lambda: place.faults.die(second.node), 2)
             answer = await origin.complete(origin.request_ids(PROMPT, PARAMS))
             assert answer.token_ids == wanted.token_ids
             assert [(repair.lost, repair.replacement) for repair in answer.repairs] == [(("n1",), ("n2",))]

@@ -94,7 +94,7 @@ def test_corrupt_part_is_noticed(llama: Path, tmp_path: Path) -> None:
     with (part / SINGLE).open("r+b") as handle:
         handle.seek(victim.start)
         handle.write(b"\x55" * 8)
-    with pytest.raises(ModelError, match=f"{victim.name} is corrupt"):
+    with pytest.raises(ModelError, match=f"{victim.name} is damaged"):
         build_manifest(part)
 
 

@@ -163,7 +163,6 @@ def test_a_listener_takes_the_lane_that_hello_names() -> None:
         ("control", HELLO["data"]),
         ("control", HELLO["control"] + HELLO["control"]),
         ("control", HELLO["control"] + to_bytes(STEPS[0])),
-        ("data", HELLO["data"] + to_bytes(Ping(1))),
         ("control", HELLO["control"] + to_bytes(Credit(SESSION, 1, 0, 1))),
         ("control", to_bytes(Hello(PROTOCOL_VERSION + 1, "control", "", None, (), TOKEN))),
         ("bulk", HELLO["bulk"] + to_bytes(Directory(b"x"))),

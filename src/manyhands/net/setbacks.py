@@ -3,7 +3,8 @@
 A record may name any address, also one that blackholes, or a machine that has nothing to do with the swarm. So a dial that
 failed is remembered for the node *and* for its address: both are left alone for FIRST_S, twice as long after each further
 failure, at most MAX_S, and forgotten after as long again. However many made-up keys name one address, a node dials it no more
-often than that. An address where a link has proven one node is not dialled for another one while that link is open.
+often than that. An address where a link has proven one node is not dialled for another one while that link is open, nor one
+that is being dialled for another.
 """
 
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from manyhands.core import NodeAddr, NodeId
 
 FIRST_S = 5.0
 MAX_S = 300.0
+AGAIN_S = 1.0  # until an address that is being dialled for another node is asked about again
 MAX_REMEMBERED = 8192  # nodes and addresses; the oldest are forgotten first
 Place = tuple[str, int]
 
@@ -22,6 +24,7 @@ class Setbacks:
     def __init__(self) -> None:
         self._failures: dict[NodeId | Place, tuple[float, float]] = {}  # (how long it is left alone, until when)
         self._proven: dict[Place, NodeId] = {}  # by links that are open
+        self._dialled: dict[Place, NodeId] = {}  # now, and for whom
 
     def __len__(self) -> int:
         return len(self._failures)
@@ -38,6 +41,14 @@ class Setbacks:
             self._failures[key] = wait_s, now + wait_s
             if len(self._failures) > MAX_REMEMBERED:
                 del self._failures[next(iter(self._failures))]
+
+    def began(self, node: NodeId, addr: NodeAddr) -> None:
+        """`node` is dialled at `addr` from now on, until `ended`."""
+        self._dialled[addr.host, addr.port] = node
+
+    def ended(self, addr: NodeAddr) -> None:
+        """The dial of `addr` is over, whatever came of it."""
+        self._dialled.pop((addr.host, addr.port), None)
 
     def reached(self, node: NodeId, addr: NodeAddr | None = None) -> None:
         """A link to `node` is open; `addr`: where it was dialled."""
@@ -60,5 +71,7 @@ class Setbacks:
         owner = self._proven.get(place)
         if owner not in (None, node):
             return MAX_S
+        if self._dialled.get(place, node) != node:
+            return AGAIN_S
         ends = [self._failures[key][1] for key in (node, place) if key in self._failures]
         return max(0.0, *(end - now for end in ends)) if ends else 0.0
