@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from manyhands.engine.library import Array, Tensor
 
 SOURCE = Path(__file__).with_name("remote.c")
@@ -45,8 +47,16 @@ class Remote:
         """In place of library.address."""
         if array is None:
             return None
-        self._lent.append((array, self.upload(array.tobytes())))
-        return self._lent[-1][1]
+        given = array
+        if not array.flags.c_contiguous:  # a view that C reads by its strides: all that lies between its numbers
+            extent = (
+                sum((n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)) // array.itemsize + 1
+            )
+            given = np.lib.stride_tricks.as_strided(array, (extent,), (array.itemsize,), writeable=False)
+        at = self.upload(given.tobytes())
+        if given is array:
+            self._lent.append((array, at))
+        return at
 
     def tensor(self, array: Array | None) -> Tensor:
         """In place of library.tensor."""

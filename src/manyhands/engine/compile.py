@@ -8,7 +8,8 @@ import numpy as np
 from manyhands.core import Precision
 from manyhands.engine import library
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array, Plan
-from manyhands.engine.weights import Read, Stored, as_fp32, matrix, take, vector
+from manyhands.engine.memory import Memory
+from manyhands.engine.weights import Found, Read, Stored, as_fp32, find, matrices, matrix, take, vector
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
     RESIDUAL,
@@ -63,6 +64,7 @@ class _Compiler:
         if precision not in ROW_TYPES:
             raise ModelError(f"the native engine computes in {' and '.join(ROW_TYPES)}, not in {precision}")
         self._program, self._read, self._precision = program, read, precision
+        self._memory = Memory()
         self._rates = [np.array(rope.frequencies, np.float32) for rope in program.ropes]
         self._ops: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = []
         self._widths, self._numbers = [program.hidden], {(RESIDUAL, program.hidden, False): 0}
@@ -81,6 +83,9 @@ class _Compiler:
         self, kind: int, numbers: Sequence[int], reals: Sequence[float] = (), tensors: Sequence[Array | None] = ()
     ) -> None:
         self._ops.append((kind, numbers, reals, tensors))
+
+    def _matrix(self, found: Found) -> Stored:
+        return matrix(found, self._precision, self._memory)
 
     def source(self, name: str) -> int:
         return self.bound[name]
@@ -120,7 +125,7 @@ class _Compiler:
             self._part(source, part)
 
     def _part(self, source: int, part: Part) -> None:
-        weight = matrix(take(part.weight, self._read), self._precision)
+        weight = self._matrix(find(part.weight, self._read))
         bias = vector([part.bias] if part.bias else [], self._read)
         target = self.target(part.target, part.weight.outputs)
         numbers = (source, target, TYPES[weight.type], ACTIVATIONS.index(part.activation))
@@ -161,7 +166,7 @@ class _Compiler:
             self._slice(seen, target, Stored(after.type, part), columns)
 
     def _slice(self, source: int, target: int, stored: Stored, columns: Sequence[int]) -> None:
-        weight = matrix(stored, self._precision)
+        weight = self._matrix((stored, None))
         self.emit(library.PRODUCT, (source, target, TYPES[weight.type], 0, *columns), (), (weight.array, None))
 
     @add.register
@@ -194,8 +199,7 @@ class _Compiler:
 
     def _stack(self, op: Experts, weight: Weight) -> Stored:
         """The matrices of all experts, packed, one behind the other."""
-        each = [matrix(take(weight, self._read, expert), self._precision) for expert in range(op.experts)]
-        return Stored(each[0].type, np.concatenate([stored.array for stored in each]))
+        return matrices(op.experts, lambda expert: find(weight, self._read, expert), self._precision, self._memory)
 
     def _biases(self, op: Experts, weight: Weight | None) -> Array | None:
         if weight is None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
-VERSION: Final = 1  # of the interface: mh_version in native/plan.c
+VERSION: Final = 2  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon")  # by the number that C gives them
 PREFERENCE: Final = ("avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
@@ -72,7 +72,7 @@ def load() -> ctypes.CDLL:
         "mh_supports": (ctypes.c_int, [count]),
         "mh_calls": (ctypes.c_uint64, [count]),
         "mh_packed_size": (count, [count, count]),
-        "mh_pack": (ctypes.c_int, [count, pointer, count, count, count, pointer, count]),
+        "mh_pack": (ctypes.c_int, [count, count, pointer, *([count] * 5), pointer, pointer, count]),
         "mh_apply": (ctypes.c_int, [count, count, real, pointer, pointer, count]),
         "mh_embed": (
             ctypes.c_int,
@@ -127,17 +127,33 @@ def tensor(array: Array | None) -> Tensor:
     return Tensor(array.ctypes.data, array.nbytes)
 
 
-def pack(weight_NK: Array, type_name: str) -> Array:
-    """A matrix as panels of 16 columns (native/kernels.h), in new memory. Raises ModelError for impossible shapes."""
-    weight_NK = np.ascontiguousarray(weight_NK)
-    n, k = weight_NK.shape
-    size = load().mh_packed_size(n, k)
+def packed_size(n: int, k: int) -> int:
+    """Numbers that a matrix [n, k] takes when packed. Raises ModelError for impossible shapes."""
+    size = int(load().mh_packed_size(n, k))
     if size < 0:
         raise ModelError(f"a matrix of {n} x {k} cannot be packed")
-    packed = np.empty(size, weight_NK.dtype)
-    code = load().mh_pack(TYPES[type_name], address(weight_NK), weight_NK.nbytes, n, k, address(packed), packed.nbytes)
-    check(code)
-    return packed
+    return size
+
+
+def pack(
+    weight_NK: Array, type_name: str, kept: str = "", rows: NDArray[np.int64] | None = None, out: Array | None = None
+) -> Array:
+    """A matrix as panels of 16 columns (native/kernels.h), in `out` if it is given, else in new memory.
+
+    The matrix may be a view (transposed, a part); `rows` takes some of its rows, in that order. `kept`: "bf16" rounds a
+    matrix of fp32. One thread; the GIL is released. Raises ModelError for impossible shapes.
+    """
+    kept, size = kept or type_name, weight_NK.itemsize
+    if any(step < 0 or step % size for step in weight_NK.strides) or weight_NK.ndim != 2:
+        raise ModelError(f"a matrix of shape {weight_NK.shape} and strides {weight_NK.strides} cannot be packed")
+    n, k = weight_NK.shape if rows is None else (len(rows), weight_NK.shape[1])
+    numbers = packed_size(n, k)
+    out = np.empty(numbers, np.float32 if kept == "f32" else np.uint16) if out is None else out
+    steps = [step // size for step in weight_NK.strides]
+    extent = sum((count - 1) * step for count, step in zip(weight_NK.shape, steps, strict=True)) + 1
+    given = (TYPES[type_name], TYPES[kept], address(weight_NK), extent, n, k, *steps, address(rows))
+    check(load().mh_pack(*given, address(out), out.nbytes))
+    return out
 
 
 def check(code: int) -> None:

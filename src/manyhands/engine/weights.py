@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from manyhands.core import Precision
 from manyhands.engine import library
 from manyhands.engine.library import Array
+from manyhands.engine.memory import Memory
 from manyhands.errors import ModelError
 from manyhands.program.ops import Rows, Weight
 
@@ -23,8 +24,11 @@ class Stored(NamedTuple):
 Read = Callable[[str], Stored]  # the tensor of that name, as the checkpoint stores it; KeyError if there is none
 
 
-def take(weight: Weight, read: Read, expert: int = 0) -> Stored:
-    """The outputs that `weight` names, of one expert where there are several. Raises ModelError."""
+Found = tuple[Stored, NDArray[np.int64] | None]  # a tensor as a view, and which of its outputs are meant if not all
+
+
+def find(weight: Weight, read: Read, expert: int = 0) -> Found:
+    """The matrix or vector that `weight` names, of one expert where there are several, not copied. Raises ModelError."""
     name = weight.stored_name(expert)
     try:
         found = read(name)
@@ -34,7 +38,13 @@ def take(weight: Weight, read: Read, expert: int = 0) -> Stored:
         raise ModelError(f"{name} is stored as {list(found.array.shape)}, needed is {list(weight.shape)}")
     array = found.array[expert] if weight.stacked else found.array
     array = array.T if weight.transposed else array
-    return Stored(found.type, array if weight.rows is None else array[_indices(weight.rows)])
+    return Stored(found.type, array), None if weight.rows is None else _indices(weight.rows)
+
+
+def take(weight: Weight, read: Read, expert: int = 0) -> Stored:
+    """The outputs that `weight` names; a copy where they are not all. Raises ModelError."""
+    found, rows = find(weight, read, expert)
+    return found if rows is None else Stored(found.type, found.array[rows])
 
 
 def _indices(rows: Rows) -> NDArray[np.int64]:
@@ -63,14 +73,33 @@ def vector(weights: Sequence[Weight], read: Read) -> NDArray[np.float32] | None:
     return np.ascontiguousarray(np.concatenate([as_fp32(take(weight, read)) for weight in weights]))
 
 
+def kept_type(stored_type: str, precision: Precision) -> str:
+    """The type in which a matrix is kept: as stored, but fp32 is rounded to bf16 where the precision is bf16."""
+    return "bf16" if precision == "bf16" and stored_type == "f32" else stored_type
+
+
 def held(stored: Stored, precision: Precision) -> Stored:
-    """A matrix in the type in which it is kept: as stored, but fp32 rounded to bf16 where the precision is bf16."""
-    if precision == "bf16" and stored.type == "f32":
+    """A matrix in the type in which it is kept, row by row."""
+    if kept_type(stored.type, precision) != stored.type:
         return Stored("bf16", as_bf16(stored.array))
     return Stored(stored.type, np.ascontiguousarray(stored.array))
 
 
-def matrix(stored: Stored, precision: Precision) -> Stored:
-    """A matrix [outputs, inputs], held and packed."""
-    kept = held(stored, precision)
-    return Stored(kept.type, library.pack(kept.array, kept.type))
+def matrix(found: Found, precision: Precision, memory: Memory) -> Stored:
+    """A matrix [outputs, inputs], packed into `memory`: no other copy is made."""
+    return matrices(1, lambda _: found, precision, memory)
+
+
+def matrices(count: int, part: Callable[[int], Found], precision: Precision, memory: Memory) -> Stored:
+    """`count` matrices of one shape, each read as it is packed, one behind the other. Raises ModelError."""
+    kept, packed, size = "", np.empty(0), 0
+    for i in range(count):
+        stored, rows = part(i)
+        if not i:
+            kept, n = kept_type(stored.type, precision), len(stored.array) if rows is None else len(rows)
+            size = library.packed_size(n, stored.array.shape[1])
+            packed = memory.array(count * size, np.float32 if kept == "f32" else np.uint16)
+        elif kept_type(stored.type, precision) != kept:
+            raise ModelError(f"matrices of one kind are stored as {kept} and as {stored.type}")
+        library.pack(stored.array, stored.type, kept, rows, packed[i * size : (i + 1) * size])
+    return Stored(kept, packed)

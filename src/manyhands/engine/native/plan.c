@@ -6,10 +6,7 @@
 
 #include "modes.h"
 
-#define EXPORT __attribute__((visibility("default")))
-/* What a call answers: done, or why not (engine/library.py has the texts). */
 enum { LANES_MOST = 256 };
-enum { DONE, NO_MEMORY, BAD_KIND, BAD_REGISTER, BAD_SHAPE, BAD_TENSOR, BAD_SEGMENT, BAD_ROWS, BAD_POSITION };
 
 static const Kernels *back_end(int64_t target)
 {
@@ -42,7 +39,7 @@ EXPORT int mh_supports(int64_t target)
 #endif
 }
 
-EXPORT int mh_version(void) { return 1; }
+EXPORT int mh_version(void) { return 2; }
 
 static uint64_t calls[4]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 4 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -57,34 +54,6 @@ EXPORT int mh_apply(int64_t target, int64_t function, double alpha, const float 
     back_end(target)->apply(function, (float)alpha, x, out, n);
     back_end(target)->narrow(out, out, F32, n);
     modes_leave(modes);
-    return DONE;
-}
-
-static int is_count(int64_t n, int64_t most) { return n > 0 && n <= most; }
-
-/* Numbers that a packed matrix [n, k] has. n, k <= MAX_WIDTH: it cannot overflow. */
-EXPORT int64_t mh_packed_size(int64_t n, int64_t k)
-{
-    return is_count(n, MAX_WIDTH) && is_count(k, MAX_WIDTH) ? ceil_div(n, SIDE) * panel_size(ceil_div(k, DEPTH)) : -1;
-}
-
-/* weight [n, k], rows `stride` numbers apart -> panels; zeros beyond the edges. */
-EXPORT int mh_pack(int64_t type, const void *weight, int64_t weight_bytes, int64_t n, int64_t k, void *packed, int64_t bytes)
-{
-    int64_t size = size_of_type(type), depth = ceil_div(k, DEPTH), needed = mh_packed_size(n, k);
-    if (type < BF16 || type > F32 || needed < 0)
-        return BAD_SHAPE;
-    if (weight_bytes != n * k * size || bytes != needed * size)
-        return BAD_TENSOR;
-    memset(packed, 0, (size_t)bytes);
-    for (int64_t row = 0; row < n; row++)
-        for (int64_t i = 0; i < k; i++) {
-            int64_t to = row / SIDE * panel_size(depth) + i / DEPTH * panel_size(1) + place_in_panel(type, i % DEPTH, row % SIDE);
-            if (size == 2)
-                ((uint16_t *)packed)[to] = ((const uint16_t *)weight)[row * k + i];
-            else
-                ((uint32_t *)packed)[to] = ((const uint32_t *)weight)[row * k + i];
-        }
     return DONE;
 }
 

@@ -7,6 +7,9 @@
 enum { SCRATCH_BYTES = (CHUNK * SIDE + 4 * DEPTH * SIDE) * 4 }; /* of a product */
 enum { MAX_REGISTERS = 64, MAX_NUMBERS = 12, MAX_REALS = 3, MAX_TENSORS = 6, MAX_WIDTH = 1 << 24, MAX_HEADS = 1 << 16,
        MAX_ROWS = 1 << 16, MAX_SEGMENTS = 1 << 12 };
+#define EXPORT __attribute__((visibility("default")))
+/* What a call answers: done, or why not (engine/library.py has the texts). */
+enum { DONE, NO_MEMORY, BAD_KIND, BAD_REGISTER, BAD_SHAPE, BAD_TENSOR, BAD_SEGMENT, BAD_ROWS, BAD_POSITION };
 /* As in engine/library.py. */
 enum { NORM, PRODUCT, ROTARY, ATTENTION, GATE, ADD, MULTIPLY, SOFTEN, COPY, ROUTE, EXPERTS, KINDS };
 
@@ -45,6 +48,8 @@ typedef struct {
     int64_t cache_bytes, blocks, start, row, count;
 } Segment;
 
+static inline int is_count(int64_t n, int64_t most) { return n > 0 && n <= most; }
+int64_t mh_packed_size(int64_t n, int64_t k);
 int64_t plan_expert_floats(const Plan *plan, const Op *op);
 int experts_run(Plan *plan, Team *team, int64_t threads, const Op *op, int64_t rows);
 /* Rows of registers, and how many threads so many multiply-adds are worth (run.c). */

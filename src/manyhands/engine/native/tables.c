@@ -6,7 +6,6 @@
 #include "modes.h"
 #include "plan.h"
 
-#define EXPORT __attribute__((visibility("default")))
 #define INFINITY_ __builtin_inf()
 
 static double double_of(uint64_t bits)
