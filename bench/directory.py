@@ -27,12 +27,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.report import finish, measuring, note
 from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
-from manyhands.swarm import dht_store, shelf
+from manyhands.swarm import shelf
 from manyhands.swarm.announce import Announcer, Profile
-from manyhands.swarm.dht import Dht
-from manyhands.swarm.dht_errand import Finished
-from manyhands.swarm.dht_store import model_key
-from manyhands.swarm.dht_table import K, number
+from manyhands.swarm.dht import store as dht_store
+from manyhands.swarm.dht.backend import Dht
+from manyhands.swarm.dht.query import Finished
+from manyhands.swarm.dht.store import model_key
+from manyhands.swarm.dht.table import K, number
 from manyhands.swarm.directory import Backend, Peer
 from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.identity import NodeKey

@@ -193,7 +193,7 @@ def memory_mb(pids: list[int]) -> float:
 
 
 def stalls_of(metrics: str) -> dict[str, float]:
-    """How often and for how long the gateway's loop was held (api/watchdog.py)."""
+    """How often and for how long the gateway's loop was held (api/http/watchdog.py)."""
     name = "manyhands_loop_stall_seconds"
     told = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line.startswith(name))
     count = float(told[f"{name}_count"])

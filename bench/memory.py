@@ -14,10 +14,10 @@ from pathlib import Path
 
 from bench.report import finish, machine
 from bench.shapes import checkpoint
+from manyhands.checkpoint.manifest import build_manifest
 from manyhands.core import Span, even_cut
 from manyhands.local import NodeOptions, node_processes
 from manyhands.model.load import read_config
-from manyhands.model.manifest import build_manifest
 from manyhands.swarm.ticket import Ticket
 
 

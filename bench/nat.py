@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from bench.arrivals import arrivals
 from bench.report import finish, measuring, spread
 from manyhands.core import NodeAddr, NodeId, SessionId
-from manyhands.net.iroh import IrohTransport
-from manyhands.net.relay import RELAY_ALPN, Relay
+from manyhands.net.iroh.transport import IrohTransport
+from manyhands.net.relay.relay import RELAY_ALPN, Relay
+from manyhands.net.relay.tunnel import Tunnels, relayed
 from manyhands.net.tls import TlsTransport
 from manyhands.net.transport import Link, Transport
-from manyhands.net.tunnel import Tunnels, relayed
 from manyhands.wire.message import PROTOCOL_VERSION, Hello, Lane, Payload, Step, Token
 
 ARMS = ("tls", "relay", "iroh")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from manyhands.core import SamplingParams
-from manyhands.generate.sample import Sampler
+from manyhands.origin.sampler import Sampler
 
 SETTINGS = {
     "greedy": SamplingParams(),

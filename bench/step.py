@@ -32,12 +32,12 @@ from bench.report import finish, measuring, note, paired, spread
 from bench.shapes import checkpoint
 from bench.stock import Stopwatch
 from bench.swarm import base, generate, origin, prompt_ids
+from manyhands.checkpoint.folder import read_entries
 from manyhands.cli.options import run as run_loop
 from manyhands.core import Span
 from manyhands.model import threads
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.ends import Ends
-from manyhands.model.folder import read_entries
 from manyhands.model.load import read_config
 from manyhands.model.shard import Shard
 

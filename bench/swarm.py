@@ -7,12 +7,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from manyhands.checkpoint.manifest import build_manifest
 from manyhands.cli.connect import tls_node
 from manyhands.config import RequestConfig
 from manyhands.core import SamplingParams, even_cut
 from manyhands.local import NodeOptions, node_processes
 from manyhands.model.load import read_config
-from manyhands.model.manifest import build_manifest
 from manyhands.node import Node
 from manyhands.origin import Answer, Origin, OriginModel
 from manyhands.swarm.ticket import Ticket

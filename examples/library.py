@@ -9,13 +9,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from manyhands.checkpoint.manifest import Silent
 from manyhands.config import home_from_env
 from manyhands.core import SamplingParams, even_cut
-from manyhands.model.fetch import resolve_model
 from manyhands.model.load import read_config
-from manyhands.model.manifest import Silent
 from manyhands.testing.swarm import memory_swarm
 from manyhands.testing.tiny import make_tiny
+from manyhands.weights.fetch import resolve_model
 
 
 async def tell(folder: Path, prompt: str) -> str:

@@ -12,15 +12,15 @@ import pytest
 
 from manyhands.config import RequestConfig
 from manyhands.core import SamplingParams
-from manyhands.generate.draft import Drafter
 from manyhands.node import Node
 from manyhands.origin import Answer, OriginModel
+from manyhands.origin.draft import Drafter
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.worker.execute import SpanModel
-from tests.generate.scenes import Oracle
 from tests.model.pipeline import random_ids
+from tests.origin.scenes import Oracle
 
 CUT = "0-1,2-3,4-5"
 NEW = 24

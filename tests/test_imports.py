@@ -16,6 +16,8 @@ ORDER = [
     {"core", "errors", "plain", "config", "config_file", "stalls"},
     {"wire"},
     {"net"},
+    {"checkpoint"},
+    {"weights"},
     {"program"},
     {"engine"},
     {"model"},
@@ -23,11 +25,8 @@ ORDER = [
     {"swarm"},
     {"route"},
     {"place"},
-    {"generate"},
-    {"verify"},
     {"text"},
-    {"node"},
-    {"origin"},
+    {"node", "origin"},
     {"api"},
     {"member"},  # a running member of a swarm
     {"local"},  # a swarm of processes on this machine
@@ -37,7 +36,7 @@ ORDER = [
 ]
 # "importer -> imported" that may point down, each with its reason. Keep it short.
 EXCEPTIONS = {
-    "manyhands.model.fetch -> manyhands.tales": "the bundled model is one of the names that fetch resolves to a folder",
+    "manyhands.weights.fetch -> manyhands.tales": "the bundled model is one of the names that fetch resolves to a folder",
     "manyhands.cli.model -> manyhands.testing.tiny": "`manyhands model tiny` is the test kit's maker as a command",
 }
 # Parts that must be usable without loading torch (a directory node, a gateway, `manyhands --help`).
@@ -50,6 +49,8 @@ WITHOUT_TORCH = [
     "stalls",
     "wire",
     "net",
+    "checkpoint",
+    "weights",
     "program",
     "text",
     "swarm",

@@ -1,12 +1,14 @@
 """manyhands: run a language model that none of your machines could hold alone, and never lose a stream.
 
-core errors config     nouns, the exception tree, configuration
-wire net               what can be said; who can be reached
-model worker           one span of a model; a hop that serves it
-swarm route place      who is there; which hops; which layers to host
-generate verify text   the loop; auditors; text and ids
-api node origin        how strangers ask; the node; a request from text to text
-local cli testing      many nodes on one machine; the command; the public test kit
+core errors config      nouns, the exception tree, configuration
+wire net                messages as bytes; links between nodes
+checkpoint weights      what a model is on disk; where its bytes come from
+program engine model    what a span computes; the native engine; the torch engine
+worker                  a hop: sessions on a span of this node
+swarm route place       the directory of nodes; which hops; which layers to host
+text origin node        text and ids; the owner of a request; links and message handlers
+api member cli          HTTP; a node that is part of a swarm; the command
+local testing           many nodes on one machine; the public test kit
 """
 
 import os

@@ -21,19 +21,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeAddr, NodeId, SamplingParams, SessionId, SpanInfo
 from manyhands.errors import LinkClosed, ProtocolError, ShardUnavailable
-from manyhands.generate.hop import Hop, Lease
-from manyhands.generate.sample import Sampler
-from manyhands.generate.session import Session
 from manyhands.model.load import read_config
-from manyhands.model.wants import Wants
 from manyhands.net.pool import CONNECT_TIMEOUT_S, LinkPool
 from manyhands.net.setbacks import Setbacks
 from manyhands.net.transport import Link, Transport
 from manyhands.net.watch import Watch, read
+from manyhands.origin.route import Hop, Lease
+from manyhands.origin.sampler import Sampler
+from manyhands.origin.session import Session
 from manyhands.place.orders import Orders
 from manyhands.route.offer import Offer, refuse_twins
 from manyhands.text.prompt import load_eos_ids
 from manyhands.text.tokenizer import load_tokenizer
+from manyhands.weights.provider import Wants
+from manyhands.weights.seed import Seed
 from manyhands.wire.message import (
     PROTOCOL_VERSION,
     Chunk,
@@ -57,7 +58,6 @@ from manyhands.wire.message import (
     Want,
 )
 from manyhands.wire.signed import Signer
-from manyhands.worker.seed import Seed
 from manyhands.worker.worker import Worker
 
 logger = logging.getLogger(__name__)

@@ -10,16 +10,16 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from manyhands.api.app import create_app
 from manyhands.api.auth import KeyRing
 from manyhands.api.gateway import Gateway, Job, Outcome
-from manyhands.api.openai import openai_router
-from manyhands.api.responses import responses_router
-from manyhands.api.server import serving
+from manyhands.api.http.app import create_app
+from manyhands.api.http.server import serving
+from manyhands.api.openai.chat import openai_router
+from manyhands.api.openai.responses import responses_router
 from manyhands.config import LimitsConfig
 from manyhands.core import NodeAddr
-from manyhands.generate.repair import Event
 from manyhands.origin import Token
+from manyhands.origin.repair_plan import Event
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.testing.tiny import make_tiny
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.api.body import read_json
 from manyhands.api.fields import ENDPOINTS, parse
+from manyhands.api.http.body import read_json
 from manyhands.config import LimitsConfig
 from manyhands.errors import BadRequest
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, served

@@ -9,12 +9,12 @@ import openai
 import pytest
 from typer.testing import CliRunner
 
-from manyhands.api.app import create_app
 from manyhands.api.auth import KeyRing
 from manyhands.api.gateway import Gateway
+from manyhands.api.http.app import create_app
+from manyhands.api.http.server import serving
 from manyhands.api.limits import Quota
-from manyhands.api.openai import openai_router
-from manyhands.api.server import serving
+from manyhands.api.openai.chat import openai_router
 from manyhands.cli.key import app as key_app
 from manyhands.errors import BadRequest, NotFound, Unauthorized
 from tests.api.served import MODEL, make_model, post, raw, served

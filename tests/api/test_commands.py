@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from manyhands.api.hosts import OWNER_HEADER
+from manyhands.api.http.hosts import OWNER_HEADER
 from manyhands.cli import benchmark, jobs, workers
 from manyhands.cli.benchmark import Outcome, summary
 from manyhands.cli.client import GatewayError, shown

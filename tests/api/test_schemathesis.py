@@ -25,14 +25,14 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from manyhands.api.app import create_app
 from manyhands.api.gateway import Gateway
+from manyhands.api.http.app import create_app
+from manyhands.api.http.server import serving
 from manyhands.api.jobs import History
 from manyhands.api.metrics import Metrics
-from manyhands.api.native import native_router
-from manyhands.api.openai import openai_router
-from manyhands.api.responses import responses_router
-from manyhands.api.server import serving
+from manyhands.api.native.routes import native_router
+from manyhands.api.openai.chat import openai_router
+from manyhands.api.openai.responses import responses_router
 from manyhands.api.status import status_router
 from manyhands.config import LimitsConfig
 from manyhands.core import NodeAddr

@@ -109,7 +109,7 @@ def test_lines_carry_the_request_they_belong_to(folder: Path) -> None:
     lines = [json.loads(text) for text in stream.getvalue().splitlines()]
     ended = [one for one in lines if one["message"] == "ended"]
     assert len({one["request"] for one in ended}) == 2
-    repaired = [one for one in lines if one["logger"] == "manyhands.generate.heal"]
+    repaired = [one for one in lines if one["logger"] == "manyhands.origin.repair"]
     assert repaired and all(one["request"] in {e["request"] for e in ended} for one in repaired)
     assert {one["session"][:8] for one in repaired} <= {one["session"][:8] for one in ended}
     assert "request" not in next(one for one in lines if one["message"] == "nobody's")

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from manyhands.api import prepare
 from manyhands.api.auth import KeyRing
-from manyhands.api.encode import PIECE_BYTES, Rows
+from manyhands.api.http.encode import PIECE_BYTES, Rows
+from manyhands.api.http.sse import EventStream, Single, event_pieces
 from manyhands.api.metrics import LINES_A_TURN, Metrics, _Watch, _Words
-from manyhands.api.sse import EventStream, Single, event_pieces
+from manyhands.api.preparation import prepare
 from manyhands.config import LimitsConfig
 from manyhands.core import NodeId
 from manyhands.origin import Origin
@@ -197,7 +197,7 @@ def test_a_reader_that_takes_nothing_is_cut(stream: bool, folder: Path) -> None:
 
 def test_a_reader_that_never_takes_a_finished_answer_is_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is complete, so no write waits any more: closing the connection would, for as long as its reader likes."""
-    monkeypatch.setattr("manyhands.api.server.KEEP_ALIVE_S", 1)
+    monkeypatch.setattr("manyhands.api.http.server.KEEP_ALIVE_S", 1)
 
     async def main() -> None:
         async with served(folder, limits=LimitsConfig(read_timeout_s=1)) as it:
@@ -241,7 +241,7 @@ def test_a_body_that_is_refused_is_not_read_for_ever(size: int, is_kept: bool, f
 
 
 def test_a_body_that_is_refused_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands.api.server.DRAIN_S", 0.2)
+    monkeypatch.setattr("manyhands.api.http.server.DRAIN_S", 0.2)
 
     async def main() -> None:
         async with served(folder) as it:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from manyhands.api import choice, prepare
-from manyhands.api.preparing import INLINE_BYTES
+from manyhands.api import choice
+from manyhands.api.preparation import prepare
+from manyhands.api.preparation.pool import INLINE_BYTES
 from manyhands.config import LimitsConfig
 from manyhands.testing.stalls import watched_loop
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, raw_slowly, served

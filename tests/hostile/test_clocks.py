@@ -17,7 +17,7 @@ from manyhands.swarm.shelf import FRESH_S, Shelf
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import PROTOCOL_VERSION, Hello, Lane, Token
-from tests.members import Town, town
+from tests.member.members import Town, town
 from tests.swarm.records import NOW, announcer_of, chain_of, hosted, key_of, node_of, record_of
 
 PARAMS = SamplingParams(max_tokens=2, ignore_eos=True)

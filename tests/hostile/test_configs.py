@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manyhands.checkpoint.config_fields import MAX_BYTES, MAX_DEPTH, parse_config
+from manyhands.checkpoint.manifest import build_manifest
 from manyhands.core import Span
 from manyhands.errors import ModelError
-from manyhands.model.config_fields import MAX_BYTES, MAX_DEPTH, parse_config
 from manyhands.model.ends import Ends
 from manyhands.model.load import read_config
-from manyhands.model.manifest import build_manifest
-from manyhands.model.peers import proven_config
 from manyhands.model.shard import Shard
 from manyhands.place.shape import look_up
 from manyhands.testing import tiny
 from manyhands.testing.tiny import FAMILIES, make_tiny
+from manyhands.weights.download import proven_config
 
 ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from manyhands.checkpoint.manifest import Silent as NoProgress
 from manyhands.core import NodeAddr, SamplingParams, Span, SpanLoad
 from manyhands.member.weights import weights_of
-from manyhands.model.manifest import Silent as NoProgress
 from manyhands.net.setbacks import MAX_REMEMBERED, Setbacks
 from manyhands.net.transport import Link, Transport
-from manyhands.swarm.dht_store import MAX_PER_KEY, MAX_PER_PUBLISHER, DhtStore
+from manyhands.swarm.dht.store import MAX_PER_KEY, MAX_PER_PUBLISHER, DhtStore
 from manyhands.swarm.directory import Peer
 from manyhands.swarm.gossip import MAX_RECORDS, Gossip
 from manyhands.swarm.identity import NodeKey
@@ -22,7 +22,7 @@ from manyhands.swarm.shelf import MAX_RECORDS_PER_NODE, Shelf
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Lane
-from tests.members import room_for, town
+from tests.member.members import room_for, town
 from tests.swarm.records import NOW, info_of, key_of, node_of, record_of
 
 ME, ATTACKER, HONEST = node_of(0), node_of(1), node_of(2)

@@ -11,28 +11,28 @@ import huggingface_hub
 import pytest
 import torch
 
+from manyhands.checkpoint.folder import JOURNAL, MANIFEST, SINGLE, read_entries
+from manyhands.checkpoint.header import TensorEntry
+from manyhands.checkpoint.manifest import Silent, build_manifest
+from manyhands.checkpoint.split import split_model
 from manyhands.core import Span
 from manyhands.errors import Damaged, ManyhandsError, ModelError
 from manyhands.member.weights import Kind, Weights, weights_in
-from manyhands.model.blocks import BLOCK_BYTES, ProvenStretch
 from manyhands.model.ends import Ends
-from manyhands.model.fetch import resolve_model
-from manyhands.model.folder import JOURNAL, MANIFEST, SINGLE, read_entries
-from manyhands.model.header import TensorEntry
-from manyhands.model.manifest import Silent, build_manifest
-from manyhands.model.mend import use_fetched
 from manyhands.model.prove import proven_class
 from manyhands.model.shard import Shard
-from manyhands.model.split import split_model
-from manyhands.model.wants import Provider
 from manyhands.origin import OriginModel
 from manyhands.testing.tiny import make_tiny
+from manyhands.weights.blocks import BLOCK_BYTES, ProvenStretch
+from manyhands.weights.fetch import resolve_model
+from manyhands.weights.provider import Provider
+from manyhands.weights.refetch import use_fetched
+from manyhands.weights.seed import read_shelf, read_want
 from manyhands.wire.message import Want
 from manyhands.worker.execute import SpanModel
-from manyhands.worker.seed import read_shelf, read_want
-from tests.model.hub_server import REPO, FakeHub, serving
-from tests.model.providers import FromDisk
-from tests.test_weights import point_to
+from tests.weights.hub_server import REPO, FakeHub, serving
+from tests.weights.providers import FromDisk
+from tests.weights.test_weights import point_to
 
 ALL, FIRST, LAST = Span(0, 6), Span(0, 3), Span(3, 6)
 INNER = "model.layers.4.self_attn.v_proj.weight"

@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from manyhands.api.app import create_app
 from manyhands.api.gateway import Gateway
-from manyhands.api.server import serving
+from manyhands.api.http.app import create_app
+from manyhands.api.http.server import serving
 from manyhands.core import NodeAddr
 from manyhands.errors import LinkClosed
+from manyhands.net.admission import REFUSAL, PendingLimits, Tokens
 from manyhands.net.certificate import client_context
-from manyhands.net.door import REFUSAL, PendingLimits, Tokens
 from manyhands.net.incoming import MAX_PER_LANE
 from manyhands.net.listener import Listener, pending_limits
 from manyhands.net.tls import TlsPolicy, TlsTransport
@@ -381,7 +381,7 @@ def test_connections_without_a_whole_request_leave_the_gateway_to_others(
     first: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bounded, the oldest go, and a request is answered meanwhile, from the same address too."""
-    monkeypatch.setattr("manyhands.api.server.pending_requests", lambda _: PendingLimits(200, 100, 75.0))
+    monkeypatch.setattr("manyhands.api.http.server.pending_requests", lambda _: PendingLimits(200, 100, 75.0))
 
     async def body() -> None:
         app = create_app(Gateway({}))

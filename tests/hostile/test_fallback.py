@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from manyhands.errors import PipelineAborted, ShardUnavailable
-from manyhands.generate.session import HopLost
-from tests.generate.test_heal import FakeSession, Patient, play
+from manyhands.origin.session import HopLost
+from tests.origin.test_repair import FakeSession, Patient, play
 from tests.route.test_search import offer
 
 LOAD_S, PATIENCE_S = 120.0, 10.0

@@ -10,14 +10,14 @@ import pytest
 
 from manyhands.core import SamplingParams, Span
 from manyhands.member.member import Member
-from manyhands.net.door import PendingLimits
+from manyhands.net.admission import PendingLimits
 from manyhands.net.tls import TlsTransport
 from manyhands.net.transport import Transport
 from manyhands.swarm.identity import NodeKey
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Hello, Lane
 from tests.hostile.test_door import HALF_HELLO
-from tests.members import Town, spans
+from tests.member.members import Town, spans
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 PROMPT = tuple(range(3, 40))

@@ -11,18 +11,18 @@ import pytest
 from manyhands.config import RequestConfig
 from manyhands.core import MAX_WINDOW, ORIGIN_HOP, NodeAddr, PathKind, SessionId, Span
 from manyhands.errors import Busy
-from manyhands.generate.hop import Lease
-from manyhands.generate.session import Session
 from manyhands.net.transport import Link
 from manyhands.node import Node
+from manyhands.origin.route import Lease
+from manyhands.origin.session import Session
 from manyhands.testing.swarm import memory_node
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.credit import Credits
 from manyhands.wire.message import Close, Credit, Fault, Feed, Message, Open, Opened, Payload, Step
 from manyhands.worker.worker import MAX_DIALS, MAX_DIALS_PER_PEER, Worker
-from tests.generate.test_session import ORIGIN, star_hop
 from tests.hostile.test_sessions import overhear
 from tests.kill import Bench, Scene, kept_models
+from tests.origin.test_session import ORIGIN, star_hop
 from tests.worker.hop import AFTER, BEFORE, MODEL, Notes, opening
 
 U32 = (1 << 32) - 1

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from manyhands.checkpoint.manifest import Silent
 from manyhands.config import WorkerConfig
 from manyhands.core import SamplingParams
 from manyhands.errors import Busy
 from manyhands.member.weights import weights_of
-from manyhands.model.manifest import Silent
 from manyhands.origin import Origin
 from manyhands.origin.queue import MAX_RETRY_S, RETRY_S, RoomQueue
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
-from tests.members import Town, room_for, town
+from tests.member.members import Town, room_for, town
 
 PROMPT = (3, 4, 5)
 SESSIONS = 4

@@ -9,9 +9,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.core import NodeAddr, NodeId, SamplingParams, SessionId, Span, public_id
-from manyhands.generate.repair import Slot
 from manyhands.net.transport import Link
 from manyhands.node import Node
+from manyhands.origin.repair_plan import Slot
 from manyhands.testing.swarm import memory_node
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Close, Credit, Fault, Feed, Message, Open, Opened, Payload, Probe, Progress, Step

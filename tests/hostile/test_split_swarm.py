@@ -14,7 +14,7 @@ from manyhands.member.member import KNOCK_AGAIN_S, MAX_HEARD, MAX_MET, Member
 from manyhands.swarm.lan import Browser, Nearby
 from manyhands.swarm.ticket import MAX_ADDRESSES, Ticket
 from manyhands.testing.clock import run_virtual
-from tests.members import Town, town
+from tests.member.members import Town, town
 from tests.swarm.records import node_of
 
 Play = Callable[[Callable[[Town], Any]], Any]

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from manyhands.api.app import MAX_MESSAGE_CHARS, create_app, error_object
 from manyhands.api.gateway import Gateway
+from manyhands.api.http.app import MAX_MESSAGE_CHARS, create_app, error_object
+from manyhands.api.http.server import serving
 from manyhands.api.jobs import History
 from manyhands.api.log import JsonLines
-from manyhands.api.native import native_router
-from manyhands.api.server import serving
+from manyhands.api.native.routes import native_router
 from manyhands.cli import app as command
 from manyhands.cli import jobs, workers
 from manyhands.cli.chat import Conversation, _Screen

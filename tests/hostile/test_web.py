@@ -13,16 +13,16 @@ import pytest
 from fastapi import FastAPI
 
 from manyhands.api.access import Access
-from manyhands.api.app import create_app
 from manyhands.api.auth import KeyRing
 from manyhands.api.gateway import Caller, Gateway
-from manyhands.api.hosts import Authority, Hosts, is_loopback
+from manyhands.api.http.app import create_app
+from manyhands.api.http.hosts import Authority, Hosts, is_loopback
+from manyhands.api.http.server import serving
 from manyhands.api.jobs import History
 from manyhands.api.metrics import Metrics
-from manyhands.api.native import native_router
-from manyhands.api.openai import openai_router
-from manyhands.api.responses import responses_router
-from manyhands.api.server import serving
+from manyhands.api.native.routes import native_router
+from manyhands.api.openai.chat import openai_router
+from manyhands.api.openai.responses import responses_router
 from manyhands.api.status import status_router
 from manyhands.cli.client import GatewayError, call
 from manyhands.cli.gateway import Names, api_for

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from manyhands.checkpoint.partition import layer_of
 from manyhands.core import Precision, Span
 from manyhands.errors import CutError, ModelError
 from manyhands.model import load, tiles
 from manyhands.model.ends import Ends
 from manyhands.model.linear import FusedPart, InvariantLinear
 from manyhands.model.load import Part, context_length, find_layers, load_part, read_config
-from manyhands.model.partition import layer_of
 from manyhands.model.shard import Shard
 from manyhands.testing.tiny import make_tiny
 from tests.model.pipeline import Loader, random_ids

@@ -20,9 +20,9 @@ from manyhands import tales
 from manyhands.core import NodeAddr, NodeId, SamplingParams, Span
 from manyhands.net.certificate import node_id_of
 from manyhands.net.reach import ReachPolicy, reach_transport
-from manyhands.net.relay import RelayLimits
+from manyhands.net.relay.relay import RelayLimits
+from manyhands.net.relay.tunnel import relayed
 from manyhands.net.transport import Transport
-from manyhands.net.tunnel import relayed
 from manyhands.node import Node
 from manyhands.origin import Answer, Origin, OriginModel
 from manyhands.wire.message import Hello, Lane

@@ -12,13 +12,13 @@ from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.pool import LinkPool
 from manyhands.net.reach import Attempt, ReachPolicy, ReachTransport, plan, race, reach_transport
-from manyhands.net.relay import RelayLimits
+from manyhands.net.relay.relay import RelayLimits
+from manyhands.net.relay.tunnel import relayed
 from manyhands.net.transport import Link, Transport
-from manyhands.net.tunnel import relayed
 from manyhands.testing.clock import run_virtual
 from manyhands.wire.message import Step
 from tests.net.links import A, receive, says, step
-from tests.net.test_relay import settle
+from tests.net.relay.test_relay import settle
 
 SECRET = bytes(32)
 LOOPBACK = NodeAddr("127.0.0.1", 0)

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
+from manyhands.net.admission import Tokens
 from manyhands.net.certificate import client_context, server_context
-from manyhands.net.door import Tokens
 from manyhands.net.tls import TlsPolicy, TlsTransport
 from manyhands.net.transport import Transport
 from manyhands.wire.message import Close, Step

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import manyhands.cli.membership  # what `up` imports
 import manyhands.member.hosting  # noqa: F401
+from manyhands.checkpoint.manifest import build_manifest
 from manyhands.config import WorkerConfig, home_from_env
 from manyhands.core import Span
-from manyhands.model.manifest import build_manifest
 from manyhands.origin import OriginModel
 from manyhands.place.budget import Budget
 from manyhands.place.shape import look_up

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from manyhands.checkpoint.folder import read_config, read_entries
+from manyhands.checkpoint.partition import packed_ends_bytes, packed_layer_bytes
+from manyhands.checkpoint.split import split_model
 from manyhands.core import Span
 from manyhands.errors import ModelError
-from manyhands.model.folder import read_config, read_entries
 from manyhands.model.linear import has_bf16_products
-from manyhands.model.partition import packed_ends_bytes, packed_layer_bytes
 from manyhands.model.shard import Shard
-from manyhands.model.split import split_model
 from manyhands.place.shape import look_up
 from manyhands.testing.tiny import make_tiny
-from tests.model.hub_server import REPO, FakeHub, serving
+from tests.weights.hub_server import REPO, FakeHub, serving
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe", "gemma3_text", "minicpm3", "gpt_oss", "deepseek_v3"])

@@ -16,7 +16,7 @@ import manyhands
 from manyhands.core import ModelId, NodeId, SpanInfo, SpanLoad
 from manyhands.errors import LinkClosed
 from manyhands.swarm.announce import Announcer
-from manyhands.swarm.dht import Dht
+from manyhands.swarm.dht.backend import Dht
 from manyhands.swarm.directory import MAX_HEARD, Backend, DirectoryRunner, Peer
 from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.members import Members
@@ -322,7 +322,7 @@ def test_messages_of_another_kind_change_nothing_and_are_complained_of(body: byt
 def test_only_this_package_knows_the_back_ends() -> None:
     """What is above sees the five calls; that the back-ends can be exchanged rests on it."""
     root = Path(manyhands.__file__).parent
-    others = [path for path in root.rglob("*.py") if path.parent.name != "swarm"]
+    others = [path for path in root.rglob("*.py") if not path.is_relative_to(root / "swarm")]
     names = re.compile(r"manyhands\.swarm\.(backends|gossip|dht\w*|static|lookup|news|shelf)\b")
     found = {path.relative_to(root).as_posix(): set(names.findall(path.read_text())) for path in others}
     assert {path: used for path, used in found.items() if used} == {"member/member.py": {"backends"}}

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.folder import INDEX, SINGLE, read_config, read_entries
+from manyhands.checkpoint.partition import ModelFacts, ends_tensors, is_tied, needed_tensors, span_tensors
 from manyhands.core import Span
 from manyhands.errors import BadRequest
-from manyhands.model.config_fields import parse_config
-from manyhands.model.folder import INDEX, SINGLE, read_config, read_entries
-from manyhands.model.partition import ModelFacts, ends_tensors, is_tied, needed_tensors, span_tensors
 from manyhands.testing.tiny import FAMILIES, MIN_VOCAB, SPECIALS, make_tiny
 
 TEXT = "Hé \n  wörld 🙂\x00\x7f  a.b , 'quoted' it 's <|eos|> \r\n\t 中文"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest
-from manyhands.generate.sample import Sampler
-from manyhands.generate.speculate import verify
+from manyhands.origin.sampler import Sampler
+from manyhands.origin.speculate import verify
 from manyhands.testing.tiny import EOS, make_tiny
 from manyhands.text.grammar import Function, Grammar, Grammars, calls_grammar, json_grammar, strict_grammar
 from manyhands.text.reasoning import Thinking

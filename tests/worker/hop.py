@@ -15,8 +15,8 @@ from torch import Tensor
 from manyhands.config import WorkerConfig
 from manyhands.core import ModelId, NodeAddr, NodeId, Precision, SamplingParams, SessionId, Span, SpanInfo
 from manyhands.errors import LinkClosed
-from manyhands.generate.sample import Sampler
 from manyhands.net.transport import Link
+from manyhands.origin.sampler import Sampler
 from manyhands.wire.message import PROTOCOL_VERSION, Fault, Hello, Message, Open, Step, Token
 from manyhands.wire.signed import UNSIGNED
 from manyhands.wire.tensor import decode_tensor, encode_tensor

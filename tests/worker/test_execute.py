@@ -14,10 +14,10 @@ from torch import Tensor
 
 from manyhands.core import SamplingParams, Span
 from manyhands.errors import BadRequest, Corruption, ProtocolError
-from manyhands.generate.sample import Sampler
 from manyhands.model import threads as compute_threads
 from manyhands.model.calls import BLOCK
 from manyhands.model.ends import Ends
+from manyhands.origin.sampler import Sampler
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.tensor import decode_tensor, encode_tensor

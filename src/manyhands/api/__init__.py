@@ -1,9 +1,7 @@
-"""The gateway: programs that speak to OpenAI speak to a swarm (openai, responses), and our own API (native).
+"""The gateway: the HTTP API of a swarm.
 
-gateway    admits a request and runs it on an origin; tells observers          limits  who may run now (pure)
-app        FastAPI, errors in OpenAI's shape, body limits, uvicorn             auth    keys, hashed at rest
-body       JSON from clients, in one line if it is wrong                          schema  pydantic models of its parts
-fields     the requests that generate: parsed and documented from models          sse     event streams that can pause
-prepare    from a body to token ids (pure); preparing: where, for how long        route   mounts what reads its own body
-watchdog   what held the event loop, and how long
+gateway.py admits a request and runs it on an origin; tells observers · limits.py who may run now · access.py, auth.py keys
+http/ the server, hosts, bodies, event streams · preparation/ from a body to token ids · openai/ OpenAI's paths
+native/ our own paths · fields.py, choice.py what requests that generate share · jobs.py recent requests
+metrics.py Prometheus · trace.py OpenTelemetry · waterfall.py where a token's time goes · status.py health
 """

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from manyhands.api.body import BadField
 from manyhands.api.gateway import Api, Ask, Caller, Entry, Gateway, Job, Run
-from manyhands.api.prepare import Desk, NeedsProcess, Prepared, Speaker, prepare
-from manyhands.api.prepare_process import Job as PrepareJob
-from manyhands.api.prepare_process import SpeakerSpec
-from manyhands.api.preparing import INLINE_BYTES, Preparing
+from manyhands.api.http.body import BadField
+from manyhands.api.preparation.pool import INLINE_BYTES, Preparing
+from manyhands.api.preparation.prepare import Desk, NeedsProcess, Prepared, Speaker, prepare
+from manyhands.api.preparation.process import Job as PrepareJob
+from manyhands.api.preparation.process import SpeakerSpec
 from manyhands.errors import BadRequest
 from manyhands.origin import Origin, Token
 from manyhands.text.grammar import Grammar, Grammars

@@ -10,11 +10,11 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
 
-from manyhands.api.body import check, show
-from manyhands.api.fields_chat import Chat, Completions
-from manyhands.api.fields_native import Infer
-from manyhands.api.fields_responses import Responses
-from manyhands.api.schema import Shown
+from manyhands.api.http.body import check, show
+from manyhands.api.native.fields import Infer
+from manyhands.api.openai.fields_chat import Chat, Completions
+from manyhands.api.openai.fields_responses import Responses
+from manyhands.api.openai.schema import Shown
 
 MODELS: Mapping[str, Any] = {
     "/v1/chat/completions": Chat,

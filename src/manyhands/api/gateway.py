@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 from uuid import uuid4
 
+from manyhands.api.http.watchdog import Watchdog
 from manyhands.api.limits import NO_QUOTA, Admission, Quota
-from manyhands.api.watchdog import Watchdog
 from manyhands.api.waterfall import Turn, Waterfall
 from manyhands.config import LimitsConfig
 from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
 from manyhands.errors import Forbidden, ManyhandsError, NotFound, RateLimited
-from manyhands.generate.draft import Drafting
-from manyhands.generate.hop import Hop
-from manyhands.generate.loop import Request
-from manyhands.generate.repair import Event, Repair
-from manyhands.generate.sample import Constraint
 from manyhands.origin import Answer, Origin, Timings, Token
+from manyhands.origin.draft import Drafting
+from manyhands.origin.loop import Request
+from manyhands.origin.repair_plan import Event, Repair
+from manyhands.origin.route import Hop
+from manyhands.origin.sampler import Constraint
 from manyhands.route.search import Offer
 from manyhands.wire.message import HopTiming
 

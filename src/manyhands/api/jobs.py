@@ -21,8 +21,8 @@ from typing import Any, Self
 
 from manyhands.api.gateway import Job, Outcome
 from manyhands.errors import BadRequest
-from manyhands.generate.repair import Event, Repair
 from manyhands.origin import Token
+from manyhands.origin.repair_plan import Event, Repair
 from manyhands.route.search import Offer
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from contextvars import ContextVar
 from typing import Any, TextIO
 
 from manyhands.api.gateway import Job, Outcome
-from manyhands.generate.repair import Event
 from manyhands.origin import Token
+from manyhands.origin.repair_plan import Event
 from manyhands.plain import one_line
 
 logger = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from prometheus_client.registry import Collector
 
 from manyhands.api.gateway import Gateway, Job, Outcome
 from manyhands.core import NodeId
-from manyhands.generate.repair import Event
 from manyhands.node import Node
 from manyhands.origin import Token
+from manyhands.origin.repair_plan import Event
 from manyhands.route.search import Offer
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from manyhands import __version__
 from manyhands.api.gateway import Gateway
 from manyhands.api.metrics import CONTENT_TYPE, Metrics
-from manyhands.api.workers import route_now
+from manyhands.api.native.workers import route_now
 from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.origin import Origin
 

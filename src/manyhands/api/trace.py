@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from manyhands import __version__
 from manyhands.api.gateway import Job, Outcome
 from manyhands.errors import BadRequest
-from manyhands.generate.repair import Event
 from manyhands.origin import Token
+from manyhands.origin.repair_plan import Event
 from manyhands.route.search import Offer
 
 if TYPE_CHECKING:

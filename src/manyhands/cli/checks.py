@@ -249,8 +249,8 @@ def check_engine() -> Iterator[Check]:
 
 def check_models(home: Path) -> Iterator[Check]:
     """Folders that were fetched: what of them is here, and whether it is whole."""
-    from manyhands.model.folder import MANIFEST, read_entries
-    from manyhands.model.manifest import Manifest
+    from manyhands.checkpoint.folder import MANIFEST, read_entries
+    from manyhands.checkpoint.manifest import Manifest
 
     folders = sorted(path for path in (home / "models").glob("*") if path.is_dir() and not path.name.startswith("."))
     for folder in folders:
@@ -273,7 +273,7 @@ def check_iroh() -> Iterator[Check]:
             "iroh", "warn", "not installed: no hole punching", "pip install iroh; relays by members work without it"
         )
         return
-    from manyhands.net.iroh_pipe import load
+    from manyhands.net.iroh.pipe import load
 
     try:
         load()

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import typer
 from rich.markup import escape
 
-from manyhands.api.hosts import OWNER_HEADER, is_loopback
+from manyhands.api.http.hosts import OWNER_HEADER, is_loopback
 from manyhands.cli.owner import owner_secret
 from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError

@@ -8,7 +8,7 @@ from manyhands.config import RequestConfig, SwarmConfig, home_from_env
 from manyhands.core import EndsAt, NodeAddr, NodeId, Precision
 from manyhands.errors import BadRequest
 from manyhands.net.reach import Book, ReachTransport, reach_transport
-from manyhands.net.relay import RelayLimits
+from manyhands.net.relay.relay import RelayLimits
 from manyhands.net.tls import TlsPolicy
 from manyhands.node import Node
 from manyhands.origin import Origin, OriginModel

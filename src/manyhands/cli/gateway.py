@@ -86,7 +86,7 @@ class ApiPlan:
             raise BadRequest(f"{given[0]} is for the HTTP API: open it with --api HOST:PORT")
         if not api:
             return cls(None)
-        from manyhands.api.server import check_exposure
+        from manyhands.api.http.server import check_exposure
 
         addr = NodeAddr.parse(api)
         check_exposure(addr.host, _keys(), insecure=insecure)
@@ -128,17 +128,17 @@ async def api_for(
     wider than this machine while nobody needs a key (unless `insecure`); if the job file cannot be written or the trace
     exporter is not installed.
     """
-    from manyhands.api.app import create_app
     from manyhands.api.choice import Voices
     from manyhands.api.gateway import Gateway
+    from manyhands.api.http.app import create_app
+    from manyhands.api.http.server import serving
     from manyhands.api.jobs import History, JobFile
     from manyhands.api.log import RequestLog
     from manyhands.api.log import log_json as start_log
     from manyhands.api.metrics import Metrics
-    from manyhands.api.native import native_router
-    from manyhands.api.openai import openai_router
-    from manyhands.api.responses import responses_router
-    from manyhands.api.server import serving
+    from manyhands.api.native.routes import native_router
+    from manyhands.api.openai.chat import openai_router
+    from manyhands.api.openai.responses import responses_router
     from manyhands.api.status import status_router
     from manyhands.api.trace import open_tracing
 

@@ -83,9 +83,9 @@ async def swarm_origin(
     from manyhands.cli.model import progress_bar
     from manyhands.config import home_from_env
     from manyhands.core import Span
-    from manyhands.model.fetch import folder_named, resolve_model
-    from manyhands.model.mend import use_fetched
     from manyhands.swarm.ticket import Ticket
+    from manyhands.weights.fetch import folder_named, resolve_model
+    from manyhands.weights.refetch import use_fetched
     from manyhands.worker.execute import Device
 
     ticket = Ticket.parse(ticket_text)

@@ -218,15 +218,15 @@ async def _serve(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool) -> None:
 @asynccontextmanager
 async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[NodeProcess]]]":
     """An origin in this process and its node processes. Raises ModelError, CutError, and what a node says."""
+    from manyhands.checkpoint.manifest import build_manifest
     from manyhands.cli.connect import load_origin, tls_node
     from manyhands.cli.model import progress_bar
     from manyhands.config import home_from_env
     from manyhands.core import NodeAddr, Span, even_cut, parse_cut
     from manyhands.local import NodeOptions, node_processes
-    from manyhands.model.fetch import resolve_model
     from manyhands.model.load import read_config
-    from manyhands.model.manifest import build_manifest
     from manyhands.swarm.ticket import Ticket
+    from manyhands.weights.fetch import resolve_model
     from manyhands.worker.execute import Device
 
     with progress_bar() as bar:

@@ -218,7 +218,7 @@ def _is_free(port: int, host: str = "0.0.0.0") -> bool:
 def _check_api(wish: Wish, home: Path) -> None:
     """Say now, and not when the model is loaded, that the API cannot be opened. Raises BadRequest."""
     from manyhands.api.auth import FILE, KeyRing
-    from manyhands.api.server import check_exposure
+    from manyhands.api.http.server import check_exposure
 
     if wish.api in ("", "off"):
         return
@@ -322,7 +322,7 @@ async def _gateway(
     if wish.api == "off":
         yield
         return
-    from manyhands.api.swarm import swarm_router
+    from manyhands.api.native.swarm import swarm_router
     from manyhands.cli.gateway import api_for
 
     addr = NodeAddr.parse(wish.api or "127.0.0.1:0")
@@ -340,8 +340,8 @@ async def _gateway(
 
 
 async def _origin(hosting: "Hosting", device: "Device") -> "Origin":
-    from manyhands.model.mend import use_fetched
     from manyhands.origin import Origin, OriginModel
+    from manyhands.weights.refetch import use_fetched
 
     member, precision = hosting.member, hosting.weights.precision
     assert hosting.folder is not None, "it hosts already"

@@ -18,8 +18,8 @@ from manyhands.core import PRECISIONS, Precision, Span, even_cut, parse_cut
 from manyhands.errors import BadRequest
 
 if TYPE_CHECKING:  # help is instant: the hub's client is imported inside the commands
-    from manyhands.model.manifest import Manifest
-    from manyhands.model.partition import ModelFacts
+    from manyhands.checkpoint.manifest import Manifest
+    from manyhands.checkpoint.partition import ModelFacts
 
 app = typer.Typer(no_args_is_help=True, help="Look into a model, cut it into parts, make a tiny one.")
 
@@ -58,11 +58,11 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Say what a model is: its family, its sizes at each precision, and its id."""
-    from manyhands.model.config_fields import parse_config
-    from manyhands.model.fetch import resolve_model
-    from manyhands.model.folder import read_config
-    from manyhands.model.manifest import build_manifest
-    from manyhands.model.partition import ModelFacts
+    from manyhands.checkpoint.config_fields import parse_config
+    from manyhands.checkpoint.folder import read_config
+    from manyhands.checkpoint.manifest import build_manifest
+    from manyhands.checkpoint.partition import ModelFacts
+    from manyhands.weights.fetch import resolve_model
 
     with progress_bar() as progress:
         folder = resolve_model(model, Span(0, 1), False, home_from_env(), progress)  # the manifest tells of the rest
@@ -76,7 +76,7 @@ def inspect(
 
 def describe(facts: "ModelFacts", manifest: "Manifest") -> dict[str, Any]:
     """Everything `inspect` says; bytes are exact."""
-    from manyhands.model.partition import is_tied
+    from manyhands.checkpoint.partition import is_tied
 
     return {
         **asdict(facts),
@@ -87,7 +87,7 @@ def describe(facts: "ModelFacts", manifest: "Manifest") -> dict[str, Any]:
 
 
 def _sizes(facts: "ModelFacts", manifest: "Manifest", precision: Precision) -> dict[str, int]:
-    from manyhands.model.partition import ends_bytes, layer_bytes
+    from manyhands.checkpoint.partition import ends_bytes, layer_bytes
 
     layers = layer_bytes(manifest.tensors, facts.num_layers, precision)
     ends = ends_bytes(manifest.tensors, precision)
@@ -113,11 +113,11 @@ def split(
     nodes: Annotated[int | None, typer.Option(help="Cut evenly into this many parts.")] = None,
 ) -> None:
     """Cut a model into folders that can each be served alone."""
-    from manyhands.model.config_fields import parse_config
-    from manyhands.model.fetch import resolve_model
-    from manyhands.model.folder import read_config
-    from manyhands.model.partition import ModelFacts
-    from manyhands.model.split import split_model
+    from manyhands.checkpoint.config_fields import parse_config
+    from manyhands.checkpoint.folder import read_config
+    from manyhands.checkpoint.partition import ModelFacts
+    from manyhands.checkpoint.split import split_model
+    from manyhands.weights.fetch import resolve_model
 
     if (cut is None) == (nodes is None):
         raise BadRequest("give either --cut 0-3,4-7 or --nodes 2")

@@ -34,7 +34,7 @@ def owner_file(home: Path, port: int, secret: str) -> Iterator[None]:
 
 def owner_secret(home: Path, api: str) -> str | None:
     """The secret of the gateway at `api`, if that is on this machine and was started with this home; None else."""
-    from manyhands.api.hosts import is_loopback
+    from manyhands.api.http.hosts import is_loopback
 
     url = urlsplit(api)
     here = url.hostname is not None and (is_loopback(url.hostname) or url.hostname in ("0.0.0.0", "::"))

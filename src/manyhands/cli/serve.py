@@ -111,9 +111,9 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
     from manyhands.config import home_from_env
     from manyhands.member.neighbours import reachable
     from manyhands.model.arithmetic import widening_note
-    from manyhands.model.fetch import folder_named, resolve_model
-    from manyhands.model.mend import use_fetched
     from manyhands.swarm.ticket import Ticket
+    from manyhands.weights.fetch import folder_named, resolve_model
+    from manyhands.weights.refetch import use_fetched
     from manyhands.worker.execute import device_of_process
 
     ticket = Ticket.parse(ticket_text) if ticket_text else Ticket.new("home")
@@ -173,9 +173,9 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
 
 async def _offer_to_load(node: "Node", folder: Path, job: _Job, device: "Device") -> None:
     """Layers of the folder that this node would load when nobody else holds them."""
-    from manyhands.model.folder import read_entries
+    from manyhands.checkpoint.folder import read_entries
+    from manyhands.checkpoint.partition import longest_run
     from manyhands.model.load import read_config
-    from manyhands.model.partition import longest_run
 
     here = longest_run((entry.name for entry in read_entries(folder)), int(read_config(folder).num_hidden_layers))
     await node.worker.offer_to_load(folder, here, job.precision, device, model_name=job.model, max_layers=job.can_load)

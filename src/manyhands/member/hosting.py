@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from manyhands.checkpoint.manifest import Progress
 from manyhands.core import NodeAddr, NodeId, Span
 from manyhands.errors import ManyhandsError
 from manyhands.member.member import Member
@@ -19,15 +20,14 @@ from manyhands.member.obedience import Obedience
 from manyhands.member.speed import decode_layer_s
 from manyhands.member.view import Sight, holdings_of, missing_spans, view_of
 from manyhands.member.weights import Kind, Weights
-from manyhands.model.crew import Blame
-from manyhands.model.manifest import Progress
-from manyhands.model.mend import use_fetched
 from manyhands.model.prove import proven_class
-from manyhands.model.wants import Peer, Provider
 from manyhands.place.balance import History, Move, decide, may_leave
 from manyhands.place.budget import Budget
 from manyhands.place.strategy import Choice, Holding, choose_span
 from manyhands.swarm.record import Record
+from manyhands.weights.provider import Peer, Provider
+from manyhands.weights.refetch import use_fetched
+from manyhands.weights.workers import Blame
 from manyhands.worker.execute import Device
 from manyhands.worker.serve import SpanHost
 

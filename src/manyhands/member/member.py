@@ -22,8 +22,8 @@ from manyhands.core import EdgeHealth, NodeAddr, NodeId, Span, SpanInfo, SpanLoa
 from manyhands.errors import BadRequest, LinkClosed, ShardUnavailable
 from manyhands.member.neighbours import Neighbours, reachable, say_stranger
 from manyhands.net.reach import Book
+from manyhands.net.relay.tunnel import relayed
 from manyhands.net.transport import Link, Transport
-from manyhands.net.tunnel import relayed
 from manyhands.node import Node
 from manyhands.swarm.announce import Announcer, Profile
 from manyhands.swarm.backends import backend_of

@@ -12,21 +12,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.folder import MANIFEST
+from manyhands.checkpoint.manifest import Manifest, Progress, build_manifest, config_digest
 from manyhands.core import ModelId, Precision, Span, SpanInfo
 from manyhands.errors import ModelError, ShardUnavailable, WeightsMismatch
 from manyhands.model.arithmetic import arithmetic_class
-from manyhands.model.config_fields import parse_config
-from manyhands.model.crew import Blame
-from manyhands.model.fetch import resolve_model
-from manyhands.model.folder import MANIFEST
-from manyhands.model.here import Disk, find_complete, folders_of, layers_here
-from manyhands.model.hub import parse_hub_id
-from manyhands.model.hubpeer import HubPeer
-from manyhands.model.manifest import Manifest, Progress, build_manifest, config_digest
-from manyhands.model.peers import Need, pull
-from manyhands.model.wants import Provider, ProviderError
 from manyhands.place.shape import Checkpoint, ModelShape, look_up, shape_of
 from manyhands.swarm.record import Record
+from manyhands.weights.disk import Disk, find_complete, folders_of, layers_here
+from manyhands.weights.download import Need, pull
+from manyhands.weights.fetch import resolve_model
+from manyhands.weights.hub import parse_hub_id
+from manyhands.weights.hub_provider import HubPeer
+from manyhands.weights.provider import Provider, ProviderError
+from manyhands.weights.workers import Blame
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.@/-]+")
 

@@ -1,14 +1,6 @@
-"""What a model is, where it comes from, and how a part of it runs.
+"""The torch engine over transformers' modules: layers of a span, embedding and head, with row-invariant arithmetic.
 
-header     which tensor lies where in a safetensors file
-folder     a model folder: config, weights, index
-partition  tensor names -> layers and ends (pure)
-manifest   hashes of all tensors -> ModelId
-hub        byte ranges from the hub
-store      a folder that a download fills: sparse files and their journal
-fetch      a model's name -> a folder with what is needed
-split      a model -> folders that can each be served alone
-load       a folder -> the modules of a span or of the ends
-attention, cache, linear, elementwise   row-invariant arithmetic plugged into them
-shard, ends  a loaded span; embedding, norm and head
+load.py builds the layers that a span needs · shard.py runs them · ends.py embedding and head · cache.py keys and values
+linear.py, attention.py, elementwise.py the operations · fuse.py, fuse_attention.py, stack.py, tiles.py, attend.py AMX kernels
+admit.py, prove.py self-tests · arithmetic.py the arithmetic class · agree.py config against tensors
 """

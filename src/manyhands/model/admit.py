@@ -17,12 +17,12 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from manyhands.checkpoint.folder import write_atomic
 from manyhands.core import Precision, even_cut
 from manyhands.errors import ManyhandsError, ModelError
 from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.ends import Ends
-from manyhands.model.folder import write_atomic
 from manyhands.model.shard import Shard
 
 # Tested by name in tests/model/test_exactness.py.

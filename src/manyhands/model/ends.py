@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from manyhands.checkpoint.manifest import Manifest
+from manyhands.checkpoint.verify import verifying
 from manyhands.core import Precision
 from manyhands.model import tiles
 from manyhands.model.elementwise import InvariantMode
 from manyhands.model.fuse import fuse
 from manyhands.model.linear import DTYPES, InvariantLinear, pad_rows
 from manyhands.model.load import Captured, Part, Tap, find_layers, load_part, read_config
-from manyhands.model.manifest import Manifest
-from manyhands.model.verify import verifying
 
 
 class Ends:

@@ -13,23 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.folder import read_config as read_raw_config
+from manyhands.checkpoint.folder import read_entries
+from manyhands.checkpoint.partition import ends_tensors, span_tensors
+from manyhands.checkpoint.verify import Add, ignore
 from manyhands.core import Precision, Span
 from manyhands.errors import ModelError
 from manyhands.model import attention
 from manyhands.model.agree import check_agreement
-from manyhands.model.config_fields import parse_config
 from manyhands.model.elementwise import guard
-from manyhands.model.folder import read_config as read_raw_config
-from manyhands.model.folder import read_entries
 from manyhands.model.linear import DTYPES, pack_experts
-from manyhands.model.partition import ends_tensors, span_tensors
-from manyhands.model.verify import Add, ignore
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -167,7 +168,7 @@ def read_tensors(folder: Path, config: PreTrainedConfig, part: Part, use: Add) -
         with _opened(folder / file) as handle:
             out.update((name, handle.get_tensor(name)) for name in names if entries[name].file == file)
     for name, tensor in out.items():
-        use(entries[name], tensor)
+        use(entries[name], tensor.reshape(-1).view(torch.uint8).numpy())
     return out
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from manyhands.checkpoint.folder import write_atomic
 from manyhands.core import Precision
 from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.attention import attention, running
 from manyhands.model.cache import LayerShape, Segment, SessionCache, StepPlan
-from manyhands.model.folder import write_atomic
 from manyhands.model.linear import DTYPES, pack
 
 logger = logging.getLogger(__name__)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from manyhands.checkpoint.manifest import Manifest
+from manyhands.checkpoint.verify import Add, verifying
 from manyhands.core import Precision, Span
 from manyhands.errors import CutError
 from manyhands.model import attention, threads, tiles
@@ -17,9 +19,7 @@ from manyhands.model.calls import LayerCalls
 from manyhands.model.fuse import fuse
 from manyhands.model.linear import DTYPES, pad_rows, replace_linears
 from manyhands.model.load import Part, context_length, find_layers, load_part, read_config
-from manyhands.model.manifest import Manifest
 from manyhands.model.stack import FEW_ROWS, TRIAL_ROWS, FewRows, Stack, decoder_of
-from manyhands.model.verify import Add, verifying
 
 _PROBE = 4  # rows of the step that shows what a layer does
 

@@ -3,15 +3,18 @@
 transport     the interface: Transport listens and dials, Link carries messages
 link          the one Link there is: frames over anything that looks like an asyncio transport
 inbox         what arrived on a link and was not taken yet
-arrivals      links that peers dialled and that nobody took yet
-certificate   "knows the swarm secret" = "its certificate chain verifies"
+arrivals      links that peers dialled and that were not taken yet
+incoming      how many links one peer may hold open
+certificate   membership: a certificate chain that the swarm's secret signed
+admission     tokens checked before TLS, and bounds on callers without one
+listener      the listening socket behind admission
 tls           TCP + TLS 1.3
-handover      protocols that hold a connection until the right one takes over
-relay         forwarding bytes between members that cannot dial each other
-tunnel        links through a relay
-iroh          QUIC with hole punching, for peers that no member can dial
-iroh_pipe     its binding, repaired, as an asyncio transport
+alpn          protocols that hold a connection until the right one takes over
+relay/        forwarding bytes between members that cannot dial each other, and links over it
+iroh/         QUIC with hole punching, for peers that no member can dial
 reach         one Transport for every way to a peer: direct, iroh, relay
 memory        the same without a network, for tests
 pool          links by (peer, lane), dialled once
+watch         heartbeats on every link; liveness says what silence means, kernel what TCP knows
+setbacks      peers and addresses that could not be dialled lately
 """

@@ -1,4 +1,4 @@
-"""A listening socket that hands on the connections of members and drops the others, as door.py says. No TLS of its own.
+"""A listening socket that hands on the connections of members and drops the others, as admission.py says. No TLS of its own.
 
 The ClientHello is looked at (MSG_PEEK) and stays in the kernel for the TLS library. A caller that has not sent it holds one
 descriptor and a hundred bytes here, no task and no turn: no other caller waits for it.
@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from manyhands.net.door import (
+from manyhands.net.admission import (
     MAX_HELLO_BYTES,
     REFUSAL,
     NotAMember,

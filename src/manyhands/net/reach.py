@@ -3,7 +3,7 @@
 A node has several addresses: those of its record, those it said in Hello, and the relays that this node knows. Which are
 tried, and when, is decided by `plan` (pure). A link through a relay is used at once and bettered later: from time to time
 this node tries the peer's direct addresses, and a direct link so found joins the node's links as if the peer had dialled.
-New sessions take it (LinkPool prefers direct links), running ones move to it between two steps (generate/heal.py).
+New sessions take it (LinkPool prefers direct links), running ones move to it between two steps (origin/repair.py).
 Links over iroh move by themselves, running sessions too.
 """
 
@@ -20,12 +20,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
-from manyhands.net import iroh, tunnel
 from manyhands.net.arrivals import Arrivals
-from manyhands.net.relay import RELAY_ALPN, Relay, RelayLimits
+from manyhands.net.iroh.transport import PREFIX as IROH_PREFIX
+from manyhands.net.iroh.transport import IrohTransport
+from manyhands.net.relay import tunnel
+from manyhands.net.relay.relay import RELAY_ALPN, Relay, RelayLimits
+from manyhands.net.relay.tunnel import Tunnels, relayed
 from manyhands.net.tls import TlsPolicy, TlsTransport
 from manyhands.net.transport import Link, Transport
-from manyhands.net.tunnel import Tunnels, relayed
 from manyhands.wire.message import Hello, Lane
 
 logger = logging.getLogger(__name__)
@@ -58,7 +60,7 @@ def kind_of(addr: NodeAddr) -> int:
     """0 direct, 1 iroh, 2 relay: the order in which they are tried."""
     if addr.host.startswith(tunnel.PREFIX):
         return 2
-    return 1 if addr.host.startswith(iroh.PREFIX) else 0
+    return 1 if addr.host.startswith(IROH_PREFIX) else 0
 
 
 def plan(addrs: Iterable[NodeAddr], policy: ReachPolicy) -> list[Attempt]:
@@ -147,7 +149,7 @@ def reach_transport(
     """
     guests = {RELAY_ALPN: Relay(secrets.token_bytes, limits).leg} if limits is not None else {}
     tls = TlsTransport(key, secret, hello, members, guests)
-    way = iroh.IrohTransport(key, secret, hello, members, iroh_urls) if iroh_urls is not None else None
+    way = IrohTransport(key, secret, hello, members, iroh_urls) if iroh_urls is not None else None
     return ReachTransport(tls, Tunnels(key, secret, tls), way, book=book, policy=policy)
 
 

@@ -1,6 +1,6 @@
 """TCP + TLS 1.3, both sides authenticated: the default wherever a machine can be dialled. Plain asyncio or uvloop.
 
-A caller that is not a member gets no application byte: door.py keeps it out of the handshake, the handshake verifies the
+A caller that is not a member gets no application byte: admission.py keeps it out of the handshake, the handshake verifies the
 peer's chain, and the listener speaks after the peer's Hello. Allow and deny lists by NodeId sit on top of membership.
 
 The same handshake also runs inside a tunnel that a relay forwards (`dial_over`, `admit_over`; see tunnel.py): such a link
@@ -25,10 +25,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
+from manyhands.net.admission import Pending, PendingLimits, Tokens, source_of
+from manyhands.net.alpn import Door, Early
 from manyhands.net.arrivals import Arrivals
 from manyhands.net.certificate import client_context, node_id_of, peer_of, server_context
-from manyhands.net.door import Pending, PendingLimits, Tokens, source_of
-from manyhands.net.handover import Door, Early
 from manyhands.net.incoming import Incoming
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
 from manyhands.net.listener import BACKLOG, HELLO_S, Listener, descriptor_limit, pending_limits
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 # While callers wait for a turn, a handshake has so long: ten round trips of 100 ms.
 CROWDED_S = 1.0
-# Callers with a valid token that wait for a turn, and those of one source (door.py); beyond that the oldest of the source with
+# Callers with a valid token that wait for a turn, and those of one source (admission.py); then the oldest of the source with
 # the most is turned away.
 MAX_WAITING = 256
 MAX_WAITING_PER_SOURCE = 128
@@ -49,7 +49,7 @@ class TlsPolicy:
     """Whom to admit, and how much of it. `allow` None: every member; `deny` wins. Both apply to dialling too.
 
     `max_links` counts links that peers dialled and that are still open (incoming.py bounds those of one node). Of the
-    callers whose token is valid (door.py), `max_handshakes` at a time are in the TLS handshake, each for `handshake_s`
+    callers whose token is valid (admission.py), `max_handshakes` at a time are in the TLS handshake, each for `handshake_s`
     seconds up to its Hello, or CROWDED_S while others wait.
     """
 

@@ -1,9 +1,15 @@
-"""A request from text to text.
+"""The owner of a request: from text to text, over a route of hops that may die on the way.
 
-text ─ ids ─ route ─ session ─ loop ─ ids ─ text        (text/ · routes.py · node.py · generate/ · text/)
+text ─ ids ─ route ─ session ─ loop ─ ids ─ text
 
-origin.py   one model's requests on a node: checked, streamed, answered     model.py    what the origin holds of the model
-routes.py   who may serve them, and the best route                          answer.py   what the consumer gets
+origin.py   one model's requests on a node                 model.py    tokenizer, embedding and head of the model
+loop.py     the one place where a request advances         session.py  the open hops of a request: send, receive, reshape
+routes.py   the best route through the known nodes         route.py    a session's hops, their places and what they owe
+queue.py    requests that wait for a free node             answer.py   what the consumer gets
+sampler.py  a token from a row of logits                   ends_batch.py  embedding and head for all requests at once
+draft.py, depth.py, speculate.py  guessed tokens: made, how many, verified
+fault.py, pace.py   which hop to replace, and when         repair_plan.py, repair.py  the new route: decided, carried out
+standby.py, standby_search.py  hops kept warm beside others
 """
 
 from manyhands.origin.answer import Answer, Timings, Token

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from manyhands.core import Exactness, FinishReason, Precision, SamplingParams
-from manyhands.generate.draft import Drafting
-from manyhands.generate.repair import Event, Repair
-from manyhands.generate.session import Session
+from manyhands.origin.draft import Drafting
+from manyhands.origin.repair_plan import Event, Repair
+from manyhands.origin.session import Session
 from manyhands.route.search import Offer
 
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from manyhands.checkpoint.manifest import build_manifest
 from manyhands.config import home_from_env
 from manyhands.core import EndsAt, Precision
 from manyhands.model.admit import admit
 from manyhands.model.ends import Ends
 from manyhands.model.load import context_length, read_config
-from manyhands.model.manifest import build_manifest
 from manyhands.model.prove import proven_class
 from manyhands.text.prompt import encode_prompt, load_eos_ids, render_chat
 from manyhands.text.tokenizer import load_tokenizer

@@ -4,28 +4,30 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyhands.core import Exactness, NodeAddr, NodeId, PathKind, SamplingParams, Span
 from manyhands.errors import BadRequest, Busy, ContextOverflow, ShardUnavailable
-from manyhands.generate.depth import Acceptance
-from manyhands.generate.draft import Drafter, NoDrafter, SuffixDrafter
-from manyhands.generate.heal import Healer
-from manyhands.generate.hop import Lease
-from manyhands.generate.loop import Generation, Request
-from manyhands.generate.sample import Constraint, Sampler
-from manyhands.generate.session import Session
-from manyhands.generate.turn import EndsHost
 from manyhands.model.prove import UNPROVEN
-from manyhands.node import Node
 from manyhands.origin.answer import Answer, Token
+from manyhands.origin.depth import Acceptance
+from manyhands.origin.draft import Drafter, NoDrafter, SuffixDrafter
+from manyhands.origin.ends_batch import EndsHost
+from manyhands.origin.loop import Generation, Request
 from manyhands.origin.model import Messages, OriginModel
 from manyhands.origin.queue import RoomQueue
+from manyhands.origin.repair import Healer
+from manyhands.origin.route import Lease
 from manyhands.origin.routes import Routes
+from manyhands.origin.sampler import Constraint, Sampler
+from manyhands.origin.session import Session
 from manyhands.route.search import Offer
 from manyhands.swarm.directory import Directory
 from manyhands.text.detokenize import Detokenizer
 from manyhands.worker.execute import Device
+
+if TYPE_CHECKING:
+    from manyhands.node import Node
 
 
 class Origin:
@@ -33,7 +35,7 @@ class Origin:
 
     def __init__(
         self,
-        node: Node,
+        node: "Node",
         model: OriginModel,
         device: Device,
         addrs: Sequence[NodeAddr],

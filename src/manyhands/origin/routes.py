@@ -6,19 +6,21 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyhands.core import NodeAddr, NodeId, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
-from manyhands.generate.hop import Hop, Lease
-from manyhands.generate.session import Session
-from manyhands.node import Node
 from manyhands.origin.model import OriginModel
+from manyhands.origin.route import Hop, Lease
+from manyhands.origin.session import Session
 from manyhands.route.learn import Learned
 from manyhands.route.search import Offer, Terms, find_route, gaps_of
 from manyhands.swarm.directory import Directory
 from manyhands.swarm.members import is_local
 from manyhands.swarm.record import Record
+
+if TYPE_CHECKING:
+    from manyhands.node import Node
 
 # How long a repair that finds nobody waits for nodes to answer a dial: those that are back answer at once.
 LOOK_AROUND_S = 2.0
@@ -32,10 +34,10 @@ EXPLORED = 4
 
 class Routes:
     """What is offered for one model: by the records of `directory`, if there is one, and by the nodes at `addrs`, which are
-    asked. Repairs look for replacements here, too (generate/follow.py:Surroundings)."""
+    asked. Repairs look for replacements here, too (origin/standby_search.py:Surroundings)."""
 
     def __init__(
-        self, node: Node, model: OriginModel, addrs: Sequence[NodeAddr], directory: Directory | None = None
+        self, node: "Node", model: OriginModel, addrs: Sequence[NodeAddr], directory: Directory | None = None
     ) -> None:
         self._node, self._model = node, model
         self.addrs = list(addrs)

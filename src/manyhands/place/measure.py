@@ -133,7 +133,7 @@ def measured_speed(model: Checkpoint, home: Path, now_s: float) -> Speed:
     known = _read(path)
     speed = _speed_of(known.get(key), now_s)
     if speed is None:
-        from manyhands.model.folder import write_atomic
+        from manyhands.checkpoint.folder import write_atomic
 
         speed = measure_speed(model)
         with contextlib.suppress(OSError):  # only to save time

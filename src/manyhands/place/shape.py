@@ -57,8 +57,8 @@ def look_up(model: str, precision: Precision, home: Path) -> Checkpoint:
 
     Blocking; asks the hub for a few hundred kilobytes where the model is not here. Raises ModelError.
     """
-    from manyhands.model.config_fields import parse_config
-    from manyhands.model.folder import read_config
+    from manyhands.checkpoint.config_fields import parse_config
+    from manyhands.checkpoint.folder import read_config
 
     folder = _local_folder(model, home)
     if folder is None:
@@ -73,23 +73,23 @@ def look_up(model: str, precision: Precision, home: Path) -> Checkpoint:
 
 def _local_folder(model: str, home: Path) -> Path | None:
     """The folder of a model that needs no hub: "tales", or a folder's own path."""
-    from manyhands.model.fetch import resolve_model
-    from manyhands.model.manifest import Silent
+    from manyhands.checkpoint.manifest import Silent
+    from manyhands.weights.fetch import resolve_model
 
     is_local = model == "tales" or (model != "" and Path(model).expanduser().is_dir())
     return resolve_model(model, None, False, home, Silent()) if is_local else None
 
 
 def _is_whole(folder: Path, tensors: Sequence[Any]) -> bool:
-    from manyhands.model.folder import read_entries
+    from manyhands.checkpoint.folder import read_entries
 
     return {tensor.name for tensor in tensors} <= {entry.name for entry in read_entries(folder)}
 
 
 def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], precision: Precision) -> ModelShape:
     """From a parsed config.json and the tensors' names, dtypes and shapes. Raises ModelError."""
+    from manyhands.checkpoint.partition import ModelFacts, packed_ends_bytes, packed_layer_bytes
     from manyhands.model.linear import has_bf16_products
-    from manyhands.model.partition import ModelFacts, packed_ends_bytes, packed_layer_bytes
 
     facts = ModelFacts.from_config(config)
     widened = precision in ("bf16", "int8") and not has_bf16_products()
@@ -107,8 +107,8 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
 
 def _tensors(folder: Path) -> Sequence[Any]:
     """Of the whole model, also where the folder holds a part of it."""
-    from manyhands.model.folder import MANIFEST, read_entries
-    from manyhands.model.manifest import Manifest
+    from manyhands.checkpoint.folder import MANIFEST, read_entries
+    from manyhands.checkpoint.manifest import Manifest
 
     path = folder / MANIFEST
     return Manifest.decode(path.read_bytes(), str(path)).tensors if path.exists() else read_entries(folder)
@@ -116,10 +116,10 @@ def _tensors(folder: Path) -> Sequence[Any]:
 
 def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any], ModelId | None]:
     """config.json, tensors, and the id where there is a manifest; from an earlier fetch if it is there."""
-    from manyhands.model.fetch import hub_folder
-    from manyhands.model.folder import INDEX, MANIFEST, SINGLE, parse_index
-    from manyhands.model.hub import HubUnreachable, find_model, parse_hub_id, read_remote_header, read_whole
-    from manyhands.model.manifest import Manifest
+    from manyhands.checkpoint.folder import INDEX, MANIFEST, SINGLE, parse_index
+    from manyhands.checkpoint.manifest import Manifest
+    from manyhands.weights.fetch import hub_folder
+    from manyhands.weights.hub import HubUnreachable, find_model, parse_hub_id, read_remote_header, read_whole
 
     repo, revision = parse_hub_id(model)
     here = sorted((home / "models").glob(f"{repo.replace('/', '--')}@*/{MANIFEST}"))
@@ -147,8 +147,8 @@ def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any], ModelId | N
 
 
 def _fetched(folder: Path) -> tuple[bytes, Sequence[Any], ModelId | None]:
-    from manyhands.model.folder import MANIFEST, read_config
-    from manyhands.model.manifest import Manifest
+    from manyhands.checkpoint.folder import MANIFEST, read_config
+    from manyhands.checkpoint.manifest import Manifest
 
     manifest = Manifest.decode((folder / MANIFEST).read_bytes(), str(folder / MANIFEST))
     return read_config(folder), manifest.tensors, manifest.id

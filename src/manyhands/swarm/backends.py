@@ -3,7 +3,7 @@
 from random import Random
 
 from manyhands.core import NodeId
-from manyhands.swarm.dht import Dht
+from manyhands.swarm.dht.backend import Dht
 from manyhands.swarm.directory import Backend
 from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.static import Static

@@ -237,7 +237,7 @@ class Directory:
 class Want:
     """Send bytes [offset, offset + length) of `name` of `model`; `request` is the asker's number for it.
 
-    A tensor's bytes are those its manifest hashes. A file is one of a fixed list (model/wants.py) and may be shorter than
+    A tensor's bytes are those its manifest hashes. A file is one of a fixed list (weights/provider.py) and may be shorter than
     asked: then fewer bytes come, perhaps none. `length` is 1 to MAX_CHUNK_BYTES.
     """
 

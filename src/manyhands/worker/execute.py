@@ -16,12 +16,12 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from manyhands.checkpoint.manifest import Manifest
 from manyhands.core import Precision, Span
 from manyhands.errors import BadRequest, Corruption, ProtocolError
 from manyhands.model import threads
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.ends import Ends
-from manyhands.model.manifest import Manifest
 from manyhands.model.shard import Shard
 from manyhands.model.stack import FEW_ROWS
 from manyhands.wire.message import Content, DType, Payload
@@ -43,7 +43,7 @@ class Drawn(Protocol):
 
 
 class Draws(Protocol):
-    """What the last hop needs of a sampler where it draws the tokens (generate/sample.py)."""
+    """What the last hop needs of a sampler where it draws the tokens (origin/sampler.py)."""
 
     def draw(self, logits_V: Tensor, position: int, history: Sequence[int], prompt_length: int) -> Drawn: ...
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from manyhands.checkpoint.manifest import Manifest, build_manifest
 from manyhands.config import WorkerConfig, home_from_env
 from manyhands.core import NodeAddr, NodeId, Precision, SamplingParams, Span, SpanInfo
 from manyhands.errors import BadRequest, Busy, LinkClosed, ManyhandsError, ShardUnavailable
 from manyhands.model.admit import admit
 from manyhands.model.load import context_length, read_config
-from manyhands.model.manifest import Manifest, build_manifest
 from manyhands.model.prove import proven_class
 from manyhands.net.pool import CONNECT_TIMEOUT_S, LinkPool
 from manyhands.net.transport import Link, try_send

@@ -1,0 +1,266 @@
+"""The HTTP application around a gateway (server.py runs it).
+
+    Http (server.py) ─ Front (Host, Origin) ─ CORS ─ Guard (key, type, size, time of the body) ─ routes
+
+Who is let in, and how much of what they send is read, is decided before any route runs.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from manyhands import __version__
+from manyhands.api.access import Access, session_router
+from manyhands.api.auth import KeyRing
+from manyhands.api.fields import definitions
+from manyhands.api.gateway import Gateway
+from manyhands.api.http.document import with_errors
+from manyhands.api.http.hosts import Hosts, check_json, single
+from manyhands.api.http.route import LARGE_PATHS
+from manyhands.api.trace import PARENT
+from manyhands.config import LimitsConfig
+from manyhands.errors import ManyhandsError, PipelineStalled, RateLimited, TooLarge
+from manyhands.plain import one_line
+
+logger = logging.getLogger(__name__)
+
+# Nothing behind these tells of a request, a node or a key, so they need none.
+OPEN_PATHS = frozenset({"/health", "/ready", "/api/health", "/docs", "/openapi.json"})
+MAX_MESSAGE_CHARS = 2000  # of an error: it may quote what was sent
+# An address, a name, some layers: what routes that do not generate take.
+SMALL_BODY_BYTES = 8 << 10
+# Bodies of max_body_bytes that are held at once, while they come and until they are answered.
+MAX_BODIES = 16
+
+
+class _Documented(FastAPI):
+    """Its OpenAPI document says what the guard and the gateway do."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = with_errors(super().openapi(), definitions())
+        return self.openapi_schema
+
+
+def create_app(
+    gateway: Gateway,
+    *,
+    keys: KeyRing | None = None,
+    routers: Sequence[APIRouter] = (),
+    cors: Sequence[str] = (),
+    hosts: Sequence[str] = (),
+    open_paths: Sequence[str] = (),
+) -> FastAPI:
+    """The application: `routers`, /api/session and /docs. Handlers find `app.state.gateway`, `request.state.caller` (a
+    Caller) and `request.state.sender` (hosts.py).
+
+    `keys`: once it holds any, everything but OPEN_PATHS and `open_paths` needs one (access.py). `cors`: origins that
+    browsers may call from; none unless named. `hosts`: names of this gateway beside those of where it listens.
+    """
+    app = _Documented(title="manyhands", version=__version__, redoc_url=None, separate_input_output_schemas=False)
+    access = Access(keys, Hosts(hosts, cors))
+    app.state.gateway, app.state.keys, app.state.access = gateway, keys, access
+    for router in (*routers, session_router(access)):
+        app.include_router(router)
+    app.add_exception_handler(ManyhandsError, _on_error)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(Exception, _on_bug)
+    opened = OPEN_PATHS | set(open_paths)
+    app.add_middleware(Guard, limits=gateway.limits, access=access, open_paths=opened)
+    if cors:
+        allowed = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["retry-after"]}
+        app.add_middleware(CORSMiddleware, allow_origins=list(cors), **allowed)  # type: ignore[arg-type]
+    app.add_middleware(Front, hosts=access.hosts)
+    return app
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def error_object(error: Exception) -> dict[str, Any]:
+    """What OpenAI's clients understand; `code` is ours (errors.py). A bug tells nothing of itself."""
+    is_ours = isinstance(error, ManyhandsError)
+    status = error.http_status if isinstance(error, ManyhandsError) else 500
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    message = one_line(error, MAX_MESSAGE_CHARS) if is_ours else "this is a bug in the gateway: see its log"
+    code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
+    return {"message": message, "type": kind, "param": getattr(error, "param", None), "code": code}
+
+
+def error_response(error: Exception) -> JSONResponse:
+    """`error` as HTTP: its status, Retry-After where trying again helps."""
+    status = error.http_status if isinstance(error, ManyhandsError) else 500
+    headers = {}
+    if isinstance(error, RateLimited):
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    elif status == 503:
+        headers["retry-after"] = "1"
+    elif status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse({"error": error_object(error)}, status, headers)
+
+
+async def _on_error(_: Request, error: Exception) -> JSONResponse:
+    return error_response(error)
+
+
+async def _on_http(request: Request, error: Exception) -> JSONResponse:
+    """What the router itself says: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    message = f"{request.method} {one_line(request.url.path)}: {error.detail}; /docs lists what there is"
+    body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return JSONResponse({"error": body}, error.status_code, error.headers)
+
+
+async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
+    """What FastAPI found wrong with a parameter or a body, one problem at a time."""
+    assert isinstance(error, RequestValidationError)
+    first: Mapping[str, Any] = error.errors()[0]
+    where = one_line(".".join(str(part) for part in first["loc"][1:]) or "the body")
+    body = {
+        "message": one_line(f"{where}: {first['msg']}", MAX_MESSAGE_CHARS),
+        "type": "invalid_request_error",
+        "param": where,
+        "code": "bad_request",
+    }
+    return JSONResponse({"error": body}, 400)
+
+
+async def _on_bug(request: Request, error: Exception) -> JSONResponse:
+    logger.error("%s %s failed: %s", request.method, one_line(request.url.path), type(error).__name__)
+    return error_response(error)
+
+
+# -- before the routes ------------------------------------------------------------------------------------------------
+
+
+class Front:
+    """Refuses what a page of another site made a browser send (hosts.py); everything else gets its `sender`."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            state = scope.setdefault("state", {})
+            try:
+                headers = single(scope["headers"])
+                target = state.get("target", b"/").decode("latin-1")
+                state["sender"] = self._hosts.sender(scope["method"], scope["http_version"], headers, target)
+            except ManyhandsError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class Guard:
+    """Lets in who has a key, and reads the body, within read_timeout_s, before a route runs.
+
+    A body has at most max_body_bytes on LARGE_PATHS, SMALL_BODY_BYTES elsewhere: those are parsed on the event loop. All
+    bodies that are held at once have MAX_BODIES times max_body_bytes.
+    """
+
+    def __init__(self, app: ASGIApp, limits: LimitsConfig, access: Access, open_paths: frozenset[str]) -> None:
+        self._app, self._limits, self._access, self._open_paths = app, limits, access, open_paths
+        self.held_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            headers, state = single(scope["headers"]), scope["state"]
+            PARENT.set(headers.get("traceparent"))
+            is_open = scope["path"] in self._open_paths
+            state["caller"] = self._access.caller(scope["method"], headers, state["sender"], is_open=is_open)
+            check_json(headers)
+        except ManyhandsError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        held = _Held(self)
+        state["release_body"] = held.release
+        try:
+            body = await self._read(headers, receive, held, self._limit(scope["path"]))
+        except ManyhandsError as error:
+            held.release()
+            await error_response(error)(scope, receive, send)
+            return
+        try:
+            if body is not None:
+                await self._app(scope, _replay(body, receive), send)
+        finally:
+            held.release()
+
+    def _limit(self, path: str) -> int:
+        limit = self._limits.max_body_bytes
+        return limit if path in LARGE_PATHS else min(limit, SMALL_BODY_BYTES)
+
+    async def _read(self, headers: Mapping[str, str], receive: Receive, held: "_Held", limit: int) -> bytes | None:
+        """The body, counted in `held` as it comes; None if the client left. Raises TooLarge before it is read where its length
+        says so, RateLimited if too much is held for others."""
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > limit:
+            raise TooLarge(f"the body has {length} bytes; at most {limit} are read: send less")
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(self._limits.read_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    parts.append(message.get("body", b""))
+                    held.take(len(parts[-1]))
+                    if held.size > limit:
+                        raise TooLarge(f"the body has more than {limit} bytes, no more are read: send less")
+                    if self.held_bytes > MAX_BODIES * self._limits.max_body_bytes:
+                        raise RateLimited(f"bodies of {self.held_bytes} bytes are held now: try again later", 5.0)
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise _SlowBody(f"the body did not arrive within {self._limits.read_timeout_s:g} s") from None
+
+
+class _Held:
+    """What one request holds of the guard's `held_bytes`, until it is released."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard, self.size = guard, 0
+
+    def take(self, size: int) -> None:
+        self.size += size
+        self._guard.held_bytes += size
+
+    def release(self) -> None:
+        """The body is no longer needed. Harmless when repeated."""
+        self._guard.held_bytes -= self.size
+        self.size = 0
+
+
+class _SlowBody(PipelineStalled):
+    code = "request_timeout"
+    http_status = 408
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """`receive` as it was before the body was read."""
+    kept = [body]  # given away, not kept for the minutes that the answer may take
+
+    async def again() -> Message:
+        if not kept:
+            return await receive()
+        return {"type": "http.request", "body": kept.pop(), "more_body": False}
+
+    return again

@@ -1,0 +1,67 @@
+"""Routes that read their own bodies: how they are mounted, described, and know their callers."""
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+
+from manyhands.api.fields import MODELS, body_schema
+from manyhands.api.gateway import Caller
+
+Object = dict[str, Any]
+
+
+# Where a body may have max_body_bytes: what comes of it is prepared within bounds (preparation/pool.py).
+LARGE_PATHS = frozenset({*MODELS, "/api/infer/stream"})
+
+
+class Direct(APIRoute):
+    """Its handler takes the Request itself, and FastAPI has nothing to look up, parse or check for it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return handler
+
+
+def describe(
+    router: APIRouter,
+    path: str,
+    handler: Callable[[Request], Awaitable[Response]],
+    says: str,
+    *,
+    schema_of: str = "",
+    parameters: Sequence[Object] = (),
+) -> None:
+    """Mount a POST handler that reads its own body; the OpenAPI document says what fields.py knows of it."""
+    schema = body_schema(schema_of or f"{router.prefix}{path}")
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    answers: dict[str, Any] = {"application/json": {}, "text/event-stream": {}}
+    said: dict[int | str, dict[str, Any]] = {200: {"description": "the answer; events if stream", "content": answers}}
+    router.add_api_route(
+        path,
+        handler,
+        methods=["POST"],
+        summary=says,
+        openapi_extra={"requestBody": body, **({"parameters": list(parameters)} if parameters else {})},
+        responses=said,
+        response_model=None,
+        route_class_override=Direct,
+    )
+
+
+def caller_of(request: Request) -> Caller:
+    """Whose request it is, as the guard found out (app.py)."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+def client_of(request: Request) -> str:
+    """The client's address: turns are taken by it where no key is needed."""
+    return request.client.host if request.client is not None else ""
+
+
+async def body_of(request: Request) -> bytes:
+    """The body, which the guard has read whole (app.py); to be asked for once, and not kept by the Request."""
+    message = await request.receive()
+    return bytes(message.get("body", b""))

@@ -1,0 +1,261 @@
+"""The HTTP server that runs an application (app.py) in our own event loop.
+
+bytes ─ Http (slow headers are cut, pending connections are bounded) ─ application
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from manyhands.api.auth import KeyRing
+from manyhands.api.gateway import Gateway
+from manyhands.api.http.hosts import is_loopback
+from manyhands.core import NodeAddr
+from manyhands.errors import BadRequest
+from manyhands.net.admission import Pending, PendingLimits, source_of
+from manyhands.net.listener import RESERVED_DESCRIPTORS, descriptor_limit
+
+STOP_TIMEOUT_S = 2
+MAX_HEADER_BYTES = 64 << 10
+KEEP_ALIVE_S = 75  # an idle connection
+# Of a body that is refused: so much of it may still come before the connection is closed, and for so long.
+DRAIN_BYTES = 256 << 10
+DRAIN_S = 2.0
+# What the system may buffer for one reader; more would only let a reader that has stopped be written for longer.
+SEND_BUFFER_BYTES = 64 << 10
+
+
+class Http(HttpToolsProtocol):
+    """Cuts a connection whose next request header does not come within read_timeout_s of its first byte (slowloris).
+
+    Of a body whose answer is complete (a refusal) DRAIN_BYTES more are read, for DRAIN_S, and thrown away; where that is not
+    all, the connection ends. One that ends while its reader does not take what was written is cut after read_timeout_s.
+
+    Connections whose request is not read whole, idle ones among them, are `pending`: bounded in all and of one address, the
+    oldest of the address with the most gives way to a new one (net/admission.py).
+
+    A header has at most MAX_HEADER_BYTES; so has anything else that the parser keeps to itself (a trailer), of which it may
+    take one read more. `request.state.abort()` ends the connection at once, whatever is still to be written, and while
+    `request.state.flow.write_paused` is false, writing does not wait.
+    """
+
+    read_timeout_s = 30.0
+    pending: Pending["Http"]
+    _deadline: asyncio.TimerHandle | None = None
+    _header_bytes = 0
+    _kept_bytes = 0  # since the parser last told of anything
+    _is_whole = True  # the last request has come to its end
+    _drained = 0  # bytes of its body after its answer
+    _is_ending = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._cycles: list[RequestResponseCycle] = []  # the last of them, `cycle`, may wait for the others (pipelining)
+        self.app_state = {**self.app_state, "abort": transport.abort, "flow": self.flow}
+        self._arm(self.read_timeout_s)
+        self._await_request()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_busy and self._deadline is None:
+            self._arm(self.read_timeout_s)
+        self._kept_bytes += len(data)
+        super().data_received(data)
+        if self._kept_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"A header has at most {MAX_HEADER_BYTES} bytes.")
+        if self._is_busy:
+            self._disarm()
+        self._end_in_time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self.pending.leave(self)
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._header_bytes = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            raise ValueError("the header is too large")  # to the parser, which gives up
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._kept_bytes = self._drained = 0
+        self._is_whole = False
+        self.scope["state"]["target"] = self.url
+        if not self._is_busy:
+            self._cycles.clear()
+        super().on_headers_complete()
+        self._cycles.append(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        self._kept_bytes = 0
+        super().on_body(body)
+        if not self._is_busy:
+            self._drained += len(body)
+            if self._drained > DRAIN_BYTES:
+                self.transport.close()
+
+    def on_message_complete(self) -> None:
+        self._kept_bytes = 0
+        self._is_whole = True
+        super().on_message_complete()
+        if self._is_busy:
+            self.pending.leave(self)
+        elif not self.transport.is_closing():  # its answer came first
+            self._disarm()
+            self._await_request()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_busy:
+            return
+        if self._is_whole and not self.transport.is_closing():
+            self._await_request()
+        elif not self._is_whole:
+            self._arm(DRAIN_S)
+        self._end_in_time()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._end_in_time()
+
+    def _end_in_time(self) -> None:
+        """Closing waits for what is to be written, and that for its reader."""
+        if self.transport.is_closing() and not self._is_ending:
+            self._is_ending = True
+            self._arm(self.read_timeout_s)
+
+    def _await_request(self) -> None:
+        """This connection has to send a request now, or it is idle: one of those that may have to go for others."""
+        self.pending.leave(self)
+        evicted = self.pending.enter(self, source_of(self.client[0] if self.client else ""), self.loop.time())
+        if evicted is not None:
+            evicted.transport.abort()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The request has its answer; the parser reads nothing after it, so the connection ends with it."""
+        if self._is_busy:
+            self.cycle.keep_alive = False
+        else:
+            self.transport.close()
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class _Server(uvicorn.Server):
+    """Tells when it listens, and leaves signals to the command that runs us."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_listening.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def pending_requests(max_descriptors: int) -> PendingLimits:
+    """Bounds on connections whose request has not come whole, where the process may have so many descriptors."""
+    total = max(64, min(2048, max_descriptors - RESERVED_DESCRIPTORS))
+    return PendingLimits(total, total // 2, KEEP_ALIVE_S)
+
+
+@asynccontextmanager
+async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False) -> AsyncIterator[NodeAddr]:
+    """Serve `app` while the block runs; yields where (port 0: any). Streams end STOP_TIMEOUT_S after it at the latest.
+
+    Raises BadRequest if the address is taken or unknown, or wider than this machine while no key is needed.
+    """
+    gateway: Gateway = app.state.gateway
+    keys: KeyRing | None = app.state.keys
+    check_exposure(host, keys, insecure=insecure)
+    app.state.access.listen(host, insecure=insecure)
+    bound = _bind(host, port)
+    waiting = Pending[Http](pending_requests(descriptor_limit()))
+    protocol = type("Http", (Http,), {"read_timeout_s": gateway.limits.read_timeout_s, "pending": waiting})
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_TIMEOUT_S,
+    )
+    server = _Server(config)
+    await asyncio.to_thread(app.openapi)  # FastAPI keeps it, and would make it on the event loop
+    failure: Exception | None = None
+    for part in gateway.parts:
+        await part.open()
+    async with asyncio.TaskGroup() as group:
+        watchdog = group.create_task(gateway.watchdog.run(asyncio.get_running_loop().time()))
+        task = group.create_task(server.serve(sockets=[bound]))
+        await server.is_listening.wait()
+        try:
+            yield NodeAddr(*bound.getsockname()[:2])
+        except Exception as error:  # raised below, as it is and not in a group
+            failure = error
+        finally:
+            server.should_exit = True
+            await asyncio.wait([task])
+            watchdog.cancel()
+            for part in gateway.parts:
+                await part.close()
+    if failure is not None:
+        raise failure
+
+
+def check_exposure(host: str, keys: KeyRing | None, *, insecure: bool) -> None:
+    """Raise BadRequest if others than this machine could come in at `host` without being asked for a key."""
+    if not insecure and not is_loopback(host) and (keys is None or keys.is_empty):
+        raise BadRequest(
+            f"{host} lets other machines in without a key: make one (manyhands key add NAME) or --insecure"
+        )
+
+
+async def serve(app: FastAPI, host: str, port: int, *, insecure: bool = False) -> None:
+    """As `serving`, until cancelled."""
+    async with serving(app, host, port, insecure=insecure):
+        await asyncio.get_running_loop().create_future()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        bound = socket.create_server((host, port), family=family, backlog=2048)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit both
+        bound.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # asyncio sees no TCP here (proto 0) and leaves it off
+        return bound
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise BadRequest(f"cannot listen at {host}:{port} ({error}): choose another --api HOST:PORT") from error

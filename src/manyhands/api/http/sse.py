@@ -1,0 +1,228 @@
+"""Answers that take their time, as ASGI responses: event streams and single JSON bodies.
+
+Nothing is buffered here: a producer awaits `emit`, which waits for the reader. So a slow reader pauses its own generation
+and no other; one that takes nothing for write_timeout_s is cut. A client that leaves cancels the producer at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from manyhands.api.http.app import error_object, error_response
+from manyhands.api.http.encode import HOLE, encode, pieces
+from manyhands.config import LimitsConfig
+from manyhands.errors import ManyhandsError
+
+logger = logging.getLogger(__name__)
+
+Event = bytes | Iterable[bytes]  # whole, or in pieces
+Emit = Callable[[Event], Awaitable[None]]
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+_JSON_TYPE = (b"content-type", b"application/json")
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def to_event(data: Mapping[str, Any], name: str | None = None) -> bytes:
+    """One event. JSON has no line breaks, so it is one line."""
+    return b"".join(event_pieces(data, name))
+
+
+def event_pieces(data: Mapping[str, Any], name: str | None = None) -> Iterator[bytes]:
+    """One event that may be large (encode.py)."""
+    return pieces(data, f"event: {name}\ndata: ".encode() if name else b"data: ", b"\n\n")
+
+
+class Template:
+    """An event of which one text changes: all else is encoded once. HOLE stands in its place in `data`."""
+
+    HOLE = HOLE
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        before, after = to_event(data).split(encode(HOLE))
+        self._before, self._after = before, after
+
+    def event(self, text: str) -> bytes:
+        return b"%b%b%b" % (self._before, encode(text), self._after)
+
+
+def error_event(error: Exception) -> bytes:
+    return to_event({"error": error_object(error)})
+
+
+class _ReaderStalled(Exception):
+    pass
+
+
+class _Out:
+    """Where one answer goes. A reader that takes nothing for write_timeout_s is cut: its connection ends.
+
+    Of what is written at most the transport's high water mark (64 KiB), one piece and the system's send buffer wait for it.
+    """
+
+    def __init__(self, scope: Scope, send: Send, limits: LimitsConfig) -> None:
+        state = scope.get("state", {})
+        self._abort, self._flow = state.get("abort"), state.get("flow")
+        self._send, self._limits = send, limits
+        self.has_begun = False
+
+    async def write(self, data: bytes, headers: list[tuple[bytes, bytes]], *, more: bool = True) -> None:
+        """Write one piece; `headers` go before the first."""
+        if (
+            self.has_begun and self._flow is not None and not self._flow.write_paused
+        ):  # nothing to wait for, nor to time
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+            return
+        try:
+            async with asyncio.timeout(self._limits.write_timeout_s):
+                if not self.has_begun:
+                    self.has_begun = True
+                    await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+                await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError:
+            if self._abort is not None:
+                self._abort()
+            raise _ReaderStalled from None
+
+
+class EventStream:
+    """Sends what `produce(emit)` emits. Its headers leave with the first event, so that what refuses has its own status.
+
+    `is_running` says whether the route stands: then a silence of keep_alive_s is broken by a comment. An error after the
+    first event becomes an event of its own, by `on_error`. Between two pieces of an event the loop does other work.
+    """
+
+    def __init__(
+        self,
+        produce: Callable[[Emit], Awaitable[None]],
+        limits: LimitsConfig,
+        is_running: Callable[[], bool] = lambda: True,
+        on_error: Callable[[Exception], Event] = error_event,
+    ) -> None:
+        self._produce, self._limits, self._is_running, self._on_error = produce, limits, is_running, on_error
+        self._turn = asyncio.Lock()  # held while an event is written
+        self._sent_at = 0.0
+
+    async def send_to(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it; within a Watched, which ends it when the client leaves."""
+        self._clock = asyncio.get_running_loop().time
+        out = _Out(scope, send, self._limits)
+        async with asyncio.TaskGroup() as group:
+            beat = group.create_task(self._keep_alive(out))
+            try:
+                await self._produce(partial(self._emit, out))
+            except _ReaderStalled:
+                return
+            except Exception as error:
+                if not isinstance(error, ManyhandsError):
+                    logger.exception("a stream failed")
+                if not out.has_begun:
+                    await error_response(error)(scope, receive, send)
+                    return
+                await self._emit(out, self._on_error(error))
+            finally:
+                beat.cancel()
+            await out.write(b"", _HEADERS, more=False)
+
+    async def _keep_alive(self, out: _Out) -> None:
+        pause_s = self._limits.keep_alive_s
+        while True:
+            await asyncio.sleep(pause_s)
+            is_silent = self._clock() - self._sent_at >= pause_s
+            if is_silent and self._is_running():
+                try:
+                    await self._emit(out, KEEP_ALIVE)
+                except _ReaderStalled:
+                    return  # the connection is cut, and the producer with it
+
+    async def _emit(self, out: _Out, event: Event) -> None:
+        async with self._turn:
+            if isinstance(event, bytes):
+                await out.write(event, _HEADERS)
+            else:
+                await _write_all(out, event, _HEADERS)
+        self._sent_at = self._clock()
+
+
+async def _write_all(out: _Out, parts: Iterable[bytes], headers: list[tuple[bytes, bytes]]) -> None:
+    """Write pieces, each in a turn of the event loop of its own."""
+    is_first = True
+    for piece in parts:
+        if not is_first:
+            await asyncio.sleep(0)
+        is_first = False
+        await out.write(piece, headers)
+
+
+class Single:
+    """Sends what `work()` returns as JSON (encode.py), or its error. One of a single piece tells its length."""
+
+    def __init__(self, work: Callable[[], Awaitable[Mapping[str, Any]]], limits: LimitsConfig) -> None:
+        self._work, self._limits = work, limits
+
+    async def send_to(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it; within a Watched, which ends it when the client leaves."""
+        parts = pieces(await self._work())
+        out, first, second = _Out(scope, send, self._limits), next(parts), next(parts, None)
+        try:
+            if second is None:
+                await out.write(first, [_JSON_TYPE, (b"content-length", b"%d" % len(first))], more=False)
+                return
+            await _write_all(out, chain((first, second), parts), [_JSON_TYPE])
+            await out.write(b"", [_JSON_TYPE], more=False)
+        except _ReaderStalled:
+            return
+
+
+class Watched(Response):
+    """Awaits `work` and sends the answer that it returns, or its error; a client that leaves cancels both at once.
+
+    `has_begun` is called when the request itself is no longer needed.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, EventStream | Single], has_begun: Callable[[], None]) -> None:
+        super().__init__()
+        self._work, self._has_begun = work, has_begun
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _while_connected(receive, self._run(scope, receive, send))
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            answer = await self._work
+            self._has_begun()
+            await answer.send_to(scope, receive, send)
+        except ManyhandsError as error:
+            await error_response(error)(scope, receive, send)
+
+
+class _Gone(Exception):
+    pass
+
+
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Await the coroutine `work`; cancel it once the client has left."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        raise _Gone
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(watch())
+            await work
+            watcher.cancel()
+    except* _Gone:
+        pass

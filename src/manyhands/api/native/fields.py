@@ -1,0 +1,42 @@
+"""The fields of /api/infer and /api/infer/stream, as a pydantic model (docs/api.md)."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field as Limits
+from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
+
+from manyhands.api.openai.schema import FIRST, MAX_ITEMS, STRICT, Shown, Text
+
+
+class Turn(TypedDict):
+    """One turn of a conversation."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    role: Literal["system", "user", "assistant"]
+    content: Text
+
+
+class Infer(TypedDict, total=False):
+    """What to generate. lattice9's names and defaults, but no penalty unless asked for; what is not listed is refused."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    prompt: Annotated[Text, Shown("text to go on from; either this or messages")]
+    messages: Annotated[
+        list[Turn],
+        FIRST,
+        Limits(min_length=1, max_length=MAX_ITEMS),
+        Shown("a conversation, by the chat template"),
+    ]
+    model: Annotated[Text, Limits(max_length=512), Shown("one of GET /v1/models; may be left out where there is one")]
+    max_tokens: Annotated[int, Shown("default 50")]
+    deterministic: Annotated[bool, Shown("plain argmax: every other sampling field is off")]
+    temperature: Annotated[float, Shown("default 0.9")]
+    top_p: Annotated[float, Shown("default 0.92")]
+    top_k: Annotated[int, Shown("default 0: all")]
+    min_p: Annotated[float, Shown("default 0")]
+    repetition_penalty: Annotated[float, Shown("default 1")]
+    presence_penalty: Annotated[float, Shown("default 0")]
+    frequency_penalty: Annotated[float, Shown("default 0")]
+    seed: Annotated[int, Shown("same seed, same text; left out: drawn, and told in the answer")]
+    stop: Annotated[list[Text], FIRST, Limits(max_length=16), Shown("up to 16 strings of 1 to 256 characters")]
+    path: Annotated[Literal["ring", "star"], Shown("default ring")]

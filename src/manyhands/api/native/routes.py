@@ -1,0 +1,318 @@
+"""Our own API: lattice9's paths and events, with HearthNet's diagnostic frames in the same stream on request (docs/api.md).
+
+    POST   /api/infer                  the whole answer, with the workers that made it
+    POST   /api/infer/stream           events start token reshard done error; ?diagnostics=1 adds
+                                       token_delta shard_status shard_failover pipeline_aborted
+    GET    /api/workers   /{id}        the nodes, and which route a request would take now
+    POST   /api/workers/register       use the node at an address          POST /api/workers/heartbeat
+    DELETE /api/workers/{id}           evict; running requests repair      POST /api/workers/{id}/readmit  /reassign
+    GET    /api/jobs      /{id}        what runs and what ran
+
+Changing the swarm needs an admin's key, or the secret of the gateway's owner (access.py).
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from itertools import islice
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from manyhands.api.access import check_admin
+from manyhands.api.choice import Voices, plans_of
+from manyhands.api.gateway import Ask, Caller, Gateway, Run
+from manyhands.api.http import encode
+from manyhands.api.http.app import error_object
+from manyhands.api.http.encode import Rows
+from manyhands.api.http.route import body_of, client_of, describe
+from manyhands.api.http.sse import Emit, EventStream, Single, Watched, event_pieces, to_event
+from manyhands.api.jobs import History, JobObject, job_object
+from manyhands.api.native.frames import Frame, Telling, result_object
+from manyhands.api.native.workers import (
+    Worker,
+    evict,
+    find_worker,
+    list_workers,
+    meet,
+    readmit,
+    reassign,
+    register,
+    scheduler_object,
+    worker_object,
+)
+from manyhands.errors import BadRequest, ManyhandsError, NotFound
+
+# Of a list of jobs that are made and encoded in one turn of the event loop.
+JOBS_A_TURN = 8
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _check_text(text: str) -> str:
+    """JSON can hold half a surrogate pair, which is no text; pydantic makes a refusal of the ValueError."""
+    text.encode()
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+
+
+class Registration(BaseModel):
+    """Where a node listens: host:port."""
+
+    model_config = _STRICT
+    address: Text
+
+
+class Heartbeat(BaseModel):
+    model_config = _STRICT
+    worker_id: Text
+
+
+class Reassignment(BaseModel):
+    """Layers to move to, as people write them: "0-7"."""
+
+    model_config = _STRICT
+    to: Text
+    model: Text | None = Field(None, description="Whose layers; may be left out where there is one.")
+    force: bool = Field(False, description="Also if nobody else holds the layers that it leaves.")
+
+
+def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+def _admin(caller: Annotated[Caller, Depends(_caller)]) -> None:
+    check_admin(caller)
+
+
+def native_router(gateway: Gateway, history: History, voices: Voices | None = None) -> APIRouter:
+    """The routes above. `history` must be among the gateway's observers. Share `voices` with openai_router."""
+    router = APIRouter(prefix="/api")
+    router.include_router(_infer_router(gateway, voices or Voices(gateway)), tags=["infer"])
+    router.include_router(_workers_router(gateway), prefix="/workers", tags=["workers"])
+    router.include_router(_jobs_router(gateway, history), prefix="/jobs", tags=["jobs"])
+    return router
+
+
+# -- infer ------------------------------------------------------------------------------------------------------------
+
+
+def _infer_router(gateway: Gateway, voices: Voices) -> APIRouter:
+    router = APIRouter()
+
+    async def infer(request: Request) -> Response:
+        """Generate, and tell which workers did."""
+        body = await body_of(request)
+
+        async def work() -> Single:
+            ask, prompt = await _ask(gateway, voices, body, request)
+            return Single(lambda: _whole(gateway, ask, prompt), gateway.limits)
+
+        return Watched(work(), request.state.release_body)
+
+    async def stream(request: Request) -> Response:
+        """Server-sent events: start, token, reshard, done or error."""
+        body, diagnostics = await body_of(request), _flag(request, "diagnostics")
+
+        async def work() -> EventStream:
+            ask, prompt = await _ask(gateway, voices, body, request)
+            return _events(gateway, ask, prompt, diagnostics=diagnostics)
+
+        return Watched(work(), request.state.release_body)
+
+    wanted: dict[str, Any] = {"name": "diagnostics", "in": "query", "schema": {"type": "boolean", "default": False}}
+    wanted["description"] = "Add HearthNet's diagnostic frames."
+    describe(router, "/infer", infer, "A whole answer", schema_of="/api/infer")
+    describe(router, "/infer/stream", stream, "An answer as it grows", schema_of="/api/infer", parameters=[wanted])
+    return router
+
+
+def _flag(request: Request, name: str) -> bool:
+    """A query parameter that is true or false. Raises BadRequest."""
+    value = request.query_params.get(name, "false").lower()
+    if value not in _FLAGS:
+        raise BadRequest(f"{name} is {value[:40]!r}; it can be true or false")
+    return _FLAGS[value]
+
+
+_FLAGS = {"true": True, "1": True, "on": True, "yes": True, "false": False, "0": False, "off": False, "no": False}
+
+
+async def _ask(gateway: Gateway, voices: Voices, body: bytes, request: Request) -> tuple[Ask, str | None]:
+    """What to generate, and the text to echo. Raises BadRequest, NotFound, RateLimited."""
+    caller = _caller(request)
+    entry = gateway.enter(caller, "native")
+    voice, made = await voices.prepare("/api/infer", body, caller, client_of(request))
+    (plan,) = plans_of(voices, voice, made)
+    ask, _ = await plan.choose("native", caller, entry)
+    return ask, made.given.get("prompt")
+
+
+async def _whole(gateway: Gateway, ask: Ask, prompt: str | None) -> dict[str, Any]:
+    async with gateway.run(ask) as run, aclosing(run.tokens()) as tokens:
+        async for _ in tokens:
+            pass
+        return {"prompt": None if prompt is None else encode.Text(prompt), **result_object(run)}
+
+
+def _events(gateway: Gateway, ask: Ask, prompt: str | None, *, diagnostics: bool) -> EventStream:
+    runs: list[Run] = []
+
+    async def produce(emit: Emit) -> None:
+        async with gateway.run(ask) as run:
+            runs.append(run)
+            async with aclosing(told(run, prompt, diagnostics=diagnostics)) as frames:
+                async for frame in frames:
+                    await emit(event_pieces(frame.data, frame.event))
+
+    def is_running() -> bool:
+        return bool(runs) and runs[0].answer.session is not None
+
+    return EventStream(produce, gateway.limits, is_running, _error_event)
+
+
+async def told(run: Run, prompt: str | None, *, diagnostics: bool) -> AsyncGenerator[Frame, None]:
+    """The frames of a running request but `error`, which is raised. The first comes with the first token: until then the
+    request may still be refused with a status of its own."""
+    telling = Telling(run, diagnostics=diagnostics)
+    async with aclosing(run.happenings()) as tokens:
+        try:
+            async for token in tokens:
+                if token is not None and run.job.completion_tokens == 1:
+                    yield telling.start(prompt)
+                for frame in telling.news() if token is None else telling.token(token):
+                    yield frame
+        except ManyhandsError:
+            if run.job.completion_tokens:
+                for frame in telling.news():
+                    yield frame
+            raise
+    yield telling.done()
+
+
+def _error_event(error: Exception) -> bytes:
+    """The last frame of a stream that failed after it began."""
+    said = error_object(error)
+    return to_event({"detail": said["message"], "code": said["code"]}, "error")
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+def _workers_router(gateway: Gateway) -> APIRouter:
+    router = APIRouter()
+    changes = APIRouter(dependencies=[Depends(_admin)])
+
+    async def find(worker_id: str) -> Worker:
+        await meet(gateway)
+        return find_worker(gateway, worker_id)
+
+    @router.get("", summary="Nodes and route")
+    async def workers() -> dict[str, Any]:
+        """Every node known here, and which hops a request would take now."""
+        await meet(gateway)
+        return {
+            "workers": [worker_object(worker) for worker in list_workers(gateway)],
+            "scheduler": await scheduler_object(gateway),
+        }
+
+    @changes.post("/register", summary="Use a node that no ticket names")
+    async def register_worker(body: Registration) -> dict[str, Any]:
+        """Dial it; it must prove membership of the swarm. The answer says what it serves: its assignment."""
+        worker = worker_object(await register(gateway, body.address))
+        return {"status": "registered", "worker": worker, "assignment": worker["spans"]}
+
+    @router.post("/heartbeat", summary="Is a node still known")
+    async def heartbeat(body: Heartbeat) -> dict[str, Any]:
+        """404 if not: register again. Links have heartbeats of their own, so this changes nothing."""
+        worker = worker_object(await find(body.worker_id))
+        return {"status": worker["status"], "worker": worker}
+
+    @router.get("/{worker_id}", summary="One node")
+    async def worker(worker_id: str) -> dict[str, Any]:
+        """By id, the first digits of one, or a name."""
+        return worker_object(await find(worker_id))
+
+    @changes.delete("/{worker_id}", summary="Evict a node")
+    async def evict_worker(
+        worker_id: str,
+        force: Annotated[bool, Query(description="Also if nobody else holds its layers.")] = False,
+    ) -> dict[str, Any]:
+        """Requests that run through it repair to others at once; it stays out until it is readmitted."""
+        worker = await find(worker_id)
+        repaired = evict(gateway, worker, force=force)
+        return {"status": "evicted", "worker_id": worker.node, "name": worker.name, "repaired_sessions": repaired}
+
+    @changes.post("/{worker_id}/readmit", summary="Let an evicted node back")
+    async def readmit_worker(worker_id: str) -> dict[str, Any]:
+        """New requests and repairs may use it again."""
+        worker = await find(worker_id)
+        readmit(gateway, worker)
+        return {"status": "readmitted", "worker_id": worker.node, "name": worker.name}
+
+    @changes.post(
+        "/{worker_id}/reassign",
+        summary="Move a node to other layers",
+        responses={202: {"description": "It moves, and has not arrived yet"}, 409: {"description": "It refuses"}},
+    )
+    async def reassign_worker(worker_id: str, body: Reassignment, response: Response) -> dict[str, Any]:
+        """The node decides. 200 once it serves the layers, 202 if that takes longer, 409 with its reason."""
+        told = await reassign(gateway, await find(worker_id), body.to, body.model, force=body.force)
+        response.status_code = 200 if told["status"] == "reassigned" else 202
+        return told
+
+    router.include_router(changes)
+    return router
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def _jobs_router(gateway: Gateway, history: History) -> APIRouter:
+    router = APIRouter()
+
+    def may_see(caller: Caller, key: str | None) -> bool:
+        """Jobs of the caller's key; an admin sees all."""
+        return caller.is_admin or key == caller.name
+
+    def visible(caller: Caller) -> Iterator[JobObject]:
+        """Newest first, each made when it is asked for."""
+        running = [job for job in reversed(gateway.jobs.values()) if may_see(caller, job.key)]
+        ended = [job for job in history.recent() if may_see(caller, job["key"])]
+        yield from (job_object(job) for job in running)
+        yield from ended
+
+    @router.get("", summary="Requests that run and that ran")
+    async def jobs(
+        request: Request,
+        caller: Annotated[Caller, Depends(_caller)],
+        limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    ) -> Response:
+        """Newest first, with route, timings, repairs and reshard events; never what was asked or answered."""
+
+        async def gather() -> dict[str, Any]:
+            rows = Rows()
+            for job in islice(visible(caller), limit):
+                rows.append(job)
+                if len(rows) % JOBS_A_TURN == 0:
+                    await asyncio.sleep(0)
+            return {"jobs": rows}
+
+        async def work() -> Single:
+            return Single(gather, gateway.limits)
+
+        return Watched(work(), request.state.release_body)
+
+    @router.get("/{job_id}", summary="One request")
+    async def job(job_id: str, caller: Annotated[Caller, Depends(_caller)]) -> dict[str, Any]:
+        """404 once it is older than the history."""
+        runs = gateway.jobs.get(job_id)
+        found = history.find(job_id) if runs is None else job_object(runs)
+        if found is None or not may_see(caller, found["key"]):
+            raise NotFound(f"no job {job_id[:64]!r}: it never was, is older than the history, or is another key's")
+        return found
+
+    return router

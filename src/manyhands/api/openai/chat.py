@@ -1,0 +1,194 @@
+"""OpenAI's chat completions, completions and models, over the gateway. Fields: fields.py. Shapes: OpenAI's reference."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from fastapi import APIRouter, Request, Response
+
+from manyhands.api.choice import Choice, Plan, Voice, Voices, plans_of
+from manyhands.api.gateway import Api, Ask, Caller, Entry, Gateway
+from manyhands.api.http.route import body_of, caller_of, client_of, describe
+from manyhands.api.http.sse import DONE, Emit, EventStream, Single, Template, Watched, to_event
+from manyhands.api.openai.forms import ChatForm, Form, TextForm
+from manyhands.api.openai.logprobs import Spelling
+from manyhands.errors import ManyhandsError
+from manyhands.origin import Origin
+
+Object = dict[str, Any]
+T = TypeVar("T")
+
+
+class NotOffered(ManyhandsError):
+    code = "not_offered"
+    http_status = 501
+
+
+def openai_router(gateway: Gateway, voices: Voices | None = None) -> APIRouter:
+    """Every path under /v1 but /v1/responses. Share `voices` with responses_router: what a model's voice costs is paid once."""
+    router = APIRouter(prefix="/v1", tags=["OpenAI"])
+    api = OpenAI(gateway, voices or Voices(gateway))
+    describe(router, "/chat/completions", api.chat, "Answer a conversation.")
+    describe(router, "/completions", api.completions, "Go on from a text.")
+
+    @router.get("/models")
+    async def models(request: Request) -> Object:
+        """The models served here that this key may use."""
+        served = [(name, origin) for name, origin in gateway.origins.items() if _may_use(request, name)]
+        return {"object": "list", "data": [model_object(name, origin, gateway) for name, origin in served]}
+
+    @router.get("/models/{name:path}", responses={404: {"description": "not served here"}})
+    async def model(name: str, request: Request) -> Object:
+        """One model."""
+        caller_of(request).check_model(name)
+        return model_object(name, gateway.origin(name), gateway)
+
+    @router.post("/embeddings", responses={501: {"description": "always"}})
+    async def embeddings() -> None:
+        """Not offered: says so."""
+        raise NotOffered(
+            "/v1/embeddings is not offered: a swarm serves causal language models, ask an embedding server"
+        )
+
+    return router
+
+
+def _may_use(request: Request, name: str) -> bool:
+    caller = caller_of(request)
+    return caller.models is None or name in caller.models
+
+
+def model_object(name: str, origin: Origin, gateway: Gateway) -> Object:
+    model = origin.model
+    ours = {"model_id": model.id, "dtype": model.precision, "layers": model.num_layers, "context": model.context_length}
+    created = int(gateway.started_at)
+    return {"id": name, "object": "model", "created": created, "owned_by": "manyhands", "manyhands": ours}
+
+
+@dataclass(slots=True)
+class _Call:
+    """One HTTP request in progress: the choices it makes, and the envelope around them."""
+
+    gateway: Gateway
+    voice: Voice
+    id: str
+    kind: str
+    model: str
+    created: int
+    plans: Sequence[Plan]  # one a choice
+    caller: Caller
+    api: Api
+    entry: Entry
+
+    def envelope(self, **fields: Any) -> Object:
+        print_ = f"fp_{self.voice.origin.model.id[:12]}_{self.voice.origin.model.precision}"
+        head = {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
+        return {**head, "system_fingerprint": print_, **fields}
+
+    async def choose(self, index: int) -> tuple[Ask, Choice]:
+        return await self.plans[index].choose(self.api, self.caller, self.entry)
+
+
+class OpenAI:
+    """The handlers. What they do for a client, from parsing to the last token, ends with it."""
+
+    def __init__(self, gateway: Gateway, voices: Voices) -> None:
+        self.gateway, self.voices = gateway, voices
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answered(request, "/v1/chat/completions", "chat", ChatForm)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answered(request, "/v1/completions", "completions", TextForm)
+
+    async def _answered(
+        self, request: Request, path: str, api: Api, form: Callable[[Spelling | None], Form]
+    ) -> Response:
+        body = await body_of(request)
+        work = self._answer(body, path, api, form, caller_of(request), client_of(request))
+        return Watched(work, request.state.release_body)
+
+    async def _answer(
+        self, body: bytes, path: str, api: Api, form: Callable[[Spelling | None], Form], caller: Caller, client: str
+    ) -> EventStream | Single:
+        entry = self.gateway.enter(caller, api)
+        voice, made = await self.voices.prepare(path, body, caller, client)
+        prefix, kind = ("chatcmpl-", "chat.completion") if api == "chat" else ("cmpl-", "text_completion")
+        plans = plans_of(self.voices, voice, made)
+        identity = (prefix + uuid4().hex, kind, made.model, int(time.time()))
+        call = _Call(self.gateway, voice, *identity, plans, caller, api, entry)
+        shape = form(Spelling(voice.grammars) if made.params.logprobs is not None else None)
+        asked = [await call.choose(index) for index in range(len(plans))]
+        await shape.prepare()
+        if not made.given.get("stream", False):
+            return Single(lambda: _whole(call, shape, asked), self.gateway.limits)
+        with_usage = bool(made.given.get("stream_options", {}).get("include_usage", False))
+        choices = [choice for _, choice in asked]
+        return EventStream(
+            lambda emit: _stream(call, shape, asked, emit, with_usage=with_usage),
+            self.gateway.limits,
+            is_running=lambda: any(choice.has_route for choice in choices),
+        )
+
+
+async def _whole(call: _Call, form: Form, asked: Sequence[tuple[Ask, Choice]]) -> Object:
+    async def run(index: int, ask: Ask, choice: Choice) -> Object:
+        odds = form.odds()
+        async for delta in choice.read(call.gateway, ask):
+            if odds is not None and delta.token is not None:
+                odds.add(delta.token, choice.num_shown - len(delta.token.text))
+        return form.choice(index, choice, odds)
+
+    made = await together([run(index, ask, choice) for index, (ask, choice) in enumerate(asked)])
+    return call.envelope(choices=made, usage=usage(call, [choice for _, choice in asked]))
+
+
+async def _stream(
+    call: _Call, form: Form, asked: Sequence[tuple[Ask, Choice]], emit: Emit, *, with_usage: bool
+) -> None:
+    extra: Object = {"usage": None} if with_usage else {}
+
+    def enveloped(chunk: Object) -> Object:
+        return call.envelope(choices=[chunk], **extra, object=form.chunk_kind)
+
+    async def run(index: int, ask: Ask, choice: Choice) -> None:
+        plain = Template(enveloped(form.plain(index, Template.HOLE)))
+        begin: list[Object | str] = [*form.begin(index)]
+        async for delta in choice.read(call.gateway, ask):
+            for chunk in begin + form.grow(index, choice, delta):
+                await emit(plain.event(chunk) if isinstance(chunk, str) else to_event(enveloped(chunk)))
+            begin = []
+        await emit(to_event(enveloped(form.end(index, choice))))
+
+    await together([run(index, ask, choice) for index, (ask, choice) in enumerate(asked)])
+    if with_usage:
+        used = usage(call, [choice for _, choice in asked])
+        await emit(to_event(call.envelope(choices=[], usage=used, object=form.chunk_kind)))
+    await emit(DONE)
+
+
+async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines side by side; the first error ends them all and is raised as it is."""
+    if len(work) == 1:
+        return [await work[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as errors:
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+    return [task.result() for task in tasks]
+
+
+def usage(call: _Call, choices: Sequence[Choice]) -> Object:
+    """Tokens: every prompt once, whatever n is."""
+    asked = sum(len(plan.prompt) for plan in call.plans if plan.index == 0)
+    made = sum(choice.num_tokens for choice in choices)
+    thought = sum(choice.reasoning_tokens for choice in choices)
+    total = {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
+    return {**total, "completion_tokens_details": {"reasoning_tokens": thought}}

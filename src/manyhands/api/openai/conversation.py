@@ -1,0 +1,131 @@
+"""What is said to the model: from the fields of a request to messages and functions as chat templates take them. Pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from manyhands.api.http.body import BadField
+from manyhands.text.grammar import Function
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A chat request, whichever API it came by. `format`: None (text), {} (any JSON object) or a JSON schema."""
+
+    messages: Sequence[Mapping[str, Any]]
+    functions: Sequence[Function] = ()
+    tools: Sequence[Mapping[str, Any]] = ()  # as the template takes them
+    tool_choice: str = "auto"  # none, auto, required, or the name of a function
+    is_parallel: bool = True
+    format: Mapping[str, Any] | None = None
+    effort: str | None = None
+
+
+def conversation_of(given: Mapping[str, Any]) -> Conversation:
+    """The conversation of a chat request. Raises BadField."""
+    tools = given.get("tools", ())
+    choice = given.get("tool_choice")
+    functions, word = functions_of(
+        [t["function"] for t in tools], choice["function"] if isinstance(choice, dict) else choice
+    )
+    if not tools and {"tool_choice", "parallel_tool_calls"} & given.keys() and word != "none":
+        raise BadField("tool_choice and parallel_tool_calls are for requests with tools", "tool_choice")
+    return Conversation(
+        [message_of(m) for m in given["messages"]],
+        functions,
+        tools,
+        word,
+        given.get("parallel_tool_calls", True),
+        format_of(given.get("response_format")),
+        given.get("reasoning_effort"),
+    )
+
+
+def format_of(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """None for text, {} for any object, else the schema."""
+    if wanted is None or wanted["type"] == "text":
+        return None
+    if wanted["type"] == "json_object":
+        return {}
+    schema: Mapping[str, Any] = wanted.get("json_schema", wanted)["schema"]
+    return schema or {"type": ["object", "array", "string", "number", "boolean", "null"]}
+
+
+def message_of(message: Mapping[str, Any]) -> Object:
+    """A message as chat templates take it: text is text, arguments are objects, a developer is the system."""
+    role = "system" if message["role"] == "developer" else message["role"]
+    out: Object = {"role": role, "content": text_of(message.get("content"))}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if message.get(name) is not None:
+            out[name] = message[name]
+    if message.get("tool_calls"):
+        out["tool_calls"] = [call_of(c["id"], **c["function"]) for c in message["tool_calls"]]
+    return out
+
+
+def call_of(call_id: str, name: str, arguments: str) -> Object:
+    """A call as chat templates take it."""
+    try:
+        read = json.loads(arguments)
+    except (ValueError, RecursionError):
+        read = arguments
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": read}}
+
+
+def functions_of(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[list[Function], str]:
+    """Functions and tool_choice as a word. Raises BadField for a choice without its tool, or a name that comes twice."""
+    functions = [
+        Function(t["name"], t.get("parameters") or {"type": "object", "properties": {}}, bool(t.get("strict")))
+        for t in tools
+    ]
+    names = [f.name for f in functions]
+    if len(set(names)) < len(names):
+        raise BadField("tools: a function's name comes twice", "tools")
+    named = choice["name"] if isinstance(choice, dict) else None
+    if named not in (None, *names) or (choice == "required" and not names):
+        raise BadField(f"tool_choice: there is no function {named or 'to choose'} in tools", "tool_choice")
+    return functions, named or choice or "auto"
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content: a string, or parts of text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part["text"] for part in content)
+
+
+def input_conversation(given: Mapping[str, Any]) -> Conversation:
+    """The conversation of a /v1/responses request. Raises BadField."""
+    tools = given.get("tools", ())
+    functions, word = functions_of(tools, given.get("tool_choice"))
+    if not tools and {"tool_choice", "parallel_tool_calls"} & given.keys() and word != "none":
+        raise BadField("tool_choice and parallel_tool_calls are for requests with tools", "tool_choice")
+    said: list[Object] = []
+    if "instructions" in given:
+        said.append({"role": "system", "content": given["instructions"]})
+    wanted = given["input"]
+    said += [{"role": "user", "content": wanted}] if isinstance(wanted, str) else messages_of(wanted)
+    shown = [{"type": "function", "function": {k: v for k, v in t.items() if k != "type"}} for t in tools]
+    form = format_of(given.get("text", {}).get("format"))
+    effort = given.get("reasoning", {}).get("effort")
+    return Conversation(said, functions, shown, word, given.get("parallel_tool_calls", True), form, effort)
+
+
+def messages_of(items: Sequence[Mapping[str, Any]]) -> list[Object]:
+    """Messages of input items: calls join the assistant's turn, their outputs are the tool's."""
+    out: list[Object] = []
+    for item in items:
+        match item.get("type", "message"):
+            case "message":
+                out.append(message_of(item))
+            case "function_call":
+                if not out or out[-1]["role"] != "assistant":
+                    out.append({"role": "assistant", "content": ""})
+                call = call_of(item["call_id"], item["name"], item["arguments"])
+                out[-1].setdefault("tool_calls", []).append(call)
+            case "function_call_output":
+                out.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item["output"])})
+    return out

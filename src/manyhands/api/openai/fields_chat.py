@@ -1,0 +1,266 @@
+"""The fields of chat completions and completions, as pydantic models (docs/openai.md)."""
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Discriminator, Tag
+from pydantic import Field as Limits
+from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
+
+from manyhands.api.openai.schema import (
+    FIRST,
+    MAX_ID,
+    MAX_ITEMS,
+    MAX_TOKENS,
+    NEVER,
+    STRICT,
+    Biases,
+    Extension,
+    Format,
+    Label,
+    Message,
+    Nothing,
+    Refused,
+    Shown,
+    Stops,
+    StreamOptions,
+    Text,
+    Tool,
+    ToolChoice,
+)
+
+_FN = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+EXAMPLE_SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": [1]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+_IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
+_HINT = "a label for the operator's books; it has no effect on the answer at OpenAI either, and is not kept"
+_EFFORT = "where the template has a switch: `none` turns thoughts off, others on; or a level, where it has levels; else refused"
+
+# -- types ------------------------------------------------------------------------------------------------------------
+
+Temperature = Annotated[float, Limits(ge=0, le=2)]
+Penalty = Annotated[float, Limits(ge=-2, le=2)]
+NewTokens = Annotated[int, Limits(ge=1, le=MAX_TOKENS)]
+Effort = Literal["none", "minimal", "low", "medium", "high"]
+Ids = Annotated[list[Annotated[int, Limits(ge=0, le=MAX_ID)]], FIRST, Limits(min_length=1, max_length=MAX_TOKENS)]
+Texts = Annotated[list[Text], FIRST, Limits(min_length=1, max_length=128)]
+IdLists = Annotated[list[Ids], FIRST, Limits(min_length=1, max_length=128)]
+
+
+def _kind_of_prompt(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return "<text>"
+    return {int: "<ids>", list: "<lists>"}.get(type(value[0]), "<texts>")
+
+
+Prompt = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[Texts, Tag("<texts>")]
+    | Annotated[Ids, Tag("<ids>")]
+    | Annotated[IdLists, Tag("<lists>")],
+    Discriminator(_kind_of_prompt),
+]
+
+
+class Common(TypedDict):
+    """What all OpenAI paths take."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    model: Annotated[Label, Shown("one of /v1/models, else 404", refused=[1])]
+    temperature: NotRequired[
+        Annotated[Temperature, Shown("default 1; 0 is greedy", [0, 0.7, 2], [-0.1, 2.1, "1", True])]
+    ]
+    top_p: NotRequired[Annotated[float, Limits(gt=0, le=1), Shown("default 1", [0.1, 1], [0, 1.5])]]
+    user: NotRequired[Annotated[Label, Shown(_HINT, ["someone"], [1])]]
+    stream: NotRequired[
+        Annotated[
+            bool,
+            Shown("server-sent events, ended by `[DONE]`; each stream pauses with its own reader", [False], ["yes", 1]),
+        ]
+    ]
+    manyhands: NotRequired[
+        Annotated[
+            Extension,
+            Shown(
+                "`path` (ring, star), `dtype` (must be what is served), `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, "
+                "`draft` (auto, off: [drafting](speculation.md))",
+                [
+                    {"path": "star"},
+                    {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1},
+                    {"ignore_eos": True},
+                    {"draft": "off"},
+                ],
+                [{"path": "x"}, {"hops": 3}, {"dtype": "int8"}],
+            ),
+        ]
+    ]
+
+
+class Labels(TypedDict):
+    """What tells OpenAI of a request, and does nothing to it."""
+
+    safety_identifier: NotRequired[Annotated[Label, Shown(_HINT, ["someone"], [1])]]
+    prompt_cache_key: NotRequired[Annotated[Label, Shown(_HINT, ["k"], [1])]]
+    prompt_cache_retention: NotRequired[
+        Annotated[Refused, Shown(f"{NEVER}; no cache outlives a request", refused=["24h"])]
+    ]
+    metadata: NotRequired[Annotated[Nothing, Shown("only `{}`: answers are not kept", [{}], [{"a": "b"}])]]
+    service_tier: NotRequired[
+        Annotated[Literal["auto", "default"], Shown("there is one tier", ["auto", "default"], ["flex", "priority"])]
+    ]
+    store: NotRequired[Annotated[Literal[False], Shown("only `false`: answers are not kept", [False], [True])]]
+
+
+class _Sampling(TypedDict):
+    """How tokens are drawn, and how they are sent."""
+
+    stream_options: NotRequired[
+        Annotated[
+            StreamOptions,
+            Shown(
+                "`include_usage`: a last chunk with the usage; obfuscation is not offered; only with `stream`",
+                [],
+                [{"include_usage": True}, {"include_obfuscation": True}],
+            ),
+        ]
+    ]
+    n: NotRequired[
+        Annotated[
+            int,
+            Limits(ge=1, le=128),
+            Shown(
+                "default 1; each choice draws with a seed of its own and counts as a request; the operator's limit (16) "
+                "is lower",
+                [1, 2],
+                [0, 129, 1.5],
+            ),
+        ]
+    ]
+    seed: NotRequired[
+        Annotated[
+            int,
+            Limits(ge=-(1 << 63), le=(1 << 64) - 1),
+            Shown("same seed, same text, whatever the swarm does; without one it is random", [7, -1], ["7", 1 << 64]),
+        ]
+    ]
+    stop: NotRequired[
+        Annotated[Stops, Shown("up to 16 strings; none of their text is ever shown", ["x", ["x", "yz"]], [[""], "", 3])]
+    ]
+    presence_penalty: NotRequired[Annotated[Penalty, Shown("on generated tokens, once each", [1.5], [3])]]
+    frequency_penalty: NotRequired[Annotated[Penalty, Shown("on generated tokens, by count", [-0.5], [-3])]]
+    logit_bias: NotRequired[
+        Annotated[
+            Biases,
+            Shown("token id to bias", [{"65": 5}], [{"65": 101}, {"x": 1}, {"65": "a"}, {"99999": 1}]),
+        ]
+    ]
+
+
+class Chat(Common, Labels, _Sampling):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[
+        list[Message],
+        FIRST,
+        Limits(min_length=1, max_length=MAX_ITEMS),
+        Shown(
+            "text only; roles system, developer, user, assistant, tool",
+            refused=[[], "hi", [{"role": "x", "content": "y"}], [{"role": "user"}], _IMAGE],
+        ),
+    ]
+    max_completion_tokens: NotRequired[
+        Annotated[
+            NewTokens, Shown("default 1024, or what the context leaves if that is less", [5], [0, 1.5, -1, 1 << 21])
+        ]
+    ]
+    max_tokens: NotRequired[
+        Annotated[NewTokens, Shown("the older name of max_completion_tokens; not both", [5], [0, "5"])]
+    ]
+    logprobs: NotRequired[
+        Annotated[bool, Shown("of the raw distribution, before temperature and penalties", [True, False], [1])]
+    ]
+    top_logprobs: NotRequired[
+        Annotated[int, Limits(ge=0, le=20), Shown("with `logprobs`", [0, 3, 20], [21, -1], {"logprobs": True})]
+    ]
+    response_format: NotRequired[
+        Annotated[
+            Format,
+            Shown(
+                "text, json_object, json_schema: enforced by a grammar, also with `strict: false`",
+                [
+                    {"type": "text"},
+                    {"type": "json_object"},
+                    {"type": "json_schema", "json_schema": {"name": "x", "schema": EXAMPLE_SCHEMA}},
+                ],
+                [
+                    {"type": "xml"},
+                    {"type": "json_schema"},
+                    {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}},
+                ],
+            ),
+        ]
+    ]
+    tools: NotRequired[
+        Annotated[
+            list[Tool],
+            FIRST,
+            Limits(min_length=1, max_length=128),
+            Shown(
+                "functions, where the chat template teaches them in a dialect we read; `strict` arguments are enforced",
+                [[_FN]],
+                [[], [{"type": "web_search"}], [{"type": "function"}]],
+            ),
+        ]
+    ]
+    tool_choice: NotRequired[
+        Annotated[
+            ToolChoice,
+            Shown(
+                "none, auto, required or a function; the last two are enforced by a grammar",
+                ["none", "auto", "required", {"type": "function", "function": {"name": "f"}}],
+                ["any", {"type": "function", "function": {"name": "g"}}],
+                {"tools": [_FN]},
+            ),
+        ]
+    ]
+    parallel_tool_calls: NotRequired[
+        Annotated[
+            bool,
+            Shown("default true; false: the answer ends with the first call", [True, False], ["no"], {"tools": [_FN]}),
+        ]
+    ]
+    reasoning_effort: NotRequired[Annotated[Effort, Shown(_EFFORT, refused=["none", "high", "huge"])]]
+    modalities: NotRequired[
+        Annotated[
+            list[Literal["text"]], Limits(min_length=1, max_length=1), Shown("text", [["text"]], [["text", "audio"]])
+        ]
+    ]
+    verbosity: NotRequired[Annotated[Literal["medium"], Shown("only `medium`, the default", ["medium"], ["low"])]]
+    audio: NotRequired[Annotated[Refused, Shown(NEVER, refused=[{"voice": "x", "format": "wav"}])]]
+    prediction: NotRequired[Annotated[Refused, Shown(NEVER, refused=[{"type": "content", "content": "x"}])]]
+    web_search_options: NotRequired[Annotated[Refused, Shown(NEVER, refused=[{}])]]
+    functions: NotRequired[Annotated[Refused, Shown("refused: use `tools`", refused=[[{"name": "f"}]])]]
+    function_call: NotRequired[Annotated[Refused, Shown("refused: use `tool_choice`", refused=["auto"])]]
+
+
+class Completions(Common, _Sampling):
+    """POST /v1/completions."""
+
+    prompt: Annotated[
+        Prompt,
+        Shown(
+            "text, token ids, or lists of either; every prompt gives n choices",
+            ["hi", ["a", "b"], [65, 66], [[65], [66]]],
+            [[], 5, [[]], [-1], [99999]],
+        ),
+    ]
+    max_tokens: NotRequired[Annotated[NewTokens, Shown("default 16", [3], [0])]]
+    logprobs: NotRequired[
+        Annotated[int, Limits(ge=0, le=5), Shown("alternatives per token, of the raw distribution", [0, 5], [6, True])]
+    ]
+    best_of: NotRequired[Annotated[Literal[1], Shown("only 1", [1], [2])]]
+    echo: NotRequired[Annotated[Literal[False], Shown("only `false`", [False], [True])]]
+    suffix: NotRequired[Annotated[Refused, Shown(NEVER, refused=["x"])]]

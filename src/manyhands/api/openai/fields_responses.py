@@ -1,0 +1,219 @@
+"""The fields of responses, as pydantic models (docs/openai.md)."""
+
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import Field as Limits
+from pydantic import Tag
+from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
+
+from manyhands.api.openai.fields_chat import EXAMPLE_SCHEMA, Common, Effort, Labels, NewTokens
+from manyhands.api.openai.schema import (
+    BY_FORMAT,
+    FIRST,
+    MAX_ITEMS,
+    NEVER,
+    STRICT,
+    WORDS,
+    Content,
+    FunctionTool,
+    Label,
+    Name,
+    Object,
+    PlainFormat,
+    Refused,
+    Shown,
+    Text,
+    Word,
+    by,
+    by_key,
+)
+
+_RFN = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+_NOT_KEPT = "refused: answers are not kept, send the whole input"
+
+
+class _Item(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    id: NotRequired[Label]
+    status: NotRequired[Label]
+
+
+class MessageItem(_Item):
+    type: NotRequired[Literal["message"]]
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+
+class CallItem(_Item):
+    type: Literal["function_call"]
+    call_id: Label
+    name: Name
+    arguments: Text
+
+
+class OutputItem(_Item):
+    type: Literal["function_call_output"]
+    call_id: Label
+    output: Content
+
+
+class ThoughtItem(_Item):
+    type: Literal["reasoning"]
+    summary: NotRequired[Annotated[list[Object], FIRST, Limits(max_length=MAX_ITEMS)]]
+    content: NotRequired[Annotated[list[Object], FIRST, Limits(max_length=MAX_ITEMS)]]
+    encrypted_content: NotRequired[None]
+
+
+_ITEMS = {"message": "message", "function_call": "call", "function_call_output": "output", "reasoning": "thought"}
+Item = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[CallItem, Tag("<call>")]
+    | Annotated[OutputItem, Tag("<output>")]
+    | Annotated[ThoughtItem, Tag("<thought>")],
+    by_key("type", _ITEMS, "message"),
+]
+Items = Annotated[list[Item], FIRST, Limits(min_length=1, max_length=MAX_ITEMS)]
+Input = Annotated[Annotated[Text, Tag("<text>")] | Annotated[Items, Tag("<items>")], by({"text": str, "items": list})]
+
+
+class FlatTool(FunctionTool):
+    type: Literal["function"]
+
+
+class FlatNamedTool(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    type: Literal["function"]
+    name: Name
+
+
+FlatChoice = Annotated[Annotated[Word, Tag("<word>")] | Annotated[FlatNamedTool, Tag("<named>")], WORDS]
+
+
+class FlatSchemaFormat(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    type: Literal["json_schema"]
+    name: Name
+    description: NotRequired[Text]
+    schema: Object
+    strict: NotRequired[bool | None]
+
+
+class TextOptions(TypedDict, total=False):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    format: Annotated[Annotated[PlainFormat, Tag("<plain>")] | Annotated[FlatSchemaFormat, Tag("<schema>")], BY_FORMAT]
+    verbosity: Literal["medium"]
+
+
+class Reasoning(TypedDict, total=False):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    effort: Effort | None
+    summary: None
+    generate_summary: None
+
+
+class ResponsesStream(TypedDict, total=False):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    include_obfuscation: Literal[False]
+
+
+class Responses(Common, Labels):
+    """POST /v1/responses."""
+
+    input: Annotated[
+        Input,
+        Shown(
+            "text, or messages, function calls and their outputs; reasoning items are not fed back to the model",
+            ["hi", [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]],
+            [[], 5, [{"type": "item_reference", "id": "x"}], [{"role": "user", "content": [{"type": "input_image"}]}]],
+        ),
+    ]
+    instructions: NotRequired[Annotated[Text, Shown("a system message before the input", ["Be kind."], [5])]]
+    max_output_tokens: NotRequired[
+        Annotated[NewTokens, Shown("default 1024, or what the context leaves if that is less", [5], [0])]
+    ]
+    stream_options: NotRequired[
+        Annotated[ResponsesStream, Shown("obfuscation is not offered", [], [{"include_obfuscation": True}])]
+    ]
+    top_logprobs: NotRequired[
+        Annotated[
+            int,
+            Limits(ge=0, le=20),
+            Shown(
+                'with `include: ["message.output_text.logprobs"]`',
+                [2],
+                [21],
+                {"include": ["message.output_text.logprobs"]},
+            ),
+        ]
+    ]
+    include: NotRequired[
+        Annotated[
+            list[Literal["message.output_text.logprobs"]],
+            Limits(max_length=1),
+            Shown(
+                "log probabilities of the text",
+                [[], ["message.output_text.logprobs"]],
+                [["reasoning.encrypted_content"]],
+            ),
+        ]
+    ]
+    tools: NotRequired[
+        Annotated[
+            list[FlatTool],
+            FIRST,
+            Limits(min_length=1, max_length=128),
+            Shown(
+                "functions; `strict` (default false here) arguments are enforced",
+                [[_RFN]],
+                [[{"type": "web_search"}], [{"type": "function"}]],
+            ),
+        ]
+    ]
+    tool_choice: NotRequired[
+        Annotated[
+            FlatChoice,
+            Shown(
+                "none, auto, required or a function",
+                ["none", "auto", "required", {"type": "function", "name": "f"}],
+                ["any", {"type": "function", "name": "g"}],
+                {"tools": [_RFN]},
+            ),
+        ]
+    ]
+    parallel_tool_calls: NotRequired[
+        Annotated[
+            bool,
+            Shown("default true; false: the answer ends with the first call", [True, False], ["no"], {"tools": [_RFN]}),
+        ]
+    ]
+    text: NotRequired[
+        Annotated[
+            TextOptions,
+            Shown(
+                "`format`: text, json_object, json_schema, enforced by a grammar",
+                [
+                    {"format": {"type": "text"}},
+                    {"format": {"type": "json_schema", "name": "x", "schema": EXAMPLE_SCHEMA}},
+                ],
+                [{"format": {"type": "xml"}}, {"verbosity": "low"}],
+            ),
+        ]
+    ]
+    reasoning: NotRequired[
+        Annotated[
+            Reasoning,
+            Shown(
+                "`effort` as reasoning_effort; thoughts come as they are, without a summary",
+                [{}],
+                [{"effort": "none"}, {"summary": "auto"}],
+            ),
+        ]
+    ]
+    previous_response_id: NotRequired[Annotated[Refused, Shown(_NOT_KEPT, refused=["resp_1"])]]
+    conversation: NotRequired[Annotated[Refused, Shown(_NOT_KEPT, refused=["conv_1"])]]
+    prompt: NotRequired[Annotated[Refused, Shown(NEVER, refused=[{"id": "p"}])]]
+    truncation: NotRequired[
+        Annotated[Literal["disabled"], Shown("only `disabled`: too long an input is refused", ["disabled"], ["auto"])]
+    ]
+    background: NotRequired[Annotated[Literal[False], Shown("only `false`", [False], [True])]]
+    max_tool_calls: NotRequired[Annotated[Refused, Shown(f"{NEVER}; there are no built-in tools", refused=[1])]]

@@ -1,0 +1,223 @@
+"""Where requests are prepared: small ones at once, costly ones in a few processes, by turns, under a deadline.
+
+    body ≤ INLINE_BYTES ─ prepare(is_inline) ─────────────────────────────► Prepared
+              │ NeedsProcess                                                    ▲
+              ▼                                                                 │
+    Turns (fair by key, bounded) ─ one of `size` processes, DEADLINE_S ─────────┘   a client that leaves, or takes too long:
+                                                                                    its process is killed
+A thread would not do: a long call that holds the interpreter's lock stops the event loop, and none can be ended.
+"""
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from manyhands.api.preparation.prepare import Prepared
+from manyhands.api.preparation.process import HEAD_BYTES, READY, Job, SpeakerSpec, lengths_of, read_answer, to_frame
+from manyhands.errors import BadRequest, RateLimited, ShardUnavailable
+
+# What is parsed, checked, rendered and tokenised on the event loop (tests/api/preparation/test_pool.py).
+INLINE_BYTES = 8 << 10
+DEADLINE_S = 10.0
+NUM_PROCESSES = 2
+# Jobs that wait for a process, each with its body: 64 x max_body_bytes of memory at the worst.
+MAX_WAITING = 64
+# For a new process to load the models' tokenizers: 2 s for 120,000 tokens on two busy cores.
+START_S = 60.0
+# Processes that have had nothing to do for so long end.
+IDLE_S = 300.0
+# Of an answer: ids of a context, and fields within MAX_SCHEMA_BYTES and a prompt's text.
+MAX_ANSWER_BYTES = 64 << 20
+
+
+@dataclass(slots=True)
+class Turns:
+    """Whose job goes next. Pure. At most `size` run, one fewer of any one key (but one); keys take turns.
+
+    `max_waiting` wait in all: one more drops the newest of the key that has the most waiting, unless that is its own.
+    """
+
+    size: int = NUM_PROCESSES
+    max_waiting: int = MAX_WAITING
+    running: dict[int, str] = field(default_factory=dict)
+    waiting: dict[str, list[int]] = field(default_factory=dict)  # keys in the order of their turns
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self.waiting.values()))
+
+    def ask(self, key: str, job: int) -> int | None:
+        """Let `job` wait; returns a job that was dropped for it. Raises RateLimited."""
+        dropped = None
+        if self.num_waiting >= self.max_waiting:
+            most = max(self.waiting, key=lambda k: len(self.waiting[k]), default=key)
+            if len(self.waiting.get(most, ())) <= len(self.waiting.get(key, ())) + 1:
+                raise busy(self.num_waiting)
+            dropped = self.waiting[most].pop()
+        self.waiting.setdefault(key, []).append(job)
+        return dropped
+
+    def next(self) -> int | None:
+        """The job whose turn has come, which runs now; None if none may."""
+        if len(self.running) >= self.size:
+            return None
+        for key in self.waiting:
+            if sum(other == key for other in self.running.values()) < max(1, self.size - 1):
+                jobs = self.waiting.pop(key)
+                job = jobs.pop(0)
+                if jobs:
+                    self.waiting[key] = jobs  # behind the others
+                self.running[job] = key
+                return job
+        return None
+
+    def leave(self, job: int) -> None:
+        """`job` has ended, or waits no longer. Harmless when repeated."""
+        self.running.pop(job, None)
+        for key, jobs in list(self.waiting.items()):
+            if job in jobs:
+                jobs.remove(job)
+            if not jobs:
+                del self.waiting[key]
+
+
+def busy(num_waiting: int) -> RateLimited:
+    return RateLimited(f"{num_waiting} large requests wait to be read: try again later", 5.0)
+
+
+class Preparing:
+    """The processes and who waits for them. `specs` tells the models; a process that knows others is replaced."""
+
+    def __init__(
+        self, specs: Callable[[], Sequence[SpeakerSpec]], *, deadline_s: float = DEADLINE_S, turns: Turns | None = None
+    ) -> None:
+        self._specs, self._deadline_s = specs, deadline_s
+        self.turns = turns or Turns()
+        self._futures: dict[int, asyncio.Future[None]] = {}
+        self._idle: list[tuple[Process, Sequence[SpeakerSpec]]] = []
+        self._live: list[Process] = []  # all that have not been seen to end
+        self._retire: asyncio.TimerHandle | None = None
+        self._count = 0
+        self.num_started = self.num_killed = 0
+
+    async def run(self, key: str, job: Job) -> Prepared:
+        """Prepare in a process, once it is the turn of `key`. Cancelling kills the process.
+
+        Raises what `prepare` does; RateLimited if too many wait; BadRequest if it takes more than the deadline.
+        """
+        number = self._count = self._count + 1
+        turn = self._futures[number] = asyncio.get_running_loop().create_future()
+        try:
+            dropped = self.turns.ask(key, number)
+            if dropped is not None and not self._futures[dropped].done():
+                self._futures[dropped].set_exception(busy(self.turns.num_waiting))
+            self._fill()
+            await turn
+            return await self._do(job)
+        finally:
+            self._futures.pop(number, None)
+            self.turns.leave(number)
+            self._fill()
+
+    def _fill(self) -> None:
+        while (number := self.turns.next()) is not None:
+            if not self._futures[number].done():
+                self._futures[number].set_result(None)
+
+    async def _do(self, job: Job) -> Prepared:
+        specs = self._specs()
+        process = await self._process(specs)
+        is_done = False
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                said, ids = await self._ask(process, job)
+            is_done = True
+        except TimeoutError:
+            raise BadRequest(f"preparing this request takes more than {self._deadline_s:g} s: send less") from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise BadRequest("preparing this request takes too much memory or time: send less") from None
+        finally:
+            if is_done:
+                self._keep(process, specs)
+            else:
+                await self._end(process)
+        return read_answer(said, ids)
+
+    async def _ask(self, process: Process, job: Job) -> tuple[bytes, bytes]:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(to_frame(job))
+        await process.stdin.drain()
+        size, num_ids = lengths_of(await process.stdout.readexactly(HEAD_BYTES))
+        if size + num_ids > MAX_ANSWER_BYTES:
+            raise ConnectionError("an answer without bounds")
+        return await process.stdout.readexactly(size), await process.stdout.readexactly(num_ids)
+
+    async def _process(self, specs: Sequence[SpeakerSpec]) -> Process:
+        while self._idle:
+            process, known = self._idle.pop()
+            if process.returncode is None and known is specs:
+                return process
+            await self._end(process)
+        self.num_started += 1
+        environment = {
+            **os.environ,
+            "TOKENIZERS_PARALLELISM": "false",
+            "RAYON_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = (sys.executable, "-m", "manyhands.api.preparation.process", str(max(1, round(self._deadline_s))))
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environment)
+        self._live.append(process)
+        try:
+            await self._load(process, specs)
+        except BaseException:
+            await self._end(process)
+            raise
+        return process
+
+    async def _load(self, process: Process, specs: Sequence[SpeakerSpec]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(to_frame(specs))
+        try:
+            async with asyncio.timeout(START_S):
+                await process.stdin.drain()
+                await process.stdout.readexactly(len(READY))
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+            raise ShardUnavailable("large requests cannot be read now: their process did not start") from error
+
+    def _keep(self, process: Process, specs: Sequence[SpeakerSpec]) -> None:
+        self._idle.append((process, specs))
+        if self._retire is not None:
+            self._retire.cancel()
+        self._retire = asyncio.get_running_loop().call_later(IDLE_S, self._retire_idle)
+
+    def _retire_idle(self) -> None:
+        """Their stdin ends, and they with it."""
+        self._retire = None
+        for process, _ in self._idle:
+            assert process.stdin is not None
+            process.stdin.close()
+        self._idle.clear()
+
+    async def _end(self, process: Process) -> None:
+        self.num_killed += 1
+        with suppress(ProcessLookupError):
+            process.kill()
+        assert process.stdin is not None
+        process.stdin.transport.abort()  # what it has not read will not be
+        with suppress(ConnectionError):
+            await process.communicate()  # to the end of its stdout: then the transport is closed
+        if process in self._live:
+            self._live.remove(process)
+
+    async def close(self) -> None:
+        """End all processes, also those of jobs that were cancelled while they ended theirs."""
+        if self._retire is not None:
+            self._retire.cancel()
+        self._idle.clear()
+        for process in list(self._live):
+            await self._end(process)

@@ -1,0 +1,166 @@
+"""The process in which costly requests are prepared: jobs come by stdin, answers leave by stdout, until stdin ends.
+
+Its parent (pool.py) kills it when a job takes too long or its client leaves, and starts another; so nothing is kept here
+but models' tokenizers. It kills itself after the deadline should the parent be gone, is nice to the processes that serve, and
+may hold MEMORY_BYTES. It loads neither torch nor transformers.
+"""
+
+import json
+import os
+import pickle
+import resource
+import signal
+import struct
+import sys
+from array import array
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, BinaryIO
+
+from tokenizers import Tokenizer as Backend
+
+from manyhands import errors
+from manyhands.api.http.body import BadField
+from manyhands.api.preparation.prepare import Desk, Prepared, Speaker, prepare
+from manyhands.core import SamplingParams
+from manyhands.errors import BadRequest, ManyhandsError
+from manyhands.text.grammar import check_grammar
+from manyhands.text.reasoning import Thinking
+from manyhands.text.tokenizer import TextTokenizer
+from manyhands.text.tools import Dialect
+
+MEMORY_BYTES = 1 << 30
+NICENESS = 10
+_LENGTH = struct.Struct("<II")  # of the JSON, of the ids
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerSpec:
+    """A Speaker as it travels. `tokenizer`: tokenizers' JSON."""
+
+    name: str
+    tokenizer: bytes
+    chat_template: str | dict[str, str] | None
+    special_tokens_map: Mapping[str, str]
+    eos_ids: frozenset[int]
+    context: int
+    vocab_size: int
+    longest: int
+    precision: str
+    dialect: Dialect | None
+    thinking: Thinking | None
+    special: Mapping[str, int]
+    has_levels: bool
+
+    def load(self) -> Speaker:
+        """The Speaker. Raises ModelError."""
+        backend = Backend.from_buffer(self.tokenizer)
+        tokenizer = TextTokenizer(backend, self.special_tokens_map, chat_template=self.chat_template)
+        shared = {name: getattr(self, name) for name in Speaker.__slots__ if name != "tokenizer"}
+        return Speaker(tokenizer=tokenizer, **shared)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a process is asked. `models`, `key`: as Desk."""
+
+    path: str
+    body: bytes
+    models: frozenset[str] | None
+    key: str | None
+    max_choices: int
+    default_max_tokens: int
+
+
+# -- the parent's side of the pipe ------------------------------------------------------------------------------------
+
+
+def to_frame(value: Any) -> bytes:
+    """A Job, or at first the specs, for the child: from parent to child only, which trusts it."""
+    data = pickle.dumps(value)
+    return len(data).to_bytes(4, "little") + data
+
+
+def lengths_of(head: bytes) -> tuple[int, int]:
+    """How many bytes of JSON and of ids follow an answer's head."""
+    size, ids = _LENGTH.unpack(head)
+    return size, ids
+
+
+HEAD_BYTES = _LENGTH.size
+READY = b"!"  # what the child says when it has loaded the models
+
+
+def read_answer(said: bytes, ids: bytes) -> Prepared:
+    """An answer as it was meant. Raises what the child raised."""
+    told = json.loads(said)
+    if "error" in told:
+        kind = getattr(errors, told["error"], BadRequest)
+        raise BadField(told["message"], told["param"]) if told["param"] else kind(told["message"])
+    numbers = array("I", ids).tolist()
+    prompts, start = [], 0
+    for length in told.pop("lengths"):
+        prompts.append(tuple(numbers[start : start + length]))
+        start += length
+    params = told.pop("params")
+    for name in ("logit_bias", "stop", "stop_ids"):
+        params[name] = tuple(tuple(v) if isinstance(v, list) else v for v in params[name])
+    return Prepared(prompts=prompts, params=SamplingParams(**params), **told)
+
+
+# -- the child --------------------------------------------------------------------------------------------------------
+
+
+def to_answer(made: Prepared | ManyhandsError) -> bytes:
+    """What `read_answer` reads, behind its head."""
+    ids = array("I")
+    if isinstance(made, Prepared):
+        for prompt in made.prompts:
+            ids.extend(prompt)
+        told = {name: getattr(made, name) for name in Prepared.__slots__ if name not in ("prompts", "params")}
+        told |= {"lengths": [len(prompt) for prompt in made.prompts], "params": asdict(made.params)}
+    else:
+        told = {"error": type(made).__name__, "message": str(made), "param": getattr(made, "param", None)}
+    said = json.dumps(told, ensure_ascii=False).encode()
+    return _LENGTH.pack(len(said), 4 * len(ids)) + said + ids.tobytes()
+
+
+def _do(job: Job, speakers: Mapping[str, Speaker]) -> bytes:
+    desk = Desk(speakers, job.max_choices, job.default_max_tokens, check_grammar, job.models, job.key)
+    try:
+        return to_answer(prepare(job.path, job.body, desk))
+    except ManyhandsError as error:
+        return to_answer(error)
+    except MemoryError:
+        return to_answer(BadRequest("preparing this request takes too much memory: send less"))
+
+
+def _read(stream: BinaryIO) -> Any:
+    head = stream.read(4)
+    if len(head) < 4:
+        raise SystemExit(0)
+    return pickle.loads(stream.read(int.from_bytes(head, "little")))
+
+
+def main(deadline_s: int) -> None:
+    """Answer jobs until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    read, write = partial(_read, sys.stdin.buffer), sys.stdout.buffer
+    speakers = {spec.name: spec.load() for spec in read()}
+    write.write(READY)
+    write.flush()
+    while True:
+        job = read()
+        signal.alarm(2 * deadline_s)
+        answer = _do(job, speakers)
+        signal.alarm(0)
+        write.write(answer)
+        write.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,6 @@
+"""What a model is on disk: tensors with their hashes, the manifest and ModelId, and folders that hold a part of a model.
+
+folder.py what a folder holds · header.py the header of a safetensors file · config_fields.py bounds on config.json
+manifest.py tensors, config and tokenizer with their hashes, and the ModelId · verify.py tensors in memory against it
+partition.py which tensors belong to which layers · store.py a folder that is being filled · split.py one folder into several
+"""

@@ -1,0 +1,138 @@
+"""A model folder: config.json, safetensors files, perhaps an index, a manifest, a journal of arrivals.
+
+Knows names and places, not what the numbers are. Folders come from strangers: every file name in them is checked.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from manyhands.checkpoint.header import TensorEntry, read_header
+from manyhands.errors import ModelError
+
+MANIFEST: Final = "manyhands.json"
+JOURNAL: Final = ".ranges.json"  # of a folder that `fetch` fills: which tensors have arrived
+INDEX: Final = "model.safetensors.index.json"
+SINGLE: Final = "model.safetensors"
+# What tokenizers, chat templates and stop ids are read from: a part of what a model is.
+FILES: Final = frozenset(
+    {
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "generation_config.json",
+        "merges.txt",
+        "special_tokens_map.json",
+        "spiece.model",
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "vocab.json",
+        "vocab.txt",
+    }
+)
+SMALL_SUFFIXES: Final = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # config, tokenizer, chat template
+
+
+def read_config(folder: Path) -> bytes:
+    """The bytes of the folder's config.json. Raises ModelError if there is none."""
+    try:
+        return (folder / "config.json").read_bytes()
+    except OSError as error:
+        raise ModelError(f"{folder} has no readable config.json: it is not a model folder") from error
+
+
+def read_entries(folder: Path) -> list[TensorEntry]:
+    """Every tensor that `folder` holds, in no particular order; `entry.file` is relative to it.
+
+    A folder with manyhands.json may lack files, and where `fetch` filled it, only arrived tensors count. Raises
+    ModelError for missing, truncated or malformed files and for folders with pickle weights only.
+    """
+    is_partial = (folder / MANIFEST).exists()
+    files = _weight_files(folder)
+    present = [file for file in files if (folder / file).exists()]
+    if not is_partial and len(present) < len(files):
+        absent = next(file for file in files if file not in present)
+        raise ModelError(f"{folder} lacks {absent}, which {INDEX} names: the download is incomplete")
+    arrived = _arrived(folder)
+    entries = [entry for file in present for entry in read_header(folder / file)]
+    if arrived is not None:
+        entries = [entry for entry in entries if entry.name in arrived.get(entry.file, ())]
+    _refuse_doubles(entries, folder)
+    if not is_partial:
+        _check_index(entries, folder)
+    return entries
+
+
+def parse_index(raw: bytes, where: str = INDEX) -> dict[str, str]:
+    """Tensor name to file name. Raises ModelError if malformed, or if a file name could leave the folder."""
+    try:
+        places = json.loads(raw)["weight_map"]
+        pairs = [(str(name), check_file_name(str(file))) for name, file in places.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{where} is corrupt: {error}") from error
+    return dict(pairs)
+
+
+def check_file_name(name: str) -> str:
+    """`name` itself if it is a plain relative path; raises ModelError if it could leave its folder."""
+    parts = name.split("/")
+    if not name or any(part in ("", ".", "..") for part in parts) or any(c in name for c in "\\:\0"):
+        raise ModelError(f"file name {name!r} is refused: it is not a plain relative path")
+    return name
+
+
+def _weight_files(folder: Path) -> list[str]:
+    if (folder / INDEX).exists():
+        return sorted(set(parse_index((folder / INDEX).read_bytes()).values()))
+    if (folder / SINGLE).exists():
+        return [SINGLE]
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder")
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+        raise ModelError(f"{folder} refused: pickle weights; convert to safetensors")
+    raise ModelError(f"{folder} holds no weights: neither {SINGLE} nor {INDEX}")
+
+
+def _arrived(folder: Path) -> dict[str, set[str]] | None:
+    """Tensors by file that the journal of `fetch` vouches for; None if the folder was not fetched."""
+    try:
+        files = json.loads((folder / JOURNAL).read_bytes())["tensors"]
+        return {file: set(names) for file, names in files.items()}
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{folder / JOURNAL} is corrupt: remove {folder} and fetch again") from error
+
+
+def _refuse_doubles(entries: Sequence[TensorEntry], folder: Path) -> None:
+    seen: dict[str, str] = {}
+    for entry in entries:
+        if entry.name in seen:
+            raise ModelError(f"{folder}: tensor {entry.name} is in {seen[entry.name]} and in {entry.file}")
+        seen[entry.name] = entry.file
+
+
+def _check_index(entries: Sequence[TensorEntry], folder: Path) -> None:
+    if not (folder / INDEX).exists():
+        return
+    places = {entry.name: entry.file for entry in entries}
+    for name, file in parse_index((folder / INDEX).read_bytes()).items():
+        if places.get(name) != file:
+            raise ModelError(f"{folder / file} lacks tensor {name}, which {INDEX} puts there")
+
+
+def write_atomic(path: Path, raw: bytes) -> None:
+    """Replace `path` by `raw`, on disk before this returns; readers see the old bytes or the new. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("wb") as handle:
+            handle.write(raw)
+            handle.flush()
+            os.fsync(handle.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,62 @@
+"""Whose fault a Fault is, and whether the session can go on without that hop. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from manyhands.core import ORIGIN_HOP
+from manyhands.errors import (
+    BadRequest,
+    Busy,
+    Corruption,
+    Draining,
+    ManyhandsError,
+    ModelError,
+    PipelineAborted,
+    PipelineStalled,
+    ProtocolError,
+    ShardUnavailable,
+    WeightsMismatch,
+)
+from manyhands.origin.route import Hop
+from manyhands.wire.message import Fault
+
+_ERRORS: dict[str, type[ManyhandsError]] = {
+    e.code: e
+    for e in (
+        BadRequest,
+        ModelError,
+        WeightsMismatch,
+        ShardUnavailable,
+        Busy,
+        Draining,
+        PipelineStalled,
+        PipelineAborted,
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Hop `at_fault` is to be replaced, for good if it `lied`, unless there is a `refusal`: that ends the session."""
+
+    at_fault: int
+    lied: bool
+    refusal: ManyhandsError | None
+
+
+def judge(fault: Fault, hops: Sequence[Hop], *, is_running: bool) -> Verdict:
+    """A hop's refusal to open, and where the request itself is at fault, ends the session.
+
+    A hop knows nothing of others than its neighbours: such a blame falls on itself.
+    """
+    near = range(max(0, fault.hop - 1), min(len(hops), fault.hop + 2))
+    at_fault = fault.blame if fault.blame is not None and fault.blame in near else fault.hop
+    kind = _ERRORS.get(fault.code, PipelineAborted)
+    blames_origin = fault.blame == ORIGIN_HOP and fault.hop == 0
+    lied = fault.blame is not None and fault.code in (Corruption.code, ProtocolError.code)
+    if not blames_origin and (fault.blame is not None or (is_running and kind is not BadRequest)):
+        return Verdict(at_fault, lied, None)
+    offer = hops[at_fault].offer
+    refusal = kind(f"{'the origin' if blames_origin else f'hop {at_fault} ({offer.name})'}: {fault.detail}")
+    refusal.node = offer.node
+    return Verdict(at_fault, lied, refusal)

@@ -1,0 +1,277 @@
+"""Carry out repairs of one session: ask for offers, plan (repair_plan.py), connect, reshape, until the route stands again."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
+from typing import Literal
+
+from manyhands.config import RequestConfig
+from manyhands.core import NodeId
+from manyhands.errors import PipelineAborted, ShardUnavailable
+from manyhands.origin.pace import Thrift, replay_s
+from manyhands.origin.repair_plan import Event, Repair, RepairPlan, Slot, Warm, plan_repair
+from manyhands.origin.route import Hop
+from manyhands.origin.session import HopLost, Session
+from manyhands.origin.standby_search import Followers, Surroundings, is_edge
+from manyhands.route.search import Offer
+
+logger = logging.getLogger(__name__)
+
+# How often a repair that finds nobody asks again.
+ASK_AGAIN_S = 0.25
+# Between two changes of a session's links: a hop that calls for them without need costs no more than a round trip a second.
+REWIRE_PAUSE_S = 1.0
+
+
+class Alone:
+    """Bounds what one repair spends on the last resort: `limit_s` from the first attempt on, with growing pauses between
+    them (each may read a whole model). Until the first `take_turn` it bounds nothing."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._until: float | None = None
+        self._pause_s = ASK_AGAIN_S
+
+    async def take_turn(self, reason: str) -> None:
+        """Wait until the next attempt may begin. Raises ShardUnavailable if it would begin after the deadline."""
+        now = asyncio.get_running_loop().time()
+        if self._until is None:
+            self._until = now + self._limit_s
+        elif now + self._pause_s >= self._until:
+            raise self._failure(reason)
+        else:
+            await asyncio.sleep(self._pause_s)
+            self._pause_s *= 2
+
+    async def bound(self, attempt: Awaitable[str], reason: str) -> str:
+        """The result of `attempt`. Raises ShardUnavailable at the deadline, and then it is cancelled."""
+        try:
+            async with asyncio.timeout_at(self._until):
+                return await attempt
+        except TimeoutError:
+            raise self._failure(reason) from None
+
+    def _failure(self, reason: str) -> ShardUnavailable:
+        return ShardUnavailable(f"the local fallback did not open within {self._limit_s:g} s: {reason}")
+
+
+class Healer:
+    """Repairs one session. `excluded` grows: a node that was lost once comes back into this session only if nobody else
+    covers its layers (a link may have been cut, a node restarted), and never if it lied. `late_s` says how late the event
+    loops of this node and of another have run lately."""
+
+    def __init__(
+        self,
+        session: Session,
+        around: Surroundings,
+        config: RequestConfig,
+        last_resort: Offer | None = None,
+        late_s: Callable[[NodeId], float] = lambda node: 0.0,
+    ) -> None:
+        self._session, self._around, self._config, self._last_resort = session, around, config, last_resort
+        self.followers = Followers(session, around)
+        self.excluded: set[NodeId] = set()
+        self.repairs: list[Repair] = []
+        self.events: list[Event] = []
+        self._fruitless = 0
+        self._attempts = 0  # in this repair
+        self._alone = Alone(config.load_timeout_s)
+        self._may_rewire_at = 0.0
+        self._committed = -1
+        self._late_s, self._thrift = late_s, Thrift()
+
+    async def repair(self, committed: int, at_token: int) -> int:
+        """Make the route stand again with the caches of positions [0, committed) intact.
+
+        Returns the position from which on the origin must send to hop 0 (at most `committed`). Deadlines:
+        config.patience_s to find nodes, config.reopen_timeout_s for each exchange, then config.load_timeout_s for the last
+        resort, if there is one, to open. Raises ShardUnavailable if nothing covers the lost layers by then, PipelineAborted
+        after config.max_repairs without progress (with a last resort, which then takes over: after as many again).
+        """
+        now = asyncio.get_running_loop().time
+        began, session = now(), self._session
+        silent_s = began - session.last_progress if session.last_progress else 0.0
+        reason = "; ".join(session.losses.values())
+        lost: list[str] = []
+        before = [hop.offer for hop in session.route.hops]
+        try:
+            self._count(committed, reason)
+            self._attempts = 0
+            self._alone = Alone(self._config.load_timeout_s)
+            while session.losses or not all(hop.is_whole for hop in session.route.hops):
+                names = tuple(session.route.hops[i].offer.name for i in session.losses)
+                self.events.append(Event("shard_status", names, at_token, f"degraded: {reason}"))
+                lost += names
+                plan = await self._find_plan(committed, began)
+                self._attempts += 1
+                planned = now()
+                reason = await self._alone.bound(self._try(plan, reason), reason)
+        except (ShardUnavailable, PipelineAborted) as error:
+            self.events.append(Event("pipeline_aborted", tuple(lost), at_token, str(error)))
+            raise
+        names = tuple(slot.offer.name for slot in plan.slots if slot.offer not in before)
+        is_alike = len(plan.slots) == len(before) and all(slot.offer.info.is_loaded for slot in plan.slots)
+        kind: Literal["shard_failover", "reshard"] = "shard_failover" if is_alike else "reshard"
+        self.events.append(Event(kind, names, at_token, f"{', '.join(lost)} -> {', '.join(names)}"))
+        self.repairs.append(Repair(reason, tuple(lost), names, at_token, silent_s, now() - planned, now() - began))
+        logger.info("session=%s repaired at token %d: %s -> %s", session.name, at_token, lost, names)
+        return plan.replay_from
+
+    async def _try(self, plan: RepairPlan, reason: str) -> str:
+        """Carry `plan` out; the hops are whole if it went through. Returns the reason, longer if it did not."""
+        try:
+            await self._reshape(plan)
+        except HopLost as error:
+            return f"{reason}; then {error}"
+        if all(
+            hop.has_log for hop, slot in zip(self._session.route.hops, plan.slots, strict=True) if slot.replay_until
+        ):
+            for hop in self._session.route.hops:
+                hop.is_whole = True
+        return reason
+
+    async def hand_over(self, committed: int) -> None:
+        """Make before break: a hop that would like to leave gets a shadow, and counts as lost when that has caught up.
+
+        Where no single node can be its shadow, it counts as lost if others together can take its place; else it serves on.
+        """
+        session = self._session
+        for index, reason in list(session.leaving.items()):
+            span = session.route.hops[index].offer.info.span
+            match self.followers.recruit(span, committed, self.excluded):
+                case "ready":
+                    del session.leaving[index]
+                    session.lose(index, reason)
+                case "nobody":
+                    del session.leaving[index]
+                    await self._lose_if_covered(index, reason, committed)
+                case "following":
+                    pass
+
+    async def rewire(self, committed: int) -> int | None:
+        """Give every hop its place again, in a new epoch, over the best links there are by now; caches stay.
+
+        Returns the position from which on the origin must send again; None if it must not: too soon after the last time, or
+        something else is wrong that goes first. Raises HopLost if a hop does not answer.
+        """
+        session, now = self._session, asyncio.get_running_loop().time()
+        if now < self._may_rewire_at or not all(hop.is_whole for hop in session.route.hops):
+            return None
+        session.has_detour, self._may_rewire_at = False, now + REWIRE_PAUSE_S
+        plan = plan_repair([hop.offer for hop in session.route.hops], (), (), (), (), (), committed)
+        with contextlib.suppress(ShardUnavailable):
+            hops = await asyncio.gather(*(self._relinked(i, hop) for i, hop in enumerate(session.route.hops)))
+            if not session.losses:
+                await session.reshape(plan.slots, hops)
+                logger.info("session=%s moved to better links at position %d", session.name, committed)
+                return plan.replay_from
+        return None
+
+    async def _relinked(self, index: int, hop: Hop) -> Hop:
+        best = await self._around.connect(index, hop.offer, len(self._session.route.hops), self._session.route.lease)
+        return replace(hop, control=best.control, data=best.data)
+
+    async def suspect(self, waited_s: float, committed: int, usual_s: float) -> None:
+        """A step is overdue. The hop that holds it up counts as lost if another node can take its place and, unless it is
+        silent, if that is worth a replay (pace.py). `usual_s` is the usual step.
+
+        Raises HopLost through the session's next wait; returns if there is nothing better than to wait on.
+        """
+        session, now = self._session, asyncio.get_running_loop().time
+        began = now()
+        late_s = max(self._late_s(hop.offer.node) for hop in session.route.hops)
+        holdup = await session.probe(Thrift.probe_s(self._config.probe_timeout_s, late_s))
+        waited_s += now() - began
+        cost_s = max([replay_s(committed, usual_s), *(repair.replay_s for repair in self.repairs)])
+        if self._thrift.is_worth(holdup, committed, now(), waited_s=waited_s, replay_s=cost_s, late_s=late_s):
+            reason = f"holds a step up: none for {waited_s:.1f} s"
+            if await self._lose_if_covered(holdup.hop, reason, committed) and not holdup.is_silent:
+                self._thrift.replaced(committed, now(), waited_s + cost_s)
+
+    async def _lose_if_covered(self, index: int, reason: str, committed: int) -> bool:
+        """Count a hop as lost if other nodes can take its place; returns whether."""
+        session = self._session
+        excluded = self.excluded | {session.route.hops[index].offer.node}
+        lost = {i for i, hop in enumerate(session.route.hops) if hop.offer.node in excluded}
+        with contextlib.suppress(ShardUnavailable):
+            offers = await self._around.offers(excluded)
+            plan_repair([hop.offer for hop in session.route.hops], lost, (), (), offers, excluded, committed)
+            session.lose(index, reason)
+            return True
+        return False
+
+    def _count(self, committed: int, reason: str) -> None:
+        """Raise PipelineAborted if too many repairs have brought no new position; a last resort gets as many of its own."""
+        self._fruitless = 0 if committed > self._committed else self._fruitless + 1
+        self._committed = max(committed, self._committed)
+        limit = self._config.max_repairs
+        if self._last_resort is not None:
+            limit += 1 + limit
+        if self._fruitless > limit:
+            raise PipelineAborted(f"given up after {limit} repairs without progress: {reason}")
+
+    async def _find_plan(self, committed: int, began: float) -> RepairPlan:
+        session = self._session
+        self.excluded |= {session.route.hops[i].offer.node for i in session.losses}
+        route = [hop.offer for hop in session.route.hops]
+        while self._last_resort is None or self._fruitless <= self._config.max_repairs:
+            try:
+                return await self._plan_without(self.excluded, committed)
+            except ShardUnavailable:
+                pass
+            waited = asyncio.get_running_loop().time() - began
+            error = ShardUnavailable(f"nobody could take over: {'; '.join(session.losses.values())}")
+            if self._attempts:  # whoever failed just now needs some time, and patience ends that way too
+                await asyncio.sleep(ASK_AGAIN_S)
+            if not self._attempts or waited <= self._config.patience_s:
+                await self._around.look_around()
+                try:
+                    return await self._plan_without(session.liars, committed)
+                except ShardUnavailable as nobody:
+                    error = nobody
+            if waited > self._config.patience_s:
+                if self._last_resort is None:
+                    raise ShardUnavailable(f"{error}, after {waited:.0f} s of looking") from error
+                break
+            await asyncio.sleep(ASK_AGAIN_S)
+        assert self._last_resort is not None
+        await self._alone.take_turn("; ".join(session.losses.values()))
+        return plan_repair(route, range(len(route)), (), (), [self._last_resort], (), committed)
+
+    async def _plan_without(self, excluded: Collection[NodeId], committed: int) -> RepairPlan:
+        session = self._session
+        offers = await self._around.offers(excluded)
+        self.excluded |= {session.route.hops[i].offer.node for i in session.losses}
+        empty = [i for i, hop in enumerate(session.route.hops) if not hop.is_whole]
+        logless = [i for i, hop in enumerate(session.route.hops) if not hop.has_log]
+        route = [hop.offer for hop in session.route.hops]
+        if session.route.needs_ends:
+            offers = [o for o in offers if o.info.has_ends or not is_edge(o, o.info.span)]
+        warm = [Warm(s.hop.offer, s.computed) for s in session.shadows.by_span.values() if s.is_open]
+        return plan_repair(route, session.losses, empty, logless, offers, excluded, committed, warm)
+
+    async def _reshape(self, plan: RepairPlan) -> None:
+        """Connect the new hops and reshape; a node that cannot be reached is excluded and counts as lost."""
+        session, num_hops = self._session, len(plan.slots)
+        answers = await asyncio.gather(
+            *(self._hop(i, slot, num_hops) for i, slot in enumerate(plan.slots)), return_exceptions=True
+        )
+        for slot, answer in zip(plan.slots, answers, strict=True):
+            if isinstance(answer, ShardUnavailable):
+                self.excluded.add(slot.offer.node)
+                raise HopLost(str(answer)) from answer
+            if isinstance(answer, BaseException):
+                raise answer
+        if any(slot.kept in session.losses for slot in plan.slots):
+            raise HopLost("; ".join(session.losses.values()))
+        hops = [answer for answer in answers if isinstance(answer, Hop)]
+        for hop, slot in zip(hops, plan.slots, strict=True):
+            hop.is_whole = hop.is_whole and not slot.recomputes
+        await session.reshape(plan.slots, hops)
+
+    async def _hop(self, index: int, slot: Slot, num_hops: int) -> Hop:
+        if slot.kept is not None:
+            return self._session.route.hops[slot.kept]
+        return await self._around.connect(index, slot.offer, num_hops, self._session.route.lease)

@@ -1,0 +1,174 @@
+"""What to do when hops of a live session are lost: hops, losses and offers in, a new route out. Pure.
+
+    lost run of layers ─ cover by offers (excluding the lost nodes) ─► new hops
+    their predecessor re-sends its output log of the committed positions; the last new hop keeps what its successor has
+
+Committed positions [0, committed) have passed every hop, so survivors keep their caches up to there; anything later is
+sent again by the origin. A shadow (standby.py) that is promoted has most of them too and gets the rest. A predecessor
+without a log is made to recompute what the next hop lacks, fed by the hop before it, at worst by the origin from the ids.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from manyhands.core import NodeId, Span
+from manyhands.errors import ShardUnavailable
+from manyhands.route.search import Offer, cover, without_needless_loading
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One hop of the new route: a survivor (`kept` is its index in the old route) or a new hop (`kept` None).
+
+    `replay_from`, `replay_until`, `emit_from`: see Open. `recomputes`: it gets committed positions (again).
+    """
+
+    offer: Offer
+    kept: int | None
+    recomputes: bool = False
+    replay_from: int = 0
+    replay_until: int = 0
+    emit_from: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """The new route. The origin sends positions from `replay_from` to hop 0: at most the committed ones again."""
+
+    slots: tuple[Slot, ...]
+    replay_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """A shadow: `offer` is exactly its place, whose cache holds positions [0, computed), all of them committed."""
+
+    offer: Offer
+    computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What a repair did, for people (times in seconds, monotonic differences)."""
+
+    reason: str
+    lost: tuple[str, ...]
+    replacement: tuple[str, ...]
+    at_token: int
+    detect_s: float
+    replay_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a running route (names: HN-40, L9-23).
+
+    shard_status (a hop is degraded) · shard_failover (replaced one for one) · reshard (the layers are cut anew) ·
+    pipeline_aborted. `nodes` are those it is about, `at_token` the tokens committed then.
+    """
+
+    kind: Literal["shard_status", "shard_failover", "reshard", "pipeline_aborted"]
+    nodes: tuple[str, ...]
+    at_token: int
+    detail: str
+
+
+def plan_repair(
+    route: Sequence[Offer],
+    lost: Collection[int],
+    empty: Collection[int],
+    logless: Collection[int],
+    offers: Sequence[Offer],
+    excluded: Collection[NodeId],
+    committed: int,
+    warm: Sequence[Warm] = (),
+) -> RepairPlan:
+    """Replace the hops `lost` of `route`. Survivors in `empty` have no cache yet (an earlier repair was cut short); those
+    in `logless` cannot replay, so they recompute, fed from further upstream. Lost hops that have a shadow in `warm` are
+    replaced by it.
+
+    Offers of `excluded` nodes are not used, nor those of other weights or precision. A session has one place on a span
+    of a node, so offers of nodes that stay in the route are used only if nothing else covers. Raises ShardUnavailable.
+    """
+    shadows = [w for w in warm if w.offer.node not in excluded]
+    slots = _replace(route, lost, _usable(route, offers, excluded), [w.offer for w in shadows])
+    held = {(w.offer.node, w.offer.info.span): min(w.computed, committed) for w in shadows}
+    starts = [_holds(slot, empty, held, committed) for slot in slots]
+    for index in range(len(slots) - 2, -1, -1):
+        if slots[index].kept in logless:
+            starts[index] = min(starts[index], starts[index + 1])
+    needs = [*starts[1:], committed]
+    planned = [
+        _instruct(slot, start, need, committed, is_new=slot.kept is None or slot.kept in empty)
+        for slot, start, need in zip(slots, starts, needs, strict=True)
+    ]
+    return RepairPlan(tuple(planned), starts[0])
+
+
+def _holds(slot: Slot, empty: Collection[int], held: Mapping[tuple[NodeId, Span], int], committed: int) -> int:
+    """The committed positions [0, n) that the cache of a hop of the new route holds already."""
+    if slot.kept is None:
+        return held.get((slot.offer.node, slot.offer.info.span), 0)
+    return 0 if slot.kept in empty else committed
+
+
+def _instruct(slot: Slot, start: int, need: int, committed: int, *, is_new: bool) -> Slot:
+    """`slot` computes from position `start` on; the hop after it lacks those from `need` on (the origin: none).
+
+    What lies before `start` it can only replay, what it computes it emits.
+    """
+    recomputes = is_new or start < committed
+    replays = need < start
+    return Slot(
+        slot.offer,
+        slot.kept,
+        recomputes,
+        replay_from=need if replays else 0,
+        replay_until=start if replays else 0,
+        emit_from=need if recomputes else 0,
+    )
+
+
+def _usable(route: Sequence[Offer], offers: Sequence[Offer], excluded: Collection[NodeId]) -> list[Offer]:
+    kind = (route[0].info.model, route[0].info.precision)
+    return [o for o in offers if o.node not in excluded and (o.info.model, o.info.precision) == kind]
+
+
+def _replace(
+    route: Sequence[Offer], lost: Collection[int], offers: Sequence[Offer], shadows: Sequence[Offer]
+) -> list[Slot]:
+    slots: list[Slot] = []
+    index = 0
+    while index < len(route):
+        if index not in lost:
+            slots.append(Slot(route[index], index))
+            index += 1
+            continue
+        end = index
+        while end < len(route) and end in lost:
+            end += 1
+        run = _shadows_of(route[index:end], shadows) or _cover_run(route, index, end, lost, offers)
+        slots += [Slot(o, None) for o in run]
+        index = end
+    return slots
+
+
+def _shadows_of(run: Sequence[Offer], shadows: Sequence[Offer]) -> list[Offer]:
+    """The shadows of all hops of a lost run; [] if one has none."""
+    found = [next((s for s in shadows if s.info.span == lost.info.span), None) for lost in run]
+    return [s for s in found if s is not None] if all(found) else []
+
+
+def _cover_run(
+    route: Sequence[Offer], start: int, end: int, lost: Collection[int], offers: Sequence[Offer]
+) -> tuple[Offer, ...]:
+    """New hops for the lost run route[start:end]: nodes outside the route first, whoever must load the layers last."""
+    span = Span(route[start].info.span.start, route[end - 1].info.span.end)
+    staying = {o.node for i, o in enumerate(route) if i not in lost}
+    ready = [o for o in offers if o.info.is_loaded]
+    for able in ([o for o in ready if o.node not in staying], ready, without_needless_loading(offers, span)):
+        if found := cover(able, span):
+            return found
+    raise ShardUnavailable(f"nobody else holds layers {span}")

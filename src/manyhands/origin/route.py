@@ -1,0 +1,128 @@
+"""The route of a session: what it asks of its hops, how its origin sees each of them, and how each is told of its place."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from manyhands.core import EndsAt, ModelId, PathKind, Precision, SamplingParams, SessionId, Span
+from manyhands.net.transport import Link, try_send
+from manyhands.origin.repair_plan import Slot
+from manyhands.route.search import Offer
+from manyhands.wire.credit import Credits
+from manyhands.wire.message import Open, Step
+from manyhands.wire.signed import UNSIGNED, Signer
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a session asks of its hops."""
+
+    model: ModelId
+    precision: Precision
+    capacity: int
+    prompt_length: int
+    path: PathKind
+    ends: EndsAt
+    sampling: SamplingParams | None  # given iff the last hop draws the tokens
+
+
+@dataclass(slots=True)
+class Hop:
+    """One hop of an open route. `control` and `data` are this origin's links to it (data: None in the middle of a ring)."""
+
+    offer: Offer
+    control: Link
+    data: Link | None
+    window: int
+    outgoing: Credits = field(init=False)  # for Steps to it
+    incoming: Credits = field(init=False)  # for Steps from it
+    arithmetic: str = ""
+    epoch: int = 0  # of the last Opened
+    has_log: bool = True
+    is_whole: bool = True  # its cache holds the committed positions, or they are on their way
+    outbox: deque[Step] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin an epoch: nothing waits for it, nothing is in flight."""
+        self.outgoing, self.incoming = Credits(self.window), Credits(self.window)
+        self.outbox.clear()
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        return (self.control,) if self.data is None else (self.control, self.data)
+
+    def flush(self) -> int:
+        """Send what waits, as far as credits allow; returns how many steps."""
+        num_sent = 0
+        while self.outbox and self.outgoing.take():
+            assert self.data is not None
+            try_send(self.data, self.outbox.popleft())
+            num_sent += 1
+        return num_sent
+
+
+@dataclass(slots=True)
+class Route:
+    """The hops of one session as they stand in `epoch`; a new epoch has a new list of hops."""
+
+    session: SessionId
+    signer: Signer
+    lease: Lease
+    credits: int  # steps that may be in flight to each hop
+    hops: list[Hop]
+    epoch: int = 0
+
+    @property
+    def needs_ends(self) -> bool:
+        """Whether the first and the last hop must hold the model's ends."""
+        return self.lease.ends == "edges"
+
+    def index_of(self, span: Span) -> int | None:
+        """The hop that serves exactly `span`."""
+        return next((i for i, hop in enumerate(self.hops) if hop.offer.info.span == span), None)
+
+    def is_from(self, hop: int, link: Link) -> bool:
+        """Whether `link` leads to the node of hop `hop`: what others say in its name is not heard."""
+        return hop < len(self.hops) and link.peer == self.hops[hop].offer.node
+
+    def renew(self, hops: Sequence[Hop]) -> None:
+        """Begin an epoch with these hops: nothing waits for them, nothing is in flight."""
+        self.epoch += 1
+        self.hops = list(hops)
+        for hop in hops:
+            hop.renew()
+
+    def open_message(self, index: int, slot: Slot, control: Link) -> Open:
+        """What tells the node at the end of `control`, hop `index` or its shadow, of its place in this epoch. Signed."""
+        last = index == len(self.hops) - 1
+        lease = self.lease
+        ring = lease.path == "ring"
+        message = Open(
+            session=self.session,
+            epoch=self.epoch,
+            hop=index,
+            num_hops=len(self.hops),
+            model=lease.model,
+            precision=lease.precision,
+            span=slot.offer.info.span,
+            capacity=lease.capacity,
+            prompt_length=lease.prompt_length,
+            path=lease.path,
+            ends=lease.ends,
+            predecessor=self.hops[index - 1].offer.node if ring and index else self.signer.node,
+            successor=self.hops[index + 1].offer.addr if ring and not last else None,
+            sampling=lease.sampling if last else None,
+            window=self.credits,
+            replay_from=slot.replay_from,
+            replay_until=slot.replay_until,
+            emit_from=slot.emit_from,
+            origin=self.signer.node,
+            to=control.peer,
+            token=control.hello.token,
+            serial=0,
+            signature=UNSIGNED,
+        )
+        return self.signer.sign(message)

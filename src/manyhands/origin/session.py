@@ -1,0 +1,341 @@
+"""One request's route as its origin sees it: open the hops, send steps, take results, close. Knows nothing of tokens.
+
+Node (node.py) hands it what arrives for its id: `on_opened`, `on_step`, `on_credit`, `on_fault`, `on_lost`. Everything is
+synchronous but `open`, `reshape`, `next_result` and `probe`, which wait. The route: route.py, standbys: standby.py.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from manyhands.config import RequestConfig
+from manyhands.core import ORIGIN_HOP, NodeId, SessionId, public_id
+from manyhands.errors import (
+    Detour,
+    Draining,
+    ManyhandsError,
+    PipelineAborted,
+    PipelineStalled,
+    ShardUnavailable,
+)
+from manyhands.net.liveness import stretched_s
+from manyhands.net.transport import Link, betters, try_send
+from manyhands.origin.fault import judge
+from manyhands.origin.pace import Holdup
+from manyhands.origin.repair_plan import Slot
+from manyhands.origin.route import Hop, Lease, Route
+from manyhands.origin.standby import Shadows
+from manyhands.wire.message import Close, Credit, Fault, HopTiming, Opened, Payload, Probe, Progress, Step
+from manyhands.wire.signed import Signer
+
+
+class HopLost(PipelineAborted):
+    """A running session has lost hops (`Session.losses`); it can be repaired."""
+
+
+class Session:
+    """An open route. Created by `Node.open_session`, which also closes it; not shared between requests.
+
+    `losses` maps hops of the present route that are lost to the reason. While there are any, nothing is sent. `leaving`
+    does so for hops that would like to leave. `shadows` stand by for the hops of their spans (standby.py). `late_s` says how
+    late the event loops of this node and of another have run lately: deadlines for answers stretch with it (liveness.py).
+    """
+
+    def __init__(
+        self,
+        signer: Signer,
+        hops: Sequence[Hop],
+        lease: Lease,
+        config: RequestConfig,
+        late_s: Callable[[NodeId], float] = lambda node: 0.0,
+    ) -> None:
+        self.id = SessionId(os.urandom(16))
+        self.route = Route(self.id, signer, lease, config.window, list(hops))
+        self.shadows = Shadows(self.route)
+        self.losses: dict[int, str] = {}
+        self.leaving: dict[int, str] = {}
+        self.has_detour = False  # a hop is reached through a relay, and there is a direct link to it by now
+        self.liars: set[NodeId] = set()
+        self._unclosed: list[Hop] = []  # out of the route, but the route that leaves them out does not stand yet
+        self.last_progress: float = 0.0
+        self.timings: tuple[HopTiming, ...] = ()  # of the last step that brought rows, one a hop
+        self.turn_s = 0.0  # from the last send to that step
+        self._sent_at = 0.0
+        self.sent_until = 0  # the end of the last step sent: what every hop should come to compute
+        self._progress: dict[int, Progress] = {}
+        self._config, self._late_s = config, late_s
+        self._results: deque[Step] = deque()
+        self._error: ManyhandsError | None = None
+        self._arrived = asyncio.Event()
+        self._is_running = False
+
+    def __repr__(self) -> str:
+        return f"<Session {self.name} epoch={self.route.epoch} hops={len(self.route.hops)} error={self._error}>"
+
+    @property
+    def name(self) -> str:
+        """What logs, events and the API call the session."""
+        return public_id(self.id)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the session has ended, well or badly."""
+        return self._error is not None
+
+    # -- opening, changing and closing the route ----------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Open every hop at once and wait until all have a lease. Deadline: config.open_timeout_s, more where
+        event loops are late.
+
+        Raises Busy, WeightsMismatch, ContextOverflow, ... as the hops say; ShardUnavailable naming the node if one is
+        lost meanwhile; PipelineStalled at the deadline.
+        """
+        hops = self.route.hops
+        self.route.renew(hops)
+        try:
+            await self._place([Slot(hop.offer, None) for hop in hops], range(len(hops)))
+        except HopLost as error:
+            refusal = ShardUnavailable(str(error))
+            refusal.node = hops[min(self.losses)].offer.node
+            raise refusal from error
+        self._is_running = True
+
+    async def reshape(self, slots: Sequence[Slot], hops: Sequence[Hop]) -> None:
+        """Put the route into a new shape, in a new epoch: first the hops that recompute, then those that feed them.
+
+        The order matters: a hop drops what reaches it before it has heard of the epoch. Hops that are no longer in the route
+        are closed last: one that only wished to leave can be taken back if its replacement refuses.
+        `hops` are those of `slots`, survivors among them. Deadline: config.reopen_timeout_s for each of the two, more where
+        event loops are late. Raises HopLost if one of them is lost meanwhile or does not answer; what ended the session
+        otherwise.
+        """
+        staying = {hop.offer.node for hop in hops}
+        gone = [hop for hop in (*self.route.hops, *self._unclosed) if hop.offer.node not in staying]
+        self._unclosed = gone
+        self.shadows.promote(staying)
+        self.route.renew(hops)
+        self.losses.clear()
+        self.leaving.clear()
+        self._results.clear()
+        self.timings = ()
+        self.sent_until = 0
+        for index, hop in enumerate(hops):
+            if any(link.is_closed for link in hop.links):
+                self.lose(index, "is gone")
+        await self._place(slots, [i for i, slot in enumerate(slots) if slot.recomputes])
+        await self._place(slots, [i for i, slot in enumerate(slots) if not slot.recomputes])
+        for hop in gone:
+            try_send(hop.control, Close(self.id))
+        self._unclosed = []
+        self.shadows.move()
+
+    async def _place(self, slots: Sequence[Slot], indices: Sequence[int]) -> None:
+        """Tell the hops `indices` of their places and wait until they have them. Raises HopLost or PipelineStalled."""
+        for index in indices:
+            control = self.route.hops[index].control
+            try_send(control, self.route.open_message(index, slots[index], control))
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while silent := [i for i in indices if self.route.hops[i].epoch < self.route.epoch]:
+            try:
+                async with asyncio.timeout_at(began + self._answer_s(slots, indices)):
+                    await self._wait()
+            except TimeoutError:
+                limit_s = self._answer_s(slots, indices)  # machines may have become busy meanwhile, this one too
+                if loop.time() >= began + limit_s:
+                    self._give_up(silent, f"did not answer Open within {limit_s:g} s")
+
+    def _answer_s(self, slots: Sequence[Slot], indices: Sequence[int]) -> float:
+        """How long these hops have to answer Open."""
+        limit_s = self._config.reopen_timeout_s if self._is_running else self._config.open_timeout_s
+        if not all(slots[index].offer.info.is_loaded for index in indices):
+            limit_s = self._config.load_timeout_s
+        return stretched_s(limit_s, max(self._late_s(slots[index].offer.node) for index in indices))
+
+    def _give_up(self, silent: Sequence[int], reason: str) -> NoReturn:
+        if self._is_running:
+            for index in silent:
+                self.lose(index, reason)
+            raise HopLost(f"hops {list(silent)} {reason}")
+        names = ", ".join(f"{i} ({self.route.hops[i].offer.name})" for i in silent)
+        raise PipelineStalled(f"hops {names} {reason}")
+
+    def close(self) -> None:
+        """Tell every hop to free the session at once. Harmless when repeated or when links are gone."""
+        self._error = self._error or PipelineAborted("the session is closed")
+        for hop in (*self.route.hops, *self._unclosed):
+            hop.outbox.clear()
+            try_send(hop.control, Close(self.id))
+        self.shadows.close()
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def send(
+        self, position: int, count: int, reply_from: int, ids: tuple[int, ...] | None, payload: Payload | None
+    ) -> None:
+        """Send one step to hop 0, now or as soon as its credits allow. Raises the session's error if it has one.
+
+        While hops are lost nothing is sent: whoever repairs the route sends it again.
+        """
+        if self._error is not None:
+            raise self._error
+        if self.losses:
+            return
+        self.sent_until = position + count
+        self._sent_at = time.monotonic()
+        step = Step(self.id, self.route.epoch, 0, position, count, reply_from, 0, "hidden", ids, payload)
+        self.route.hops[0].outbox.append(step)
+        self._flush(0)
+
+    async def next_result(self, deadline_s: float) -> Step:
+        """The next step that reached the origin. Raises TimeoutError if none does within `deadline_s`.
+
+        Taking it gives the last hop its credit back, so no more than a window of results waits here.
+        Raises HopLost if the route is broken, or what ended the session.
+        """
+        async with asyncio.timeout(deadline_s):
+            while not self._results:
+                await self._wait()
+        step = self._results.popleft()
+        self._settle(len(self.route.hops) - 1)
+        return step
+
+    async def probe(self, limit_s: float) -> Holdup:
+        """Ask every hop how far it is; return the hop that holds the route up. Deadline: `limit_s`.
+
+        That is the first that has not computed what was sent: it is slow, frozen, or cut off from the hop before it. If
+        all have, the last hop's answer got lost.
+        """
+        self._progress.clear()
+        for hop in self.route.hops:
+            try_send(hop.control, Probe(self.id, self.route.epoch))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while len(self._progress) < len(self.route.hops):
+                    await self._wait()
+        done = {i for i, p in self._progress.items() if p.computed >= self.sent_until}
+        index = next((i for i in range(len(self.route.hops)) if i not in done), len(self.route.hops) - 1)
+        said = self._progress.get(index)
+        return Holdup(index, said is None, said.computed if said is not None else 0)
+
+    async def _wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._raise_losses()
+        self._arrived.clear()
+        await self._arrived.wait()
+        if self._error is not None and not self._results:
+            raise self._error
+        self._raise_losses()
+
+    def _raise_losses(self) -> None:
+        if self.losses:
+            said = "; ".join(
+                f"hop {i} ({self.route.hops[i].offer.name}) {why}" for i, why in sorted(self.losses.items())
+            )
+            raise HopLost(said)
+
+    # -- what arrives -------------------------------------------------------------------------------------------------
+
+    def on_opened(self, message: Opened) -> None:
+        if message.epoch == self.route.epoch:
+            hop = self.route.hops[message.hop]
+            hop.arithmetic, hop.epoch, hop.has_log = message.arithmetic, message.epoch, message.has_log
+            self._arrived.set()
+
+    def on_step(self, step: Step, link: Link) -> None:
+        """A step for the origin (the last hop's), or, in a star, for the next hop.
+
+        Dropped if it comes from anybody but the hop that should have sent it (another's Open may make an honest node send
+        here), or of another epoch. A hop that sends more than its credits has lost its place.
+        """
+        hops, is_star = self.route.hops, self.route.lease.path == "star"
+        sender = len(hops) - 1 if step.hop == ORIGIN_HOP else step.hop - 1
+        is_due = step.hop == ORIGIN_HOP or (is_star and 0 < step.hop < len(hops))
+        if step.epoch != self.route.epoch or not is_due or not self.route.is_from(sender, link):
+            return
+        if self.shadows.pass_on(step):
+            return
+        if not hops[sender].incoming.take():
+            self.lose(sender, f"sent more than its {hops[sender].window} steps without credit", lied=True)
+            return
+        self.last_progress = asyncio.get_running_loop().time()
+        if step.hop == ORIGIN_HOP:
+            if step.count and len(step.timings) == len(hops):
+                self.timings, self.turn_s = step.timings, time.monotonic() - self._sent_at
+            self._results.append(step)
+            self._arrived.set()
+        else:
+            hops[step.hop].outbox.append(step)
+            self._flush(step.hop)
+
+    def _flush(self, index: int) -> None:
+        """Send hop `index` what its credits allow. In a star, who sent it here has its credits back by that."""
+        num_sent = self.route.hops[index].flush()
+        if index and num_sent:
+            self._settle(index - 1, num_sent)
+
+    def _settle(self, sender: int, steps: int = 1) -> None:
+        """Steps that hop `sender` sent here have left: pay for them."""
+        hops = self.route.hops
+        hop, is_last = hops[sender], sender == len(hops) - 1
+        if (paid := hop.incoming.settle(steps)) and hop.data is not None:
+            try_send(hop.data, Credit(self.id, self.route.epoch, ORIGIN_HOP if is_last else sender + 1, paid))
+
+    def on_credit(self, message: Credit) -> None:
+        """Hop `message.hop` has computed steps that this origin sent it."""
+        if message.epoch == self.route.epoch:
+            self.route.hops[message.hop].outgoing.give(message.steps)
+            self._flush(message.hop)
+
+    def on_progress(self, message: Progress) -> None:
+        if message.epoch == self.route.epoch:
+            self._progress[message.hop] = message
+            self._arrived.set()
+
+    def on_fault(self, message: Fault) -> None:
+        """A hop cannot go on, would like to leave or to be reached otherwise, or blames a neighbour (fault.py)."""
+        if message.epoch != self.route.epoch:
+            return
+        has_place = self.route.hops[message.hop].epoch == message.epoch  # else this answers our Open
+        if message.code == Draining.code and self._is_running and has_place:
+            self.leaving[message.hop] = message.detail
+            return
+        if message.code == Detour.code:
+            self.has_detour = True
+            return
+        verdict = judge(message, self.route.hops, is_running=self._is_running)
+        if verdict.refusal is not None:
+            self._error = self._error or verdict.refusal
+            self._arrived.set()
+        else:
+            self.lose(verdict.at_fault, message.detail, lied=verdict.lied)
+
+    def on_linked(self, link: Link) -> None:
+        """There is a new link of this origin."""
+        self.has_detour |= any(betters(link, old) for hop in self.route.hops for old in hop.links)
+
+    def on_lost(self, link: Link, reason: str) -> None:
+        """One of our links is gone: the hops behind it are lost."""
+        for index, hop in enumerate(self.route.hops):
+            if link in hop.links:
+                self.lose(index, f"is gone: {reason}")
+        self.shadows.on_lost(link)
+
+    def lose(self, index: int, reason: str, *, lied: bool = False) -> None:
+        """Hop `index` cannot be relied on any more, nor can others on its node; who waits for results gets HopLost.
+
+        `lied`: it sent what cannot be, so its node is not to come back into this session.
+        """
+        node = self.route.hops[index].offer.node
+        if lied:
+            self.liars.add(node)
+        for other, hop in enumerate(self.route.hops):
+            if hop.offer.node == node:
+                self.losses.setdefault(other, reason)
+        self._arrived.set()

@@ -1,0 +1,115 @@
+"""Who becomes a shadow (standby.py), and when it is fed.
+
+Every FEED_ROWS committed tokens: one step of that many rows costs about what one row costs.
+"""
+
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any, Literal, Protocol
+
+from manyhands.core import NodeId, Span
+from manyhands.errors import ManyhandsError
+from manyhands.origin.route import Hop, Lease
+from manyhands.origin.session import Session
+from manyhands.origin.standby import Shadow
+from manyhands.route.search import Offer
+from manyhands.worker.worker import MAX_FEED_ROWS
+
+FEED_ROWS = 16
+# Committed positions after which a hop without a shadow looks for one again.
+LOOK_AGAIN_ROWS = 64
+
+
+class Surroundings(Protocol):
+    """What repairs and shadows need of the node."""
+
+    async def offers(self, excluded: Collection[NodeId]) -> Sequence[Offer]:
+        """Spans on nodes that can be reached now."""
+
+    async def look_around(self) -> None:
+        """Try to reach nodes that no link is open to: they may have come back. Takes at most a second or two."""
+
+    async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
+        """Links to a new hop. Raises ShardUnavailable."""
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, which does not raise, beside the request."""
+
+
+class Followers:
+    """Finds shadows for one session and says when to feed which. Nothing here waits; nothing can fail the request."""
+
+    def __init__(self, session: Session, around: Surroundings) -> None:
+        self._session, self._around = session, around
+        self._looked: dict[Span, int] = {}  # where the search for a shadow of a span last began
+        self._looking: set[Span] = set()
+
+    def follow_all(self, committed: int, excluded: Collection[NodeId]) -> None:
+        """Look for a shadow for every hop that lacks one."""
+        for hop in list(self._session.route.hops):
+            self.recruit(hop.offer.info.span, committed, excluded)
+
+    def recruit(
+        self, span: Span, committed: int, excluded: Collection[NodeId]
+    ) -> Literal["ready", "following", "nobody"]:
+        """See to a shadow for the hop of `span`. "ready": it lags by less than two feeds; "nobody": none was found lately."""
+        shadow = self._session.shadows.by_span.get(span)
+        if shadow is not None:
+            return "ready" if shadow.is_open and committed - shadow.computed < 2 * FEED_ROWS else "following"
+        if span in self._looking:
+            return "following"
+        if committed - self._looked.get(span, -LOOK_AGAIN_ROWS) < LOOK_AGAIN_ROWS:
+            return "nobody"
+        self._looked[span] = committed
+        self._looking.add(span)
+        self._around.start(self._find(span, set(excluded)))
+        return "following"
+
+    def due(self, committed: int) -> list[tuple[Span, Shadow, int]]:
+        """The shadows that have computed all they got and lag, with the position up to which to feed them now."""
+        session = self._session
+        return [
+            (span, shadow, min(committed, shadow.fed + MAX_FEED_ROWS))
+            for span, shadow in session.shadows.by_span.items()
+            if shadow.hop.epoch == session.route.epoch and shadow.computed == shadow.fed <= committed - FEED_ROWS
+        ]
+
+    async def _find(self, span: Span, excluded: set[NodeId]) -> None:
+        try:
+            offer = await self._choose(span, excluded)
+            route = self._session.route
+            index = route.index_of(span)
+            if offer is not None and index is not None:
+                hop = await self._around.connect(index, offer, len(route.hops), route.lease)
+                if self._is_wanted(span, offer) and not self._session.is_closed:
+                    self._session.shadows.open(hop)
+        except (ManyhandsError, TimeoutError):
+            pass  # the hop stays without a shadow until the next look
+        finally:
+            self._looking.discard(span)
+
+    def _is_wanted(self, span: Span, offer: Offer) -> bool:
+        """Whether `offer` may still be the shadow of `span`: the route may have changed meanwhile."""
+        route = self._session.route
+        in_route = any(hop.offer.node == offer.node for hop in route.hops)
+        return route.index_of(span) is not None and span not in self._session.shadows.by_span and not in_route
+
+    async def _choose(self, span: Span, excluded: set[NodeId]) -> Offer | None:
+        """The whole of `span` on one node outside the route: spares first, then most free cache."""
+        session = self._session
+        model = session.route.hops[0].offer.info
+        offers = await self._around.offers(excluded | session.shadows.refused | session.liars)
+        able = [
+            o.part(span)
+            for o in offers
+            if o.info.span.covers(span)
+            and o.info.is_loaded
+            and (o.info.model, o.info.precision) == (model.model, model.precision)
+            and (o.info.has_ends or not session.route.needs_ends or not is_edge(o, span))
+            and self._is_wanted(span, o)
+        ]
+        return min(able, key=lambda o: (not o.info.is_spare, -o.info.free_tokens, o.node), default=None)
+
+
+def is_edge(offer: Offer, span: Span) -> bool:
+    """Whether `span` is the first or the last of a route, so that it may have to come with the ends."""
+    return span.start == 0 or span.end == offer.info.num_layers

@@ -1,0 +1,203 @@
+"""Two searches of the DHT as pure state machines: the nodes nearest to a key, then the records that they hold.
+
+The driver (backend.py) sends what `to_ask` returns and reports what came back. No clock, no network, no bytes.
+"""
+
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from manyhands.core import NodeId
+from manyhands.swarm.dht.table import Contact, K
+from manyhands.swarm.directory import Peer
+
+ALPHA = 3  # questions at a time (Kademlia's value), and one more for each that was not answered, up to
+MAX_ALPHA = 12
+MAX_ASKS = 96  # per lookup; an honest one in a swarm of 10,000 asks about 25 (bench/directory.py)
+MAX_CANDIDATES = 4 * K  # a liar may name nodes without end
+MISLED = 4  # candidates of one teller that did not answer, none that did: its other ones are dropped
+FETCH_TAGS = 11  # records per question: 11 of the largest (record.MAX_BYTES) fit into one answer
+
+
+@dataclass(slots=True)
+class _Candidate:
+    contact: Contact
+    teller: int  # who named it first; 0: our own table
+    depth: int
+    state: str = "new"  # new -> asked (-> slow) -> answered | failed
+
+
+class Lookup:
+    """The `k` live nodes nearest to `target`: ask the nearest known, learn nearer ones, until the k nearest answered.
+
+    A candidate that fails leaves the list. A teller whose candidates do not exist loses its say, so a handful of liars
+    costs a few deadlines and does not end a lookup; nodes that do exist and lie together near a key can hide it.
+    """
+
+    def __init__(self, target: int, start: Iterable[Contact], *, own: int = 0, k: int = K, alpha: int = ALPHA) -> None:
+        self.target = target
+        self.num_asked = 0
+        self._own = own
+        self._k = k
+        self._alpha = alpha
+        self._num_open = 0  # asked or slow
+        self._num_slow = 0
+        self._candidates: dict[int, _Candidate] = {}
+        self._order: list[tuple[int, int]] = []  # (distance, id) of candidates that may still count, nearest first
+        self._credit: dict[int, int] = {}  # teller -> candidates that answered, minus those that did not
+        for contact in start:
+            self._add(contact, 0, 1)
+
+    def to_ask(self) -> list[Contact]:
+        """Whom to ask now; at most alpha questions are open, more where many died."""
+        asks: list[Contact] = []
+        num_near = 0  # a slow one keeps its place, but the next is asked too: the dead are not waited for one by one
+        for _, node in self._order:
+            if num_near >= self._k or self._num_open - self._num_slow >= self._alpha or self.num_asked >= MAX_ASKS:
+                break
+            candidate = self._candidates[node]
+            num_near += candidate.state != "slow"
+            if candidate.state == "new":
+                candidate.state = "asked"
+                self._num_open += 1
+                self.num_asked += 1
+                asks.append(candidate.contact)
+        return asks
+
+    def answered(self, node: int, told: Sequence[Contact]) -> None:
+        """`node` answered and named at most k contacts (more are ignored)."""
+        candidate = self._close(node, "answered")
+        if candidate is None:
+            return
+        self._credit[candidate.teller] = self._credit.get(candidate.teller, 0) + 1
+        if self._credit.get(node, 0) > -MISLED:
+            for contact in told[: self._k]:
+                self._add(contact, node, candidate.depth + 1)
+
+    def slow(self, node: int) -> None:
+        """`node` has not answered for a while: another may be asked meanwhile."""
+        candidate = self._candidates.get(node)
+        if candidate is not None and candidate.state == "asked":
+            candidate.state = "slow"
+            self._num_slow += 1
+
+    def failed(self, node: int) -> None:
+        """`node` did not answer in time, or with nonsense."""
+        candidate = self._close(node, "failed")
+        if candidate is None:
+            return
+        self._order.remove((node ^ self.target, node))
+        self._alpha = min(self._alpha + 1, MAX_ALPHA)
+        teller = candidate.teller
+        self._credit[teller] = self._credit.get(teller, 0) - 1
+        if teller and self._credit[teller] <= -MISLED:
+            self._forget(teller)
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing is open and nobody near is left to ask."""
+        if self._num_open:
+            return False
+        near = self._order[: self._k]
+        return self.num_asked >= MAX_ASKS or all(self._candidates[n].state == "answered" for _, n in near)
+
+    def closest(self) -> list[Contact]:
+        """The nearest nodes that answered, at most k, nearest first."""
+        live = [self._candidates[n] for _, n in self._order]
+        return [c.contact for c in live if c.state == "answered"][: self._k]
+
+    @property
+    def hops(self) -> int:
+        """How many answers one upon the other led to the nearest node that answered."""
+        live = (self._candidates[n] for _, n in self._order)
+        return next((c.depth for c in live if c.state == "answered"), 0)
+
+    def _add(self, contact: Contact, teller: int, depth: int) -> None:
+        if contact.id in self._candidates or contact.id == self._own:
+            return
+        entry = (contact.id ^ self.target, contact.id)
+        if len(self._order) >= MAX_CANDIDATES:
+            if entry > self._order[-1]:
+                return
+            self._drop_farthest()
+        self._candidates[contact.id] = _Candidate(contact, teller, depth)
+        insort(self._order, entry)
+
+    def _drop_farthest(self) -> None:
+        """Make room; only a candidate nobody asked yet may be forgotten."""
+        for index in range(len(self._order) - 1, -1, -1):
+            node = self._order[index][1]
+            if self._candidates[node].state == "new":
+                del self._order[index], self._candidates[node]
+                return
+
+    def _forget(self, teller: int) -> None:
+        """Drop what a misleading teller named and nobody asked; others may name it again."""
+        gone = {n for n, c in self._candidates.items() if c.teller == teller and c.state == "new"}
+        for node in gone:
+            del self._candidates[node]
+        self._order = [entry for entry in self._order if entry[1] not in gone]
+
+    def _close(self, node: int, state: str) -> _Candidate | None:
+        candidate = self._candidates.get(node)
+        if candidate is None or candidate.state not in ("asked", "slow"):
+            return None
+        self._num_slow -= candidate.state == "slow"
+        candidate.state = state
+        self._num_open -= 1
+        return candidate
+
+
+class Fetch:
+    """Get every wanted record once, from any holder that lists it; from the next one if a holder does not deliver.
+
+    `holders` maps a tag (a record and a version of it) to those who list it.
+    """
+
+    def __init__(self, holders: dict[bytes, list[Peer]], *, alpha: int = ALPHA) -> None:
+        self._waiting = {tag: list(peers) for tag, peers in holders.items()}
+        self._open: dict[NodeId, dict[bytes, list[Peer]]] = {}
+        self._alpha = alpha
+
+    def to_ask(self) -> list[tuple[Peer, list[bytes]]]:
+        """Whom to ask for which tags; one open question per holder, at most alpha in all."""
+        asks = []
+        while len(self._open) < self._alpha and (holder := self._next_holder()) is not None:
+            tags = [tag for tag, known in self._waiting.items() if holder in known][:FETCH_TAGS]
+            self._open[holder.node] = {tag: self._waiting.pop(tag) for tag in tags}
+            asks.append((holder, tags))
+        return asks
+
+    def answered(self, node: NodeId, delivered: set[bytes]) -> None:
+        """`node` sent the records of `delivered`; what it owes is asked of others, and all of it if it sent none."""
+        if not delivered:
+            return self.failed(node)
+        self._give_back(node, delivered)
+
+    def failed(self, node: NodeId) -> None:
+        """`node` did not answer in time, or with nonsense: it is asked no more."""
+        self._give_back(node, set())
+        for tag, known in list(self._waiting.items()):
+            others = [peer for peer in known if peer.node != node]
+            if others:
+                self._waiting[tag] = others
+            else:
+                del self._waiting[tag]
+
+    def _give_back(self, node: NodeId, delivered: set[bytes]) -> None:
+        for tag, known in self._open.pop(node, {}).items():
+            others = [peer for peer in known if peer.node != node]
+            if tag not in delivered and others:
+                self._waiting[tag] = others
+
+    @property
+    def is_done(self) -> bool:
+        return not self._open and not self._waiting
+
+    def _next_holder(self) -> Peer | None:
+        """A holder with nothing open; spread by the tag, so that no holder serves all."""
+        for tag, known in self._waiting.items():
+            free = [peer for peer in known if peer.node not in self._open]
+            if free:
+                return free[tag[0] % len(free)]
+        return None

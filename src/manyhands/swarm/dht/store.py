@@ -1,0 +1,165 @@
+"""The records that a node of the DHT holds, under the keys of their models. Pure.
+
+A key's value is a set of records, one per node and span, each replaced by newer ones of itself alone: no shared
+document, so no lost update and no dead node published again by the living (IN-W03, IN-W04). One shelf per key judges
+them; this file adds what many keys need: caps, tags, and which key makes way when room ends.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+
+from manyhands.core import ModelId, NodeId
+from manyhands.swarm.dht.wire import MAX_TAGS
+from manyhands.swarm.directory import Peer
+from manyhands.swarm.record import Key, Record, RecordRefused, Verdict, read
+from manyhands.swarm.shelf import Entry, Forks, Shelf
+
+MAX_PER_KEY = MAX_TAGS  # records of one model: what one listing can name
+MAX_PER_PUBLISHER = 32  # spans of one node, over all models
+MAX_RECORDS = 16384  # in all; about 30 MB
+HARMLESS: tuple[Verdict, ...] = ("new", "same", "stale", "full", "fork", "expired")  # an honest peer may send such
+STALE_S = 75.0  # a record is stored anew every 30 s; one that missed two turns is of a node that died (IN-22)
+
+
+def model_key(model: ModelId) -> int:
+    """Where in the id space the records of a model are held."""
+    return int.from_bytes(hashlib.sha256(b"manyhands dht model 1\0" + bytes.fromhex(model)).digest())
+
+
+class DhtStore:
+    """Records of others and our own, which always have room. Where it ends, far keys make way for near ones.
+
+    Raises nothing; `counts` and `forks` are those of all shelves (shelf.py).
+    """
+
+    def __init__(self, me: NodeId) -> None:
+        self.counts: Counter[Verdict] = Counter()
+        self.forks: Forks = {}
+        self.wanted: set[int] = set()  # keys that make way for nothing
+        self._me = me
+        self._own = int(me, 16)
+        self._shelves: dict[int, Shelf] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._shelves.values()))
+
+    def put(
+        self, data: bytes, now: float, sender: NodeId, *, node: NodeId | None = None, key: int | None = None
+    ) -> bytes | None:
+        """Take a statement from `sender`, which must be of `node` and belong under `key` where these are given.
+
+        Returns the tag of its record. None: it is not to be believed, or not what was to be put. What is known, older, or
+        more than there is room for is harmless and not taken.
+        """
+        try:
+            record, _ = read(data)
+        except RecordRefused as exc:
+            self.counts[exc.verdict] += 1
+            return None
+        place = 0 if record.info is None else model_key(record.info.model)
+        if (node is not None and record.node != node) or (key is not None and place != key):
+            self.counts["forged"] += 1
+            return None
+        return record.key.tag if self._put(place, record.key, data, now, sender) in HARMLESS else None
+
+    def tags(self, key: int, now: float) -> list[bytes]:
+        """Of what is held under `key` and was renewed lately; withdrawn ones too, so that old copies are no news.
+
+        Only what its own node said here: were what others passed on listed too, a dead node's record could go round for ever.
+        """
+        shelf = self._shelves.get(key)
+        if shelf is None:
+            return []
+        return [_tag(e) for e in shelf if e.teller == e.record.node and _is_current(e, now)]
+
+    def lacks(self, key: int, tag: bytes) -> bool:
+        """Whether `tag` stands for news: a record that is not held, or a later version of it."""
+        entry = self._find(key, tag)
+        if entry is None:
+            return True
+        ahead = int.from_bytes(tag[-2:]) - entry.record.version
+        return 0 < ahead % 0x10000 < 0x8000  # versions count seconds: 16 bits tell apart what lives 120 s
+
+    def data(self, key: int, tag: bytes) -> bytes | None:
+        """The newest statement of the record of `tag`, whatever version was listed."""
+        entry = self._find(key, tag)
+        return None if entry is None else entry.data
+
+    def records(self, now: float) -> Iterator[Record]:
+        """What may be offered: neither over, nor stale, nor withdrawn."""
+        for shelf in self._shelves.values():
+            for entry in shelf:
+                if not entry.record.is_withdrawn and _is_current(entry, now):
+                    yield entry.record
+
+    def peer(self, node: NodeId) -> Peer | None:
+        """`node` and where its newest record says that it can be dialled; None: nothing of it is held."""
+        entries = [entry for shelf in self._shelves.values() for entry in shelf.of_node(node)]
+        return Peer(node, max(entries, key=lambda e: e.record.version).record.addresses) if entries else None
+
+    def account(self, node: NodeId) -> NodeId:
+        """Who vouches for what is known of `node` (shelf.OnShelf)."""
+        return next((shelf.account(node) for shelf in self._shelves.values() if shelf.of_node(node)), node)
+
+    def suspect(self, node: NodeId) -> None:
+        """`node` cannot be reached: offer nothing of it until it speaks again, or `trust`."""
+        for shelf in self._shelves.values():
+            shelf.suspect(node)
+
+    def trust(self, node: NodeId) -> None:
+        """`node` answers."""
+        for shelf in self._shelves.values():
+            shelf.trust(node)
+
+    def expire(self, now: float) -> None:
+        """Forget what is over."""
+        for key, shelf in list(self._shelves.items()):
+            shelf.expire(now)
+            if not len(shelf):
+                del self._shelves[key]
+
+    def _find(self, key: int, tag: bytes) -> Entry | None:
+        shelf = self._shelves.get(key)
+        return None if shelf is None else shelf.by_tag(tag[:8])
+
+    def _put(self, key: int, name: Key, data: bytes, now: float, sender: NodeId) -> Verdict:
+        shelf = self._shelves.get(key)
+        if (shelf is None or shelf.get(name) is None) and not self._has_room(key, name.node):
+            self.counts["full"] += 1
+            return "full"
+        if shelf is None:
+            shelf = Shelf(self._me, MAX_PER_KEY)
+            shelf.counts, shelf.forks = self.counts, self.forks
+        verdict = shelf.take(data, now, sender).verdict
+        if len(shelf):
+            self._shelves[key] = shelf
+        return verdict
+
+    def _has_room(self, key: int, node: NodeId) -> bool:
+        """Over all keys; within one, its shelf decides."""
+        if node == self._me:
+            return True
+        if sum(len(shelf.of_node(node)) for shelf in self._shelves.values()) >= MAX_PER_PUBLISHER:
+            return False
+        return len(self) < MAX_RECORDS or self._make_room(key)
+
+    def _make_room(self, key: int) -> bool:
+        """Drop the farthest key if it is farther from us than `key`: a flood cannot push out what is ours to hold."""
+        farthest = max((k for k in self._shelves if k not in self.wanted), key=lambda k: k ^ self._own, default=key)
+        if farthest ^ self._own <= key ^ self._own:
+            return False
+        del self._shelves[farthest]
+        return True
+
+
+def _tag(entry: Entry) -> bytes:
+    """What a listing says of an entry: the tag of its key, and the end of its version."""
+    return entry.tag + (entry.record.version & 0xFFFF).to_bytes(2)
+
+
+def _is_current(entry: Entry, now: float) -> bool:
+    """Whether others should have it: its node spoke lately and is not suspect, or withdrew it."""
+    record = entry.record
+    is_fresh = record.version >= entry.trusted_from and now - entry.heard_at <= STALE_S
+    return not entry.has_ended(now) and (record.is_withdrawn or is_fresh)

@@ -1,0 +1,316 @@
+"""From a model's name to a folder that holds what a node needs of it, and not much more.
+
+A local folder is itself; "tales" ships with the package; anything else is a hub id. From the hub only the byte ranges
+of the needed tensors are read, each checked against the model's manifest. Where no manifest is known, all weights are
+read once to make it, and still only the needed ones are kept. A fetch may be killed at any time and resumed, and
+another one may add other layers to the same folder. Blocking: call it from a thread.
+"""
+
+import hashlib
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from huggingface_hub.utils import WeakFileLock
+
+from manyhands import tales
+from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.folder import INDEX, MANIFEST, SINGLE, SMALL_SUFFIXES, parse_index, read_config, write_atomic
+from manyhands.checkpoint.header import TensorEntry, read_header
+from manyhands.checkpoint.manifest import Manifest, Progress, TensorDigest, check_small, config_digest, hash_files
+from manyhands.checkpoint.partition import ModelFacts, needed_tensors
+from manyhands.checkpoint.store import Sink, Store, check_free, disk_errors, erase
+from manyhands.core import Span
+from manyhands.errors import Damaged, ModelError
+from manyhands.weights.hub import (
+    HubModel,
+    HubUnreachable,
+    RangeIgnored,
+    find_model,
+    parse_hub_id,
+    read_range,
+    read_remote_header,
+    read_whole,
+)
+
+SMALL_BYTES: Final = 256 << 20  # of one such file; the largest tokenizers have some 30 MB
+PICKLES: Final = (".bin", ".pt", ".pth")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A weights file on the hub: its header's bytes and what they describe."""
+
+    name: str
+    size: int
+    sha256: str | None
+    header: bytes
+    entries: list[TensorEntry]
+
+
+def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, progress: Progress) -> Path:
+    """The folder of model `name` with the layers of `span` (None: all) and, if asked, the ends.
+
+    Raises ModelError (unknown, refused, corrupt, pickle weights only), CutError (span outside the model), DiskFull.
+    """
+    if (here := folder_named(name)) is not None:
+        return here
+    repo, revision = parse_hub_id(name)
+    local = _find_local(home, repo, revision, span, with_ends)
+    try:
+        model = find_model(repo, revision, is_vital=local is None)
+    except HubUnreachable:
+        if local is None:
+            raise
+        return local
+    return _Fetch(model, home, progress).run(span, with_ends)
+
+
+def folder_named(name: str) -> Path | None:
+    """The folder that `name` is; None for a hub id."""
+    if name == "tales":
+        return Path(tales.model_path())
+    return Path(name).expanduser() if name and Path(name).expanduser().is_dir() else None
+
+
+def hub_folder(home: Path, repo: str, commit: str) -> Path:
+    """Where fetches of a repository at a commit go."""
+    return home / "models" / f"{repo.replace('/', '--')}@{commit}"
+
+
+def _find_local(home: Path, repo: str, revision: str, span: Span | None, with_ends: bool) -> Path | None:
+    """A folder fetched earlier that was asked for as `revision` and holds all that is needed now; the newest one."""
+    folders = hub_folder(home, repo, "x").parent.glob(f"{repo.replace('/', '--')}@*")
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
+        store = Store(folder)
+        is_meant = revision in store.revisions or folder.name.endswith(f"@{revision}")
+        if is_meant and _is_complete(folder, store, span, with_ends):
+            return folder
+    return None
+
+
+def _is_complete(folder: Path, store: Store, span: Span | None, with_ends: bool) -> bool:
+    try:
+        if not (folder / MANIFEST).exists() or _missing(folder, store, span, with_ends):
+            return False
+        check_small(Manifest.decode((folder / MANIFEST).read_bytes()), folder)
+        return True
+    except ModelError:  # a file is damaged or gone: the hub has it
+        return False
+
+
+def drop_damaged(manifest: Manifest, folder: Path) -> None:
+    """Remove config.json and tokenizer files that are not as `manifest` has them, so that they are fetched again."""
+    try:
+        check_small(manifest, folder)
+    except Damaged as damage:
+        for name in damage.names:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _entries_of(path: Path) -> dict[str, TensorEntry]:
+    """The tensors of a file by name; none if it is gone or its header is damaged."""
+    try:
+        return {entry.name: entry for entry in read_header(path)}
+    except ModelError:
+        return {}
+
+
+def _missing(folder: Path, store: Store, span: Span | None, with_ends: bool) -> list[str]:
+    manifest = Manifest.decode((folder / MANIFEST).read_bytes(), str(folder / MANIFEST))
+    held = {name for names in store.held.values() for name in names}
+    return [name for name in needed_tensors(manifest.names, _num_layers(folder), span, with_ends) if name not in held]
+
+
+def _num_layers(folder: Path) -> int:
+    return ModelFacts.from_config(parse_config(read_config(folder), str(folder / "config.json"))).num_layers
+
+
+class _Fetch:
+    """One download into one folder."""
+
+    def __init__(self, model: HubModel, home: Path, progress: Progress) -> None:
+        self.model = model
+        self.folder = hub_folder(home, model.repo, model.commit)
+        self.progress = progress
+
+    def run(self, span: Span | None, with_ends: bool) -> Path:
+        with disk_errors(self.folder.parent, sum(file.size for file in self.model.sizes.values())):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with WeakFileLock(self.folder / ".lock"):
+                self.store = Store(self.folder)
+                self._fetch_small()
+                if not (self.folder / MANIFEST).exists():
+                    self._learn(span, with_ends)
+                self._fetch_needed(span, with_ends)
+                self.store.revisions.add(self.model.revision)
+                self.store.commit()
+        return self.folder
+
+    def _fetch_small(self) -> None:
+        """Config, tokenizer, index, and the manifest if the repository has one; what is here already and right stays."""
+        if (self.folder / MANIFEST).exists():
+            drop_damaged(
+                Manifest.decode((self.folder / MANIFEST).read_bytes(), str(self.folder / MANIFEST)), self.folder
+            )
+        for name in sorted(self.model.names):
+            is_small = "/" not in name and not name.startswith(".") and name.endswith(SMALL_SUFFIXES)
+            if not is_small or (self.folder / name).exists():
+                continue
+            file = self.model.describe(name)
+            raw = read_whole(self.model, file, SMALL_BYTES)
+            if file.sha256 is not None and hashlib.sha256(raw).hexdigest() != file.sha256:
+                raise ModelError(f"{self.model.repo}: {name} arrived corrupt; try again")
+            write_atomic(self.folder / name, raw)
+
+    def _fetch_needed(self, span: Span | None, with_ends: bool) -> None:
+        """Bring the tensors that are needed and not here, by ranges, each checked against the manifest."""
+        manifest = Manifest.decode((self.folder / MANIFEST).read_bytes(), str(self.folder / MANIFEST))
+        check_small(manifest, self.folder)
+        for file in list(self.store.held):
+            self.store.settle(file, _entries_of(self.folder / file))
+        missing = set(_missing(self.folder, self.store, span, with_ends))
+        if not missing:
+            return
+        known = {tensor.name: tensor for tensor in manifest.tensors}
+        places = self._places()
+        files = {SINGLE} if places is None else {_place(places, name) for name in missing}
+        shards = [self._shard(file) for file in sorted(files)]
+        wanted = {shard.name: [entry for entry in shard.entries if entry.name in missing] for shard in shards}
+        if lost := missing - {entry.name for entries in wanted.values() for entry in entries}:
+            raise ModelError(f"{self.model.repo}: tensor {min(lost)} is in {MANIFEST} but not in the weights")
+        total = sum(len(entry) for entries in wanted.values() for entry in entries)
+        check_free(self.folder, total)
+        with disk_errors(self.folder, total):
+            self.progress.start(f"fetching {self.model.repo}", total)
+            for shard in shards:
+                self._fill(shard, wanted[shard.name], known)
+            self.progress.done()
+
+    def _fill(self, shard: Shard, entries: Sequence[TensorEntry], known: dict[str, TensorDigest]) -> None:
+        with self.store.filling(shard.name, shard.size, shard.header) as handle:
+            try:
+                wrong = [pair for run in runs(entries) for pair in self._read_run(handle, run, known, False)]
+            except RangeIgnored:
+                left = [entry for entry in entries if not self.store.has(shard.name, entry.name)]
+                wrong = self._read_run(handle, left, known, True)
+            for entry, _ in wrong:  # once more, alone
+                for _, got in self._read_run(handle, [entry], known, True):
+                    raise _mismatch(self.model.repo, entry, known[entry.name].sha256, got)
+
+    def _read_run(
+        self, handle: BinaryIO, run: Sequence[TensorEntry], known: dict[str, TensorDigest], may_skip: bool
+    ) -> list[tuple[TensorEntry, str]]:
+        """Read from the first to the last of `run`, mark what is right; erase and return what is not, with its hash."""
+        wrong = []
+        stretch = read_range(self.model, run[0].file, run[0].start, run[-1].end, may_skip=may_skip)
+        for entry, digest in self._pour(stretch, run[0].start, Sink(handle, run, {entry.name for entry in run})):
+            if digest == known[entry.name]:
+                self.store.mark(handle, entry)
+            else:
+                erase(handle, entry)
+                wrong.append((entry, digest.sha256))
+        return wrong
+
+    def _pour(
+        self, blocks: Generator[bytes, None, None], at: int, sink: Sink
+    ) -> Iterator[tuple[TensorEntry, TensorDigest]]:
+        with closing(blocks):
+            for block in blocks:
+                yield from sink.feed(at, block)
+                at += len(block)
+                self.progress.advance(len(block))
+        yield from sink.feed(at, b"")  # tensors without elements need no bytes
+
+    def _learn(self, span: Span | None, with_ends: bool) -> None:
+        """Read all weights once, keep what is needed, and write the manifest that nobody had."""
+        places = self._places()
+        shards = [self._shard(file) for file in sorted({SINGLE} if places is None else set(places.values()))]
+        names = [entry.name for shard in shards for entry in shard.entries]
+        wanted = set(needed_tensors(names, _num_layers(self.folder), span, with_ends))
+        entries = [entry for shard in shards if shard.name not in self.store.hashes for entry in shard.entries]
+        needed = sum(len(entry) for entry in entries if entry.name in wanted)
+        check_free(self.folder, needed)
+        with disk_errors(self.folder, needed):
+            name = f"reading all of {self.model.repo} once: it has no {MANIFEST}"
+            self.progress.start(name, sum(len(entry) for entry in entries))
+            for shard in shards:
+                if shard.name not in self.store.hashes and not self._learn_shard(shard, wanted):
+                    self._learn_shard(shard, wanted, is_last=True)
+            self.progress.done()
+        digests = [digest for rows in self.store.hashes.values() for digest in rows]
+        manifest = Manifest.of(config_digest(read_config(self.folder)), digests, hash_files(self.folder))
+        write_atomic(self.folder / MANIFEST, manifest.encode())
+        self.store.hashes.clear()
+
+    def _learn_shard(self, shard: Shard, wanted: set[str], is_last: bool = False) -> bool:
+        """Stream one file; False if its bytes are not those that the hub's hash names, which raises if `is_last`."""
+        whole, start = hashlib.sha256(shard.header), len(shard.header)
+        with self.store.filling(shard.name, shard.size, shard.header) as handle:
+            stream = read_range(self.model, shard.name, start, shard.size, may_skip=True)
+            sink = Sink(handle, shard.entries, wanted)
+            digests = [digest for _, digest in self._pour(_hashed(stream, whole), start, sink)]
+            kept = [entry for entry in shard.entries if entry.name in wanted]
+            if shard.sha256 is not None and whole.hexdigest() != shard.sha256:
+                for entry in kept:
+                    erase(handle, entry)
+                if is_last:
+                    raise _corrupt(self.model.repo, shard, whole.hexdigest())
+                return False
+            for entry in kept:
+                self.store.mark(handle, entry)
+            self.store.hashes[shard.name] = digests
+        return True
+
+    def _places(self) -> dict[str, str] | None:
+        """Tensor to file by the index; None for a single file. Raises ModelError if there are no safetensors."""
+        if (self.folder / INDEX).exists():
+            return parse_index((self.folder / INDEX).read_bytes(), f"{self.model.repo}: {INDEX}")
+        if SINGLE in self.model.names:
+            return None
+        if any(name.endswith(PICKLES) for name in self.model.names):
+            raise ModelError(f"{self.model.repo} refused: pickle weights; convert to safetensors")
+        raise ModelError(f"{self.model.repo} holds no weights: neither {SINGLE} nor {INDEX}")
+
+    def _shard(self, name: str) -> Shard:
+        file = self.model.describe(name)
+        header, entries = read_remote_header(self.model, file)
+        return Shard(name, file.size, file.sha256, header, entries)
+
+
+def runs(entries: Iterable[TensorEntry]) -> list[list[TensorEntry]]:
+    """Group the tensors of one file, sorted by offset, into stretches without a gap: one request each."""
+    ordered = sorted(entries, key=lambda entry: entry.start)
+    groups = [ordered[:1]] if ordered else []
+    for before, entry in pairwise(ordered):
+        if entry.start == before.end:
+            groups[-1].append(entry)
+        else:
+            groups.append([entry])
+    return groups
+
+
+def _hashed(blocks: Generator[bytes, None, None], sha256: "hashlib._Hash") -> Generator[bytes, None, None]:
+    """Pass the blocks on and hash them on the way."""
+    with closing(blocks):
+        for block in blocks:
+            sha256.update(block)
+            yield block
+
+
+def _place(places: dict[str, str], name: str) -> str:
+    if name not in places:
+        raise ModelError(f"tensor {name} is in {MANIFEST} but not in {INDEX}")
+    return places[name]
+
+
+def _mismatch(repo: str, entry: TensorEntry, expected: str, got: str) -> ModelError:
+    where = f"{repo}: tensor {entry.name} in {entry.file}"
+    return ModelError(f"{where} arrived wrong twice: SHA-256 expected {expected}, got {got}")
+
+
+def _corrupt(repo: str, shard: Shard, got: str) -> ModelError:
+    return ModelError(f"{repo}: {shard.name} arrived wrong twice: SHA-256 expected {shard.sha256}, got {got}")

@@ -1,0 +1,207 @@
+"""The hub as we need it: what a repository holds, and byte ranges of its files.
+
+Addresses, tokens and redirects are huggingface_hub's affair, so HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE work as
+everywhere. Blocking. Every foreign error is turned into one of ours here, with the remedy.
+"""
+
+import re
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from huggingface_hub import HfApi, get_hf_file_metadata, get_session, hf_hub_url
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+from manyhands.checkpoint.folder import check_file_name
+from manyhands.checkpoint.header import LENGTH_BYTES, TensorEntry, header_length, parse_header
+from manyhands.errors import ModelError
+
+T = TypeVar("T")
+
+TIMEOUT_S: Final = 30.0  # of connecting and of each read; a hub that is silent this long has stalled
+RETRIES: Final = 5  # in a row without a byte of progress
+FIRST_RETRIES: Final = 2  # of the first question, with which nothing is lost yet: 1.5 s
+BACKOFF_S: Final = 0.5  # doubled each time: 0.5 + 1 + 2 + 4 + 8 s in all
+_HUB_ID: Final = re.compile(r"([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(?:@([\w.-][\w./-]{0,200}))?")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class HubUnreachable(ModelError):
+    """The hub gave no answer (or must not be asked); a copy on disk may do."""
+
+
+class RangeIgnored(Exception):
+    """The server answered a range request with the whole file."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository; `sha256` is known for files in large-file storage."""
+
+    name: str
+    size: int
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A repository at one commit."""
+
+    repo: str
+    revision: str  # as asked for: a branch, a tag or a commit
+    commit: str
+    names: frozenset[str]
+    sizes: dict[str, HubFile]  # of the files whose size came with the listing
+
+    def url(self, file: str) -> str:
+        return str(hf_hub_url(self.repo, file, revision=self.commit))
+
+    def describe(self, file: str) -> HubFile:
+        """Size and hash of `file`; asks the hub if the listing did not say. Raises ModelError."""
+        if file in self.sizes:
+            return self.sizes[file]
+        if file not in self.names:
+            raise ModelError(f"{self.repo}@{self.commit[:8]} has no file {file}")
+        found = _retried(lambda: get_hf_file_metadata(self.url(file), timeout=TIMEOUT_S), self.repo)
+        if found.size is None:
+            raise ModelError(f"{self.repo}: the hub does not say how large {file} is")
+        etag = found.etag or ""
+        return HubFile(file, found.size, etag if _SHA256.fullmatch(etag) else None)
+
+
+def parse_hub_id(name: str) -> tuple[str, str]:
+    """Repository and revision of "org/name[@revision]". Raises ModelError for anything else."""
+    match = _HUB_ID.fullmatch(name)
+    if match is None or ".." in name:
+        raise ModelError(f'model {name!r} is neither a folder here, nor "tales", nor a hub id like org/name[@revision]')
+    return match[1], match[2] or "main"
+
+
+def find_model(repo: str, revision: str, *, is_vital: bool = True) -> HubModel:
+    """Ask the hub for `repo`; once only unless `is_vital`.
+
+    Raises ModelError if it is unknown or closed to us, HubUnreachable without answer.
+    """
+    info = _retried(
+        lambda: HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S),
+        f"{repo}@{revision}",
+        FIRST_RETRIES if is_vital else 0,
+    )
+    commit = str(info.sha or "")
+    if not re.fullmatch(r"[\w-]{1,64}", commit):
+        raise ModelError(f"{repo}@{revision}: the hub names no commit")
+    siblings = [(check_file_name(sibling.rfilename), sibling) for sibling in info.siblings or []]
+    sizes = {name: _file(name, sibling) for name, sibling in siblings if isinstance(sibling.size, int)}
+    return HubModel(repo, revision, commit, frozenset(name for name, _ in siblings), sizes)
+
+
+def _file(name: str, sibling: Any) -> HubFile:
+    lfs = sibling.lfs.sha256 if sibling.lfs else ""
+    return HubFile(name, sibling.size, lfs if _SHA256.fullmatch(lfs) else None)
+
+
+def read_range(
+    model: HubModel, file: str, start: int, end: int, *, may_skip: bool = False
+) -> Generator[bytes, None, None]:
+    """Bytes [start, end) of `file` in blocks as they arrive; goes on where a broken connection ended.
+
+    Raises RangeIgnored if the server sends whole files only, unless `may_skip`: then the rest is read and dropped.
+    """
+    position, failures = start, 0
+    while position < end:
+        try:
+            for block in _request(model.url(file), position, end, may_skip):
+                position, failures = position + len(block), 0
+                yield block
+            if position < end:
+                raise HTTPError(f"{file} ended at byte {position}, {end} expected")
+        except (HTTPError, OfflineModeIsEnabled) as error:
+            failures = _wait(error, failures, model.repo)
+
+
+def read_whole(model: HubModel, file: HubFile, limit: int) -> bytes:
+    """A small file. Raises ModelError if it is larger than `limit` bytes."""
+    if file.size > limit:
+        raise ModelError(f"{model.repo}: {file.name} has {file.size} bytes, more than the {limit} allowed")
+    return b"".join(read_range(model, file.name, 0, file.size, may_skip=True))
+
+
+def read_remote_header(model: HubModel, file: HubFile) -> tuple[bytes, list[TensorEntry]]:
+    """The first bytes of a safetensors file, up to its data, and the tensors that they describe. Raises ModelError."""
+    prefix = _first(model, file, 0, min(LENGTH_BYTES, file.size))
+    end = LENGTH_BYTES + header_length(prefix, file.name, file.size)
+    raw = _first(model, file, LENGTH_BYTES, end)
+    return prefix + raw, parse_header(raw, file.name, file.size)
+
+
+def _first(model: HubModel, file: HubFile, start: int, end: int) -> bytes:
+    with closing(read_range(model, file.name, start, end, may_skip=True)) as blocks:
+        return b"".join(blocks)
+
+
+def _request(url: str, start: int, end: int, may_skip: bool) -> Iterator[bytes]:
+    headers = {**build_hf_headers(), "Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+    with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
+        if response.status_code >= 400:
+            response.read()
+            hf_raise_for_status(response)
+        is_partial = response.status_code == 206
+        if is_partial and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            raise ModelError(f"{urlsplit(url).netloc} sent another range of {url} than asked for")
+        if not is_partial and not may_skip:
+            raise RangeIgnored
+        yield from _cut(response.iter_bytes(), 0 if is_partial else start, end - start)
+
+
+def _cut(blocks: Iterator[bytes], skip: int, length: int) -> Iterator[bytes]:
+    """Drop `skip` bytes, pass on the next `length`, stop."""
+    for block in blocks:
+        kept = block[skip : skip + length]
+        skip = max(0, skip - len(block))
+        length -= len(kept)
+        if kept:
+            yield kept
+        if length == 0:
+            return
+
+
+def _retried(ask: Callable[[], T], what: str, retries: int = RETRIES) -> T:
+    failures = 0
+    while True:
+        try:
+            return ask()
+        except (HTTPError, OfflineModeIsEnabled) as error:
+            failures = _wait(error, failures, what, retries)
+
+
+def _wait(error: Exception, failures: int, what: str, retries: int = RETRIES) -> int:
+    """Sleep before the next attempt and count it; raises our error if there should be none."""
+    status = _status(error)
+    is_transient = not isinstance(error, OfflineModeIsEnabled) and (status is None or status >= 500 or status == 429)
+    if not is_transient or failures == retries:
+        raise _explain(error, status, what) from error
+    time.sleep(BACKOFF_S * 2**failures)
+    return failures + 1
+
+
+def _status(error: Exception) -> int | None:
+    return int(error.response.status_code) if isinstance(error, HfHubHTTPError) else None
+
+
+def _explain(error: Exception, status: int | None, what: str) -> ModelError:
+    host = urlsplit(HfApi().endpoint).netloc
+    if isinstance(error, OfflineModeIsEnabled):
+        return HubUnreachable(f"{what} is not here and HF_HUB_OFFLINE forbids asking {host}")
+    if status == 404:
+        return ModelError(f"{what} is unknown to {host}: check the spelling of org/name and of the revision")
+    if status in (401, 403):
+        remedy = "check the spelling; if it is private or gated, accept its terms there and set HF_TOKEN"
+        return ModelError(f"{host} refuses {what} (HTTP {status}): {remedy}")
+    if status is not None and status < 500 and status != 429:
+        return ModelError(f"{host} refuses {what} (HTTP {status})")
+    reason = f"HTTP {status}" if status else f"{type(error).__name__}: {error}".splitlines()[0]
+    return HubUnreachable(f"{host} gives no usable answer for {what} ({reason}); try again, or set HF_ENDPOINT")

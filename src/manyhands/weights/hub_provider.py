@@ -1,0 +1,92 @@
+"""The hub, asked as if it were a peer: the provider of last resort of a pull (download.py), for what no peer has."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from threading import Lock
+from typing import Final, TypeVar
+
+from manyhands.checkpoint.folder import INDEX, SINGLE, parse_index
+from manyhands.checkpoint.header import TensorEntry
+from manyhands.core import ModelId
+from manyhands.errors import ModelError
+from manyhands.weights.hub import (
+    HubModel,
+    RangeIgnored,
+    find_model,
+    parse_hub_id,
+    read_range,
+    read_remote_header,
+    read_whole,
+)
+from manyhands.weights.provider import MAX_FILE_BYTES, OFFERED, Data, Lacking, ProviderError
+
+T = TypeVar("T")
+
+READ_BYTES: Final = 8 << 20  # of one request: its round trip is then a small part of it
+
+
+class HubPeer:
+    """Provider `node` "hub". Asks nothing before it is needed. Raises ModelError if `name` is no hub id."""
+
+    node = "hub"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._id = parse_hub_id(name)
+        self._lock = Lock()
+        self._model: HubModel | None = None
+        self._places: dict[str, str] | None = None
+        self._entries: dict[str, dict[str, TensorEntry]] = {}  # by file, of the headers read so far
+
+    async def read(self, model: ModelId, tensor: str, start: int, end: int) -> AsyncGenerator[Data, None]:
+        entry = await _ask(lambda: self._find(tensor))
+        if end > len(entry):
+            raise Lacking(f"{tensor} has another size at {self.name}")
+        for at in range(start, end, READ_BYTES):
+            low, high = entry.start + at, entry.start + min(at + READ_BYTES, end)
+            yield await _ask(lambda low=low, high=high: self._range(entry.file, low, high))  # type: ignore[misc]
+
+    async def file(self, model: ModelId, name: str) -> bytes | None:
+        return await _ask(lambda: self._whole(name))
+
+    def _range(self, file: str, start: int, end: int) -> bytes:
+        return b"".join(read_range(self._repository(), file, start, end))
+
+    def _whole(self, name: str) -> bytes | None:
+        repository = self._repository()
+        if name not in OFFERED or name not in repository.names:
+            return None
+        return read_whole(repository, repository.describe(name), MAX_FILE_BYTES)
+
+    def _repository(self) -> HubModel:
+        with self._lock:
+            if self._model is None:
+                self._model = find_model(*self._id)
+            return self._model
+
+    def _find(self, tensor: str) -> TensorEntry:
+        """Where a tensor lies; reads the index and the header of its file once. Raises Lacking."""
+        repository = self._repository()
+        with self._lock:
+            if self._places is None and INDEX in repository.names:
+                raw = read_whole(repository, repository.describe(INDEX), MAX_FILE_BYTES)
+                self._places = parse_index(raw, f"{self.name}: {INDEX}")
+            file = SINGLE if self._places is None else self._places.get(tensor, "")
+            if file not in repository.names:
+                raise Lacking(f"{self.name} has no safetensors with {tensor}")
+            if file not in self._entries:
+                _, entries = read_remote_header(repository, repository.describe(file))
+                self._entries[file] = {entry.name: entry for entry in entries}
+        if tensor not in self._entries[file]:
+            raise Lacking(f"{self.name} has no tensor {tensor}")
+        return self._entries[file][tensor]
+
+
+async def _ask(question: Callable[[], T]) -> T:
+    """Run in a thread; hub.py has the deadlines and retries. Raises Lacking, ProviderError."""
+    try:
+        return await asyncio.to_thread(question)
+    except RangeIgnored as error:
+        raise ProviderError("lost", "the hub sends whole files only") from error
+    except ModelError as error:
+        raise ProviderError("lost", str(error)) from error

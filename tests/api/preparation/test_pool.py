@@ -1,0 +1,183 @@
+"""Where requests are prepared: whose turn it is, what is killed, and that a process prepares as the loop does."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyhands.api.choice import Voice
+from manyhands.api.preparation.pool import INLINE_BYTES, Preparing, Turns
+from manyhands.api.preparation.prepare import Desk, NeedsProcess, prepare
+from manyhands.api.preparation.process import Job, read_answer, to_answer
+from manyhands.errors import BadRequest, ContextOverflow, NotFound, RateLimited
+from manyhands.testing.swarm import memory_swarm
+from tests.api.served import HERMES_TEMPLATE, MODEL, make_model
+
+HI = [{"role": "user", "content": "hi"}]
+SLOW = "{% for i in range(99999) %}{% set x = range(99999) | list | length %}{% endfor %}"  # ends after 2 s
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": MODEL, **fields}).encode()
+
+
+def job(sent: bytes, path: str = "/v1/completions") -> Job:
+    return Job(path, sent, None, None, 16, 1024)
+
+
+# -- turns ------------------------------------------------------------------------------------------------------------
+
+
+def test_keys_take_turns_and_none_has_all_places() -> None:
+    turns = Turns(size=2, max_waiting=10)
+    for number in range(4):
+        turns.ask("greedy", number)
+    turns.ask("other", 9)
+    assert (turns.next(), turns.next(), turns.next()) == (0, 9, None)
+    turns.leave(9)
+    assert turns.next() is None, "one key has one of two places"
+    turns.leave(0)
+    assert turns.next() == 1
+
+
+def test_a_newcomer_displaces_the_newest_of_the_key_that_has_most() -> None:
+    turns = Turns(size=1, max_waiting=4)
+    assert [turns.ask("greedy", number) for number in range(4)] == [None] * 4
+    assert turns.ask("other", 9) == 3
+    with pytest.raises(RateLimited):
+        turns.ask("greedy", 4)
+    assert turns.num_waiting == 4
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=60))
+def test_turns_are_bounded_whatever_comes(steps: list[tuple[str, int]]) -> None:
+    turns = Turns(size=2, max_waiting=5)
+    for number, (key, kind) in enumerate(steps):
+        if kind == 0:
+            try:
+                turns.ask(key, number)
+            except RateLimited:
+                assert turns.num_waiting == 5
+        elif kind == 1:
+            turns.next()
+        elif turns.running:
+            turns.leave(next(iter(turns.running)))
+        assert turns.num_waiting <= 5 and len(turns.running) <= 2
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def play(folder: Path, scene: Callable[[Preparing, Voice], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        async with memory_swarm(folder, "0,1") as swarm:
+            voice = Voice.of(MODEL, swarm.origin)
+            specs = [voice.spec]
+            preparing = Preparing(lambda: specs, **options)
+            try:
+                await scene(preparing, voice)
+            finally:
+                await preparing.close()
+
+    asyncio.run(main())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("preparing") / "m", HERMES_TEMPLATE)
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "hello é"}),
+    ("/v1/completions", {"prompt": [[1, 2], [3]], "n": 2, "stop": ["x"], "logit_bias": {"5": 1.5}}),
+    ("/v1/chat/completions", {"messages": HI, "tools": [TOOL], "seed": 1 << 63}),
+    ("/v1/responses", {"input": "hi", "instructions": "be brief"}),
+    ("/api/infer", {"prompt": "hi", "seed": 3}),
+]
+
+
+def test_a_process_prepares_as_the_loop_does(folder: Path) -> None:
+    async def scene(preparing: Preparing, voice: Voice) -> None:
+        desk = Desk({MODEL: voice.speaker}, 16, 1024, lambda grammar: None, is_inline=True)
+        for path, fields in CASES:
+            sent = body(**fields)
+            here, there = prepare(path, sent, desk), await preparing.run("k", job(sent, path))
+            assert here == read_back(here)
+            assert replace(there, params=here.params) == here, "but for a seed that is drawn"
+            assert "seed" not in fields or there.params == here.params
+        with pytest.raises(ContextOverflow, match="token ids; the context has"):
+            await preparing.run("k", job(body(prompt=[1] * 9000)))
+        with pytest.raises(NotFound, match="not served here"):
+            await preparing.run("k", job(body(prompt="x").replace(MODEL.encode(), b"nope")))
+        assert preparing.num_started == 1 and preparing.num_killed == 0
+
+    play(folder, scene)
+
+
+def read_back(made: Any) -> Any:
+    """Through the bytes of an answer."""
+    said = to_answer(made)
+    size = int.from_bytes(said[:4], "little")
+    return read_answer(said[8 : 8 + size], said[8 + size :])
+
+
+def test_a_job_that_takes_too_long_is_killed_and_the_next_is_served(tmp_path: Path) -> None:
+    async def scene(preparing: Preparing, voice: Voice) -> None:
+        with pytest.raises(BadRequest, match=r"more than 0.5 s"):
+            await preparing.run("k", job(body(messages=HI), "/v1/chat/completions"))
+        made = await preparing.run("k", job(body(prompt="hi")))
+        assert made.prompts and preparing.num_killed == 1 and preparing.num_started == 2
+
+    play(make_model(tmp_path / "m", SLOW), scene, deadline_s=0.5)
+
+
+def test_a_client_that_leaves_takes_its_process_along(tmp_path: Path) -> None:
+    async def scene(preparing: Preparing, voice: Voice) -> None:
+        await preparing.run("k", job(body(prompt="hi")))
+        (process, _) = preparing._idle[0]
+        running = asyncio.create_task(preparing.run("k", job(body(messages=HI), "/v1/chat/completions")))
+        waiting = asyncio.create_task(preparing.run("k", job(body(prompt="hi"))))
+        await asyncio.sleep(0.1)
+        assert preparing.turns.num_waiting == 1
+        waiting.cancel()
+        running.cancel()
+        await asyncio.wait((running, waiting))
+        assert not preparing.turns.num_waiting and not preparing.turns.running
+        with pytest.raises(ProcessLookupError):
+            os.kill(process.pid, 0)
+
+    play(make_model(tmp_path / "m", SLOW), scene)
+
+
+def test_what_is_done_inline_is_short(folder: Path) -> None:
+    """CPU time of the worst bodies that are prepared on the loop; about 1 ms, 4 ms where the machine is slow."""
+
+    async def scene(preparing: Preparing, voice: Voice) -> None:
+        desk = Desk({MODEL: voice.speaker}, 16, 1024, lambda grammar: None, is_inline=True)
+        for sent in (
+            body(messages=HI * ((INLINE_BYTES - 100) // 36)),
+            body(messages=[{"role": "user", "content": "a" * (INLINE_BYTES - 100)}]),
+            body(messages=[{"role": "user", "content": [{"type": "text", "text": ""}] * 250}]),
+            body(messages=HI, tools=[{**TOOL, "x": [[]] * 1900}]),
+        ):
+            assert INLINE_BYTES - 600 < len(sent) <= INLINE_BYTES or len(sent) > 6000
+            times = []
+            for _ in range(5):
+                began = time.thread_time()
+                try:
+                    prepare("/v1/chat/completions", sent, desk)
+                except (BadRequest, NeedsProcess):
+                    pass
+                times.append(time.thread_time() - began)
+            assert min(times) < 0.02
+
+    play(folder, scene)

@@ -1,0 +1,180 @@
+"""Which tensor belongs where."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from manyhands.checkpoint.partition import (
+    ModelFacts,
+    end_role,
+    ends_bytes,
+    ends_tensors,
+    is_tied,
+    layer_bytes,
+    layer_of,
+    longest_run,
+    needed_tensors,
+    packed_ends_bytes,
+    packed_layer_bytes,
+    span_tensors,
+    tensor_bytes,
+)
+from manyhands.core import Precision, Span
+from manyhands.errors import CutError, ModelError
+
+ENDS = ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
+LAYERS = [f"model.layers.{index}.{part}.weight" for index in range(12) for part in ("attn", "mlp")]
+NAMES = ENDS + LAYERS
+
+
+@dataclass(frozen=True)
+class Tensor:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("model.layers.11.self_attn.q_proj.weight", 11),
+        ("transformer.h.3.attn.bias", 3),
+        ("h.3.ln.weight", 3),
+        ("blocks.0.w", 0),
+        ("gpt_neox.layers.2.w", 2),
+        ("model.layers.3.mlp.experts.7.w1.weight", 3),
+        ("model.decoder.layers.5.w", 5),
+        ("model.norm.weight", None),
+        ("lm_head.weight", None),
+        ("mtp.layers.0.w", None),
+        ("model.vision_tower.encoder.layers.2.w", None),
+        ("model.vision_model.layers.2.w", None),
+        ("model.xlayers.2.w", None),
+    ],
+)
+def test_layer_is_read_from_the_name(name: str, layer: int | None) -> None:
+    assert layer_of(name) == layer
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("model.embed_tokens.weight", "embed"),
+        ("transformer.wte.weight", "embed"),
+        ("transformer.wpe.weight", "embed"),
+        ("gpt_neox.embed_in.weight", "embed"),
+        ("embed_out.weight", "head"),  # not an embedding, in spite of its name
+        ("lm_head.weight", "head"),
+        ("model.norm.weight", "norm"),
+        ("transformer.ln_f.bias", "norm"),
+        ("model.something_new.weight", "norm"),
+    ],
+)
+def test_roles_of_the_ends(name: str, role: str) -> None:
+    assert end_role(name) == role
+
+
+def test_span_takes_its_layers_only() -> None:
+    assert span_tensors(NAMES, Span(1, 2)) == ["model.layers.1.attn.weight", "model.layers.1.mlp.weight"]
+    assert len(span_tensors(NAMES, Span(10, 12))) == 4
+
+
+def test_missing_layer_is_named() -> None:
+    names = [name for name in NAMES if ".7." not in name]
+    with pytest.raises(ModelError, match=r"layer 7 .*model\.layers\.7"):
+        span_tensors(names, Span(6, 9))
+
+
+def test_untied_ends_split_into_embedding_and_head() -> None:
+    assert ends_tensors(NAMES) == sorted(ENDS)
+    assert ends_tensors(NAMES, head=False) == ["model.embed_tokens.weight"]
+    assert ends_tensors(NAMES, embed=False) == ["lm_head.weight", "model.norm.weight"]
+    assert not is_tied(NAMES)
+
+
+def test_tied_head_needs_the_embedding_once() -> None:
+    tied = [name for name in NAMES if name != "lm_head.weight"]
+    both = ["model.embed_tokens.weight", "model.norm.weight"]
+    assert is_tied(tied)
+    assert ends_tensors(tied) == both
+    assert ends_tensors(tied, embed=False) == both
+    assert ends_tensors(tied, head=False) == both[:1]
+
+
+def test_tied_by_config_keeps_a_head_that_is_stored_too() -> None:
+    assert ends_tensors(NAMES, embed=False, tied=True) == sorted(ENDS)
+
+
+def test_absent_ends_are_named() -> None:
+    with pytest.raises(ModelError, match="no tensor for embed"):
+        ends_tensors(["model.norm.weight"], head=False)
+    with pytest.raises(ModelError, match="no tensor for head"):
+        ends_tensors(ENDS[:2], tied=False)
+
+
+def test_layers_past_the_count_belong_to_nobody() -> None:
+    """DeepSeek-V3 stores its multi-token-prediction layer as layer 61 of 61."""
+    extra = [*NAMES, "model.layers.12.attn.weight", "mtp.fc.weight", "mtp.layers.0.w"]
+    assert needed_tensors(extra, 12, None, True) == sorted(NAMES)
+
+
+def test_needed_refuses_layers_that_do_not_exist() -> None:
+    with pytest.raises(CutError, match="out of range"):
+        needed_tensors(NAMES, 12, Span(11, 13), False)
+
+
+def test_bytes_are_exact_per_precision() -> None:
+    matrix, vector = Tensor("model.layers.1.w", "BF16", (6, 10)), Tensor("model.layers.1.n", "F32", (6,))
+    head = Tensor("lm_head.weight", "BF16", (4, 10))
+    assert layer_bytes([matrix, vector, head], 2, "bf16") == [0, 132]
+    assert layer_bytes([matrix, vector, head], 2, "fp16") == [0, 132]
+    assert layer_bytes([matrix, vector, head], 2, "fp32") == [0, 264]
+    assert layer_bytes([matrix, vector, head], 2, "int8") == [0, 60 + 6 * 4 + 12]
+    assert [ends_bytes([matrix, head], p) for p in ("bf16", "fp32", "int8")] == [80, 160, 80]
+
+
+def test_packed_bytes_are_what_memory_holds() -> None:
+    """Where no bf16 is multiplied, matrices are packed as fp32; vectors and the embedding stay; a tied head is packed too."""
+    matrix, vector = Tensor("model.layers.0.w", "BF16", (6, 10)), Tensor("model.layers.0.n", "BF16", (6,))
+    embed, head = Tensor("model.embed_tokens.weight", "BF16", (4, 10)), Tensor("lm_head.weight", "BF16", (4, 10))
+    sizes: list[tuple[Precision, int, int]] = [("bf16", 132, 252), ("fp32", 264, 264), ("int8", 96, 96)]
+    for precision, narrow, wide in sizes:
+        for widened, want in [(False, narrow), (True, wide)]:
+            assert packed_layer_bytes([matrix, vector, head], 1, precision, widened=widened) == [want]
+    for tensors, widened, want in [
+        ([embed, head], False, 160),
+        ([embed, head], True, 240),
+        ([embed], False, 160),
+        ([embed], True, 240),
+    ]:
+        assert packed_ends_bytes(tensors, "bf16", widened=widened) == want
+        assert packed_ends_bytes(tensors, "int8", widened=widened) == want, "the ends stay bf16"
+
+
+def test_integers_keep_their_size() -> None:
+    assert tensor_bytes(Tensor("x", "I64", (3,)), "bf16") == 24
+    assert tensor_bytes(Tensor("x", "U8", (3, 2)), "int8") == 6
+
+
+def test_facts_are_read_from_any_common_config() -> None:
+    gpt2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "vocab_size": 9, "n_positions": 32}
+    assert ModelFacts.from_config(gpt2) == ModelFacts("gpt2", "unknown", 2, 8, 9, 32)
+    text = {"model_type": "gemma3_text", "num_hidden_layers": 3, "hidden_size": 8}
+    outer = {"model_type": "gemma3", "architectures": ["G"], "vocab_size": 9, "text_config": text}
+    assert ModelFacts.from_config(outer) == ModelFacts("gemma3_text", "G", 3, 8, 9, 0)
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, "6", True, 1 << 40])
+def test_config_without_layers_is_refused(value: Any) -> None:
+    with pytest.raises(ModelError, match="num_hidden_layers"):
+        ModelFacts.from_config({"num_hidden_layers": value, "hidden_size": 8, "vocab_size": 9})
+
+
+def test_the_longest_run_of_layers_that_a_folder_holds() -> None:
+    """Layers past the model's count, the ends and gaps do not count."""
+    names = [f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1, 4, 5, 6, 9, 12, 13, 14, 15)]
+    assert longest_run(["lm_head.weight", *names], 12) == Span(4, 7)
+    assert longest_run(names, 16) == Span(12, 16)
+    with pytest.raises(CutError, match="holds no layers"):
+        longest_run(["model.norm.weight"], 12)

@@ -1,0 +1,63 @@
+"""`manyhands model` as a person runs it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from manyhands.checkpoint.folder import SINGLE
+from manyhands.checkpoint.manifest import build_manifest
+from manyhands.cli.model import app
+from manyhands.errors import BadRequest, ModelError
+
+
+def run(*arguments: str) -> str:
+    """Standard output of the command; errors are raised as they are."""
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_inspect_says_what_a_model_is(tied: Path) -> None:
+    facts = json.loads(run("inspect", str(tied), "--json"))
+    assert (facts["family"], facts["num_layers"], facts["tied"]) == ("qwen2", 6, True)
+    assert facts["model_id"] == build_manifest(tied).id
+    assert facts["bytes"]["fp32"]["total"] == 2 * facts["bytes"]["bf16"]["total"]
+    assert facts["bytes"]["int8"]["total"] < facts["bytes"]["bf16"]["total"]
+
+
+def test_inspect_shows_a_table(llama: Path) -> None:
+    shown = run("inspect", str(llama))
+    assert "LlamaForCausalLM" in shown and "smallest layer" in shown
+    assert build_manifest(llama).id[:60] in shown
+
+
+def test_inspect_bytes_are_those_on_disk(llama: Path) -> None:
+    total = json.loads(run("inspect", str(llama), "--json"))["bytes"]["bf16"]["total"]
+    header = int.from_bytes((llama / SINGLE).read_bytes()[:8], "little")
+    assert total == (llama / SINGLE).stat().st_size - header - 8
+
+
+@pytest.mark.parametrize("how", [("--cut", "0-2,3-5"), ("--nodes", "2")])
+def test_split_lists_the_parts(llama: Path, tmp_path: Path, how: tuple[str, str]) -> None:
+    out = tmp_path / "out"
+    assert run("split", str(llama), str(out), *how).split() == [str(out / "00-first-0-2"), str(out / "01-last-3-5")]
+
+
+def test_split_needs_one_way_to_cut(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="either --cut"):
+        run("split", str(llama), str(tmp_path / "out"))
+
+
+def test_tiny_makes_a_model(tmp_path: Path) -> None:
+    out = tmp_path / "x"
+    assert run("tiny", "--family", "qwen3", "--layers", "3", "--shard-mb", "0.1", str(out)).strip() == str(out)
+    assert json.loads(run("inspect", str(out), "--json"))["num_layers"] == 3
+    with pytest.raises(BadRequest, match="exists already"):
+        run("tiny", str(out))
+
+
+def test_unknown_model_is_one_clear_error() -> None:
+    with pytest.raises(ModelError, match="neither a folder"):
+        run("inspect", "nonsense")

@@ -1,0 +1,133 @@
+"""`up` and `join` as people start them: real processes, real TLS on loopback, homes of their own."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from bench.colony import Colony, Resident, colony, complete
+from manyhands.checkpoint.folder import read_entries
+from manyhands.checkpoint.manifest import build_manifest
+from manyhands.checkpoint.partition import span_tensors
+from manyhands.cli import main
+from manyhands.core import Span
+from manyhands.testing.tiny import make_tiny
+from tests.weights.hub_server import REPO, FakeHub, serving
+
+pytestmark = pytest.mark.slow
+
+
+async def until(is_so: Callable[[], Awaitable[bool]], seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        while not await is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+async def names(resident: Resident) -> set[str]:
+    return {node["name"] for node in (await resident.view())["nodes"]}
+
+
+def test_up_and_two_joins_answer_and_a_killed_one_disappears() -> None:
+    """Nobody names a layer or an address; within 20 s of kill -9 nobody offers the dead node, and the answer is the same.
+
+    The directory is a DHT, which only the ticket tells the others; the test below has the usual one.
+    """
+
+    async def scene(town: Colony) -> None:
+        first, second, third = (town.resident(name) for name in ("first", "second", "third"))
+        api = await town.found(first, "--layers", "0-5", "--directory", "dht")
+        await asyncio.gather(town.join(second), town.join(third, "--layers", "6-11"))
+        for resident in (first, second, third):
+            await until(lambda: everybody(resident, {"first", "second", "third"}), 20)  # noqa: B023
+            assert (await resident.view())["directory"] == "dht"
+        text = await complete(api, "Once upon a time", 16)
+        second.signal(signal.SIGKILL)
+        await second.ended()
+        for resident in (first, third):
+            await until(lambda: everybody(resident, {"first", "third"}), 20)  # noqa: B023
+        assert await complete(api, "Once upon a time", 16) == text
+        second_node = (await second.said("serving"))["node"]
+        await town.join(second)
+        assert (await second.said("serving"))["node"] == second_node
+        await until(lambda: everybody(first, {"first", "second", "third"}), 20)
+
+    async def everybody(resident: Resident, wanted: set[str]) -> bool:
+        return await names(resident) == wanted
+
+    asyncio.run(_with_colony(scene))
+
+
+def test_a_hub_model_comes_from_a_peer_and_leaving_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up HUB_ID` reads the hub; who joins fetches exactly its layers from there, and the hub hears nothing of it."""
+    folder = make_tiny("llama", tmp_path / "tiny", layers=6, seed=3)
+
+    async def scene(town: Colony) -> None:
+        first, second = town.resident("first"), town.resident("second")
+        api = await town.found(first, model=REPO)
+        asked = len(hub.tokens)
+        await town.join(second, "--layers", "2-3")
+        pulled = second.home / "models" / build_manifest(folder, home=tmp_path).id
+        wanted = span_tensors([entry.name for entry in read_entries(folder)], Span(2, 4))
+        assert sorted(entry.name for entry in read_entries(pulled)) == wanted
+        assert asked > 0 and len(hub.tokens) == asked
+        assert await complete(api, "Once", 4, REPO)
+        await first.said("came", 20)
+        second.signal(signal.SIGTERM)
+        await second.ended()
+        assert [event["event"] for event in second.events()][-2:] == ["leaving", "left"]
+        assert (await first.said("gone", 20))["text"] == "second has left"
+        assert not list((second.home / "run").iterdir())
+        assert (second.home / "swarm.ticket").stat().st_mode & 0o077 == 0
+
+    with serving(FakeHub(folder)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        asyncio.run(_with_colony(scene))
+
+
+async def _with_colony(scene: Callable[[Colony], Awaitable[None]]) -> None:
+    async with colony(forked=True) as town:
+        await scene(town)
+
+
+def test_a_process_that_cannot_begin_says_why_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "manyhands.cli", "join", "mh1AAAA"]
+    environment = {"MANYHANDS_HOME": str(tmp_path), "PATH": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "ticket is truncated" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["join", "mh2AAAA"], "version '2'"),
+        (["up", "tales", "--memory", "1MB"], "give at least"),
+        (["up", "tales", "--layers", "3-40"], "tales has layers 0-11"),
+        (["up", "tales", "--api", "0.0.0.0:0"], "make one (manyhands key add NAME)"),
+        (["up", "tales", "--scope", "family"], "must be one of off, lan, trusted, public"),
+        (["up", "tales", "--name", "a/b"], "cannot name a node"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_with_the_remedy(
+    arguments: list[str],
+    wanted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In this process: that it is the same in one of its own is shown above, and each would import torch."""
+    api = ["--api", "off"] if arguments[0] == "up" and "--api" not in arguments else []
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["manyhands", *arguments, *api])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert wanted in said and len(said.strip().splitlines()) == 1

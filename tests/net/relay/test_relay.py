@@ -1,0 +1,510 @@
+"""Links through a relay, under asyncio and uvloop: end to end, whatever the relay does."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, NamedTuple
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyhands.core import NodeAddr, NodeId
+from manyhands.errors import BadRequest, Busy, LinkClosed, ProtocolError, ShardUnavailable
+from manyhands.net.admission import Tokens
+from manyhands.net.certificate import client_context
+from manyhands.net.relay.relay import (
+    ANSWER,
+    CALL,
+    CALL_ID_BYTES,
+    LISTEN,
+    RELAY_ALPN,
+    Relay,
+    RelayLeg,
+    RelayLimits,
+    Switchboard,
+    parse_request,
+)
+from manyhands.net.relay.tunnel import Tunnels, relayed
+from manyhands.net.tls import TlsPolicy, TlsTransport
+from manyhands.net.transport import Link
+from manyhands.wire.message import Close, Lane, Payload, Step
+from tests.net.conftest import Run
+from tests.net.links import SESSION, A, B, pass_all_before_closing, pass_sizes, receive, says, step
+
+SECRET, OTHER_SECRET = bytes(32), b"\1" * 32
+LOOPBACK = NodeAddr("127.0.0.1", 0)
+C = NodeId("cc" * 32)
+
+
+class Member(NamedTuple):
+    tls: TlsTransport
+    tunnels: Tunnels
+
+    @property
+    def node(self) -> NodeId:
+        return self.tls.node
+
+
+@asynccontextmanager
+async def member(secret: bytes = SECRET, policy: TlsPolicy | None = None) -> AsyncIterator[Member]:
+    key = Ed25519PrivateKey.generate()
+    tls = TlsTransport(key, secret, says("member"), policy)
+    tunnels = Tunnels(key, secret, tls)
+    yield Member(tls, tunnels)
+    await tunnels.aclose()
+    await tls.aclose()
+
+
+@asynccontextmanager
+async def relay_at(
+    limits: RelayLimits | None = None, policy: TlsPolicy | None = None, relay: Relay | None = None
+) -> AsyncIterator[tuple[Relay, NodeAddr]]:
+    relay = relay or Relay(secrets.token_bytes, limits)
+    tls = TlsTransport(Ed25519PrivateKey.generate(), SECRET, says("relay"), policy, {RELAY_ALPN: relay.leg})
+    addr = await tls.listen(LOOPBACK)
+    yield relay, NodeAddr(addr.host, addr.port)
+    await tls.aclose()
+
+
+class Scene(NamedTuple):
+    """`a` can call `b` at `addr`, through `relay`, which listens `at`."""
+
+    relay: Relay
+    at: NodeAddr
+    a: Member
+    b: Member
+    addr: NodeAddr
+
+
+@asynccontextmanager
+async def scene(relay: Relay | None = None, limits: RelayLimits | None = None) -> AsyncIterator[Scene]:
+    async with relay_at(limits, relay=relay) as (relay, at), member() as a, member() as b:
+        yield Scene(relay, at, a, b, await b.tunnels.listen(relayed(at)))
+
+
+@asynccontextmanager
+async def linked(s: Scene, lane: Lane) -> AsyncIterator[tuple[Link, Link]]:
+    near = await s.a.tunnels.dial(s.addr, lane)
+    far = await s.b.tls.accept()
+    yield near, far
+    await asyncio.gather(near.aclose(), far.aclose())
+
+
+async def settle(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_true():  # noqa: ASYNC110 - there is nothing to be told by
+            await asyncio.sleep(0.005)
+
+
+def test_members_meet_through_the_relay_and_know_each_other(run: Run) -> None:
+    async def body() -> None:
+        async with scene() as s, linked(s, "control") as (near, far):
+            assert s.addr == NodeAddr(f"relay%{s.at.host}", s.at.port, s.b.node)
+            assert (near.peer, far.peer) == (s.b.node, s.a.node)
+            assert near.health.path_kind == far.health.path_kind == "relay"
+            assert 0 < await near.ping() < 5 and 0 < await far.ping() < 5
+            near.send(Close(SESSION))
+            assert await receive(far) == Close(SESSION)
+
+    run(body())
+
+
+def test_an_address_through_a_relay_is_text_like_any_other() -> None:
+    for relay in (NodeAddr("203.0.113.1", 4040), NodeAddr("relay.example.org", 1), NodeAddr("2001:db8::1", 2)):
+        assert NodeAddr.parse(str(relayed(relay, A)), A) == relayed(relay, A)
+
+
+def test_steps_of_any_size_pass_both_ways(run: Run) -> None:
+    async def body() -> None:
+        async with scene() as s, linked(s, "data") as (near, far):
+            await pass_sizes(near, far)
+
+    run(body())
+
+
+def test_what_was_sent_before_closing_arrives_and_the_relay_forgets(run: Run) -> None:
+    async def body() -> None:
+        async with scene() as s:
+            async with linked(s, "data") as (near, far):
+                await pass_all_before_closing(near, far)
+            await settle(lambda: "tunnels=0" in repr(s.relay))
+
+    run(body())
+
+
+def test_the_relay_sees_no_plaintext(run: Run) -> None:
+    async def body() -> None:
+        seen = bytearray()
+
+        class Curious(RelayLeg):
+            def forward(self, data: bytes) -> None:
+                seen.extend(data)
+                super().forward(data)
+
+        async with scene(relay_of_legs(Curious)) as s, linked(s, "data") as (near, far):
+            secret = b"activations" * 100
+            near.send(step(1)._replace(payload=Payload("int32", len(secret) // 4, secret)))
+            message = await receive(far)
+            assert isinstance(message, Step) and message.payload is not None and bytes(message.payload.data) == secret
+            assert len(seen) > len(secret) and b"activations" not in seen
+
+    run(body())
+
+
+def relay_of_legs(make: Callable[[Relay, NodeId], RelayLeg]) -> Relay:
+    class Custom(Relay):
+        def leg(self, node: NodeId) -> RelayLeg:
+            return make(self, node)
+
+    return Custom(secrets.token_bytes)
+
+
+def mangling(mangle: Callable[[bytes], bytes]) -> Relay:
+    """A relay that changes what it forwards once `is_evil` is set on it."""
+
+    class Evil(RelayLeg):
+        def forward(self, data: bytes) -> None:
+            super().forward(mangle(data) if getattr(self._relay, "is_evil", False) else data)
+
+    return relay_of_legs(Evil)
+
+
+def swap_halves(data: bytes) -> bytes:
+    return data[len(data) // 2 :] + data[: len(data) // 2]
+
+
+@pytest.mark.parametrize(
+    "mangle",
+    [
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data: data[1:],
+        lambda data: data + data,
+        swap_halves,
+        lambda data: b"",
+        lambda data: bytes(len(data)),
+    ],
+    ids=["corrupts", "drops a byte", "repeats", "reorders", "drops all, then resumes", "sends zeros"],
+)
+def test_a_relay_that_changes_the_stream_loses_the_link_and_nothing_wrong_is_delivered(
+    run: Run, mangle: Callable[[bytes], bytes]
+) -> None:
+    async def body() -> None:
+        relay: Any = mangling(mangle)
+        async with scene(relay) as s, linked(s, "data") as (near, far):
+            near.send(step(1, num_bytes=4000))
+            assert isinstance(await receive(far), Step)
+            before = far.health.bytes_received
+            relay.is_evil = True
+            sent = relay.num_forwarded
+            near.send(step(2, num_bytes=4000))
+            await settle(lambda: far.is_closed or relay.num_forwarded > sent or mangle(b"xy") == b"")
+            await asyncio.sleep(0.05)
+            relay.is_evil = False
+            for position in range(3, 20):
+                if not near.is_closed:
+                    near.send(step(position, num_bytes=4000))
+            with pytest.raises(LinkClosed):
+                await receive(far)
+            assert far.health.bytes_received == before
+
+    run(body())
+
+
+def test_a_relay_that_answers_in_the_callees_name_is_found_out(run: Run) -> None:
+    """It connects the caller with another member: TLS proves the wrong key."""
+
+    async def body() -> None:
+        async with relay_at() as (relay, at), member() as a, member() as b:
+            await b.tunnels.listen(relayed(at))
+            relay.board._mailboxes[A] = relay.board._mailboxes[b.node]
+            real = relay.board.answer
+            relay.board.answer = lambda call_id, node, leg: real(call_id, A, leg)  # type: ignore[method-assign]
+            with pytest.raises(LinkClosed, match=f"it is node {b.node[:16]}, expected {A[:16]}"):
+                await a.tunnels.dial(relayed(at, A), "data")
+
+    run(body())
+
+
+def test_a_stranger_gets_no_byte_of_the_relay(run: Run) -> None:
+    async def body() -> None:
+        async with scene() as s, member(OTHER_SECRET) as stranger:
+            with pytest.raises(LinkClosed, match="is not a member of this swarm"):
+                await stranger.tunnels.dial(s.addr, "data")
+            with pytest.raises(BadRequest, match=r"no relay at .* not a member of this swarm"):
+                await stranger.tunnels.listen(relayed(s.at))
+            assert s.relay.num_forwarded == 0
+
+    run(body())
+
+
+def test_a_denied_member_gets_no_service(run: Run) -> None:
+    async def body() -> None:
+        async with member() as a, relay_at(policy=TlsPolicy(deny=frozenset({a.node}))) as (_, at):
+            with pytest.raises(BadRequest, match="no relay at"):
+                await a.tunnels.listen(relayed(at))
+
+    run(body())
+
+
+def test_a_member_that_is_no_relay_is_named(run: Run) -> None:
+    async def body() -> None:
+        async with member() as a, member() as b:
+            addr = await b.tls.listen(LOOPBACK)
+            with pytest.raises(BadRequest, match="is a member but no relay"):
+                await a.tunnels.listen(relayed(addr))
+
+    run(body())
+
+
+def test_no_route_to_the_relay(run: Run) -> None:
+    async def body() -> None:
+        async with member() as a:
+            with pytest.raises(BadRequest, match=r"no relay at 127\.0\.0\.1:1: .*cannot be reached"):
+                await a.tunnels.listen(relayed(NodeAddr("127.0.0.1", 1)))
+            with pytest.raises(LinkClosed, match="must be told which node"):
+                await a.tunnels.dial(relayed(NodeAddr("127.0.0.1", 1)), "data")
+
+    run(body())
+
+
+def test_a_node_that_is_not_waiting_cannot_be_called(run: Run) -> None:
+    async def body() -> None:
+        async with scene() as s:
+            with pytest.raises(LinkClosed, match="does not know it"):
+                await s.a.tunnels.dial(relayed(s.at, C), "data")
+
+    run(body())
+
+
+def test_a_mailbox_comes_back_after_the_relay_was_away(run: Run) -> None:
+    async def body() -> None:
+        async with scene() as s:
+            mailbox = s.relay.board._mailboxes[s.b.node]
+            mailbox.abort()
+            await settle(lambda: s.relay.board._mailboxes.get(s.b.node) not in (None, mailbox))
+            async with linked(s, "data") as (near, far):
+                near.send(step(1))
+                assert isinstance(await receive(far), Step)
+
+    run(body())
+
+
+def test_half_open_a_call_that_nobody_answers_ends_at_the_deadline(run: Run) -> None:
+    async def body() -> None:
+        async with scene(limits=RelayLimits(answer_s=0.1)) as s:
+            deaf = await s.b.tunnels._ask(s.at, LISTEN)  # replaces b's mailbox and never answers
+            with pytest.raises(LinkClosed, match="closed the connection"):
+                await s.a.tunnels.dial(s.addr, "data")
+            deaf.transport.abort()
+            await settle(lambda: "tunnels=0" in repr(s.relay))
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.1\r\n", b"", b"C123", LISTEN + b"junk", ANSWER + bytes(CALL_ID_BYTES), bytes(100_000)],
+    ids=["http", "silence", "truncated", "too much", "no such call", "zeros"],
+)
+def test_garbage_after_the_handshake_costs_its_sender(run: Run, garbage: bytes) -> None:
+    async def body() -> None:
+        async with scene(limits=RelayLimits(answer_s=0.2)) as s, linked(s, "data") as (near, far):
+            context = client_context(Ed25519PrivateKey.generate(), SECRET)
+            context.set_alpn_protocols([RELAY_ALPN])
+            reader, writer = await asyncio.open_connection(
+                s.at.host, s.at.port, ssl=context, server_hostname=Tokens(SECRET, os.urandom).make()
+            )
+            writer.write(garbage)
+            received = await asyncio.gather(reader.read(), return_exceptions=True)
+            assert received[0] in (b"", b"+", b"?") or isinstance(received[0], OSError)
+            writer.transport.abort()
+            near.send(step(1))
+            assert isinstance(await receive(far), Step)
+
+    run(body())
+
+
+def test_a_relay_that_talks_nonsense_loses_the_mailbox_only(run: Run) -> None:
+    async def body() -> None:
+        async with scene() as s:
+            mailbox = s.relay.board._mailboxes[s.b.node]
+            mailbox.write(b"nonsense")
+            await settle(lambda: s.relay.board._mailboxes.get(s.b.node) not in (None, mailbox))
+            async with linked(s, "control") as (near, _):
+                await near.ping()
+
+    run(body())
+
+
+def test_a_flood_through_one_tunnel_is_bounded_and_starves_nobody(run: Run) -> None:
+    """The flooder's reader takes nothing: the relay must stop reading from it, and others must get through."""
+
+    async def body() -> None:
+        async with AsyncExitStack() as stack:
+            s = await stack.enter_async_context(scene())
+            flood, clogged = await stack.enter_async_context(linked(s, "data"))
+            near, far = await stack.enter_async_context(linked(s, "control"))
+            num_sent = 0
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(2):
+                    while True:
+                        flood.send(step(1, num_bytes=1 << 20))
+                        num_sent += 1
+                        await flood.drain()
+            assert num_sent < 200  # 16 MiB of inbox, then sockets and TLS buffers
+            before = s.relay.num_forwarded
+            for _ in range(20):
+                await near.ping()
+                await far.ping()
+            assert s.relay.num_forwarded - before < 1 << 20
+            flood.abort("enough")
+            clogged.abort("enough")
+
+    run(body())
+
+
+def test_limits_hold_per_node_and_are_freed(run: Run) -> None:
+    async def body() -> None:
+        async with scene(limits=RelayLimits(per_caller=2)) as s, member() as other:
+            async with linked(s, "control"), linked(s, "data"):
+                with pytest.raises(LinkClosed, match="has reached its limit"):
+                    await s.a.tunnels.dial(s.addr, "data")
+                near = await other.tunnels.dial(s.addr, "data")
+                await near.aclose()
+            await settle(lambda: "tunnels=0" in repr(s.relay))
+            async with linked(s, "control"):
+                pass
+
+    run(body())
+
+
+def test_connections_without_a_request_are_limited_per_node(run: Run) -> None:
+    async def body() -> None:
+        async with scene(limits=RelayLimits(per_node=3)) as s:
+            lines = [await s.a.tunnels._open(s.at) for _ in range(4)]
+            await settle(lambda: lines[3].is_lost)
+            with pytest.raises(LinkClosed, match="closed the connection"):
+                await s.a.tunnels.dial(s.addr, "data")
+            for line in lines:
+                line.transport.abort()
+            await settle(lambda: s.relay.num_connections[s.a.node] == 0)
+            async with linked(s, "data"):
+                pass
+
+    run(body())
+
+
+def test_a_cancelled_dial_leaves_nothing(run: Run) -> None:
+    async def body() -> None:
+        async with scene() as s:
+            deaf = await s.b.tunnels._ask(s.at, LISTEN)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await s.a.tunnels.dial(s.addr, "data")
+            await settle(lambda: "tunnels=0" in repr(s.relay))
+            deaf.transport.abort()
+
+    run(body())
+
+
+# -- decisions --------------------------------------------------------------------------------------------------------
+
+
+def board(**limits: int) -> Switchboard[str]:
+    return Switchboard(RelayLimits(**limits))
+
+
+def test_switchboard_rings_and_connects() -> None:
+    b = board()
+    assert b.listen(B, "box") is None
+    assert b.call(b"1", A, B, "near") == "box" and b.partner("near") is None
+    assert b.answer(b"1", B, "far") == "near"
+    assert (b.partner("near"), b.partner("far")) == ("far", "near")
+    assert b.leave("far") == "near" and b.leave("near") is None
+    assert b.leave("box") is None
+    with pytest.raises(ShardUnavailable, match="not waiting"):
+        b.call(b"2", A, B, "near")
+
+
+def test_switchboard_only_the_called_node_answers_and_only_once() -> None:
+    b = board()
+    b.listen(B, "box")
+    b.call(b"1", A, B, "near")
+    for node, call_id in ((C, b"1"), (B, b"2")):
+        with pytest.raises(ShardUnavailable, match="nobody made"):
+            b.answer(call_id, node, "thief")
+    b.answer(b"1", B, "far")
+    with pytest.raises(ShardUnavailable):
+        b.answer(b"1", B, "twice")
+
+
+@pytest.mark.parametrize("limit", ["num_tunnels", "per_caller", "per_callee"])
+def test_switchboard_limits(limit: str) -> None:
+    b = board(**{limit: 1})
+    b.listen(B, "box")
+    b.call(b"1", A, B, "near")
+    with pytest.raises(Busy, match="limit"):
+        b.call(b"2", A, B, "other")
+    b.leave("near")
+    b.call(b"2", A, B, "other")
+
+
+def test_switchboard_mailboxes_are_limited_and_the_newest_counts() -> None:
+    b = board(num_mailboxes=1)
+    b.listen(B, "old")
+    assert b.listen(B, "new") == "old"
+    b.leave("old")
+    assert b.call(b"1", A, B, "near") == "new"
+    with pytest.raises(Busy, match="use another relay"):
+        b.listen(C, "box")
+
+
+@given(st.lists(st.tuples(st.sampled_from("lcax"), st.sampled_from([A, B, C]), st.integers(0, 5))))
+def test_switchboard_stays_consistent(moves: list[tuple[str, NodeId, int]]) -> None:
+    """Whatever happens in whatever order: partners are mutual, and when all have left nothing remains."""
+    b = board(per_caller=3, num_tunnels=4)
+    legs = set()
+    for index, (move, node, number) in enumerate(moves):
+        leg = f"{index}"
+        try:
+            if move == "l":
+                b.listen(node, leg)
+            elif move == "c":
+                b.call(leg.encode(), A, node, leg)
+            elif move == "a":
+                b.answer(str(number).encode(), node, leg)
+            else:
+                leg = str(number)
+                b.leave(leg)
+                legs.discard(leg)
+                continue
+            legs.add(leg)
+        except (Busy, ShardUnavailable):
+            continue
+        for some in legs:
+            partner = b.partner(some)
+            assert partner is None or b.partner(partner) == some
+    for leg in legs:
+        b.leave(leg)
+    assert not b._tunnels and not b._calls and not b._mailboxes and not +b._load
+
+
+@given(st.binary(max_size=40))
+def test_requests_are_read_byte_by_byte_or_refused(data: bytes) -> None:
+    try:
+        request = parse_request(data)
+    except ProtocolError:
+        assert data[:1] not in (LISTEN, CALL, ANSWER) or len(data) > 1
+    else:
+        assert request is None or request.kind + request.argument == data
+
+
+@pytest.mark.parametrize("whole", [LISTEN, CALL + bytes(32), ANSWER + bytes(CALL_ID_BYTES)])
+def test_requests_complete_at_their_last_byte(whole: bytes) -> None:
+    assert [parse_request(whole[:end]) for end in range(len(whole))] == [None] * len(whole)
+    request = parse_request(whole)
+    assert request is not None and request.kind == whole[:1]

@@ -1,0 +1,169 @@
+"""manyhands.origin.ends_batch: what requests need of the ends runs in batches, and each gets its own or its own error."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyhands.errors import Corruption
+from manyhands.model.ends import Ends
+from manyhands.origin.ends_batch import EndsHost
+from manyhands.wire.message import Payload
+from manyhands.wire.tensor import decode_tensor
+from manyhands.worker.execute import Device
+from tests.origin.scenes import play
+
+
+@pytest.fixture(scope="module")
+def ends(folder: Path) -> Ends:
+    return Ends(folder, "bf16")
+
+
+@asynccontextmanager
+async def host_of(ends: Ends) -> AsyncIterator[EndsHost]:
+    device = Device.start(1)
+    host = EndsHost(ends, device)
+    task = asyncio.create_task(host.run())
+    try:
+        yield host
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        device.close()
+
+
+def hidden(count: int, seed: int) -> Tensor:
+    return torch.randn(count, 64, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+
+
+def embeds(ends: Ends, got: object, ids: list[int]) -> bool:
+    """Whether a turn gave the embeddings of `ids`."""
+    return isinstance(got, Payload) and torch.equal(decode_tensor(got, len(ids)), ends.embed(torch.tensor(ids)))
+
+
+def test_turns_of_one_moment_are_one_batch(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight requests cost one pass over the head, and get the very logits and embeddings of a pass alone."""
+    calls: list[int] = []
+    logits = ends.logits
+    alone = [logits(hidden(n + 1, n)) for n in range(8)]
+
+    def counted(rows: Tensor) -> Tensor:
+        calls.append(len(rows))
+        return logits(rows)
+
+    monkeypatch.setattr(ends, "logits", counted)
+
+    async def main() -> None:
+        seen: dict[int, Tensor] = {}
+
+        def decide(number: int, rows: Tensor) -> list[int]:
+            seen[number] = rows.clone()
+            return [number] * number
+
+        async with host_of(ends) as host:
+            turns = [host.turn(hidden(n + 1, n), lambda rows, n=n: decide(n, rows)) for n in range(8)]  # type: ignore[misc]
+            embedded = await asyncio.gather(*turns)
+        assert calls == [sum(range(1, 9))]
+        for n, rows in enumerate(embedded):
+            assert torch.equal(seen[n], alone[n])
+            assert (rows is None) == (n == 0)
+            if rows is not None:
+                assert embeds(ends, rows, [n] * n)
+
+    play(main)
+
+
+def test_a_turn_without_rows_only_embeds(ends: Ends) -> None:
+    """A prefill has nothing to decide."""
+
+    async def main() -> None:
+        async with host_of(ends) as host:
+            got = await host.turn(None, lambda rows: [1, 2, 3] if rows.shape[0] == 0 else [])
+            assert embeds(ends, got, [1, 2, 3])
+
+    play(main)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2e6])
+def test_rows_that_are_no_numbers_are_that_requests_error(ends: Ends, value: float) -> None:
+    """Its company in the batch gets what it would have got."""
+    bad = hidden(2, 1)
+    bad[1, 3] = value
+
+    async def main() -> None:
+        async with host_of(ends) as host:
+            outcomes = await asyncio.gather(
+                host.turn(hidden(1, 5), lambda rows: [int(rows[0].argmax())]),
+                host.turn(bad, lambda rows: [0]),
+                host.turn(hidden(3, 6), lambda rows: [7]),
+                return_exceptions=True,
+            )
+        want = int(ends.logits(hidden(1, 5))[0].argmax())
+        assert embeds(ends, outcomes[0], [want])
+        assert isinstance(outcomes[1], Corruption)
+        assert embeds(ends, outcomes[2], [7])
+
+    play(main)
+
+
+def test_an_error_of_one_request_is_its_own(ends: Ends) -> None:
+    """What `decide` raises reaches its caller; the others and later turns are served."""
+
+    def refuse(_: Tensor) -> Sequence[int]:
+        raise KeyError("mine")
+
+    async def main() -> None:
+        async with host_of(ends) as host:
+            bad, good = await asyncio.gather(
+                host.turn(hidden(1, 1), refuse), host.turn(hidden(1, 2), lambda _: [4]), return_exceptions=True
+            )
+            assert isinstance(bad, KeyError) and embeds(ends, good, [4])
+            assert await host.turn(hidden(1, 3), lambda _: []) is None
+
+    play(main)
+
+
+def test_a_failure_of_the_whole_batch_ends_its_requests_and_not_the_host(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of memory in the head: these requests fail, the next is served. (It stopped the node.)"""
+
+    async def main() -> None:
+        async with host_of(ends) as host:
+            with monkeypatch.context() as patch:
+
+                def fail(_: Tensor) -> Tensor:
+                    raise MemoryError("no room for logits")
+
+                patch.setattr(ends, "logits", fail)
+                outcomes = await asyncio.gather(
+                    *(host.turn(hidden(1, n), lambda _: [1]) for n in range(3)), return_exceptions=True
+                )
+            assert [type(outcome) for outcome in outcomes] == [MemoryError] * 3
+            assert await host.turn(hidden(1, 1), lambda _: [1]) is not None
+
+    play(main)
+
+
+def test_a_turn_that_nobody_waits_for_is_not_computed(ends: Ends) -> None:
+    """A client that left costs nothing, and its turn hurts nobody."""
+    decided: list[str] = []
+
+    def note(name: str) -> list[int]:
+        decided.append(name)
+        return [1]
+
+    async def main() -> None:
+        async with host_of(ends) as host:
+            gone = asyncio.ensure_future(host.turn(hidden(1, 1), lambda _: note("gone")))
+            await asyncio.sleep(0)
+            gone.cancel()
+            await host.turn(hidden(1, 2), lambda _: note("here"))
+            assert gone.cancelled() and decided == ["here"]
+
+    play(main)

@@ -1,0 +1,150 @@
+"""Shadows in a whole swarm, under the virtual clock: they follow, are promoted, and the text is what it would have been."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from manyhands.config import RequestConfig, WorkerConfig
+from manyhands.core import EndsAt, PathKind
+from manyhands.net.transport import Link
+from manyhands.origin.repair_plan import Slot
+from manyhands.origin.route import Route
+from manyhands.origin.standby_search import FEED_ROWS
+from manyhands.testing.tiny import make_tiny
+from manyhands.testing.trouble import Phase
+from manyhands.wire.message import Open
+from tests.kill import REQUEST, Bench, kept_models
+
+FOLLOWED = replace(REQUEST, shadow=True)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with kept_models() as models:
+        yield Bench(make_tiny("qwen3", tmp_path_factory.mktemp("shadow") / "qwen3", seed=21), models)
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(replay_from, replay_until) of every Open that asks for a replay."""
+    seen: list[tuple[int, int]] = []
+    plain = Route.open_message
+
+    def noting(self: Route, index: int, slot: Slot, control: Link) -> Open:
+        message = plain(self, index, slot, control)
+        if message.replay_until:
+            seen.append((message.replay_from, message.replay_until))
+        return message
+
+    monkeypatch.setattr(Route, "open_message", noting)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("ends", "path"), [("origin", "ring"), ("edges", "ring"), ("origin", "star"), ("edges", "star")]
+)
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_shadow_takes_over(
+    bench: Bench, victim: int, ends: EndsAt, path: PathKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One spare follows all three hops. The hop before the lost one re-sends the rows since the last feed, no more."""
+
+    async def main() -> None:
+        async with bench.scene(request=FOLLOWED, ends=ends) as scene:
+            replays = watch(monkeypatch)
+            node = scene.hops[victim]
+            scene.faults.at("decode", node, lambda: scene.faults.die(node), 20)
+            assert await scene.ask("hot", path=path) == bench.wanted["hot", 0]
+            (repair,) = scene.answers[0].repairs
+            assert repair.replacement == ("n3",)
+            spans = [(start, until) for start, until in replays if until - start <= 2 * FEED_ROWS]
+            assert spans == replays and len(spans) == (victim > 0)
+            assert all(start > 0 for start, _ in spans)
+
+    bench.play(main)
+
+
+@pytest.mark.parametrize("phase", ["opening", "prefill", "decode", "window"])
+@pytest.mark.parametrize("number", range(4))
+def test_anything_may_die_while_shadows_follow(bench: Bench, phase: Phase, number: int) -> None:
+    """A hop, the shadow itself, a hop and then its promoted shadow; three requests, drafts and wrong drafts."""
+
+    async def main() -> None:
+        async with bench.scene(spares=["0-5", "0-5"], request=FOLLOWED) as scene:
+            nodes = [scene.hops[i] for i in ((1,), (3,), (1, 3), (2, 0))[number]]
+            scene.faults.at(phase, nodes[0], lambda: scene.faults.die(nodes[0]), 6)
+            if len(nodes) > 1:
+                scene.faults.at("decode", nodes[1], lambda: scene.faults.die(nodes[1]), 3)
+            path = "star" if (number + len(phase)) % 2 else "ring"  # over all phases everything dies on both
+            drafters = [{"drafter": bench.half_right("hot", n)} if phase == "window" else {} for n in range(3)]
+            got = await asyncio.gather(*(scene.ask("hot", n, path=path, **drafters[n]) for n in range(3)))
+            assert got == [bench.wanted["hot", n] for n in range(3)]
+
+    bench.play(main)
+
+
+def test_a_session_without_logs_has_shadows_that_never_catch_up(bench: Bench) -> None:
+    """log_bytes 0: nothing can be fed to them (but the first hop's); repairs go the long way, and the text is the same."""
+
+    async def main() -> None:
+        async with bench.scene(request=FOLLOWED, worker=WorkerConfig(log_bytes=0)) as scene:
+            node = scene.hops[1]
+            scene.faults.at("decode", node, lambda: scene.faults.die(node), 12)
+            assert await scene.ask("greedy") == bench.wanted["greedy", 0]
+            assert scene.answers[0].repairs[0].replacement == ("n3",)
+
+    bench.play(main)
+
+
+@pytest.mark.parametrize("path", ["ring", "star"])
+def test_what_a_hop_computes_again_is_not_taken_for_its_shadow_s(bench: Bench, path: PathKind) -> None:
+    """Hop 1 has lost its log, so when hop 2 dies, which has no shadow, it gets all positions once more.
+
+    Its own shadow follows on meanwhile (in a star the origin sends on both). That is right in the end, for it takes over.
+    """
+
+    async def main() -> None:
+        async with bench.scene(spares=["2-3", "4-5"], request=FOLLOWED) as scene:
+            spare = scene.hops[4].hosts[0]
+            room, spare.engine.cache_tokens = spare.engine.cache_tokens, 10
+
+            def lose() -> None:
+                spare.engine.cache_tokens = room
+                for place in scene.hops[1].hosts[0]._places.values():
+                    place.log.drop()
+                scene.faults.die(scene.hops[2])
+
+            scene.faults.at("decode", scene.hops[2], lose, 10)
+            scene.faults.at("any", scene.hops[4], lambda: scene.faults.die(scene.hops[1]), 9)
+            assert await scene.ask("hot", path=path) == bench.wanted["hot", 0]
+            assert [(r.lost, r.replacement) for r in scene.answers[0].repairs] == [
+                (("n2",), ("n4",)),
+                (("n1",), ("n3",)),
+            ]
+
+    bench.play(main)
+
+
+def test_a_full_spare_is_no_shadow_and_no_trouble(bench: Bench) -> None:
+    """It says Busy; the request does not hear of it."""
+
+    async def main() -> None:
+        async with bench.scene(request=FOLLOWED) as scene:
+            scene.hops[3].hosts[0].engine.cache_tokens = 10
+            assert await scene.ask("greedy") == bench.wanted["greedy", 0]
+            assert not scene.answers[0].events
+            assert scene.hops[3].hosts[0].engine.rows_run == 0
+            scene.hops[3].hosts[0].engine.cache_tokens = scene.hops[3].worker.config.cache_tokens
+
+    bench.play(main)
+
+
+def test_shadows_are_off_unless_asked_for(bench: Bench) -> None:
+    async def main() -> None:
+        async with bench.scene() as scene:
+            await scene.ask("greedy")
+            assert scene.hops[3].hosts[0].engine.rows_run == 0
+
+    bench.play(main)
+    assert not RequestConfig().shadow
