@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from manyhands.cli import checks
-from manyhands.engine import golden, library
+from manyhands.engine import golden, golden_models, library
 from manyhands.errors import ModelError
+from manyhands.program.families import FAMILIES
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +29,20 @@ def test_every_back_end_reproduces_the_digests() -> None:
         assert {case: right[case] for case in golden.CASES} == golden.digests(name), name
         assert library.calls(name) > before
     assert set(right) >= set(golden.CASES)
+
+
+@pytest.mark.parametrize("name", library.supported())
+def test_every_back_end_reproduces_whole_models(name: str) -> None:
+    """Of every family, bf16 and fp32; with this back end alone."""
+    before = {other: library.calls(other) for other in library.supported()}
+    assert golden_models.failures(name) == ()
+    grown = [other for other in library.supported() if library.calls(other) > before[other]]
+    assert grown == [name] and library.calls(name) - before[name] >= 15 * len(golden_models.configs())
+    assert {f"model {family} bf16" for family in golden_models.configs()} <= set(golden.recorded())
+
+
+def test_every_family_has_a_golden_model() -> None:
+    assert {config["model_type"] for config in golden_models.configs().values()} == set(FAMILIES)
 
 
 def test_cases_differ_and_are_not_empty() -> None:

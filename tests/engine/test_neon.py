@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.engine import golden, library
+from manyhands.engine import golden, golden_models, library
 from tests.engine.conftest import NATIVE
 from tests.engine.remote import SOURCE, Remote
 
+MODELS = ("llama", "gemma2", "gpt_oss", "deepseek_v3")  # emulated: all families would take minutes
 FLAGS = [
     "-O2",
     "-std=gnu11",
@@ -60,6 +61,7 @@ def test_neon_reproduces_the_digests(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(library, "tensor", remote.tensor)
         assert library.supported() == ["neon", "scalar"]
         found = {name: golden.digests(name) for name in library.supported()}
+        found["neon"].update(golden_models.digests("neon", MODELS))
         calls = library.calls("neon")
     finally:
         remote.close()
@@ -67,5 +69,5 @@ def test_neon_reproduces_the_digests(tmp_path: Path, monkeypatch: pytest.MonkeyP
     own = f"tininess {platform.machine()}"
     for digests in found.values():
         digests["tininess aarch64"] = digests.pop(own)
-    assert calls > 0 and found["neon"] == found["scalar"]
+    assert calls > 0 and found["scalar"].items() <= found["neon"].items()
     assert {name: golden.recorded().get(name) for name in found["neon"]} == found["neon"]

@@ -66,7 +66,7 @@ def test_what_reaches_beyond_is_refused() -> None:
 
     assert pack() == 0
     wrong = [pack((1, 0)), pack((0, 1)), pack((0, 2)), pack((3, 3)), pack((2, 1)), pack(count=799), pack(count=0)]
-    wrong += [pack(n=0), pack(k=0), pack(n=21), pack(k=41), pack(row=41), pack(row=-1), pack(step=0), pack(step=2)]
+    wrong += [pack(n=0), pack(k=0), pack(n=21), pack(k=41), pack(row=41), pack(row=-1), pack(step=2)]
     wrong += [pack(row=1 << 62), pack(step=1 << 62), pack(size=out.nbytes - 2), pack(size=out.nbytes + 2)]
     for bad in (-1, 20, 1 << 62):
         wrong.append(pack(rows=np.array([0] * 19 + [bad], np.int64)))

@@ -9,6 +9,7 @@ from manyhands.core import Precision
 from manyhands.engine import library
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array, Plan
 from manyhands.engine.memory import Memory
+from manyhands.engine.registers import offsets, touched
 from manyhands.engine.weights import Found, Read, Stored, as_fp32, find, matrices, matrix, take, vector
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
@@ -39,16 +40,16 @@ def span_plan(program: Program, layers: Sequence[Layer], read: Read, precision: 
     """Layers as a plan from hidden states to hidden states. Raises ModelError for what the engine cannot compute."""
     compiler = _Compiler(program, read, precision)
     for layer in layers:
-        compiler.bound = {RESIDUAL: 0}
+        compiler.begin_layer()
         for op in layer.ops:
             compiler.add(op)
     return compiler.plan(back_end, 0, ROW_TYPES[precision])
 
 
-def head_plan(program: Program, read: Read, precision: Precision, back_end: str) -> Plan:
-    """Final norm and head as a plan from hidden states to logits in fp32."""
+def head_plan(program: Program, read: Read, precision: Precision, back_end: str, table: Stored | None = None) -> Plan:
+    """Final norm and head as a plan from hidden states to logits in fp32. table: the packed weight of a tied head."""
     head: Head = program.head
-    compiler = _Compiler(program, read, precision)
+    compiler = _Compiler(program, read, precision, table)
     compiler.add(head.norm)
     compiler.add(head.product)
     logits = compiler.bound["logits"]
@@ -60,21 +61,28 @@ def head_plan(program: Program, read: Read, precision: Precision, back_end: str)
 class _Compiler:
     """Operations so far, with the widths of the registers that they use."""
 
-    def __init__(self, program: Program, read: Read, precision: Precision) -> None:
+    def __init__(self, program: Program, read: Read, precision: Precision, table: Stored | None = None) -> None:
         if precision not in ROW_TYPES:
             raise ModelError(f"the native engine computes in {' and '.join(ROW_TYPES)}, not in {precision}")
         self._program, self._read, self._precision = program, read, precision
-        self._memory = Memory()
+        self._memory, self._table = Memory(), table
         self._rates = [np.array(rope.frequencies, np.float32) for rope in program.ropes]
         self._ops: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = []
+        self._layers: list[int] = []  # their first operations
         self._widths, self._numbers = [program.hidden], {(RESIDUAL, program.hidden, False): 0}
         self.bound = {RESIDUAL: 0}  # by name: the register that holds it now
+
+    def begin_layer(self) -> None:
+        """Only the residual stream goes from a layer to the next."""
+        self.bound = {RESIDUAL: 0}
+        self._layers.append(len(self._ops))
 
     def plan(self, back_end: str, out: int, out_type: str) -> Plan:
         if len(self._widths) > MOST_REGISTERS:
             raise ModelError(f"{self._program.family} needs {len(self._widths)} registers, of {MOST_REGISTERS}")
         row_type = ROW_TYPES[self._precision]
-        plan = Plan(back_end, row_type, self._widths, out, out_type, self._program.context)
+        places = offsets(self._widths, [touched(kind, numbers) for kind, numbers, _, _ in self._ops], out, self._layers)
+        plan = Plan(back_end, row_type, self._widths, out, out_type, self._program.context, places)
         for op in self._ops:
             plan.add(*op)
         return plan
@@ -83,9 +91,6 @@ class _Compiler:
         self, kind: int, numbers: Sequence[int], reals: Sequence[float] = (), tensors: Sequence[Array | None] = ()
     ) -> None:
         self._ops.append((kind, numbers, reals, tensors))
-
-    def _matrix(self, found: Found) -> Stored:
-        return matrix(found, self._precision, self._memory)
 
     def source(self, name: str) -> int:
         return self.bound[name]
@@ -125,7 +130,7 @@ class _Compiler:
             self._part(source, part)
 
     def _part(self, source: int, part: Part) -> None:
-        weight = self._matrix(find(part.weight, self._read))
+        weight = self._table or matrix(find(part.weight, self._read), self._precision, self._memory)
         bias = vector([part.bias] if part.bias else [], self._read)
         target = self.target(part.target, part.weight.outputs)
         numbers = (source, target, TYPES[weight.type], ACTIVATIONS.index(part.activation))
@@ -147,27 +152,33 @@ class _Compiler:
 
     @add.register
     def _(self, op: LatentAttention) -> None:
-        """As attention with one key head over (latent, rotary key): a product a head before, and one after."""
+        """As attention with one key head over (latent, rotary key), whose beginning is the value too; products of all heads
+        before and after."""
         heads, width, rank, key_width = op.heads, op.width, op.rank, op.rank + op.rotary_width
         query, latent, rotary = (self.source(name) for name in (op.query, op.latent, op.rotary))
         whole, key = self.target(" query", heads * key_width), self.target(" key", key_width)
         seen, target = self.target(" latents", heads * rank), self.target(op.target, heads * op.value_width)
-        before, after = take(op.key_weight, self._read), take(op.value_weight, self._read)
-        for head in range(heads):
-            columns = (head * (width + op.rotary_width), width, head * key_width, rank)
-            self._slice(query, whole, Stored(before.type, before.array[head * width : (head + 1) * width].T), columns)
-        self.emit(library.COPY, (query, whole, width, rank, op.rotary_width, heads, width + op.rotary_width, key_width))
+        step = width + op.rotary_width
+        self._heads(query, whole, op.key_weight, heads, True, (0, width, 0, rank, heads, step, key_width))
+        self.emit(library.COPY, (query, whole, width, rank, op.rotary_width, heads, step, key_width))
         self.emit(library.COPY, (latent, key, 0, 0, rank, 1, 0, 0))
         self.emit(library.COPY, (rotary, key, 0, rank, op.rotary_width, 1, 0, 0))
-        self.emit(library.ATTENTION, (whole, key, latent, seen, heads, 1, key_width, rank, 0), (op.scale, 0.0))
-        for head in range(heads):
-            part = after.array[head * op.value_width : (head + 1) * op.value_width]
-            columns = (head * rank, rank, head * op.value_width, op.value_width)
-            self._slice(seen, target, Stored(after.type, part), columns)
+        self.emit(library.ATTENTION, (whole, key, key, seen, heads, 1, key_width, rank, 0, 1), (op.scale, 0.0))
+        columns = (0, rank, 0, op.value_width, heads, rank, op.value_width)
+        self._heads(seen, target, op.value_weight, heads, False, columns)
 
-    def _slice(self, source: int, target: int, stored: Stored, columns: Sequence[int]) -> None:
-        weight = self._matrix((stored, None))
-        self.emit(library.PRODUCT, (source, target, TYPES[weight.type], 0, *columns), (), (weight.array, None))
+    def _heads(
+        self, source: int, target: int, weight: Weight, heads: int, turned: bool, columns: Sequence[int]
+    ) -> None:
+        """A product of each head's columns with its rows of a weight, or with those rows as columns."""
+        stored = take(weight, self._read)
+        each = stored.array.reshape(heads, -1, stored.array.shape[1])
+
+        def part(head: int) -> Found:
+            return Stored(stored.type, each[head].T if turned else each[head]), None
+
+        held = matrices(heads, part, self._precision, self._memory)
+        self.emit(library.PRODUCT, (source, target, TYPES[held.type], 0, *columns), (), (held.array, None))
 
     @add.register
     def _(self, op: Gate) -> None:

@@ -14,7 +14,8 @@ from manyhands.engine import golden, library
 from manyhands.engine.cache import SessionCache
 from manyhands.engine.compile import ROW_TYPES, head_plan, span_plan
 from manyhands.engine.library import Array, Team
-from manyhands.engine.weights import Read, as_bf16, held, take
+from manyhands.engine.memory import Memory
+from manyhands.engine.weights import Read, as_bf16, find, held, matrix, take
 from manyhands.program.ops import Program
 
 
@@ -63,24 +64,26 @@ class CpuSpan:
 
 
 class CpuEnds:
-    """Embedding and head of a program. One call at a time."""
+    """Embedding and head of a program; a tied head is held once. One call at a time."""
 
     def __init__(
         self, program: Program, read: Read, precision: Precision, team: Team, back_end: str | None = None
     ) -> None:
         self.back_end = back_end or golden.choose()
         self._team, self._row_type = team, ROW_TYPES[precision]
-        self._table = held(take(program.embed.weight, read), precision)
+        weight, tied = program.embed.weight, program.embed.weight == program.head.product.parts[0].weight
+        self._shape = weight.shape[0], weight.shape[1]
+        self._table = matrix(find(weight, read), precision, Memory()) if tied else held(take(weight, read), precision)
         scale = np.array([program.embed.scale], np.float32)
         if program.embed.round_scale and precision == "bf16":
             scale = (as_bf16(scale).astype(np.uint32) << 16).view(np.float32)
         self._scale = float(scale[0])
-        self._head = head_plan(program, read, precision, self.back_end)
+        self._head = head_plan(program, read, precision, self.back_end, self._table if tied else None)
 
     def embed(self, ids: Sequence[int]) -> NDArray[np.uint8]:
         """Row bytes [T, bytes of a row] of token ids. Raises ModelError for an id that the model does not have."""
         table = self._table
-        return library.embed(self.back_end, table.array, table.type, ids, self._scale, self._row_type)
+        return library.embed(self.back_end, table.array, table.type, self._shape, ids, self._scale, self._row_type)
 
     def logits(self, rows: bytes | Array, count: int, threads: int) -> NDArray[np.float32]:
         """Logits [count, vocab] in fp32 of rows that left the last layer."""

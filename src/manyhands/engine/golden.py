@@ -1,8 +1,9 @@
 """Golden digests: SHA-256 of what every operation computes for fixed input, the same on every CPU (golden.json).
 
 A back end is used only after it reproduced them (prove), so machines of different makes check each other through the
-repository. A digest changes only together with docs/arithmetic.md, and with it the arithmetic class.
-Run `python -m manyhands.engine.golden` to see the digests of this machine's back ends, with `--write` to store scalar's.
+repository. A digest changes only together with docs/arithmetic.md, and with it the arithmetic class. Digests of whole models
+stand beside those of operations (golden_models.py); tests reproduce both, a node that starts and `doctor` operations alone.
+Run `python -m manyhands.engine.golden` to see what this machine's back ends fail to reproduce; `--write` stores scalar's.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,6 +170,50 @@ def attention(row_type: str) -> Callable[[Machine], bytes]:
     return case
 
 
+def latents(row_type: str) -> Callable[[Machine], bytes]:
+    """Products of columns in groups around attention whose values are the beginning of its keys."""
+
+    def case(machine: Machine) -> bytes:
+        found, k = [], 24
+        for heads, width, rank, rotary in ((3, 20, 33, 7), (16, 8, 48, 16)):
+            key_width = rank + rotary
+            widths = [heads * width, heads * key_width, key_width, heads * rank, heads * width]
+            ops = [product(70, 0, 1, heads * width, k), product(72, 0, 2, heads * key_width, k)]
+            ops.append(product(74, 0, 3, key_width, k))
+            shapes = ((rank, width, 1, 2, width, key_width), (width, rank, 4, 5, rank, width))
+            before, after = (grouped(76 + i, heads, *shape) for i, shape in enumerate(shapes))
+            numbers = (2, 3, 3, 4, heads, 1, key_width, rank, 0, 1)
+            ops += [before, (library.ATTENTION, numbers, (0.02, 0.0), (None,)), after]
+            found.append(machine.run(reals(17, 150, k), row_type, widths, ops, 5).tobytes())
+        return b"".join(found)
+
+    return case
+
+
+def grouped(seed: int, groups: int, n: int, k: int, source: int, target: int, step: int, target_step: int) -> Op:
+    """Random products of the columns of each group, with biases."""
+    packed = [library.pack(stored(reals(seed + i, n, k), "bf16"), "bf16") for i in range(groups)]
+    numbers = (source, target, 0, 0, 0, k, 0, n, groups, step, target_step)
+    return library.PRODUCT, numbers, (), (np.concatenate(packed), reals(seed, groups * n))
+
+
+def embeddings(machine: Machine) -> bytes:
+    """Rows of tables of every type, row by row and packed, scaled and not."""
+    found = []
+    for name in library.TYPES:
+        table = stored(reals(18, 37, 300), name)
+        for scale, row_type in ((1.0, "f32"), (17.3, "bf16")):
+            ids = [0, 36, 5, 16]
+            rows = library.embed(machine.back_end, table, name, table.shape, ids, scale, row_type)
+            packed = library.pack(table, name)
+            if not np.array_equal(
+                library.embed(machine.back_end, packed, name, table.shape, ids, scale, row_type), rows
+            ):
+                raise AssertionError("a packed table has other rows")
+            found.append(rows.tobytes())
+    return b"".join(found)
+
+
 def columns(machine: Machine) -> bytes:
     """Gates of every activation, with and without a limit; add, multiply and soft caps."""
     found, k, n = [], 24, 40
@@ -233,6 +278,9 @@ CASES: Final[dict[str, Callable[[Machine], bytes]]] = {
     "rotary": rotary,
     "attention bf16": attention("bf16"),
     "attention f32": attention("f32"),
+    "latents bf16": latents("bf16"),
+    "latents f32": latents("f32"),
+    "embeddings": embeddings,
     "columns": columns,
     "routes and experts": routes,
     "doubles": doubles,
@@ -282,13 +330,16 @@ def choose() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints each back end's digests, or stores scalar's."""
+    """Says which digests each back end does not reproduce; or stores scalar's."""
+    from manyhands.engine import golden_models
+
     if "--write" in arguments:
-        kept = recorded() if FILE.exists() else {}
-        FILE.write_text(json.dumps({**kept, **digests("scalar")}, indent=1) + "\n")
-    found: dict[str, Any] = {name: digests(name) for name in library.supported()}
-    sys.stdout.write(json.dumps(found, indent=1) + "\n")
-    return 0
+        FILE.write_text(
+            json.dumps({**recorded(), **digests("scalar"), **dict(golden_models.digests("scalar"))}, indent=1) + "\n"
+        )
+    wrong = {name: [*failures(name), *golden_models.failures(name)] for name in library.supported()}
+    sys.stdout.write(json.dumps(wrong, indent=1) + "\n")
+    return int(any(wrong.values()))
 
 
 if __name__ == "__main__":

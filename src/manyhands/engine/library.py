@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
-VERSION: Final = 2  # of the interface: mh_version in native/plan.c
+VERSION: Final = 3  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon")  # by the number that C gives them
 PREFERENCE: Final = ("avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
@@ -27,6 +27,7 @@ ACTIVATIONS: Final = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sig
 FUNCTIONS: Final = (*ACTIVATIONS, "exp", "tanh", "erf")
 DOUBLES: Final = ("exp", "log", "sin", "cos", "pow")
 BLOCK: Final = 64  # positions of a cache's block
+SIDE: Final = 16  # columns of a panel; registers begin at multiples
 NUMBERS, REALS, TENSORS = 12, 3, 6
 _FAILED = {
     1: "there is no memory for a step's rows: give it fewer rows at once",
@@ -76,11 +77,11 @@ def load() -> ctypes.CDLL:
         "mh_apply": (ctypes.c_int, [count, count, real, pointer, pointer, count]),
         "mh_embed": (
             ctypes.c_int,
-            [count, count, pointer, *([count] * 3), pointer, count, real, count, pointer, count],
+            [count, count, pointer, *([count] * 3), pointer, count, count, pointer, count, count, real],
         ),
         "mh_rope": (ctypes.c_int, [pointer, count, real, count, count, pointer, pointer]),
         "mh_double": (ctypes.c_int, [count, pointer, real, pointer, count]),
-        "mh_plan_new": (pointer, [count, count, pointer, count, count, count, count]),
+        "mh_plan_new": (pointer, [count, count, pointer, pointer, count, count, count, count]),
         "mh_plan_add": (ctypes.c_int, [pointer, count, pointer, pointer, pointer]),
         "mh_plan_block_bytes": (count, [pointer]),
         "mh_cache_copy": (ctypes.c_int, [pointer, pointer, count, count, pointer, count, count, count]),
@@ -190,17 +191,26 @@ def rope(frequencies: Sequence[float], factor: float, positions: int, first: int
 
 
 def embed(
-    back_end: str, table_VD: Array, table_type: str, ids: Sequence[int], scale: float, row_type: str
+    back_end: str,
+    table: Array,
+    table_type: str,
+    shape: tuple[int, int],
+    ids: Sequence[int],
+    scale: float,
+    row_type: str,
 ) -> NDArray[np.uint8]:
-    """Rows [T, bytes of a row] of a table in its stored type, times `scale`, rounded to `row_type`. Raises ModelError."""
-    vocab, width = table_VD.shape
+    """Rows [T, bytes of a row] of a table of `shape` (vocab, width), times `scale`, rounded to `row_type`.
+
+    The table [vocab, width] lies row by row, or packed in one dimension, as a head that shares its memory does. Raises
+    ModelError.
+    """
     given = np.array(ids, np.int64)
-    out = np.empty((len(given), width * (2 if row_type == "bf16" else 4)), np.uint8)
-    table = tensor(table_VD)
-    shape = (table.data, table.bytes, vocab, width)
+    out = np.empty((len(given), shape[1] * (2 if row_type == "bf16" else 4)), np.uint8)
+    held = tensor(table)
     target, stored = BACK_ENDS.index(back_end), TYPES[table_type]
+    wanted = (address(given), len(given), TYPES[row_type])
     code = load().mh_embed(
-        target, stored, *shape, address(given), len(given), scale, TYPES[row_type], address(out), out.nbytes
+        target, stored, held.data, held.bytes, *shape, *wanted, address(out), out.nbytes, int(table.ndim == 1), scale
     )
     check(code)
     return out
@@ -224,20 +234,37 @@ class Team:
         self.close()
 
 
+def apart(widths: Sequence[int]) -> list[int]:
+    """Where registers begin that share nothing."""
+    return [sum(-(-width // SIDE) * SIDE for width in widths[:i]) for i in range(len(widths))]
+
+
 class Plan:
     """Operations over registers of fp32 rows, for one back end. One step at a time.
 
     widths: of the registers; 0 takes the rows that come in (`row_type`), `out` gives those that leave (`out_type`).
+    offsets: the columns at which registers begin, if some share memory; multiples of 16.
     """
 
     def __init__(
-        self, back_end: str, row_type: str, widths: Sequence[int], out: int, out_type: str, positions: int
+        self,
+        back_end: str,
+        row_type: str,
+        widths: Sequence[int],
+        out: int,
+        out_type: str,
+        positions: int,
+        offsets: Sequence[int] = (),
     ) -> None:
         self.widths, self.out, self.row_type, self.out_type = list(widths), out, row_type, out_type
-        array = (ctypes.c_int64 * len(widths))(*widths)
+        places = offsets or apart(widths)
+        self.columns = max(place + width for place, width in zip(places, widths, strict=True)) if widths else 0
+        array, begins = ((ctypes.c_int64 * len(widths))(*numbers) for numbers in (widths, places))
         target = BACK_ENDS.index(back_end)
         self._held: list[Array] = []
-        self._handle = load().mh_plan_new(target, TYPES[row_type], array, len(widths), out, TYPES[out_type], positions)
+        self._handle = load().mh_plan_new(
+            target, TYPES[row_type], array, begins, len(widths), out, TYPES[out_type], positions
+        )
         if not self._handle:
             raise ModelError(f"no plan of {len(widths)} registers and {positions} positions on {back_end}")
 

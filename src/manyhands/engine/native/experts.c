@@ -4,11 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { EXPERT_BYTES = 24 << 20 }; /* kept for the rows that go through experts at once */
+
 /* Pairs (row, route) are sorted by expert; pair i keeps its rounded source, gate, up, rounded inner row and result. */
 typedef struct {
     const Plan *plan;
     const Op *op;
-    int64_t rows, pairs, depth, inner_depth, inner, hidden, per_expert, num_used;
+    int64_t first, rows, pairs, depth, inner_depth, inner, hidden, per_expert, num_used;
     float *sources, *gates, *ups, *inners, *results;
     int32_t *owners, *places, *used, *starts; /* row * top k + route of a pair, and back; experts in use, their first pairs */
 } Mixture;
@@ -29,7 +31,7 @@ static const float *bias_of(Tensor tensor, int64_t expert, int64_t n) { return t
 static void gather_task(const void *argument, int64_t pair, void *scratch)
 {
     const Mixture *m = argument;
-    int64_t source = m->op->numbers[0], row = m->owners[pair] / m->op->numbers[4], width = m->plan->widths[source];
+    int64_t source = m->op->numbers[0], row = m->first + m->owners[pair] / m->op->numbers[4], width = m->plan->widths[source];
     (void)scratch;
     m->plan->kernels->prepare(row_of(m->plan, source, row) - pair * width, width, pair, pair + 1, 1, width, m->plan->rounds, 0, m->sources);
 }
@@ -81,8 +83,8 @@ static void sum_task(const void *argument, int64_t row, void *scratch)
 {
     const Mixture *m = argument;
     const int64_t *n = m->op->numbers;
-    const float *pairs = row_of(m->plan, n[1], row);
-    float *out = row_of(m->plan, n[2], row);
+    const float *pairs = row_of(m->plan, n[1], m->first + row);
+    float *out = row_of(m->plan, n[2], m->first + row);
     (void)scratch;
     memset(out, 0, (size_t)m->hidden * 4);
     for (int64_t route = 0; route < n[4]; route++) {
@@ -102,7 +104,7 @@ static void sort_pairs(Mixture *m)
         int64_t before = found;
         for (int64_t row = 0; row < m->rows; row++)
             for (int64_t route = 0; route < n[4]; route++)
-                if (row_of(m->plan, n[1], row)[2 * route] == (float)expert) {
+                if (row_of(m->plan, n[1], m->first + row)[2 * route] == (float)expert) {
                     m->places[row * n[4] + route] = (int32_t)found;
                     m->owners[found++] = (int32_t)(row * n[4] + route);
                 }
@@ -115,19 +117,23 @@ static void sort_pairs(Mixture *m)
     m->pairs = found;
 }
 
-int experts_run(Plan *plan, Team *team, int64_t threads, const Op *op, int64_t rows)
+static int has_room(Plan *plan, int64_t rows)
+{
+    if (plan->expert_room >= rows)
+        return 1;
+    free(plan->expert_rows);
+    plan->expert_rows = malloc((size_t)(plan->expert_floats * rows) * 4);
+    plan->expert_room = plan->expert_rows ? rows : 0;
+    return plan->expert_rows != 0;
+}
+
+/* Rows [first, first + rows), for which there is room. */
+static int run_rows(Plan *plan, Team *team, int64_t threads, const Op *op, int64_t first, int64_t rows)
 {
     const int64_t *n = op->numbers;
-    if (plan->expert_room < rows) {
-        free(plan->expert_rows);
-        plan->expert_rows = malloc((size_t)(plan->expert_floats * rows) * 4);
-        plan->expert_room = plan->expert_rows ? rows : 0;
-        if (!plan->expert_rows)
-            return -1;
-    }
     int32_t used[MOST_EXPERTS], starts[MOST_EXPERTS + 1];
     int64_t most = rows * n[4], width = plan->widths[n[0]];
-    Mixture m = {.plan = plan, .op = op, .rows = rows, .depth = ceil_div(width, DEPTH), .inner_depth = ceil_div(n[5], DEPTH),
+    Mixture m = {.plan = plan, .op = op, .first = first, .rows = rows, .depth = ceil_div(width, DEPTH), .inner_depth = ceil_div(n[5], DEPTH),
                  .inner = n[5], .hidden = plan->widths[n[2]], .used = used, .starts = starts, .sources = plan->expert_rows};
     m.gates = m.sources + most * m.depth * DEPTH;
     m.ups = m.gates + most * whole(m.inner);
@@ -142,4 +148,16 @@ int experts_run(Plan *plan, Team *team, int64_t threads, const Op *op, int64_t r
     failed = failed ? failed : team_run(team, members, gate_task, &m, m.pairs, 0);
     failed = failed ? failed : team_run(team, members, after_task, &m, m.num_used * m.per_expert, SCRATCH_BYTES);
     return failed ? failed : team_run(team, members, sum_task, &m, rows, 0);
+}
+
+int experts_run(Plan *plan, Team *team, int64_t threads, const Op *op, int64_t rows)
+{
+    int64_t most = EXPERT_BYTES / 4 / plan->expert_floats;
+    most = most < 1 ? 1 : at_most(most, rows);
+    if (!has_room(plan, most))
+        return -1;
+    int failed = 0;
+    for (int64_t row = 0; row < rows && !failed; row += most)
+        failed = run_rows(plan, team, threads, op, row, at_most(rows - row, most));
+    return failed;
 }

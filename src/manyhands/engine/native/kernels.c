@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "functions.h"
+#include "panels.h"
 
 #define INLINE static inline __attribute__((always_inline))
 enum { EXPANDED = 4 }; /* steps of K that a blocked product expands at once: 8 KiB */
@@ -318,7 +319,7 @@ static void remember(const Kind *kind, const float *key, const float *value, voi
     for (int64_t i = 0; i < kind->width; i++)
         put(cache, kind->rounds, keys + place_in_panel(type, i, within % SIDE), key[i]);
     int64_t values = block + key_numbers(kind);
-    for (int64_t i = 0; i < kind->value_width; i++)
+    for (int64_t i = 0; i < kind->value_width && !kind->is_latent; i++)
         put(cache, kind->rounds,
             values + i / SIDE * panel_size(BLOCK / DEPTH) + place_in_panel(type, within, i % SIDE), value[i]);
 }
@@ -351,11 +352,32 @@ static float soften_block(const Kind *kind, float *scores, int64_t from, int64_t
     return scale;
 }
 
-enum { TILE_ROWS = 24 }; /* rows (positions times query heads) that attend takes at once: their scores and sums stay in L1 and L2 */
+/* A block's latents as panels of values: from panels of 16 positions, whose K is the column, to panels of 16 columns. */
+static void turn_latents(const Kind *kind, const char *keys, char *values)
+{
+    int64_t depth = ceil_div(kind->width, DEPTH), panels = ceil_div(kind->value_width, SIDE);
+    for (int64_t p = 0; p < panels; p++)
+        for (int64_t q = 0; q < BLOCK / SIDE; q++) {
+            if (!kind->rounds) {
+                const uint32_t *from = (const uint32_t *)keys + q * panel_size(depth) + p * SIDE * SIDE;
+                turn_over(from, SIDE, (uint32_t *)values + p * panel_size(BLOCK / DEPTH) + q * SIDE * SIDE, SIDE, SIDE, SIDE);
+                continue;
+            }
+            uint32_t rows[SIDE * SIDE / 2]; /* of a position: 16 columns, two in a word */
+            turn_over((const uint32_t *)keys + (q * panel_size(depth) + p * SIDE * SIDE) / 2, SIDE, rows, SIDE / 2, SIDE / 2, SIDE);
+            uint32_t *to = (uint32_t *)values + (p * panel_size(BLOCK / DEPTH) + q * SIDE * SIDE) / 2;
+            for (int t = 0; t < SIDE / 2; t++) {
+                half_t both[2 * SIDE];
+                memcpy(both, rows + t * SIDE, sizeof both);
+                for (int c = 0; c < SIDE; c++)
+                    to[t * SIDE + c] = both[c] | (uint32_t)both[SIDE + c] << 16;
+            }
+        }
+}
 
 /* Rows [first, first + rows) of (position, query head) pairs over the blocks they see. sums: [value panels][rows][16]. */
 static void attend_tile(const Kind *kind, const float *queries, int64_t first, int64_t rows, const void *cache, int64_t position,
-                        const float *sinks, float *sums, float *max, float *total)
+                        const float *sinks, char *turned, float *sums, float *max, float *total)
 {
     int64_t type = kind->rounds ? BF16 : F32, depth = ceil_div(kind->width, DEPTH), size = size_of_type(type);
     int64_t panels = ceil_div(kind->value_width, SIDE);
@@ -369,6 +391,10 @@ static void attend_tile(const Kind *kind, const float *queries, int64_t first, i
     memset(sums, 0, (size_t)(panels * rows * SIDE) * 4);
     for (int64_t block = start / BLOCK; block <= last / BLOCK; block++) {
         const char *keys = (const char *)cache + block * block_numbers(kind) * size, *values = keys + key_numbers(kind) * size;
+        if (kind->is_latent) {
+            turn_latents(kind, keys, turned);
+            values = turned;
+        }
         int64_t low = 0, high = rows; /* of the rows that see a key of this block: both ends are runs of positions */
         while (low < rows && position + (first + low) / kind->groups < block * BLOCK)
             low++;
@@ -393,12 +419,13 @@ static void attend_tile(const Kind *kind, const float *queries, int64_t first, i
 }
 
 /* `rows` positions from `position` on, `groups` heads each, over one key head's cache. A row of queries holds its heads one
- * after the other, so does out. sinks: [groups] or null. scratch: TILE_ROWS * (width + 31 + value_width + 15) floats. */
+ * after the other, so does out. sinks: [groups] or null. scratch: attend_scratch bytes. */
 static void attend(const Kind *kind, const float *queries, int64_t query_stride, const void *cache, int64_t position, int64_t rows,
                    const float *sinks, float *out, int64_t out_stride, float *scratch)
 {
     int64_t depth = ceil_div(kind->width, DEPTH), panels = ceil_div(kind->value_width, SIDE);
     float *sums = scratch + TILE_ROWS * depth * DEPTH, max[TILE_ROWS], total[TILE_ROWS];
+    char *turned = (char *)(sums + TILE_ROWS * panels * SIDE);
     for (int64_t first = 0; first < rows * kind->groups; first += TILE_ROWS) {
         int64_t count = at_most(rows * kind->groups - first, TILE_ROWS);
         for (int64_t r = 0; r < count; r++) {
@@ -406,7 +433,7 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
             prepare(queries + row * query_stride + head * kind->width - r * kind->width, kind->width, r, r + 1, 1, kind->width,
                     kind->rounds, 0, scratch);
         }
-        attend_tile(kind, scratch, first, count, cache, position, sinks, sums, max, total);
+        attend_tile(kind, scratch, first, count, cache, position, sinks, turned, sums, max, total);
         for (int64_t r = 0; r < count; r++) {
             float *to = out + (first + r) / kind->groups * out_stride + (first + r) % kind->groups * kind->value_width;
             for (int64_t p = 0; p < panels; p++)

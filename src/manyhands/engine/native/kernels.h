@@ -26,6 +26,7 @@ typedef struct {
 /* Attention of one key head: rows of `queries` [count, groups] heads wide `width`; see attend in kernels.c. */
 typedef struct {
     int64_t groups, width, value_width, window, rounds; /* rounds: to bf16 storage; else fp32 */
+    int64_t is_latent;                                  /* a value is the first value_width numbers of its key, and held once */
     float scale, soft_cap;
 } Kind;
 
@@ -76,10 +77,23 @@ static inline int64_t place_in_panel(int64_t type, int64_t k, int64_t c)
     return type == BF16 ? pair + c * 2 + k % 2 : pair + k % 2 * SIDE + c;
 }
 
-/* A block of 64 positions of one key head: 4 panels of keys, then the panels of values, whose K is the position. */
+/* A block of 64 positions of one key head: 4 panels of keys, then the panels of values, whose K is the position (none where
+ * values are latents). */
 static inline int64_t key_numbers(const Kind *kind) { return BLOCK / SIDE * panel_size(ceil_div(kind->width, DEPTH)); }
 static inline int64_t block_numbers(const Kind *kind)
 {
-    return key_numbers(kind) + ceil_div(kind->value_width, SIDE) * panel_size(BLOCK / DEPTH);
+    return key_numbers(kind) + (kind->is_latent ? 0 : ceil_div(kind->value_width, SIDE) * panel_size(BLOCK / DEPTH));
+}
+static inline int64_t value_bytes(const Kind *kind)
+{
+    return ceil_div(kind->value_width, SIDE) * panel_size(BLOCK / DEPTH) * (kind->rounds ? 2 : 4);
+}
+
+/* Bytes of scratch that attend needs. */
+enum { TILE_ROWS = 24 }; /* rows (positions times query heads) that it takes at once: their scores and sums stay in L1 and L2 */
+static inline int64_t attend_scratch(const Kind *kind)
+{
+    int64_t floats = ceil_div(kind->width, DEPTH) * DEPTH + ceil_div(kind->value_width, SIDE) * SIDE;
+    return TILE_ROWS * floats * 4 + (kind->is_latent ? value_bytes(kind) : 0);
 }
 #endif

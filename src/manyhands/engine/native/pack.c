@@ -120,11 +120,11 @@ EXPORT int64_t mh_packed_size(int64_t n, int64_t k)
 static int is_within(const StoredMatrix *m, int64_t count)
 {
     const int64_t most = (int64_t)1 << 40;
-    if (m->row_step < 0 || m->row_step > most || m->k_step < 1 || m->k_step > MAX_WIDTH || count < 1 || count > most)
+    if (m->row_step < 0 || m->row_step > most || m->k_step < 0 || m->k_step > MAX_WIDTH || count < 1 || count > most)
         return 0;
     for (int64_t row = m->rows ? 0 : m->n - 1; row < m->n; row++) {
         int64_t at = m->rows ? m->rows[row] : row;
-        if (at < 0 || at >= count || (m->row_step && at > (count - 1) / m->row_step) ||
+        if (at < 0 || (m->row_step && at > (count - 1) / m->row_step) ||
             at * m->row_step + (m->k - 1) * m->k_step >= count)
             return 0;
     }
@@ -145,4 +145,14 @@ EXPORT int mh_pack(int64_t type, int64_t kept, const void *weight, int64_t count
     for (int64_t i = 0; i < panels * steps; i++)
         k_step == 1 ? pack_block(&m, i / steps, i % steps, packed) : pack_block(&m, i % panels, i / panels, packed);
     return DONE;
+}
+
+const void *unpack(int64_t type, const void *packed, int64_t k, int64_t row, int64_t at, int64_t count, void *out)
+{
+    int64_t size = size_of_type(type), first = row / SIDE * panel_size(ceil_div(k, DEPTH));
+    for (int64_t i = at; i < at + count; i++) {
+        int64_t place = first + i / DEPTH * panel_size(1) + place_in_panel(type, i % DEPTH, row % SIDE);
+        memcpy((char *)out + (i - at) * size, (const char *)packed + place * size, (size_t)size);
+    }
+    return out;
 }

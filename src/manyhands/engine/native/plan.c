@@ -6,7 +6,7 @@
 
 #include "modes.h"
 
-enum { LANES_MOST = 256 };
+enum { PIECE = 256, PLAN_BYTES = 32 << 20 }; /* numbers that an embedding takes at once; of registers and prepared rows */
 
 static const Kernels *back_end(int64_t target)
 {
@@ -39,7 +39,7 @@ EXPORT int mh_supports(int64_t target)
 #endif
 }
 
-EXPORT int mh_version(void) { return 2; }
+EXPORT int mh_version(void) { return 3; }
 
 static uint64_t calls[4]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 4 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -70,9 +70,10 @@ EXPORT void mh_plan_free(Plan *plan)
 }
 
 /* A plan without operations. type: of rows that enter (BF16, F32); register 0 is theirs, `out` leaves as out_type.
+ * offsets: where registers begin, in columns, multiples of 16; those that are not needed at once may share columns.
  * positions: that tables and caches may have. Null: a bad argument, or no memory. */
-EXPORT Plan *mh_plan_new(int64_t target, int64_t type, const int64_t *widths, int64_t num_registers, int64_t out, int64_t out_type,
-                         int64_t positions)
+EXPORT Plan *mh_plan_new(int64_t target, int64_t type, const int64_t *widths, const int64_t *offsets, int64_t num_registers,
+                         int64_t out, int64_t out_type, int64_t positions)
 {
     if (!mh_supports(target) || !back_end(target) || !is_count(num_registers, MAX_REGISTERS) || out < 0 || out >= num_registers)
         return 0;
@@ -85,13 +86,13 @@ EXPORT Plan *mh_plan_new(int64_t target, int64_t type, const int64_t *widths, in
     plan->type = type, plan->rounds = type == BF16, plan->out = out, plan->out_type = out_type, plan->positions = positions;
     plan->num_registers = num_registers;
     for (int64_t i = 0; i < num_registers; i++) {
-        if (!is_count(widths[i], MAX_WIDTH)) {
+        if (!is_count(widths[i], MAX_WIDTH) || offsets[i] < 0 || offsets[i] > MAX_REGISTERS * MAX_WIDTH || offsets[i] % SIDE) {
             mh_plan_free(plan);
             return 0;
         }
-        plan->widths[i] = widths[i];
-        plan->offsets[i] = plan->width;
-        plan->width += ceil_div(widths[i], SIDE) * SIDE;
+        int64_t end = offsets[i] + ceil_div(widths[i], SIDE) * SIDE;
+        plan->widths[i] = widths[i], plan->offsets[i] = offsets[i];
+        plan->width = end > plan->width ? end : plan->width;
     }
     return plan;
 }
@@ -100,7 +101,7 @@ Kind plan_kind(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers;
     return (Kind){.groups = n[4] / n[5], .width = n[6], .value_width = n[7], .window = n[8], .rounds = plan->rounds,
-                  .scale = (float)op->reals[0], .soft_cap = (float)op->reals[1]};
+                  .is_latent = n[9], .scale = (float)op->reals[0], .soft_cap = (float)op->reals[1]};
 }
 
 static int has(const Plan *plan, int64_t number) { return number >= 0 && number < plan->num_registers; }
@@ -128,16 +129,28 @@ static int is_slice(const Plan *plan, int64_t number, int64_t column, int64_t *c
     return column >= 0 && column < width && is_count(*count, width - column);
 }
 
-/* source, target, type, activation, source column, k, target column, n; weight packed, bias */
+/* Whether `groups` such slices, `step` columns apart, lie in the register. */
+static int has_slices(const Plan *plan, int64_t number, int64_t column, int64_t count, int64_t groups, int64_t step)
+{
+    return step >= 0 && step <= MAX_WIDTH && column + (groups - 1) * step + count <= plan->widths[number];
+}
+
+/* source, target, type, activation, source column, k, target column, n, groups (0: one), source step, target step: from a group's
+ * columns to the next one's; weights packed, one group's behind the other's, biases [groups, n] */
 static int check_product(Plan *plan, Op *op)
 {
     int64_t *n = op->numbers;
     if (!has(plan, n[0]) || !has(plan, n[1]))
         return BAD_REGISTER;
+    n[8] = n[8] ? n[8] : 1;
     if (n[2] < BF16 || n[2] > F32 || n[3] < 0 || n[3] > 6 || !is_slice(plan, n[0], n[4], n + 5) || !is_slice(plan, n[1], n[6], n + 7))
         return BAD_SHAPE;
-    int64_t needed = mh_packed_size(n[7], n[5]) * size_of_type(n[2]), depth = ceil_div(n[5], DEPTH);
-    if (!op->tensors[0].data || op->tensors[0].bytes != needed || !is_vector(op->tensors[1], n[7]))
+    if (!is_count(n[8], MAX_HEADS) || !has_slices(plan, n[0], n[4], n[5], n[8], n[9]) || !has_slices(plan, n[1], n[6], n[7], n[8], n[10]))
+        return BAD_SHAPE;
+    if (n[8] > 1 && n[10] < n[7])
+        return BAD_SHAPE;
+    int64_t needed = mh_packed_size(n[7], n[5]) * size_of_type(n[2]), depth = ceil_div(n[5], DEPTH) * n[8];
+    if (!op->tensors[0].data || op->tensors[0].bytes / n[8] != needed || op->tensors[0].bytes % n[8] || !is_vector(op->tensors[1], n[7] * n[8]))
         return BAD_TENSOR;
     plan->depth = depth > plan->depth ? depth : plan->depth;
     return DONE;
@@ -219,7 +232,8 @@ static int check_rotary(Plan *plan, Op *op) /* target, heads, width, offset, tur
     return DONE;
 }
 
-/* query, key, value, target, heads, key heads, width, value width, window (0: none); scale, soft cap (0: none); sinks */
+/* query, key, value, target, heads, key heads, width, value width, window (0: none), is_latent (a value is the beginning of its
+ * key, and the register of values is the one of keys); scale, soft cap (0: none); sinks */
 static int check_attention(Plan *plan, Op *op)
 {
     const int64_t *n = op->numbers;
@@ -231,8 +245,10 @@ static int check_attention(Plan *plan, Op *op)
             return BAD_SHAPE;
     if (n[4] % n[5] || n[8] < 0 || n[3] == n[0] || n[3] == n[1] || n[3] == n[2])
         return BAD_SHAPE;
+    if (n[9] < 0 || n[9] > 1 || (n[9] && (n[7] > n[6] || n[1] != n[2])))
+        return BAD_SHAPE;
     const int64_t *w = plan->widths;
-    if (w[n[0]] != n[4] * n[6] || w[n[1]] != n[5] * n[6] || w[n[2]] != n[5] * n[7] || w[n[3]] != n[4] * n[7])
+    if (w[n[0]] != n[4] * n[6] || w[n[1]] != n[5] * n[6] || (!n[9] && w[n[2]] != n[5] * n[7]) || w[n[3]] != n[4] * n[7])
         return BAD_SHAPE;
     if (!is_vector(op->tensors[0], n[4]))
         return BAD_TENSOR;
@@ -347,6 +363,14 @@ static float *more_room(float *old, int64_t width, int64_t rows)
     return room ? memset(room, 0, bytes) : 0;
 }
 
+/* Rows that go through the operations at once: at most CHUNK, fewer where registers are so wide that they would take more than
+ * PLAN_BYTES, 12 at least. */
+static int64_t rows_at_once(const Plan *plan)
+{
+    int64_t row = (plan->width + (plan->depth + 1) * DEPTH + 2 * plan->turns + 1) * 4, rows = PLAN_BYTES / row / 12 * 12;
+    return rows < 12 ? 12 : at_most(rows, CHUNK);
+}
+
 static int has_room(Plan *plan, int64_t rows)
 {
     if (plan->rows >= rows)
@@ -374,7 +398,7 @@ static int64_t cut(const Segment *segments, int64_t num_segments, int64_t first,
     return found;
 }
 
-/* Rows in, rows out: at most CHUNK at a time, each through all operations. One call at a time for a plan and for a team. */
+/* Rows in, rows out: at most rows_at_once at a time, each through all operations. One call at a time for a plan and for a team. */
 EXPORT int mh_plan_run(Plan *plan, Team *team, int64_t threads, const Segment *segments, int64_t num_segments, const void *in,
                        int64_t in_bytes, void *out, int64_t out_bytes, int64_t num_rows)
 {
@@ -385,12 +409,13 @@ EXPORT int mh_plan_run(Plan *plan, Team *team, int64_t threads, const Segment *s
     if (failed)
         return failed;
     Segment part[CHUNK];
-    if (!has_room(plan, at_most(ceil_div(num_rows, 12) * 12, CHUNK)))
+    int64_t chunk = rows_at_once(plan);
+    if (!has_room(plan, at_most(ceil_div(num_rows, 12) * 12, chunk)))
         return NO_MEMORY;
     __atomic_fetch_add(calls + plan->target, 1, __ATOMIC_RELAXED);
     uint64_t modes = modes_enter();
-    for (int64_t row = 0; row < num_rows && !failed; row += CHUNK) {
-        int64_t rows = at_most(num_rows - row, CHUNK);
+    for (int64_t row = 0; row < num_rows && !failed; row += chunk) {
+        int64_t rows = at_most(num_rows - row, chunk);
         for (int64_t i = 0; i < rows; i++)
             plan->kernels->widen((const char *)in + (row + i) * size, plan->type, 1,
                                  plan->registers + plan->offsets[0] * plan->rows + i * ceil_div(plan->widths[0], SIDE) * SIDE,
@@ -405,26 +430,31 @@ EXPORT int mh_plan_run(Plan *plan, Team *team, int64_t threads, const Segment *s
     return failed ? NO_MEMORY : DONE;
 }
 
-/* Rows of a table [vocab, width] by id, times scale (unless 1), as bf16 or fp32. width * vocab may not overflow: checked. */
+/* Rows of a table [vocab, width], row by row or packed, by id, times scale (unless 1), as bf16 or fp32. */
 EXPORT int mh_embed(int64_t target, int64_t type, const void *table, int64_t bytes, int64_t vocab, int64_t width, const int64_t *ids,
-                    int64_t count, double scale, int64_t row_type, void *out, int64_t out_bytes)
+                    int64_t count, int64_t row_type, void *out, int64_t out_bytes, int64_t is_packed, double scale)
 {
     if (!mh_supports(target) || type < BF16 || type > F32 || (row_type != BF16 && row_type != F32))
         return BAD_KIND;
-    if (!is_count(vocab, 1 << 28) || !is_count(width, MAX_WIDTH) || bytes != vocab * width * size_of_type(type))
+    if (!is_count(vocab, MAX_WIDTH) || !is_count(width, MAX_WIDTH) || !table)
         return BAD_SHAPE;
+    if (bytes != (is_packed ? mh_packed_size(vocab, width) : vocab * width) * size_of_type(type))
+        return BAD_TENSOR;
     if (count < 0 || count > MAX_ROWS || out_bytes != count * width * size_of_type(row_type))
         return BAD_ROWS;
-    float row[LANES_MOST];
+    float row[PIECE], unpacked[PIECE];
     uint64_t modes = modes_enter();
     for (int64_t i = 0; i < count; i++) {
         if (ids[i] < 0 || ids[i] >= vocab) {
             modes_leave(modes);
             return BAD_ROWS;
         }
-        for (int64_t at = 0; at < width; at += LANES_MOST) {
-            int64_t part = at_most(width - at, LANES_MOST);
-            back_end(target)->widen((const char *)table + (ids[i] * width + at) * size_of_type(type), type, (float)scale, row, part, 0);
+        for (int64_t at = 0; at < width; at += PIECE) {
+            int64_t part = at_most(width - at, PIECE);
+            const void *from = (const char *)table + (ids[i] * width + at) * size_of_type(type);
+            if (is_packed)
+                from = unpack(type, table, width, ids[i], at, part, unpacked);
+            back_end(target)->widen(from, type, (float)scale, row, part, 0);
             back_end(target)->narrow(row, (char *)out + (i * width + at) * size_of_type(row_type), row_type, part);
         }
     }

@@ -6,7 +6,8 @@
 enum {
     TASK_BYTES = 1 << 16,   /* of weights that a task of a product reads at least */
     MEMBER_WORK = 1 << 18,  /* multiply-adds for which waking one more thread pays */
-    ATTEND_ROWS = 32        /* positions of a task of attention */
+    ATTEND_ROWS = 32,       /* positions of a task of attention */
+    LEAST_HEADS = 4         /* query heads of one key head that a task keeps together */
 };
 
 typedef struct {
@@ -14,6 +15,7 @@ typedef struct {
     const Op *op;
     const Segment *segments;
     int64_t num_segments, rows, per_task, num_parts, blocked, starts[MAX_REGISTERS];
+    int64_t per_group; /* tasks: of a group of products, of a key head */
 } Job;
 
 static int64_t stride_of(const Plan *plan, int64_t number) { return ceil_div(plan->widths[number], SIDE) * SIDE; }
@@ -105,16 +107,28 @@ static void row_task(const void *argument, int64_t task, void *scratch)
         do_row(job, row);
 }
 
+/* Rows that are prepared, and where those of a group lie. */
+static int64_t whole_rows(const Job *job)
+{
+    int64_t block = job->plan->kernels->block_rows;
+    return job->blocked ? ceil_div(job->rows, block) * block : job->rows;
+}
+
+static float *prepared_of(const Job *job, int64_t group)
+{
+    return job->plan->prepared + group * whole_rows(job) * ceil_div(job->op->numbers[5], DEPTH) * DEPTH;
+}
+
 static void prepare_task(const void *argument, int64_t task, void *scratch)
 {
     const Job *job = argument;
     const Plan *plan = job->plan;
-    int64_t source = job->op->numbers[0], first = task * job->per_task;
-    int64_t whole = job->blocked ? ceil_div(job->rows, plan->kernels->block_rows) * plan->kernels->block_rows : job->rows;
+    const int64_t *n = job->op->numbers;
+    int64_t first = task % job->per_group * job->per_task, group = task / job->per_group, whole = whole_rows(job);
     (void)scratch;
     if (first < whole)
-        plan->kernels->prepare(row_of(plan, source, 0) + job->op->numbers[4], stride_of(plan, source), first, job->rows,
-                               at_most(whole - first, job->per_task), job->op->numbers[5], plan->rounds, job->blocked, plan->prepared);
+        plan->kernels->prepare(row_of(plan, n[0], 0) + n[4] + group * n[9], stride_of(plan, n[0]), first, job->rows,
+                               at_most(whole - first, job->per_task), n[5], plan->rounds, job->blocked, prepared_of(job, group));
 }
 
 /* Parts (operations that read one source) one after the other, each in tasks of per_task panels; starts: their first tasks. */
@@ -127,11 +141,14 @@ static void product_task(const void *argument, int64_t task, void *scratch)
         part++;
     const Op *op = job->op + part;
     const int64_t *n = op->numbers;
-    Matrix matrix = {.type = n[2], .n = n[7], .k = n[5], .activation = n[3], .packed = op->tensors[0].data,
-                     .bias = op->tensors[1].data};
-    Source source = {plan->prepared, job->rows, ceil_div(matrix.k, DEPTH), job->blocked};
-    int64_t panel = (task - job->starts[part]) * job->per_task, end = at_most(panel + job->per_task, ceil_div(matrix.n, SIDE));
-    plan->kernels->product(&matrix, &source, panel, end, row_of(plan, n[1], 0) + n[6], stride_of(plan, n[1]), scratch);
+    int64_t group = n[8] > 1 ? task / job->per_group : 0, bytes = op->tensors[0].bytes / n[8];
+    const float *bias = op->tensors[1].data;
+    Matrix matrix = {.type = n[2], .n = n[7], .k = n[5], .activation = n[3], .packed = (const char *)op->tensors[0].data + group * bytes,
+                     .bias = bias ? bias + group * n[7] : 0};
+    Source source = {prepared_of(job, group), job->rows, ceil_div(matrix.k, DEPTH), job->blocked};
+    task = n[8] > 1 ? task % job->per_group : task - job->starts[part];
+    int64_t panel = task * job->per_task, end = at_most(panel + job->per_task, ceil_div(matrix.n, SIDE));
+    plan->kernels->product(&matrix, &source, panel, end, row_of(plan, n[1], 0) + n[6] + group * n[10], stride_of(plan, n[1]), scratch);
 }
 
 static void remember_task(const void *argument, int64_t task, void *scratch)
@@ -152,20 +169,21 @@ static void remember_task(const void *argument, int64_t task, void *scratch)
     }
 }
 
-/* A task: ATTEND_ROWS positions of a segment, one key head. */
+/* A task: ATTEND_ROWS positions of a segment, per_task query heads of one key head. */
 static void attend_task(const void *argument, int64_t task, void *scratch)
 {
     const Job *job = argument;
     const Plan *plan = job->plan;
     const int64_t *n = job->op->numbers;
     Kind kind = plan_kind(plan, job->op);
-    int64_t head = task % n[5], piece = task / n[5];
+    int64_t part = task % job->per_group, head = task / job->per_group % n[5], piece = task / job->per_group / n[5];
     const Segment *s = job->segments;
     for (; piece >= ceil_div(s->count, ATTEND_ROWS); s++)
         piece -= ceil_div(s->count, ATTEND_ROWS);
-    int64_t first = piece * ATTEND_ROWS, row = s->row + first, query = head * kind.groups;
+    int64_t first = piece * ATTEND_ROWS, row = s->row + first, query = head * kind.groups + part * job->per_task;
     const char *blocks = (const char *)s->cache + job->op->cache * s->blocks + head * s->blocks * block_numbers(&kind) * size_of_type(plan->type);
     const float *sinks = job->op->tensors[0].data;
+    kind.groups = at_most(kind.groups - part * job->per_task, job->per_task);
     plan->kernels->attend(&kind, row_of(plan, n[0], row) + query * kind.width, stride_of(plan, n[0]), blocks, s->start + first,
                           at_most(s->count - first, ATTEND_ROWS), sinks ? sinks + query : 0,
                           row_of(plan, n[3], row) + query * kind.value_width, stride_of(plan, n[3]), scratch);
@@ -188,7 +206,7 @@ static int run_rows(Team *team, int64_t threads, Job job, Task task, int64_t wid
 static int64_t count_parts(const Plan *plan, const Op *op)
 {
     int64_t count = 1, left = plan->ops + plan->num_ops - op;
-    while (count < left && count < MAX_REGISTERS && op[count].kind == PRODUCT && op[count - 1].numbers[1] != op->numbers[0] &&
+    while (op->numbers[8] == 1 && count < left && op[count].numbers[8] == 1 && count < MAX_REGISTERS && op[count].kind == PRODUCT && op[count - 1].numbers[1] != op->numbers[0] &&
            op[count].numbers[0] == op->numbers[0] && op[count].numbers[4] == op->numbers[4] && op[count].numbers[5] == op->numbers[5])
         count++;
     return count;
@@ -197,19 +215,21 @@ static int64_t count_parts(const Plan *plan, const Op *op)
 static int run_products(const Plan *plan, Team *team, int64_t threads, Job job)
 {
     const Op *op = job.op;
-    int64_t k = op->numbers[5], panels = 0, tasks = 0, block = plan->kernels->block_rows;
+    int64_t k = op->numbers[5], groups = op->numbers[8], panels = 0, tasks = 0, block = plan->kernels->block_rows;
     for (int64_t part = 0; part < job.num_parts; part++)
         panels += ceil_div(op[part].numbers[7], SIDE);
     job.blocked = job.rows > 12;
-    int64_t members = members_for(threads, panels * SIDE * k * job.rows);
+    int64_t members = members_for(threads, panels * SIDE * k * job.rows * groups);
     job.per_task = ceil_div(ceil_div(job.rows, members * 2), block) * block;
-    int failed = team_run(team, members_for(threads, job.rows * k * 4), prepare_task, &job, ceil_div(job.rows, job.per_task), 0);
+    job.per_group = ceil_div(job.rows, job.per_task);
+    int failed = team_run(team, members_for(threads, job.rows * k * 4 * groups), prepare_task, &job, job.per_group * groups, 0);
     int64_t least = ceil_div(TASK_BYTES, panel_size(ceil_div(k, DEPTH)) * 2);
-    job.per_task = ceil_div(panels, members * 8);
+    job.per_task = ceil_div(panels * groups, members * 8);
     job.per_task = members == 1 ? panels : job.per_task < least ? least : job.per_task;
+    job.per_group = ceil_div(panels, job.per_task);
     for (int64_t part = 0; part < job.num_parts; part++) {
         job.starts[part] = tasks;
-        tasks += ceil_div(ceil_div(op[part].numbers[7], SIDE), job.per_task);
+        tasks += ceil_div(ceil_div(op[part].numbers[7], SIDE), job.per_task) * groups;
     }
     return failed ? failed : team_run(team, members, product_task, &job, tasks, SCRATCH_BYTES);
 }
@@ -217,15 +237,18 @@ static int run_products(const Plan *plan, Team *team, int64_t threads, Job job)
 static int run_attention(Team *team, int64_t threads, Job job)
 {
     const int64_t *n = job.op->numbers;
-    int64_t pieces = 0, keys = 0, rows = 24;
+    int64_t pieces = 0, keys = 0, groups = n[4] / n[5];
+    Kind kind = plan_kind(job.plan, job.op);
     for (int64_t i = 0; i < job.num_segments; i++) {
         pieces += ceil_div(job.segments[i].count, ATTEND_ROWS);
         keys += job.segments[i].count * (job.segments[i].start + job.segments[i].count);
     }
     job.per_task = 1;
     int failed = team_run(team, members_for(threads, job.rows * n[5] * (n[6] + n[7]) * 16), remember_task, &job, job.rows, 0);
-    int64_t scratch = rows * (ceil_div(n[6], DEPTH) * DEPTH + ceil_div(n[7], SIDE) * SIDE) * 4;
-    return failed ? failed : team_run(team, members_for(threads, keys * n[4] * (n[6] + n[7])), attend_task, &job, pieces * n[5], scratch);
+    int64_t members = members_for(threads, keys * n[4] * (n[6] + n[7])), parts = ceil_div(2 * members, pieces * n[5]);
+    job.per_task = members == 1 ? groups : ceil_div(groups, at_most(parts, ceil_div(groups, LEAST_HEADS)));
+    job.per_group = ceil_div(groups, job.per_task);
+    return failed ? failed : team_run(team, members, attend_task, &job, pieces * n[5] * job.per_group, attend_scratch(&kind));
 }
 
 int plan_run_chunk(Plan *plan, Team *team, int64_t threads, const Segment *segments, int64_t num_segments, int64_t rows)

@@ -1,0 +1,94 @@
+"""Golden digests of whole tiny models, one of every family, in both precisions (golden.json, "model <family> <precision>").
+
+Their configs are in golden_models.json; their weights are drawn here, by name, so that neither torch nor a file is needed.
+`python -m manyhands.engine.golden` proves them too, and `--write` stores them.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyhands.core import Precision, Span
+from manyhands.engine.cpu import CpuEnds, CpuSpan, Piece
+from manyhands.engine.golden import Machine, draw, recorded, stored
+from manyhands.engine.library import Team
+from manyhands.engine.weights import Stored
+from manyhands.program.families import build_program
+from manyhands.program.ops import Program
+from manyhands.program.tensors import ends_tensors, layer_tensors
+
+FILE: Final = Path(__file__).with_name("golden_models.json")
+PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp32")
+STEPS: Final = (37, 1, 32)  # rows: many, one, and some over the end of a block
+GAIN: Final = 2.6  # of a matrix, as deviation times the square root of its columns
+
+
+@cache
+def configs() -> Mapping[str, dict[str, Any]]:
+    """By family: what its config.json holds."""
+    found: dict[str, dict[str, Any]] = json.loads(FILE.read_text())
+    return found
+
+
+def numbers(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """A tensor's numbers: of matrices around zero, of norms around one."""
+    z = draw(int.from_bytes(hashlib.sha256(name.encode()).digest()[:3], "little"), int(np.prod(shape)))
+    uniform = ((z >> np.uint64(40)).astype(np.float64) - 2.0**23) / 2.0**23
+    if len(shape) > 1:
+        return np.asarray((uniform * (GAIN / float(np.sqrt(shape[-1])))).astype(np.float32).reshape(shape))
+    return np.asarray((uniform * 0.2 + float("norm" in name and "bias" not in name)).astype(np.float32))
+
+
+def shapes(program: Program) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a model: stored name -> stored shape."""
+    found = ends_tensors(program, embed=True, head=True)
+    for layer in program.layers:
+        found.update(layer_tensors(layer))
+    return found
+
+
+def tensors(program: Program, precision: Precision) -> dict[str, Stored]:
+    """Every tensor of a model, as a checkpoint of that precision stores it."""
+    kind = "bf16" if precision == "bf16" else "f32"
+    return {name: Stored(kind, stored(numbers(name, shape), kind)) for name, shape in shapes(program).items()}
+
+
+def computed(family: str, precision: Precision, machine: Machine) -> bytes:
+    """Rows that leave the model's layers, cut into two spans, and logits, of one session's steps."""
+    program = build_program(configs()[family])
+    read, back_end, count = tensors(program, precision).__getitem__, machine.back_end, len(program.layers)
+    ends = CpuEnds(program, read, precision, machine.team, back_end)
+    cuts = (Span(0, count // 2), Span(count // 2, count))
+    spans = [CpuSpan(program, cut, read, precision, machine.team, back_end) for cut in cuts]
+    caches, found, at = [span.new_cache() for span in spans], [], 0
+    for rows in STEPS:
+        hidden = ends.embed([(37 * i * i + 11 * i) % program.vocab for i in range(at, at + rows)])
+        for span, kept in zip(spans, caches, strict=True):
+            hidden = span.step(hidden, [Piece(kept, at, rows)], 2)
+        found += [hidden.tobytes(), ends.logits(hidden, rows, 2).tobytes()]
+        at += rows
+    return b"".join(found)
+
+
+def digests(back_end: str, families: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """What a back end computes: name and digest, one model after the other; of all families unless some are named."""
+    team = Team(2)
+    try:
+        for family in families or tuple(configs()):
+            for precision in PRECISIONS:
+                data = computed(family, precision, Machine(back_end, team))
+                yield f"model {family} {precision}", hashlib.sha256(data).hexdigest()
+    finally:
+        team.close()
+
+
+def failures(back_end: str, families: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The models whose digests a back end does not reproduce here."""
+    right = recorded()
+    return tuple(name for name, digest in digests(back_end, families) if right.get(name) != digest)
