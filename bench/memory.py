@@ -14,10 +14,10 @@ from pathlib import Path
 
 from bench.report import finish, machine
 from bench.shapes import checkpoint
+from manyhands.checkpoint.config_fields import read_facts
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.core import Span, even_cut
 from manyhands.local import NodeOptions, node_processes
-from manyhands.model.load import read_config
 from manyhands.swarm.ticket import Ticket
 
 
@@ -39,7 +39,7 @@ async def node_mb(folder: Path, span: Span) -> float:
 async def measure(shape: str) -> dict[str, float]:
     folder = checkpoint(shape)
     build_manifest(folder)
-    num_layers = int(read_config(folder).num_hidden_layers)
+    num_layers = read_facts(folder).num_layers
     third = even_cut(num_layers, 3)[1]
     whole_mb = await node_mb(folder, Span(0, num_layers))
     third_mb = await node_mb(folder, third)

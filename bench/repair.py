@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from bench.report import finish, machine, measuring, note, spread
 from bench.shapes import checkpoint
 from bench.swarm import Base, base, generate, prompt_ids
+from manyhands.checkpoint.config_fields import read_facts
 from manyhands.cli.local import Fault
 from manyhands.config import RequestConfig
 from manyhands.core import SamplingParams, Span, even_cut
 from manyhands.local import NodeOptions, NodeProcess, node_processes
-from manyhands.model.load import read_config
 from manyhands.origin import Origin
 
 LIMITS = {"kill": (1.0, 3.0), "shadow": (0.3, 3.0), "freeze": (4.0, 4.0), "drain": (0.3, 0.3)}
@@ -63,7 +63,7 @@ async def disturbed(origin: Origin, ids: list[int], reference: list[int], fault:
 
 async def measure(args: argparse.Namespace) -> list[Trial]:
     folder = checkpoint(args.shape)
-    spans = even_cut(int(read_config(folder).num_hidden_layers), HOPS)
+    spans = even_cut(read_facts(folder).num_layers, HOPS)
     whole = Span(0, spans[-1].end)
     ids, new = prompt_ids(64), args.after + AFTERMATH
     rng = random.Random(args.seed)

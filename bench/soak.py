@@ -27,10 +27,10 @@ from pathlib import Path
 from bench.report import finish, note, spread
 from bench.shapes import checkpoint
 from bench.swarm import Base, base, prompt_ids
+from manyhands.checkpoint.config_fields import read_facts
 from manyhands.config import RequestConfig
 from manyhands.core import NodeAddr, SamplingParams, Span, even_cut
 from manyhands.errors import ManyhandsError
-from manyhands.model.load import read_config
 from manyhands.origin import Origin
 
 THIRDS, COPIES = 3, 2
@@ -147,7 +147,7 @@ def usage(pid: int) -> tuple[int, int]:
 
 async def measure(args: argparse.Namespace) -> dict[str, object]:
     folder = checkpoint(args.shape)
-    spans = even_cut(int(read_config(folder).num_hidden_layers), THIRDS)
+    spans = even_cut(read_facts(folder).num_layers, THIRDS)
     rng = random.Random(args.seed)
     tally, calm = Tally(), Tally()
     async with base(folder, 1, RequestConfig(shadow=args.shadow)) as home, nursery(home) as ward:

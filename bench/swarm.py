@@ -7,12 +7,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from manyhands.checkpoint.config_fields import read_facts
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.cli.connect import tls_node
 from manyhands.config import RequestConfig
 from manyhands.core import SamplingParams, even_cut
 from manyhands.local import NodeOptions, node_processes
-from manyhands.model.load import read_config
 from manyhands.node import Node
 from manyhands.origin import Answer, Origin, OriginModel
 from manyhands.swarm.ticket import Ticket
@@ -46,7 +46,7 @@ async def base(folder: Path, threads: int, request: RequestConfig | None = None)
 
 async def origin(stack: AsyncExitStack, home: Base, nodes: int, threads: int, device: Device | None = None) -> Origin:
     """An origin whose model is cut over `nodes` new node processes of `threads` compute threads each."""
-    spans = even_cut(int(read_config(home.folder).num_hidden_layers), nodes)
+    spans = even_cut(read_facts(home.folder).num_layers, nodes)
     options = NodeOptions(str(home.folder), "bf16", threads=threads)
     running = await stack.enter_async_context(node_processes(spans, options, home.ticket))
     return Origin(home.node, home.model, device or home.device, [n.address for n in running])

@@ -18,10 +18,10 @@ import manyhands.net.liveness
 from bench.report import finish, measuring, note, paired, spread
 from bench.shapes import checkpoint
 from bench.swarm import base, generate, prompt_ids
+from manyhands.checkpoint.config_fields import read_facts
 from manyhands.cli.options import run as run_loop
 from manyhands.core import even_cut
 from manyhands.local import NodeOptions, node_processes
-from manyhands.model.load import read_config
 from manyhands.origin import Origin
 
 TARGET = {"both_x": 0.99}
@@ -32,7 +32,7 @@ NEVER_S = 1e9
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     samples: dict[str, list[float]] = defaultdict(list)
-    spans = even_cut(int(read_config(folder).num_hidden_layers), NODES)
+    spans = even_cut(read_facts(folder).num_layers, NODES)
     usual_s = manyhands.net.liveness.HEARTBEAT_S
     async with AsyncExitStack() as stack:
         origins: dict[str, Origin] = {}

@@ -18,10 +18,10 @@ from typing import Any, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from manyhands.checkpoint.config_fields import read_facts
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeAddr, NodeId, SamplingParams, SessionId, SpanInfo
 from manyhands.errors import LinkClosed, ProtocolError, ShardUnavailable
-from manyhands.model.load import read_config
 from manyhands.net.pool import CONNECT_TIMEOUT_S, LinkPool
 from manyhands.net.setbacks import Setbacks
 from manyhands.net.transport import Link, Transport
@@ -337,5 +337,5 @@ class Node:
 def _sampling(folder: Path, has_head: bool) -> Callable[[SamplingParams], Sampler]:
     """What draws the tokens of the model in `folder`. Where the head is not, nothing is drawn: end tokens are not looked up."""
     eos = load_eos_ids(folder, load_tokenizer(folder)) if has_head else frozenset[int]()
-    vocab_size = int(read_config(folder).vocab_size)
+    vocab_size = read_facts(folder).vocab_size
     return lambda params: Sampler(params, vocab_size, eos)

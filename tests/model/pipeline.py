@@ -1,4 +1,4 @@
-"""A model cut into shards in one thread, without sessions or links: what tests of exactness push rows through."""
+"""A model cut into spans in one thread, without sessions or links: what tests of exactness push rows through."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -6,18 +6,23 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from manyhands.core import Precision, Span
-from manyhands.model.cache import Segment, SessionCache, StepPlan
-from manyhands.model.ends import Ends
-from manyhands.model.shard import Shard
+from manyhands.engine.library import FORCED
+from manyhands.engine.span import Cache, EndsRunner, Piece, SpanRunner
+from manyhands.worker.runner import load_ends, load_span
+
+Logits = NDArray[np.float32]
+Ids = Sequence[int]
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Compute with `count` threads, then with as many as before."""
+    """torch computes with `count` threads, then with as many as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -26,8 +31,9 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def random_ids(count: int, seed: int, vocab: int = 256) -> Tensor:
-    return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed))
+def random_ids(count: int, seed: int, vocab: int = 256) -> list[int]:
+    ids: list[int] = torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return ids
 
 
 def pieces(total: int, size: int) -> list[int]:
@@ -35,71 +41,85 @@ def pieces(total: int, size: int) -> list[int]:
     return [min(size, total - at) for at in range(0, total, size)]
 
 
+@contextmanager
+def forced(engine: str | None) -> Iterator[None]:
+    """MANYHANDS_ENGINE names `engine`; None: nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        if engine is None:
+            patch.delenv(FORCED, raising=False)
+        else:
+            patch.setenv(FORCED, engine)
+        yield
+
+
 @dataclass(frozen=True)
 class Feed:
-    """New rows of one session in a device step: its caches (one a shard), the position of the first id, the ids."""
+    """New rows of one session in a device step: its caches (one a span), the position of the first id, the ids."""
 
-    caches: list[SessionCache]
+    caches: list[Cache]
     position: int
-    ids: Tensor
+    ids: Ids
 
 
 class Pipeline:
-    """Shards that cover a model in order, and its ends."""
+    """Spans that cover a model in order, and its ends."""
 
-    def __init__(self, shards: Sequence[Shard], ends: Ends) -> None:
-        self.shards, self.ends = list(shards), ends
+    def __init__(self, spans: Sequence[SpanRunner], ends: EndsRunner, threads: int = 1) -> None:
+        self.spans, self.ends, self.threads = list(spans), ends, threads
 
-    def session(self, capacity: int = 96) -> list[SessionCache]:
-        return [shard.new_cache(capacity) for shard in self.shards]
+    def on(self, threads: int) -> "Pipeline":
+        """The same on so many threads."""
+        return Pipeline(self.spans, self.ends, threads)
 
-    def step(self, feeds: Sequence[Feed]) -> list[Tensor]:
-        """One device step of every shard over all feeds side by side; the logits of each feed's rows."""
+    def session(self, capacity: int = 96) -> list[Cache]:
+        return [span.new_cache(capacity) for span in self.spans]
+
+    def step(self, feeds: Sequence[Feed]) -> list[Logits]:
+        """One device step of every span over all feeds side by side; the logits of each feed's rows."""
         counts = [len(feed.ids) for feed in feeds]
-        rows = [sum(counts[:index]) for index in range(len(counts))]
-        hidden = self.ends.embed(torch.cat([feed.ids for feed in feeds]))
-        for index, shard in enumerate(self.shards):
-            segments = [
-                Segment(feed.caches[index], feed.position, row, count)
-                for feed, row, count in zip(feeds, rows, counts, strict=True)
-            ]
-            hidden = shard.forward(hidden, StepPlan(segments))
-        return [self.ends.logits(hidden[row : row + count]) for row, count in zip(rows, counts, strict=True)]
+        rows = self.ends.embed([i for feed in feeds for i in feed.ids])
+        for index, span in enumerate(self.spans):
+            steps = [Piece(feed.caches[index], feed.position, len(feed.ids)) for feed in feeds]
+            rows = span.step(rows.tobytes(), steps, self.threads)
+        edges = [sum(counts[:index]) for index in range(len(counts) + 1)]
+        return [self.ends.logits(rows[a:b], b - a, self.threads) for a, b in pairwise(edges)]
 
-    def run(self, ids: Tensor, sizes: Sequence[int], caches: list[SessionCache] | None = None) -> Tensor:
+    def run(self, ids: Ids, sizes: Sequence[int], caches: list[Cache] | None = None) -> Logits:
         """Logits of every row of `ids`, fed alone in steps of `sizes` from position 0."""
         caches = caches or self.session(len(ids))
-        out: list[Tensor] = []
+        out: list[Logits] = []
         at = 0
         for size in sizes:
             out += self.step([Feed(caches, at, ids[at : at + size])])
             at += size
         assert at == len(ids)
-        return torch.cat(out)
+        return np.concatenate(out)
 
-    def greedy(self, prompt: Tensor, count: int) -> list[int]:
+    def greedy(self, prompt: Ids, count: int) -> list[int]:
         """`count` ids after `prompt`, each the argmax."""
         caches = self.session(len(prompt) + count)
-        row, ids = self.run(prompt, [len(prompt)], caches)[-1], [int(i) for i in prompt]
+        row, ids = self.run(prompt, [len(prompt)], caches)[-1], list(prompt)
         for _ in range(count):
             ids.append(int(row.argmax()))
-            row = self.step([Feed(caches, len(ids) - 1, torch.tensor(ids[-1:]))])[0][-1]
+            row = self.step([Feed(caches, len(ids) - 1, ids[-1:])])[0][-1]
         return ids[len(prompt) :]
 
 
 class Loader:
-    """The shards of one checkpoint in one precision, each span loaded once."""
+    """The spans of one checkpoint in one precision, each loaded once; `engine`: what MANYHANDS_ENGINE names meanwhile."""
 
-    def __init__(self, folder: Path, precision: Precision) -> None:
-        self.folder, self.precision = folder, precision
-        self._shards: dict[Span, Shard] = {}
-        self.ends = Ends(folder, precision)
+    def __init__(self, folder: Path, precision: Precision, engine: str | None = None) -> None:
+        self.folder, self.precision, self.engine = folder, precision, engine
+        self._spans: dict[Span, SpanRunner] = {}
+        with forced(engine):
+            self.ends = load_ends(folder, precision, 2)
 
     def cut(self, *edges: int) -> Pipeline:
         """The pipeline of spans [edges[0], edges[1]), [edges[1], edges[2]), ..."""
-        return Pipeline([self._shard(Span(a, b)) for a, b in pairwise(edges)], self.ends)
+        return Pipeline([self._span(Span(a, b)) for a, b in pairwise(edges)], self.ends)
 
-    def _shard(self, span: Span) -> Shard:
-        if span not in self._shards:
-            self._shards[span] = Shard(self.folder, span, self.precision)
-        return self._shards[span]
+    def _span(self, span: Span) -> SpanRunner:
+        if span not in self._spans:
+            with forced(self.engine):
+                self._spans[span] = load_span(self.folder, span, self.precision, 2)
+        return self._spans[span]

@@ -7,8 +7,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-import torch
-
 from manyhands.core import SamplingParams
 from manyhands.origin import Token
 from manyhands.origin.draft import Drafter, NoDrafter
@@ -19,7 +17,7 @@ from manyhands.testing.tiny import EOS
 from tests.model.pipeline import Feed, Loader, random_ids
 
 T = TypeVar("T")
-PROMPT = tuple(int(i) for i in random_ids(37, seed=11))
+PROMPT = tuple(random_ids(37, seed=11))
 NEW = 14
 GREEDY = SamplingParams(max_tokens=NEW, ignore_eos=True)
 HOT = SamplingParams(
@@ -76,12 +74,12 @@ def expected(folder: Path, prompt: Sequence[int], params: SamplingParams) -> lis
     sampler = Sampler(params, pipeline.ends.vocab_size, frozenset({EOS}))
     ids = list(prompt)
     caches = pipeline.session(len(ids) + params.max_tokens)
-    row = pipeline.run(torch.tensor(ids), [len(ids)], caches)[-1]
+    row = pipeline.run(ids, [len(ids)], caches)[-1]
     while True:
         ids.append(sampler.draw(row, len(ids), ids, len(prompt)).token)
         if len(ids) == len(prompt) + params.max_tokens or sampler.is_stop_id(ids[-1]):
             return ids[len(prompt) :]
-        row = pipeline.step([Feed(caches, len(ids) - 1, torch.tensor(ids[-1:]))])[0][-1]
+        row = pipeline.step([Feed(caches, len(ids) - 1, ids[-1:])])[0][-1]
 
 
 @asynccontextmanager

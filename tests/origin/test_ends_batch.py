@@ -5,28 +5,31 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
+from manyhands.engine.span import EndsRunner
 from manyhands.errors import Corruption
-from manyhands.model.ends import Ends
 from manyhands.origin.ends_batch import EndsHost
 from manyhands.wire.message import Payload
-from manyhands.wire.tensor import decode_tensor
+from manyhands.wire.rows import Rows, read_rows, store
 from manyhands.worker.execute import Device
+from manyhands.worker.runner import load_ends
 from tests.origin.scenes import play
+
+Logits = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
-def ends(folder: Path) -> Ends:
-    return Ends(folder, "bf16")
+def ends(folder: Path) -> EndsRunner:
+    return load_ends(folder, "bf16", 1)
 
 
 @asynccontextmanager
-async def host_of(ends: Ends) -> AsyncIterator[EndsHost]:
+async def host_of(ends: EndsRunner) -> AsyncIterator[EndsHost]:
     device = Device.start(1)
-    host = EndsHost(ends, device)
+    host = EndsHost(ends, "bf16", device)
     task = asyncio.create_task(host.run())
     try:
         yield host
@@ -37,32 +40,41 @@ async def host_of(ends: Ends) -> AsyncIterator[EndsHost]:
         device.close()
 
 
-def hidden(count: int, seed: int) -> Tensor:
-    return torch.randn(count, 64, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+def rows_of(numbers_TD: Logits) -> Rows:
+    """As rows of bf16."""
+    return read_rows(store(numbers_TD, "bf16"), len(numbers_TD))
 
 
-def embeds(ends: Ends, got: object, ids: list[int]) -> bool:
+def normal(count: int, seed: int) -> Logits:
+    return np.random.default_rng(seed).standard_normal((count, 64), np.float32)
+
+
+def hidden(count: int, seed: int) -> Rows:
+    return rows_of(normal(count, seed))
+
+
+def embeds(ends: EndsRunner, got: object, ids: list[int]) -> bool:
     """Whether a turn gave the embeddings of `ids`."""
-    return isinstance(got, Payload) and torch.equal(decode_tensor(got, len(ids)), ends.embed(torch.tensor(ids)))
+    return isinstance(got, Payload) and np.array_equal(read_rows(got, len(ids)), ends.embed(ids))
 
 
-def test_turns_of_one_moment_are_one_batch(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_of_one_moment_are_one_batch(ends: EndsRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight requests cost one pass over the head, and get the very logits and embeddings of a pass alone."""
     calls: list[int] = []
     logits = ends.logits
-    alone = [logits(hidden(n + 1, n)) for n in range(8)]
+    alone = [logits(hidden(n + 1, n), n + 1, 1) for n in range(8)]
 
-    def counted(rows: Tensor) -> Tensor:
-        calls.append(len(rows))
-        return logits(rows)
+    def counted(rows: bytes, count: int, threads: int) -> Logits:
+        calls.append(count)
+        return logits(rows, count, threads)
 
     monkeypatch.setattr(ends, "logits", counted)
 
     async def main() -> None:
-        seen: dict[int, Tensor] = {}
+        seen: dict[int, Logits] = {}
 
-        def decide(number: int, rows: Tensor) -> list[int]:
-            seen[number] = rows.clone()
+        def decide(number: int, rows: Logits) -> list[int]:
+            seen[number] = rows.copy()
             return [number] * number
 
         async with host_of(ends) as host:
@@ -70,7 +82,7 @@ def test_turns_of_one_moment_are_one_batch(ends: Ends, monkeypatch: pytest.Monke
             embedded = await asyncio.gather(*turns)
         assert calls == [sum(range(1, 9))]
         for n, rows in enumerate(embedded):
-            assert torch.equal(seen[n], alone[n])
+            assert np.array_equal(seen[n], alone[n])
             assert (rows is None) == (n == 0)
             if rows is not None:
                 assert embeds(ends, rows, [n] * n)
@@ -78,7 +90,7 @@ def test_turns_of_one_moment_are_one_batch(ends: Ends, monkeypatch: pytest.Monke
     play(main)
 
 
-def test_a_turn_without_rows_only_embeds(ends: Ends) -> None:
+def test_a_turn_without_rows_only_embeds(ends: EndsRunner) -> None:
     """A prefill has nothing to decide."""
 
     async def main() -> None:
@@ -90,10 +102,11 @@ def test_a_turn_without_rows_only_embeds(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 2e6])
-def test_rows_that_are_no_numbers_are_that_requests_error(ends: Ends, value: float) -> None:
+def test_rows_that_are_no_numbers_are_that_requests_error(ends: EndsRunner, value: float) -> None:
     """Its company in the batch gets what it would have got."""
-    bad = hidden(2, 1)
-    bad[1, 3] = value
+    wrong = normal(2, 1)
+    wrong[1, 3] = value
+    bad = rows_of(wrong)
 
     async def main() -> None:
         async with host_of(ends) as host:
@@ -103,7 +116,7 @@ def test_rows_that_are_no_numbers_are_that_requests_error(ends: Ends, value: flo
                 host.turn(hidden(3, 6), lambda rows: [7]),
                 return_exceptions=True,
             )
-        want = int(ends.logits(hidden(1, 5))[0].argmax())
+        want = int(ends.logits(hidden(1, 5), 1, 1)[0].argmax())
         assert embeds(ends, outcomes[0], [want])
         assert isinstance(outcomes[1], Corruption)
         assert embeds(ends, outcomes[2], [7])
@@ -111,10 +124,10 @@ def test_rows_that_are_no_numbers_are_that_requests_error(ends: Ends, value: flo
     play(main)
 
 
-def test_an_error_of_one_request_is_its_own(ends: Ends) -> None:
+def test_an_error_of_one_request_is_its_own(ends: EndsRunner) -> None:
     """What `decide` raises reaches its caller; the others and later turns are served."""
 
-    def refuse(_: Tensor) -> Sequence[int]:
+    def refuse(_: Logits) -> Sequence[int]:
         raise KeyError("mine")
 
     async def main() -> None:
@@ -129,7 +142,7 @@ def test_an_error_of_one_request_is_its_own(ends: Ends) -> None:
 
 
 def test_a_failure_of_the_whole_batch_ends_its_requests_and_not_the_host(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
+    ends: EndsRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Out of memory in the head: these requests fail, the next is served. (It stopped the node.)"""
 
@@ -137,7 +150,7 @@ def test_a_failure_of_the_whole_batch_ends_its_requests_and_not_the_host(
         async with host_of(ends) as host:
             with monkeypatch.context() as patch:
 
-                def fail(_: Tensor) -> Tensor:
+                def fail(*_: object) -> Logits:
                     raise MemoryError("no room for logits")
 
                 patch.setattr(ends, "logits", fail)
@@ -150,7 +163,7 @@ def test_a_failure_of_the_whole_batch_ends_its_requests_and_not_the_host(
     play(main)
 
 
-def test_a_turn_that_nobody_waits_for_is_not_computed(ends: Ends) -> None:
+def test_a_turn_that_nobody_waits_for_is_not_computed(ends: EndsRunner) -> None:
     """A client that left costs nothing, and its turn hurts nobody."""
     decided: list[str] = []
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from manyhands.core import Span
 from manyhands.errors import Corruption
@@ -16,6 +15,7 @@ from manyhands.model.ends import Ends
 from manyhands.model.shard import Shard
 from manyhands.tales import model_path
 from manyhands.testing.tiny import BOS, FAMILIES, make_tiny
+from manyhands.wire.rows import Numbers
 from manyhands.worker.bounds import MAX_DRIFT, MAX_NORM, MIN_SEEN, RowBounds, norms
 
 # How far inside the bound every honest row must be.
@@ -24,9 +24,9 @@ WIDTH = 16
 NORMS = st.floats(1e-2, 1e3)
 
 
-def rows(*sizes: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Rows of these norms."""
-    return (torch.tensor(sizes)[:, None] * torch.full((WIDTH,), WIDTH**-0.5)).to(dtype)
+def rows(*sizes: float, dtype: torch.dtype = torch.float32) -> Numbers:
+    """Rows of these norms, as rounded to `dtype`."""
+    return (torch.tensor(sizes)[:, None] * torch.full((WIDTH,), WIDTH**-0.5)).to(dtype).float().numpy()
 
 
 def taught(*sizes: float) -> RowBounds:
@@ -114,9 +114,9 @@ class Layers:
             for shard, cache, bound in zip(self._shards, caches, bounds, strict=True):
                 hidden = shard.forward(hidden, StepPlan([Segment(cache, position, 0, len(ids))]))
                 if shard is not self._shards[-1]:
-                    bound.admit(hidden, "honest rows")
+                    bound.admit(hidden.float().numpy(), "honest rows")
                 elif not parts:
-                    bound.admit(hidden[-1:], "honest rows")
+                    bound.admit(hidden[-1:].float().numpy(), "honest rows")
             position += len(ids)
         return max(bound.worst for bound in bounds)
 

@@ -5,24 +5,29 @@ import contextlib
 import gc
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from manyhands.core import SamplingParams, Span
+from manyhands.engine.span import Piece, Rows
 from manyhands.errors import BadRequest, Corruption, ProtocolError
 from manyhands.model import threads as compute_threads
 from manyhands.model.calls import BLOCK
-from manyhands.model.ends import Ends
 from manyhands.origin.sampler import Sampler
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
+from manyhands.wire.rows import rows_payload
 from manyhands.wire.tensor import decode_tensor, encode_tensor
 from manyhands.worker.bounds import MAX_NORM, MIN_SEEN, RowBounds
-from manyhands.worker.execute import Device, Result, SpanModel, Work, computing, device_of_process
+from manyhands.worker.execute import Device, Result, SpanModel, Work, device_of_process
+from manyhands.worker.runner import load_ends
+from manyhands.worker.thread import computing
 from tests.model.pipeline import random_ids
 from tests.worker.hop import hidden
 
@@ -46,9 +51,9 @@ def last(folder: Path) -> SpanModel:
 
 
 def work(model: SpanModel, rows: Tensor, position: int = 0, *, is_last: bool = False, reply_from: int = 0) -> Work:
-    cache = model.shard.new_cache(64)
+    cache = model.runner.new_cache(64)
     cache.length = position
-    return Work(cache, model.shard.span, position, rows.shape[0], reply_from, encode_tensor(rows), None, is_last)
+    return Work(cache, model.span, position, rows.shape[0], reply_from, encode_tensor(rows), None, is_last)
 
 
 def result(outcome: Result | Exception) -> Result:
@@ -73,15 +78,25 @@ def test_segments_come_back_in_order_and_as_if_alone(inner: SpanModel) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2 * MAX_NORM])
-def test_numbers_that_no_model_makes_are_refused_before_computing(inner: SpanModel, value: float) -> None:
+def test_numbers_that_no_model_makes_are_refused_before_computing(
+    inner: SpanModel, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """NaN, Inf and absurd magnitudes; the same step still computes the others, and the cache stays clean."""
+    stepped: list[Piece] = []
+    plain = inner.runner.step
+
+    def noted(rows: bytes, pieces: Sequence[Piece], threads: int) -> Rows:
+        stepped.extend(pieces)
+        return plain(rows, pieces, threads)
+
+    monkeypatch.setattr(inner.runner, "step", noted)
     bad, good = hidden(5, 1), hidden(3, 2)
     want = tensor(inner.run([work(inner, good)])[0])
     bad[3, 7] = value
     works = [work(inner, bad), work(inner, good)]
     outcomes = inner.run(works)
     assert isinstance(outcomes[0], Corruption) and torch.equal(tensor(outcomes[1]), want)
-    assert works[0].cache.length == 0 and not any(keys.any() for keys in works[0].cache.keys.values())
+    assert works[0].cache.length == 0 and works[0].cache not in [piece.cache for piece in stepped]
     assert isinstance(inner.run([works[0]])[0], Corruption), "also alone"
 
 
@@ -136,10 +151,10 @@ def test_the_last_hop_sends_only_rows_that_are_wanted(
 
 def test_ends_at_the_edges_embed_and_draw(folder: Path, last: SpanModel) -> None:
     """The first hop embeds ids; the last one gives logits, or draws with the position's noise: all as the origin would."""
-    first, ends = SpanModel(folder, Span(0, 2), "bf16", True), Ends(folder, "bf16")
+    first, ends = SpanModel(folder, Span(0, 2), "bf16", True), load_ends(folder, "bf16", 1)
     ids = [int(i) for i in random_ids(5, seed=1)]
-    embeds = Work(first.shard.new_cache(8), Span(0, 2), 0, 5, 0, None, tuple(ids), False)
-    here = work(first, ends.embed(torch.tensor(ids)))
+    embeds = Work(first.runner.new_cache(8), Span(0, 2), 0, 5, 0, None, tuple(ids), False)
+    here = replace(work(first, hidden(5)), payload=rows_payload(ends.embed(ids), "bf16"))
     middle = tensor(first.run([embeds])[0])
     assert torch.equal(middle, tensor(first.run([here])[0]))
 
@@ -147,14 +162,14 @@ def test_ends_at_the_edges_embed_and_draw(folder: Path, last: SpanModel) -> None
     wants_logits = work(last, middle, is_last=True)
     wants_logits.logits = True
     (got,) = last.run([wants_logits])
-    assert result(got).content == "logits" and torch.equal(tensor(got), ends.logits(plain))
+    logits = ends.logits(bytes(encode_tensor(plain).data), 5, 1)
+    assert result(got).content == "logits" and np.array_equal(tensor(got).numpy(), logits)
 
     params = SamplingParams(temperature=1.2, seed=5, repetition_penalty=1.7)
     sampler = Sampler(params, last.vocab_size, frozenset())
     draws = work(last, middle, is_last=True, reply_from=2)
     draws.sampler, draws.ids, draws.history, draws.prompt_length = sampler, tuple(ids), (), 2
     (drawn,) = last.run([draws])
-    logits = ends.logits(plain)
     want = [sampler.draw(logits[i], i + 1, ids[: i + 1], 2).token for i in (2, 3, 4)]
     assert result(drawn).content == "ids" and tensor(drawn)[:, 0].tolist() == want
 
@@ -164,7 +179,8 @@ def test_broken_weights_are_noticed_where_tokens_are_drawn(last: SpanModel, monk
     one, other = work(last, hidden(1), is_last=True), work(last, hidden(1), is_last=True)
     one.sampler, one.ids = Sampler(SamplingParams(), last.vocab_size, frozenset()), (3,)
     assert last.ends is not None
-    monkeypatch.setattr(last.ends, "logits", lambda rows: torch.full((len(rows), last.vocab_size), float("nan")))
+    nothing = np.full((1, last.vocab_size), np.nan, np.float32)
+    monkeypatch.setattr(last.ends, "logits", lambda rows, count, threads: nothing)
     outcomes = last.run([one, other])
     assert isinstance(outcomes[0], Corruption) and isinstance(outcomes[1], Result)
 
@@ -176,9 +192,13 @@ def test_only_the_edges_load_ends(folder: Path, span: tuple[int, int], embeds: b
     """A first hop holds no head, a last one no embedding, an inner one neither."""
     model = SpanModel(folder, Span(*span), "bf16", True)
     assert (model.ends is not None) == (embeds or heads)
-    if model.ends is not None:
-        names = {name for name, p in model.ends._model.named_parameters() if p.dim() > 1}
-        assert names == ({"model.embed_tokens.weight"} if embeds else set())
+    if model.ends is not None and not embeds:
+        with pytest.raises((AssertionError, TypeError)):
+            model.ends.embed([1])
+    if model.ends is not None and not heads:
+        row = bytes(2 * model.hidden_size)
+        with pytest.raises((AssertionError, TypeError)):
+            assert model.ends.logits(row, 1, 1).shape == (1, model.vocab_size)
 
 
 def test_a_device_is_one_thread_with_its_own_thread_count() -> None:

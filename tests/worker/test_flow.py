@@ -125,15 +125,15 @@ def test_an_error_of_the_device_ends_the_sessions_of_that_step_alone(
     async def scenario(one: Hop) -> None:
         await one.open(1)
         model = await one.host.engine.ensure_loaded()
-        forward = model.shard.forward
+        forward = model.runner.step
 
-        def fail(*_: object) -> torch.Tensor:
+        def fail(*_: object) -> None:
             raise MemoryError("no room for the step")
 
-        monkeypatch.setattr(model.shard, "forward", fail)
+        monkeypatch.setattr(model.runner, "step", fail)
         one.step(1, 0, hidden(1))
         await one.until(lambda: len(one.faults()) == 1)
-        monkeypatch.setattr(model.shard, "forward", forward)
+        monkeypatch.setattr(model.runner, "step", forward)
         await one.open(2)
         one.step(2, 0, hidden(1))
         await computed(one, 2, 1)

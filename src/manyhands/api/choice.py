@@ -55,7 +55,7 @@ class Voice:
         shared: dict[str, Any] = {
             "name": name,
             "context": model.context_length,
-            "vocab_size": int(model.config.vocab_size),
+            "vocab_size": model.vocab_size,
             "longest": max(len(token.encode()) for token in tokenizer.get_vocab()),
             "precision": model.precision,
             "dialect": dialect,
@@ -70,7 +70,7 @@ class Voice:
             eos_ids=model.eos_ids,
             **shared,
         )
-        grammars = Grammars(tokenizer, int(model.config.vocab_size), model.eos_ids)
+        grammars = Grammars(tokenizer, model.vocab_size, model.eos_ids)
         return cls(origin, Speaker(tokenizer=tokenizer, **shared), spec, grammars)
 
 

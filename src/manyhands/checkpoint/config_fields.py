@@ -8,8 +8,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
+from manyhands.checkpoint.folder import read_config
+from manyhands.checkpoint.partition import ModelFacts
 from manyhands.errors import ModelError
 
 MAX_BYTES: Final = 4 << 20  # the largest known has 0.2 MB
@@ -68,6 +71,11 @@ def parse_config(raw: bytes, where: str = "config.json") -> dict[str, Any]:
         if problem:
             raise ModelError(f"{where} cannot be used: {problem}")
     return config
+
+
+def read_facts(folder: Path) -> ModelFacts:
+    """What the config.json of a checkpoint folder says. Raises ModelError."""
+    return ModelFacts.from_config(parse_config(read_config(folder), str(folder / "config.json")))
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from manyhands.checkpoint.manifest import Manifest, TensorDigest, check_part, ch
 
 MAX_THREADS: Final = 4  # with SHA instructions one hashes 1.6 GB/s: more than disks read
 
-Add = Callable[[TensorEntry, NDArray[np.uint8]], None]  # a tensor's entry, and its bytes as they lie in memory
+Add = Callable[[TensorEntry, NDArray[np.uint8]], None]  # a tensor and its bytes
 
 
 def ignore(entry: TensorEntry, raw: NDArray[np.uint8]) -> None:

@@ -97,5 +97,5 @@ async def load_origin(
     """An origin of the model in `folder` that asks the nodes at `addrs`, and `directory`. Raises ModelError, BadRequest."""
     if not addrs:
         raise BadRequest("the ticket names no address: add one with `manyhands ticket add TICKET HOST:PORT`")
-    model = await device.run(lambda: OriginModel(folder, precision, ends))
+    model = await device.run(lambda: OriginModel(folder, precision, ends, device.num_threads))
     return Origin(node, model, device, addrs, directory)

@@ -218,20 +218,20 @@ async def _serve(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool) -> None:
 @asynccontextmanager
 async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[NodeProcess]]]":
     """An origin in this process and its node processes. Raises ModelError, CutError, and what a node says."""
+    from manyhands.checkpoint.config_fields import read_facts
     from manyhands.checkpoint.manifest import build_manifest
     from manyhands.cli.connect import load_origin, tls_node
     from manyhands.cli.model import progress_bar
     from manyhands.config import home_from_env
     from manyhands.core import NodeAddr, Span, even_cut, parse_cut
     from manyhands.local import NodeOptions, node_processes
-    from manyhands.model.load import read_config
     from manyhands.swarm.ticket import Ticket
     from manyhands.weights.fetch import resolve_model
     from manyhands.worker.execute import Device
 
     with progress_bar() as bar:
         folder = await asyncio.to_thread(resolve_model, plan.model, None, True, home_from_env(), bar)
-        num_layers = int(read_config(folder).num_hidden_layers)
+        num_layers = read_facts(folder).num_layers
         spans = parse_cut(plan.cut, num_layers) if plan.cut else even_cut(num_layers, plan.nodes)
         await asyncio.to_thread(build_manifest, folder, bar)  # once, before every node wants it
     spans += [Span(0, num_layers)] * plan.spares

@@ -268,7 +268,7 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
 
 
 def _tell_serving(member: "Member", hosting: "Hosting", tell: Teller, why: str, seconds: float) -> None:
-    from manyhands.model.arithmetic import widening_note
+    from manyhands.worker.runner import widening_note
 
     for host in hosting.hosts:
         info, layer_s = host.info, member.layer_s[host.info.span]
@@ -277,7 +277,7 @@ def _tell_serving(member: "Member", hosting: "Hosting", tell: Teller, why: str, 
             f"  one token takes {layer_s * len(info.span) * 1e3:.1f} ms here ({layer_s * 1e3:.2f} ms a layer), "
             f"peers come to {member.addresses[0]}"
         )
-        if note := widening_note(info.precision):
+        if note := widening_note(hosting.weights.config, info.precision):
             text += f"\n  {note}"
         tell(
             "serving",
@@ -347,7 +347,7 @@ async def _origin(hosting: "Hosting", device: "Device") -> "Origin":
     assert hosting.folder is not None, "it hosts already"
 
     async def load(folder: Path) -> OriginModel:
-        return await device.run(lambda: OriginModel(folder, precision, "origin"))
+        return await device.run(lambda: OriginModel(folder, precision, "origin", device.num_threads))
 
     model = await use_fetched(hosting.folder, lambda: hosting.fetch(hosting.held[0]), load)
     return Origin(member.node, model, device, (), member.directory)

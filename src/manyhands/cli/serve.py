@@ -106,15 +106,16 @@ class _Job:
 
 
 async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_stdin: bool) -> None:
+    from manyhands.checkpoint.folder import read_config
     from manyhands.cli.connect import tls_node
     from manyhands.cli.model import progress_bar
     from manyhands.config import home_from_env
     from manyhands.member.neighbours import reachable
-    from manyhands.model.arithmetic import widening_note
     from manyhands.swarm.ticket import Ticket
     from manyhands.weights.fetch import folder_named, resolve_model
     from manyhands.weights.refetch import use_fetched
     from manyhands.worker.execute import device_of_process
+    from manyhands.worker.runner import widening_note
 
     ticket = Ticket.parse(ticket_text) if ticket_text else Ticket.new("home")
     with_ends = job.has_ends or job.api.addr is not None
@@ -158,7 +159,7 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
                 address=str(addr),
                 node=str(bound.node),
                 model_id=host.info.model,
-                note=widening_note(job.precision),
+                note=widening_note(read_config(folder), job.precision),
                 ticket=ticket.encode(),
             )
             # Children of `local` are nobody's to drain by name, and several `local` have nodes of the same names.
@@ -173,11 +174,11 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
 
 async def _offer_to_load(node: "Node", folder: Path, job: _Job, device: "Device") -> None:
     """Layers of the folder that this node would load when nobody else holds them."""
+    from manyhands.checkpoint.config_fields import read_facts
     from manyhands.checkpoint.folder import read_entries
     from manyhands.checkpoint.partition import longest_run
-    from manyhands.model.load import read_config
 
-    here = longest_run((entry.name for entry in read_entries(folder)), int(read_config(folder).num_hidden_layers))
+    here = longest_run((entry.name for entry in read_entries(folder)), read_facts(folder).num_layers)
     await node.worker.offer_to_load(folder, here, job.precision, device, model_name=job.model, max_layers=job.can_load)
 
 

@@ -1,6 +1,6 @@
 """What a session keeps of a span: keys and values of every position, in blocks of 64 (native/kernels.h has their layout).
 
-A cache only grows. To roll back is to step from an earlier position: later positions are written again before they are read.
+To roll back is to step from an earlier position: later positions are written again before they are read.
 """
 
 import numpy as np
@@ -8,16 +8,21 @@ import numpy as np
 from manyhands.engine import library
 from manyhands.engine.library import BLOCK, Array, Plan, Segment
 
-FIRST_BLOCKS = 4  # of a new cache: 256 positions
+FIRST_BLOCKS = 4  # of a cache that begins without memory: 256 positions
 
 
 class SessionCache:
-    """Memory of one session for one plan; zeros at first. Grows by half, at least to what is asked for."""
+    """Memory of one session for one plan; zeros at first, of which the system takes what is written.
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self.blocks = 0
-        self._bytes: Array = np.zeros(0, np.uint8)
+    Memory for `capacity` positions is there from the start; it grows by half, at least to what is asked for. `length` is the
+    number of positions that are valid, kept by who steps.
+    """
+
+    def __init__(self, plan: Plan, capacity: int = 0) -> None:
+        self.plan = plan
+        self.length = 0
+        self.blocks = -(-capacity // BLOCK)
+        self._bytes: Array = np.zeros(self.blocks * plan.block_bytes, np.uint8)
 
     @property
     def capacity(self) -> int:
@@ -34,9 +39,9 @@ class SessionCache:
         if needed <= self.blocks:
             return
         blocks = max(needed, FIRST_BLOCKS, self.blocks * 3 // 2)
-        grown = np.zeros(blocks * self._plan.block_bytes, np.uint8)
+        grown = np.zeros(blocks * self.plan.block_bytes, np.uint8)
         if self.blocks:
-            self._plan.copy_cache(self._bytes, self.blocks, grown, blocks, self.blocks)
+            self.plan.copy_cache(self._bytes, self.blocks, grown, blocks, self.blocks)
         self._bytes, self.blocks = grown, blocks
 
     def segment(self, start: int, row: int, count: int) -> Segment:

@@ -1,6 +1,7 @@
 """Program -> Plan: registers by number, weights packed, one native operation after the other."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import singledispatchmethod
 
 import numpy as np
@@ -34,16 +35,54 @@ from manyhands.program.ops import (
 
 ROW_TYPES: dict[Precision, str] = {"bf16": "bf16", "fp32": "f32"}
 MOST_REGISTERS = 64
+# A native operation: its kind, numbers, reals and tensors (native/plan.c).
+Emitted = tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]
 
 
-def span_plan(program: Program, layers: Sequence[Layer], read: Read, precision: Precision, back_end: str) -> Plan:
-    """Layers as a plan from hidden states to hidden states. Raises ModelError for what the engine cannot compute."""
+def compile_layers(program: Program, layers: Sequence[Layer], read: Read, precision: Precision) -> "CompiledLayers":
+    """Layers from hidden states to hidden states. Raises ModelError for what the engine cannot compute."""
     compiler = _Compiler(program, read, precision)
     for layer in layers:
         compiler.begin_layer()
         for op in layer.ops:
             compiler.add(op)
-    return compiler.plan(back_end, 0, ROW_TYPES[precision])
+    return CompiledLayers(compiler.registers(), compiler.ops, [*compiler.layers, len(compiler.ops)])
+
+
+@dataclass(frozen=True, slots=True)
+class Registers:
+    """What plans of one program have in common: the type of rows, the registers' widths, the positions there are."""
+
+    row_type: str
+    widths: Sequence[int]
+    context: int
+
+    def plan(
+        self, back_end: str, ops: "Sequence[Emitted]", out: int, out_type: str, layers: Sequence[int] = ()
+    ) -> Plan:
+        """Operations as a plan whose rows come out of register `out`. layers: their first operations."""
+        places = offsets(self.widths, [touched(kind, numbers) for kind, numbers, _, _ in ops], out, layers)
+        plan = Plan(back_end, self.row_type, self.widths, out, out_type, self.context, places)
+        for op in ops:
+            plan.add(*op)
+        return plan
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledLayers:
+    """Layers with their weights packed, of which any stretch becomes a plan; plans share the weights."""
+
+    registers: Registers
+    ops: "Sequence[Emitted]"
+    starts: Sequence[int]  # the first operation of each layer, and the end of all
+
+    def plan(self, back_end: str, first: int = 0, end: int | None = None) -> Plan:
+        """Layers [first, end) of these, counted from 0 (default: all)."""
+        starts = self.starts[first : len(self.starts) if end is None else end + 1]
+        ops = self.ops[starts[0] : starts[-1]]
+        return self.registers.plan(
+            back_end, ops, 0, self.registers.row_type, [start - starts[0] for start in starts[:-1]]
+        )
 
 
 def head_plan(program: Program, read: Read, precision: Precision, back_end: str, table: Stored | None = None) -> Plan:
@@ -55,7 +94,7 @@ def head_plan(program: Program, read: Read, precision: Precision, back_end: str,
     logits = compiler.bound["logits"]
     if head.scale != 1.0 or head.soft_cap is not None:
         compiler.emit(library.SOFTEN, (logits,), (head.scale, head.soft_cap or 0.0))
-    return compiler.plan(back_end, logits, "f32")
+    return compiler.registers().plan(back_end, compiler.ops, logits, "f32")
 
 
 class _Compiler:
@@ -67,30 +106,25 @@ class _Compiler:
         self._program, self._read, self._precision = program, read, precision
         self._memory, self._table = Memory(), table
         self._rates = [np.array(rope.frequencies, np.float32) for rope in program.ropes]
-        self._ops: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = []
-        self._layers: list[int] = []  # their first operations
+        self.ops: list[Emitted] = []
+        self.layers: list[int] = []  # their first operations
         self._widths, self._numbers = [program.hidden], {(RESIDUAL, program.hidden, False): 0}
         self.bound = {RESIDUAL: 0}  # by name: the register that holds it now
 
     def begin_layer(self) -> None:
         """Only the residual stream goes from a layer to the next."""
         self.bound = {RESIDUAL: 0}
-        self._layers.append(len(self._ops))
+        self.layers.append(len(self.ops))
 
-    def plan(self, back_end: str, out: int, out_type: str) -> Plan:
+    def registers(self) -> Registers:
         if len(self._widths) > MOST_REGISTERS:
             raise ModelError(f"{self._program.family} needs {len(self._widths)} registers, of {MOST_REGISTERS}")
-        row_type = ROW_TYPES[self._precision]
-        places = offsets(self._widths, [touched(kind, numbers) for kind, numbers, _, _ in self._ops], out, self._layers)
-        plan = Plan(back_end, row_type, self._widths, out, out_type, self._program.context, places)
-        for op in self._ops:
-            plan.add(*op)
-        return plan
+        return Registers(ROW_TYPES[self._precision], tuple(self._widths), self._program.context)
 
     def emit(
         self, kind: int, numbers: Sequence[int], reals: Sequence[float] = (), tensors: Sequence[Array | None] = ()
     ) -> None:
-        self._ops.append((kind, numbers, reals, tensors))
+        self.ops.append((kind, numbers, reals, tensors))
 
     def source(self, name: str) -> int:
         return self.bound[name]

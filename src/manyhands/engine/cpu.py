@@ -4,7 +4,7 @@ Rows are bytes in the storage dtype (bf16 or fp32): what comes over the wire goe
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,80 +12,115 @@ from numpy.typing import NDArray
 from manyhands.core import Precision, Span
 from manyhands.engine import golden, library
 from manyhands.engine.cache import SessionCache
-from manyhands.engine.compile import ROW_TYPES, head_plan, span_plan
-from manyhands.engine.library import Array, Team
+from manyhands.engine.compile import ROW_TYPES, compile_layers, head_plan
+from manyhands.engine.library import BLOCK, Array, Plan, Team
 from manyhands.engine.memory import Memory
+from manyhands.engine.span import Piece
 from manyhands.engine.weights import Read, as_bf16, find, held, matrix, take
+from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import Program
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """`count` rows of a step: positions [start, start + count) of one session. A step's pieces lie one after another.
-
-    A start before what was cached rolls back: later positions are written again before they are read.
-    """
-
-    cache: SessionCache
-    start: int
-    count: int
+__all__ = ["CpuEnds", "CpuSpan", "Piece"]
 
 
 class CpuSpan:
-    """Layers [span.start, span.end) of a program. One step at a time; the team may be shared by spans that take turns.
+    """Layers [span.start, span.end) of a program: a SpanRunner. The team may be shared by spans that take turns.
 
-    Raises ModelError where a weight is missing or has another shape, and for operations that the engine lacks.
+    Raises CutError for layers that the program does not have; ModelError where a weight is missing or has another shape, and
+    for operations that the engine lacks.
     """
 
     def __init__(
         self, program: Program, span: Span, read: Read, precision: Precision, team: Team, back_end: str | None = None
     ) -> None:
-        self.back_end = back_end or golden.choose()
+        self.num_layers = len(program.layers)
+        if span.end > self.num_layers:
+            raise CutError(f"layers {span} are out of range: the model has layers 0-{self.num_layers - 1}")
+        self.span, self.back_end = span, back_end or golden.choose()
+        self.hidden_size, self.vocab_size = program.hidden, program.vocab
         self._team = team
-        layers = program.layers[span.start : span.end]
-        self._plan = span_plan(program, layers, read, precision, self.back_end)
+        self._layers = compile_layers(program, program.layers[span.start : span.end], read, precision)
+        self._plan = self._layers.plan(self.back_end)
+        self._parts: WeakValueDictionary[Span, Plan] = WeakValueDictionary({span: self._plan})
 
     @property
     def block_bytes(self) -> int:
         """Bytes of cache that 64 positions of a session take."""
         return self._plan.block_bytes
 
-    def new_cache(self) -> SessionCache:
-        """An empty cache for one session; it grows with the positions stepped."""
-        return SessionCache(self._plan)
+    @property
+    def bytes_per_token(self) -> int:
+        return -(-self.block_bytes // BLOCK)
+
+    def new_cache(self, capacity: int = 0, span: Span | None = None) -> SessionCache:
+        """An empty cache for one session on `span`, within this one's (default: all); it grows beyond `capacity`."""
+        return SessionCache(self._part(span or self.span), capacity)
+
+    def _part(self, span: Span) -> Plan:
+        """The plan of a part of the layers; it lives as long as sessions that use it."""
+        plan = self._parts.get(span)
+        if plan is None:
+            if not self.span.covers(span):
+                raise CutError(f"layers {span} are not among layers {self.span}")
+            plan = self._layers.plan(self.back_end, span.start - self.span.start, span.end - self.span.start)
+            self._parts[span] = plan
+        return plan
 
     def step(self, rows: bytes | Array, pieces: Sequence[Piece], threads: int) -> NDArray[np.uint8]:
         """Row bytes of all pieces -> row bytes [rows, bytes of a row]. Raises ContextOverflow, ModelError."""
-        segments, row = [], 0
+        segments, row, plan = [], 0, pieces[0].cache.plan
         for piece in pieces:
+            if piece.cache.plan is not plan:
+                raise ModelError("pieces of one step are on different layers")
             segments.append(piece.cache.segment(piece.start, row, piece.count))
             row += piece.count
-        return self._plan.run(self._team, threads, segments, rows, row)
+        out: NDArray[np.uint8] = plan.run(self._team, threads, segments, rows, row)
+        for piece in pieces:
+            piece.cache.length = piece.start + piece.count
+        return out
+
+    def is_ready(self, num_rows: int, end: int) -> bool:
+        return True
 
 
 class CpuEnds:
-    """Embedding and head of a program; a tied head is held once. One call at a time."""
+    """Embedding and head of a program, or one of them: an EndsRunner. A tied head is held once."""
 
     def __init__(
-        self, program: Program, read: Read, precision: Precision, team: Team, back_end: str | None = None
+        self,
+        program: Program,
+        read: Read,
+        precision: Precision,
+        team: Team,
+        back_end: str | None = None,
+        *,
+        embed: bool = True,
+        head: bool = True,
     ) -> None:
         self.back_end = back_end or golden.choose()
+        self.hidden_size, self.vocab_size = program.hidden, program.vocab
         self._team, self._row_type = team, ROW_TYPES[precision]
-        weight, tied = program.embed.weight, program.embed.weight == program.head.product.parts[0].weight
+        weight = program.embed.weight
+        tied = embed and head and weight == program.head.product.parts[0].weight
         self._shape = weight.shape[0], weight.shape[1]
-        self._table = matrix(find(weight, read), precision, Memory()) if tied else held(take(weight, read), precision)
+        self._table = None
+        if embed:
+            self._table = matrix(find(weight, read), precision, Memory()) if tied else held(take(weight, read), precision)
         scale = np.array([program.embed.scale], np.float32)
         if program.embed.round_scale and precision == "bf16":
             scale = (as_bf16(scale).astype(np.uint32) << 16).view(np.float32)
         self._scale = float(scale[0])
-        self._head = head_plan(program, read, precision, self.back_end, self._table if tied else None)
+        table = self._table if tied else None
+        self._head = head_plan(program, read, precision, self.back_end, table) if head else None
 
     def embed(self, ids: Sequence[int]) -> NDArray[np.uint8]:
         """Row bytes [T, bytes of a row] of token ids. Raises ModelError for an id that the model does not have."""
         table = self._table
+        assert table is not None, "these ends have no embedding"
         return library.embed(self.back_end, table.array, table.type, self._shape, ids, self._scale, self._row_type)
 
     def logits(self, rows: bytes | Array, count: int, threads: int) -> NDArray[np.float32]:
         """Logits [count, vocab] in fp32 of rows that left the last layer."""
+        assert self._head is not None, "these ends have no head"
         segments = [library.Segment(None, 0, 0, 0, 0, count)]
         return self._head.run(self._team, threads, segments, rows, count).view(np.float32)

@@ -315,13 +315,16 @@ def arithmetic() -> str:
     return hashlib.sha256(FILE.read_bytes()).hexdigest()[:12]
 
 
-@cache
 def choose() -> str:
     """The back end of this process: the one MANYHANDS_ENGINE names, else the best that reproduces the digests.
 
     Raises ModelError where the named one does not, or none does: nothing is replaced silently.
     """
-    named = library.forced()
+    return _chosen(library.forced())
+
+
+@cache
+def _chosen(named: str | None) -> str:
     for name in [named] if named else library.supported():
         if not failures(name):
             return name

@@ -22,6 +22,7 @@ BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon")  # by the number that C 
 PREFERENCE: Final = ("avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
 FORCED: Final = "MANYHANDS_ENGINE"
+TORCH: Final = "torch"  # what it names where no back end of this library shall compute
 TYPES: Final = {"bf16": 0, "f16": 1, "f32": 2}
 ACTIVATIONS: Final = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
 FUNCTIONS: Final = (*ACTIVATIONS, "exp", "tanh", "erf")
@@ -105,6 +106,8 @@ def supported() -> list[str]:
 def forced() -> str | None:
     """The back end that MANYHANDS_ENGINE names, if it does. Raises ModelError where this machine cannot run it."""
     name = environ.get(FORCED)
+    if name == TORCH:
+        return None
     if name and name not in supported():
         raise ModelError(f"{FORCED}={name}: this machine runs {', '.join(supported())}; name one of them, or none")
     return name or None

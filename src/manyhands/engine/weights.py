@@ -79,10 +79,10 @@ def kept_type(stored_type: str, precision: Precision) -> str:
 
 
 def held(stored: Stored, precision: Precision) -> Stored:
-    """A matrix in the type in which it is kept, row by row."""
+    """A matrix in the type in which it is kept, row by row, in memory of its own."""
     if kept_type(stored.type, precision) != stored.type:
         return Stored("bf16", as_bf16(stored.array))
-    return Stored(stored.type, np.ascontiguousarray(stored.array))
+    return Stored(stored.type, stored.array.copy())
 
 
 def matrix(found: Found, precision: Precision, memory: Memory) -> Stored:

@@ -20,7 +20,6 @@ from manyhands.member.obedience import Obedience
 from manyhands.member.speed import decode_layer_s
 from manyhands.member.view import Sight, holdings_of, missing_spans, view_of
 from manyhands.member.weights import Kind, Weights
-from manyhands.model.prove import proven_class
 from manyhands.place.balance import History, Move, decide, may_leave
 from manyhands.place.budget import Budget
 from manyhands.place.strategy import Choice, Holding, choose_span
@@ -29,6 +28,7 @@ from manyhands.weights.provider import Peer, Provider
 from manyhands.weights.refetch import use_fetched
 from manyhands.weights.workers import Blame
 from manyhands.worker.execute import Device
+from manyhands.worker.runner import prepare
 from manyhands.worker.serve import SpanHost
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Hosting:
         """Choose, claim, fetch, load, announce. Raises what makes it impossible (BadRequest: no layer fits)."""
         async with self._moving:
             # A second, once on a machine, while others are waited for; loading finds the verdict or says what is wrong.
-            self._device.thread.submit(proven_class, self.weights.precision, self._home)
+            self._device.thread.submit(prepare, self.weights.config, self.weights.precision)
             self.choice = await self._claim()
             await self._load(self.choice.span)
         self.member.node.orders.obey = Obedience(self)

@@ -3,10 +3,9 @@
 import statistics
 import time
 
-import torch
-
 from manyhands.core import Span
-from manyhands.wire.tensor import encode_tensor
+from manyhands.wire.message import Payload
+from manyhands.wire.tensor import ITEMSIZE
 from manyhands.worker.execute import SpanModel, Work
 
 STEPS = 5
@@ -16,9 +15,9 @@ POSITION = 64  # as in a short chat
 
 def decode_layer_s(model: SpanModel, span: Span) -> float:
     """Median seconds of one layer of a decode step of one session."""
-    cache = model.shard.new_cache(POSITION + 1, span)
-    hidden_TD = torch.zeros(1, model.shard.hidden_size, dtype=model.shard.dtype)
-    work = Work(cache, span, POSITION, 1, POSITION, encode_tensor(hidden_TD), None, is_last=True)
+    cache = model.runner.new_cache(POSITION + 1, span)
+    row = Payload(model.wire_dtype, model.hidden_size, bytes(model.hidden_size * ITEMSIZE[model.wire_dtype]))
+    work = Work(cache, span, POSITION, 1, POSITION, row, None, is_last=True)
     times = []
     for _ in range(WARM_UP + STEPS):
         cache.length = POSITION

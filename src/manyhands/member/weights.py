@@ -17,7 +17,6 @@ from manyhands.checkpoint.folder import MANIFEST
 from manyhands.checkpoint.manifest import Manifest, Progress, build_manifest, config_digest
 from manyhands.core import ModelId, Precision, Span, SpanInfo
 from manyhands.errors import ModelError, ShardUnavailable, WeightsMismatch
-from manyhands.model.arithmetic import arithmetic_class
 from manyhands.place.shape import Checkpoint, ModelShape, look_up, shape_of
 from manyhands.swarm.record import Record
 from manyhands.weights.disk import Disk, find_complete, folders_of, layers_here
@@ -27,6 +26,7 @@ from manyhands.weights.hub import parse_hub_id
 from manyhands.weights.hub_provider import HubPeer
 from manyhands.weights.provider import Provider, ProviderError
 from manyhands.weights.workers import Blame
+from manyhands.worker.runner import arithmetic_class
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.@/-]+")
 
@@ -77,7 +77,7 @@ class Weights:
             span=span,
             num_layers=self.shape.num_layers,
             precision=self.precision,
-            arithmetic=arithmetic_class(self.precision),
+            arithmetic=arithmetic_class(self.config, self.precision),
             hidden_size=self.shape.hidden_bytes // item,
             context_length=self.shape.context,
             has_ends=False,

@@ -29,16 +29,6 @@ def instruction_set() -> str:
     return str(torch.backends.cpu.get_cpu_capability()).lower()
 
 
-def widening_note(precision: Precision) -> str:
-    """What a user should know where `precision` runs in fp32 for want of bf16 products; "" where it does not."""
-    if precision != "bf16" or has_bf16_products():
-        return ""
-    return (
-        "this CPU multiplies no bf16 (that takes AVX-512): weights are packed as fp32, in twice the memory, and a token takes "
-        "about 1.8 times as long; --dtype int8 takes a quarter of the bytes"
-    )
-
-
 def arithmetic_class(precision: Precision) -> str:
     versions = f"torch-{torch.__version__}/transformers-{transformers.__version__}/v{tiles.VERSION}"
     limits = [f"/{name}={os.environ[name]}" for name in _LIMITS if name in os.environ]

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyhands.core import Span
+
 # 512: the key block of torch's CPU flash kernel; shorter views change bits (runtime.md §3).
 KEY_BLOCK = 512
 T = TypeVar("T")
@@ -46,6 +48,7 @@ class SessionCache:
     def __init__(self, shapes: dict[int, LayerShape], capacity: int) -> None:
         self.capacity = capacity
         self.length = 0
+        self.span = Span(min(shapes), max(shapes) + 1) if shapes else None
         rows = -(-capacity // KEY_BLOCK) * KEY_BLOCK
         self.keys = {layer: _zeros(shape, rows) for layer, shape in shapes.items()}
         self.values = {layer: _zeros(shape, rows) for layer, shape in shapes.items()}

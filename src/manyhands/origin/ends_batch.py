@@ -8,45 +8,48 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from manyhands.model.ends import Ends
-from manyhands.wire.message import Payload
-from manyhands.wire.tensor import encode_tensor
+from manyhands.engine.span import EndsRunner, Rows
+from manyhands.wire.message import DType, Payload
+from manyhands.wire.rows import numbers, rows_payload
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Device
 
 # logits [T, vocab] -> ids [T'] to embed next (none: nothing more)
-Decide = Callable[[Tensor], Sequence[int]]
+Decide = Callable[[NDArray[np.float32]], Sequence[int]]
 
 
 @dataclass(slots=True)
 class _Turn:
-    hidden_TD: Tensor | None
+    rows: Rows | None
     decide: Decide
     bounds: RowBounds
     done: "asyncio.Future[Payload | None]"
 
 
 class EndsHost:
-    """Serves the ends of one model to the requests of this origin. `run` must be running; owned by the Node."""
+    """Serves the ends of one model to the requests of this origin. `run` must be running; owned by the Node.
 
-    def __init__(self, ends: Ends, device: Device) -> None:
-        self.ends = ends
+    `dtype`: of the rows that come and go.
+    """
+
+    def __init__(self, ends: EndsRunner, dtype: DType, device: Device) -> None:
+        self.ends, self.dtype = ends, dtype
         self._device = device
         self._waiting: list[_Turn] = []
         self._wake = asyncio.Event()
 
-    async def turn(self, hidden_TD: Tensor | None, decide: Decide, bounds: RowBounds | None = None) -> Payload | None:
-        """Give `decide` the logits of the rows (an empty tensor without rows) and embed the ids it returns.
+    async def turn(self, rows: Rows | None, decide: Decide, bounds: RowBounds | None = None) -> Payload | None:
+        """Give `decide` the logits of the rows (none without rows) and embed the ids it returns.
 
         Returns the hidden states [T', hidden] of those ids, None if there were none. `decide` runs on the device thread and
         must not touch the event loop. Raises what `decide` raises; Corruption for rows that `bounds` (None: those
         of a session's first rows) do not admit.
         """
         done: asyncio.Future[Payload | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Turn(hidden_TD, decide, bounds or RowBounds(), done))
+        self._waiting.append(_Turn(rows, decide, bounds or RowBounds(), done))
         self._wake.set()
         return await done
 
@@ -78,29 +81,33 @@ class EndsHost:
     def _compute(self, turns: list[_Turn]) -> list[Payload | Exception | None]:
         decided = self._decide_all(turns)
         ids = [i for d in decided if not isinstance(d, Exception) for i in d]
-        hidden_ND = self.ends.embed(torch.tensor(ids)) if ids else None
+        rows_NB = self.ends.embed(ids) if ids else None
         out: list[Payload | Exception | None] = []
         row = 0
         for d in decided:
             if isinstance(d, Exception):
                 out.append(d)
                 continue
-            out.append(encode_tensor(hidden_ND[row : row + len(d)]) if d and hidden_ND is not None else None)
+            out.append(rows_payload(rows_NB[row : row + len(d)], self.dtype) if d and rows_NB is not None else None)
             row += len(d)
         return out
 
     def _decide_all(self, turns: list[_Turn]) -> list[Sequence[int] | Exception]:
-        rows = [t.hidden_TD for t in turns if t.hidden_TD is not None]
-        logits_NV = self.ends.logits(torch.cat(rows)) if rows else torch.empty(0, self.ends.vocab_size)
+        logits_NV = self._logits([t.rows for t in turns if t.rows is not None])
         out: list[Sequence[int] | Exception] = []
         row = 0
         for turn in turns:
-            count = 0 if turn.hidden_TD is None else turn.hidden_TD.shape[0]
+            count = 0 if turn.rows is None else len(turn.rows)
             try:
-                if turn.hidden_TD is not None:
-                    turn.bounds.admit(turn.hidden_TD, "hidden states of the last hop")
+                if turn.rows is not None:
+                    turn.bounds.admit(numbers(turn.rows, self.dtype), "hidden states of the last hop")
                 out.append(turn.decide(logits_NV[row : row + count]))
             except Exception as error:  # one request's error is that request's answer; the others go on
                 out.append(error)
             row += count
         return out
+
+    def _logits(self, rows: list[Rows]) -> NDArray[np.float32]:
+        if not rows:
+            return np.empty((0, self.ends.vocab_size), np.float32)
+        return self.ends.logits(b"".join([each.data for each in rows]), sum(map(len, rows)), self._device.most_threads)

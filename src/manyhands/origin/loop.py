@@ -13,10 +13,12 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from manyhands.config import RequestConfig
 from manyhands.core import FinishReason, SamplingParams
+from manyhands.engine.span import Rows
 from manyhands.errors import Corruption, PipelineStalled, ProtocolError
 from manyhands.origin.draft import Drafter, Drafting
 from manyhands.origin.ends_batch import EndsHost
@@ -26,7 +28,7 @@ from manyhands.origin.sampler import Drawn, Sampler
 from manyhands.origin.session import HopLost, Session
 from manyhands.origin.speculate import verify
 from manyhands.wire.message import Content, Payload, Step
-from manyhands.wire.tensor import decode_tensor
+from manyhands.wire.rows import numbers, read_ids, read_rows
 from manyhands.worker.batch import WINDOW_ROWS
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import WIRE_DTYPES
@@ -177,7 +179,7 @@ class Generation:
         proposal: list[Sequence[int]] = [()]
         drawn: list[Drawn] = []
 
-        def decide(logits_TV: torch.Tensor) -> list[int]:
+        def decide(logits_TV: NDArray[np.float32]) -> list[int]:
             drawn.extend(self._decide(rows, logits_TV, drafts))
             self._commit(drawn, drafts)
             self._drafter.note([each.token for each in drawn], took_s)
@@ -187,20 +189,21 @@ class Generation:
 
         payload = None
         if self._ends is not None:
-            payload = await self._ends.turn(_tensor(rows), decide, self._bounds)
+            payload = await self._ends.turn(_rows(rows), decide, self._bounds)
         else:
-            decide(torch.empty(0))
+            decide(np.empty((0, 0), np.float32))
         return drawn, proposal[0], payload
 
-    def _decide(self, rows: list[Step], logits_TV: torch.Tensor, drafts: Sequence[int]) -> list[Drawn]:
+    def _decide(self, rows: list[Step], logits_TV: NDArray[np.float32], drafts: Sequence[int]) -> list[Drawn]:
         if rows[0].content == "ids":
-            ids = [int(i) for i in _tensor(rows)[:, 0]]
+            ids = [i for step in rows if step.payload is not None for i in read_ids(step.payload, step.count)]
             if not all(0 <= i < self._sampler.vocab_size for i in ids):
                 raise Corruption(f"the last hop drew tokens {ids}; there are 0 to {self._sampler.vocab_size - 1}")
             right = next((i for i, (a, b) in enumerate(zip(ids, drafts, strict=False)) if a != b), len(ids) - 1)
             return [Drawn(i, None, None) for i in ids[: right + 1]]
         if rows[0].content == "logits":
-            logits_TV = _tensor(rows)
+            assert rows[0].payload is not None
+            logits_TV = numbers(_rows(rows), rows[0].payload.dtype)
         return verify(self._sampler, logits_TV, self.ledger, drafts, len(self._request.prompt))
 
     def _commit(self, drawn: list[Drawn], drafts: Sequence[int]) -> None:
@@ -222,11 +225,11 @@ class Generation:
         """Rows join those of other requests (ends_batch.py), so they must be what this session's last hop owes."""
         lease, dtype = self._session.route.lease, WIRE_DTYPES[self._session.route.lease.precision]
         if self._ends is not None:
-            due = ("hidden", dtype, int(self._ends.ends.config.hidden_size))
+            due = ("hidden", dtype, self._ends.ends.hidden_size)
         elif lease.sampling is not None:
             due = ("ids", "int32", 1)
         else:
-            due = ("logits", dtype, self._sampler.vocab_size)
+            due = ("logits", "fp32", self._sampler.vocab_size)
         if (content, payload.dtype, payload.width) != due:
             raise ProtocolError(f"{content} of width {payload.width} in {payload.dtype} came back, not {due}")
 
@@ -283,6 +286,6 @@ class Generation:
             self._asked_at = loop.time()
 
 
-def _tensor(rows: list[Step]) -> torch.Tensor:
-    parts = [decode_tensor(s.payload, s.count) for s in rows if s.payload is not None]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _rows(steps: list[Step]) -> Rows:
+    parts = [read_rows(s.payload, s.count) for s in steps if s.payload is not None]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -24,7 +24,7 @@ from manyhands.origin.session import Session
 from manyhands.route.search import Offer
 from manyhands.swarm.directory import Directory
 from manyhands.text.detokenize import Detokenizer
-from manyhands.worker.execute import Device
+from manyhands.worker.execute import WIRE_DTYPES, Device
 
 if TYPE_CHECKING:
     from manyhands.node import Node
@@ -46,7 +46,7 @@ class Origin:
         self.last_resort: Offer | None = None
         self.waiting = RoomQueue()
         self._acceptance = Acceptance()  # of drafts, over all requests
-        self._ends = None if model.ends is None else EndsHost(model.ends, device)
+        self._ends = None if model.ends is None else EndsHost(model.ends, WIRE_DTYPES[model.precision], device)
         if self._ends is not None:
             node.start(self._ends.run())
 
@@ -71,7 +71,7 @@ class Origin:
     def request_ids(self, ids: Sequence[int], params: SamplingParams) -> Request:
         """As `request`, for a prompt of token ids."""
         request = Request(tuple(ids), params)
-        vocab_size = int(self.model.config.vocab_size)
+        vocab_size = self.model.vocab_size
         if not ids or min(ids) < 0 or max(ids) >= vocab_size:
             raise BadRequest(f"a prompt is one or more token ids from 0 to {vocab_size - 1}")
         if request.capacity > self.model.context_length:
@@ -100,7 +100,7 @@ class Origin:
         `constraint` says which tokens may be drawn; `marks` are special tokens that shall appear in the text.
         """
         request = Request(answer.prompt, answer.params)
-        sampler = Sampler(answer.params, int(self.model.config.vocab_size), self.model.eos_ids, constraint)
+        sampler = Sampler(answer.params, self.model.vocab_size, self.model.eos_ids, constraint)
         began = time.monotonic()
         answer.route, session = await self._open(route, self._lease(request, path, is_free=constraint is None))
         answer.session = session

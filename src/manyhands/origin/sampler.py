@@ -19,14 +19,13 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, Corruption
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
-Logits = torch.Tensor | npt.NDArray[np.float32]
+Logits = npt.NDArray[np.float32]
 
 
 class Constraint(Protocol):
@@ -252,9 +251,7 @@ def _read_filters(params: SamplingParams) -> tuple[Callable[[Floats], Indices], 
 
 
 def _read_row(logits_V: Logits, vocab_size: int, position: int) -> npt.NDArray[np.float32]:
-    """Return the row as float32 on the CPU. Raises Corruption unless it is V finite numbers."""
-    if isinstance(logits_V, torch.Tensor):
-        logits_V = logits_V.detach().to("cpu", torch.float32).numpy()
+    """Return the row as float32. Raises Corruption unless it is V finite numbers."""
     row_V = np.asarray(logits_V, dtype=np.float32)
     if row_V.shape != (vocab_size,):
         raise Corruption(f"the logits of position {position} have shape {row_V.shape}, not ({vocab_size},)")

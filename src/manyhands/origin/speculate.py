@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from manyhands.origin.sampler import Drawn, Sampler
 
 
 def verify(
-    sampler: Sampler, logits_TV: Tensor, ids: Sequence[int], drafts: Sequence[int], prompt_length: int
+    sampler: Sampler, logits_TV: NDArray[np.float32], ids: Sequence[int], drafts: Sequence[int], prompt_length: int
 ) -> list[Drawn]:
     """Draw the tokens that follow `ids`, one per row of logits, as far as the drafts were right.
 

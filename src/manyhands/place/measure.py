@@ -1,6 +1,6 @@
 """This machine: memory that may be used, cores, seconds per layer of a model. The one part of place that is not pure.
 
-The truth is a real device step (worker/execute.py) on layers of the model: those on disk, or layers with random weights in
+The truth is a real device step (engine/span.py) on layers of the model: those on disk, or layers with random weights in
 its config's shape. Where these do not fit, seconds follow from bytes and the memory's bandwidth. Figures are kept for a day
 in $MANYHANDS_HOME/measured.json. Blocking, and seconds long: call from a thread; it sets that thread's compute threads.
 """
@@ -15,9 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -28,7 +30,10 @@ from manyhands.place.strategy import PROCESS_BYTES
 from manyhands.route.cost import HOP_OVERHEAD_S
 
 if TYPE_CHECKING:
-    from manyhands.worker.execute import SpanModel
+    from manyhands.engine.span import EndsRunner, SpanRunner
+    from manyhands.engine.weights import Read
+    from manyhands.program.ops import Program
+    from manyhands.wire.message import DType
 
 # Of layers loaded to measure: more than any cache holds, so that weights come from memory as they do in earnest.
 SAMPLE_BYTES: Final = 512_000_000
@@ -53,7 +58,8 @@ while block := os.read(0, 65536):
     inbox.put(block)
     os.write(1, outbox.get())
 """
-_VERSION: Final = 2  # of what is measured and how
+_WEIGHT_BYTES: Final[Mapping[Precision, int]] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+_VERSION: Final = 3  # of what is measured and how
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +148,21 @@ def measured_speed(model: Checkpoint, home: Path, now_s: float) -> Speed:
 
 
 def _key(shape: ModelShape) -> str:
-    import torch
-    import transformers
+    from manyhands.engine import golden
+    from manyhands.engine.library import FORCED
 
-    machine = [platform.node(), platform.machine(), num_cores(), torch.__version__, transformers.__version__]
-    facts = [_VERSION, *machine, shape.precision, shape.layer_bytes, shape.ends_bytes, shape.hidden_bytes]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    engine = [golden.arithmetic(), os.environ.get(FORCED), *map(_version, ("torch", "transformers"))]
+    facts = [_VERSION, platform.node(), platform.machine(), num_cores(), *engine, shape.precision]
+    sizes = [shape.layer_bytes, shape.ends_bytes, shape.hidden_bytes]
+    return hashlib.sha256(json.dumps([*facts, *sizes]).encode()).hexdigest()[:32]
+
+
+def _version(package: str) -> str | None:
+    """Of what is installed; it is not imported."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -172,19 +187,26 @@ def _speed_of(entry: object, now_s: float) -> Speed | None:
 
 def measure_speed(model: Checkpoint) -> Speed:
     """Run layers of the model here; see the module for what stands in for them."""
+    from manyhands.worker.runner import native_program
+
     shape, folder = model.shape, model.folder
     largest = max(shape.layer_bytes)
     count = min(shape.num_layers, max(2, SAMPLE_BYTES // largest))
     copies = 2 if folder else 3  # packed from what is mapped; or made, written and then packed
     if PROCESS_BYTES + copies * (shape.ends_bytes + count * largest) > available_memory():
         return _speed_by_bandwidth(shape)
-    with contextlib.nullcontext(folder) if folder else _likeness(model.config, count, shape.precision) as here:
-        return _speed_of_layers(here, count, shape.precision)
+    if folder is not None:
+        return _speed_of_folder(folder, count, shape.precision)
+    program = native_program(model.config, shape.precision)
+    if program is not None:
+        return _speed_of_likeness(program, count, shape.precision)
+    with _likeness(model.config, count, shape.precision) as here:
+        return _speed_of_folder(here, count, shape.precision)
 
 
 @contextmanager
 def _likeness(config: bytes, num_layers: int, precision: Precision) -> Iterator[Path]:
-    """A folder with a model of `num_layers` in the config's shape and random weights; gone on leaving."""
+    """A folder with a model of `num_layers` in the config's shape and random weights, for torch; gone on leaving."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from manyhands.model.linear import DTYPES
@@ -199,22 +221,58 @@ def _likeness(config: bytes, num_layers: int, precision: Precision) -> Iterator[
         yield folder
 
 
-def _speed_of_layers(folder: Path, count: int, precision: Precision) -> Speed:
-    from manyhands.model.ends import Ends
-    from manyhands.worker.execute import SpanModel
+def _speed_of_folder(folder: Path, count: int, precision: Precision) -> Speed:
+    from manyhands.worker.runner import load_ends, load_span
 
-    model = SpanModel(folder, Span(0, count), precision, has_ends=False)
-    one_s, all_s = _paired(_stepping(model, Span(0, 1), 1), _stepping(model, Span(0, count), 1))
+    span = load_span(folder, Span(0, count), precision, num_cores())
+    return _speed_of_layers(span, load_ends(folder, precision, num_cores()), count, precision)
+
+
+def _speed_of_likeness(program: "Program", count: int, precision: Precision) -> Speed:
+    """Of layers of a Program with random weights, on the native engine."""
+    from manyhands.engine.cpu import CpuEnds, CpuSpan
+    from manyhands.engine.library import Team
+    from manyhands.program.tensors import ends_tensors, layer_tensors
+
+    shapes = ends_tensors(program, embed=True, head=True)
+    for layer in program.layers[:count]:
+        shapes |= layer_tensors(layer)
+    team, read = Team(num_cores()), _random_reader(shapes)
+    ends = CpuEnds(program, read, precision, team)
+    return _speed_of_layers(CpuSpan(program, Span(0, count), read, precision, team), ends, count, precision)
+
+
+def _random_reader(shapes: Mapping[str, tuple[int, ...]]) -> "Read":
+    """Reads tensors of these shapes, in bf16: small numbers of either sign, the same for all."""
+    import numpy as np
+
+    from manyhands.engine.weights import Stored
+
+    some = np.random.default_rng(0).integers(0, 1 << 16, 1 << 20, np.uint16) & np.uint16(0x80FF) | np.uint16(0x3C00)
+
+    def read(name: str) -> Stored:
+        return Stored("bf16", np.resize(some, shapes[name]))
+
+    return read
+
+
+def _speed_of_layers(span: "SpanRunner", ends: "EndsRunner", count: int, precision: Precision) -> Speed:
+    from manyhands.worker.execute import WIRE_DTYPES, fastest_threads
+
+    whole, dtype = Span(0, count), WIRE_DTYPES[precision]
+    threads = fastest_threads(lambda threads: _stepping(span, whole, 1, threads, dtype)(), num_cores())
+    one, every = (_stepping(span, part, 1, threads, dtype) for part in (Span(0, 1), whole))
+    one_s, all_s = _paired(one, every)
     layer_s = (all_s - one_s) / (count - 1) if count > 1 else one_s
     if not layer_s > 0:  # layers too small to tell from noise
         layer_s = all_s / count
-    _, chunk_s = _paired(lambda: None, _stepping(model, Span(0, count), ROWS), steps=3)
+    _, chunk_s = _paired(lambda: None, _stepping(span, whole, ROWS, num_cores(), dtype), steps=3)
     fixed_s = max(0.0, all_s - count * layer_s)
     row_s = max(0.0, chunk_s - fixed_s) / count / ROWS
-    ends_s, _ = _paired(_ending(Ends(folder, precision)), lambda: None)
+    ends_s, _ = _paired(_ending(ends, dtype), lambda: None)
     slow = max(1.0, wake_up_s() / WAKE_S)
     overhead_s = fixed_s + slow * HOP_OVERHEAD_S
-    doze = _doze(_stepping(model, Span(0, count), 1))
+    doze = _doze(every)
     return Speed(layer_s, row_s, ends_s + slow * ORIGIN_OVERHEAD_S, overhead_s, doze, "layers")
 
 
@@ -234,35 +292,33 @@ def wake_up_s() -> float:
         return _paired(ask, lambda: None)[0]
 
 
-def _stepping(model: "SpanModel", span: Span, rows: int) -> Callable[[], None]:
+def _stepping(runner: "SpanRunner", span: Span, rows: int, threads: int, dtype: "DType") -> Callable[[], None]:
     """One device step of a session at a position as in a short chat, bytes to bytes."""
-    import torch
+    import numpy as np
 
-    from manyhands.wire.tensor import encode_tensor
-    from manyhands.worker.execute import Work
+    from manyhands.engine.span import Piece
+    from manyhands.wire.rows import store
 
     start = 64
-    cache = model.shard.new_cache(start + rows, span)
-    hidden_TD = torch.randn(rows, model.shard.hidden_size, generator=torch.Generator().manual_seed(0))
-    payload = encode_tensor(hidden_TD.to(model.shard.dtype))
+    cache = runner.new_cache(start + rows, span)
+    hidden_TD = np.random.default_rng(0).standard_normal((rows, runner.hidden_size), np.float32)
+    given, pieces = bytes(store(hidden_TD, dtype).data), [Piece(cache, start, rows)]
 
     def step() -> None:
         cache.length = start
-        (result,) = model.run([Work(cache, span, start, rows, start + rows - 1, payload, None, is_last=True)])
-        if isinstance(result, Exception):
-            raise result
+        runner.step(given, pieces, threads)
 
     return step
 
 
-def _ending(ends: Any) -> Callable[[], None]:
+def _ending(ends: "EndsRunner", dtype: "DType") -> Callable[[], None]:
     """What the origin does between two tokens: logits, the likeliest, its embedding."""
-    import torch
+    from manyhands.wire.tensor import ITEMSIZE
 
-    hidden_TD = torch.zeros(1, int(ends.config.hidden_size), dtype=ends.dtype)
+    row, threads = bytes(ends.hidden_size * ITEMSIZE[dtype]), num_cores()
 
     def turn() -> None:
-        ends.embed(ends.logits(hidden_TD)[0].argmax()[None])
+        ends.embed([int(ends.logits(row, 1, threads)[0].argmax())])
 
     return turn
 
@@ -292,17 +348,14 @@ def _paired(
 
 def _speed_by_bandwidth(shape: ModelShape) -> Speed:
     """A decode step reads every weight once; a prefill row takes two operations for each."""
-    import torch
+    import numpy as np
 
-    buffer = torch.zeros(1 << 26)
-    square = torch.zeros(512, 512, dtype=torch.bfloat16)
-    read_s, product_s = _paired(buffer.sum, lambda: square @ square, steps=5)
-    byte_s = read_s / (4 * buffer.numel())
+    parts = [np.zeros((1 << 26) // num_cores(), np.float32) for _ in range(num_cores())]
+    square = np.ones((512, 512), np.float32)
+    with ThreadPoolExecutor(num_cores()) as pool:
+        read_s, product_s = _paired(lambda: list(pool.map(np.sum, parts)), lambda: square @ square, steps=5)
+    byte_s = read_s / sum(part.nbytes for part in parts)
     weight_s = product_s / 512**3
     layer = max(shape.layer_bytes)
-    row_s = (
-        weight_s
-        * layer
-        / (4 if shape.precision == "fp32" or shape.is_widened else 1 if shape.precision == "int8" else 2)
-    )
+    row_s = weight_s * layer / (4 if shape.is_widened else _WEIGHT_BYTES[shape.precision])
     return Speed(layer * byte_s, row_s, shape.ends_bytes * byte_s + ORIGIN_OVERHEAD_S, HOP_OVERHEAD_S, 1.0, "bandwidth")

@@ -89,10 +89,10 @@ def _is_whole(folder: Path, tensors: Sequence[Any]) -> bool:
 def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], precision: Precision) -> ModelShape:
     """From a parsed config.json and the tensors' names, dtypes and shapes. Raises ModelError."""
     from manyhands.checkpoint.partition import ModelFacts, packed_ends_bytes, packed_layer_bytes
-    from manyhands.model.linear import has_bf16_products
+    from manyhands.worker.runner import is_widened
 
     facts = ModelFacts.from_config(config)
-    widened = precision in ("bf16", "int8") and not has_bf16_products()
+    widened = is_widened(config, precision)
     layers = packed_layer_bytes(tensors, facts.num_layers, precision, widened=widened)
     if 0 in layers:
         raise ModelError(f"{model}: no tensors of layer {layers.index(0)}: the checkpoint lacks it")

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+
 from manyhands.wire.message import Payload
-from manyhands.wire.tensor import decode_tensor, encode_tensor
+from manyhands.wire.rows import numbers, read_rows, store
 from manyhands.worker.execute import Device, Result, SpanModel, Work
 
 T = TypeVar("T")
@@ -23,19 +25,19 @@ def spoiled(result: Result | Exception, how: str) -> Result | Exception:
 
 def _spoil(payload: Payload, count: int, how: str) -> Payload:
     """The payload with its tensor poisoned: all but nudge can be noticed by looking at it (worker/bounds.py)."""
-    tensor = decode_tensor(payload, count).clone()
+    right = numbers(read_rows(payload, count), payload.dtype)
     match how:
         case "nan" | "inf":
-            tensor.fill_(float(how))
+            wrong = np.full_like(right, float(how))
         case "scale":
-            tensor.mul_(SCALE)
+            wrong = right * np.float32(SCALE)
         case "nudge":
-            tensor.mul_(NUDGE)
+            wrong = right * np.float32(NUDGE)
         case "zero":
-            tensor.zero_()
+            wrong = np.zeros_like(right)
         case _:
             raise ValueError(f"no such poison: {how}")
-    return encode_tensor(tensor)
+    return store(wrong, payload.dtype)
 
 
 class SlowDevice:

@@ -9,8 +9,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from manyhands.cli import main
 from manyhands.testing.faulty_device import spoiled
 from manyhands.worker import worker
@@ -38,6 +36,5 @@ def _order() -> str:
 
 
 if __name__ == "__main__":
-    torch.set_grad_enabled(False)
     setattr(worker, "SpanModel", FaultySpanModel)  # noqa: B010 - replaced where it is looked up
     main()

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from manyhands.checkpoint.config_fields import read_facts
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, NodeAddr, NodeId, Precision, Span, parse_cut
-from manyhands.model.load import read_config
 from manyhands.net.memory import MemoryNetwork
 from manyhands.net.transport import Transport
 from manyhands.node import Node
@@ -74,7 +74,7 @@ async def memory_swarm(
 
     Closed on leaving, threads too.
     """
-    serving = parse_cut(cut, int(read_config(folder).num_hidden_layers))
+    serving = parse_cut(cut, read_facts(folder).num_layers)
     spans = serving + [Span.parse(spare) for spare in spares]
     async with AsyncExitStack() as stack:
         network = MemoryNetwork()
@@ -94,7 +94,7 @@ async def memory_swarm(
             hops.append(node)
             addrs.append(await node.listen(NodeAddr("mem", 0)))
         home = await stack.enter_async_context(memory_node(network, "origin", wrap, request=request))
-        model = OriginModel(folder, precision, ends)
+        model = OriginModel(folder, precision, ends, threads)
         yield MemorySwarm(network, Origin(home, model, _device(stack, threads), addrs), hops, addrs)
 
 

@@ -10,11 +10,10 @@ whoever holds a cache has seen. So the bound is generous: it finds zeros and num
 
 import math
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from manyhands.errors import Corruption
-from manyhands.model import tiles
+from manyhands.wire.rows import Numbers
 
 # No model has larger rows, whatever came before.
 MAX_NORM = 1e6
@@ -24,24 +23,16 @@ MAX_DRIFT = 64.0
 MIN_SEEN = 8
 
 
-def norms(hidden_TD: Tensor, name: str) -> tuple[float, float]:
+def norms(hidden_TD: Numbers, name: str) -> tuple[float, float]:
     """The smallest and the largest norm of one or more rows.
 
     Raises Corruption, naming the rows `name`, if a row is not finite or larger than MAX_NORM.
     """
-    if hidden_TD.dtype == torch.bfloat16 and tiles.available():
-        least, most = tiles.measure(hidden_TD)
-    else:
-        norms_T: list[float] = torch.linalg.vector_norm(hidden_TD, dim=1, dtype=torch.float32).tolist()
-        least, most = min(norms_T), max(norms_T, key=lambda norm: (math.isnan(norm), norm))
-    check(most, name)
-    return least, most
-
-
-def check(most: float, name: str) -> None:
-    """Raise Corruption if the largest norm of the rows `name` can be no model's."""
+    squares_T = np.einsum("td,td->t", hidden_TD, hidden_TD)
+    least, most = math.sqrt(squares_T.min()), math.sqrt(squares_T.max())  # both NaN if one is
     if not most <= MAX_NORM:  # also NaN
         raise Corruption(f"{name} are not finite or beyond {MAX_NORM:g}")
+    return least, most
 
 
 class RowBounds:
@@ -58,13 +49,9 @@ class RowBounds:
     def __repr__(self) -> str:
         return f"<RowBounds {self._least:g} to {self._most:g} over {self._num_seen} rows>"
 
-    def admit(self, hidden_TD: Tensor, name: str) -> None:
+    def admit(self, hidden_TD: Numbers, name: str) -> None:
         """Learn from rows that can be; raise Corruption, naming them, and learn nothing, if one cannot."""
-        self.admit_norms(*norms(hidden_TD, name), hidden_TD.shape[0], name)
-
-    def admit_norms(self, least: float, most: float, count: int, name: str) -> None:
-        """`admit` of `count` rows whose norms are these."""
-        check(most, name)
+        least, most = norms(hidden_TD, name)
         if least == 0.0:
             raise Corruption(f"{name} are all zeros in one row or more")
         if self._num_seen >= MIN_SEEN and self._drift(least, most) > MAX_DRIFT:
@@ -73,7 +60,7 @@ class RowBounds:
                 f"and {MAX_DRIFT:g} times more or less is no model's"
             )
         self._least, self._most = min(least, self._least), max(most, self._most)
-        self._num_seen += count
+        self._num_seen += len(hidden_TD)
 
     def _drift(self, least: float, most: float) -> float:
         """How far rows lie outside of what was seen, as a factor (1 or less: inside)."""

@@ -73,7 +73,7 @@ class Engine:
         if done.cancelled() or done.exception() is not None:
             return  # those who wait for it hear of it
         self.model = done.result()
-        fits = self._config.cache_bytes // max(1, self.model.shard.bytes_per_token())
+        fits = self._config.cache_bytes // max(1, self.model.runner.bytes_per_token)
         self.cache_tokens = min(self._config.cache_tokens, fits)
         self._on_loaded()
 
@@ -93,8 +93,8 @@ class Engine:
         """A new session, with a cache, to compute for until it is removed. The model is loaded."""
         assert self.model is not None
         self._clock += 1
-        fit = Fit(self.model.shard.hidden_size, self.model.wire_dtype, self.model.vocab_size)
-        cache = self.model.shard.new_cache(message.capacity, message.span)
+        fit = Fit(self.model.hidden_size, self.model.wire_dtype, self.model.vocab_size)
+        cache = self.model.runner.new_cache(message.capacity, message.span)
         session = HopSession(message, cache, sampler, fit, self._clock, origin, successor, self._logs)
         self._sessions[session.key] = session
         return session

@@ -5,7 +5,6 @@ Knows nothing of links, leases or order; it is told what to run. Loading and dro
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,26 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from manyhands.checkpoint.manifest import Manifest
 from manyhands.core import Precision, Span
+from manyhands.engine.span import Cache, Piece, Rows
 from manyhands.errors import BadRequest, Corruption, ProtocolError
-from manyhands.model import threads
-from manyhands.model.cache import Segment, SessionCache, StepPlan
-from manyhands.model.ends import Ends
-from manyhands.model.shard import Shard
-from manyhands.model.stack import FEW_ROWS
 from manyhands.wire.message import Content, DType, Payload
-from manyhands.wire.tensor import encode_tensor
+from manyhands.wire.rows import ids_payload, logits_payload, numbers, read_rows, rows_payload
+from manyhands.wire.tensor import ITEMSIZE
 from manyhands.worker.batch import WINDOW_ROWS, Kind
-from manyhands.worker.bounds import RowBounds
-from manyhands.worker.rows import ByteRows, TensorRows
-from manyhands.worker.thread import OneThread, run_here
+from manyhands.worker.bounds import RowBounds, norms
+from manyhands.worker.runner import load_ends, load_span
+from manyhands.worker.thread import OneThread, computing, current_scope, run_here
 
 T = TypeVar("T")
-_here = threading.local()
 # The dtype of hidden states on the wire is the compute dtype.
 WIRE_DTYPES: dict[Precision, DType] = {"bf16": "bf16", "fp32": "fp32", "fp16": "fp16", "int8": "bf16"}
 
@@ -45,7 +40,9 @@ class Drawn(Protocol):
 class Draws(Protocol):
     """What the last hop needs of a sampler where it draws the tokens (origin/sampler.py)."""
 
-    def draw(self, logits_V: Tensor, position: int, history: Sequence[int], prompt_length: int) -> Drawn: ...
+    def draw(
+        self, logits_V: NDArray[np.float32], position: int, history: Sequence[int], prompt_length: int
+    ) -> Drawn: ...
 
 
 @dataclass(slots=True)
@@ -58,7 +55,7 @@ class Work:
     sent; None: the origin did (some vocabularies have tokens whose embedding is all zeros).
     """
 
-    cache: SessionCache
+    cache: Cache
     span: Span
     position: int
     count: int
@@ -93,32 +90,23 @@ class Device:
     def start(cls, num_threads: int | None = None, name: str = "device") -> "Device":
         return cls(OneThread(name, computing(num_threads or os.cpu_count() or 1)), num_threads)
 
+    @property
+    def most_threads(self) -> int:
+        """Compute threads that a step may have."""
+        return self.num_threads or os.cpu_count() or 1
+
     def run(self, function: Callable[[], T], *, is_short: bool = False) -> "asyncio.Future[T]":
         """`function()` on the device thread. Cancelling the future does not stop a function that has begun.
 
         One that `is_short` runs on the loop's own thread, and the future is done, where that is `computing` and nothing else
         runs on the device: to hand it over and its result back would take a hop 150 us.
         """
-        if is_short and getattr(_here, "is_computing", False) and self.thread.is_idle:
+        if is_short and current_scope() is not None and self.thread.is_idle:
             return run_here(function)
         return asyncio.get_running_loop().run_in_executor(self.thread, function)
 
     def close(self) -> None:
         self.thread.shutdown()
-
-
-@contextmanager
-def computing(num_threads: int) -> Iterator[None]:
-    """What a thread that computes is in for good: to enter inference mode at every step costs a hop 20 us.
-
-    A process whose loop's thread is in it lets its devices use that too, for steps on one thread that are short.
-    """
-    _here.is_computing = True
-    try:
-        with threads.given(num_threads), torch.inference_mode():
-            yield
-    finally:
-        _here.is_computing = False
 
 
 @contextmanager
@@ -148,21 +136,21 @@ class SpanModel:
         num_threads: int | None = None,
         manifest: Manifest | None = None,
     ) -> None:
-        self.shard = Shard(folder, span, precision, manifest=manifest)
-        num_layers = self.shard.config.num_hidden_layers
-        embed, head = has_ends and span.start == 0, has_ends and span.end == num_layers
-        self.ends = Ends(folder, precision, embed=embed, head=head, manifest=manifest) if embed or head else None
+        most = num_threads or os.cpu_count() or 1
+        self.span, self.wire_dtype = span, WIRE_DTYPES[precision]
+        self.runner = load_span(folder, span, precision, most, manifest)
+        embed, head = has_ends and span.start == 0, has_ends and span.end == self.runner.num_layers
+        self.ends = None
+        if embed or head:
+            self.ends = load_ends(folder, precision, most, manifest, embed=embed, head=head)
+        self.vocab_size, self.hidden_size = self.runner.vocab_size, self.runner.hidden_size
+        self._row_bytes = self.hidden_size * ITEMSIZE[self.wire_dtype]
+        self.num_threads = num_threads or fastest_threads(self._trial(), most)
 
-        self.wire_dtype = WIRE_DTYPES[precision]
-        self.vocab_size = int(self.shard.config.vocab_size)
-        self.num_threads = num_threads or fastest_threads(self._decode_once, os.cpu_count() or 1)
-        threads.give(self.num_threads)
-
-    def _decode_once(self) -> None:
-        """One decode step of nobody's session."""
-        cache = self.shard.new_cache(1)
-        plan = StepPlan([Segment(cache, 0, 0, 1)])
-        self.shard.forward(torch.zeros(1, self.shard.hidden_size, dtype=self.shard.dtype), plan)
+    def _trial(self) -> Callable[[int], object]:
+        """A decode step of nobody's session, on so many threads."""
+        pieces = [Piece(self.runner.new_cache(1), 0, 1)]
+        return lambda threads: self.runner.step(bytes(self._row_bytes), pieces, threads)
 
     def kind(self, works: Sequence[Work]) -> Kind | None:
         """Which other steps take as long as one of `works`; None if that is unknown (prefill, sampling, new tables) or threads
@@ -174,7 +162,7 @@ class SpanModel:
         for work in works:
             num_rows += work.count
             end = max(end, work.position + work.count)
-        if num_rows > WINDOW_ROWS or not self.shard.is_ready(end):
+        if num_rows > WINDOW_ROWS or not self.runner.is_ready(num_rows, end):
             return None
         spans = (works[0].span,) if len(works) == 1 else {work.span for work in works}
         return Kind(sum(map(len, spans)), num_rows, end.bit_length())
@@ -185,101 +173,96 @@ class SpanModel:
         Segments on the same layers run side by side; others one after the other.
         """
         if len(works) == 1:
-            return self._run_on(works[0].span, works)
+            return self._run_on(works)
         spans: dict[Span, list[int]] = {}
         for i, work in enumerate(works):
             spans.setdefault(work.span, []).append(i)
         out: dict[int, Result | Exception] = {}
-        for span, group in spans.items():
-            out |= zip(group, self._run_on(span, [works[i] for i in group]), strict=True)
+        for group in spans.values():
+            out |= zip(group, self._run_on([works[i] for i in group]), strict=True)
         return [out[i] for i in range(len(works))]
 
-    def _run_on(self, span: Span, works: Sequence[Work]) -> list[Result | Exception]:
-        rows, row = self._rows(span, works), 0
-        put: list[Segment | Exception] = []
-        segments: list[Segment] = []
+    def _run_on(self, works: Sequence[Work]) -> list[Result | Exception]:
+        given: list[Rows] = []
+        pieces: list[Piece] = []
+        put: list[int | Exception] = []  # the first row of each work
+        row = 0
         for work in works:
             try:
-                self._put(rows, work)
+                given.append(self._rows_of(work))
             except (Corruption, ProtocolError) as error:
                 put.append(error)
             else:
-                segment = Segment(work.cache, work.position, row, work.count)
-                put.append(segment)
-                segments.append(segment)
+                pieces.append(Piece(work.cache, work.position, work.count))
+                put.append(row)
                 row += work.count
-        if segments:
-            rows.run(StepPlan(segments))
-        out: list[Result | Exception] = []
-        for work, one in zip(works, put, strict=True):
-            out.append(self._try_take(rows, work, one.row) if isinstance(one, Segment) else one)
-        return out
+        if not pieces:
+            return [one for one in put if isinstance(one, Exception)]
+        rows = self.runner.step(b"".join([rows.data for rows in given]), pieces, self.num_threads)
+        taken = zip(works, put, strict=True)
+        return [one if isinstance(one, Exception) else self._try_take(rows, work, one) for work, one in taken]
 
-    def _rows(self, span: Span, works: Sequence[Work]) -> TensorRows | ByteRows:
-        num_rows = 0
-        for work in works:
-            num_rows += work.count
-        few = self.shard.few(span) if num_rows <= FEW_ROWS and all(map(_comes_and_goes_as_bytes, works)) else None
-        return TensorRows(self.shard, span) if few is None else ByteRows(self.shard, span, few)
-
-    def _put(self, rows: TensorRows | ByteRows, work: Work) -> None:
-        """Add the hidden states that a segment begins with. Raises ProtocolError, Corruption."""
+    def _rows_of(self, work: Work) -> Rows:
+        """The rows that a segment begins with. Raises ProtocolError, Corruption."""
         if not 0 <= work.position <= work.cache.length:
             raise ProtocolError(f"a step at position {work.position} skips ahead of the cache ({work.cache.length})")
-        if work.payload is not None:
-            rows.put(work.payload, work.count, work.bounds, f"hidden states at position {work.position}")
-        elif self.ends is None or work.ids is None or isinstance(rows, ByteRows):
-            raise ProtocolError("ids came to a hop that does not hold the embedding")
-        else:
-            rows.add(self.ends.embed(torch.tensor(work.ids)))
+        if work.payload is None:
+            if self.ends is None or work.ids is None:
+                raise ProtocolError("ids came to a hop that does not hold the embedding")
+            return self.ends.embed(work.ids)
+        rows_TB = read_rows(work.payload, work.count)
+        if (rows_TB.shape[1], work.payload.dtype) != (self._row_bytes, self.wire_dtype):
+            raise ProtocolError(f"rows of {work.payload.width} in {work.payload.dtype} are not this span's")
+        judge = norms if work.bounds is None else work.bounds.admit
+        judge(numbers(rows_TB, self.wire_dtype), f"hidden states at position {work.position}")
+        return rows_TB
 
-    def _try_take(self, rows: TensorRows | ByteRows, work: Work, row: int) -> Result | Exception:
+    def _try_take(self, rows: Rows, work: Work, row: int) -> Result | Exception:
         try:
-            return self._take(rows, work, row)
+            return self._take(rows[row : row + work.count], work)
         except (BadRequest, Corruption, ProtocolError) as error:
             return error
 
-    def _take(self, rows: TensorRows | ByteRows, work: Work, row: int) -> Result:
+    def _take(self, rows: Rows, work: Work) -> Result:
         """All rows for the next hop; for the origin only the wanted ones, as hidden states, ids or logits."""
-        is_first = work.bounds is None and work.position == 0
-        if is_first and isinstance(rows, TensorRows) and not rows.tensor(row, work.count)[0].any():
+        if work.bounds is None and work.position == 0 and not numbers(rows[:1], self.wire_dtype).any():
             raise BadRequest(
                 "the first token is all zeros in this model, which no other hop could tell from a broken node: "
                 "begin the prompt with another one"
             )
         if not work.is_last:
-            return Result(work.position, work.count, "hidden", rows.take(row, work.count))
+            return Result(work.position, work.count, "hidden", rows_payload(rows, self.wire_dtype))
         end = work.position + work.count
         first = min(max(work.reply_from, work.position), end)
-        row, count = row + first - work.position, end - first
+        wanted, count = rows[first - work.position :], end - first
         if count == 0:
             return Result(first, 0, "hidden", None)
         if work.sampler is None and not work.logits:
-            return Result(first, count, "hidden", rows.take(row, count))
-        if self.ends is None or isinstance(rows, ByteRows):
+            return Result(first, count, "hidden", rows_payload(wanted, self.wire_dtype))
+        if self.ends is None:
             raise ProtocolError("logits are asked of a hop that does not hold the head")
-        logits_TV = self.ends.logits(rows.tensor(row, count))
+        logits_TV = self.ends.logits(wanted, count, self.num_threads)
         if work.sampler is None:
-            return Result(first, count, "logits", encode_tensor(logits_TV))
-        ids = [self._draw(work, logits_TV[i], first + i) for i in range(count)]
-        return Result(first, count, "ids", encode_tensor(torch.tensor(ids, dtype=torch.int32)[:, None]))
+            return Result(first, count, "logits", logits_payload(logits_TV))
+        return Result(
+            first, count, "ids", ids_payload([self._draw(work, logits_TV[i], first + i) for i in range(count)])
+        )
 
     @staticmethod
-    def _draw(work: Work, logits_V: Tensor, position: int) -> int:
+    def _draw(work: Work, logits_V: NDArray[np.float32], position: int) -> int:
         """The token after `position`: drawn with the noise of position + 1, given the ids up to `position`."""
         assert work.sampler is not None and work.ids is not None
         history = [*work.history, *work.ids[: position + 1 - work.position]]
         return work.sampler.draw(logits_V, position + 1, history, work.prompt_length).token
 
 
-def fastest_threads(run: Callable[[], None], num_cores: int) -> int:
+def fastest_threads(run: Callable[[int], object], num_cores: int) -> int:
     """All cores or one, whichever runs `run` faster on this thread (best of 5 each, interleaved). Changes no bit."""
     best = dict.fromkeys((num_cores, 1), float("inf"))
     for _ in range(5):
         for count in best:
-            threads.give(count)
             began = time.perf_counter()
-            run()
+            run(count)
             best[count] = min(best[count], time.perf_counter() - began)
     return min(best, key=lambda count: best[count])
 

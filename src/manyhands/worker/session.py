@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from manyhands.core import ORIGIN_HOP, public_id
+from manyhands.engine.span import Cache
 from manyhands.errors import BadRequest, ContextOverflow, ProtocolError
-from manyhands.model.cache import SessionCache
 from manyhands.net.transport import Link, try_send
 from manyhands.wire.credit import Credits
 from manyhands.wire.message import SHADOW, Credit, DType, Fault, HopTiming, Open, Opened, Progress, Step
@@ -76,7 +76,7 @@ class HopSession:
     def __init__(
         self,
         opened: Open,
-        cache: SessionCache,
+        cache: Cache,
         sampler: Draws | None,
         fit: Fit,
         key: int,

@@ -5,9 +5,11 @@ caches are cold its two hand-overs took 340 us a step, these take 85 (bench/hop.
 """
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar, TypeVarTuple
@@ -16,6 +18,37 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any]"]
+
+_here = threading.local()
+
+
+@dataclass(slots=True)
+class Scope:
+    """What a thread that computes is in for good. What an engine needs there is entered into `stack` at its first step."""
+
+    num_threads: int
+    stack: ExitStack
+    is_entered: bool = False
+
+
+@contextmanager
+def computing(num_threads: int) -> Iterator[None]:
+    """The calling thread computes until the block ends, for a device of `num_threads` threads.
+
+    A process whose loop's thread does lets its devices use that too, for steps on one thread that are short.
+    """
+    outer = current_scope()
+    with ExitStack() as stack:
+        _here.scope = Scope(num_threads, stack)
+        try:
+            yield
+        finally:
+            _here.scope = outer
+
+
+def current_scope() -> Scope | None:
+    """The scope of the calling thread; None if it does not compute for good."""
+    return getattr(_here, "scope", None)
 
 
 class OneThread(Executor):

@@ -13,12 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.checkpoint.manifest import Manifest, build_manifest
-from manyhands.config import WorkerConfig, home_from_env
+from manyhands.config import WorkerConfig
 from manyhands.core import NodeAddr, NodeId, Precision, SamplingParams, Span, SpanInfo
 from manyhands.errors import BadRequest, Busy, LinkClosed, ManyhandsError, ShardUnavailable
-from manyhands.model.admit import admit
-from manyhands.model.load import context_length, read_config
-from manyhands.model.prove import proven_class
 from manyhands.net.pool import CONNECT_TIMEOUT_S, LinkPool
 from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import Fault, Feed, Open
@@ -27,6 +24,7 @@ from manyhands.worker.allotment import Allotment
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.log import LogBudget
 from manyhands.worker.owners import Owners
+from manyhands.worker.runner import describe
 from manyhands.worker.serve import Opening, SpanHost
 from manyhands.worker.session import HopSession
 
@@ -288,17 +286,16 @@ def _describe(
     folder: Path, span: Span, precision: Precision, model_name: str, config: WorkerConfig
 ) -> tuple[SpanInfo, Manifest]:
     manifest = build_manifest(folder)
-    family = read_config(folder)
-    admit(family, home_from_env())
+    facts = describe(folder, precision)
     info = SpanInfo(
         model=manifest.id,
         model_name=model_name,
         span=span,
-        num_layers=int(family.num_hidden_layers),
+        num_layers=facts.num_layers,
         precision=precision,
-        arithmetic=proven_class(precision, home_from_env()),
-        hidden_size=int(family.hidden_size),
-        context_length=context_length(family),
+        arithmetic=facts.arithmetic,
+        hidden_size=facts.hidden_size,
+        context_length=facts.context_length,
         has_ends=False,
         free_tokens=config.cache_tokens,
         max_sessions=config.max_sessions,

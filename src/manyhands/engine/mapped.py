@@ -1,0 +1,71 @@
+"""Tensors of a checkpoint folder as the native engine reads them: mapped from its files, in whatever files they lie."""
+
+import mmap
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+
+from manyhands.checkpoint.folder import read_entries
+from manyhands.checkpoint.header import TensorEntry
+from manyhands.checkpoint.verify import Add
+from manyhands.engine.weights import Stored
+from manyhands.errors import ModelError
+
+_TYPES: Final[dict[str, tuple[str, type[Any]]]] = {
+    "BF16": ("bf16", np.uint16),
+    "F16": ("f16", np.uint16),
+    "F32": ("f32", np.float32),
+}
+
+
+class MappedTensors:
+    """What `folder` holds, to be read while this is entered. `use` is told each tensor that is read, once.
+
+    Arrays are views of the files: whoever keeps one beyond the block copies it. Raises ModelError for damaged folders.
+    """
+
+    def __init__(self, folder: Path, use: Add) -> None:
+        self._folder, self._use = folder, use
+        self._entries = {entry.name: entry for entry in read_entries(folder)}
+        self._maps: dict[str, mmap.mmap] = {}
+        self._read: dict[str, Stored] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Let go of the files; they are unmapped when the last array of them is gone."""
+        self._read.clear()
+        self._maps.clear()
+
+    def read(self, name: str) -> Stored:
+        """The tensor `name`. Raises KeyError if there is none, ModelError for a type that the engine does not read."""
+        if name not in self._read:
+            entry = self._entries[name]
+            raw = np.frombuffer(self._map(entry.file), np.uint8, len(entry), entry.start)
+            self._use(entry, raw)
+            self._read[name] = _stored(entry, raw)
+        return self._read[name]
+
+    def _map(self, file: str) -> mmap.mmap:
+        if file not in self._maps:
+            try:
+                with (self._folder / file).open("rb") as handle:
+                    self._maps[file] = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:  # it was whole when its header was read
+                raise ModelError(f"{self._folder / file} cannot be read: {error}") from error
+        return self._maps[file]
+
+
+def _stored(entry: TensorEntry, raw: "np.typing.NDArray[np.uint8]") -> Stored:
+    known = _TYPES.get(entry.dtype)
+    if known is None:
+        raise ModelError(
+            f"{entry.file}: tensor {entry.name} is stored as {entry.dtype}; the native engine reads {', '.join(_TYPES)}"
+        )
+    name, dtype = known
+    if raw.ctypes.data % np.dtype(dtype).itemsize:
+        raw = raw.copy()
+    return Stored(name, raw.view(dtype).reshape(entry.shape))

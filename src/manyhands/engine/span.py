@@ -1,0 +1,79 @@
+"""What runs a span, and what runs the ends, whatever computes: the native engine (cpu.py) or torch (worker/torch_runner.py).
+
+Rows are bytes in the storage dtype from the wire to the engine and back to the wire. One thread at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyhands.core import Span
+
+Rows = NDArray[np.uint8]  # [T, bytes of a row]
+
+
+class Cache(Protocol):
+    """What one session keeps of the layers of one span. Positions beyond `length` are stale: they are written before they
+    are read."""
+
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`count` rows of a step: positions [start, start + count) of one session. A step's pieces lie one after another.
+
+    A start before what was cached rolls back: later positions are written again before they are read.
+    """
+
+    cache: Any  # a Cache that the runner of the step made
+    start: int
+    count: int
+
+
+class SpanRunner(Protocol):
+    """Layers of a model. `back_end`: what computes ("avx2", say). The sizes are the whole model's."""
+
+    back_end: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache bytes that one position of one session takes on all layers."""
+        ...
+
+    def new_cache(self, capacity: int, span: Span | None = None) -> Cache:
+        """An empty cache of `capacity` positions for a session on `span`, which lies within this one's (default: all)."""
+        ...
+
+    def step(self, rows: bytes, pieces: Sequence[Piece], threads: int) -> Rows:
+        """Rows of all pieces through the layers of their caches' span, which they share; rows out.
+
+        Sets each cache's length to the end of its piece.
+        """
+        ...
+
+    def is_ready(self, num_rows: int, end: int) -> bool:
+        """Whether a step of so many rows up to position `end` takes as long as any like it: nothing is left to work out."""
+        ...
+
+
+class EndsRunner(Protocol):
+    """Embedding, final norm and head."""
+
+    back_end: str
+    hidden_size: int
+    vocab_size: int
+
+    def embed(self, ids: Sequence[int]) -> Rows:
+        """Rows that enter layer 0. Raises ModelError for an id that the model does not have."""
+        ...
+
+    def logits(self, rows: bytes | Rows, count: int, threads: int) -> NDArray[np.float32]:
+        """Logits [count, vocab] of rows that left the last layer."""
+        ...

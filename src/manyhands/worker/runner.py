@@ -1,0 +1,205 @@
+"""Which engine computes a model on this machine, decided in one place: the native one (engine/cpu.py), or torch (model/).
+
+The native engine serves models whose config.json yields a Program, in bf16 and fp32. torch serves the other precisions and
+families, and everything on CPUs with AMX tiles, for which the engine has no products yet. MANYHANDS_ENGINE names a back
+end that must be used, or "torch"; what it names is never replaced by another.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.folder import read_config
+from manyhands.checkpoint.manifest import Manifest
+from manyhands.checkpoint.verify import verifying
+from manyhands.config import home_from_env
+from manyhands.core import Precision, Span
+from manyhands.engine import golden
+from manyhands.engine.compile import ROW_TYPES
+from manyhands.engine.cpu import CpuEnds, CpuSpan
+from manyhands.engine.library import FORCED, TORCH, Team
+from manyhands.engine.mapped import MappedTensors
+from manyhands.engine.span import EndsRunner, SpanRunner
+from manyhands.errors import ModelError
+from manyhands.program.families import build_program
+from manyhands.program.ops import Program
+
+_CPUINFO: Final = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a model before its weights are read. `arithmetic`: the class of what computes it here; `back_end`:
+    its name."""
+
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+    arithmetic: str
+    back_end: str
+
+
+def native_program(
+    config: bytes | Mapping[str, Any], precision: Precision, where: str = "config.json"
+) -> Program | None:
+    """The Program that the native engine runs of this config.json; None: torch computes the model.
+
+    Raises ModelError where MANYHANDS_ENGINE names a back end that cannot; and for a config that nothing computes.
+    """
+    if not serves_natively(precision):
+        return None
+    parsed = parse_config(config, where) if isinstance(config, bytes) else config
+    try:
+        return build_program(parsed, where)
+    except ModelError:
+        if os.environ.get(FORCED):
+            raise
+        return None
+
+
+def serves_natively(precision: Precision) -> bool:
+    """Whether the native engine serves this precision here, for models that have a Program.
+
+    Raises ModelError where MANYHANDS_ENGINE names a back end that cannot.
+    """
+    named = os.environ.get(FORCED)
+    if named == TORCH:
+        return False
+    if not named:
+        return precision in ROW_TYPES and not has_tiles() and _has_back_end()
+    golden.choose()
+    if precision not in ROW_TYPES:
+        raise ModelError(f"{FORCED}={named} computes in {' and '.join(ROW_TYPES)}, not in {precision}: leave it out")
+    return True
+
+
+@cache
+def has_tiles() -> bool:
+    """Whether this CPU has AMX tiles for bf16 that the torch path uses."""
+    try:
+        flags = next((line for line in _CPUINFO.read_text().splitlines() if line.startswith("flags")), "")
+    except OSError:
+        return False
+    if "amx_bf16" not in flags.split():
+        return False
+    torch_part()
+    from manyhands.model import tiles
+
+    return tiles.available()
+
+
+def _has_back_end() -> bool:
+    try:
+        return bool(golden.choose())
+    except ModelError:
+        return False
+
+
+def torch_part() -> ModuleType:
+    """The module that computes with torch. Raises ModelError where torch or transformers is not installed."""
+    try:
+        from manyhands.worker import torch_runner
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("manyhands"):
+            raise
+        raise ModelError(f"this model needs the torch engine ({error}): pip install 'manyhands[torch]'") from error
+    return torch_runner
+
+
+def native_class(program: Program, precision: Precision) -> str:
+    """The arithmetic class: precision, and a hash of the engine's golden digests and of the Program."""
+    whole = f"{golden.arithmetic()} {program!r}"
+    return f"{precision}/{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
+
+
+def arithmetic_class(config: bytes, precision: Precision) -> str:
+    """The class of what computes the model of this config.json here; not proven to keep rows apart. Raises ModelError."""
+    program = native_program(config, precision)
+    if program is not None:
+        return native_class(program, precision)
+    torch_part()
+    from manyhands.model import arithmetic
+
+    return arithmetic.arithmetic_class(precision)
+
+
+def is_widened(config: bytes | Mapping[str, Any], precision: Precision) -> bool:
+    """Whether weights in bf16 are held as fp32 here, in twice the memory: torch does so on CPUs without bf16 products."""
+    if precision not in ("bf16", "int8") or native_program(config, precision) is not None:
+        return False
+    torch_part()
+    from manyhands.model.linear import has_bf16_products
+
+    return not has_bf16_products()
+
+
+def widening_note(config: bytes | Mapping[str, Any], precision: Precision) -> str:
+    """What a user should know where bf16 runs in fp32 for want of bf16 products; "" where it does not."""
+    if precision != "bf16" or not is_widened(config, precision):
+        return ""
+    return (
+        "torch multiplies no bf16 on this CPU (that takes AVX-512): weights are packed as fp32, in twice the memory, and a "
+        "token takes about 1.8 times as long; --dtype int8 takes a quarter of the bytes"
+    )
+
+
+def prepare(config: bytes, precision: Precision) -> None:
+    """What takes a while once on a machine, done in advance: that back ends, or torch's kernels, keep rows apart."""
+    if native_program(config, precision) is None:
+        torch_part().proven_class(precision, home_from_env())
+
+
+def describe(folder: Path, precision: Precision) -> Facts:
+    """What is known of the model in `folder`, and that it may be served. May take seconds. Raises ModelError."""
+    program = native_program(read_config(folder), precision, str(folder / "config.json"))
+    if program is None:
+        found: Facts = torch_part().describe(folder, precision, home_from_env())
+        return found
+    return Facts(
+        len(program.layers),
+        program.hidden,
+        program.vocab,
+        program.context,
+        native_class(program, precision),
+        golden.choose(),
+    )
+
+
+def load_span(
+    folder: Path, span: Span, precision: Precision, num_threads: int, manifest: Manifest | None = None
+) -> SpanRunner:
+    """Layers of the checkpoint in `folder`, for at most `num_threads` threads; with a `manifest`, proven to be that model's.
+
+    Raises ModelError (Damaged if they are not), CutError.
+    """
+    program = native_program(read_config(folder), precision, str(folder / "config.json"))
+    if program is None:
+        runner: SpanRunner = torch_part().TorchSpan(folder, span, precision, manifest)
+        return runner
+    with verifying(folder, manifest) as use, MappedTensors(folder, use) as tensors:
+        return CpuSpan(program, span, tensors.read, precision, Team(num_threads))
+
+
+def load_ends(
+    folder: Path,
+    precision: Precision,
+    num_threads: int,
+    manifest: Manifest | None = None,
+    *,
+    embed: bool = True,
+    head: bool = True,
+) -> EndsRunner:
+    """The ends of the checkpoint in `folder`, as `load_span`."""
+    program = native_program(read_config(folder), precision, str(folder / "config.json"))
+    if program is None:
+        ends: EndsRunner = torch_part().TorchEnds(folder, precision, manifest, embed=embed, head=head)
+        return ends
+    with verifying(folder, manifest) as use, MappedTensors(folder, use) as tensors:
+        return CpuEnds(program, tensors.read, precision, Team(num_threads), embed=embed, head=head)
