@@ -18,7 +18,6 @@ from manyhands.core import SamplingParams, Span
 from manyhands.engine.span import Piece, Rows
 from manyhands.errors import BadRequest, Corruption, ProtocolError
 from manyhands.model import threads as compute_threads
-from manyhands.model.calls import BLOCK
 from manyhands.origin.sampler import Sampler
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
@@ -27,8 +26,8 @@ from manyhands.wire.tensor import decode_tensor, encode_tensor
 from manyhands.worker.bounds import MAX_NORM, MIN_SEEN, RowBounds
 from manyhands.worker.execute import Device, Result, SpanModel, Work, device_of_process
 from manyhands.worker.runner import load_ends
-from manyhands.worker.thread import computing
-from tests.model.pipeline import random_ids
+from manyhands.worker.thread import computing, current_scope
+from tests.model.pipeline import forced, random_ids
 from tests.worker.hop import hidden
 
 LAYERS = 4
@@ -54,6 +53,13 @@ def work(model: SpanModel, rows: Tensor, position: int = 0, *, is_last: bool = F
     cache = model.runner.new_cache(64)
     cache.length = position
     return Work(cache, model.span, position, rows.shape[0], reply_from, encode_tensor(rows), None, is_last)
+
+
+def num_threads() -> int:
+    """Of the device that the calling thread computes for."""
+    scope = current_scope()
+    assert scope is not None
+    return scope.num_threads
 
 
 def result(outcome: Result | Exception) -> Result:
@@ -203,7 +209,6 @@ def test_only_the_edges_load_ends(folder: Path, span: tuple[int, int], embeds: b
 
 def test_a_device_is_one_thread_with_its_own_thread_count() -> None:
     """Everything runs on that thread, in order, and the loop goes on meanwhile; errors come back to the caller."""
-    before = torch.get_num_threads()
 
     async def main() -> None:
         device = Device.start(1)
@@ -221,29 +226,24 @@ def test_a_device_is_one_thread_with_its_own_thread_count() -> None:
         release.set()
         threads = set(await asyncio.gather(*jobs))
         assert order == [0, 1, 2] and len(threads) == 1 and threads != {threading.get_ident()}
-        assert await device.run(compute_threads.available) == 1
+        assert await device.run(num_threads) == 1
         with pytest.raises(ZeroDivisionError):
             await device.run(lambda: 1 // 0)
         device.close()
 
     run_virtual(main())
-    assert torch.get_num_threads() == before
 
 
 def test_what_is_short_runs_on_the_loop_s_thread_where_that_computes_and_the_device_is_idle() -> None:
     """Never beside another job of the device, not even one whose caller has gone."""
-    before = torch.get_num_threads(), compute_threads.available(), torch.is_inference_mode_enabled()
 
     async def main() -> None:
         loop_thread = threading.get_ident()
         with device_of_process(2) as device:
             await device.run(lambda: None)
             here = device.run(threading.get_ident, is_short=True)
-            assert here.done() and here.result() == loop_thread and compute_threads.available() == 1
-            assert (
-                await device.run(compute_threads.available) == 2
-                and await device.run(threading.get_ident) != loop_thread
-            )
+            assert here.done() and here.result() == loop_thread and num_threads() == 1
+            assert await device.run(num_threads) == 2 and await device.run(threading.get_ident) != loop_thread
             failed = device.run(lambda: 1 // 0, is_short=True)
             assert isinstance(failed.exception(), ZeroDivisionError)
 
@@ -268,6 +268,19 @@ def test_what_is_short_runs_on_the_loop_s_thread_where_that_computes_and_the_dev
         lone.close()
 
     asyncio.run(main())
+    assert current_scope() is None
+
+
+def test_torch_enters_what_it_needs_once_in_a_thread_that_computes_and_leaves_it_behind(folder: Path) -> None:
+    """Inference mode and the number of threads: entering both at every step costs a hop 20 us."""
+    before = torch.get_num_threads(), compute_threads.available(), torch.is_inference_mode_enabled()
+    with forced("torch"):
+        model = SpanModel(folder, Span(1, 3), "bf16", False, 1)
+    assert model.runner.back_end == "torch"
+    assert (torch.get_num_threads(), compute_threads.available(), torch.is_inference_mode_enabled()) == before
+    with computing(2):
+        result(model.run([work(model, hidden(1))])[0])
+        assert compute_threads.available() == 1 and torch.is_inference_mode_enabled()
     assert (torch.get_num_threads(), compute_threads.available(), torch.is_inference_mode_enabled()) == before
 
 
@@ -298,9 +311,11 @@ def test_steps_are_of_a_kind_if_they_take_as_long(
     assert inner.kind([one]) != inner.kind([part]) and inner.kind([part, one]) != inner.kind([one, one])
     draws, says = work(inner, hidden(1), 32), work(inner, hidden(1), 32)
     draws.sampler, says.logits = Sampler(SamplingParams(), 264, frozenset()), True
-    beyond = replace(one, position=BLOCK)
     prompts = work(inner, hidden(5)), work(inner, hidden(17), 32)
-    assert [inner.kind([w]) for w in (draws, says, beyond, *prompts)] == [None] * 5
+    assert [inner.kind([w]) for w in (draws, says, *prompts)] == [None] * 4
+    with monkeypatch.context() as patch:
+        patch.setattr(inner.runner, "is_ready", lambda num_rows, end: False)
+        assert inner.kind([one]) is None
     monkeypatch.setattr(inner, "num_threads", 2)
     assert inner.kind([one]) is None
 

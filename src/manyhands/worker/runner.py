@@ -6,6 +6,7 @@ end that must be used, or "torch"; what it names is never replaced by another.
 """
 
 import hashlib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from manyhands.engine.span import EndsRunner, SpanRunner
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
 from manyhands.program.ops import Program
+
+logger = logging.getLogger(__name__)
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 
@@ -95,10 +98,13 @@ def has_tiles() -> bool:
     return tiles.available()
 
 
+@cache
 def _has_back_end() -> bool:
+    """Whether a back end that is fast runs here; else torch serves, and why is logged once."""
     try:
-        return bool(golden.choose())
-    except ModelError:
+        return golden.choose() != "scalar"
+    except ModelError as error:
+        logger.warning("the native engine is not used: %s", error)
         return False
 
 
