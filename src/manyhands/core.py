@@ -130,6 +130,10 @@ class NodeAddr:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+# Ends the arithmetic class of a machine whose rows depend on each other: answers through it are never called exact.
+UNPROVEN: Final = "/rows-mix"
+
+
 @dataclass(frozen=True, slots=True)
 class SpanInfo:
     """What a node says of a span it hosts. Two spans fit into one route iff `model` and `precision` are equal."""

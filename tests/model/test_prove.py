@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyhands.core import Precision
+from manyhands.core import UNPROVEN, Precision
 from manyhands.model import prove
 from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.attention import attention
 from manyhands.model.linear import pack
-from manyhands.model.prove import UNPROVEN, keeps_rows_apart, proven_class
+from manyhands.model.prove import keeps_rows_apart, proven_class
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "int8"])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from manyhands.checkpoint.folder import write_atomic
-from manyhands.core import Precision
+from manyhands.core import UNPROVEN, Precision
 from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.attention import attention, running
 from manyhands.model.cache import LayerShape, Segment, SessionCache, StepPlan
@@ -23,8 +23,6 @@ from manyhands.model.linear import DTYPES, pack
 
 logger = logging.getLogger(__name__)
 
-# Ends the class of a machine whose rows depend on each other: answers through it are never called exact.
-UNPROVEN = "/rows-mix"
 # [columns, rows] of weights: where oneDNN's AMX kernels begin to cut the sum, a wide, a deep, a deep and narrow one.
 _SHAPES = ((512, 1024), (896, 4864), (4864, 896), (16384, 128))
 _ROWS, _COUNTS, _STARTS = 200, (1, 2, 3, 4, 6, 16, 17, 31, 32, 33, 65, 128), (0, 1, 37)

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands.core import Exactness, NodeAddr, NodeId, PathKind, SamplingParams, Span
+from manyhands.core import UNPROVEN, Exactness, NodeAddr, NodeId, PathKind, SamplingParams, Span
 from manyhands.errors import BadRequest, Busy, ContextOverflow, ShardUnavailable
-from manyhands.model.prove import UNPROVEN
 from manyhands.origin.answer import Answer, Token
 from manyhands.origin.depth import Acceptance
 from manyhands.origin.draft import Drafter, NoDrafter, SuffixDrafter
