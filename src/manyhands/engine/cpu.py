@@ -105,7 +105,9 @@ class CpuEnds:
         self._shape = weight.shape[0], weight.shape[1]
         self._table = None
         if embed:
-            self._table = matrix(find(weight, read), precision, Memory()) if tied else held(take(weight, read), precision)
+            self._table = (
+                matrix(find(weight, read), precision, Memory()) if tied else held(take(weight, read), precision)
+            )
         scale = np.array([program.embed.scale], np.float32)
         if program.embed.round_scale and precision == "bf16":
             scale = (as_bf16(scale).astype(np.uint32) << 16).view(np.float32)
