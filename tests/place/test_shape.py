@@ -10,24 +10,30 @@ from manyhands.checkpoint.folder import read_config, read_entries
 from manyhands.checkpoint.partition import packed_ends_bytes, packed_layer_bytes
 from manyhands.checkpoint.split import split_model
 from manyhands.core import Span
+from manyhands.engine import library
 from manyhands.errors import ModelError
 from manyhands.model.linear import has_bf16_products
-from manyhands.model.shard import Shard
 from manyhands.place.shape import look_up
 from manyhands.testing.tiny import make_tiny
+from manyhands.worker.runner import has_tiles, load_span
+from tests.model.pipeline import forced
 from tests.weights.hub_server import REPO, FakeHub, serving
 
 
+@pytest.mark.parametrize("engine", [library.supported()[0], "torch"])
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe", "gemma3_text", "minicpm3", "gpt_oss", "deepseek_v3"])
-def test_cache_is_as_large_as_the_layers_say(tmp_path: Path, home: Path, family: str) -> None:
+def test_cache_is_as_large_as_the_layers_say(tmp_path: Path, home: Path, family: str, engine: str) -> None:
     """Also where latent attention is expanded, or heads are wider than hidden / heads."""
     folder = make_tiny(family, tmp_path / family, layers=2)
-    shape = look_up(str(folder), "bf16", home).shape
-    assert Shard(folder, Span(0, 2), "bf16").bytes_per_token() == 2 * shape.cache_bytes
+    with forced(engine):
+        shape = look_up(str(folder), "bf16", home).shape
+        assert load_span(folder, Span(0, 2), "bf16", 1).bytes_per_token == 2 * shape.cache_bytes
 
 
-def test_bytes_are_those_of_the_tensors(llama: Path, home: Path) -> None:
+def test_bytes_are_those_of_the_tensors(llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = read_entries(llama)
+    assert not look_up(str(llama), "bf16", home).shape.is_widened or has_tiles()
+    monkeypatch.setenv(library.FORCED, "torch")
     for precision in ("bf16", "fp32", "int8"):
         shape = look_up(str(llama), precision, home).shape
         widened = precision != "fp32" and not has_bf16_products()

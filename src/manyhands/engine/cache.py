@@ -7,8 +7,18 @@ import numpy as np
 
 from manyhands.engine import library
 from manyhands.engine.library import BLOCK, Array, Plan, Segment
+from manyhands.program.ops import LatentAttention, Layer
 
+WIDE, NARROW = 32, 16  # to multiples of which keys and values are filled up
 FIRST_BLOCKS = 4  # of a cache that begins without memory: 256 positions
+
+
+def numbers_per_position(layer: Layer) -> int:
+    """Numbers that a layer caches for each position of a session."""
+    op = layer.attention
+    if isinstance(op, LatentAttention):  # values are the beginning of the keys
+        return -(-(op.rank + op.rotary_width) // WIDE) * WIDE
+    return op.kv_heads * (-(-op.width // WIDE) * WIDE + -(-op.value_width // NARROW) * NARROW)
 
 
 class SessionCache:

@@ -89,7 +89,8 @@ def _is_whole(folder: Path, tensors: Sequence[Any]) -> bool:
 def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], precision: Precision) -> ModelShape:
     """From a parsed config.json and the tensors' names, dtypes and shapes. Raises ModelError."""
     from manyhands.checkpoint.partition import ModelFacts, packed_ends_bytes, packed_layer_bytes
-    from manyhands.worker.runner import is_widened
+    from manyhands.engine.cache import numbers_per_position
+    from manyhands.worker.runner import is_widened, native_program
 
     facts = ModelFacts.from_config(config)
     widened = is_widened(config, precision)
@@ -97,7 +98,11 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
     if 0 in layers:
         raise ModelError(f"{model}: no tensors of layer {layers.index(0)}: the checkpoint lacks it")
     item = _ITEM_BYTES[precision]
-    cache = 2 * _cache_width(config, facts.hidden_size) * item
+    program = native_program(config, precision, model)
+    if program is None:
+        cache = 2 * _cache_width(config, facts.hidden_size) * item
+    else:
+        cache = max(map(numbers_per_position, program.layers)) * item
     hidden = facts.hidden_size * item
     ends = packed_ends_bytes(tensors, precision, widened=widened)
     return ModelShape(
