@@ -27,13 +27,19 @@ int64_t plan_expert_floats(const Plan *plan, const Op *op)
 
 static const float *bias_of(Tensor tensor, int64_t expert, int64_t n) { return tensor.data ? (const float *)tensor.data + expert * n : 0; }
 
+/* Pairs from `first` on, one row of steps behind the other. */
+static Source rows_from(float *rows, int64_t first, int64_t count, int64_t depth)
+{
+    return (Source){rows + first * depth * DEPTH, count, depth, 0, depth * DEPTH, DEPTH};
+}
 
 static void gather_task(const void *argument, int64_t pair, void *scratch)
 {
     const Mixture *m = argument;
     int64_t source = m->op->numbers[0], row = m->first + m->owners[pair] / m->op->numbers[4], width = m->plan->widths[source];
+    Source to = rows_from(m->sources, pair, 1, m->depth);
     (void)scratch;
-    m->plan->kernels->prepare(row_of(m->plan, source, row) - pair * width, width, pair, pair + 1, 1, width, m->plan->rounds, 0, m->sources);
+    m->plan->kernels->prepare(row_of(m->plan, source, row), width, width, m->plan->rounds, &to, 0, 1);
 }
 
 /* Panels of one expert's matrix over its pairs. which: 0 gate, 1 up, 2 down. */
@@ -47,7 +53,7 @@ static void multiply_pairs(const Mixture *m, int64_t used, int which, int64_t pa
                      .bias = bias_of(m->op->tensors[3 + which], expert, columns)};
     float *out = which == 0 ? m->gates : which == 1 ? m->ups : m->results;
     for (int64_t at = first; at < first + count; at += CHUNK) {
-        Source source = {(which == 2 ? m->inners : m->sources) + at * depth * DEPTH, at_most(first + count - at, CHUNK), depth, 0};
+        Source source = rows_from(which == 2 ? m->inners : m->sources, at, at_most(first + count - at, CHUNK), depth);
         m->plan->kernels->product(&matrix, &source, panel, end, out + at * whole(columns), whole(columns), scratch);
     }
 }
@@ -76,7 +82,8 @@ static void gate_task(const void *argument, int64_t pair, void *scratch)
     (void)scratch;
     m->plan->kernels->gate(gate, m->ups + pair * whole(m->inner), gate, m->inner, m->op->numbers[7], (float)reals[0], (float)reals[1],
                            (float)reals[2]);
-    m->plan->kernels->prepare(gate - pair * m->inner, m->inner, pair, pair + 1, 1, m->inner, m->plan->rounds, 0, m->inners);
+    Source to = rows_from(m->inners, pair, 1, m->inner_depth);
+    m->plan->kernels->prepare(gate, m->inner, m->inner, m->plan->rounds, &to, 0, 1);
 }
 
 static void sum_task(const void *argument, int64_t row, void *scratch)

@@ -8,7 +8,6 @@
 #include "panels.h"
 
 #define INLINE static inline __attribute__((always_inline))
-enum { EXPANDED = 4 }; /* steps of K that a blocked product expands at once: 8 KiB */
 
 INLINE V even_of(int64_t type, const char *at)
 {
@@ -22,39 +21,29 @@ INLINE V odd_of(int64_t type, const char *at)
                          : load((const float *)at + SIDE);
 }
 
-/* sums[r] += the chain of x's row r with a panel, over `depth` steps; count is a constant wherever this is inlined. */
-INLINE void chain(int64_t type, int count, const float *x, int64_t stride, const char *panel, int64_t depth, float *sums)
+/* sums[r] += the chain of x's row r with a panel, over `depth` steps; count is a constant wherever this is inlined. Even numbers
+ * before odd ones: the sums of both and one row of weights are all that registers hold. */
+INLINE void chain(int64_t type, int count, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
+                  float *sums)
 {
     const int64_t pair = 2 * SIDE * size_of_type(type);
-    for (int64_t step = 0; step < depth; step++, panel += pair * SIDE, x += DEPTH) {
+    for (int64_t step = 0; step < depth; step++, panel += pair * SIDE, x += step_step) {
         V even[LANES_ROWS], odd[LANES_ROWS];
         for (int r = 0; r < count; r++)
             even[r] = odd[r] = set(0);
-        if (2 * count <= LANES_ROWS) {
+#pragma GCC unroll 4
+        for (int i = 0; i < SIDE; i++) {
+            const char *at = panel + i * pair;
+            __builtin_prefetch(at + 4096);
+            V e = even_of(type, at);
 #pragma GCC unroll 16
-            for (int i = 0; i < SIDE; i++) {
-                __builtin_prefetch(panel + i * pair + 4096);
-                V e = even_of(type, panel + i * pair), o = odd_of(type, panel + i * pair);
+            for (int r = 0; r < count; r++)
+                even[r] = fma_(set(x[r * row_step + 2 * i]), e, even[r]);
+            __asm__("" : "+r"(at)); /* loads it again: kept for both, it would push a sum out of the registers */
+            V o = odd_of(type, at);
 #pragma GCC unroll 16
-                for (int r = 0; r < count; r++) {
-                    even[r] = fma_(set(x[r * stride + 2 * i]), e, even[r]);
-                    odd[r] = fma_(set(x[r * stride + 2 * i + 1]), o, odd[r]);
-                }
-            }
-        } else {
-            for (int i = 0; i < SIDE; i++) {
-                __builtin_prefetch(panel + i * pair + 4096);
-                V e = even_of(type, panel + i * pair);
-#pragma GCC unroll 16
-                for (int r = 0; r < count; r++)
-                    even[r] = fma_(set(x[r * stride + 2 * i]), e, even[r]);
-            }
-            for (int i = 0; i < SIDE; i++) {
-                V o = odd_of(type, panel + i * pair);
-#pragma GCC unroll 16
-                for (int r = 0; r < count; r++)
-                    odd[r] = fma_(set(x[r * stride + 2 * i + 1]), o, odd[r]);
-            }
+            for (int r = 0; r < count; r++)
+                odd[r] = fma_(set(x[r * row_step + 2 * i + 1]), o, odd[r]);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < count; r++)
@@ -62,16 +51,20 @@ INLINE void chain(int64_t type, int count, const float *x, int64_t stride, const
     }
 }
 
-INLINE void chain_of_type(int64_t type, int64_t count, const float *x, int64_t stride, const char *panel, int64_t depth,
-                          float *sums)
+enum { FEW = LANES_ROWS < 6 ? LANES_ROWS : 6 }; /* rows of a chain */
+
+INLINE void chain_of_type(int64_t type, int64_t count, const float *x, int64_t row_step, int64_t step_step, const char *panel,
+                          int64_t depth, float *sums)
 {
 #define COUNT(n) \
-    case n: chain(type, n, x, stride, panel, depth, sums); break;
+    case n: chain(type, n, x, row_step, step_step, panel, depth, sums); break;
     switch (count) {
         COUNT(1)
         COUNT(2)
-#if LANES_ROWS >= 6
+#if LANES_ROWS >= 3
         COUNT(3)
+#endif
+#if LANES_ROWS >= 6
         COUNT(4)
         COUNT(5)
         COUNT(6)
@@ -80,22 +73,23 @@ INLINE void chain_of_type(int64_t type, int64_t count, const float *x, int64_t s
 #undef COUNT
 }
 
-enum { FEW = LANES_ROWS < 6 ? LANES_ROWS : 6 }; /* rows of a chain */
-
-/* sums[r] += chains of `count` rows (any number) with a panel. Blocks of rows take turns with each step of K. */
-static void chains(int64_t type, int64_t count, const float *x, int64_t stride, const char *panel, int64_t depth, float *sums)
+/* sums[r] += chains of `count` rows (any number) with a panel. Turns of rows, about as many in each, go through a step of K before
+ * the next: the panel stays in L1. */
+static void chains(int64_t type, int64_t count, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
+                   float *sums)
 {
     int64_t steps = count > FEW ? 1 : depth, bytes = panel_size(1) * size_of_type(type);
+    int64_t most = count ? ceil_div(count, ceil_div(count, FEW)) : 1;
     for (int64_t step = 0; step < depth; step += steps)
-        for (int64_t row = 0; row < count; row += FEW) {
-            int64_t rows = at_most(count - row, FEW);
-            const float *at = x + row * stride + step * DEPTH;
+        for (int64_t row = 0; row < count; row += most) {
+            int64_t rows = at_most(count - row, most);
+            const float *at = x + row * row_step + step * step_step;
             if (type == BF16)
-                chain_of_type(BF16, rows, at, stride, panel + step * bytes, steps, sums + row * SIDE);
+                chain_of_type(BF16, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * SIDE);
             else if (type == F16)
-                chain_of_type(F16, rows, at, stride, panel + step * bytes, steps, sums + row * SIDE);
+                chain_of_type(F16, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * SIDE);
             else
-                chain_of_type(F32, rows, at, stride, panel + step * bytes, steps, sums + row * SIDE);
+                chain_of_type(F32, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * SIDE);
         }
 }
 
@@ -112,55 +106,45 @@ static void expand(int64_t type, const char *panel, int64_t steps, float *out)
     }
 }
 
-/* sums[r] += chains of LANES_ROWS rows, blocked [depth][even, odd][16][LANES_ROWS], with `steps` expanded steps. */
-static void block_chain(const float *x, const float *panel, int64_t steps, float *sums)
+/* sums[r] += chains of LANES_ROWS rows, [even, odd][16][LANES_ROWS] for each of `steps` expanded steps, `stride` apart. */
+static void block_chain(const float *rows, int64_t stride, const float *panel, int64_t steps, float *sums)
 {
-    for (int64_t step = 0; step < steps; step++) {
-        V first[LANES_ROWS], second[LANES_ROWS];
+    for (int64_t step = 0; step < steps; step++, rows += stride, panel += DEPTH * SIDE) {
+        V even[LANES_ROWS], odd[LANES_ROWS];
 #pragma GCC unroll 16
         for (int r = 0; r < LANES_ROWS; r++)
-            first[r] = set(0);
-        for (int i = 0; i < SIDE; i++, panel += SIDE, x += LANES_ROWS) {
-            V w = load(panel);
+            even[r] = odd[r] = set(0);
+        const float *x = rows, *w = panel;
+        for (int i = 0; i < SIDE; i++, x += LANES_ROWS, w += SIDE) {
+            V e = load(w), o = load(w + SIDE * SIDE);
 #pragma GCC unroll 16
-            for (int r = 0; r < LANES_ROWS; r++)
-                first[r] = fma_(set(x[r]), w, first[r]);
-        }
-        float evens[LANES_ROWS * SIDE];
-#pragma GCC unroll 16
-        for (int r = 0; r < LANES_ROWS; r++) {
-            store(evens + r * SIDE, first[r]);
-            second[r] = set(0);
-        }
-        for (int i = 0; i < SIDE; i++, panel += SIDE, x += LANES_ROWS) {
-            V w = load(panel);
-#pragma GCC unroll 16
-            for (int r = 0; r < LANES_ROWS; r++)
-                second[r] = fma_(set(x[r]), w, second[r]);
+            for (int r = 0; r < LANES_ROWS; r++) {
+                even[r] = fma_(set(x[r]), e, even[r]);
+                odd[r] = fma_(set(x[r + SIDE * LANES_ROWS]), o, odd[r]);
+            }
         }
 #pragma GCC unroll 16
         for (int r = 0; r < LANES_ROWS; r++)
-            store(sums + r * SIDE, add(load(sums + r * SIDE), add(load(evens + r * SIDE), second[r])));
+            store(sums + r * SIDE, add(load(sums + r * SIDE), add(even[r], odd[r])));
     }
 }
 
-/* Rows [first, first + count) of x [rows, k], rounded, zeros beyond k and `rows`, natural or blocked (out is the whole). */
-static void prepare(const float *x, int64_t stride, int64_t first, int64_t rows, int64_t count, int64_t k, int64_t rounds,
-                    int64_t is_blocked, float *out)
+/* Rows [first, first + count) of x [to->count, k], rounded, zeros beyond k and the last row. */
+static void prepare(const float *x, int64_t stride, int64_t k, int64_t rounds, const Source *to, int64_t first, int64_t count)
 {
-    int64_t depth = ceil_div(k, DEPTH);
+    int64_t whole = ceil_div(to->count, LANES_ROWS) * LANES_ROWS;
     for (int64_t row = first; row < first + count; row++) {
-        float *block = out + row / LANES_ROWS * LANES_ROWS * depth * DEPTH + row % LANES_ROWS;
-        for (int64_t at = 0; at < depth * DEPTH; at += LANES) {
-            V v = row < rows && at < k ? load_part(x + row * stride + at, k - at) : set(0);
+        float *block = to->rows + row / LANES_ROWS * LANES_ROWS * DEPTH + row % LANES_ROWS;
+        for (int64_t at = 0; at < to->depth * DEPTH; at += LANES) {
+            V v = row < to->count && at < k ? load_part(x + row * stride + at, k - at) : set(0);
             v = rounds ? as_bf16(v) : v;
-            if (!is_blocked) {
-                store(out + row * depth * DEPTH + at, v);
+            if (!to->is_blocked) {
+                store(to->rows + row * to->row_step + at / DEPTH * to->step_step + at % DEPTH, v);
                 continue;
             }
             float lanes[LANES];
             store(lanes, v);
-            float *step = block + at / DEPTH * DEPTH * LANES_ROWS;
+            float *step = block + at / DEPTH * DEPTH * whole;
             for (int i = 0; i < LANES; i++)
                 step[(i % 2 * SIDE + at % DEPTH / 2 + i / 2) * LANES_ROWS] = lanes[i];
         }
@@ -180,25 +164,37 @@ static void finish(const Matrix *matrix, int64_t panel, int64_t rows, const floa
     }
 }
 
-/* Panels [panel, end) of a product; scratch: CHUNK * 16 + EXPANDED * 512 floats. */
+/* sums += `panels` panels of blocked rows, a few steps of all panels before the next, so that rows stay in L2 meanwhile. */
+static void block_product(const Matrix *matrix, const Source *source, const char *packed, int64_t panels, float *sums, float *expanded)
+{
+    int64_t depth = source->depth, bytes = panel_size(1) * size_of_type(matrix->type);
+    int64_t stride = ceil_div(source->count, LANES_ROWS) * LANES_ROWS * DEPTH;
+    for (int64_t step = 0; step < depth; step += EXPANDED)
+        for (int64_t p = 0; p < panels; p++) {
+            int64_t steps = at_most(depth - step, EXPANDED);
+            expand(matrix->type, packed + (p * depth + step) * bytes, steps, expanded);
+            for (int64_t row = 0; row < source->count; row += LANES_ROWS)
+                block_chain(source->rows + step * stride + row * DEPTH, stride, expanded, steps, sums + (p * CHUNK + row) * SIDE);
+        }
+}
+
+/* Panels [panel, end) of a product; scratch: SCRATCH_BYTES. */
 static void product(const Matrix *matrix, const Source *source, int64_t panel, int64_t end, float *out, int64_t stride,
                     float *scratch)
 {
-    int64_t depth = source->depth, bytes = panel_size(1) * size_of_type(matrix->type);
-    float *sums = scratch, *expanded = scratch + CHUNK * SIDE;
-    for (; panel < end; panel++) {
-        const char *packed = (const char *)matrix->packed + panel * depth * bytes;
-        memset(sums, 0, (size_t)(ceil_div(source->count, LANES_ROWS) * LANES_ROWS * SIDE) * 4);
-        if (!source->is_blocked)
-            chains(matrix->type, source->count, source->rows, depth * DEPTH, packed, depth, sums);
+    int64_t depth = source->depth, bytes = panel_size(depth) * size_of_type(matrix->type);
+    float *sums = scratch + EXPANDED * DEPTH * SIDE;
+    for (int64_t panels; panel < end; panel += panels) {
+        const char *packed = (const char *)matrix->packed + panel * bytes;
+        panels = source->is_blocked ? at_most(end - panel, PANELS) : 1;
+        for (int64_t p = 0; p < panels; p++)
+            memset(sums + p * CHUNK * SIDE, 0, (size_t)(at_most(ceil_div(source->count, LANES_ROWS) * LANES_ROWS, CHUNK) * SIDE) * 4);
+        if (source->is_blocked)
+            block_product(matrix, source, packed, panels, sums, scratch);
         else
-            for (int64_t step = 0; step < depth; step += EXPANDED) {
-                int64_t steps = at_most(depth - step, EXPANDED);
-                expand(matrix->type, packed + step * bytes, steps, expanded);
-                for (int64_t row = 0; row < source->count; row += LANES_ROWS)
-                    block_chain(source->rows + (row * depth + step * LANES_ROWS) * DEPTH, expanded, steps, sums + row * SIDE);
-            }
-        finish(matrix, panel, source->count, sums, out, stride);
+            chains(matrix->type, source->count, source->rows, source->row_step, source->step_step, packed, depth, sums);
+        for (int64_t p = 0; p < panels; p++)
+            finish(matrix, panel + p, source->count, sums + p * CHUNK * SIDE, out, stride);
     }
 }
 
@@ -402,7 +398,7 @@ static void attend_tile(const Kind *kind, const float *queries, int64_t first, i
             high--;
         for (int64_t p = 0; p < BLOCK / SIDE; p++) {
             memset(part, 0, (size_t)(rows * SIDE) * 4);
-            chains(type, high - low, queries + low * depth * DEPTH, depth * DEPTH, keys + p * panel_size(depth) * size, depth, part);
+            chains(type, high - low, queries + low * DEPTH, DEPTH, rows * DEPTH, keys + p * panel_size(depth) * size, depth, part);
             for (int64_t r = low; r < high; r++)
                 memcpy(scores + r * BLOCK + p * SIDE, part + (r - low) * SIDE, SIDE * 4);
         }
@@ -413,7 +409,7 @@ static void attend_tile(const Kind *kind, const float *queries, int64_t first, i
                 store(sums + (p * rows + r) * SIDE, mul(load(sums + (p * rows + r) * SIDE), set(scale)));
         }
         for (int64_t p = 0; p < panels; p++)
-            chains(type, high - low, scores + low * BLOCK, BLOCK, values + p * panel_size(BLOCK / DEPTH) * size, BLOCK / DEPTH,
+            chains(type, high - low, scores + low * BLOCK, BLOCK, DEPTH, values + p * panel_size(BLOCK / DEPTH) * size, BLOCK / DEPTH,
                    sums + (p * rows + low) * SIDE);
     }
 }
@@ -428,10 +424,11 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
     char *turned = (char *)(sums + TILE_ROWS * panels * SIDE);
     for (int64_t first = 0; first < rows * kind->groups; first += TILE_ROWS) {
         int64_t count = at_most(rows * kind->groups - first, TILE_ROWS);
+        Source source = few_rows(scratch, count, depth);
         for (int64_t r = 0; r < count; r++) {
             int64_t row = (first + r) / kind->groups, head = (first + r) % kind->groups;
-            prepare(queries + row * query_stride + head * kind->width - r * kind->width, kind->width, r, r + 1, 1, kind->width,
-                    kind->rounds, 0, scratch);
+            prepare(queries + row * query_stride + head * kind->width - r * kind->width, kind->width, kind->width, kind->rounds, &source, r,
+                    1);
         }
         attend_tile(kind, scratch, first, count, cache, position, sinks, turned, sums, max, total);
         for (int64_t r = 0; r < count; r++) {

@@ -8,6 +8,8 @@
 #include <stdint.h>
 
 enum { SIDE = 16, DEPTH = 32, BLOCK = 64, CHUNK = 240 }; /* columns of a panel, K of a step, keys of a block, rows of a product */
+enum { EXPANDED = 4, PANELS = 4 }; /* steps of K that a blocked product widens at once, and panels that take turns */
+enum { SCRATCH_BYTES = (EXPANDED * DEPTH + PANELS * CHUNK) * SIDE * 4 }; /* of a product */
 enum { BF16, F16, F32 };                                 /* types of stored numbers */
 
 /* Columns [0, n) of x[rows, k] . weight[n, k]^T, packed by panels of 16 columns (pack.h); bias [n] or null. */
@@ -17,11 +19,15 @@ typedef struct {
     const float *bias;
 } Matrix;
 
-/* Rows that a product reads: natural [rows, depth * 32] where there are few, else in blocks (prepare). */
+/* Rows that a product reads, at most CHUNK, in steps of 32 numbers: many in blocks of block_rows, [step][block][even, odd][16][row],
+ * zeros beyond `count`; few as they are, row_step and step_step numbers from a row, and a step, to the next. What the few steps of
+ * one pass read lies together, or rows of some thousand numbers would meet in the same sets of a cache. */
 typedef struct {
-    const float *rows;
-    int64_t count, depth, is_blocked;
+    float *rows;
+    int64_t count, depth, is_blocked, row_step, step_step;
 } Source;
+
+static inline Source few_rows(float *rows, int64_t count, int64_t depth) { return (Source){rows, count, depth, 0, DEPTH, count * DEPTH}; }
 
 /* Attention of one key head: rows of `queries` [count, groups] heads wide `width`; see attend in kernels.c. */
 typedef struct {
@@ -39,9 +45,8 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    int64_t block_rows; /* rows that a blocked product takes at once */
-    void (*prepare)(const float *x, int64_t stride, int64_t first, int64_t rows, int64_t count, int64_t k, int64_t rounds,
-                    int64_t is_blocked, float *out);
+    int64_t block_rows; /* rows that a blocked product takes at once, as many as have both their sums in registers; divides 12 */
+    void (*prepare)(const float *x, int64_t stride, int64_t k, int64_t rounds, const Source *to, int64_t first, int64_t count);
     void (*product)(const Matrix *matrix, const Source *source, int64_t panel, int64_t end, float *out, int64_t stride,
                     float *scratch);
     void (*norm)(const float *x, float *out, int64_t n, int64_t is_layer, float epsilon, const float *weight,

@@ -82,7 +82,7 @@ typedef struct {
     __m256 a, b;
 } V;
 typedef V M;
-#define LANES_ROWS 6
+#define LANES_ROWS 3
 #define BITS(x) _mm256_castps_si256(x)
 #define REAL(x) _mm256_castsi256_ps(x)
 #define ONE(name, half) \
@@ -155,7 +155,7 @@ typedef struct {
 typedef struct {
     uint32x4_t q[4];
 } M;
-#define LANES_ROWS 6
+#define LANES_ROWS 3
 #define EACH(type, value) ({ type r_; for (int i = 0; i < 4; i++) r_.q[i] = value; r_; })
 #define ONE(name, value) static inline V name(V a) { return EACH(V, value); }
 #define TWO(name, value) static inline V name(V a, V b) { return EACH(V, value); }

@@ -4,7 +4,6 @@
 #include "kernels.h"
 #include "team.h"
 
-enum { SCRATCH_BYTES = (CHUNK * SIDE + 4 * DEPTH * SIDE) * 4 }; /* of a product */
 enum { MAX_REGISTERS = 64, MAX_NUMBERS = 12, MAX_REALS = 3, MAX_TENSORS = 6, MAX_WIDTH = 1 << 24, MAX_HEADS = 1 << 16,
        MAX_ROWS = 1 << 16, MAX_SEGMENTS = 1 << 12 };
 #define EXPORT __attribute__((visibility("default")))

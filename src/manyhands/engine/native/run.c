@@ -7,6 +7,7 @@ enum {
     TASK_BYTES = 1 << 16,   /* of weights that a task of a product reads at least */
     MEMBER_WORK = 1 << 18,  /* multiply-adds for which waking one more thread pays */
     ATTEND_ROWS = 32,       /* positions of a task of attention */
+    FEW_ROWS = 30,          /* rows of a product that are not blocked */
     LEAST_HEADS = 4         /* query heads of one key head that a task keeps together */
 };
 
@@ -114,9 +115,12 @@ static int64_t whole_rows(const Job *job)
     return job->blocked ? ceil_div(job->rows, block) * block : job->rows;
 }
 
-static float *prepared_of(const Job *job, int64_t group)
+static Source prepared_of(const Job *job, int64_t group)
 {
-    return job->plan->prepared + group * whole_rows(job) * ceil_div(job->op->numbers[5], DEPTH) * DEPTH;
+    int64_t depth = ceil_div(job->op->numbers[5], DEPTH);
+    Source source = few_rows(job->plan->prepared + group * whole_rows(job) * depth * DEPTH, job->rows, depth);
+    source.is_blocked = job->blocked;
+    return source;
 }
 
 static void prepare_task(const void *argument, int64_t task, void *scratch)
@@ -125,10 +129,11 @@ static void prepare_task(const void *argument, int64_t task, void *scratch)
     const Plan *plan = job->plan;
     const int64_t *n = job->op->numbers;
     int64_t first = task % job->per_group * job->per_task, group = task / job->per_group, whole = whole_rows(job);
+    Source source = prepared_of(job, group);
     (void)scratch;
     if (first < whole)
-        plan->kernels->prepare(row_of(plan, n[0], 0) + n[4] + group * n[9], stride_of(plan, n[0]), first, job->rows,
-                               at_most(whole - first, job->per_task), n[5], plan->rounds, job->blocked, prepared_of(job, group));
+        plan->kernels->prepare(row_of(plan, n[0], 0) + n[4] + group * n[9], stride_of(plan, n[0]), n[5], plan->rounds, &source, first,
+                               at_most(whole - first, job->per_task));
 }
 
 /* Parts (operations that read one source) one after the other, each in tasks of per_task panels; starts: their first tasks. */
@@ -145,7 +150,7 @@ static void product_task(const void *argument, int64_t task, void *scratch)
     const float *bias = op->tensors[1].data;
     Matrix matrix = {.type = n[2], .n = n[7], .k = n[5], .activation = n[3], .packed = (const char *)op->tensors[0].data + group * bytes,
                      .bias = bias ? bias + group * n[7] : 0};
-    Source source = {prepared_of(job, group), job->rows, ceil_div(matrix.k, DEPTH), job->blocked};
+    Source source = prepared_of(job, group);
     task = n[8] > 1 ? task % job->per_group : task - job->starts[part];
     int64_t panel = task * job->per_task, end = at_most(panel + job->per_task, ceil_div(matrix.n, SIDE));
     plan->kernels->product(&matrix, &source, panel, end, row_of(plan, n[1], 0) + n[6] + group * n[10], stride_of(plan, n[1]), scratch);
@@ -218,7 +223,7 @@ static int run_products(const Plan *plan, Team *team, int64_t threads, Job job)
     int64_t k = op->numbers[5], groups = op->numbers[8], panels = 0, tasks = 0, block = plan->kernels->block_rows;
     for (int64_t part = 0; part < job.num_parts; part++)
         panels += ceil_div(op[part].numbers[7], SIDE);
-    job.blocked = job.rows > 12;
+    job.blocked = job.rows > FEW_ROWS;
     int64_t members = members_for(threads, panels * SIDE * k * job.rows * groups);
     job.per_task = ceil_div(ceil_div(job.rows, members * 2), block) * block;
     job.per_group = ceil_div(job.rows, job.per_task);
