@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.report import finish, measuring, note
 from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
-from manyhands.swarm import shelf
+from manyhands.swarm import record_store
 from manyhands.swarm.announce import Announcer, Profile
 from manyhands.swarm.dht import store as dht_store
 from manyhands.swarm.dht.backend import Dht
@@ -65,7 +65,7 @@ def check_once() -> None:
             known[data] = read(data)
         return known[data]
 
-    for module in (shelf, dht_store):
+    for module in (record_store, dht_store):
         vars(module).update(check_signature=check, read=read_once)
 
 

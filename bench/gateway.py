@@ -85,7 +85,9 @@ def body_of(model: str, tokens: int, **fields: Any) -> dict[str, Any]:
 
 async def at_once(hops: list[Any], answer: Answer, **_: Any) -> AsyncGenerator[Token, None]:
     """Takes the place of Origin.stream: a session over `hops` that has its tokens already."""
-    session: Any = SimpleNamespace(id=bytes(16), route=SimpleNamespace(hops=hops), liars=set(), timings=(), turn_s=0.0)
+    session: Any = SimpleNamespace(
+        id=bytes(16), route=SimpleNamespace(hops=hops), untrusted_nodes=set(), timings=(), turn_s=0.0
+    )
     answer.session, answer.timings.open_s = session, 0.0
     for index in range(answer.params.max_tokens):
         await asyncio.sleep(0)

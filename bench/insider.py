@@ -26,7 +26,7 @@ from manyhands.swarm.ticket import Ticket
 from manyhands.wire.message import (
     Close,
     Credit,
-    Directory,
+    DirectoryUpdate,
     Fault,
     Lane,
     Open,
@@ -35,7 +35,7 @@ from manyhands.wire.message import (
     Probe,
     Progress,
     Step,
-    Want,
+    WeightRequest,
 )
 from manyhands.wire.signed import UNSIGNED
 
@@ -179,7 +179,7 @@ async def forged_records(siege: Target) -> None:
                         statements = await asyncio.to_thread(made_up, link, port)
                     for start in range(0, len(statements), 32):
                         news = News(statements=statements[start : start + 32])
-                        me.send(link, Directory(news.encode(NEWS)))
+                        me.send(link, DirectoryUpdate(news.encode(NEWS)))
                         await asyncio.sleep(0.02)
                 await asyncio.sleep(2)
                 if random.random() < 0.05:
@@ -229,7 +229,7 @@ async def forged_control(siege: Target) -> None:
                     Fault(session, 1, 0, "shard_failed", text, 1),
                     Opened(session, 1, 0, text[:200], True),
                     Progress(session, 1, 0, 1 << 40, 1 << 40),
-                    Want(1, control.hello.spans[0].model, "tensor", "lm_head.weight", 1 << 40, 1 << 20),
+                    WeightRequest(1, control.hello.spans[0].model, "tensor", "lm_head.weight", 1 << 40, 1 << 20),
                 ):
                     me.send(control, message)
                 me.send(data, Credit(session, 1, 0, (1 << 32) - 1))

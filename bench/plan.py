@@ -29,7 +29,7 @@ from manyhands.net.transport import Transport
 from manyhands.origin import Origin
 from manyhands.place.machines import Fleet, Machine
 from manyhands.place.measure import Speed, measure_speed
-from manyhands.place.plan import Plan, Task, evaluate
+from manyhands.place.plan import PlacementPlan, Task, evaluate
 from manyhands.place.shape import Checkpoint, look_up
 from manyhands.testing.wan import WanProfile, WanTransport
 
@@ -76,7 +76,7 @@ async def start(stack: AsyncExitStack, home: Base, model: Checkpoint, rtts_ms: t
     return Origin(home.node, home.model, home.device, [node.address for node in running])
 
 
-def predict(model: Checkpoint, speed: Speed, rtts_ms: tuple[int, ...], new: int) -> Plan:
+def predict(model: Checkpoint, speed: Speed, rtts_ms: tuple[int, ...], new: int) -> PlacementPlan:
     here = Machine("origin", 1 << 40, speed.layer_s, speed.row_s, speed.ends_s, speed.overhead_s, doze=speed.doze)
     nodes = [replace(here, name=f"node-{i}", rtt_s=rtt / 1e3) for i, rtt in enumerate(rtts_ms)]
     task = Task(model.shape, Fleet((here, *nodes), "origin"), PROMPT + new, PROMPT)

@@ -14,7 +14,7 @@ from random import Random
 
 from bench.report import finish, measuring, note, spread
 from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
-from manyhands.route.chain import Part, Spans, cheapest
+from manyhands.route.chain import RoutePart, Spans, cheapest
 from manyhands.route.offer import Offer, Pair, Terms, pair
 from manyhands.route.replan import SpanPlan
 from manyhands.route.search import find_route
@@ -101,7 +101,7 @@ def replan_arms(random: Random, spans: Spans, reps: int) -> dict[str, list[float
     return samples
 
 
-def repair(plan: SpanPlan, spans: Spans) -> list[Part]:
+def repair(plan: SpanPlan, spans: Spans) -> list[RoutePart]:
     plan.update(spans)
     return plan.path()
 

@@ -150,7 +150,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     spans = even_cut(read_facts(folder).num_layers, THIRDS)
     rng = random.Random(args.seed)
     tally, calm = Tally(), Tally()
-    async with base(folder, 1, RequestConfig(shadow=args.shadow)) as home, nursery(home) as ward:
+    async with base(folder, 1, RequestConfig(standby=args.standby)) as home, nursery(home) as ward:
         members = [Member(f"{'ab'[c]}{t}", t, spans[t]) for c in range(COPIES) for t in range(THIRDS)]
         for member in members:
             await ward.start(member)
@@ -228,7 +228,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--calm", type=float, default=20.0, help="seconds of undisturbed streams before and after")
-    parser.add_argument("--shadow", action="store_true")
+    parser.add_argument("--standby", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     figures = asyncio.run(measure(args))

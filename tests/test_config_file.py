@@ -41,10 +41,10 @@ def test_without_anything_all_is_default(tmp_path: Path) -> None:
 
 
 def test_the_environment_beats_the_file_and_the_file_the_default(tmp_path: Path) -> None:
-    file = write(tmp_path, "[worker]\nmax_sessions = 3\nlog_bytes = 0\n[request]\nopen_timeout_s = 7\nshadow = true\n")
+    file = write(tmp_path, "[worker]\nmax_sessions = 3\nlog_bytes = 0\n[request]\nopen_timeout_s = 7\nstandby = true\n")
     found = read_settings({**home(tmp_path), "MANYHANDS_WORKER_MAX_SESSIONS": "9"}, tmp_path)
     assert (found.worker.max_sessions, found.worker.log_bytes, found.worker.cache_tokens) == (9, 0, 65536)
-    assert found.request.shadow and found.request.open_timeout_s == 7.0
+    assert found.request.standby and found.request.open_timeout_s == 7.0
     sources = [found.get("worker", key).source for key in ("max_sessions", "log_bytes", "cache_tokens")]
     assert sources == ["MANYHANDS_WORKER_MAX_SESSIONS", str(file), "default"]
 
@@ -65,14 +65,14 @@ def test_where_the_file_is_looked_for(tmp_path: Path) -> None:
 def test_texts_of_variables_become_what_the_key_is(tmp_path: Path) -> None:
     env = {
         **home(tmp_path),
-        "MANYHANDS_REQUEST_SHADOW": "Yes",
+        "MANYHANDS_REQUEST_STANDBY": "Yes",
         "MANYHANDS_SWARM_DENY": f"{'a' * 64}, {'b' * 64}",
         "MANYHANDS_NODE_THREADS": "2",
         "MANYHANDS_TICKET": "mh1x",
         "MANYHANDS_API": "",  # empty is as if it were not there
     }
     found = read_settings(env, tmp_path)
-    assert found.request.shadow and found.node.threads == 2
+    assert found.request.standby and found.node.threads == 2
     assert found.swarm.deny == ("a" * 64, "b" * 64) and found.swarm.ticket == "mh1x"
     assert found.get("api", "url").source == "default"
 
@@ -90,7 +90,7 @@ def test_texts_of_variables_become_what_the_key_is(tmp_path: Path) -> None:
         ("[worker]\nmax_sessions = 1.5", r"it must be a whole number"),
         ("[worker]\nmax_sessions = 2024-01-01", r"it must be a whole number"),
         ("[worker]\nmax_sessions = 0", r"manyhands.toml: \[worker\] max_sessions is 0; it must be at least 1"),
-        ("[request]\nshadow = 1", r"it must be true or false"),
+        ("[request]\nstandby = 1", r"it must be true or false"),
         ("[request]\nopen_timeout_s = inf", r"\[request\] open_timeout_s is inf; it must be more than 0"),
         ('[swarm]\nallow = "x"', r"it must be a list of texts"),
         ("[swarm]\nallow = [1]", r"it must be a list of texts"),
@@ -114,7 +114,7 @@ def test_mistakes_of_a_file_are_one_line(text: str, said: str, tmp_path: Path) -
         ("MANYHANDS_WORKER_MAX_SESSION", "5", "MANYHANDS_WORKER_MAX_SESSION is unknown; did you mean MANYHANDS_WORKER"),
         ("MANYHANDS_WORKER_MAX_SESSIONS", "many", "MANYHANDS_WORKER_MAX_SESSIONS is 'many'; it must be a whole number"),
         ("MANYHANDS_WORKER_MAX_SESSIONS", "0", r"MANYHANDS_WORKER_MAX_SESSIONS: \[worker\] max_sessions is 0"),
-        ("MANYHANDS_REQUEST_SHADOW", "maybe", "it must be one of 1, true, yes"),
+        ("MANYHANDS_REQUEST_STANDBY", "maybe", "it must be one of 1, true, yes"),
         ("MANYHANDS_REQUEST_PATIENCE_S", "nan", "patience_s is nan"),
     ],
 )

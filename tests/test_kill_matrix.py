@@ -298,7 +298,7 @@ def test_hn_45_a_hop_that_sends_nonsense_is_replaced(bench: Bench, victim: int, 
                 (repair,) = scene.answers[0].repairs
                 assert repair.lost == (f"n{victim}",) and said in repair.reason
                 session = scene.answers[0].session
-                assert session is not None and session.liars == {node.transport.node}
+                assert session is not None and session.untrusted_nodes == {node.transport.node}
 
     bench.play(main)
 

@@ -46,7 +46,7 @@ ROWS = [
         True,
     ),
     Row("repair-0.5b", "the same at the 0.5B shape", _KILLED, "p50 {target.p50_s} s", True),
-    Row("repair-shadow", "the same on tales with a standby (`--shadow`)", _KILLED, "p50 {target.p50_s} s"),
+    Row("repair-standby", "the same on tales with a standby (`--standby`)", _KILLED, "p50 {target.p50_s} s"),
     Row("repair-freeze", "pause when a hop freezes", _KILLED, "p50 {target.p50_s} s"),
     Row("repair-drain", "pause when a hop leaves politely", _KILLED, "p50 {target.p50_s} s"),
     Row(

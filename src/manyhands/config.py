@@ -84,9 +84,9 @@ class RequestConfig:
     step_floor_s: float = 1.0
     prefill_overdue_s: float = 15.0
     probe_timeout_s: float = 0.5
-    # Keep a shadow of every hop where a node outside the route can be one: it costs that node a cache and one step in 16
+    # Keep a standby of every hop where a node outside the route can be one: it costs that node a cache and one step in 16
     # tokens, and makes a repair a matter of one short step.
-    shadow: bool = False
+    standby: bool = False
     # Whether to guess tokens and let the route check several at once: "auto", as far as measurement says that it pays, or
     # "off". The text is the same.
     draft: str = "auto"

@@ -33,18 +33,16 @@ from manyhands.place.orders import Orders
 from manyhands.route.offer import Offer, refuse_twins
 from manyhands.text.prompt import load_eos_ids
 from manyhands.text.tokenizer import load_tokenizer
-from manyhands.weights.provider import Wants
-from manyhands.weights.seed import Seed
+from manyhands.weights.provider import WeightClient
+from manyhands.weights.seed import WeightServer
 from manyhands.wire.message import (
     PROTOCOL_VERSION,
-    Chunk,
     Close,
     Credit,
-    Directory,
+    DirectoryUpdate,
     Fault,
     Feed,
     Hello,
-    Lack,
     Lane,
     Message,
     Open,
@@ -55,7 +53,9 @@ from manyhands.wire.message import (
     Reassigned,
     Step,
     Token,
-    Want,
+    WeightRequest,
+    WeightsChunk,
+    WeightsNotFound,
 )
 from manyhands.wire.signed import Signer
 from manyhands.worker.worker import Worker
@@ -89,9 +89,9 @@ class Node:
         self.directory: Callable[[NodeId, bytes], None] | None = None  # takes what peers' directories say
         self.on_linked: Callable[[Link], None] = lambda link: None  # a control link is up
         self.on_unreachable: Callable[[NodeId], None] = lambda node: None  # the last one broke, or a dial failed
-        self.wants = Wants()  # for weights from peers
+        self.wants = WeightClient()  # for weights from peers
         self.orders = Orders()  # to serve other layers: `orders.obey` decides on those that arrive
-        self.seed = Seed(self.start)  # weights for peers: `await node.seed.add(folder)` offers them
+        self.seed = WeightServer(self.start)  # weights for peers: `await node.seed.add(folder)` offers them
         self.watch = Watch()
         self._tasks = asyncio.TaskGroup()
 
@@ -297,8 +297,8 @@ class Node:
                     host.report(message, link.peer)
             case Feed():
                 self.worker.on_feed(message, link)
-            case Opened() | Progress() | Fault() if session is not None and session.shadows.is_from(message.hop, link):
-                session.shadows.on_answer(message)
+            case Opened() | Progress() | Fault() if session is not None and session.standbys.is_from(message.hop, link):
+                session.standbys.on_answer(message)
             case Progress() if session is not None and session.route.is_from(message.hop, link):
                 session.on_progress(message)
             case Opened() if session is not None and session.route.is_from(message.hop, link):
@@ -306,15 +306,15 @@ class Node:
                 session.on_opened(message)
             case Fault() if session is not None and session.route.is_from(message.hop, link):
                 session.on_fault(message)
-            case Want():
+            case WeightRequest():
                 self.seed.on_want(message, link)
-            case Chunk() | Lack():
+            case WeightsChunk() | WeightsNotFound():
                 self.wants.on_answer(message, link)
             case Reassign():
                 self.orders.on_asked(message, link)
             case Reassigned():
                 self.orders.on_answer(message, link)
-            case Directory():
+            case DirectoryUpdate():
                 if self.directory is not None:
                     self.directory(link.peer, message.body)
             case Hello():

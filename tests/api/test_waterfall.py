@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.api.waterfall import Turn, Waterfall
+from manyhands.api.waterfall import TokenTime, Waterfall
 from manyhands.wire.message import HopTiming
 
 _US = st.integers(0, 2**32 - 1)
@@ -15,7 +15,7 @@ def test_the_parts_are_the_whole_and_none_is_negative(
     hops: tuple[HopTiming, ...], turn_s: float, wait_s: float
 ) -> None:
     """Also where hops claim more time than there was."""
-    parts = Turn(hops, turn_s, turn_s + wait_s).parts_ms()
+    parts = TokenTime(hops, turn_s, turn_s + wait_s).parts_ms()
     assert min(parts) >= -1e-6
     assert abs(sum(parts) - 1e3 * (turn_s + wait_s)) < 1e-3
 
@@ -23,9 +23,9 @@ def test_the_parts_are_the_whole_and_none_is_negative(
 def test_the_mean_leaves_out_the_first_token_and_tokens_without_a_turn() -> None:
     waterfall = Waterfall()
     assert waterfall.mean() is None
-    waterfall.note([], Turn((HopTiming(9000, 9000),), 1.0, 1.0), is_first=True)
-    waterfall.note([], Turn((HopTiming(1000, 2000),), 0.004, 0.010), is_first=False)
-    waterfall.note([], Turn(), is_first=False)
-    waterfall.note([], Turn((HopTiming(0, 4000),), 0.004, 0.004), is_first=False)
+    waterfall.note([], TokenTime((HopTiming(9000, 9000),), 1.0, 1.0), is_first=True)
+    waterfall.note([], TokenTime((HopTiming(1000, 2000),), 0.004, 0.010), is_first=False)
+    waterfall.note([], TokenTime(), is_first=False)
+    waterfall.note([], TokenTime((HopTiming(0, 4000),), 0.004, 0.004), is_first=False)
     assert waterfall.num_turns == 2
     assert waterfall.mean() == {"queue_ms": 0.5, "compute_ms": 3.0, "wire_ms": 0.5, "wait_ms": 3.0}

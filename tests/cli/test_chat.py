@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from manyhands.cli import app
-from manyhands.cli.chat import Conversation
+from manyhands.cli.chat import ChatHistory
 from manyhands.cli.chat_source import GatewaySource, Messages, OriginSource, Stats
 from manyhands.cli.chat_text import HELP, Command, Mistake, Paragraphs, Said, as_markdown, parse, tail
 from manyhands.cli.client import GatewayError
@@ -114,7 +114,7 @@ async def talk(source: object, *lines: str | type[BaseException]) -> None:
             return line
         raise line
 
-    await Conversation(source, ask).run()  # type: ignore[arg-type]
+    await ChatHistory(source, ask).run()  # type: ignore[arg-type]
 
 
 def test_a_conversation_and_its_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from manyhands.cli.status import coverage_strip, groups_of, render, ruler, span_
 from manyhands.core import EdgeHealth, Span, SpanLoad
 from manyhands.errors import LinkClosed
 from manyhands.member.home import Running, announced
-from manyhands.member.view import Sight, view_of
+from manyhands.member.view import SwarmSnapshot, view_of
 from tests.swarm.records import NOW, info_of, node_of, record_of
 
 
@@ -35,7 +35,7 @@ def view(**changes: Any) -> dict[str, Any]:
     ]
     edges = {node_of(1): EdgeHealth(0.0123, path_kind="relay"), node_of(2): EdgeHealth()}
     facts: dict[str, Any] = {"sessions": 2, "api": "http://127.0.0.1:8000", "complaints": ("set the clock",)}
-    return view_of(Sight("home", node_of(0), NOW + 2, records, edges, {}, **{**facts, **changes}))
+    return view_of(SwarmSnapshot("home", node_of(0), NOW + 2, records, edges, {}, **{**facts, **changes}))
 
 
 def shown(told: dict[str, Any], width: int = 140) -> str:
@@ -77,7 +77,7 @@ def test_names_of_strangers_do_nothing_to_a_terminal(name: str) -> None:
 
 
 def test_without_a_model_there_is_still_something_to_say() -> None:
-    told = view_of(Sight("home", node_of(0), NOW, [record_of(0, info=None)], {}, {}))
+    told = view_of(SwarmSnapshot("home", node_of(0), NOW, [record_of(0, info=None)], {}, {}))
     assert "swarm home  1 node" in shown(told)
 
 

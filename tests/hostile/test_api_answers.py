@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from manyhands.api.auth import KeyRing
-from manyhands.api.http.encode import PIECE_BYTES, Rows
+from manyhands.api.http.encode import PIECE_BYTES, JsonRows
 from manyhands.api.http.sse import EventStream, Single, event_pieces
 from manyhands.api.metrics import LINES_A_TURN, Metrics, _Watch, _Words
 from manyhands.api.preparation import prepare
@@ -55,8 +55,8 @@ class Turns:
         return max(self.done.values())
 
 
-def odds(num_tokens: int) -> Rows:
-    rows = Rows()
+def odds(num_tokens: int) -> JsonRows:
+    rows = JsonRows()
     row = {"token": "x", "logprob": -1.5, "bytes": [120], "top_logprobs": [{"token": "x", "logprob": -1.5}] * 20}
     for _ in range(num_tokens):
         rows.append(row)
@@ -131,16 +131,16 @@ def test_a_large_event_is_written_in_pieces_and_nothing_comes_between() -> None:
 
 def test_tokens_are_encoded_as_they_come(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one turn of the loop at most one token of each choice, however many there are at the end."""
-    append, counts = Rows.append, []
+    append, counts = JsonRows.append, []
 
     async def ask(it: Served, path: str, count: int, **fields: Any) -> Any:
         turns = Turns()
 
-        def counted(rows: Rows, item: Any) -> None:
+        def counted(rows: JsonRows, item: Any) -> None:
             turns.note()
             append(rows, item)
 
-        monkeypatch.setattr(Rows, "append", counted)
+        monkeypatch.setattr(JsonRows, "append", counted)
         body = {"model": MODEL, "manyhands": {"ignore_eos": True}, "temperature": 0, **fields}
         status, said = await raw_slowly(it, post(path, json.dumps(body).encode()))
         assert status == 200, said

@@ -13,7 +13,7 @@ from manyhands.member.member import Member
 from manyhands.net import certificate
 from manyhands.net.tls import TlsTransport
 from manyhands.swarm.record import MAX_LIFETIME_S, sign
-from manyhands.swarm.shelf import FRESH_S, Shelf
+from manyhands.swarm.record_store import FRESH_S, RecordStore
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import PROTOCOL_VERSION, Hello, Lane, Token
@@ -100,32 +100,32 @@ def test_a_machine_that_was_suspended_finds_the_living_and_not_the_dead(play: Pl
 
 def test_what_was_known_before_a_suspension_is_neither_dead_nor_a_ghost_after_it() -> None:
     """CLOCK_MONOTONIC stands still while a machine sleeps: who speaks on stays, who does not goes FRESH_S later."""
-    shelf = Shelf(node_of(9))
+    store = RecordStore(node_of(9))
     for index in range(2):
-        shelf.put(sign(record_of(index), key_of(index)), 50.0)
-    assert len(shelf.records(51.0)) == 2
+        store.put(sign(record_of(index), key_of(index)), 50.0)
+    assert len(store.records(51.0)) == 2
     chain = chain_of(0, 7 + 700)
     awake = record_of(0, sequence=7 + 700, anchor=chain.value(0))  # signed anew an hour later, by its clock
-    assert shelf.put(sign(awake, key_of(0)), 52.0) == "new"
-    assert [record.name for record in shelf.records(50.1 + FRESH_S)] == ["node-0"]
+    assert store.put(sign(awake, key_of(0)), 52.0) == "new"
+    assert [record.name for record in store.records(50.1 + FRESH_S)] == ["node-0"]
 
 
 def test_freshness_counts_from_arrival_whatever_the_signer_says() -> None:
     for issued in (0.0, NOW - 86_400, NOW + 86_400):
-        shelf = Shelf(node_of(9))
-        assert shelf.put(sign(record_of(issued_at=issued), key_of(0)), 50.0) == "new"
-        assert shelf.records(50.0 + FRESH_S) and not shelf.records(50.1 + FRESH_S)
-        assert shelf.expire(49.0 + MAX_LIFETIME_S) == [] and len(shelf.expire(50.0 + MAX_LIFETIME_S)) == 1
+        store = RecordStore(node_of(9))
+        assert store.put(sign(record_of(issued_at=issued), key_of(0)), 50.0) == "new"
+        assert store.records(50.0 + FRESH_S) and not store.records(50.1 + FRESH_S)
+        assert store.expire(49.0 + MAX_LIFETIME_S) == [] and len(store.expire(50.0 + MAX_LIFETIME_S)) == 1
 
 
 def test_numbers_of_records_do_not_jump_with_the_clock() -> None:
     """They are compared by 16 bits: a jump by 12 h would look like a step back."""
-    announcer, shelf = announcer_of(0), Shelf(node_of(9))
+    announcer, store = announcer_of(0), RecordStore(node_of(9))
     last = 0
     for turn, off in enumerate((0.0, 43_200.0, -43_200.0, 0.0, 86_400.0)):
         for data in announcer.speak(hosted(0), NOW + off + 5 * turn):
-            assert shelf.put(data, 5.0 * turn) == "new"
-        (record,) = shelf.records(5.0 * turn)
+            assert store.put(data, 5.0 * turn) == "new"
+        (record,) = store.records(5.0 * turn)
         assert last == 0 or 0 < record.version - last < 1 << 15
         last = record.version
 

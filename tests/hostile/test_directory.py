@@ -18,7 +18,7 @@ from manyhands.swarm.directory import Peer
 from manyhands.swarm.gossip import MAX_RECORDS, Gossip
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.record import sign
-from manyhands.swarm.shelf import MAX_RECORDS_PER_NODE, Shelf
+from manyhands.swarm.record_store import MAX_RECORDS_PER_NODE, RecordStore
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Lane
@@ -42,50 +42,50 @@ def made_up() -> list[bytes]:
     return found
 
 
-def names(shelf: Shelf) -> set[str]:
-    return {record.name for record in shelf.records(NOW)}
+def names(store: RecordStore) -> set[str]:
+    return {record.name for record in store.records(NOW)}
 
 
 def test_one_peer_can_introduce_half_of_the_directory_and_no_more(made_up: list[bytes]) -> None:
-    shelf = Shelf(ME, MAX_RECORDS)
+    store = RecordStore(ME, MAX_RECORDS)
     for data in made_up:
-        shelf.take(data, NOW, sender=ATTACKER)
-    assert len(shelf) == MAX_RECORDS // 2 and shelf.counts["full"] == MAX_RECORDS // 2
+        store.take(data, NOW, sender=ATTACKER)
+    assert len(store) == MAX_RECORDS // 2 and store.counts["full"] == MAX_RECORDS // 2
     for index in range(3, 40):
-        assert shelf.take(sign(record_of(index), key_of(index)), NOW, sender=HONEST).verdict == "new"
+        assert store.take(sign(record_of(index), key_of(index)), NOW, sender=HONEST).verdict == "new"
 
 
 def test_a_full_directory_takes_newcomers_and_what_this_node_says(made_up: list[bytes]) -> None:
     """Two attackers fill it; who was here stays, who comes gets in, by its own link or through an honest peer."""
-    shelf = Shelf(ME, MAX_RECORDS)
+    store = RecordStore(ME, MAX_RECORDS)
     for index in range(3, 20):
-        shelf.take(sign(record_of(index), key_of(index)), NOW, sender=HONEST)
+        store.take(sign(record_of(index), key_of(index)), NOW, sender=HONEST)
     for number, data in enumerate(made_up + made_up):
-        shelf.take(data, NOW, sender=ATTACKER if number % 2 else node_of(99))
-    assert len(shelf) == MAX_RECORDS
+        store.take(data, NOW, sender=ATTACKER if number % 2 else node_of(99))
+    assert len(store) == MAX_RECORDS
     for start in range(MAX_RECORDS_PER_NODE):
         mine = record_of(0, info=info_of(start, 99, num_layers=99))
-        assert shelf.put(sign(mine, key_of(0)), NOW) == "new", "own records always find room"
+        assert store.put(sign(mine, key_of(0)), NOW) == "new", "own records always find room"
     for index in range(20, 40):
-        shelf.trust(node_of(index))
-        assert shelf.take(sign(record_of(index), key_of(index)), NOW, sender=node_of(index)).verdict == "new"
+        store.trust(node_of(index))
+        assert store.take(sign(record_of(index), key_of(index)), NOW, sender=node_of(index)).verdict == "new"
     for index in range(40, 60):
-        assert shelf.take(sign(record_of(index), key_of(index)), NOW, sender=HONEST).verdict == "new"
-    assert len(shelf) == MAX_RECORDS
-    assert {f"node-{i}" for i in range(3, 60)} <= names(shelf)
-    assert sum(map(len, shelf._accounts.values())) == len(shelf._entries) == len(shelf._by_tag)
+        assert store.take(sign(record_of(index), key_of(index)), NOW, sender=HONEST).verdict == "new"
+    assert len(store) == MAX_RECORDS
+    assert {f"node-{i}" for i in range(3, 60)} <= names(store)
+    assert sum(map(len, store._accounts.values())) == len(store._entries) == len(store._by_tag)
 
 
 def test_keys_that_are_linked_for_the_purpose_do_not_fill_it_either(made_up: list[bytes]) -> None:
     """64 links of an attacker, 64 records each: each of its accounts is larger than a newcomer's."""
-    shelf = Shelf(ME, MAX_RECORDS)
+    store = RecordStore(ME, MAX_RECORDS)
     for data in made_up:
-        (record,) = [e.record for e in [shelf.take(data, NOW).entry] if e is not None]
-        shelf.trust(record.node)
-    assert len(shelf) == MAX_RECORDS
+        (record,) = [e.record for e in [store.take(data, NOW).entry] if e is not None]
+        store.trust(record.node)
+    assert len(store) == MAX_RECORDS
     for index in range(3, 30):
-        assert shelf.take(sign(record_of(index), key_of(index)), NOW, sender=node_of(index)).verdict == "new"
-    assert len(shelf) == MAX_RECORDS and {f"node-{i}" for i in range(3, 30)} <= names(shelf)
+        assert store.take(sign(record_of(index), key_of(index)), NOW, sender=node_of(index)).verdict == "new"
+    assert len(store) == MAX_RECORDS and {f"node-{i}" for i in range(3, 30)} <= names(store)
 
 
 def test_a_key_of_the_dht_takes_newcomers_although_it_is_full(made_up: list[bytes]) -> None:
@@ -107,9 +107,9 @@ def test_a_key_of_the_dht_takes_newcomers_although_it_is_full(made_up: list[byte
 def test_gossip_takes_its_own_words_while_it_is_flooded(made_up: list[bytes]) -> None:
     gossip = Gossip(ME, Random(1))
     for number, data in enumerate(made_up + made_up):
-        gossip.shelf.take(data, NOW, sender=node_of(50 + number % 3))
+        gossip.store.take(data, NOW, sender=node_of(50 + number % 3))
     gossip.publish(sign(record_of(0), key_of(0)), NOW)
-    assert "node-0" in names(gossip.shelf)
+    assert "node-0" in names(gossip.store)
 
 
 # -- the first token (F6) -----------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def flood(member: Any, other: Any) -> None:
             info=replace(info, span=Span(0, info.num_layers), is_loaded=True),
             load=SpanLoad(0, 0, 1e-7, 1e-7),
         )
-        member.directory.backend.shelf.take(sign(record, key), member.clock(), sender=node_of(50 + number % 3))
+        member.directory.backend.store.take(sign(record, key), member.clock(), sender=node_of(50 + number % 3))
 
 
 def test_the_first_token_takes_a_second_among_4096_made_up_records(folder: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from manyhands.checkpoint.manifest import Silent, build_manifest
 from manyhands.checkpoint.split import split_model
 from manyhands.core import Span
 from manyhands.errors import Damaged, ManyhandsError, ModelError
-from manyhands.member.weights import Kind, Weights, weights_in
+from manyhands.member.weights import ServedModel, Weights, weights_in
 from manyhands.model.ends import Ends
 from manyhands.model.prove import proven_class
 from manyhands.model.shard import Shard
@@ -27,8 +27,8 @@ from manyhands.weights.blocks import BLOCK_BYTES, ProvenStretch
 from manyhands.weights.fetch import resolve_model
 from manyhands.weights.provider import Provider
 from manyhands.weights.refetch import use_fetched
-from manyhands.weights.seed import read_shelf, read_want
-from manyhands.wire.message import Want
+from manyhands.weights.seed import read_shared_model, read_want
+from manyhands.wire.message import WeightRequest
 from manyhands.worker.execute import SpanModel
 from tests.weights.hub_server import REPO, FakeHub, serving
 from tests.weights.providers import FromDisk
@@ -219,14 +219,14 @@ def test_what_is_served_does_not_change_with_the_file(folder: Path) -> None:
 # -- nothing wrong is given away --------------------------------------------------------------------------------------
 
 
-def want(model: str, name: str, offset: int = 0, length: int = 16) -> Want:
-    return Want(1, model, "tensor", name, offset, length)  # type: ignore[arg-type]
+def want(model: str, name: str, offset: int = 0, length: int = 16) -> WeightRequest:
+    return WeightRequest(1, model, "tensor", name, offset, length)  # type: ignore[arg-type]
 
 
 def test_a_seeding_node_gives_no_damaged_bytes(folder: Path) -> None:
     """Neither what was wrong before it was first asked for, nor what became wrong after; the rest is given."""
     flip(folder)
-    model, shelf = read_shelf(folder)
+    model, shelf = read_shared_model(folder)
     with pytest.raises(Damaged, match="not given to peers"):
         read_want(shelf, want(model, INNER, 64))
     assert len(read_want(shelf, want(model, TWIN))) == 16
@@ -236,7 +236,7 @@ def test_a_seeding_node_gives_no_damaged_bytes(folder: Path) -> None:
     with in_secret(folder / "tokenizer.json"):
         (folder / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes().replace(b"2", b"3", 1))
     with pytest.raises(Damaged):
-        read_want(shelf, Want(1, model, "file", "tokenizer.json", 0, 1 << 20))
+        read_want(shelf, WeightRequest(1, model, "file", "tokenizer.json", 0, 1 << 20))
 
 
 def test_blocks_are_proven_one_by_one(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_blocks_are_proven_one_by_one(tmp_path: Path) -> None:
 
 def fetched(model: Path, home: Path, providers: Sequence[Provider]) -> tuple[Path, Weights, Callable[[], Path]]:
     """Layers 3-5 and the ends pulled from `providers`; and how to fetch them again."""
-    kind = Kind(build_manifest(model).id, "somebody/tiny", "bf16")
+    kind = ServedModel(build_manifest(model).id, "somebody/tiny", "bf16")
     weights = asyncio.run(weights_in(kind, providers, home, Silent()))
 
     def again() -> Path:

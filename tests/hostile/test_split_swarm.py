@@ -121,7 +121,7 @@ def test_a_machine_that_was_suspended_calls_everybody_at_once(play: Play) -> Non
             place.faults.cut(first.node, other.node)
             place.faults.cut(other.node, first.node)
         knocked: list[NodeAddr] = []
-        first._knock = lambda addr: knock(knocked, addr)  # type: ignore[method-assign]
+        first._dial_bootstrap = lambda addr: knock(knocked, addr)  # type: ignore[method-assign]
         place.slept_s = 3600.0
         await asyncio.sleep(1.5)
         assert not first.edges() or len(knocked) <= 2
@@ -151,7 +151,7 @@ def test_what_is_remembered_is_bounded(play: Play) -> None:
         assert {addr.node for addr in saved[1:4]} == {other.id for other in others}, "linked nodes first"
         assert set(saved[4:]) <= set(many)
         first.hear(NodeAddr("10.0.0.2", 1 + index, node_of(index)) for index in range(10 * MAX_HEARD))
-        assert len(first._doors()) <= MAX_HEARD + MAX_ADDRESSES + MAX_MET
+        assert len(first._bootstrap_addresses()) <= MAX_HEARD + MAX_ADDRESSES + MAX_MET
 
     play(scene)
 

@@ -28,10 +28,10 @@ from manyhands.api.log import JsonLines
 from manyhands.api.native.routes import native_router
 from manyhands.cli import app as command
 from manyhands.cli import jobs, workers
-from manyhands.cli.chat import Conversation, _Screen
+from manyhands.cli.chat import ChatHistory, _Screen
 from manyhands.cli.chat_source import BrokenStream, GatewaySource, Stats
 from manyhands.cli.client import GatewayError, call, print_json
-from manyhands.cli.membership import Teller
+from manyhands.cli.membership import Reporter
 from manyhands.cli.process import PlainLines, hide_secrets
 from manyhands.cli.show import for_stdout
 from manyhands.cli.status import render
@@ -39,7 +39,7 @@ from manyhands.core import NodeAddr, SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.plain import LIMIT, one_line, without_controls
 from manyhands.wire.control import TEXT_LIMITS, decode, encode
-from manyhands.wire.message import PROTOCOL_VERSION, Fault, Hello, Lack, Open, Opened, Reassigned
+from manyhands.wire.message import PROTOCOL_VERSION, Fault, Hello, Open, Opened, Reassigned, WeightsNotFound
 from tests.api.served import raw
 from tests.wire.messages import CONTROL, SESSION, TOKEN
 
@@ -79,7 +79,7 @@ def test_scripts_stay_readable() -> None:
         Hello(PROTOCOL_VERSION, "control", NASTY * 1000, None, (), TOKEN),
         Fault(SESSION, 1, 2, NASTY * 10, NASTY * 4000),
         Reassigned(1, NASTY, NASTY * 4000),
-        Lack(1, NASTY * 100),
+        WeightsNotFound(1, NASTY * 100),
         Opened(SESSION, 1, 0, NASTY * 100, True),
     ],
 )
@@ -146,8 +146,8 @@ def test_a_log_line_is_one_line() -> None:
 
 
 def test_events_and_errors_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    Teller(as_json=False)("came", f"{NASTY} has come")
-    Teller(as_json=True)("came", f"{NASTY} has come", node=NASTY)
+    Reporter(as_json=False)("came", f"{NASTY} has come")
+    Reporter(as_json=True)("came", f"{NASTY} has come", node=NASTY)
     print_json({"name": NASTY})
     first, *rest = capsys.readouterr().out.split("\n")
     assert "�" not in first
@@ -277,8 +277,8 @@ def test_a_broken_answer_is_said_to_be_broken(how: str, capsys: pytest.CaptureFi
             raise EOFError
         return lines.pop(0)
 
-    async def main(api: str) -> Conversation:
-        talk = Conversation(GatewaySource(api, "k", "m", SamplingParams(), "ring"), ask)
+    async def main(api: str) -> ChatHistory:
+        talk = ChatHistory(GatewaySource(api, "k", "m", SamplingParams(), "ring"), ask)
         await talk.run()
         return talk
 

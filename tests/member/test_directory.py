@@ -23,7 +23,7 @@ from manyhands.node import Node
 from manyhands.origin import Origin, OriginModel
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
-from manyhands.wire.message import Directory
+from manyhands.wire.message import DirectoryUpdate
 from manyhands.worker.execute import Device
 from tests.member.members import Town, room_for, spans, town
 from tests.swarm.records import key_of
@@ -171,7 +171,7 @@ class Liar:
         self.asked += 1
         link = self.node.pool.find(sender, "control")
         if self._reply is not None and link is not None:
-            link.send(Directory(self._reply()))
+            link.send(DirectoryUpdate(self._reply()))
 
 
 def test_peers_of_a_dht_that_lie_or_never_answer_harm_nobody(play: Any) -> None:

@@ -12,7 +12,7 @@ from manyhands.core import Span
 from manyhands.errors import ContextOverflow, ModelError
 from manyhands.model.cache import Segment, SessionCache, StepPlan
 from manyhands.model.calls import BLOCK, LayerCalls
-from manyhands.model.load import Part, Pass, context_length, find_layers, load_part, read_config
+from manyhands.model.load import ModelPart, Pass, context_length, find_layers, load_part, read_config
 from manyhands.testing.tiny import make_tiny
 
 
@@ -33,7 +33,7 @@ def _angles(call: dict[str, Any]) -> tuple[Tensor, Tensor]:
 def test_layers_get_what_the_model_gives_them(family: str, tmp_path: Path) -> None:
     folder = make_tiny(family, tmp_path / family, context=4096)
     config = read_config(folder)
-    model = load_part(folder, config, Part(Span(0, 2)), "fp32")
+    model = load_part(folder, config, ModelPart(Span(0, 2)), "fp32")
     owner, name, layers = find_layers(model, config.num_hidden_layers)
     calls = LayerCalls(model.base_model, owner, name, config.hidden_size, torch.float32, 4096)
     seen: list[dict[str, Any]] = []
@@ -57,7 +57,7 @@ def test_layers_get_what_the_model_gives_them(family: str, tmp_path: Path) -> No
 def _of_a_llama(tmp_path: Path) -> LayerCalls:
     folder = make_tiny("llama", tmp_path / "llama", context=4096)
     config = read_config(folder)
-    model = load_part(folder, config, Part(Span(0, 1)), "bf16")
+    model = load_part(folder, config, ModelPart(Span(0, 1)), "bf16")
     owner, name, _ = find_layers(model, config.num_hidden_layers)
     return LayerCalls(model.base_model, owner, name, config.hidden_size, torch.bfloat16, 4096)
 
@@ -104,7 +104,7 @@ def test_no_position_is_turned_for_one_that_there_is_not(kind: str, context: int
     folder = make_tiny(family, tmp_path / family, context=longest, rope_parameters=ROPES[kind], **options)
     config = read_config(folder)
     assert context_length(config) == context
-    model = load_part(folder, config, Part(Span(0, 1)), "fp32")
+    model = load_part(folder, config, ModelPart(Span(0, 1)), "fp32")
     owner, name, _ = find_layers(model, config.num_hidden_layers)
     calls = LayerCalls(model.base_model, owner, name, config.hidden_size, torch.float32, context)
     for position in (0, context // 2, context - 1):

@@ -19,7 +19,7 @@ from manyhands.errors import CutError, ModelError
 from manyhands.model import load, tiles
 from manyhands.model.ends import Ends
 from manyhands.model.linear import FusedPart, InvariantLinear
-from manyhands.model.load import Part, context_length, find_layers, load_part, read_config
+from manyhands.model.load import ModelPart, context_length, find_layers, load_part, read_config
 from manyhands.model.shard import Shard
 from manyhands.testing.tiny import make_tiny
 from tests.model.pipeline import Loader, random_ids
@@ -81,7 +81,7 @@ def test_a_shard_reads_the_tensors_of_its_layers_alone(sharded: Path, reads: lis
 def test_absent_layers_hold_nothing(llama: Path) -> None:
     """A part's parameters are those of its layers, all real (none on the meta device), and no embedding or head."""
     config = read_config(llama)
-    model = load_part(llama, config, Part(Span(1, 3)), "fp32")
+    model = load_part(llama, config, ModelPart(Span(1, 3)), "fp32")
     _, _, layers = find_layers(model, LAYERS)
     held = {index for index, layer in enumerate(layers) if any(True for _ in layer.parameters())}
     assert held == {1, 2}

@@ -10,7 +10,7 @@ from manyhands.net.inbox import MAX_QUEUED_MESSAGES, Inbox
 from manyhands.net.link import FramedLink, Handshake
 from manyhands.net.transport import Link
 from manyhands.wire.frame import encode
-from manyhands.wire.message import Directory, Lane, Message, Ping, Pong, Step
+from manyhands.wire.message import DirectoryUpdate, Lane, Message, Ping, Pong, Step
 from tests.net.conftest import Run
 from tests.net.links import A, Pair, linked, memory_pair, over, receive, says, step, until
 from tests.net.test_tls import LOOPBACK, node
@@ -55,8 +55,8 @@ def read(link: FramedLink, *messages: Message) -> None:
     link.buffer_updated(len(data))
 
 
-def numbered(number: int) -> Directory:
-    return Directory(bytes([number]))
+def numbered(number: int) -> DirectoryUpdate:
+    return DirectoryUpdate(bytes([number]))
 
 
 def position_of(message: Message) -> int:
@@ -185,7 +185,7 @@ def test_garbage_ends_deliver_and_nothing_of_its_read_is_taken() -> None:
         taker = Taker(link)
         await asyncio.sleep(0)
         read(link, step(0))
-        read(link, step(1), Directory(b""))  # not for the data lane
+        read(link, step(1), DirectoryUpdate(b""))  # not for the data lane
         assert "broke the protocol" in str(await taker.ended()) and taker.taken == [0]
 
     asyncio.run(main())

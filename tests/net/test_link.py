@@ -9,7 +9,17 @@ from manyhands.core import NodeId
 from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net.link import CLOSE_S, MAX_UNSENT, FramedLink, Handshake
 from manyhands.testing.clock import run_virtual
-from manyhands.wire.message import PROTOCOL_VERSION, Chunk, Close, Directory, Hello, Message, Ping, Pong, Step
+from manyhands.wire.message import (
+    PROTOCOL_VERSION,
+    Close,
+    DirectoryUpdate,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    Step,
+    WeightsChunk,
+)
 from tests.net.links import SESSION, TOKEN, A, B, Pair, over, receive, says, step, until
 
 
@@ -204,7 +214,7 @@ def test_a_peer_that_does_not_read_costs_a_bounded_number_of_bytes(lane: Any) ->
         near, far = pair
         assert far._transport is not None and near._transport is not None
         far._transport.pause_reading()
-        message = Directory(bytes(48 << 10)) if lane == "control" else Chunk(1, 0, bytes(1 << 20))
+        message = DirectoryUpdate(bytes(48 << 10)) if lane == "control" else WeightsChunk(1, 0, bytes(1 << 20))
         most = 0
         with pytest.raises(LinkClosed, match="does not read"):
             for _ in range(1000):

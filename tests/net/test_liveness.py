@@ -13,7 +13,7 @@ from manyhands.net.liveness import (
     PROBE_S,
     SUSPECT_S,
     TICK_S,
-    Line,
+    LinkEvidence,
     Pulse,
     Verdict,
     patience_s,
@@ -52,7 +52,7 @@ def found_after_s(
             peer.received += 1
             pulse.answered(awake_s)
             asked_at = None
-        pulse.observe(Line(peer.received, True, peer.acked, peer.has_unacked), awake_s)
+        pulse.observe(LinkEvidence(peer.received, True, peer.acked, peer.has_unacked), awake_s)
         verdict = pulse.judge(awake_s, max(late_s, stalls.worst_s(now), pulse.late_s), is_suspect=False)
         if verdict != "alive":
             return verdict, now - 10
@@ -149,10 +149,10 @@ def test_a_long_round_trip_is_not_lateness() -> None:
 def test_beside_a_link_that_was_given_up_one_probe_is_enough() -> None:
     pulse = Pulse(0.0)
     pulse.asked(0.0)
-    pulse.observe(Line(0), 0.0)
+    pulse.observe(LinkEvidence(0), 0.0)
     assert pulse.judge(PROBE_S, 0.0, is_suspect=False) == "alive"
     assert pulse.judge(PROBE_S, 0.0, is_suspect=True) == "frozen"
-    pulse.observe(Line(1), PROBE_S)
+    pulse.observe(LinkEvidence(1), PROBE_S)
     assert pulse.judge(PROBE_S, 0.0, is_suspect=True) == "alive"
 
 
@@ -160,13 +160,13 @@ def test_a_node_that_reads_nothing_blames_nobody() -> None:
     pulse = Pulse(0.0)
     pulse.asked(0.0)
     for second in range(60):
-        pulse.observe(Line(0, is_reading=False), float(second))
+        pulse.observe(LinkEvidence(0, is_reading=False), float(second))
         assert pulse.judge(float(second), 0.0, is_suspect=False) == "alive"
 
 
 def test_where_the_system_tells_nothing_of_acknowledgements_the_loop_decides() -> None:
     pulse = Pulse(0.0)
     pulse.asked(0.0)
-    pulse.observe(Line(0), 2.9)
+    pulse.observe(LinkEvidence(0), 2.9)
     assert pulse.judge(2.9, 0.0, is_suspect=False) == "alive"
     assert pulse.judge(3.0, 0.0, is_suspect=False) == "frozen"

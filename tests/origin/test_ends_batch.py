@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from manyhands.engine.span import EndsRunner
 from manyhands.errors import Corruption
-from manyhands.origin.ends_batch import EndsHost
+from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.wire.message import Payload
 from manyhands.wire.rows import Rows, read_rows, store
 from manyhands.worker.execute import Device
@@ -27,9 +27,9 @@ def ends(folder: Path) -> EndsRunner:
 
 
 @asynccontextmanager
-async def host_of(ends: EndsRunner) -> AsyncIterator[EndsHost]:
+async def host_of(ends: EndsRunner) -> AsyncIterator[EndsBatcher]:
     device = Device.start(1)
-    host = EndsHost(ends, "bf16", device)
+    host = EndsBatcher(ends, "bf16", device)
     task = asyncio.create_task(host.run())
     try:
         yield host

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.config import RequestConfig
-from manyhands.origin.pace import LATE_S, MAX_WAIT_S, PAYS, Holdup, Pace, Thrift, replay_s
+from manyhands.origin.pace import LATE_S, MAX_WAIT_S, PAYS, HeldStep, Pace, Thrift, replay_s
 
 
 def test_a_step_is_overdue_after_ten_usual_ones() -> None:
@@ -34,10 +34,10 @@ def test_one_slow_step_does_not_make_the_next_deadline(seconds: list[float]) -> 
 
 # -- thrift -----------------------------------------------------------------------------------------------------------
 
-SLOW, SILENT = Holdup(1, is_silent=False, computed=7), Holdup(1, is_silent=True)
+SLOW, SILENT = HeldStep(1, is_silent=False, computed=7), HeldStep(1, is_silent=True)
 
 
-def worth(thrift: Thrift, holdup: Holdup, waited_s: float, **known: float) -> bool:
+def worth(thrift: Thrift, holdup: HeldStep, waited_s: float, **known: float) -> bool:
     """After a wait at position 50 and time 0, unless `committed`, `now`, `replay_s` or `late_s` say otherwise."""
     known = {"committed": 50, "now": 0.0, "replay_s": 0.0, "late_s": 0.0, **known}
     return thrift.is_worth(holdup, int(known.pop("committed")), known.pop("now"), waited_s=waited_s, **known)
@@ -65,8 +65,8 @@ def test_a_slow_hop_is_replaced_once_the_wait_has_cost_as_much_as_the_replay() -
 def test_a_hop_that_gets_on_is_not_replaced() -> None:
     thrift = Thrift()
     for computed in range(7, 20):
-        assert worth(thrift, Holdup(1, is_silent=False, computed=computed), waited_s=20.0) == (computed == 7)
-    assert worth(thrift, Holdup(1, is_silent=False, computed=19), waited_s=20.0)
+        assert worth(thrift, HeldStep(1, is_silent=False, computed=computed), waited_s=20.0) == (computed == 7)
+    assert worth(thrift, HeldStep(1, is_silent=False, computed=19), waited_s=20.0)
 
 
 def test_lateness_makes_a_slow_hop_no_culprit() -> None:

@@ -12,12 +12,12 @@ from manyhands.config import RequestConfig
 from manyhands.core import NodeId, SessionId, Span
 from manyhands.errors import PipelineAborted, ShardUnavailable
 from manyhands.net.transport import Link
-from manyhands.origin.pace import Holdup
-from manyhands.origin.repair import ASK_AGAIN_S, Healer
+from manyhands.origin.pace import HeldStep
+from manyhands.origin.repair import ASK_AGAIN_S, RepairExecutor
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.route import Hop, Lease, Route
 from manyhands.origin.session import HopLost, Session
-from manyhands.origin.standby import Shadows
+from manyhands.origin.standby import Standbys
 from manyhands.route.search import Offer
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import node_key
@@ -44,19 +44,19 @@ class FakeSession:
     leaving: dict[int, str] = field(default_factory=dict)
     shapes: list[list[Slot]] = field(default_factory=list)
     last_progress: float = 0.0
-    liars: set[NodeId] = field(default_factory=set)
+    untrusted_nodes: set[NodeId] = field(default_factory=set)
     id: SessionId = field(default_factory=lambda: SessionId(bytes(16)))
     is_closed: bool = False
     name: str = "0123"
 
     def __post_init__(self) -> None:
-        self.shadows = Shadows(self.route)
+        self.standbys = Standbys(self.route)
 
     def lose(self, index: int, reason: str) -> None:
         self.losses[index] = reason
 
-    async def probe(self, limit_s: float) -> Holdup:
-        return Holdup(self.culprit, self.is_silent, self.computed)
+    async def probe(self, limit_s: float) -> HeldStep:
+        return HeldStep(self.culprit, self.is_silent, self.computed)
 
     async def reshape(self, slots: Sequence[Slot], hops: Sequence[Hop]) -> None:
         self.route.hops = list(hops)
@@ -106,7 +106,7 @@ class Patient:
         lease = Lease(ONE, "bf16", 64, 1, "ring", "origin", None)
         self.session = FakeSession(Route(SessionId(bytes(16)), Signer(node_key("origin")), lease, 16, hops))
         self.world = World(list(spares))
-        self.healer = Healer(
+        self.healer = RepairExecutor(
             cast(Session, self.session), self.world, RequestConfig(**{"patience_s": 10.0, **changes}), last_resort
         )
 
@@ -158,7 +158,7 @@ def test_a_lost_node_comes_back_only_if_nobody_else_covers_and_it_did_not_lie() 
         assert patient.session.names == ["a", "s", "c"]
         await patient.lose(1, committed=9)
         assert patient.session.names == ["a", "b", "c"]
-        patient.session.liars |= {NodeId("b"), NodeId("s")}
+        patient.session.untrusted_nodes |= {NodeId("b"), NodeId("s")}
         with pytest.raises(ShardUnavailable, match="nobody else holds layers 4-7"):
             await patient.lose(1, committed=11)
 
@@ -327,10 +327,10 @@ def test_the_last_resort_is_taken_last(silent: bool) -> None:
 
 
 def test_who_would_like_to_leave_is_let_go_only_if_others_can_take_over() -> None:
-    """By one that is warmed up as a shadow first, or by several at once; else it serves on."""
+    """By one that is warmed up as a standby first, or by several at once; else it serves on."""
 
     async def hand_over(patient: Patient) -> None:
-        for _ in range(2):  # to look for a shadow, and to hear that there is none
+        for _ in range(2):  # to look for a standby, and to hear that there is none
             await patient.healer.hand_over(5)
             await asyncio.sleep(0)
 
@@ -346,12 +346,12 @@ def test_who_would_like_to_leave_is_let_go_only_if_others_can_take_over() -> Non
         patient = Patient(offer("s", 4, 6), offer("t", 6, 8))
         patient.session.leaving.update({1: "drains", 2: "drains"})
         await hand_over(patient)
-        assert patient.session.losses == {1: "drains"} and not patient.session.shadows.by_span
+        assert patient.session.losses == {1: "drains"} and not patient.session.standbys.by_span
         patient = Patient(offer("s", 0, 12))
         patient.session.leaving[1] = "drains"
         await hand_over(patient)
         assert not patient.session.losses and patient.session.leaving, "make before break"
-        patient.session.shadows.by_span[Span(4, 8)].hop.epoch = 1
+        patient.session.standbys.by_span[Span(4, 8)].hop.epoch = 1
         await hand_over(patient)
         assert patient.session.losses == {1: "drains"}
 

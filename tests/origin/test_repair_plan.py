@@ -143,7 +143,7 @@ def test_nodes_of_the_route_are_the_last_choice(case: Case) -> None:
 
 
 @given(cases(), st.data())
-def test_shadows_take_over_and_get_what_they_lack(case: Case, data: st.DataObject) -> None:
+def test_standbys_take_over_and_get_what_they_lack(case: Case, data: st.DataObject) -> None:
     """Following the rows through the route: every hop gets each position that its cache lacks, from one that has it."""
     spans = {i: case.route[i].info.span for i in data.draw(st.sets(st.sampled_from(range(len(case.route)))))}
     warm = tuple(
@@ -174,8 +174,8 @@ def test_shadows_take_over_and_get_what_they_lack(case: Case, data: st.DataObjec
     assert comes_from == COMMITTED, "the origin has the tokens"
 
 
-def test_a_shadow_costs_its_predecessor_the_rows_since() -> None:
-    """The hop before replays what the shadow lacks; with two in a row, so does the first of them for the second."""
+def test_a_standby_costs_its_predecessor_the_rows_since() -> None:
+    """The hop before replays what the standby lacks; with two in a row, so does the first of them for the second."""
     route = [offer("a", 0, 4), offer("b", 4, 8), offer("c", 8, 12)]
     warm = [Warm(offer("s", 4, 8), 30), Warm(offer("t", 8, 12), 20)]
     spare = [offer("u", 0, 12)]

@@ -27,7 +27,7 @@ from manyhands.net.transport import Link
 from manyhands.origin import Token
 from manyhands.origin.route import Hop, Lease
 from manyhands.origin.session import Session
-from manyhands.origin.standby import Shadow
+from manyhands.origin.standby import Standby
 from manyhands.route.search import Offer
 from manyhands.testing.faulty_device import SlowDevice
 from manyhands.testing.swarm import MemorySwarm, node_id, node_key
@@ -374,15 +374,15 @@ def test_a_better_link_that_appears_while_the_route_opens_harms_nobody() -> None
 
 
 @pytest.mark.parametrize("path", ["ring", "star"])
-def test_only_what_was_asked_for_goes_to_a_shadow(path: PathKind) -> None:
-    """In a star the hop before it sends here what is for the shadow and what is for the hop; in a ring, nothing (hostile)."""
+def test_only_what_was_asked_for_goes_to_a_standby(path: PathKind) -> None:
+    """In a star the hop before it sends here what is for the standby and what is for the hop; in a ring, nothing (hostile)."""
 
     async def main() -> None:
         links = [Notes(node_id(name)) for name in ("first", "second", "standby")]
         hops = [star_hop(link, span) for link, span in zip(links, (Span(0, 2), Span(2, 4), Span(2, 4)), strict=True)]
         lease = Lease(MODEL, "bf16", 64, 1, path, "origin", None)
         session = Session(ORIGIN, hops[:2], lease, RequestConfig())
-        shadow = session.shadows.by_span[Span(2, 4)] = Shadow(hops[2], fed=8, computed=8, passed=8)
+        standby = session.standbys.by_span[Span(2, 4)] = Standby(hops[2], fed=8, computed=8, passed=8)
 
         def arrive(position: int, count: int) -> list[int]:
             """How many steps the second hop and the standby got of one that came from the first."""
@@ -393,17 +393,17 @@ def test_only_what_was_asked_for_goes_to_a_shadow(path: PathKind) -> None:
 
         to_hop = [int(path == "star"), 0]
         assert arrive(8, 4) == arrive(0, 8) == to_hop, "nothing was asked for"
-        session.shadows.feed(Span(2, 4), 24)
+        session.standbys.feed(Span(2, 4), 24)
         assert [(feed.start, feed.until) for feed in links[0].of(Feed)] == [(8, 24)]
         assert arrive(8, 17) == arrive(24, 1) == to_hop, "beyond what was asked for"
-        to_shadow = [0, int(path == "star")]
-        assert arrive(8, 10) == to_shadow
+        to_standby = [0, int(path == "star")]
+        assert arrive(8, 10) == to_standby
         for position, count in ((8, 10), (0, 8), (20, 4)):
             assert arrive(position, count) == [0, 0], "not the next: the hop must not go back for it"
-        assert arrive(18, 6) == to_shadow
-        assert arrive(24, 1) == arrive(18, 6) == to_hop and shadow.fed == 24
+        assert arrive(18, 6) == to_standby
+        assert arrive(24, 1) == arrive(18, 6) == to_hop and standby.fed == 24
         paid = hops[0].incoming._owed + sum(credit.steps for credit in links[0].of(Credit))
-        assert paid == (6 if path == "star" else 0), "what the shadow gets costs no credit"
+        assert paid == (6 if path == "star" else 0), "what the standby gets costs no credit"
 
     play(main)
 

@@ -1,4 +1,4 @@
-"""Shadows in a whole swarm, under the virtual clock: they follow, are promoted, and the text is what it would have been."""
+"""Standbys in a whole swarm, under the virtual clock: they follow, are promoted, and the text is what it would have been."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from manyhands.testing.trouble import Phase
 from manyhands.wire.message import Open
 from tests.kill import REQUEST, Bench, kept_models
 
-FOLLOWED = replace(REQUEST, shadow=True)
+FOLLOWED = replace(REQUEST, standby=True)
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with kept_models() as models:
-        yield Bench(make_tiny("qwen3", tmp_path_factory.mktemp("shadow") / "qwen3", seed=21), models)
+        yield Bench(make_tiny("qwen3", tmp_path_factory.mktemp("standby") / "qwen3", seed=21), models)
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
@@ -45,7 +45,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     ("ends", "path"), [("origin", "ring"), ("edges", "ring"), ("origin", "star"), ("edges", "star")]
 )
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_shadow_takes_over(
+def test_a_standby_takes_over(
     bench: Bench, victim: int, ends: EndsAt, path: PathKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One spare follows all three hops. The hop before the lost one re-sends the rows since the last feed, no more."""
@@ -67,8 +67,8 @@ def test_a_shadow_takes_over(
 
 @pytest.mark.parametrize("phase", ["opening", "prefill", "decode", "window"])
 @pytest.mark.parametrize("number", range(4))
-def test_anything_may_die_while_shadows_follow(bench: Bench, phase: Phase, number: int) -> None:
-    """A hop, the shadow itself, a hop and then its promoted shadow; three requests, drafts and wrong drafts."""
+def test_anything_may_die_while_standbys_follow(bench: Bench, phase: Phase, number: int) -> None:
+    """A hop, the standby itself, a hop and then its promoted standby; three requests, drafts and wrong drafts."""
 
     async def main() -> None:
         async with bench.scene(spares=["0-5", "0-5"], request=FOLLOWED) as scene:
@@ -84,7 +84,7 @@ def test_anything_may_die_while_shadows_follow(bench: Bench, phase: Phase, numbe
     bench.play(main)
 
 
-def test_a_session_without_logs_has_shadows_that_never_catch_up(bench: Bench) -> None:
+def test_a_session_without_logs_has_standbys_that_never_catch_up(bench: Bench) -> None:
     """log_bytes 0: nothing can be fed to them (but the first hop's); repairs go the long way, and the text is the same."""
 
     async def main() -> None:
@@ -98,10 +98,10 @@ def test_a_session_without_logs_has_shadows_that_never_catch_up(bench: Bench) ->
 
 
 @pytest.mark.parametrize("path", ["ring", "star"])
-def test_what_a_hop_computes_again_is_not_taken_for_its_shadow_s(bench: Bench, path: PathKind) -> None:
-    """Hop 1 has lost its log, so when hop 2 dies, which has no shadow, it gets all positions once more.
+def test_what_a_hop_computes_again_is_not_taken_for_its_standby_s(bench: Bench, path: PathKind) -> None:
+    """Hop 1 has lost its log, so when hop 2 dies, which has no standby, it gets all positions once more.
 
-    Its own shadow follows on meanwhile (in a star the origin sends on both). That is right in the end, for it takes over.
+    Its own standby follows on meanwhile (in a star the origin sends on both). That is right in the end, for it takes over.
     """
 
     async def main() -> None:
@@ -126,7 +126,7 @@ def test_what_a_hop_computes_again_is_not_taken_for_its_shadow_s(bench: Bench, p
     bench.play(main)
 
 
-def test_a_full_spare_is_no_shadow_and_no_trouble(bench: Bench) -> None:
+def test_a_full_spare_is_no_standby_and_no_trouble(bench: Bench) -> None:
     """It says Busy; the request does not hear of it."""
 
     async def main() -> None:
@@ -140,11 +140,11 @@ def test_a_full_spare_is_no_shadow_and_no_trouble(bench: Bench) -> None:
     bench.play(main)
 
 
-def test_shadows_are_off_unless_asked_for(bench: Bench) -> None:
+def test_standbys_are_off_unless_asked_for(bench: Bench) -> None:
     async def main() -> None:
         async with bench.scene() as scene:
             await scene.ask("greedy")
             assert scene.hops[3].hosts[0].engine.rows_run == 0
 
     bench.play(main)
-    assert not RequestConfig().shadow
+    assert not RequestConfig().standby

@@ -12,7 +12,7 @@ from manyhands.config import WorkerConfig, home_from_env
 from manyhands.core import Span
 from manyhands.engine.cache import SessionCache
 from manyhands.origin import OriginModel
-from manyhands.place.budget import Budget
+from manyhands.place.budget import MemoryBudget
 from manyhands.place.shape import look_up
 from manyhands.worker.execute import SpanModel
 from manyhands.worker.thread import computing
@@ -38,7 +38,7 @@ def fill(cache: Any) -> None:
 def main(folder: Path, memory_bytes: int) -> None:
     shape = look_up(str(folder), "bf16", home_from_env()).shape
     span = Span(0, shape.num_layers)
-    budget = Budget(shape, memory_bytes, 4096, with_ends=True)
+    budget = MemoryBudget(shape, memory_bytes, 4096, with_ends=True)
     budget.check(span)
     with computing(1):
         model = SpanModel(folder, span, "bf16", False, 1, build_manifest(folder))

@@ -9,7 +9,7 @@ from hashlib import sha256
 
 from manyhands.config import BalanceConfig
 from manyhands.core import NodeId, Span, SpanLoad
-from manyhands.place.balance import Decision, History, Move, decide, may_leave
+from manyhands.place.balance import Decision, LoadHistory, Move, decide, may_leave
 from manyhands.place.strategy import Holding, coverage, throughputs
 
 PERIOD_S = 60.0
@@ -39,7 +39,7 @@ class Simulation:
     moves: list[list[Move]] = field(default_factory=list)
     weakest: list[float] = field(default_factory=list)
     cover: list[int] = field(default_factory=list)
-    histories: dict[NodeId, History] = field(default_factory=dict)
+    histories: dict[NodeId, LoadHistory] = field(default_factory=dict)
     arrivals: list[tuple[int, NodeId, Span]] = field(default_factory=list)
     views: list[list[Holding]] = field(default_factory=list)
     decide: Callable[..., Decision] = decide
@@ -66,7 +66,7 @@ class Simulation:
         made: list[Move] = []
         moving = {node for _, node, _ in self.arrivals}  # a node knows its own moves, however old its view is
         for mine in [holding for holding in self.holdings if holding.node not in moving]:
-            history = self.histories.get(mine.node, History())
+            history = self.histories.get(mine.node, LoadHistory())
             now_s = self.period * PERIOD_S
             decision = self.decide(mine, view, self.num_layers, history, self.period, now_s, self.rules)
             self.histories[mine.node] = decision.history

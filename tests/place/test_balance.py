@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from manyhands.config import BalanceConfig
 from manyhands.core import Span
 from manyhands.errors import BadRequest
-from manyhands.place.balance import History, Move, decide, holds_claim, propose
+from manyhands.place.balance import LoadHistory, Move, decide, holds_claim, propose
 from manyhands.place.strategy import Holding, coverage
 from tests.place.simulate import Simulation, hosts
 
@@ -34,7 +34,7 @@ def test_throughput_never_falls_on_the_way() -> None:
 
 
 def test_simultaneous_candidates_make_exactly_one_move() -> None:
-    movers = [h for h in TEN_TO_ONE if decide(h, TEN_TO_ONE, 8, History(wanted=9), 7, 0.0, BalanceConfig()).move]
+    movers = [h for h in TEN_TO_ONE if decide(h, TEN_TO_ONE, 8, LoadHistory(wanted=9), 7, 0.0, BalanceConfig()).move]
     assert len([h for h in TEN_TO_ONE if propose(h, TEN_TO_ONE, 8, BalanceConfig())]) == 10
     assert len(movers) == 1
 
@@ -76,18 +76,18 @@ def test_layers_that_are_weak_alike_are_helped_one_by_one() -> None:
 
 def test_it_waits_two_periods_and_cools_down() -> None:
     mover = next(h for h in TEN_TO_ONE if holds_claim(h, TEN_TO_ONE, 8, 3, BalanceConfig()))
-    first = decide(mover, TEN_TO_ONE, 8, History(), 3, 0.0, BalanceConfig())
+    first = decide(mover, TEN_TO_ONE, 8, LoadHistory(), 3, 0.0, BalanceConfig())
     assert first.move is None and first.history.wanted == 1 and "wait" in first.why
     second = decide(mover, TEN_TO_ONE, 8, first.history, 3, 60.0, BalanceConfig())
     assert second.move is not None and "0-3" in second.why
-    tired = decide(mover, TEN_TO_ONE, 8, History(5, moved_at_s=60.0), 3, 120.0, BalanceConfig())
+    tired = decide(mover, TEN_TO_ONE, 8, LoadHistory(5, moved_at_s=60.0), 3, 120.0, BalanceConfig())
     assert tired.move is None and "600 s" in tired.why
 
 
 def test_a_passing_imbalance_moves_nobody() -> None:
     mover = next(h for h in TEN_TO_ONE if holds_claim(h, TEN_TO_ONE, 8, 3, BalanceConfig()))
     even = [mover, *hosts("4-7", 1, first=20)]
-    history = decide(mover, TEN_TO_ONE, 8, History(), 3, 0.0, BalanceConfig()).history
+    history = decide(mover, TEN_TO_ONE, 8, LoadHistory(), 3, 0.0, BalanceConfig()).history
     assert decide(mover, even, 8, history, 4, 60.0, BalanceConfig()).history.wanted == 0
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from manyhands.config import WorkerConfig
 from manyhands.core import Span
 from manyhands.errors import BadRequest
-from manyhands.place.budget import MIN_CACHE_BYTES, Budget
+from manyhands.place.budget import MIN_CACHE_BYTES, MemoryBudget
 from manyhands.place.strategy import PROCESS_BYTES, size
 from tests.place.fleet import MB, shape
 
@@ -15,10 +15,10 @@ TOKENS, CACHE = 1000, 20_000  # 20 MB of cache beside the 100 MB of a layer
 LOGS = WorkerConfig().log_bytes
 
 
-def budget(megabytes: int, *, ends_mb: int = 0) -> Budget:
+def budget(megabytes: int, *, ends_mb: int = 0) -> MemoryBudget:
     """Of a machine with so much beside the process; an origin if the model has ends."""
     model = shape(6, ends_mb=ends_mb, cache_bytes=CACHE)
-    return Budget(model, PROCESS_BYTES + megabytes * MB, TOKENS, with_ends=ends_mb > 0)
+    return MemoryBudget(model, PROCESS_BYTES + megabytes * MB, TOKENS, with_ends=ends_mb > 0)
 
 
 def test_weights_and_cache_count_to_the_byte() -> None:

@@ -12,7 +12,7 @@ from manyhands.core import Span, check_cover
 from manyhands.errors import BadRequest, CutError
 from manyhands.place import plan as planning
 from manyhands.place.machines import Fleet, Machine
-from manyhands.place.plan import Plan, Task, advice, evaluate, find_plans, place
+from manyhands.place.plan import PlacementPlan, Task, advice, evaluate, find_plans, place
 from manyhands.place.strategy import PROCESS_BYTES, size
 from tests.place.fleet import MB, machine, shape, task
 
@@ -201,7 +201,7 @@ def test_a_hundred_machines_are_planned() -> None:
 def test_alone_is_found_among_many() -> None:
     machines: list[Any] = [machine(str(i), 2, rtt_ms=5) for i in range(20)]
     plans = find_plans(task(*machines, machine("big", 24, layer_ms=9, rtt_ms=90)))
-    assert isinstance(plans.alone, Plan) and plans.alone.machines == {"big"}
+    assert isinstance(plans.alone, PlacementPlan) and plans.alone.machines == {"big"}
 
 
 def test_memory_is_in_whole_bytes() -> None:

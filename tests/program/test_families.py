@@ -15,6 +15,7 @@ from manyhands.program.families import FAMILIES, build_program, read_program
 from manyhands.program.ops import (
     Add,
     Attention,
+    ExpertRouting,
     Experts,
     Gate,
     LatentAttention,
@@ -25,7 +26,6 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
-    Route,
 )
 from manyhands.program.tensors import ends_tensors, layer_tensors
 from manyhands.testing.tiny import EVERY_FAMILY, make_tiny
@@ -211,7 +211,7 @@ def take(program: Program, op: Op, widths: dict[str, int]) -> None:
         case Gate():
             assert widths[op.gate] == widths[op.up]
             widths[op.target] = widths[op.up]
-        case Route():
+        case ExpertRouting():
             assert widths[op.source] == op.experts
             widths[op.target] = op.top_k
         case Experts():

@@ -323,6 +323,6 @@ def test_only_this_package_knows_the_back_ends() -> None:
     """What is above sees the five calls; that the back-ends can be exchanged rests on it."""
     root = Path(manyhands.__file__).parent
     others = [path for path in root.rglob("*.py") if not path.is_relative_to(root / "swarm")]
-    names = re.compile(r"manyhands\.swarm\.(backends|gossip|dht\w*|static|lookup|news|shelf)\b")
+    names = re.compile(r"manyhands\.swarm\.(backends|gossip|dht\w*|static|lookup|news|store)\b")
     found = {path.relative_to(root).as_posix(): set(names.findall(path.read_text())) for path in others}
     assert {path: used for path, used in found.items() if used} == {"member/member.py": {"backends"}}

@@ -299,7 +299,7 @@ def test_mangled_bodies_never_raise(data: st.DataObject) -> None:
 
 def test_an_empty_body_is_malformed() -> None:
     gossip = gossip_with()
-    assert gossip.receive(peer_of(5), b"", NOW) == [] and gossip.shelf.counts["malformed"] == 1
+    assert gossip.receive(peer_of(5), b"", NOW) == [] and gossip.store.counts["malformed"] == 1
 
 
 def test_forged_records_are_dropped_and_counted() -> None:
@@ -307,7 +307,7 @@ def test_forged_records_are_dropped_and_counted() -> None:
     forged = sign(record_of(2), key_of(2))[:-1] + b"x"
     body = News(statements=[forged, sign(record_of(3), key_of(3))]).encode(RUMOUR)
     gossip.receive(peer_of(5), body, NOW)
-    assert gossip.shelf.counts["forged"] == 1
+    assert gossip.store.counts["forged"] == 1
     assert {record.node for record in gossip.records(NOW)} == {node_of(1), node_of(3)}, "what was true in it counts"
 
 
@@ -316,7 +316,7 @@ def test_a_flood_is_dropped_and_others_are_heard() -> None:
     body = News(statements=[sign(record_of(1), key_of(1))] * 50).encode(RUMOUR)
     for _ in range(100):
         gossip.receive(peer_of(5), body, NOW)
-    assert gossip.shelf.counts["flood"] > 50
+    assert gossip.store.counts["flood"] > 50
     gossip.receive(peer_of(6), News(statements=[sign(record_of(2), key_of(2))]).encode(RUMOUR), NOW)
     assert node_of(2) in {record.node for record in gossip.records(NOW)}
     gossip.receive(peer_of(5), News(statements=[sign(record_of(3), key_of(3))]).encode(RUMOUR), NOW + 10)
@@ -345,4 +345,4 @@ def test_a_node_does_not_talk_to_itself() -> None:
     gossip = gossip_with(1)
     me = Peer(gossip.me)
     assert gossip.joined(me, NOW) == [] and gossip.receive(me, b"\x01", NOW) == []
-    assert not gossip.shelf.counts["malformed"]
+    assert not gossip.store.counts["malformed"]

@@ -44,7 +44,7 @@ def test_nobody_speaks_for_others() -> None:
     backend = Static(node_of(1))
     assert backend.receive(peer_of(3), data_of(2), NOW) == []
     assert backend.receive(peer_of(3), data_of(1), NOW) == []
-    assert backend.records(NOW) == [] and backend.shelf.counts["forged"] == 2
+    assert backend.records(NOW) == [] and backend.store.counts["forged"] == 2
 
 
 def test_a_lost_node_is_hidden_and_told_again_once_it_is_linked() -> None:
@@ -62,7 +62,7 @@ def test_expired_records_are_forgotten_and_not_told_any_more() -> None:
     backend.publish(data_of(1), NOW)
     assert len(backend.joined(peer_of(2), NOW)) == 1
     backend.tick(NOW + 200)
-    assert backend.joined(peer_of(3), NOW + 200) == [] and len(backend.shelf) == 0
+    assert backend.joined(peer_of(3), NOW + 200) == [] and len(backend.store) == 0
 
 
 @given(st.binary(max_size=400))
@@ -71,4 +71,4 @@ def test_random_bodies_are_dropped(body: bytes) -> None:
     backend.joined(peer_of(2), NOW)
     assert backend.receive(peer_of(2), body, NOW) == []
     assert backend.receive(peer_of(3), body, NOW) == []
-    assert backend.records(NOW) == [] and backend.shelf.counts["malformed"] == 2
+    assert backend.records(NOW) == [] and backend.store.counts["malformed"] == 2

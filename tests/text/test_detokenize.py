@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from manyhands.text.detokenize import Detokenizer, Piece
+from manyhands.text.detokenize import Detokenizer, TextPiece
 from manyhands.text.prompt import Tokenizer
 
 BEGIN, END = "<|begin|>", "<|end|>"
@@ -159,15 +159,19 @@ def test_pieces_come_at_once_when_nothing_is_in_doubt() -> None:
 def test_a_stop_string_over_token_borders_is_never_shown() -> None:
     detokenizer = open_detokenizer(byte_level(), stop=["</s>"])
     fed = [detokenizer.feed(token) for token in bytes_to_ids(b"hi</s>")]
-    assert fed == [Piece(text, None) for text in ("h", "i", "", "", "")] + [Piece("", "stop")]
-    assert detokenizer.feed(bytes_to_ids(b"x")[0]) == Piece("", "stop")
+    assert fed == [TextPiece(text, None) for text in ("h", "i", "", "", "")] + [TextPiece("", "stop")]
+    assert detokenizer.feed(bytes_to_ids(b"x")[0]) == TextPiece("", "stop")
     assert detokenizer.flush() == ""
 
 
 def test_text_after_a_stop_within_one_token_is_cut() -> None:
     ids = [4, 14, 15]  # " a", " <", "/s>"
     detokenizer = open_detokenizer(metaspace(), stop=[" </"])
-    assert [detokenizer.feed(token) for token in ids] == [Piece("a", None), Piece("", None), Piece("", "stop")]
+    assert [detokenizer.feed(token) for token in ids] == [
+        TextPiece("a", None),
+        TextPiece("", None),
+        TextPiece("", "stop"),
+    ]
 
 
 def test_the_beginning_of_a_stop_string_comes_out_on_flush() -> None:
@@ -226,7 +230,7 @@ def test_end_and_stop_ids_are_not_shown_and_release_what_was_held() -> None:
     for end_id in (bytes_to_ids(b"z")[0], byte_level().eos_token_id):
         detokenizer = Detokenizer(byte_level(), ("</s>",), bytes_to_ids(b"z"), {byte_level().eos_token_id}, ())
         assert "".join(detokenizer.feed(token).text for token in held) == "a"
-        assert detokenizer.feed(end_id) == Piece("</s", "stop")
+        assert detokenizer.feed(end_id) == TextPiece("</s", "stop")
         assert detokenizer.flush() == ""
 
 

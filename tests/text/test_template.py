@@ -6,7 +6,7 @@ import pytest
 
 from manyhands.errors import BadRequest
 from manyhands.text.prompt import Tokenizer, render_chat, render_text
-from manyhands.text.template import Budget, TooCostly, compile_template
+from manyhands.text.template import RenderBudget, TooCostly, compile_template
 from tests.text.test_detokenize import byte_level
 from tests.text.test_templates import FAMILIES
 
@@ -30,15 +30,15 @@ def test_it_is_rendered_as_transformers_does(family: str, tools: list[Any], toke
     tokenizer.chat_template = FAMILIES[family][0]
     known: dict[str, Any] = {"add_generation_prompt": True, "tokenize": False, "enable_thinking": False}
     wanted = tokenizer.apply_chat_template(TALK, tools=tools or None, **known)
-    assert render_text(tokenizer, TALK, tools, Budget(), enable_thinking=False) == wanted
+    assert render_text(tokenizer, TALK, tools, RenderBudget(), enable_thinking=False) == wanted
 
 
 def test_generation_blocks_loop_controls_and_named_templates(tokenizer: Tokenizer) -> None:
     body = "{% for m in messages %}{% if loop.index0 %}{% break %}{% endif %}"
     body += "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     tokenizer.chat_template = {"default": body, "tool_use": "tools"}
-    assert render_text(tokenizer, HI * 2, (), Budget()) == "hi"
-    assert render_text(tokenizer, HI, [TOOL], Budget()) == "tools"
+    assert render_text(tokenizer, HI * 2, (), RenderBudget()) == "hi"
+    assert render_text(tokenizer, HI, [TOOL], RenderBudget()) == "tools"
 
 
 LOOP = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
@@ -69,18 +69,18 @@ def test_what_would_not_end_or_not_fit_is_refused(template: str, tokenizer: Toke
     """F18: 1e10 passes took minutes on the event loop, and a MemoryError was a 500."""
     tokenizer.chat_template = template
     with pytest.raises(BadRequest) as refused:
-        render_chat(tokenizer, HI, budget=Budget(passes=50_000, seconds=60.0))
+        render_chat(tokenizer, HI, budget=RenderBudget(passes=50_000, seconds=60.0))
     assert "chat template" in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_the_bounds_are_those_that_were_asked_for() -> None:
     template = compile_template("{% for i in range(10) %}{{ i }}{% endfor %}")
-    assert template.render(HI, {}, Budget(passes=10)) == "0123456789"
+    assert template.render(HI, {}, RenderBudget(passes=10)) == "0123456789"
     with pytest.raises(TooCostly, match="more than 9 passes"):
-        template.render(HI, {}, Budget(passes=9))
+        template.render(HI, {}, RenderBudget(passes=9))
     now = iter([0.0, 0.5, 0.5, 1.5])
     with pytest.raises(TooCostly, match="more than 1 s"):
-        template.render(HI, {}, Budget(seconds=1.0, clock=lambda: next(now)))
+        template.render(HI, {}, RenderBudget(seconds=1.0, clock=lambda: next(now)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -101,5 +101,5 @@ def test_what_its_bounds_cannot_see_is_not_simple(template: str) -> None:
 def test_a_namespace_has_no_private_names(name: str) -> None:
     with pytest.raises(Exception, match=r"namespace|unsafe|access"):
         compile_template(f"{{% set n = namespace() %}}{{% set n.{name} = 1 %}}{{{{ n.{name} }}}}").render(
-            HI, {}, Budget()
+            HI, {}, RenderBudget()
         )

@@ -10,8 +10,8 @@ from manyhands.checkpoint.folder import MANIFEST
 from manyhands.core import ModelId
 from manyhands.errors import ModelError
 from manyhands.weights.provider import Data, Lacking, ProviderError
-from manyhands.weights.seed import read_shelf, read_want
-from manyhands.wire.message import MAX_CHUNK_BYTES, Want
+from manyhands.weights.seed import read_shared_model, read_want
+from manyhands.wire.message import MAX_CHUNK_BYTES, WeightRequest
 
 Twist = Callable[[str, int, bytes], Awaitable[bytes]]  # tensor or file name, offset, true bytes -> what is sent
 
@@ -73,21 +73,21 @@ class FromDisk:
         return hashlib.sha256(self.name.encode()).hexdigest()
 
     def __post_init__(self) -> None:
-        self.model, self.shelf = read_shelf(self.folder)
+        self.model, self.store = read_shared_model(self.folder)
 
     async def read(self, model: ModelId, tensor: str, start: int, end: int) -> AsyncGenerator[Data, None]:
         self.asked.append(tensor)
         for at in range(start, end, self.piece):
-            want = Want(0, model, "tensor", tensor, at, min(self.piece, end - at))
+            want = WeightRequest(0, model, "tensor", tensor, at, min(self.piece, end - at))
             try:
-                data = read_want(self.shelf, want)
+                data = read_want(self.store, want)
             except ModelError as error:
                 raise Lacking(str(error)) from error
             yield await self.twist(tensor, at, data)
 
     async def file(self, model: ModelId, name: str) -> bytes | None:
         try:
-            data = read_want(self.shelf, Want(0, model, "file", name, 0, MAX_CHUNK_BYTES))
+            data = read_want(self.store, WeightRequest(0, model, "file", name, 0, MAX_CHUNK_BYTES))
         except ModelError:
             return None
         try:

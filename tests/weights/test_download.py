@@ -27,7 +27,7 @@ from manyhands.errors import CutError, DiskFull, ModelError, ShardUnavailable
 from manyhands.testing.clock import run_virtual
 from manyhands.weights import workers
 from manyhands.weights.download import Need, Pulled, layout, proven_config, pull
-from manyhands.weights.hub_provider import HubPeer
+from manyhands.weights.hub_provider import HubProvider
 from manyhands.weights.partial import PARTIAL
 from manyhands.weights.provider import Provider
 from manyhands.weights.workers import Blame
@@ -196,7 +196,7 @@ def test_a_lie_inside_a_mixed_tensor_is_found_out(llama: Path, home: Path) -> No
 def test_another_tensors_bytes_are_garbage(llama: Path, home: Path) -> None:
     """Two tensors of one shape, sent one for the other."""
     bad = FromDisk("bad", llama)
-    held = bad.shelf.tensors
+    held = bad.store.tensors
     held.update({name.replace(".2.", ".3."): place for name, place in held.items() if ".layers.2." in name})
     good = FromDisk("good", llama, slow(0.001))
     pulled = get(need(llama), [bad, good], home)
@@ -254,9 +254,9 @@ def test_one_honest_node_is_enough(llama: Path, home: Path, crowd: list[tuple[Tw
 
 def test_a_false_manifest_or_config_is_refused(llama: Path, tied: Path, home: Path) -> None:
     liar, vain, good = FromDisk("liar", llama), FromDisk("vain", llama), FromDisk("good", llama)
-    other = FromDisk("other", tied).shelf.files
-    liar.shelf.files[MANIFEST] = other[MANIFEST]
-    vain.shelf.files["config.json"] = other["config.json"]
+    other = FromDisk("other", tied).store.files
+    liar.store.files[MANIFEST] = other[MANIFEST]
+    vain.store.files["config.json"] = other["config.json"]
     pulled = get(need(llama), [liar, vain, good], home)
     check_holds(pulled.folder, llama)
     assert faults(pulled, liar, vain, good) == ["garbage", "garbage", ""]
@@ -296,7 +296,7 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(llama: Path, home: Path, 
     evil, good = changed(llama, tmp_path / "evil"), FromDisk("good", llama)
     crowd = [FromDisk(f"evil{index}", evil) for index in range(3)]
     for liar in crowd:
-        liar.shelf.files[MANIFEST] = good.shelf.files[MANIFEST]
+        liar.store.files[MANIFEST] = good.store.files[MANIFEST]
     pulled = get(need(llama, with_files=True), [*crowd, good], home)
     assert faults(pulled, *crowd, good) == ["garbage"] * 3 + [""]
     assert (pulled.folder / "tokenizer_config.json").read_bytes() == (llama / "tokenizer_config.json").read_bytes()
@@ -465,22 +465,22 @@ def hub(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_the_hub_gives_only_what_peers_lack(llama: Path, home: Path, tmp_path: Path, hub: FakeHub) -> None:
     """Peers hold layers 0-2; layer 3 comes from the hub, whose files are cut another way."""
     (part, _) = split_model(llama, [Span(0, 3), Span(3, 6)], tmp_path / "parts")
-    pulled = asyncio.run(pull(need(llama), [FromDisk("a", part)], home, hub=HubPeer(REPO)))
+    pulled = asyncio.run(pull(need(llama), [FromDisk("a", part)], home, hub=HubProvider(REPO)))
     check_holds(pulled.folder, llama)
     wanted = sum(len(entry) for entry in read_entries(llama) if ".layers.3." in entry.name)
     assert pulled.received["hub"] == wanted and hub.weight_bytes < wanted + 20_000, "headers aside"
 
 
 def test_the_hub_is_not_asked_when_peers_have_all(llama: Path, home: Path, hub: FakeHub) -> None:
-    asyncio.run(pull(need(llama, with_files=True), [FromDisk("a", llama)], home, hub=HubPeer(REPO)))
+    asyncio.run(pull(need(llama, with_files=True), [FromDisk("a", llama)], home, hub=HubProvider(REPO)))
     assert hub.tokens == []
 
 
 def test_the_hub_alone_will_do_where_a_peer_has_the_manifest(llama: Path, home: Path, hub: FakeHub) -> None:
     manifest = FromDisk("a", llama)
-    manifest.shelf.tensors.clear()
-    del manifest.shelf.files["tokenizer.json"]
-    pulled = asyncio.run(pull(need(llama, with_files=True), [manifest], home, hub=HubPeer(REPO)))
+    manifest.store.tensors.clear()
+    del manifest.store.files["tokenizer.json"]
+    pulled = asyncio.run(pull(need(llama, with_files=True), [manifest], home, hub=HubProvider(REPO)))
     check_holds(pulled.folder, llama)
     assert (pulled.folder / "tokenizer.json").read_bytes() == (llama / "tokenizer.json").read_bytes()
 
@@ -491,6 +491,6 @@ def test_a_hub_with_other_weights_is_garbage_too(llama: Path, home: Path, hub: F
     for file in hub.folder.glob("*.safetensors"):
         hub.corrupt_at[file.name] = (file.stat().st_size - 1, 99)
     manifest = FromDisk("a", llama)
-    manifest.shelf.tensors.clear()
+    manifest.store.tensors.clear()
     with pytest.raises(ShardUnavailable, match=f"{REPO} .hub. garbage"):
-        asyncio.run(pull(need(llama, None, with_ends=True), [manifest], home, hub=HubPeer(REPO)))
+        asyncio.run(pull(need(llama, None, with_ends=True), [manifest], home, hub=HubProvider(REPO)))

@@ -27,9 +27,9 @@ from manyhands.testing.tiny import make_tiny
 from manyhands.weights import seed as seeding
 from manyhands.weights.blocks import ProvenStretch
 from manyhands.weights.download import Need, pull
-from manyhands.weights.provider import Peer, ProviderError
-from manyhands.weights.seed import MAX_WAITING, Pace, Seed, read_shelf, read_want
-from manyhands.wire.message import MAX_CHUNK_BYTES, Chunk, Lack, Message, Part, Want
+from manyhands.weights.provider import PeerProvider, ProviderError
+from manyhands.weights.seed import MAX_WAITING, UploadPace, WeightServer, read_shared_model, read_want
+from manyhands.wire.message import MAX_CHUNK_BYTES, Message, Part, WeightRequest, WeightsChunk, WeightsNotFound
 
 SPAN = Span(2, 4)
 A = NodeId("aa" * 32)
@@ -47,7 +47,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @asynccontextmanager
-async def swarm(*names: str) -> AsyncIterator[tuple[Node, list[Node], list[Peer]]]:
+async def swarm(*names: str) -> AsyncIterator[tuple[Node, list[Node], list[PeerProvider]]]:
     """A node that asks, and nodes that it knows as peers."""
     async with AsyncExitStack() as stack:
         network = MemoryNetwork()
@@ -57,8 +57,8 @@ async def swarm(*names: str) -> AsyncIterator[tuple[Node, list[Node], list[Peer]
         yield asker, nodes, [peer_at(asker, node, addr) for node, addr in zip(nodes, addrs, strict=True)]
 
 
-def peer_at(asker: Node, node: Node, addr: NodeAddr) -> Peer:
-    return Peer(node.transport.node, node.name, asker.wants, lambda: asker.pool.get(addr, "bulk"))
+def peer_at(asker: Node, node: Node, addr: NodeAddr) -> PeerProvider:
+    return PeerProvider(node.transport.node, node.name, asker.wants, lambda: asker.pool.get(addr, "bulk"))
 
 
 def check_holds(folder: Path, source: Path) -> None:
@@ -153,20 +153,20 @@ def test_a_file_larger_than_a_chunk_arrives_whole(folder: Path, tmp_path: Path) 
         run_virtual(main())
 
 
-Answer = Callable[[Want], list[Message]]
+Answer = Callable[[WeightRequest], list[Message]]
 
 
 HOSTILE: dict[str, tuple[Answer, str]] = {
-    "truncated": (lambda w: [Chunk(w.request, w.offset, bytes(w.length - 1))], "garbage"),
-    "nothing": (lambda w: [Chunk(w.request, w.offset, b"")], "garbage"),
-    "too much": (lambda w: [Chunk(w.request, w.offset, bytes(w.length + 1))], "garbage"),
-    "elsewhere": (lambda w: [Chunk(w.request, w.offset + 1, bytes(w.length))], "garbage"),
-    "zeros": (lambda w: [Chunk(w.request, w.offset, bytes(w.length))], "garbage"),
-    "unasked": (lambda w: [Chunk(w.request + 1000, w.offset, bytes(w.length))], "stalled"),
+    "truncated": (lambda w: [WeightsChunk(w.request, w.offset, bytes(w.length - 1))], "garbage"),
+    "nothing": (lambda w: [WeightsChunk(w.request, w.offset, b"")], "garbage"),
+    "too much": (lambda w: [WeightsChunk(w.request, w.offset, bytes(w.length + 1))], "garbage"),
+    "elsewhere": (lambda w: [WeightsChunk(w.request, w.offset + 1, bytes(w.length))], "garbage"),
+    "zeros": (lambda w: [WeightsChunk(w.request, w.offset, bytes(w.length))], "garbage"),
+    "unasked": (lambda w: [WeightsChunk(w.request + 1000, w.offset, bytes(w.length))], "stalled"),
     "silence": (lambda w: [], "stalled"),
-    "twice": (lambda w: [Chunk(w.request, w.offset, bytes(w.length))] * 2, "garbage"),
-    "lack with nonsense": (lambda w: [Lack(w.request, "x" * 1000)], ""),
-    "lack of another": (lambda w: [Lack(w.request ^ 1, "bad_model")], "any"),
+    "twice": (lambda w: [WeightsChunk(w.request, w.offset, bytes(w.length))] * 2, "garbage"),
+    "lack with nonsense": (lambda w: [WeightsNotFound(w.request, "x" * 1000)], ""),
+    "lack of another": (lambda w: [WeightsNotFound(w.request ^ 1, "bad_model")], "any"),
 }
 
 
@@ -179,10 +179,10 @@ def test_whatever_a_peer_answers_the_weights_are_right(folder: Path, home: Path,
         async with swarm("bad", "good") as (_, (bad, good), peers):
             await bad.seed.add(folder)
             await good.seed.add(folder)
-            good.seed.pace = Pace(2000)
+            good.seed.pace = UploadPace(2000)
             honest = bad.seed.on_want
 
-            def on_want(want: Want, link: Link) -> None:
+            def on_want(want: WeightRequest, link: Link) -> None:
                 if want.part == "file":
                     return honest(want, link)
                 for message in answer(want):
@@ -204,7 +204,7 @@ def test_a_node_that_vanishes_is_replaced(folder: Path, home: Path) -> None:
         async with swarm("bad", "good") as (asker, (bad, good), peers):
             await bad.seed.add(folder)
             await good.seed.add(folder)
-            bad.seed.pace, good.seed.pace = Pace(3000), Pace(3000)
+            bad.seed.pace, good.seed.pace = UploadPace(3000), UploadPace(3000)
             work = asyncio.ensure_future(pull(Need(build_manifest(folder).id, SPAN), peers, home))
             await asyncio.sleep(8)
             link = asker.pool.find(bad.transport.node, "bulk")
@@ -221,7 +221,7 @@ def test_a_node_that_vanishes_is_replaced(folder: Path, home: Path) -> None:
 def test_a_node_that_cannot_be_dialled_is_lost(folder: Path) -> None:
     async def main() -> None:
         async with swarm() as (asker, _, _):
-            peer = Peer(A, "gone", asker.wants, lambda: asker.pool.get(NodeAddr("nowhere", 1), "bulk"))
+            peer = PeerProvider(A, "gone", asker.wants, lambda: asker.pool.get(NodeAddr("nowhere", 1), "bulk"))
             with pytest.raises(ProviderError, match="nobody listens there") as lost:
                 await peer.file(build_manifest(folder).id, MANIFEST)
             assert lost.value.fault == "lost"
@@ -234,7 +234,7 @@ def test_a_file_without_end_is_garbage(folder: Path, monkeypatch: pytest.MonkeyP
 
     async def main() -> None:
         async with swarm("bad") as (asker, (bad,), (peer,)):
-            bad.seed.on_want = lambda want, link: link.send(Chunk(want.request, want.offset, bytes(want.length)))  # type: ignore[method-assign]
+            bad.seed.on_want = lambda want, link: link.send(WeightsChunk(want.request, want.offset, bytes(want.length)))  # type: ignore[method-assign]
             with pytest.raises(ProviderError, match="does not end within"):
                 await peer.file(build_manifest(folder).id, MANIFEST)
             assert asker.wants._asked == {}, "nothing is left behind"
@@ -258,8 +258,8 @@ def test_who_stops_reading_leaves_no_request_behind(folder: Path) -> None:
 # -- the seed -------------------------------------------------------------------------------------------------------------
 
 
-def want(model: ModelId, name: str, offset: int = 0, length: int = 1, part: Part = "tensor") -> Want:
-    return Want(1, model, part, name, offset, length)
+def want(model: ModelId, name: str, offset: int = 0, length: int = 1, part: Part = "tensor") -> WeightRequest:
+    return WeightRequest(1, model, part, name, offset, length)
 
 
 @pytest.mark.parametrize(
@@ -277,33 +277,33 @@ def want(model: ModelId, name: str, offset: int = 0, length: int = 1, part: Part
     ],
 )
 def test_no_name_leads_out_of_the_list(folder: Path, name: str) -> None:
-    model, shelf = read_shelf(folder)
+    model, shared = read_shared_model(folder)
     parts: tuple[Part, ...] = ("file", "tensor")
     for part in parts:
         with pytest.raises(ModelError, match="is not here"):
-            read_want(shelf, want(model, name, part=part))
+            read_want(shared, want(model, name, part=part))
 
 
 @pytest.mark.parametrize(
     ("offset", "length"), [(0, 129), (128, 1), (1 << 63, 1), ((1 << 64) - 1, MAX_CHUNK_BYTES), (0, 0), (127, 2)]
 )
 def test_bytes_outside_a_tensor_are_refused(folder: Path, offset: int, length: int) -> None:
-    model, shelf = read_shelf(folder)
-    assert len(read_want(shelf, want(model, "model.norm.weight", 0, 128))) == 128
+    model, shared = read_shared_model(folder)
+    assert len(read_want(shared, want(model, "model.norm.weight", 0, 128))) == 128
     with pytest.raises(BadRequest, match="it has 128 bytes"):
-        read_want(shelf, want(model, "model.norm.weight", offset, length))
+        read_want(shared, want(model, "model.norm.weight", offset, length))
 
 
 @given(st.integers(0, (1 << 64) - 1), st.integers(0, MAX_CHUNK_BYTES), st.sampled_from(["tensor", "file"]), st.data())
 def test_any_want_gives_bytes_of_that_item_or_an_error(
     folder: Path, offset: int, length: int, part: Part, data: st.DataObject
 ) -> None:
-    model, shelf = read_shelf(folder)
-    places = shelf.tensors if part == "tensor" else shelf.files
+    model, shared = read_shared_model(folder)
+    places = shared.tensors if part == "tensor" else shared.files
     name = data.draw(st.sampled_from(sorted(places)) | st.text(max_size=20))
     offset = data.draw(st.sampled_from([offset, offset % 200]))
     try:
-        got = read_want(shelf, Want(1, model, part, name, offset, length))
+        got = read_want(shared, WeightRequest(1, model, part, name, offset, length))
     except ManyhandsError:
         return
     entries = {entry.name: entry for entry in read_entries(folder)}
@@ -316,10 +316,10 @@ def test_any_want_gives_bytes_of_that_item_or_an_error(
 
 def test_a_part_offers_what_it_holds(folder: Path, tmp_path: Path) -> None:
     (_, part) = split_model(folder, [Span(0, 2), Span(2, 6)], tmp_path / "parts")
-    model, shelf = read_shelf(part)
+    model, shared = read_shared_model(part)
     assert model == build_manifest(folder).id
-    assert set(shelf.tensors) == {entry.name for entry in read_entries(part)}
-    assert shelf.files[MANIFEST].read(0, MAX_CHUNK_BYTES) == build_manifest(folder).encode()
+    assert set(shared.tensors) == {entry.name for entry in read_entries(part)}
+    assert shared.files[MANIFEST].read(0, MAX_CHUNK_BYTES) == build_manifest(folder).encode()
 
 
 def test_links_out_of_the_folder_are_not_offered(folder: Path, tmp_path: Path) -> None:
@@ -327,21 +327,21 @@ def test_links_out_of_the_folder_are_not_offered(folder: Path, tmp_path: Path) -
     for name in (SINGLE, "tokenizer.json"):
         (copy / name).rename(tmp_path / name)
         (copy / name).symlink_to(tmp_path / name)
-    _, shelf = read_shelf(copy)
-    assert shelf.tensors == {}
-    assert "tokenizer.json" not in shelf.files
+    _, shared = read_shared_model(copy)
+    assert shared.tensors == {}
+    assert "tokenizer.json" not in shared.files
 
 
 def test_a_file_that_becomes_a_link_or_shrinks_is_refused(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
-    model, shelf = read_shelf(copy)
+    model, shared = read_shared_model(copy)
     (copy / SINGLE).write_bytes(b"short")
     with pytest.raises(ModelError, match="ended early"):
-        read_want(shelf, want(model, "model.norm.weight"))
+        read_want(shared, want(model, "model.norm.weight"))
     (copy / SINGLE).unlink()
     (copy / SINGLE).symlink_to("/etc/passwd")
     with pytest.raises(ModelError, match="cannot be read"):
-        read_want(shelf, want(model, "model.norm.weight"))
+        read_want(shared, want(model, "model.norm.weight"))
 
 
 @dataclass(eq=False)
@@ -369,13 +369,13 @@ class Slow:
         self.aborted = reason
 
 
-def with_seed(body: Callable[[Seed, Slow], Awaitable[None]], **options: Any) -> None:
+def with_seed(body: Callable[[WeightServer, Slow], Awaitable[None]], **options: Any) -> None:
     """Run `body` with a seed and a link, under the virtual clock; its tasks must have ended by then or are cancelled."""
 
     async def main() -> None:
         async with asyncio.TaskGroup() as group:
             tasks: list[asyncio.Task[None]] = []
-            seed = Seed(lambda work: tasks.append(group.create_task(work)), **options)
+            seed = WeightServer(lambda work: tasks.append(group.create_task(work)), **options)
             await body(seed, Slow())
             for task in tasks:
                 task.cancel()
@@ -385,7 +385,7 @@ def with_seed(body: Callable[[Seed, Slow], Awaitable[None]], **options: Any) -> 
 
 
 def test_a_peer_that_does_not_read_holds_one_chunk_and_then_loses_its_link(folder: Path) -> None:
-    async def body(seed: Seed, link: Slow) -> None:
+    async def body(seed: WeightServer, link: Slow) -> None:
         model = await seed.add(folder)
         for _ in range(MAX_WAITING):
             seed.on_want(want(model, "model.norm.weight"), cast(Link, link))
@@ -403,7 +403,7 @@ def test_a_peer_that_does_not_read_holds_one_chunk_and_then_loses_its_link(folde
 
 
 def test_a_peer_that_asks_too_much_at_once_loses_its_link(folder: Path) -> None:
-    async def body(seed: Seed, link: Slow) -> None:
+    async def body(seed: WeightServer, link: Slow) -> None:
         model = await seed.add(folder)
         for _ in range(MAX_WAITING + 1):
             assert not link.is_closed
@@ -416,13 +416,17 @@ def test_a_peer_that_asks_too_much_at_once_loses_its_link(folder: Path) -> None:
 
 
 def test_refusals_name_their_code(folder: Path) -> None:
-    async def body(seed: Seed, link: Slow) -> None:
+    async def body(seed: WeightServer, link: Slow) -> None:
         link.may_leave.set()
         model = await seed.add(folder)
         for request in (want(ModelId("ab" * 32), "x"), want(model, "x"), want(model, "model.norm.weight", 1 << 60)):
             seed.on_want(request, cast(Link, link))
         await asyncio.sleep(1)
-        assert link.sent == [Lack(1, "bad_model"), Lack(1, "bad_model"), Lack(1, "bad_request")]
+        assert link.sent == [
+            WeightsNotFound(1, "bad_model"),
+            WeightsNotFound(1, "bad_model"),
+            WeightsNotFound(1, "bad_request"),
+        ]
 
     with_seed(body)
 
@@ -437,7 +441,7 @@ def test_reading_happens_off_the_event_loop(folder: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(ProvenStretch, "_read", noted)
 
-    async def body(seed: Seed, link: Slow) -> None:
+    async def body(seed: WeightServer, link: Slow) -> None:
         link.may_leave.set()
         model = await seed.add(folder)
         for _ in range(3):
@@ -450,7 +454,7 @@ def test_reading_happens_off_the_event_loop(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_a_cap_spreads_bytes_over_time(folder: Path) -> None:
-    async def body(seed: Seed, link: Slow) -> None:
+    async def body(seed: WeightServer, link: Slow) -> None:
         link.may_leave.set()
         model = await seed.add(folder)
         for _ in range(10):
@@ -464,7 +468,7 @@ def test_a_cap_spreads_bytes_over_time(folder: Path) -> None:
 
 
 def test_pace() -> None:
-    free, capped = Pace(None), Pace(100)
+    free, capped = UploadPace(None), UploadPace(100)
     assert free.wait(1 << 40, 0.0) == 0
     assert [capped.wait(100, 10.0), capped.wait(100, 10.0), capped.wait(50, 10.0)] == [0, 1.0, 1.5]
     assert capped.wait(100, 100.0) == 0

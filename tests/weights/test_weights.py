@@ -18,8 +18,8 @@ from manyhands.checkpoint.split import split_model
 from manyhands.core import ModelId, Precision, Span
 from manyhands.errors import DiskFull, ModelError, ShardUnavailable, WeightsMismatch
 from manyhands.member.hosting import Hosting, provider_of
-from manyhands.member.weights import Kind, Weights, kinds_of, weights_in, weights_of
-from manyhands.place.strategy import Choice
+from manyhands.member.weights import ServedModel, Weights, kinds_of, weights_in, weights_of
+from manyhands.place.strategy import SpanChoice
 from manyhands.swarm.record import Record
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
@@ -74,7 +74,7 @@ def up(name: str, home: Path, records: Sequence[Record] = (), providers: Sequenc
 
 
 def joined(folder: Path, home: Path, providers: Sequence[Provider], name: str = REPO) -> Weights:
-    return asyncio.run(weights_in(Kind(id_of(folder), name, "bf16"), providers, home, Silent()))
+    return asyncio.run(weights_in(ServedModel(id_of(folder), name, "bf16"), providers, home, Silent()))
 
 
 def fetch(
@@ -293,7 +293,7 @@ def test_who_names_a_part_serves_what_it_holds(folder: Path, home: Path, tmp_pat
     async def scene() -> None:
         async with town(part, home) as place:
             hosting = await place.host(0)
-            assert hosting.choice == Choice(LAST, "the folder holds these") and hosting.folder == part
+            assert hosting.choice == SpanChoice(LAST, "the folder holds these") and hosting.folder == part
 
     run_virtual(scene())
 

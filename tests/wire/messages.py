@@ -7,15 +7,13 @@ from manyhands.wire.message import (
     MAX_CHUNK_BYTES,
     MAX_DIRECTORY_BYTES,
     PROTOCOL_VERSION,
-    Chunk,
     Close,
     Credit,
-    Directory,
+    DirectoryUpdate,
     DType,
     Fault,
     Feed,
     Hello,
-    Lack,
     Lane,
     Message,
     Open,
@@ -29,7 +27,9 @@ from manyhands.wire.message import (
     Reassigned,
     Step,
     Token,
-    Want,
+    WeightRequest,
+    WeightsChunk,
+    WeightsNotFound,
 )
 from manyhands.wire.signed import UNSIGNED
 from manyhands.wire.tensor import ITEMSIZE
@@ -88,20 +88,20 @@ CONTROL: list[Message] = [
     Feed(SESSION, 3, 2, NodeAddr("::1", 7000, NODE), 17, (1 << 32) - 1),
     Ping((1 << 64) - 1),
     Pong(0),
-    Want(7, MODEL, "tensor", "model.layers.3.näme", (1 << 64) - 1, MAX_CHUNK_BYTES),
-    Want(0, MODEL, "file", "config.json", 0, 1),
-    Lack((1 << 32) - 1, "bad_model"),
+    WeightRequest(7, MODEL, "tensor", "model.layers.3.näme", (1 << 64) - 1, MAX_CHUNK_BYTES),
+    WeightRequest(0, MODEL, "file", "config.json", 0, 1),
+    WeightsNotFound((1 << 32) - 1, "bad_model"),
     Reassign(3, MODEL, "int8", Span(0, 1), is_forced=True),
     Reassigned((1 << 32) - 1, None, "moves to layers 0-0"),
     Reassigned(0, "conflict", "n\u00f6"),
 ]
 RAW: list[Message] = [  # bodies that are bytes and not JSON
-    Directory(b""),
-    Directory(bytes(range(256))),
-    Chunk(7, (1 << 64) - 1, b"weights"),
-    Chunk(0, 0, b""),
+    DirectoryUpdate(b""),
+    DirectoryUpdate(bytes(range(256))),
+    WeightsChunk(7, (1 << 64) - 1, b"weights"),
+    WeightsChunk(0, 0, b""),
 ]
-LARGEST: list[Message] = [Directory(bytes(MAX_DIRECTORY_BYTES)), Chunk(1, 2, bytes(MAX_CHUNK_BYTES))]
+LARGEST: list[Message] = [DirectoryUpdate(bytes(MAX_DIRECTORY_BYTES)), WeightsChunk(1, 2, bytes(MAX_CHUNK_BYTES))]
 STEPS: list[Message] = [  # what the data lane carries
     step(),
     Step(SESSION, 0, 0, 0, 0, 0, 0, "hidden", None, None),

@@ -10,11 +10,21 @@ from hypothesis import strategies as st
 
 from manyhands.errors import ProtocolError
 from manyhands.wire.control import decode, decoder_for, encode
-from manyhands.wire.message import MAX_CHUNK_BYTES, Fault, Hello, Message, Open, Ping, Reassign, Reassigned, Want
+from manyhands.wire.message import (
+    MAX_CHUNK_BYTES,
+    Fault,
+    Hello,
+    Message,
+    Open,
+    Ping,
+    Reassign,
+    Reassigned,
+    WeightRequest,
+)
 from tests.wire.messages import CONTROL, SESSION
 
 OPEN = CONTROL[2]
-WANT = next(message for message in CONTROL if isinstance(message, Want))
+WANT = next(message for message in CONTROL if isinstance(message, WeightRequest))
 REASSIGN = next(message for message in CONTROL if isinstance(message, Reassign))
 
 
@@ -90,8 +100,8 @@ def test_near_misses_are_refused(change: Callable[[dict[str, Any]], None]) -> No
 def test_near_misses_of_a_want_are_refused(change: Callable[[dict[str, Any]], None]) -> None:
     body = json.loads(encode(WANT))
     change(body)
-    with pytest.raises(ProtocolError, match="Want is malformed"):
-        decode(Want, json.dumps(body).encode())
+    with pytest.raises(ProtocolError, match="WeightRequest is malformed"):
+        decode(WeightRequest, json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(
@@ -164,6 +174,6 @@ def test_a_hint_without_decoder_is_our_bug() -> None:
     st.recursive(st.none() | st.booleans() | st.floats() | st.text() | st.integers(), lambda x: st.lists(x, max_size=3))
 )
 def test_any_json_value_is_refused_or_read(value: Any) -> None:
-    for kind in (Hello, Open, Want, Reassign, Reassigned):
+    for kind in (Hello, Open, WeightRequest, Reassign, Reassigned):
         with pytest.raises(ProtocolError):
             decode(kind, json.dumps(value).encode())

@@ -26,18 +26,18 @@ from manyhands.wire.message import (
     MAX_CHUNK_BYTES,
     MAX_DIRECTORY_BYTES,
     PROTOCOL_VERSION,
-    Chunk,
     Credit,
-    Directory,
+    DirectoryUpdate,
     Fault,
     Hello,
     HopTiming,
-    Lack,
     Lane,
     Message,
     Payload,
     Ping,
     Step,
+    WeightsChunk,
+    WeightsNotFound,
 )
 from tests.wire.messages import CONTROL, LARGEST, RAW, SESSION, STEPS, TOKEN, hello, step, steps
 
@@ -87,7 +87,7 @@ def _plain(message: Message) -> Message:
     match message:
         case Step(payload=Payload() as payload):
             return message._replace(payload=payload._replace(data=bytes(payload.data)))
-        case Chunk():
+        case WeightsChunk():
             return replace(message, data=bytes(message.data))
         case _:
             return message
@@ -165,10 +165,10 @@ def test_a_listener_takes_the_lane_that_hello_names() -> None:
         ("control", HELLO["control"] + to_bytes(STEPS[0])),
         ("control", HELLO["control"] + to_bytes(Credit(SESSION, 1, 0, 1))),
         ("control", to_bytes(Hello(PROTOCOL_VERSION + 1, "control", "", None, (), TOKEN))),
-        ("bulk", HELLO["bulk"] + to_bytes(Directory(b"x"))),
+        ("bulk", HELLO["bulk"] + to_bytes(DirectoryUpdate(b"x"))),
         ("bulk", HELLO["bulk"] + to_bytes(STEPS[0])),
-        ("data", HELLO["data"] + to_bytes(Chunk(1, 0, b"x"))),
-        ("control", HELLO["control"] + to_bytes(Lack(1, "bad_model"))),
+        ("data", HELLO["data"] + to_bytes(WeightsChunk(1, 0, b"x"))),
+        ("control", HELLO["control"] + to_bytes(WeightsNotFound(1, "bad_model"))),
     ],
 )
 def test_messages_out_of_place_are_refused(lane: Lane, data: bytes) -> None:
@@ -252,7 +252,7 @@ def test_limits_hold() -> None:
 
 @pytest.mark.parametrize("message", LARGEST, ids=lambda m: type(m).__name__)
 def test_raw_bodies_end_at_their_limit(message: Message) -> None:
-    lane: Lane = "control" if isinstance(message, Directory) else "bulk"
+    lane: Lane = "control" if isinstance(message, DirectoryUpdate) else "bulk"
     largest = to_bytes(message)
     assert plain(greeted(lane).feed(largest)) == [message]
     longer = bytearray(largest[:HEADER_BYTES])
@@ -264,15 +264,15 @@ def test_raw_bodies_end_at_their_limit(message: Message) -> None:
 
 
 def test_a_chunk_has_room_for_its_numbers() -> None:
-    data = bytearray(to_bytes(Chunk(1, 0, b"")))
+    data = bytearray(to_bytes(WeightsChunk(1, 0, b"")))
     data[4] -= 1
-    with pytest.raises(ProtocolError, match="Chunk of 11 bytes is outside its limits, 12 to"):
+    with pytest.raises(ProtocolError, match="WeightsChunk of 11 bytes is outside its limits, 12 to"):
         greeted("bulk").feed(bytes(data))
 
 
 @pytest.mark.parametrize("offset", range(8, HEADER_BYTES))
 def test_raw_frames_have_no_field_of_a_step(offset: int) -> None:
-    for lane, message in (("control", Directory(b"x")), ("bulk", Chunk(1, 0, b"x"))):
+    for lane, message in (("control", DirectoryUpdate(b"x")), ("bulk", WeightsChunk(1, 0, b"x"))):
         data = bytearray(to_bytes(message))
         data[offset] = 1
         with pytest.raises(ProtocolError, match="fields that only a Step has"):
@@ -281,7 +281,7 @@ def test_raw_frames_have_no_field_of_a_step(offset: int) -> None:
 
 def test_a_chunk_is_not_copied_on_encoding() -> None:
     data = bytearray(12)
-    parts = encode(Chunk(1, 0, data))
+    parts = encode(WeightsChunk(1, 0, data))
     data[0] = 7
     assert isinstance(parts[-1], memoryview) and parts[-1][0] == 7
 
@@ -307,10 +307,10 @@ def test_a_dead_reader_stays_dead() -> None:
         Step(SESSION, 0, 0, 0, 1, 0, 0, "hidden", None, Payload("bf16", 2, bytes(3))),
         Step(SESSION, 0, 0, 0, 1, 0, 0, "hidden", None, Payload("bf16", MAX_STEP_BODY, bytes(2 * MAX_STEP_BODY))),
         Step(SessionId(bytes(15)), 0, 0, 0, 0, 0, 0, "hidden", None, None),
-        Directory(bytes(MAX_DIRECTORY_BYTES + 1)),
-        Chunk(1, 0, bytes(MAX_CHUNK_BYTES + 1)),
-        Chunk(-1, 0, b""),
-        Chunk(1, 1 << 64, b""),
+        DirectoryUpdate(bytes(MAX_DIRECTORY_BYTES + 1)),
+        WeightsChunk(1, 0, bytes(MAX_CHUNK_BYTES + 1)),
+        WeightsChunk(-1, 0, b""),
+        WeightsChunk(1, 1 << 64, b""),
     ],
 )
 def test_what_a_peer_would_refuse_is_not_encoded(message: Message) -> None:
@@ -350,7 +350,7 @@ def test_mutated_frames(data: st.DataObject, lane: Lane) -> None:
 
 def test_every_single_byte_change_is_survived() -> None:
     changed: list[tuple[Lane, list[Message]]] = [
-        ("control", [CONTROL[3], Directory(b"abc")]),
+        ("control", [CONTROL[3], DirectoryUpdate(b"abc")]),
         ("data", STEPS[3:5]),
         ("bulk", ON_LANE["bulk"]),
     ]

@@ -22,7 +22,7 @@ FILE = "keys.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ApiKey:
     """What is known of a key. Times are Unix seconds; `revoked` is None while it is good."""
 
     name: str
@@ -45,11 +45,11 @@ class KeyRing:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._seen: tuple[int, int] | None = None
-        self._keys: tuple[Key, ...] = ()
-        self._by_hash: dict[str, Key] = {}
+        self._keys: tuple[ApiKey, ...] = ()
+        self._by_hash: dict[str, ApiKey] = {}
 
     @property
-    def keys(self) -> tuple[Key, ...]:
+    def keys(self) -> tuple[ApiKey, ...]:
         """In the order they were made. Raises BadRequest for a file that cannot be read."""
         try:
             stat = self.path.stat()
@@ -87,7 +87,7 @@ class KeyRing:
         if any(key.name == name for key in self.keys):
             raise BadRequest(f"there is a key named {name!r}: choose another name (revoked ones keep theirs)")
         secret = PREFIX + secrets.token_urlsafe(32)
-        self._write([*self.keys, Key(name, hash_of(secret), int(now), **limits)])
+        self._write([*self.keys, ApiKey(name, hash_of(secret), int(now), **limits)])
         return secret
 
     def revoke(self, name: str, now: float) -> None:
@@ -96,7 +96,7 @@ class KeyRing:
             raise NotFound(f"there is no key named {name!r}; manyhands key list shows them")
         self._write([replace(k, revoked=k.revoked or int(now)) if k.name == name else k for k in self.keys])
 
-    def _write(self, keys: Sequence[Key]) -> None:
+    def _write(self, keys: Sequence[ApiKey]) -> None:
         """Replace the file in one step; nobody but its owner reads it at any time."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
@@ -109,14 +109,14 @@ def hash_of(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _read(path: Path) -> tuple[Key, ...]:
+def _read(path: Path) -> tuple[ApiKey, ...]:
     try:
         return tuple(_key(entry) for entry in json.loads(path.read_text("utf-8"))["keys"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadRequest(f"{path} is not a file of keys ({error!r:.200}): repair it") from error
 
 
-def _key(entry: Mapping[str, Any]) -> Key:
+def _key(entry: Mapping[str, Any]) -> ApiKey:
     models = entry["models"]
     known = {**entry, "quota": Quota(**entry["quota"]), "models": None if models is None else tuple(models)}
-    return Key(**known)
+    return ApiKey(**known)

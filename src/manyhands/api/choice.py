@@ -1,6 +1,6 @@
 """What the routes that generate share: from a request to what is asked of the gateway, and from tokens to what is shown.
 
-bytes ─ Voices.prepare ─► Prepared ─ Plan (per choice) ─► gateway.run ─ Token ─► Choice.feed ─► deltas
+bytes ─ ModelFormats.prepare ─► Prepared ─ GenerationPlan (per choice) ─► gateway.run ─ Token ─► Choice.feed ─► deltas
 """
 
 import asyncio
@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from manyhands.api.gateway import Api, Ask, Caller, Entry, Gateway, Job, Run
+from manyhands.api.gateway import Admitted, Api, Ask, Caller, Gateway, Job, Run
 from manyhands.api.http.body import BadField
 from manyhands.api.preparation.pool import INLINE_BYTES, Preparing
-from manyhands.api.preparation.prepare import Desk, NeedsProcess, Prepared, Speaker, prepare
-from manyhands.api.preparation.process import Job as PrepareJob
-from manyhands.api.preparation.process import SpeakerSpec
+from manyhands.api.preparation.prepare import NeedsProcess, PreparationDesk, Prepared, Speaker, prepare
+from manyhands.api.preparation.process import PreparationJob, SpeakerSpec
 from manyhands.errors import BadRequest
 from manyhands.origin import Origin, Token
 from manyhands.text.grammar import Grammar, Grammars
@@ -35,7 +34,7 @@ from manyhands.text.tools import (
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class ModelFormat:
     """How a served model speaks: what its tokenizer and chat template tell, found out once. `spec`: the same for a process."""
 
     origin: Origin
@@ -44,7 +43,7 @@ class Voice:
     grammars: Grammars
 
     @classmethod
-    def of(cls, name: str, origin: Origin) -> "Voice":
+    def of(cls, name: str, origin: Origin) -> "ModelFormat":
         """Blocking: 0.2 s for 150,000 tokens."""
         model = origin.model
         tokenizer = model.tokenizer
@@ -74,12 +73,12 @@ class Voice:
         return cls(origin, Speaker(tokenizer=tokenizer, **shared), spec, grammars)
 
 
-class Voices:
-    """The Voice of every model of a gateway, and where requests are prepared for them."""
+class ModelFormats:
+    """The format of every model of a gateway, and where requests are prepared for them."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._known: dict[str, Voice] = {}
+        self._known: dict[str, ModelFormat] = {}
         self._speakers: dict[str, Speaker] = {}
         self._specs: list[SpeakerSpec] = []
         self.preparing = Preparing(lambda: self._specs)
@@ -91,7 +90,7 @@ class Voices:
         origins = self._gateway.origins
         if all(name in self._known and self._known[name].origin is origin for name, origin in origins.items()):
             return
-        self._known = {name: await asyncio.to_thread(Voice.of, name, origin) for name, origin in origins.items()}
+        self._known = {name: await asyncio.to_thread(ModelFormat.of, name, origin) for name, origin in origins.items()}
         self._speakers = {name: voice.speaker for name, voice in self._known.items()}
         self._specs = [voice.spec for voice in self._known.values()]
 
@@ -100,7 +99,7 @@ class Voices:
         await self.preparing.close()
         self._compiler.shutdown(wait=False, cancel_futures=True)
 
-    async def prepare(self, path: str, body: bytes, caller: Caller, client: str) -> tuple[Voice, Prepared]:
+    async def prepare(self, path: str, body: bytes, caller: Caller, client: str) -> tuple[ModelFormat, Prepared]:
         """What a request asks for; at once if it is small and plain, else in a process. `client`: whose turn, without a key.
 
         Raises as `prepare` and Preparing.run do. Cancelling ends the work.
@@ -110,13 +109,13 @@ class Voices:
         made = None
         if len(body) <= INLINE_BYTES:
             numbers = (limits.max_choices, limits.default_max_tokens)
-            desk = Desk(self._speakers, *numbers, self._accept, caller.models, caller.name, is_inline=True)
+            desk = PreparationDesk(self._speakers, *numbers, self._accept, caller.models, caller.name, is_inline=True)
             try:
                 made = prepare(path, body, desk)
             except NeedsProcess:
                 pass
         if made is None:
-            job = PrepareJob(path, body, caller.models, caller.name, limits.max_choices, limits.default_max_tokens)
+            job = PreparationJob(path, body, caller.models, caller.name, limits.max_choices, limits.default_max_tokens)
             made = await self.preparing.run(caller.name or client, job)
         return self._known[made.model], made
 
@@ -124,7 +123,7 @@ class Voices:
         if not any(voice.grammars.has(grammar) for voice in self._known.values()):
             raise NeedsProcess
 
-    async def compile(self, voice: Voice, made: Prepared) -> Grammar | None:
+    async def compile(self, voice: ModelFormat, made: Prepared) -> Grammar | None:
         """The grammar of one choice, which a process has checked. Raises BadField."""
         if made.grammar is None:
             return None
@@ -140,11 +139,11 @@ class Voices:
 
 
 @dataclass(slots=True)
-class Plan:
+class GenerationPlan:
     """One choice: what to ask, and how to read what comes. `index` is that of the choice among those of its prompt."""
 
-    voices: Voices
-    voice: Voice
+    voices: ModelFormats
+    voice: ModelFormat
     made: Prepared
     prompt: Sequence[int]
     index: int = 0
@@ -154,7 +153,7 @@ class Plan:
         """The model's, where the prompt is a conversation."""
         return self.voice.speaker.thinking if self.made.is_talk else None
 
-    async def choose(self, api: Api, caller: Caller, entry: Entry) -> tuple[Ask, "Choice"]:
+    async def choose(self, api: Api, caller: Caller, entry: Admitted) -> tuple[Ask, "Choice"]:
         """What to ask, and its reader. Raises BadRequest for a grammar that cannot be."""
         made, params = self.made, self.made.params
         if self.index:
@@ -168,9 +167,11 @@ class Plan:
         return ask, Choice(self)
 
 
-def plans_of(voices: Voices, voice: Voice, made: Prepared) -> list[Plan]:
+def plans_of(voices: ModelFormats, voice: ModelFormat, made: Prepared) -> list[GenerationPlan]:
     """One plan a choice: every prompt has `count` of them."""
-    return [Plan(voices, voice, made, prompt, index) for prompt in made.prompts for index in range(made.count)]
+    return [
+        GenerationPlan(voices, voice, made, prompt, index) for prompt in made.prompts for index in range(made.count)
+    ]
 
 
 def _seed_of(seed: int, index: int) -> int:
@@ -202,7 +203,7 @@ class Delta(NamedTuple):
 class Choice:
     """Reads the text of one choice into thoughts, content and calls, and keeps them."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: GenerationPlan) -> None:
         made = plan.made
         self._thoughts = ThoughtReader(plan.thinking, is_open=made.is_open)
         dialect = plan.voice.speaker.dialect

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from manyhands.api.http.watchdog import Watchdog
 from manyhands.api.limits import NO_QUOTA, Admission, Quota
-from manyhands.api.waterfall import Turn, Waterfall
+from manyhands.api.waterfall import TokenTime, Waterfall
 from manyhands.config import LimitsConfig
 from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
 from manyhands.errors import Forbidden, ManyhandsError, NotFound, RateLimited
@@ -59,7 +59,7 @@ class Caller:
 
 
 @dataclass(slots=True)
-class Entry:
+class Admitted:
     """An HTTP request that was let in and charged (Gateway.enter): its first job is paid."""
 
     is_paid: bool = True
@@ -70,7 +70,7 @@ class Entry:
         return was_paid
 
 
-class Part(Protocol):
+class GatewayPart(Protocol):
     """What lives as long as the gateway is served."""
 
     async def open(self) -> None: ...
@@ -89,7 +89,7 @@ class Ask:
     caller: Caller = Caller()
     path: PathKind = "ring"
     constraint: Constraint | None = None  # text/grammar.py
-    entry: Entry | None = None  # None: not charged yet
+    entry: Admitted | None = None  # None: not charged yet
     marks: Mapping[int, str] = field(default_factory=dict)  # special tokens that shall appear in the text
     draft: str = ""  # one of config.DRAFTS; "": as the node's configuration says
     is_fit: bool = False  # `prompt` and `params` are known to fit the model: once for all choices (prepare.check_fit)
@@ -100,7 +100,7 @@ class Job:
     """What may be told of a request: never its prompt, its text or its key. Grows until `outcome` is set.
 
     `created` and `ended` are Unix times. `queue_s` is the wait for admission; `timings` begin after it. `route` is the first
-    one, `hops` the present one; `session` is its public name, `liars` how many nodes it caught sending what cannot be.
+    one, `hops` the present one; `session` is its public name, `untrusted_nodes` how many nodes sent impossible values.
     """
 
     id: str
@@ -118,7 +118,7 @@ class Job:
     route: tuple[Offer, ...] = ()
     hops: tuple[Offer, ...] = ()
     waterfall: Waterfall = field(default_factory=Waterfall)
-    liars: int = 0
+    untrusted_nodes: int = 0
     repairs: list[Repair] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     exactness: Exactness = "E0"
@@ -205,9 +205,9 @@ class Run:
         session, timings, job = self.answer.session, self.answer.timings, self.job
         assert session is not None and timings.last_at is not None
         is_first = self._last_at is None
-        turn = Turn()
+        turn = TokenTime()
         if session.timings is not self._timings:
-            turn = Turn(session.timings, session.turn_s, timings.last_at - (self._last_at or timings.last_at))
+            turn = TokenTime(session.timings, session.turn_s, timings.last_at - (self._last_at or timings.last_at))
         job.waterfall.note(job.hops, turn, is_first=is_first)
         self._timings, self._last_at = session.timings, timings.last_at
 
@@ -217,7 +217,7 @@ class Run:
         job.route, job.exactness, job.finish_reason = answer.route, answer.exactness, answer.finish_reason
         job.timings, job.repairs, job.drafting = answer.timings, answer.repairs, answer.drafting
         if (session := answer.session) is not None:
-            job.liars = len(session.liars)
+            job.untrusted_nodes = len(session.untrusted_nodes)
             if session.route.hops is not self._hops:  # a new route is a new list
                 self._hops = session.route.hops
                 job.session, job.hops = session.name, tuple([hop.offer for hop in session.route.hops])
@@ -260,7 +260,7 @@ class Gateway:
         self.origins = dict(origins)
         self.limits = limits or LimitsConfig()
         self.observers = list(observers)
-        self.parts: list[Part] = []
+        self.parts: list[GatewayPart] = []
         self.watchdog = Watchdog()
         self.jobs: dict[str, Job] = {}  # those that wait or run
         self.started_at = wall_clock()
@@ -284,7 +284,7 @@ class Gateway:
             raise NotFound(f"model {model[:100]!r} is not served here; there is {', '.join(self.origins) or 'none'}")
         return self.origins[model]
 
-    def enter(self, caller: Caller, api: Api) -> Entry:
+    def enter(self, caller: Caller, api: Api) -> Admitted:
         """Charge a request before anything is done for it. Raises RateLimited if a quota is used up or the queue is full.
 
         Observers hear of one that is refused as of a job without a model: its body has not been read.
@@ -295,7 +295,7 @@ class Gateway:
             job = Job(uuid4().hex, "", api, caller.name, self._wall_clock(), 0, 0, error=error.code)
             self._end(job, "refused")
             raise
-        return Entry()
+        return Admitted()
 
     def run(self, ask: Ask) -> AbstractAsyncContextManager[Run]:
         """Admit `ask` and run it until the block is left. Waits for its turn: limits.patience_s.

@@ -95,7 +95,7 @@ class _Watch:
     hops: tuple[Offer, ...] = ()
     shares: list[_Share] = field(default_factory=list)  # of the hops
     nodes: set[NodeId] = field(default_factory=set)
-    num_liars: int = 0
+    num_untrusted: int = 0
     num_repairs: int = 0
     fell_back: bool = False
 
@@ -214,7 +214,7 @@ class Metrics(Collector):
         watch = self._watches[job.id]
         for hop in job.hops:
             self._note_node(watch, hop.node)
-        self._note_liars(job, watch)
+        self._note_untrusted(job, watch)
         self._note_fallback(job, watch)
 
     def ended(self, job: Job, outcome: Outcome) -> None:
@@ -223,7 +223,7 @@ class Metrics(Collector):
         watch = self._watches.pop(job.id, None)
         if watch is None:
             return
-        self._note_liars(job, watch)
+        self._note_untrusted(job, watch)
         self._note_repairs(job)
         timings = job.timings
         for histogram, value in (
@@ -247,10 +247,10 @@ class Metrics(Collector):
             label = self._labels.label(node)
             self._node_requests[label] = self._node_requests.get(label, 0) + 1
 
-    def _note_liars(self, job: Job, watch: _Watch) -> None:
-        if job.liars > watch.num_liars:
-            self._corruptions.labels(job.model).inc(job.liars - watch.num_liars)
-            watch.num_liars = job.liars
+    def _note_untrusted(self, job: Job, watch: _Watch) -> None:
+        if job.untrusted_nodes > watch.num_untrusted:
+            self._corruptions.labels(job.model).inc(job.untrusted_nodes - watch.num_untrusted)
+            watch.num_untrusted = job.untrusted_nodes
 
     def _note_fallback(self, job: Job, watch: _Watch) -> None:
         alone = self._gateway.origins[job.model].last_resort

@@ -16,7 +16,7 @@ from manyhands.wire.message import HopTiming
 Millis = dict[str, float]
 
 
-class Turn(NamedTuple):
+class TokenTime(NamedTuple):
     """One token's time. `hops` are those of the route in their order; none for a token that came with the one before it."""
 
     hops: tuple[HopTiming, ...] = ()
@@ -58,12 +58,12 @@ class _HopSum:
 class Waterfall:
     """The turns of an answer, added up; the first token's, which has the prompt in it, is left out."""
 
-    last: Turn = field(default_factory=Turn)
+    last: TokenTime = field(default_factory=TokenTime)
     num_turns: int = 0
     _parts: Parts = field(default_factory=Parts)
     _hops: dict[NodeId, _HopSum] = field(default_factory=dict)
 
-    def note(self, hops: Sequence[Offer], turn: Turn, *, is_first: bool) -> None:
+    def note(self, hops: Sequence[Offer], turn: TokenTime, *, is_first: bool) -> None:
         """A token came."""
         self.last = turn
         if is_first or not turn.hops:

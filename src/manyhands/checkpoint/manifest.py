@@ -41,7 +41,7 @@ _WATCHED: Final = ("config.json", INDEX, MANIFEST, JOURNAL, *sorted(FILES))
 Stamp = list[list[object]]  # [file, size, mtime_ns] of everything that a manifest depends on
 
 
-class Progress(Protocol):
+class HashProgress(Protocol):
     """Who is told how far a long read or download is. Amounts are bytes."""
 
     def start(self, name: str, total: int) -> None: ...
@@ -50,7 +50,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Progress that nobody watches."""
+    """Reports no progress."""
 
     def start(self, name: str, total: int) -> None:
         pass
@@ -191,7 +191,7 @@ def _sha256(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def build_manifest(folder: Path, progress: Progress | None = None, home: Path | None = None) -> Manifest:
+def build_manifest(folder: Path, progress: HashProgress | None = None, home: Path | None = None) -> Manifest:
     """The manifest of the model that `folder` holds, whole or in part.
 
     config.json and the tokenizer's files are hashed each time. Tensors are read and hashed unless weights files of the same
@@ -214,7 +214,7 @@ def build_manifest(folder: Path, progress: Progress | None = None, home: Path | 
     return manifest
 
 
-def _hash_folder(folder: Path, entries: Sequence[TensorEntry], progress: Progress) -> Manifest:
+def _hash_folder(folder: Path, entries: Sequence[TensorEntry], progress: HashProgress) -> Manifest:
     config = config_digest(read_config(folder), str(folder / "config.json"))
     whole = None
     if (folder / MANIFEST).exists():
@@ -262,7 +262,7 @@ def _difference(got: TensorDigest, want: TensorDigest) -> str:
     return f"is damaged: SHA-256 {got.sha256[:16]}..., the model's manifest says {want.sha256[:16]}..."
 
 
-def hash_tensor(folder: Path, entry: TensorEntry, progress: Progress) -> TensorDigest:
+def hash_tensor(folder: Path, entry: TensorEntry, progress: HashProgress) -> TensorDigest:
     """Read one tensor's bytes and hash them. Raises ModelError if the file ends early."""
     digest = hashlib.sha256()
     with (folder / entry.file).open("rb") as handle:

@@ -14,14 +14,14 @@ from typing import BinaryIO
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import INDEX, JOURNAL, MANIFEST, SINGLE, SMALL_SUFFIXES, read_config, read_entries
 from manyhands.checkpoint.header import DTYPE_BITS, LENGTH_BYTES, TensorEntry
-from manyhands.checkpoint.manifest import BLOCK_BYTES, Manifest, Progress, Silent, build_manifest
+from manyhands.checkpoint.manifest import BLOCK_BYTES, HashProgress, Manifest, Silent, build_manifest
 from manyhands.checkpoint.partition import ModelFacts, ends_tensors, span_tensors
 from manyhands.checkpoint.store import check_free, disk_errors
 from manyhands.core import Span, check_cover
 from manyhands.errors import BadRequest, ModelError
 
 
-def split_model(folder: Path, cut: Sequence[Span], out: Path, progress: Progress | None = None) -> list[Path]:
+def split_model(folder: Path, cut: Sequence[Span], out: Path, progress: HashProgress | None = None) -> list[Path]:
     """Write one folder a span into the new folder `out`: 00-first-0-3, 01-inner-4-7, 02-last-8-11.
 
     `out` appears complete or not at all. Raises BadRequest if it exists, CutError if `cut` does not cover the model,
@@ -57,7 +57,9 @@ def plan(manifest: Manifest, cut: Sequence[Span]) -> dict[str, list[str]]:
     return parts
 
 
-def _write(folder: Path, draft: Path, parts: dict[str, list[TensorEntry]], manifest: Manifest, to: Progress) -> None:
+def _write(
+    folder: Path, draft: Path, parts: dict[str, list[TensorEntry]], manifest: Manifest, to: HashProgress
+) -> None:
     total = sum(len(entry) for entries in parts.values() for entry in entries)
     draft.parent.mkdir(parents=True, exist_ok=True)
     check_free(draft.parent, total)
@@ -78,7 +80,7 @@ def _copy_small(folder: Path, part: Path) -> None:
             shutil.copyfile(path, part / path.name)
 
 
-def write_safetensors(path: Path, folder: Path, entries: Sequence[TensorEntry], progress: Progress) -> None:
+def write_safetensors(path: Path, folder: Path, entries: Sequence[TensorEntry], progress: HashProgress) -> None:
     """Copy `entries` from the files of `folder` into one new safetensors file, block by block."""
     ordered = sorted(entries, key=lambda entry: (-DTYPE_BITS[entry.dtype], entry.name))  # keeps each dtype aligned
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -97,7 +99,7 @@ def write_safetensors(path: Path, folder: Path, entries: Sequence[TensorEntry], 
         os.fsync(target.fileno())
 
 
-def _copy_tensor(folder: Path, entry: TensorEntry, target: BinaryIO, progress: Progress) -> None:
+def _copy_tensor(folder: Path, entry: TensorEntry, target: BinaryIO, progress: HashProgress) -> None:
     with (folder / entry.file).open("rb") as source:
         source.seek(entry.start)
         left = len(entry)

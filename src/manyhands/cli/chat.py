@@ -109,13 +109,13 @@ def _is_given(context: typer.Context, name: str) -> bool:
 async def _chat(source: Any, system: str, has_history: bool) -> None:
     async with source() as other:
         typer.secho(f"talking with {one_line(other.model)}; /help lists the commands", dim=True, err=True)
-        conversation = Conversation(other, _prompt(has_history), system)
+        conversation = ChatHistory(other, _prompt(has_history), system)
         await conversation.run()
     if conversation.num_failed:
         raise typer.Exit(1)
 
 
-class Conversation:
+class ChatHistory:
     """The messages so far, and the loop that reads the next one."""
 
     def __init__(self, source: "Source", ask: Ask, system: str = "") -> None:

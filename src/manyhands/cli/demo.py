@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.local import Disturber, Fault, LocalPlan, local_swarm
+from manyhands.cli.local import FaultInjector, InjectedFault, LocalPlan, local_swarm
 from manyhands.core import SamplingParams
 
 PROMPT = "Once upon a time there was a king who had three sons, and"
@@ -31,7 +31,7 @@ async def _demo(prompt: str, params: SamplingParams, nodes: int) -> bool:
         f"tales on {nodes} node processes, each with its own layers, and a spare, over TLS on loopback;", bold=True
     )
     typer.secho(f"the process of the middle hop is killed (kill -9) after {at} tokens\n", bold=True)
-    many = await _tell(LocalPlan("tales", nodes, spares=1), prompt, params, [Fault("kill", nodes // 2, at, "")])
+    many = await _tell(LocalPlan("tales", nodes, spares=1), prompt, params, [InjectedFault("kill", nodes // 2, at, "")])
     typer.secho("\nthe same prompt on one node, undisturbed\n", bold=True)
     one = await _tell(LocalPlan("tales", 1), prompt, params, [])
     is_same = many == one
@@ -40,14 +40,14 @@ async def _demo(prompt: str, params: SamplingParams, nodes: int) -> bool:
     return is_same
 
 
-async def _tell(plan: LocalPlan, prompt: str, params: SamplingParams, faults: Sequence[Fault]) -> str:
+async def _tell(plan: LocalPlan, prompt: str, params: SamplingParams, faults: Sequence[InjectedFault]) -> str:
     from manyhands.cli.show import print_figures, show_answer
 
     began = time.monotonic()
     async with local_swarm(plan) as (origin, nodes):
         load_s = time.monotonic() - began
         answer = origin.answer(origin.request(prompt, params))
-        disturber = Disturber(faults, nodes, answer)
+        disturber = FaultInjector(faults, nodes, answer)
         await show_answer(origin, answer, as_json=False, lead=prompt, on_token=disturber.check)
         print_figures(answer, load_s)
         return answer.text

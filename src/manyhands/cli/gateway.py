@@ -128,7 +128,7 @@ async def api_for(
     wider than this machine while nobody needs a key (unless `insecure`); if the job file cannot be written or the trace
     exporter is not installed.
     """
-    from manyhands.api.choice import Voices
+    from manyhands.api.choice import ModelFormats
     from manyhands.api.gateway import Gateway
     from manyhands.api.http.app import create_app
     from manyhands.api.http.server import serving
@@ -153,7 +153,7 @@ async def api_for(
         gateway.observers += [RequestLog(), metrics, history]
         if trace:
             gateway.observers.append(stack.enter_context(open_tracing(trace)))
-        voices = Voices(gateway)
+        voices = ModelFormats(gateway)
         routers = [
             openai_router(gateway, voices),
             responses_router(gateway, voices),

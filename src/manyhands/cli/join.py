@@ -7,7 +7,7 @@ import typer
 
 from manyhands.cli import gateway, options
 from manyhands.cli import up as ups
-from manyhands.cli.membership import Wish, start
+from manyhands.cli.membership import MemberOptions, start
 from manyhands.errors import BadRequest
 from manyhands.plain import one_line
 
@@ -53,7 +53,9 @@ def join(
     once: hand the sessions over, then leave. Twice: leave at once.
     """
     names = gateway.Names.of(allow_host, cors)
-    wish = Wish(layers, memory, api, insecure, names, listen, advertise, name, key, scope, relay, allow, deny, threads)
+    wish = MemberOptions(
+        layers, memory, api, insecure, names, listen, advertise, name, key, scope, relay, allow, deny, threads
+    )
     found = _ticket(ticket)
     start(wish, found, None, as_json=as_json, while_stdin=while_stdin)
 

@@ -37,7 +37,7 @@ def local(
     spares: Annotated[
         int, typer.Option("--spares", min=0, help="Further nodes that hold every layer, just in case.")
     ] = 0,
-    shadow: options.Shadow = False,
+    standby: options.Standby = False,
     kill: Annotated[list[str] | None, typer.Option("--kill", help=f"kill -9 a hop, {HopAtToken}")] = None,
     freeze: Annotated[list[str] | None, typer.Option("--freeze", help=f"Stop a hop's process, {HopAtToken}")] = None,
     slow: Annotated[list[str] | None, typer.Option("--slow", help="HOP@TOKEN:SECONDS, each of its steps.")] = None,
@@ -87,7 +87,7 @@ def local(
     given: dict[FaultKind, list[str] | None] = {
         "kill": kill, "freeze": freeze, "slow": slow, "poison": poison, "drain": drain
     }  # fmt: skip
-    faults = [Fault.parse(kind, text) for kind, texts in given.items() for text in texts or ()]
+    faults = [InjectedFault.parse(kind, text) for kind, texts in given.items() for text in texts or ()]
     opened = gateway.ApiPlan.of(api, insecure, job_file, trace, log_json, gateway.Names.of(allow_host, cors))
     if bool(api) == bool(prompt):
         raise BadRequest("give either a prompt (-p TEXT) or an address for the API (--api 127.0.0.1:8000)")
@@ -103,7 +103,7 @@ def local(
         spares,
         bool(faults),
         fallback,
-        shadow,
+        standby,
         options.draft_of(draft),
         MAX_RUNNING if api else None,
     )
@@ -113,7 +113,7 @@ def local(
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     """Disturb the process of hop `hop` (of the first route) once `at_token` tokens have come."""
 
     kind: FaultKind
@@ -122,7 +122,7 @@ class Fault:
     value: str
 
     @classmethod
-    def parse(cls, kind: FaultKind, text: str) -> "Fault":
+    def parse(cls, kind: FaultKind, text: str) -> "InjectedFault":
         """Read "1@20" or, for slow and poison, "1@20:value". Raises BadRequest."""
         needs = {"slow": r":(\d+(?:\.\d+)?)s?", "poison": r":(nan|inf|scale|zero|nudge)"}.get(kind, r"()")
         match = re.fullmatch(r"(\d+)@(\d+)" + needs, text)
@@ -156,15 +156,15 @@ class LocalPlan:
     spares: int = 0
     is_faulty: bool = False
     fallback: bool = False
-    shadow: bool = False
+    standby: bool = False
     draft: str = "auto"
     max_sessions: int | None = None  # of each node, where it is not the default
 
 
-class Disturber:
+class FaultInjector:
     """Applies faults as an answer grows; `check` is called after every token."""
 
-    def __init__(self, faults: Sequence[Fault], nodes: "Sequence[NodeProcess]", answer: "Answer") -> None:
+    def __init__(self, faults: Sequence[InjectedFault], nodes: "Sequence[NodeProcess]", answer: "Answer") -> None:
         self._waiting, self._nodes, self._answer = list(faults), nodes, answer
         self._first_route: list[str] = []
         num_hops = len([n for n in nodes if not n.name.startswith("spare")])
@@ -181,7 +181,7 @@ class Disturber:
 
 
 async def _local(
-    plan: LocalPlan, prompt: str, params: SamplingParams, path: PathKind, faults: Sequence[Fault], as_json: bool
+    plan: LocalPlan, prompt: str, params: SamplingParams, path: PathKind, faults: Sequence[InjectedFault], as_json: bool
 ) -> None:
     from manyhands.cli.show import print_figures, print_json, show_answer
 
@@ -189,7 +189,7 @@ async def _local(
     async with local_swarm(plan) as (origin, nodes):
         load_s = time.monotonic() - began
         answer = origin.answer(origin.request(prompt, params))
-        disturber = Disturber(faults, nodes, answer)
+        disturber = FaultInjector(faults, nodes, answer)
         await show_answer(origin, answer, as_json=as_json, on_token=disturber.check, path=path)
         if as_json:
             print_json(answer, load_s)
@@ -241,7 +241,7 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
     extra = ("--max-sessions", str(plan.max_sessions)) if plan.max_sessions is not None else ()
     what = NodeOptions(str(folder), plan.precision, plan.ends == "edges", plan.threads, plan.spares, module, extra)
     try:
-        request = replace(options.settings().request, shadow=plan.shadow, draft=plan.draft)
+        request = replace(options.settings().request, standby=plan.standby, draft=plan.draft)
         async with (
             node_processes(spans, what, ticket) as running,
             tls_node(ticket, None, is_ephemeral=True, request=request) as node,

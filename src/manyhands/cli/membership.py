@@ -32,7 +32,7 @@ QUIET_S = 0.5  # changes come in pairs: a claim becomes a span
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class MemberOptions:
     """The options of `up` and `join`, as given."""
 
     layers: str
@@ -60,7 +60,7 @@ class Named:
     precision: Precision | None
 
 
-class Teller:
+class Reporter:
     """Says what happens: lines for people, or JSON objects; on stdout."""
 
     def __init__(self, as_json: bool) -> None:
@@ -75,9 +75,11 @@ class Teller:
         self("note", text)
 
 
-def start(wish: Wish, ticket: "Ticket | None", named: Named | None, *, as_json: bool, while_stdin: bool) -> None:
+def start(
+    wish: MemberOptions, ticket: "Ticket | None", named: Named | None, *, as_json: bool, while_stdin: bool
+) -> None:
     """Run a member until it is told to leave. `ticket` None: this machine's swarm, or a new one."""
-    tell = Teller(as_json)
+    tell = Reporter(as_json)
     try:
         options.run(_run(wish, ticket, named, tell, while_stdin))
     except ManyhandsError as error:
@@ -86,7 +88,9 @@ def start(wish: Wish, ticket: "Ticket | None", named: Named | None, *, as_json: 
         raise
 
 
-async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: Teller, while_stdin: bool) -> None:
+async def _run(
+    wish: MemberOptions, ticket: "Ticket | None", named: Named | None, tell: Reporter, while_stdin: bool
+) -> None:
     from manyhands.cli.connect import member_transport
     from manyhands.cli.runfile import run_file
     from manyhands.config import home_from_env
@@ -119,11 +123,11 @@ async def _run(wish: Wish, ticket: "Ticket | None", named: Named | None, tell: T
 
 async def _serve(
     member: "Member",
-    wish: Wish,
+    wish: MemberOptions,
     named: Named | None,
     device: "Device",
     home: Path,
-    tell: Teller,
+    tell: Reporter,
     announce: Callable[[str], None],
     signals: "Signals",
     began: float,
@@ -161,7 +165,7 @@ async def _serve(
 # -- the parts --------------------------------------------------------------------------------------------------------
 
 
-def _config_of(wish: Wish, name: str, key: "NodeKey", ticket: "Ticket", found: "Settings") -> "MemberConfig":
+def _config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", found: "Settings") -> "MemberConfig":
     from manyhands.member.member import MemberConfig
     from manyhands.member.neighbours import reachable, relays_for, split_nodes
     from manyhands.place.machines import parse_bytes
@@ -215,7 +219,7 @@ def _is_free(port: int, host: str = "0.0.0.0") -> bool:
     return True
 
 
-def _check_api(wish: Wish, home: Path) -> None:
+def _check_api(wish: MemberOptions, home: Path) -> None:
     """Say now, and not when the model is loaded, that the API cannot be opened. Raises BadRequest."""
     from manyhands.api.auth import FILE, KeyRing
     from manyhands.api.http.server import check_exposure
@@ -228,7 +232,7 @@ def _check_api(wish: Wish, home: Path) -> None:
         raise BadRequest(f"{addr} is in use or not of this machine: choose another --api HOST:PORT, or --api off")
 
 
-async def _meet(member: "Member", named: Named | None, tell: Teller) -> None:
+async def _meet(member: "Member", named: Named | None, tell: Reporter) -> None:
     """Call the swarm. `up` may be the first one back, so it goes on alone; `join` needs somebody."""
     try:
         if member.config.scope != "off":
@@ -267,7 +271,7 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
     return await weights_in(kind, holders(kind), home, bar)
 
 
-def _tell_serving(member: "Member", hosting: "Hosting", tell: Teller, why: str, seconds: float) -> None:
+def _tell_serving(member: "Member", hosting: "Hosting", tell: Reporter, why: str, seconds: float) -> None:
     from manyhands.worker.runner import widening_note
 
     for host in hosting.hosts:
@@ -295,7 +299,7 @@ def _tell_serving(member: "Member", hosting: "Hosting", tell: Teller, why: str, 
 
 
 @contextlib.asynccontextmanager
-async def _advertised(member: "Member", tell: Teller) -> AsyncIterator[None]:
+async def _advertised(member: "Member", tell: Reporter) -> AsyncIterator[None]:
     """Be found on the local network, and find others of this swarm there; pointless for who listens on loopback only."""
     from manyhands.swarm.lan import Browser, advertise
 
@@ -316,7 +320,7 @@ async def _advertised(member: "Member", tell: Teller) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _gateway(
-    wish: Wish, hosting: "Hosting", device: "Device", tell: Teller, announce: Callable[[str], None]
+    wish: MemberOptions, hosting: "Hosting", device: "Device", tell: Reporter, announce: Callable[[str], None]
 ) -> AsyncIterator[None]:
     """The API of this member's model; by default, on who joins, only the view of the swarm for `manyhands status`."""
     if wish.api == "off":
@@ -353,7 +357,7 @@ async def _origin(hosting: "Hosting", device: "Device") -> "Origin":
     return Origin(member.node, model, device, (), member.directory)
 
 
-async def _watch(member: "Member", hosting: "Hosting", tell: Teller) -> None:
+async def _watch(member: "Member", hosting: "Hosting", tell: Reporter) -> None:
     """Say who comes and goes, and what is missing, whenever that changes."""
     from manyhands.member.view import missing_spans, say_missing
 

@@ -27,8 +27,8 @@ Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the text bef
 RepetitionPenalty = Annotated[float, typer.Option("--repetition-penalty", help="1 is none.")]
 DType = Annotated[str, typer.Option("--dtype", help="Precision: bf16, fp32 or int8.")]
 Path_ = Annotated[str, typer.Option("--path", help="ring: hop to hop; star: each hop answers the origin.")]
-Shadow = Annotated[
-    bool, typer.Option("--shadow", help="Spare nodes follow the request, so that a repair takes one short step.")
+Standby = Annotated[
+    bool, typer.Option("--standby", help="Spare nodes follow the request, so that a repair takes one short step.")
 ]
 Draft = Annotated[str, typer.Option("--draft", help="Guess tokens and check several at once: auto, or off.")]
 Ends = Annotated[str, typer.Option("--ends", help="Where embedding and head are: origin, or edges (first, last hop).")]
@@ -63,7 +63,7 @@ CONFIGURED: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "local": {
         "dtype": ("node", "dtype"),
         "threads": ("node", "threads"),
-        "shadow": ("request", "shadow"),
+        "standby": ("request", "standby"),
         "draft": ("request", "draft"),
     },
     "plan": {"memory": ("node", "memory"), "dtype": ("node", "dtype")},

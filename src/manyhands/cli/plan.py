@@ -13,7 +13,7 @@ from manyhands.errors import BadRequest
 
 if TYPE_CHECKING:
     from manyhands.place.machines import Fleet, Machine
-    from manyhands.place.plan import Plan, Plans, Task
+    from manyhands.place.plan import PlacementPlan, Plans, Task
     from manyhands.place.shape import Checkpoint
 
 DEFAULT_TOKENS, DEFAULT_PROMPT = 2048, 128
@@ -133,7 +133,7 @@ def _machine_object(machine: "Machine", capacity: int) -> dict[str, Any]:
     return {**asdict(machine), "uplink_Bps": uplink, "layers_that_fit": capacity}
 
 
-def _plan_object(plan: "Plan") -> dict[str, Any]:
+def _plan_object(plan: "PlacementPlan") -> dict[str, Any]:
     hops = [{**asdict(hop), "span": str(hop.span)} for hop in plan.hops]
     return {**asdict(plan), "hops": hops, "tokens_per_s": plan.tokens_per_s}
 
@@ -157,7 +157,7 @@ def _show(task: "Task", plans: "Plans", said: list[str]) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _show_hops(console: Any, task: "Task", plan: "Plan") -> None:
+def _show_hops(console: Any, task: "Task", plan: "PlacementPlan") -> None:
     from rich.table import Table
 
     from manyhands.place.strategy import size

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from manyhands.cli import gateway, options
-from manyhands.cli.membership import Named, Wish, start
+from manyhands.cli.membership import MemberOptions, Named, start
 
 Layers = Annotated[str, typer.Option("--layers", help='Layers to host, for example "0-7"; default: what helps most.')]
 Memory = Annotated[str, typer.Option("--memory", help="What this machine may give, as in 6GB; default: what is free.")]
@@ -63,7 +63,7 @@ def up(
     """
     precision = options.precision_of(dtype) if dtype else None
     names = gateway.Names.of(allow_host, cors)
-    wish = Wish(
+    wish = MemberOptions(
         layers,
         memory,
         api,

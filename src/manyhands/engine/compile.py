@@ -17,6 +17,7 @@ from manyhands.program.ops import (
     RESIDUAL,
     Add,
     Attention,
+    ExpertRouting,
     Experts,
     Gate,
     Head,
@@ -29,7 +30,6 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
-    Route,
     Weight,
 )
 
@@ -222,7 +222,7 @@ class _Compiler:
         self.emit(library.GATE, numbers, (gating.alpha, gating.limit or 0.0, gating.up_offset))
 
     @add.register
-    def _(self, op: Route) -> None:
+    def _(self, op: ExpertRouting) -> None:
         source = self.source(op.source)
         shape = (op.experts, op.top_k, int(op.score == "sigmoid"), int(op.normalise), op.groups, op.top_groups)
         correction = vector([op.correction] if op.correction else [], self._read)

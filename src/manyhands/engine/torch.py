@@ -20,6 +20,7 @@ from manyhands.program.ops import (
     Add,
     Attention,
     Embed,
+    ExpertRouting,
     Experts,
     Gate,
     Gating,
@@ -31,7 +32,6 @@ from manyhands.program.ops import (
     Product,
     Program,
     Rotary,
-    Route,
 )
 
 
@@ -219,7 +219,7 @@ class _Layer:
         self.registers[op.target] = gated(op.gating, self.registers[op.gate], self.registers[op.up])
 
     @run.register
-    def _(self, op: Route) -> None:
+    def _(self, op: ExpertRouting) -> None:
         logits = self.registers[op.source]
         scores = logits.sigmoid() if op.score == "sigmoid" else logits.softmax(-1)
         ranks = logits if op.score == "softmax" else scores

@@ -12,19 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from manyhands.checkpoint.manifest import Progress
+from manyhands.checkpoint.manifest import HashProgress
 from manyhands.core import NodeAddr, NodeId, Span
 from manyhands.errors import ManyhandsError
 from manyhands.member.member import Member
-from manyhands.member.obedience import Obedience
+from manyhands.member.reassign import ReassignHandler
 from manyhands.member.speed import decode_layer_s
-from manyhands.member.view import Sight, holdings_of, missing_spans, view_of
-from manyhands.member.weights import Kind, Weights
-from manyhands.place.balance import History, Move, decide, may_leave
-from manyhands.place.budget import Budget
-from manyhands.place.strategy import Choice, Holding, choose_span
+from manyhands.member.view import SwarmSnapshot, holdings_of, missing_spans, view_of
+from manyhands.member.weights import ServedModel, Weights
+from manyhands.place.balance import LoadHistory, Move, decide, may_leave
+from manyhands.place.budget import MemoryBudget
+from manyhands.place.strategy import Holding, SpanChoice, choose_span
 from manyhands.swarm.record import Record
-from manyhands.weights.provider import Peer, Provider
+from manyhands.weights.provider import PeerProvider, Provider
 from manyhands.weights.refetch import use_fetched
 from manyhands.weights.workers import Blame
 from manyhands.worker.execute import Device
@@ -47,21 +47,21 @@ class Hosting:
         weights: Weights,
         device: Device,
         home: Path,
-        progress: Progress,
+        progress: HashProgress,
         say: Say,
         *,
         with_ends: bool,
     ) -> None:
         self.member, self.weights, self.with_ends = member, weights, with_ends
         self.folder: Path | None = None
-        self.choice: Choice | None = None
+        self.choice: SpanChoice | None = None
         self._device, self._home, self._progress, self.say = device, home, progress, say
         self._moving = asyncio.Lock()
         self._missing_since: float | None = None
-        self._history = History()
+        self._history = LoadHistory()
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ServedModel:
         assert self.weights.kind is not None, "known once something is hosted"
         return self.weights.kind
 
@@ -71,17 +71,17 @@ class Hosting:
 
     # -- the first span -----------------------------------------------------------------------------------------------
 
-    async def start(self) -> Choice:
+    async def start(self) -> SpanChoice:
         """Choose, claim, fetch, load, announce. Raises what makes it impossible (BadRequest: no layer fits)."""
         async with self._moving:
             # A second, once on a machine, while others are waited for; loading finds the verdict or says what is wrong.
             self._device.thread.submit(prepare, self.weights.config, self.weights.precision)
             self.choice = await self._claim()
             await self._load(self.choice.span)
-        self.member.node.orders.obey = Obedience(self)
+        self.member.node.orders.obey = ReassignHandler(self)
         return self.choice
 
-    async def _claim(self) -> Choice:
+    async def _claim(self) -> SpanChoice:
         """The span to host, announced so that others choose something else."""
         config = self.member.config
         pinned, why = config.span, "as told (--layers, or swarm.nodes)"
@@ -90,7 +90,7 @@ class Hosting:
         if pinned is not None:
             self.budget.check(pinned)
             self._announce(pinned)
-            return Choice(pinned, why)
+            return SpanChoice(pinned, why)
         seniors = {record.node for record in self._records()}
         choice = self._choose(seniors)
         for _ in range(MAX_ROUNDS):
@@ -104,7 +104,7 @@ class Hosting:
             choice = again
         return choice
 
-    def _choose(self, seniors: Collection[NodeId]) -> Choice:
+    def _choose(self, seniors: Collection[NodeId]) -> SpanChoice:
         config = self.member.config
         others = [h for h in self._holdings() if h.node != self.member.id and (h.is_ready or h.node in seniors)]
         return choose_span(
@@ -167,9 +167,11 @@ class Hosting:
     # -- memory -------------------------------------------------------------------------------------------------------
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> MemoryBudget:
         config, shape = self.member.config, self.weights.shape
-        return Budget(shape, config.memory_bytes, min(config.tokens, shape.context or config.tokens), self.with_ends)
+        return MemoryBudget(
+            shape, config.memory_bytes, min(config.tokens, shape.context or config.tokens), self.with_ends
+        )
 
     @property
     def held(self) -> list[Span]:
@@ -189,7 +191,7 @@ class Hosting:
 
     def note_move(self) -> None:
         """It moves now: the balance leaves it there for its cool-down."""
-        self._history = History(0, self.member.clock())
+        self._history = LoadHistory(0, self.member.clock())
 
     def may_move(self, target: Span) -> bool:
         """Whether others serve all that a move to `target` leaves; meanwhile too, where memory does not hold both."""
@@ -307,7 +309,7 @@ class Hosting:
         member = self.member
         shapes = {} if self.weights.kind is None else {self.kind: self.weights.shape}
         return view_of(
-            Sight(
+            SwarmSnapshot(
                 member.ticket.name,
                 member.id,
                 member.unix_clock(),
@@ -327,7 +329,7 @@ class Hosting:
 def provider_of(member: Member, record: Record) -> Provider:
     """A node as a source of weights."""
     addr: NodeAddr = member.book(record.node)[0]
-    return Peer(record.node, record.name, member.node.wants, lambda: member.node.pool.get(addr, "bulk"))
+    return PeerProvider(record.node, record.name, member.node.wants, lambda: member.node.pool.get(addr, "bulk"))
 
 
 def _prefixes(span: Span) -> list[Span]:

@@ -32,11 +32,11 @@ from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.members import Members
 from manyhands.swarm.record import Record, Scope
 from manyhands.swarm.ticket import Ticket
-from manyhands.wire.message import Directory, Hello, Lane
+from manyhands.wire.message import DirectoryUpdate, Hello, Lane
 
 MakeTransport = Callable[[Callable[[Lane], Hello], Book], Transport]
 
-KNOCK_S = 5.0  # for one address of the ticket to answer
+DIAL_S = 5.0  # for one address of the ticket to answer
 REACH_S = 8.0  # to dial a node for the directory
 FIRST_NEWS_S = 3.0  # for the first records after somebody answered
 KNOCK_AGAIN_S = (
@@ -225,15 +225,15 @@ class Member:
         Raises BadRequest if one of them has this node's own key; ShardUnavailable with the reasons if the ticket names
         others and none answers.
         """
-        doors = self._doors()
-        answers = await asyncio.gather(*(self._knock(addr) for addr in doors), return_exceptions=True)
+        addresses = self._bootstrap_addresses()
+        answers = await asyncio.gather(*(self._dial_bootstrap(addr) for addr in addresses), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, LinkClosed | TimeoutError):
                 raise answer
         opened = sum(not isinstance(answer, BaseException) for answer in answers)
-        if doors and not opened:
+        if addresses and not opened:
             reasons = "; ".join(
-                str(a) or f"{d}: no answer within {KNOCK_S:g} s" for d, a in zip(doors, answers, strict=True)
+                str(a) or f"{d}: no answer within {DIAL_S:g} s" for d, a in zip(addresses, answers, strict=True)
             )
             raise ShardUnavailable(
                 f"nobody of swarm {self.ticket.name} answers ({reasons}): is it up there, and is this its newest ticket?"
@@ -259,14 +259,14 @@ class Member:
             self._heard = heard
             self._news.set()
 
-    def _doors(self) -> list[NodeAddr]:
+    def _bootstrap_addresses(self) -> list[NodeAddr]:
         mine = {(addr.host, addr.port) for addr in self.addresses}
         known = (*self.ticket.addresses, *self.config.nodes, *self._heard, *self._met.values())
         named = {(a.host, a.port): a for a in reversed(known) if a.node != self.id}
         return [addr for place, addr in named.items() if place not in mine]
 
-    async def _knock(self, addr: NodeAddr) -> None:
-        async with asyncio.timeout(KNOCK_S):
+    async def _dial_bootstrap(self, addr: NodeAddr) -> None:
+        async with asyncio.timeout(DIAL_S):
             link = await self.node.pool.get(addr, "control")
         if link.peer == self.id:
             raise BadRequest(
@@ -285,8 +285,8 @@ class Member:
             if not has_news and not has_slept and loop.time() < due:
                 continue
             due, slept = loop.time() + KNOCK_AGAIN_S, self._suspended()
-            shut = self._shut_doors(is_all=has_slept)
-            await asyncio.gather(*(self._knock(addr) for addr in shut), return_exceptions=True)
+            shut = self._unlinked_addresses(is_all=has_slept)
+            await asyncio.gather(*(self._dial_bootstrap(addr) for addr in shut), return_exceptions=True)
 
     async def _hears_news(self) -> bool:
         """Whether there is news within LOOK_S."""
@@ -297,10 +297,14 @@ class Member:
         self._news.clear()
         return has_news
 
-    def _shut_doors(self, *, is_all: bool) -> list[NodeAddr]:
+    def _unlinked_addresses(self, *, is_all: bool) -> list[NodeAddr]:
         """Where to dial: with links, at nodes of the list and of the local network, and at one other known address in turn."""
         linked = self.edges()
-        shut = [addr for addr in self._doors() if addr.node not in linked and self._behind.get(addr) not in linked]
+        shut = [
+            addr
+            for addr in self._bootstrap_addresses()
+            if addr.node not in linked and self._behind.get(addr) not in linked
+        ]
         if is_all or not linked:
             return shut
         always = [addr for addr in shut if addr in self.config.nodes or addr in self._heard]
@@ -333,7 +337,7 @@ class Member:
 
     async def _send(self, peer: Peer, body: bytes) -> None:
         link = self.node.pool.find(peer.node, "control") or await self._reach(peer)
-        link.send(Directory(body))
+        link.send(DirectoryUpdate(body))
         await link.drain()
 
     async def _reach(self, peer: Peer) -> Link:

@@ -6,14 +6,14 @@ from typing import Any
 
 from manyhands.config import DIRECTORIES
 from manyhands.core import EdgeHealth, NodeId, Span
-from manyhands.member.weights import Kind, kinds_of
+from manyhands.member.weights import ServedModel, kinds_of
 from manyhands.place.shape import ModelShape
 from manyhands.place.strategy import PROCESS_BYTES, Holding, coverage, gaps, size
 from manyhands.swarm.record import Record
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class SwarmSnapshot:
     """What a view is made of. `edges`: control links by peer. `shapes`: of the models that this member knows."""
 
     swarm: str
@@ -21,7 +21,7 @@ class Sight:
     now: float
     records: Sequence[Record]
     edges: Mapping[NodeId, EdgeHealth]
-    shapes: Mapping[Kind, ModelShape]
+    shapes: Mapping[ServedModel, ModelShape]
     sessions: int = 0  # requests of this node's own
     tokens: int = 0  # positions of cache that a span is planned with
     complaints: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Sight:
     directory: str = DIRECTORIES[0]
 
 
-def holdings_of(kind: Kind, records: Sequence[Record]) -> list[Holding]:
+def holdings_of(kind: ServedModel, records: Sequence[Record]) -> list[Holding]:
     """Who hosts what of a model. Spares serve only in need and count for nothing; who still loads is not ready."""
     return [
         Holding(record.node, record.info.span, record.load, is_ready=record.info.max_sessions > 0)
@@ -39,7 +39,7 @@ def holdings_of(kind: Kind, records: Sequence[Record]) -> list[Holding]:
     ]
 
 
-def missing_spans(kind: Kind, records: Sequence[Record]) -> list[Span]:
+def missing_spans(kind: ServedModel, records: Sequence[Record]) -> list[Span]:
     """Layers that nobody serves now."""
     num_layers = next((r.info.num_layers for r in records if r.info is not None and kind.is_of(r)), 0)
     ready = [holding for holding in holdings_of(kind, records) if holding.is_ready]
@@ -58,7 +58,7 @@ def say_missing(spans: Sequence[Span], shape: ModelShape | None, tokens: int) ->
     return f"{line}: one more machine with {size(needed, is_limit=True)} would complete it (manyhands join)"
 
 
-def warnings_of(kind: Kind, records: Sequence[Record]) -> list[str]:
+def warnings_of(kind: ServedModel, records: Sequence[Record]) -> list[str]:
     """What would stop the model: layers that one node alone serves."""
     ready = [holding for holding in holdings_of(kind, records) if holding.is_ready]
     num_layers = max((holding.span.end for holding in ready), default=0)
@@ -73,7 +73,7 @@ def warnings_of(kind: Kind, records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def view_of(sight: Sight) -> dict[str, Any]:
+def view_of(sight: SwarmSnapshot) -> dict[str, Any]:
     """Everything `manyhands status` tells; JSON-able. Seconds are `_s`, milliseconds `_ms`."""
     kinds = kinds_of(sight.records)
     return {
@@ -90,12 +90,12 @@ def view_of(sight: Sight) -> dict[str, Any]:
     }
 
 
-def _missing(kind: Kind, sight: Sight) -> str:
+def _missing(kind: ServedModel, sight: SwarmSnapshot) -> str:
     line = say_missing(missing_spans(kind, sight.records), sight.shapes.get(kind), sight.tokens)
     return f"{kind.name}: {line}" if line else ""
 
 
-def _model(kind: Kind, sight: Sight) -> dict[str, Any]:
+def _model(kind: ServedModel, sight: SwarmSnapshot) -> dict[str, Any]:
     infos = [record.info for record in sight.records if record.info is not None and kind.is_of(record)]
     ready = [holding for holding in holdings_of(kind, sight.records) if holding.is_ready]
     return {
@@ -108,14 +108,14 @@ def _model(kind: Kind, sight: Sight) -> dict[str, Any]:
     }
 
 
-def _nodes(sight: Sight) -> list[dict[str, Any]]:
+def _nodes(sight: SwarmSnapshot) -> list[dict[str, Any]]:
     by_node: dict[NodeId, list[Record]] = {}
     for record in sight.records:
         by_node.setdefault(record.node, []).append(record)
     return [_node(node, by_node[node], sight) for node in sorted(by_node, key=lambda n: (by_node[n][0].name, n))]
 
 
-def _node(node: NodeId, records: Sequence[Record], sight: Sight) -> dict[str, Any]:
+def _node(node: NodeId, records: Sequence[Record], sight: SwarmSnapshot) -> dict[str, Any]:
     newest = max(records, key=lambda record: record.version)
     edge = sight.edges.get(node)
     rtt_s = edge.rtt_s if edge else None

@@ -14,16 +14,16 @@ from pathlib import Path
 
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import MANIFEST
-from manyhands.checkpoint.manifest import Manifest, Progress, build_manifest, config_digest
+from manyhands.checkpoint.manifest import HashProgress, Manifest, build_manifest, config_digest
 from manyhands.core import ModelId, Precision, Span, SpanInfo
 from manyhands.errors import ModelError, ShardUnavailable, WeightsMismatch
 from manyhands.place.shape import Checkpoint, ModelShape, look_up, shape_of
 from manyhands.swarm.record import Record
-from manyhands.weights.disk import Disk, find_complete, folders_of, layers_here
+from manyhands.weights.disk import DiskProvider, find_complete, folders_of, layers_here
 from manyhands.weights.download import Need, pull
 from manyhands.weights.fetch import resolve_model
 from manyhands.weights.hub import parse_hub_id
-from manyhands.weights.hub_provider import HubPeer
+from manyhands.weights.hub_provider import HubProvider
 from manyhands.weights.provider import Provider, ProviderError
 from manyhands.weights.workers import Blame
 from manyhands.worker.runner import arithmetic_class
@@ -32,7 +32,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.@/-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ServedModel:
     """What records must agree on to be one model: two machines with equal kinds serve one route."""
 
     model: ModelId
@@ -63,8 +63,8 @@ class Weights:
     here: Span | None = None
 
     @property
-    def kind(self) -> Kind | None:
-        return None if self.id is None else Kind(self.id, self.name, self.precision)
+    def kind(self) -> ServedModel | None:
+        return None if self.id is None else ServedModel(self.id, self.name, self.precision)
 
     def claim(self, span: Span) -> SpanInfo | None:
         """That this node will host `span`: a span without room for sessions. None while the id is not known."""
@@ -99,7 +99,7 @@ class Weights:
         span: Span,
         home: Path,
         providers: Sequence[Provider],
-        progress: Progress,
+        progress: HashProgress,
         *,
         with_ends: bool,
         on_blame: Callable[[Blame], None] | None = None,
@@ -124,18 +124,18 @@ class Weights:
             return folder, replace(self, id=model)
         assert self.id is not None, "without a folder and a hub id, it is the swarm that knows the model"
         need = Need(self.id, span, with_ends=with_ends, with_files=True)
-        hub = None if self.hub is None else HubPeer(self.hub)
-        here = [Disk(folder) for folder in folders if folder.name != self.id]
+        hub = None if self.hub is None else HubProvider(self.hub)
+        here = [DiskProvider(folder) for folder in folders if folder.name != self.id]
         pulled = await pull(need, providers, home, here=here, hub=hub, progress=progress, on_blame=on_blame)
         return pulled.folder, self
 
 
-def kinds_of(records: Sequence[Record]) -> list[Kind]:
+def kinds_of(records: Sequence[Record]) -> list[ServedModel]:
     """The models of a swarm, those that most nodes host first."""
-    found: dict[Kind, int] = {}
+    found: dict[ServedModel, int] = {}
     for record in records:
         if (info := record.info) is not None:
-            kind = Kind(info.model, info.model_name, info.precision)
+            kind = ServedModel(info.model, info.model_name, info.precision)
             found[kind] = found.get(kind, 0) + 1
     return sorted(found, key=lambda kind: (-found[kind], kind.name, kind.model))
 
@@ -145,8 +145,8 @@ async def weights_of(
     dtype: Precision | None,
     records: Sequence[Record],
     home: Path,
-    progress: Progress,
-    ask: Callable[[Kind], Sequence[Provider]] = lambda kind: (),
+    progress: HashProgress,
+    ask: Callable[[ServedModel], Sequence[Provider]] = lambda kind: (),
 ) -> Weights:
     """The model that `up` names. `dtype` None: as the swarm has it, else bf16. `ask`: who holds a model of the swarm.
 
@@ -184,7 +184,7 @@ async def _placed(weights: Weights, home: Path) -> Weights:
     return replace(weights, here=await asyncio.to_thread(layers_here, folders))
 
 
-async def _told_apart(kind: Kind, manifest: Manifest, providers: Sequence[Provider]) -> str:
+async def _told_apart(kind: ServedModel, manifest: Manifest, providers: Sequence[Provider]) -> str:
     """One line on how the model here differs from the one of the swarm, as far as anybody tells."""
     what, verb = "weights", "differ"
     with contextlib.suppress(ShardUnavailable):
@@ -213,7 +213,7 @@ def _weights(label: str, checkpoint: Checkpoint, model: ModelId | None, hub: str
     return Weights(label, shape.precision, shape, checkpoint.config, model, checkpoint.folder, hub)
 
 
-async def weights_in(kind: Kind, providers: Sequence[Provider], home: Path, progress: Progress) -> Weights:
+async def weights_in(kind: ServedModel, providers: Sequence[Provider], home: Path, progress: HashProgress) -> Weights:
     """The model that a swarm hosts, as its records name it: from this disk if it is here, else as peers describe it.
 
     Raises ShardUnavailable if no peer tells, ModelError.
@@ -240,7 +240,7 @@ def _hub_id(name: str) -> str | None:
     return name
 
 
-async def _described(kind: Kind, providers: Sequence[Provider]) -> tuple[Manifest, bytes]:
+async def _described(kind: ServedModel, providers: Sequence[Provider]) -> tuple[Manifest, bytes]:
     """Manifest and config.json from the first provider whose bytes are proven by the model's id."""
     for provider in providers:
         try:

@@ -34,7 +34,7 @@ _running = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class RecordedCall:
     """One call of attention: queries, keys, values [1, heads, N, width], its options, and the answer [1, N, heads, Dv]."""
 
     layer: int
@@ -49,13 +49,13 @@ class Heard:
 
 
 @dataclass(slots=True)
-class Listener:
+class CallRecorder:
     """Stands in for a StepPlan: keeps what attention is given, and answers with numbers of its own."""
 
-    heard: Heard | None = None
+    heard: RecordedCall | None = None
 
 
-Plan = StepPlan | Probe | Listener
+Plan = StepPlan | Probe | CallRecorder
 
 
 class running:  # as threads.using: contextlib would cost 10 us
@@ -106,12 +106,12 @@ def attention(
         plan.shapes[layer] = LayerShape(key_1HND.shape[1], key_dim, value_dim, key_1HND.dtype)
         return query_1HND.new_zeros(1, count, heads, value_dim), None
     scale = key_dim**-0.5 if scaling is None else scaling
-    if isinstance(plan, Listener):
+    if isinstance(plan, CallRecorder):
         answer = torch.randn(1, count, heads, value_dim, generator=torch.Generator().manual_seed(layer)).to(
             query_1HND.dtype
         )
         given = query_1HND, key_1HND, value_1HND, scale, softcap, sliding_window, s_aux
-        plan.heard = Heard(layer, *given, answer)
+        plan.heard = RecordedCall(layer, *given, answer)
         return answer, None
     if serves(key_1HND.dtype, key_dim, scale):
         qkv = query_1HND[0], key_1HND[0], value_1HND[0]

@@ -19,7 +19,7 @@ from manyhands.model import tiles
 from manyhands.model.elementwise import InvariantMode
 from manyhands.model.fuse import fuse
 from manyhands.model.linear import DTYPES, InvariantLinear, pad_rows
-from manyhands.model.load import Captured, Part, Tap, find_layers, load_part, read_config
+from manyhands.model.load import Captured, ModelPart, Tap, find_layers, load_part, read_config
 
 
 class Ends:
@@ -42,7 +42,7 @@ class Ends:
         self.dtype = DTYPES[precision]
         self.vocab_size = int(self.config.vocab_size)
         with verifying(folder, manifest) as use:
-            self._model = load_part(folder, self.config, Part(None, embed=embed, head=head), precision, use)
+            self._model = load_part(folder, self.config, ModelPart(None, embed=embed, head=head), precision, use)
             owner = self._pack(precision, head=head)
         self._direct_embed = self._find_direct_embed() if embed else None
         self._direct_norm = self._find_direct_norm(owner) if head else None

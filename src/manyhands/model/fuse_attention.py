@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from manyhands.model import tiles
 from manyhands.model.attend import Front, Kind, Module, front, serves
-from manyhands.model.attention import Heard, Listener, current, running
+from manyhands.model.attention import CallRecorder, RecordedCall, current, running
 from manyhands.model.cache import LayerShape, Probe
 
 # Relative error of the worst head of a row: a module's own roundings to bf16 are worth up to 0.006.
@@ -86,7 +86,7 @@ class _Fused:
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *_: object, **__: object
     ) -> tuple[Tensor, None]:
         plan = current()
-        assert not isinstance(plan, Listener)
+        assert not isinstance(plan, CallRecorder)
         if isinstance(plan, Probe):
             plan.shapes[self.layer] = self.shape
             return torch.zeros_like(hidden_states), None
@@ -105,7 +105,7 @@ def _recognised(module: nn.Module, stock: Forward, call: dict[str, Any]) -> _Fus
     chosen: _Fused | None = None
     for scale in (1.0, 30.0, 1e4):  # great ones show a limit on queries, keys and values
         trial = _trial(call, scale)
-        listener = Listener()
+        listener = CallRecorder()
         try:
             with running(listener), torch.inference_mode():
                 result = stock(**trial)
@@ -149,7 +149,7 @@ def _is_doubled(cos: Tensor) -> bool:
 
 
 def _candidates(
-    module: nn.Module, heard: Heard, product: tiles.Tiled, out: tiles.Tiled, trial: dict[str, Any]
+    module: nn.Module, heard: RecordedCall, product: tiles.Tiled, out: tiles.Tiled, trial: dict[str, Any]
 ) -> Iterator[_Fused]:
     heads, key_heads, dim, value_dim = heard.query.shape[1], *heard.key.shape[1::2], heard.value.shape[3]
     width = (heads + key_heads) * dim + key_heads * value_dim
@@ -172,7 +172,7 @@ def _candidates(
         yield _Fused(Module(kind, before, product, out), heard.layer, shape)
 
 
-def _does_the_same(fused: _Fused, trial: dict[str, Any], heard: Heard, result: Tensor) -> bool:
+def _does_the_same(fused: _Fused, trial: dict[str, Any], heard: RecordedCall, result: Tensor) -> bool:
     module = fused.module
     rows = module.first(trial["hidden_states"][0])
     front(module.kind, module.front, rows, *trial["position_embeddings"])

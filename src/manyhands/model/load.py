@@ -50,7 +50,7 @@ class Pass(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """Which part of a model to build: a span of layers, or ends (embedding and/or head), or any mix."""
 
     span: Span | None
@@ -100,7 +100,7 @@ def find_layers(model: nn.Module, num_layers: int) -> tuple[nn.Module, str, nn.M
 
 
 def load_part(
-    folder: Path, config: PreTrainedConfig, part: Part, precision: Precision, use: Add = ignore
+    folder: Path, config: PreTrainedConfig, part: ModelPart, precision: Precision, use: Add = ignore
 ) -> PreTrainedModel:
     """A model in eval mode that holds `part` alone, with our attention and experts plugged in (linears still stock).
 
@@ -148,13 +148,13 @@ def _unmap(model: nn.Module, tensors: Iterable[Tensor]) -> None:
             parameter.data = parameter.data.clone()
 
 
-def _is_needed(key: str, part: Part) -> bool:
+def _is_needed(key: str, part: ModelPart) -> bool:
     if re.search(r"\.\d+\.", key):
         return True
     return part.head or (part.embed and "norm" not in key)
 
 
-def read_tensors(folder: Path, config: PreTrainedConfig, part: Part, use: Add) -> dict[str, Tensor]:
+def read_tensors(folder: Path, config: PreTrainedConfig, part: ModelPart, use: Add) -> dict[str, Tensor]:
     """The tensors of `part`, mapped from the checkpoint's files. Raises ModelError for missing or corrupt ones."""
     entries = {entry.name: entry for entry in read_entries(folder)}
     names: set[str] = set()
@@ -179,7 +179,7 @@ def _opened(path: Path) -> Any:
         raise ModelError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
 
 
-def _pruned_class(config: PreTrainedConfig, part: Part) -> type[PreTrainedModel]:
+def _pruned_class(config: PreTrainedConfig, part: ModelPart) -> type[PreTrainedModel]:
     base: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
     def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:

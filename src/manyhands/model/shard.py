@@ -18,7 +18,7 @@ from manyhands.model.cache import LayerShape, Probe, Segment, SessionCache, Step
 from manyhands.model.calls import LayerCalls
 from manyhands.model.fuse import fuse
 from manyhands.model.linear import DTYPES, pad_rows, replace_linears
-from manyhands.model.load import Part, context_length, find_layers, load_part, read_config
+from manyhands.model.load import ModelPart, context_length, find_layers, load_part, read_config
 from manyhands.model.stack import FEW_ROWS, TRIAL_ROWS, FewRows, Stack, decoder_of
 
 _PROBE = 4  # rows of the step that shows what a layer does
@@ -58,7 +58,7 @@ class Shard:
 
     def _load(self, folder: Path, use: Add) -> None:
         """Build and pack; `use` is told each tensor."""
-        model = load_part(folder, self.config, Part(self.span), self.precision, use)
+        model = load_part(folder, self.config, ModelPart(self.span), self.precision, use)
         owner, name, self._layers = find_layers(model, self.config.num_hidden_layers)
         self.hidden_size, self.dtype = int(self.config.hidden_size), DTYPES[self.precision]
         context = context_length(self.config)

@@ -7,7 +7,7 @@ from typing import cast
 from manyhands.net.link import FramedLink
 
 
-class Door(asyncio.Protocol):
+class AlpnDispatcher(asyncio.Protocol):
     """Looks who is there, then steps aside: the transport goes to the protocol that `choose` names."""
 
     def __init__(self, choose: Callable[[asyncio.BaseTransport], asyncio.BaseProtocol]) -> None:
@@ -23,7 +23,7 @@ class Door(asyncio.Protocol):
         self._chosen.connection_made(transport)
 
 
-class Early(asyncio.Protocol):
+class HandshakeBuffer(asyncio.Protocol):
     """Keeps what arrives between the end of start_tls's handshake and its return, and passes it on with the transport."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from manyhands.errors import LinkClosed
-from manyhands.wire.message import Chunk, Message, Step
+from manyhands.wire.message import Message, Step, WeightsChunk
 
 # Received and not yet taken. 64 frames: four sessions' default credit (16 each). The last read may go over by one read.
 MAX_QUEUED_MESSAGES = 64
@@ -80,7 +80,7 @@ def _data_bytes(message: Message) -> int:
     match message:
         case Step():
             return len(message.payload.data) if message.payload is not None else 0
-        case Chunk():
+        case WeightsChunk():
             return len(message.data)
         case _:
             return 0

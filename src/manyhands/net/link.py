@@ -15,7 +15,7 @@ from manyhands.core import EdgeHealth, NodeId
 from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net.inbox import Inbox
 from manyhands.net.kernel import acknowledged
-from manyhands.net.liveness import Line
+from manyhands.net.liveness import LinkEvidence
 from manyhands.net.transport import PongRoute, check_lane, note_rtt
 from manyhands.wire.frame import FrameReader, encode
 from manyhands.wire.message import Hello, Lane, Message, Ping, Pong
@@ -131,9 +131,9 @@ class FramedLink(asyncio.BufferedProtocol):
         note_rtt(self.health, rtt_s)
         return rtt_s
 
-    def line(self) -> Line:
+    def line(self) -> LinkEvidence:
         num_acked, has_unacked = acknowledged(self._transport) or (None, None)
-        return Line(self.health.bytes_received, self._is_reading, num_acked, has_unacked)
+        return LinkEvidence(self.health.bytes_received, self._is_reading, num_acked, has_unacked)
 
     def answer_pings_with(self, pong: PongRoute) -> None:
         self._pong = pong

@@ -33,7 +33,7 @@ Verdict = Literal["alive", "cut", "frozen"]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LinkEvidence:
     """What a link knows of its line. `num_acked` counts bytes that the peer's kernel has acknowledged, `has_unacked` whether
     some were sent that it has not; both None where the system does not tell. While `is_reading` is false, this node takes
     nothing, so that it cannot hear the peer."""
@@ -63,7 +63,7 @@ class Pulse:
     def __init__(self, now: float) -> None:
         self._heard_at = self._moved_at = now
         self._asked_at: float | None = None
-        self._line = Line(0)
+        self._line = LinkEvidence(0)
         self._took_s: deque[float] = deque(maxlen=ANSWERS)
 
     def asked(self, now: float) -> None:
@@ -85,7 +85,7 @@ class Pulse:
         """Whether a ping waits for its answer."""
         return self._asked_at is not None
 
-    def observe(self, line: Line, now: float) -> None:
+    def observe(self, line: LinkEvidence, now: float) -> None:
         """Note what the link knows now."""
         if line.num_received != self._line.num_received or not line.is_reading:
             self._heard_at = now

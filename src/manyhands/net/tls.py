@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.admission import Pending, PendingLimits, Tokens, source_of
-from manyhands.net.alpn import Door, Early
+from manyhands.net.alpn import AlpnDispatcher, HandshakeBuffer
 from manyhands.net.arrivals import Arrivals
 from manyhands.net.certificate import client_context, node_id_of, peer_of, server_context
 from manyhands.net.incoming import Incoming
@@ -275,7 +275,7 @@ class TlsTransport:
 
     async def _accept_tls(self, connection: socket.socket, link: FramedLink) -> bool:
         """Handshake with a caller. Whether he came for a link: False if a guest took him over."""
-        door = Door(lambda transport: self._guest(transport) or link) if self._guests else None
+        door = AlpnDispatcher(lambda transport: self._guest(transport) or link) if self._guests else None
         await asyncio.get_running_loop().connect_accepted_socket(
             lambda: door or link,
             connection,
@@ -297,7 +297,7 @@ class TlsTransport:
 
     async def _wrap(self, tunnel: asyncio.Transport, link: FramedLink, *, is_server: bool) -> None:
         """TLS inside `tunnel`, then `link` over it. Raises OSError."""
-        early = Early()
+        early = HandshakeBuffer()
         transport = await asyncio.get_running_loop().start_tls(
             tunnel,
             early,

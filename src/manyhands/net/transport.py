@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol
 
 from manyhands.core import EdgeHealth, NodeAddr, NodeId
 from manyhands.errors import LinkClosed, ProtocolError
-from manyhands.net.liveness import Line
+from manyhands.net.liveness import LinkEvidence
 from manyhands.wire.message import LANES, Hello, Lane, Message
 
 MAX_RTT_SAMPLES = 32
@@ -62,7 +62,7 @@ class Link(Protocol):
     async def ping(self) -> float:
         """Round trip in seconds, also noted in health. Raises LinkClosed. Deadline: the caller's."""
 
-    def line(self) -> Line:
+    def line(self) -> LinkEvidence:
         """What is known of the way to the peer now, for the watch."""
 
     def answer_pings_with(self, pong: "PongRoute") -> None:

@@ -29,7 +29,7 @@ class _Turn:
     done: "asyncio.Future[Payload | None]"
 
 
-class EndsHost:
+class EndsBatcher:
     """Serves the ends of one model to the requests of this origin. `run` must be running; owned by the Node.
 
     `dtype`: of the rows that come and go.

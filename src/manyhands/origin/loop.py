@@ -21,9 +21,9 @@ from manyhands.core import FinishReason, SamplingParams
 from manyhands.engine.span import Rows
 from manyhands.errors import Corruption, PipelineStalled, ProtocolError
 from manyhands.origin.draft import Drafter, Drafting
-from manyhands.origin.ends_batch import EndsHost
+from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.pace import Pace
-from manyhands.origin.repair import Healer
+from manyhands.origin.repair import RepairExecutor
 from manyhands.origin.sampler import Drawn, Sampler
 from manyhands.origin.session import HopLost, Session
 from manyhands.origin.speculate import verify
@@ -55,11 +55,11 @@ class Generation:
     def __init__(
         self,
         session: Session,
-        ends: EndsHost | None,
+        ends: EndsBatcher | None,
         sampler: Sampler,
         request: Request,
         drafter: Drafter,
-        healer: Healer,
+        healer: RepairExecutor,
         config: RequestConfig,
     ) -> None:
         self._session, self._ends, self._sampler = session, ends, sampler
@@ -84,7 +84,7 @@ class Generation:
             self.finish_reason = self._finished()
             if self.finish_reason is None:
                 self._send_window(drafts, payload)  # before the consumer is heard: it must not slow the route down
-                await self._feed_shadows()
+                await self._feed_standbys()
             for token in drawn:
                 yield token
 
@@ -152,18 +152,18 @@ class Generation:
         """Positions that every hop has computed and that nothing will take back."""
         return min(self._reached, len(self.ledger) - 1)
 
-    async def _feed_shadows(self) -> None:
+    async def _feed_standbys(self) -> None:
         followers, committed = self._healer.followers, self._committed
-        if self._config.shadow:
+        if self._config.standby:
             followers.follow_all(committed, self._healer.excluded)
         due = followers.due(committed)
         for span, _, until in due:
             if span.start > 0:
-                self._session.shadows.feed(span, until)
-        for _, shadow, until in [d for d in due if d[0].start == 0]:
-            start, shadow.fed = shadow.fed, until
+                self._session.standbys.feed(span, until)
+        for _, standby, until in [d for d in due if d[0].start == 0]:
+            start, standby.fed = standby.fed, until
             async for position, ids, payload in self._embedded(start, self.ledger[start:until]):
-                self._session.shadows.feed_first(shadow, position, ids, payload)
+                self._session.standbys.feed_first(standby, position, ids, payload)
 
     async def _repair(self, drafts: Sequence[int]) -> None:
         self._sent_at = None

@@ -11,11 +11,11 @@ from manyhands.errors import BadRequest, Busy, ContextOverflow, ShardUnavailable
 from manyhands.origin.answer import Answer, Token
 from manyhands.origin.depth import Acceptance
 from manyhands.origin.draft import Drafter, NoDrafter, SuffixDrafter
-from manyhands.origin.ends_batch import EndsHost
+from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.loop import Generation, Request
 from manyhands.origin.model import Messages, OriginModel
 from manyhands.origin.queue import RoomQueue
-from manyhands.origin.repair import Healer
+from manyhands.origin.repair import RepairExecutor
 from manyhands.origin.route import Lease
 from manyhands.origin.routes import Routes
 from manyhands.origin.sampler import Constraint, Sampler
@@ -45,7 +45,7 @@ class Origin:
         self.last_resort: Offer | None = None
         self.waiting = RoomQueue()
         self._acceptance = Acceptance()  # of drafts, over all requests
-        self._ends = None if model.ends is None else EndsHost(model.ends, WIRE_DTYPES[model.precision], device)
+        self._ends = None if model.ends is None else EndsBatcher(model.ends, WIRE_DTYPES[model.precision], device)
         if self._ends is not None:
             node.start(self._ends.run())
 
@@ -170,7 +170,7 @@ class Origin:
         marks: Mapping[int, str],
     ) -> AsyncGenerator[Token, None]:
         params, model = request.params, self.model
-        healer = Healer(session, self.routes, self.node.request, self.last_resort, self.node.watch.late_s)
+        healer = RepairExecutor(session, self.routes, self.node.request, self.last_resort, self.node.watch.late_s)
         answer.repairs, answer.events = healer.repairs, healer.events
         generation = Generation(session, self._ends, sampler, request, drafter, healer, self.node.request)
         answer.drafting = generation.drafting

@@ -47,7 +47,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Holdup:
+class HeldStep:
     """The hop that holds a route up, as a probe found it: it did not answer (`is_silent`), or has so many positions."""
 
     hop: int
@@ -61,7 +61,7 @@ class Thrift:
     def __init__(self) -> None:
         self._num_wasted = 0  # replacements in a row that won nothing
         self._pays_at: float | None = None  # when the last one will have been worth its price
-        self._last: Holdup | None = None
+        self._last: HeldStep | None = None
         self._replaced_at: int | None = None  # the committed position of the last one
 
     @staticmethod
@@ -70,7 +70,7 @@ class Thrift:
         return shortest_s + STRETCH * min(late_s, LATE_S)
 
     def is_worth(
-        self, holdup: Holdup, committed: int, now: float, *, waited_s: float, replay_s: float, late_s: float
+        self, holdup: HeldStep, committed: int, now: float, *, waited_s: float, replay_s: float, late_s: float
     ) -> bool:
         """Whether to replace the hop of `holdup` now, after `waited_s` without a step beyond position `committed`.
 

@@ -14,7 +14,7 @@ from manyhands.origin.pace import Thrift, replay_s
 from manyhands.origin.repair_plan import Event, Repair, RepairPlan, Slot, Warm, plan_repair
 from manyhands.origin.route import Hop
 from manyhands.origin.session import HopLost, Session
-from manyhands.origin.standby_search import Followers, Surroundings, is_edge
+from manyhands.origin.standby_search import Followers, RouteServices, is_edge
 from manyhands.route.search import Offer
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Alone:
         return ShardUnavailable(f"the local fallback did not open within {self._limit_s:g} s: {reason}")
 
 
-class Healer:
+class RepairExecutor:
     """Repairs one session. `excluded` grows: a node that was lost once comes back into this session only if nobody else
     covers its layers (a link may have been cut, a node restarted), and never if it lied. `late_s` says how late the event
     loops of this node and of another have run lately."""
@@ -65,7 +65,7 @@ class Healer:
     def __init__(
         self,
         session: Session,
-        around: Surroundings,
+        around: RouteServices,
         config: RequestConfig,
         last_resort: Offer | None = None,
         late_s: Callable[[NodeId], float] = lambda node: 0.0,
@@ -133,9 +133,9 @@ class Healer:
         return reason
 
     async def hand_over(self, committed: int) -> None:
-        """Make before break: a hop that would like to leave gets a shadow, and counts as lost when that has caught up.
+        """Make before break: a hop that would like to leave gets a standby, and counts as lost when that has caught up.
 
-        Where no single node can be its shadow, it counts as lost if others together can take its place; else it serves on.
+        Where no single node can be its standby, it counts as lost if others together can take its place; else it serves on.
         """
         session = self._session
         for index, reason in list(session.leaving.items()):
@@ -228,7 +228,7 @@ class Healer:
             if not self._attempts or waited <= self._config.patience_s:
                 await self._around.look_around()
                 try:
-                    return await self._plan_without(session.liars, committed)
+                    return await self._plan_without(session.untrusted_nodes, committed)
                 except ShardUnavailable as nobody:
                     error = nobody
             if waited > self._config.patience_s:
@@ -249,7 +249,7 @@ class Healer:
         route = [hop.offer for hop in session.route.hops]
         if session.route.needs_ends:
             offers = [o for o in offers if o.info.has_ends or not is_edge(o, o.info.span)]
-        warm = [Warm(s.hop.offer, s.computed) for s in session.shadows.by_span.values() if s.is_open]
+        warm = [Warm(s.hop.offer, s.computed) for s in session.standbys.by_span.values() if s.is_open]
         return plan_repair(route, session.losses, empty, logless, offers, excluded, committed, warm)
 
     async def _reshape(self, plan: RepairPlan) -> None:

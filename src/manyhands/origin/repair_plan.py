@@ -4,7 +4,7 @@
     their predecessor re-sends its output log of the committed positions; the last new hop keeps what its successor has
 
 Committed positions [0, committed) have passed every hop, so survivors keep their caches up to there; anything later is
-sent again by the origin. A shadow (standby.py) that is promoted has most of them too and gets the rest. A predecessor
+sent again by the origin. A standby (standby.py) that is promoted has most of them too and gets the rest. A predecessor
 without a log is made to recompute what the next hop lacks, fed by the hop before it, at worst by the origin from the ids.
 """
 
@@ -42,7 +42,7 @@ class RepairPlan:
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """A shadow: `offer` is exactly its place, whose cache holds positions [0, computed), all of them committed."""
+    """A standby: `offer` is exactly its place, whose cache holds positions [0, computed), all of them committed."""
 
     offer: Offer
     computed: int
@@ -86,15 +86,15 @@ def plan_repair(
     warm: Sequence[Warm] = (),
 ) -> RepairPlan:
     """Replace the hops `lost` of `route`. Survivors in `empty` have no cache yet (an earlier repair was cut short); those
-    in `logless` cannot replay, so they recompute, fed from further upstream. Lost hops that have a shadow in `warm` are
+    in `logless` cannot replay, so they recompute, fed from further upstream. Lost hops that have a standby in `warm` are
     replaced by it.
 
     Offers of `excluded` nodes are not used, nor those of other weights or precision. A session has one place on a span
     of a node, so offers of nodes that stay in the route are used only if nothing else covers. Raises ShardUnavailable.
     """
-    shadows = [w for w in warm if w.offer.node not in excluded]
-    slots = _replace(route, lost, _usable(route, offers, excluded), [w.offer for w in shadows])
-    held = {(w.offer.node, w.offer.info.span): min(w.computed, committed) for w in shadows}
+    standbys = [w for w in warm if w.offer.node not in excluded]
+    slots = _replace(route, lost, _usable(route, offers, excluded), [w.offer for w in standbys])
+    held = {(w.offer.node, w.offer.info.span): min(w.computed, committed) for w in standbys}
     starts = [_holds(slot, empty, held, committed) for slot in slots]
     for index in range(len(slots) - 2, -1, -1):
         if slots[index].kept in logless:
@@ -137,7 +137,7 @@ def _usable(route: Sequence[Offer], offers: Sequence[Offer], excluded: Collectio
 
 
 def _replace(
-    route: Sequence[Offer], lost: Collection[int], offers: Sequence[Offer], shadows: Sequence[Offer]
+    route: Sequence[Offer], lost: Collection[int], offers: Sequence[Offer], standbys: Sequence[Offer]
 ) -> list[Slot]:
     slots: list[Slot] = []
     index = 0
@@ -149,15 +149,15 @@ def _replace(
         end = index
         while end < len(route) and end in lost:
             end += 1
-        run = _shadows_of(route[index:end], shadows) or _cover_run(route, index, end, lost, offers)
+        run = _standbys_of(route[index:end], standbys) or _cover_run(route, index, end, lost, offers)
         slots += [Slot(o, None) for o in run]
         index = end
     return slots
 
 
-def _shadows_of(run: Sequence[Offer], shadows: Sequence[Offer]) -> list[Offer]:
-    """The shadows of all hops of a lost run; [] if one has none."""
-    found = [next((s for s in shadows if s.info.span == lost.info.span), None) for lost in run]
+def _standbys_of(run: Sequence[Offer], standbys: Sequence[Offer]) -> list[Offer]:
+    """The standbys of all hops of a lost run; [] if one has none."""
+    found = [next((s for s in standbys if s.info.span == lost.info.span), None) for lost in run]
     return [s for s in found if s is not None] if all(found) else []
 
 

@@ -96,7 +96,7 @@ class Route:
             hop.renew()
 
     def open_message(self, index: int, slot: Slot, control: Link) -> Open:
-        """What tells the node at the end of `control`, hop `index` or its shadow, of its place in this epoch. Signed."""
+        """What tells the node at the end of `control`, hop `index` or its standby, of its place in this epoch. Signed."""
         last = index == len(self.hops) - 1
         lease = self.lease
         ring = lease.path == "ring"

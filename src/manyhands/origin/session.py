@@ -25,10 +25,10 @@ from manyhands.errors import (
 from manyhands.net.liveness import stretched_s
 from manyhands.net.transport import Link, betters, try_send
 from manyhands.origin.fault import judge
-from manyhands.origin.pace import Holdup
+from manyhands.origin.pace import HeldStep
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.route import Hop, Lease, Route
-from manyhands.origin.standby import Shadows
+from manyhands.origin.standby import Standbys
 from manyhands.wire.message import Close, Credit, Fault, HopTiming, Opened, Payload, Probe, Progress, Step
 from manyhands.wire.signed import Signer
 
@@ -41,7 +41,7 @@ class Session:
     """An open route. Created by `Node.open_session`, which also closes it; not shared between requests.
 
     `losses` maps hops of the present route that are lost to the reason. While there are any, nothing is sent. `leaving`
-    does so for hops that would like to leave. `shadows` stand by for the hops of their spans (standby.py). `late_s` says how
+    does so for hops that would like to leave. `standbys` stand by for the hops of their spans (standby.py). `late_s` says how
     late the event loops of this node and of another have run lately: deadlines for answers stretch with it (liveness.py).
     """
 
@@ -55,11 +55,11 @@ class Session:
     ) -> None:
         self.id = SessionId(os.urandom(16))
         self.route = Route(self.id, signer, lease, config.window, list(hops))
-        self.shadows = Shadows(self.route)
+        self.standbys = Standbys(self.route)
         self.losses: dict[int, str] = {}
         self.leaving: dict[int, str] = {}
         self.has_detour = False  # a hop is reached through a relay, and there is a direct link to it by now
-        self.liars: set[NodeId] = set()
+        self.untrusted_nodes: set[NodeId] = set()
         self._unclosed: list[Hop] = []  # out of the route, but the route that leaves them out does not stand yet
         self.last_progress: float = 0.0
         self.timings: tuple[HopTiming, ...] = ()  # of the last step that brought rows, one a hop
@@ -117,7 +117,7 @@ class Session:
         staying = {hop.offer.node for hop in hops}
         gone = [hop for hop in (*self.route.hops, *self._unclosed) if hop.offer.node not in staying]
         self._unclosed = gone
-        self.shadows.promote(staying)
+        self.standbys.promote(staying)
         self.route.renew(hops)
         self.losses.clear()
         self.leaving.clear()
@@ -132,7 +132,7 @@ class Session:
         for hop in gone:
             try_send(hop.control, Close(self.id))
         self._unclosed = []
-        self.shadows.move()
+        self.standbys.move()
 
     async def _place(self, slots: Sequence[Slot], indices: Sequence[int]) -> None:
         """Tell the hops `indices` of their places and wait until they have them. Raises HopLost or PipelineStalled."""
@@ -171,7 +171,7 @@ class Session:
         for hop in (*self.route.hops, *self._unclosed):
             hop.outbox.clear()
             try_send(hop.control, Close(self.id))
-        self.shadows.close()
+        self.standbys.close()
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class Session:
         self._settle(len(self.route.hops) - 1)
         return step
 
-    async def probe(self, limit_s: float) -> Holdup:
+    async def probe(self, limit_s: float) -> HeldStep:
         """Ask every hop how far it is; return the hop that holds the route up. Deadline: `limit_s`.
 
         That is the first that has not computed what was sent: it is slow, frozen, or cut off from the hop before it. If
@@ -221,7 +221,7 @@ class Session:
         done = {i for i, p in self._progress.items() if p.computed >= self.sent_until}
         index = next((i for i in range(len(self.route.hops)) if i not in done), len(self.route.hops) - 1)
         said = self._progress.get(index)
-        return Holdup(index, said is None, said.computed if said is not None else 0)
+        return HeldStep(index, said is None, said.computed if said is not None else 0)
 
     async def _wait(self) -> None:
         if self._error is not None:
@@ -259,7 +259,7 @@ class Session:
         is_due = step.hop == ORIGIN_HOP or (is_star and 0 < step.hop < len(hops))
         if step.epoch != self.route.epoch or not is_due or not self.route.is_from(sender, link):
             return
-        if self.shadows.pass_on(step):
+        if self.standbys.pass_on(step):
             return
         if not hops[sender].incoming.take():
             self.lose(sender, f"sent more than its {hops[sender].window} steps without credit", lied=True)
@@ -325,7 +325,7 @@ class Session:
         for index, hop in enumerate(self.route.hops):
             if link in hop.links:
                 self.lose(index, f"is gone: {reason}")
-        self.shadows.on_lost(link)
+        self.standbys.on_lost(link)
 
     def lose(self, index: int, reason: str, *, lied: bool = False) -> None:
         """Hop `index` cannot be relied on any more, nor can others on its node; who waits for results gets HopLost.
@@ -334,7 +334,7 @@ class Session:
         """
         node = self.route.hops[index].offer.node
         if lied:
-            self.liars.add(node)
+            self.untrusted_nodes.add(node)
         for other, hop in enumerate(self.route.hops):
             if hop.offer.node == node:
                 self.losses.setdefault(other, reason)

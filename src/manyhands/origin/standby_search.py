@@ -1,4 +1,4 @@
-"""Who becomes a shadow (standby.py), and when it is fed.
+"""Who becomes a standby (standby.py), and when it is fed.
 
 Every FEED_ROWS committed tokens: one step of that many rows costs about what one row costs.
 """
@@ -10,17 +10,17 @@ from manyhands.core import NodeId, Span
 from manyhands.errors import ManyhandsError
 from manyhands.origin.route import Hop, Lease
 from manyhands.origin.session import Session
-from manyhands.origin.standby import Shadow
+from manyhands.origin.standby import Standby
 from manyhands.route.search import Offer
 from manyhands.worker.worker import MAX_FEED_ROWS
 
 FEED_ROWS = 16
-# Committed positions after which a hop without a shadow looks for one again.
+# Committed positions after which a hop without a standby looks for one again.
 LOOK_AGAIN_ROWS = 64
 
 
-class Surroundings(Protocol):
-    """What repairs and shadows need of the node."""
+class RouteServices(Protocol):
+    """What repairs and standbys need of the node."""
 
     async def offers(self, excluded: Collection[NodeId]) -> Sequence[Offer]:
         """Spans on nodes that can be reached now."""
@@ -36,25 +36,25 @@ class Surroundings(Protocol):
 
 
 class Followers:
-    """Finds shadows for one session and says when to feed which. Nothing here waits; nothing can fail the request."""
+    """Finds standbys for one session and says when to feed which. Nothing here waits; nothing can fail the request."""
 
-    def __init__(self, session: Session, around: Surroundings) -> None:
+    def __init__(self, session: Session, around: RouteServices) -> None:
         self._session, self._around = session, around
-        self._looked: dict[Span, int] = {}  # where the search for a shadow of a span last began
+        self._looked: dict[Span, int] = {}  # where the search for a standby of a span last began
         self._looking: set[Span] = set()
 
     def follow_all(self, committed: int, excluded: Collection[NodeId]) -> None:
-        """Look for a shadow for every hop that lacks one."""
+        """Look for a standby for every hop that lacks one."""
         for hop in list(self._session.route.hops):
             self.recruit(hop.offer.info.span, committed, excluded)
 
     def recruit(
         self, span: Span, committed: int, excluded: Collection[NodeId]
     ) -> Literal["ready", "following", "nobody"]:
-        """See to a shadow for the hop of `span`. "ready": it lags by less than two feeds; "nobody": none was found lately."""
-        shadow = self._session.shadows.by_span.get(span)
-        if shadow is not None:
-            return "ready" if shadow.is_open and committed - shadow.computed < 2 * FEED_ROWS else "following"
+        """See to a standby for the hop of `span`. "ready": it lags by less than two feeds; "nobody": none was found lately."""
+        standby = self._session.standbys.by_span.get(span)
+        if standby is not None:
+            return "ready" if standby.is_open and committed - standby.computed < 2 * FEED_ROWS else "following"
         if span in self._looking:
             return "following"
         if committed - self._looked.get(span, -LOOK_AGAIN_ROWS) < LOOK_AGAIN_ROWS:
@@ -64,13 +64,13 @@ class Followers:
         self._around.start(self._find(span, set(excluded)))
         return "following"
 
-    def due(self, committed: int) -> list[tuple[Span, Shadow, int]]:
-        """The shadows that have computed all they got and lag, with the position up to which to feed them now."""
+    def due(self, committed: int) -> list[tuple[Span, Standby, int]]:
+        """The standbys that have computed all they got and lag, with the position up to which to feed them now."""
         session = self._session
         return [
-            (span, shadow, min(committed, shadow.fed + MAX_FEED_ROWS))
-            for span, shadow in session.shadows.by_span.items()
-            if shadow.hop.epoch == session.route.epoch and shadow.computed == shadow.fed <= committed - FEED_ROWS
+            (span, standby, min(committed, standby.fed + MAX_FEED_ROWS))
+            for span, standby in session.standbys.by_span.items()
+            if standby.hop.epoch == session.route.epoch and standby.computed == standby.fed <= committed - FEED_ROWS
         ]
 
     async def _find(self, span: Span, excluded: set[NodeId]) -> None:
@@ -81,23 +81,23 @@ class Followers:
             if offer is not None and index is not None:
                 hop = await self._around.connect(index, offer, len(route.hops), route.lease)
                 if self._is_wanted(span, offer) and not self._session.is_closed:
-                    self._session.shadows.open(hop)
+                    self._session.standbys.open(hop)
         except (ManyhandsError, TimeoutError):
-            pass  # the hop stays without a shadow until the next look
+            pass  # the hop stays without a standby until the next look
         finally:
             self._looking.discard(span)
 
     def _is_wanted(self, span: Span, offer: Offer) -> bool:
-        """Whether `offer` may still be the shadow of `span`: the route may have changed meanwhile."""
+        """Whether `offer` may still be the standby of `span`: the route may have changed meanwhile."""
         route = self._session.route
         in_route = any(hop.offer.node == offer.node for hop in route.hops)
-        return route.index_of(span) is not None and span not in self._session.shadows.by_span and not in_route
+        return route.index_of(span) is not None and span not in self._session.standbys.by_span and not in_route
 
     async def _choose(self, span: Span, excluded: set[NodeId]) -> Offer | None:
         """The whole of `span` on one node outside the route: spares first, then most free cache."""
         session = self._session
         model = session.route.hops[0].offer.info
-        offers = await self._around.offers(excluded | session.shadows.refused | session.liars)
+        offers = await self._around.offers(excluded | session.standbys.refused | session.untrusted_nodes)
         able = [
             o.part(span)
             for o in offers

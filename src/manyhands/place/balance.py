@@ -21,7 +21,7 @@ from manyhands.place.strategy import Holding, coverage, gaps, throughputs, weake
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class LoadHistory:
     """What a node remembers between periods: how many in a row it has wanted to move, and when it last did."""
 
     wanted: int = 0
@@ -42,14 +42,14 @@ class Decision:
 
     move: Move | None
     why: str
-    history: History = field(default_factory=History)
+    history: LoadHistory = field(default_factory=LoadHistory)
 
 
 def decide(
     mine: Holding,
     holdings: Sequence[Holding],
     num_layers: int,
-    history: History,
+    history: LoadHistory,
     period: int,
     now_s: float,
     rules: BalanceConfig,
@@ -69,7 +69,7 @@ def decide(
         return Decision(None, f"moved less than {rules.cool_down_s:g} s ago", history)
     if not holds_claim(mine, holdings, num_layers, period, rules):
         return Decision(None, f"another node moves to or from these layers in period {period}", history)
-    return Decision(move, _reason(move, holdings, num_layers), History(0, now_s))
+    return Decision(move, _reason(move, holdings, num_layers), LoadHistory(0, now_s))
 
 
 def propose(mine: Holding, holdings: Sequence[Holding], num_layers: int, rules: BalanceConfig) -> Move | None:

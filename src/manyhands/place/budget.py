@@ -14,7 +14,7 @@ LOG_SHARE: Final = 4  # one part in so many of what weights leave may be output 
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class MemoryBudget:
     """`memory_bytes` for the model, all told. `tokens`: positions of cache to find room for on every layer.
 
     `with_ends`: the machine is an origin too.

@@ -1,6 +1,6 @@
 """Orders: a member asks another one to serve other layers, and the other one decides by its own rules.
 
-    ask ── Reassign ──► on_asked ─► obey (member/obedience.py: facts ─► judge) ─┬─► moves, make before break
+    ask ── Reassign ──► on_asked ─► obey (member/reassign.py: facts ─► judge) ─┬─► moves, make before break
     ask ◄─ Reassigned ─────────────────────────── what it does, or why not ◄────┘
 
 Who holds the swarm's secret may ask; nobody must obey. `judge` is pure. A flood of orders costs a node one decision in

@@ -41,7 +41,7 @@ class PlannedHop:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlacementPlan:
     """A placement and what one stream may expect of it. `return_s`: the way back to the origin."""
 
     hops: tuple[PlannedHop, ...]
@@ -78,12 +78,12 @@ class Missing:
 class Plans:
     """What was found: placements, the best first (none: see `missing`), and the best on one machine alone, if it fits."""
 
-    ranked: tuple[Plan, ...]
-    alone: Plan | None
+    ranked: tuple[PlacementPlan, ...]
+    alone: PlacementPlan | None
     missing: Missing | None
 
     @property
-    def best(self) -> Plan:
+    def best(self) -> PlacementPlan:
         """The fastest. Raises BadRequest naming what is missing."""
         if not self.ranked:
             raise BadRequest(str(self.missing))
@@ -133,7 +133,7 @@ def find_plans(task: Task, limit: int = 5) -> Plans:
     return Plans(tuple(plans[:limit]), alone, None)
 
 
-def place(task: Task, strategy: Strategy) -> Plan:
+def place(task: Task, strategy: Strategy) -> PlacementPlan:
     """The plan of a strategy: the fastest found (`measured`), or all machines in order with shares by rule.
 
     Raises BadRequest for a share that does not fit its machine, or layers that nobody can hold.
@@ -151,7 +151,7 @@ def place(task: Task, strategy: Strategy) -> Plan:
     return evaluate(task, list(zip(machines, spans, strict=True)))
 
 
-def evaluate(task: Task, hops: Sequence[tuple[Machine, Span]]) -> Plan:
+def evaluate(task: Task, hops: Sequence[tuple[Machine, Span]]) -> PlacementPlan:
     """What a placement gives: spans in order, on machines of the fleet.
 
     Whoever waits while the others work dozes off: the slowdown (Machine.slowed) follows from the time of a token without
@@ -181,7 +181,7 @@ def evaluate(task: Task, hops: Sequence[tuple[Machine, Span]]) -> Plan:
     )
     each_s = token_s(costs, legs, shape.hidden_bytes, ends_s)
     ttft_s = open_s + prefill_s(dozing, legs, task.prompt, shape.hidden_bytes, CHUNK_ROWS, origin.ends_s * origin.doze)
-    return Plan(planned, ends_s, legs[-1].seconds(shape.hidden_bytes), each_s, ttft_s)
+    return PlacementPlan(planned, ends_s, legs[-1].seconds(shape.hidden_bytes), each_s, ttft_s)
 
 
 def _cost(machine: Machine, slowed: float = 1.0) -> SpanCost:
@@ -272,7 +272,7 @@ class _Search:
         layer_s = min((self.useful[i].layer_s for i in self.by_speed if i not in held), default=math.inf)
         return self.compute_s(held) + self.ways.cost(order) + left * layer_s
 
-    def plan(self, order: Sequence[int]) -> Plan:
+    def plan(self, order: Sequence[int]) -> PlacementPlan:
         lengths = self.fill(order)
         assert lengths is not None
         edges = itertools.accumulate((lengths[index] for index in order), initial=0)

@@ -43,7 +43,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SpanChoice:
     """A span to host, and one sentence for people on why."""
 
     span: Span
@@ -111,7 +111,7 @@ def choose_span(
     max_pipes: int = 2,
     with_ends: bool = False,
     files: Span | None = None,
-) -> Choice:
+) -> SpanChoice:
     """The span that a joining node should host, given what others hold (LP-13, LP-17).
 
     Layers that nobody holds come first; then those that lack to the next complete copy of the model, up to `max_pipes`
@@ -130,17 +130,17 @@ def choose_span(
     if level == 0 or (level < max_pipes and files is None):
         gap = _fill(counts, level, room, files)
         span = _grown(gap, counts, room, max_pipes)
-        return Choice(span, _reason(gap, span, level, room))
+        return SpanChoice(span, _reason(gap, span, level, room))
     if files is not None:
         strength = throughputs(holdings, shape.num_layers)[files.start : files.end]
         start = files.start + weakest_window(strength, min(room, len(files))).start
         kept = Span(start, start + min(room, len(files)))
         span = _grown(kept, counts, room, max_pipes)
         more = "" if span == kept else f"; with room for {room} it takes {span}"
-        return Choice(span, f"nothing is missing, and layers {kept} are on this machine's disk already{more}")
+        return SpanChoice(span, f"nothing is missing, and layers {kept} are on this machine's disk already{more}")
     span = weakest_window(throughputs(holdings, shape.num_layers), room)
     why = f"every layer is held {level} times or more; layers {span} have the least throughput, and {room} fit here"
-    return Choice(span, why)
+    return SpanChoice(span, why)
 
 
 def _fill(counts: list[int], level: int, room: int, files: Span | None) -> Span:

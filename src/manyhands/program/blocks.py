@@ -14,6 +14,7 @@ from manyhands.program.ops import (
     Activation,
     Add,
     Attention,
+    ExpertRouting,
     Experts,
     Gate,
     Gating,
@@ -23,7 +24,6 @@ from manyhands.program.ops import (
     Part,
     Product,
     Rotary,
-    Route,
     Rows,
     Term,
     Weight,
@@ -209,7 +209,7 @@ def plain(
 
 
 def router(
-    names: TensorNames, name: str, s: Sizes, route: Route, *, bias: bool = False, correction: str | None = None
+    names: TensorNames, name: str, s: Sizes, route: ExpertRouting, *, bias: bool = False, correction: str | None = None
 ) -> Ops:
     """The products that rank experts, from "h" to `route.source`, and the choice. A `correction` is a vector's name."""
     if correction is not None:

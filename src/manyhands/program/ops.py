@@ -231,7 +231,7 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ExpertRouting:
     """From `source` [experts] (router products) choose `top_k` experts a row: target = pairs (expert, weight).
 
     score s = sigmoid(source), or softmax(source) over all experts. Ranked by s + correction (descending, of equals the
@@ -297,7 +297,7 @@ class Add:
     terms: tuple[Term, ...]
 
 
-Op = Norm | Product | Rotary | Attention | LatentAttention | Gate | Route | Experts | Multiply | Add
+Op = Norm | Product | Rotary | Attention | LatentAttention | Gate | ExpertRouting | Experts | Multiply | Add
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from manyhands.program.ops import (
     EXPERT,
     Attention,
+    ExpertRouting,
     Experts,
     LatentAttention,
     Layer,
@@ -12,7 +13,6 @@ from manyhands.program.ops import (
     Op,
     Product,
     Program,
-    Route,
     Weight,
 )
 
@@ -34,7 +34,7 @@ def op_weights(op: Op) -> Iterator[Weight]:
             yield from (op.key_weight, op.value_weight)
         case Attention(sinks=Weight() as sinks):
             yield sinks
-        case Route(correction=Weight() as correction):
+        case ExpertRouting(correction=Weight() as correction):
             yield correction
         case _:
             pass

@@ -30,7 +30,7 @@ def nanoseconds(seconds: npt.ArrayLike) -> Ints:
     return np.rint(np.clip(times, 0, _LONGEST)).astype(np.int64)
 
 
-class Part(NamedTuple):
+class RoutePart(NamedTuple):
     """Layers `span` on the span of index `at`."""
 
     at: int
@@ -68,7 +68,7 @@ class Spans:
         start, end, layer, fixed, entry = (values[k] for values in rows)
         return Spans(start, end, layer, fixed, entry, table, self.closing[k], self.is_spare[k])
 
-    def cost(self, chain: Sequence[Part]) -> int:
+    def cost(self, chain: Sequence[RoutePart]) -> int:
         """Nanoseconds of a chain, SPARE for each spare in it."""
         total = int(self.entry[chain[0].at] + self.closing[chain[-1].at])
         for a, b in itertools.pairwise(chain):
@@ -82,7 +82,7 @@ def _times(values: Ints, factors: Floats) -> Ints:
     return np.rint(values * factors).astype(np.int64)
 
 
-def cheapest(spans: Spans, run: Span) -> list[Part] | None:
+def cheapest(spans: Spans, run: Span) -> list[RoutePart] | None:
     """The chain for `run` of least cost; None if some layer is held by none.
 
     Among equals: fewer hops where the last ones differ, then the spans that come first.
@@ -114,13 +114,13 @@ def cheapest(spans: Spans, run: Span) -> list[Part] | None:
     return _walk_back(came_from, last, run) if total[last] < NEVER else None
 
 
-def _walk_back(came_from: npt.NDArray[np.int_], last: int, run: Span) -> list[Part]:
-    chain: list[Part] = []
+def _walk_back(came_from: npt.NDArray[np.int_], last: int, run: Span) -> list[RoutePart]:
+    chain: list[RoutePart] = []
     end = run.end
     for at in range(len(run) - 1, 0, -1):
         sender = int(came_from[at, last])
         if sender >= 0:
-            chain.append(Part(last, Span(run.start + at, end)))
+            chain.append(RoutePart(last, Span(run.start + at, end)))
             last, end = sender, run.start + at
-    chain.append(Part(last, Span(run.start, end)))
+    chain.append(RoutePart(last, Span(run.start, end)))
     return chain[::-1]

@@ -8,7 +8,7 @@ import numpy as np
 
 from manyhands.core import NodeId, Span
 from manyhands.errors import BadRequest, ShardUnavailable
-from manyhands.route.chain import SPARE, Ints, Part, Spans
+from manyhands.route.chain import SPARE, Ints, RoutePart, Spans
 from manyhands.route.dstar import DStarLite
 
 Stages = Sequence[Sequence[NodeId]]
@@ -91,18 +91,18 @@ class SpanPlan:
         """Vertices looked at so far: the work done."""
         return self._search.expanded
 
-    def path(self) -> list[Part]:
+    def path(self) -> list[RoutePart]:
         """As `chain.cheapest`; [] if some layer is held by none."""
-        parts: list[Part] = []
+        parts: list[RoutePart] = []
         for vertex in self._search.path()[1:-1]:
             step, is_done = divmod(vertex, 2)
             layer, at = divmod(step, self._num)
             if is_done:
                 continue
             if parts and parts[-1].at == at:
-                parts[-1] = Part(at, Span(parts[-1].span.start, layer + 1))
+                parts[-1] = RoutePart(at, Span(parts[-1].span.start, layer + 1))
             else:
-                parts.append(Part(at, Span(layer, layer + 1)))
+                parts.append(RoutePart(at, Span(layer, layer + 1)))
         return parts
 
     def update(self, spans: Spans) -> None:

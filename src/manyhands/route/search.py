@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from manyhands.core import ModelId, NodeId, Precision, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
-from manyhands.route.chain import SPARE, Part
+from manyhands.route.chain import SPARE, RoutePart
 from manyhands.route.offer import ANY, Offer, Pair, Terms
 from manyhands.route.space import Space, rtt_between
 
@@ -197,7 +197,7 @@ def _cost(space: Space, run: Span) -> int:
     return space.spans.cost(_find(space, run))
 
 
-def _find(space: Space, run: Span) -> list[Part]:
+def _find(space: Space, run: Span) -> list[RoutePart]:
     chain = space.cheapest(run)
     assert chain is not None, "the candidates cover the run"
     return chain

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manyhands.core import NodeId, Span
-from manyhands.route.chain import Floats, Part, Spans, cheapest, nanoseconds
+from manyhands.route.chain import Floats, RoutePart, Spans, cheapest, nanoseconds
 from manyhands.route.cost import HOP_OVERHEAD_S, queue_s
 from manyhands.route.offer import Offer, Pair, Terms, pair
 
@@ -41,10 +41,10 @@ class Space:
         """As if every offer, and every leg to it, took `factors` times as long."""
         return Space(self.offers, self.spans.stretched(np.array(factors)))
 
-    def cheapest(self, run: Span) -> list[Part] | None:
+    def cheapest(self, run: Span) -> list[RoutePart] | None:
         return cheapest(self.spans, run)
 
-    def find(self, route: Sequence[Offer]) -> list[Part] | None:
+    def find(self, route: Sequence[Offer]) -> list[RoutePart] | None:
         """An earlier route among the offers of today; None if one of its hops is not there any more."""
         parts = []
         for hop in route:
@@ -52,10 +52,10 @@ class Space:
             at = next(same, None)
             if at is None:
                 return None
-            parts.append(Part(at, hop.info.span))
+            parts.append(RoutePart(at, hop.info.span))
         return parts
 
-    def route(self, chain: Sequence[Part]) -> tuple[Offer, ...]:
+    def route(self, chain: Sequence[RoutePart]) -> tuple[Offer, ...]:
         return tuple(self.offers[at].part(span) for at, span in chain)
 
 

@@ -1,6 +1,6 @@
 """Membership and directory of a swarm.
 
 identity.py a node's key · ticket.py what a machine needs to join · members.py scope, allow and deny lists · lan.py mDNS
-record.py what a node says of a span, signed · announce.py when it is said · shelf.py the newest records held
+record.py what a node says of a span, signed · announce.py when it is said · record_store.py the newest records held
 directory.py the protocol and what drives it; back-ends: gossip.py (with news.py), dht/, static.py; backends.py chooses
 """

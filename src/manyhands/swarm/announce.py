@@ -12,7 +12,17 @@ from dataclasses import dataclass, replace
 
 from manyhands.core import NodeAddr, SpanInfo, SpanLoad
 from manyhands.swarm.identity import NodeKey
-from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, REFRESH_S, Chain, Key, Record, Scope, sign, with_beat
+from manyhands.swarm.record import (
+    MAX_BEATS,
+    MAX_LIFETIME_S,
+    REFRESH_S,
+    Chain,
+    Record,
+    RecordKey,
+    Scope,
+    sign,
+    with_beat,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,7 @@ class Announcer:
         self._key = key
         self._entropy = entropy
         self._started_at = now
-        self._said: dict[Key, _Said] = {}
+        self._said: dict[RecordKey, _Said] = {}
         self._floor = 0  # sequences must exceed it
 
     def speak(self, hosted: Sequence[tuple[SpanInfo, SpanLoad]], now: float) -> list[bytes]:

@@ -1,11 +1,9 @@
 """The directory that nobody owns: one small protocol, its back-ends (gossip, dht, static), and what drives them.
 
 A back-end is sans-I/O: statements, bodies and times go in, bodies to send come out. `DirectoryRunner` is its one driver in a
-live node; the same back-ends run in virtual time under `testing.overlay`. Whoever implements `Backend` keeps its
-statements on a `shelf.Shelf`, which checks them, so that no back-end has to. Which one a swarm has is said in its ticket
-(`backends.py`); nothing outside of this package knows.
-
-    message of the directory   first letter of the back-end's kind 1 · body of the back-end
+live node; the same back-ends run in virtual time under `testing.overlay`. A `Backend` keeps its
+statements in a `record_store.RecordStore`, which checks them. The ticket names the back-end of a swarm (`backends.py`); other
+packages do not know it.
 """
 
 import asyncio
@@ -24,7 +22,7 @@ from manyhands.errors import LinkClosed, ManyhandsError
 from manyhands.swarm.announce import Announcer
 from manyhands.swarm.members import Members
 from manyhands.swarm.record import BEAT_S, Record
-from manyhands.swarm.shelf import Forks, complaints, skews_of
+from manyhands.swarm.record_store import Forks, complaints, skews_of
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +128,7 @@ class Backend(Exchange, Protocol):
 
     @property
     def forks(self) -> Forks:
-        """Nodes whose keys said two different things with one number (shelf.Shelf)."""
+        """Nodes whose keys said two different things with one number (record_store.RecordStore)."""
 
 
 class DirectoryRunner:

@@ -22,7 +22,7 @@ Bytes sent per node and second in an idle swarm of N = 100 nodes with one record
     wants, rumours, answers by two neighbours at once (measured)          about 190
     together            1.2 KB in 6 bodies, 1.8 KB with 90 bytes below each: frame, TLS, TCP, IP
 
-Defence: a body is answered by at most one of NEWS_BYTES; a sender has a budget of bytes; the shelf judges all statements.
+Defence: a body is answered by at most one of NEWS_BYTES; a sender has a budget of bytes; the store judges all statements.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from manyhands.core import NodeId
 from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.news import VERSION, News, expand, is_newer
 from manyhands.swarm.record import TAG_BYTES
-from manyhands.swarm.shelf import Entry, OnShelf, Shelf
+from manyhands.swarm.record_store import HeldRecord, RecordStore, StoreBacked
 
 ROUND_S = 0.9  # that is 1 s for whoever ticks twice a second
 RETRY_S = 5.0  # how often one lost node is tried again, and one that is linked but perhaps no neighbour is called
@@ -48,14 +48,14 @@ BURST_BYTES, BYTES_PER_S = 512 << 10, 16 << 10  # of one sender: 60 signatures t
 DENSE, SPARSE, NEWS, RUMOUR = 1, 2, 3, 4
 
 
-class Gossip(OnShelf):
+class Gossip(StoreBacked):
     """A `Backend`. `rng` is where all its randomness comes from."""
 
     kind: ClassVar[str] = "gossip"
 
     def __init__(self, me: NodeId, rng: Random) -> None:
         self.me = me
-        self.shelf = Shelf(me, MAX_RECORDS)
+        self.store = RecordStore(me, MAX_RECORDS)
         self._rng = rng
         self._salt = rng.randbytes(16)
         self._ranks: dict[NodeId, bytes] = {}
@@ -65,7 +65,7 @@ class Gossip(OnShelf):
         self._round_at = self._retry_at = 0.0
 
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
-        entry = self.shelf.take(data, now).entry
+        entry = self.store.take(data, now).entry
         return [] if entry is None else self._spread([entry], now, self.me)
 
     def receive(self, sender: Peer, body: bytes, now: float) -> list[Outgoing]:
@@ -73,16 +73,16 @@ class Gossip(OnShelf):
             return []
         self._meet(sender)
         if not self._may_send(sender.node, len(body), now):
-            self.shelf.counts["flood"] += 1
+            self.store.counts["flood"] += 1
             return []
         try:
             return self._handle(sender, body, now)
         except (ValueError, IndexError, struct.error):
-            self.shelf.counts["malformed"] += 1
+            self.store.counts["malformed"] += 1
             return []
 
     def tick(self, now: float) -> list[Outgoing]:
-        for record in self.shelf.expire(now):
+        for record in self.store.expire(now):
             if not record.is_withdrawn:
                 self._remember(Peer(record.node, record.addresses))
         called = []
@@ -98,15 +98,15 @@ class Gossip(OnShelf):
         if peer.node == self.me:
             return []
         self._meet(peer)
-        self.shelf.trust(peer.node, is_linked=True)
+        self.store.trust(peer.node, is_linked=True)
         return [Outgoing(peer, self._sparse(now))]
 
     def lost(self, node: NodeId, now: float) -> list[Outgoing]:
         self._round_at = now  # a call that failed is made up for with the next tick
         peer = self._linked.pop(node, Peer(node))
         self._budgets.pop(node, None)
-        self.shelf.suspect(node)
-        entries = self.shelf.of_node(node)
+        self.store.suspect(node)
+        entries = self.store.of_node(node)
         if not entries or not all(entry.record.is_withdrawn for entry in entries):
             stated = next((entry.record.addresses for entry in entries if entry.record.addresses), ())
             self._remember(Peer(node, stated or peer.addresses))
@@ -114,9 +114,9 @@ class Gossip(OnShelf):
 
     # Comparing
 
-    def _list(self, now: float) -> list[tuple[bytes, Entry]]:
+    def _list(self, now: float) -> list[tuple[bytes, HeldRecord]]:
         """Keys that all nodes should hold, in the order of their tags."""
-        return sorted((entry.tag, entry) for entry in self.shelf if entry.is_current(now))
+        return sorted((entry.tag, entry) for entry in self.store if entry.is_current(now))
 
     def _dense(self, now: float) -> bytes:
         listed = self._list(now)
@@ -145,11 +145,11 @@ class Gossip(OnShelf):
         versions = struct.unpack_from(f">{len(tags)}H", content, TAG_BYTES)
         return _news_to(sender, self._compare(dict(zip(tags, versions, strict=True)), listed, now))
 
-    def _compare(self, theirs: dict[bytes, int], listed: list[tuple[bytes, Entry]], now: float) -> News:
+    def _compare(self, theirs: dict[bytes, int], listed: list[tuple[bytes, HeldRecord]], now: float) -> News:
         """What to tell a node whose list is `theirs`, and what to ask of it."""
         news = News()
         for tag, version in theirs.items():
-            ours = self.shelf.by_tag(tag)
+            ours = self.store.by_tag(tag)
             if ours is None:
                 news.want(tag, 0)
             elif is_newer(version, ours.record.version):
@@ -164,26 +164,26 @@ class Gossip(OnShelf):
     def _take(self, sender: Peer, news: News, is_rumour: bool, now: float) -> list[Outgoing]:
         answer, hot = News(), []
         for tag, version, value in news.beats:
-            entry = self.shelf.by_tag(tag)
+            entry = self.store.by_tag(tag)
             near = 0 if entry is None else entry.record.version
-            verdict = self.shelf.put_beat(tag, expand(version, near), value, now)
+            verdict = self.store.put_beat(tag, expand(version, near), value, now)
             if verdict == "unknown":
                 answer.want(tag, 0)
             elif verdict == "new" and entry is not None and entry.record.node == sender.node:
                 hot.append(entry)
         for data in news.statements:
-            _, entry, is_arrival = self.shelf.take(data, now, sender.node)
+            _, entry, is_arrival = self.store.take(data, now, sender.node)
             if entry is not None and (is_arrival or entry.record.is_withdrawn or entry.record.node == sender.node):
                 hot.append(entry)
         for tag, version in news.wants:
-            entry = self.shelf.by_tag(tag)
+            entry = self.store.by_tag(tag)
             if entry is not None and (version == 0 or is_newer(entry.record.version, version)):
                 answer.tell(entry, version)
         return _news_to(sender, answer) + (self._spread(hot, now, sender.node) if is_rumour else [])
 
     # Spreading
 
-    def _spread(self, entries: list[Entry], now: float, origin: NodeId) -> list[Outgoing]:
+    def _spread(self, entries: list[HeldRecord], now: float, origin: NodeId) -> list[Outgoing]:
         """A rumour of `entries` for some neighbours, but not for `origin`, who told us."""
         news = News()
         for entry in entries:

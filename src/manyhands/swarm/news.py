@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass, field
 
 from manyhands.swarm.record import ANCHOR_BYTES, MAX_BYTES, TAG_BYTES
-from manyhands.swarm.shelf import Entry
+from manyhands.swarm.record_store import HeldRecord
 
 NEWS_BYTES = 8 << 10  # at most 45 signatures to check: less than 10 ms of the event loop (0.2 ms each)
 VERSION = struct.Struct(f">{TAG_BYTES}sH")
@@ -43,7 +43,7 @@ class News:
         if self._fits(VERSION.size):
             self.wants.append((tag, version))
 
-    def tell(self, entry: Entry, theirs: int) -> None:
+    def tell(self, entry: HeldRecord, theirs: int) -> None:
         """What brings a node from version `theirs` (0: it has nothing) to that of `entry`."""
         record = entry.record
         if theirs and record.beats and (record.version - theirs) & 0xFFFF <= record.beats:

@@ -72,7 +72,7 @@ class Hosted(NamedTuple):
     span: Span
 
 
-class Key(NamedTuple):
+class RecordKey(NamedTuple):
     """One place in the directory: a node writes only where `node` is itself (IN-W04)."""
 
     node: NodeId
@@ -131,9 +131,9 @@ class Record:
             _check_info(self.info)
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RecordKey:
         info = self.info
-        return Key(self.node, None if info is None else Hosted(info.model, info.precision, info.span))
+        return RecordKey(self.node, None if info is None else Hosted(info.model, info.precision, info.span))
 
     @property
     def version(self) -> int:

@@ -10,23 +10,23 @@ from typing import ClassVar
 
 from manyhands.core import NodeId
 from manyhands.swarm.directory import Outgoing, Peer
-from manyhands.swarm.record import Key, RecordRefused, read
-from manyhands.swarm.shelf import OnShelf, Shelf
+from manyhands.swarm.record import RecordKey, RecordRefused, read
+from manyhands.swarm.record_store import RecordStore, StoreBacked
 
 
-class Static(OnShelf):
+class Static(StoreBacked):
     """A `Backend`."""
 
     kind: ClassVar[str] = "static"
 
     def __init__(self, me: NodeId) -> None:
         self.me = me
-        self.shelf = Shelf(me)
+        self.store = RecordStore(me)
         self._linked: dict[NodeId, Peer] = {}
-        self._own: dict[Key, bytes] = {}
+        self._own: dict[RecordKey, bytes] = {}
 
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
-        entry = self.shelf.take(data, now).entry
+        entry = self.store.take(data, now).entry
         if entry is None:
             return []
         self._own[entry.record.key] = data
@@ -36,16 +36,16 @@ class Static(OnShelf):
         try:
             node = read(body)[0].node
         except RecordRefused as exc:
-            self.shelf.counts[exc.verdict] += 1
+            self.store.counts[exc.verdict] += 1
             return []
         if node != sender.node or node == self.me:
-            self.shelf.counts["forged"] += 1
+            self.store.counts["forged"] += 1
             return []
-        self.shelf.take(body, now, node)
+        self.store.take(body, now, node)
         return [] if node in self._linked else self.joined(sender, now)
 
     def tick(self, now: float) -> list[Outgoing]:
-        for record in self.shelf.expire(now):
+        for record in self.store.expire(now):
             self._own.pop(record.key, None)
         return []
 
@@ -53,10 +53,10 @@ class Static(OnShelf):
         if peer.node == self.me:
             return []
         self._linked[peer.node] = peer
-        self.shelf.trust(peer.node, is_linked=True)
+        self.store.trust(peer.node, is_linked=True)
         return [Outgoing(peer, data) for data in self._own.values()]
 
     def lost(self, node: NodeId, now: float) -> list[Outgoing]:
-        self.shelf.suspect(node)
+        self.store.suspect(node)
         self._linked.pop(node, None)
         return []

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from manyhands.core import EdgeHealth, NodeAddr, NodeId
 from manyhands.errors import LinkClosed
-from manyhands.net.liveness import Line
+from manyhands.net.liveness import LinkEvidence
 from manyhands.net.transport import Link, PongRoute, Transport
 from manyhands.testing.trouble import Change, Trouble
 from manyhands.wire.message import Hello, Lane, Message, Step
@@ -134,7 +134,7 @@ class FaultyLink:
             await asyncio.Event().wait()
         return await self._link.ping()
 
-    def line(self) -> Line:
+    def line(self) -> LinkEvidence:
         return self._link.line()
 
     def answer_pings_with(self, pong: PongRoute) -> None:

@@ -17,7 +17,7 @@ from manyhands.core import EdgeHealth, NodeAddr, NodeId
 from manyhands.errors import LinkClosed
 from manyhands.net.inbox import Inbox
 from manyhands.net.link import CLOSE_S
-from manyhands.net.liveness import Line
+from manyhands.net.liveness import LinkEvidence
 from manyhands.net.transport import Link, PongRoute, Transport, check_lane, note_rtt
 from manyhands.wire.frame import wire_size
 from manyhands.wire.message import Hello, Lane, Message, Ping
@@ -178,7 +178,7 @@ class WanLink:
         note_rtt(self._rtt, rtt_s)
         return rtt_s
 
-    def line(self) -> Line:
+    def line(self) -> LinkEvidence:
         return self._link.line()
 
     def answer_pings_with(self, pong: PongRoute) -> None:

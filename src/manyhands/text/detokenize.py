@@ -27,7 +27,7 @@ class Decodes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """Text that may be shown now (often empty), and whether the text ends with it."""
 
     text: str
@@ -63,7 +63,7 @@ class Detokenizer:
         self._unread_ids: list[int] = []
         self._tail = _StopTail(stop)
 
-    def feed(self, token_id: int) -> Piece:
+    def feed(self, token_id: int) -> TextPiece:
         """Take the next id; return the text it releases. After a piece with `finished`, further ids give nothing.
 
         A stop id or end id shows no text of its own, but releases what was held back.
@@ -76,7 +76,7 @@ class Detokenizer:
         else:
             self._unread_ids.append(token_id)
             text = self._tail.push(self._read(is_last=False))
-        return Piece(text, "stop" if self._tail.is_stopped else None)
+        return TextPiece(text, "stop" if self._tail.is_stopped else None)
 
     def flush(self) -> str:
         """Return what was held back, at the end of the ids: an unfinished character, the beginning of a stop string."""

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from manyhands.errors import BadRequest, ModelError
-from manyhands.text.template import Budget, ChatTemplate, compile_template
+from manyhands.text.template import ChatTemplate, RenderBudget, compile_template
 
 Tokenizer = Any  # a TextTokenizer; tests also give transformers' own
 
@@ -30,7 +30,7 @@ def render_chat(
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] = (),
-    budget: Budget | None = None,
+    budget: RenderBudget | None = None,
     **variables: Any,
 ) -> list[int]:
     """Return the ids of a conversation in the model's own chat template, ready for the assistant's answer.
@@ -39,12 +39,16 @@ def render_chat(
     what it may use. Raises TooCostly (a BadRequest) beyond that, and BadRequest if there is no template, no message, or if
     the template refuses the messages (for instance roles that must alternate).
     """
-    text = render_text(tokenizer, messages, tools, budget or Budget(), **variables)
+    text = render_text(tokenizer, messages, tools, budget or RenderBudget(), **variables)
     return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
 
 
 def render_text(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], budget: Budget, **variables: Any
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any],
+    budget: RenderBudget,
+    **variables: Any,
 ) -> str:
     """The text of which `render_chat` returns the ids. Raises as it does."""
     if not messages:

@@ -1,7 +1,7 @@
 """A checkpoint's chat template, rendered within bounds. Pure; knows no tokenizer.
 
 A template is an untrusted program, run on a client's words. Jinja's sandbox keeps it away from the process; the bounds
-here keep it from using the process up: `Budget` counts passes of loops and macros, looks at the clock at each, and limits
+here keep it from using the process up: `RenderBudget` counts passes of loops and macros, looks at the clock at each, and limits
 what one operation may build. What these cannot see, say one filter over a long range, is for the caller's process limits:
 `is_simple` tells which templates use only operations whose cost these bounds hold.
 """
@@ -40,14 +40,14 @@ _SIMPLE_CALLS = frozenset(
 
 
 class TooCostly(BadRequest):
-    """A render went beyond its Budget."""
+    """A render went beyond its budget."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the chat template of this model: {reason}")
 
 
 @dataclass(slots=True)
-class Budget:
+class RenderBudget:
     """What one render may use: passes of its loops and macros, seconds, and characters (or items) of one value."""
 
     passes: int = 1_000_000
@@ -101,7 +101,7 @@ class _Namespace(Namespace):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja as chat templates expect it, with every loop, macro and growing operation under the render's Budget."""
+    """Jinja as chat templates expect it, with every loop, macro and growing operation under the render's budget."""
 
     intercepted_binops = frozenset({"+", "*", "%", "**"})
 
@@ -109,7 +109,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self.filters["tojson"] = _to_json
         self.globals |= {"raise_exception": _raise, "strftime_now": _now, "namespace": _Namespace}
-        self.budget = Budget()  # of the render that runs: one at a time
+        self.budget = RenderBudget()  # of the render that runs: one at a time
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -144,7 +144,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _join_within_bounds(tree: nodes.Node, concat: nodes.Concat) -> None:
-    """Replace `a ~ b` by a call of Budget.join, wherever in `tree` it stands."""
+    """Replace `a ~ b` by a call of RenderBudget.join, wherever in `tree` it stands."""
     call = nodes.Call(nodes.Name(_JOIN, "load"), concat.nodes, [], None, None, lineno=concat.lineno)
     assert concat.environment is not None
     call.set_environment(concat.environment)
@@ -195,7 +195,7 @@ class ChatTemplate:
         self._template = self._environment.from_string(source)
         self.is_simple = _is_simple(self._environment.parse(source))
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], budget: Budget) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], budget: RenderBudget) -> str:
         """The text of a conversation. Raises TooCostly, TemplateError, and whatever a template's operations do."""
         self._environment.budget = budget
         known = {"add_generation_prompt": True, "documents": None, _PASS: budget.take, _JOIN: budget.join}
@@ -220,7 +220,7 @@ def _with_thoughts(message: Mapping[str, Any]) -> Object:
 
 
 def _is_simple(tree: nodes.Template) -> bool:
-    """Whether it uses only operations whose cost a Budget sees."""
+    """Whether it uses only operations whose cost a RenderBudget sees."""
     macros = {macro.name for macro in tree.find_all(nodes.Macro)}
     filters = [node.name for node in tree.find_all(nodes.Filter)]
     calls = [_called(node.node) for node in tree.find_all(nodes.Call)]

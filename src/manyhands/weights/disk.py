@@ -34,7 +34,7 @@ def layers_here(folders: Sequence[Path]) -> Span | None:
     return max(runs, key=lambda run: (len(run), -run.start), default=None)
 
 
-class Disk:
+class DiskProvider:
     """A folder as a provider (provider.py): what one fetch brought, no other needs to bring again."""
 
     def __init__(self, folder: Path) -> None:

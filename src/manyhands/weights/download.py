@@ -25,15 +25,15 @@ from huggingface_hub.utils import WeakFileLock
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import MANIFEST, SINGLE, write_atomic
 from manyhands.checkpoint.header import DTYPE_BITS, LENGTH_BYTES, TensorEntry
-from manyhands.checkpoint.manifest import VOLATILE, Manifest, Progress, Silent, TensorDigest, config_digest
+from manyhands.checkpoint.manifest import VOLATILE, HashProgress, Manifest, Silent, TensorDigest, config_digest
 from manyhands.checkpoint.partition import ModelFacts, needed_tensors
 from manyhands.checkpoint.store import Store, check_free, disk_errors
 from manyhands.core import ModelId, Span
 from manyhands.errors import ModelError, ShardUnavailable
 from manyhands.weights.partial import restore_partial
 from manyhands.weights.provider import Provider, ProviderError
-from manyhands.weights.schedule import Board
-from manyhands.weights.workers import Blame, Blames, Crew
+from manyhands.weights.schedule import DownloadSchedule
+from manyhands.weights.workers import Blame, Blames, DownloadWorkers
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ async def pull(
     *,
     here: Sequence[Provider] = (),
     hub: Provider | None = None,
-    progress: Progress | None = None,
+    progress: HashProgress | None = None,
     on_blame: Callable[[Blame], None] | None = None,
 ) -> Pulled:
     """Fetch into `home`/models/<ModelId> what is needed and not there yet.
@@ -134,7 +134,12 @@ class _Pull:
     """One pull into one folder. What touches the disk runs in `disk`, in order."""
 
     def __init__(
-        self, need: Need, folder: Path, disk: ThreadPoolExecutor, progress: Progress, on_blame: Callable[[Blame], None]
+        self,
+        need: Need,
+        folder: Path,
+        disk: ThreadPoolExecutor,
+        progress: HashProgress,
+        on_blame: Callable[[Blame], None],
     ) -> None:
         self.need = need
         self.folder = folder
@@ -257,7 +262,7 @@ class _Pull:
             return
         total = sum(map(len, missing))
         check_free(self.folder, total)
-        board, hashes = Board(missing), {tensor.name: tensor.sha256 for tensor in manifest.tensors}
+        board, hashes = DownloadSchedule(missing), {tensor.name: tensor.sha256 for tensor in manifest.tensors}
         with disk_errors(self.folder, total):
             filling = self.store.filling(SINGLE, size, header)
             handle = await self.on_disk(self.stack.enter_context, filling)
@@ -265,7 +270,7 @@ class _Pull:
             left = total - sum(job.done for job in board.waiting)
             self._progress.start(f"fetching {self.need.model[:12]} from peers", left)
             args = (self.need.model, board, hashes, self.store, handle, self.on_disk, self.blames, self._progress)
-            crew = Crew(*args, self.received)
+            crew = DownloadWorkers(*args, self.received)
             try:
                 for tier in tiers:
                     if board.waiting and (able := [provider for provider in tier if provider not in self.blames]):

@@ -20,7 +20,7 @@ from manyhands import tales
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import INDEX, MANIFEST, SINGLE, SMALL_SUFFIXES, parse_index, read_config, write_atomic
 from manyhands.checkpoint.header import TensorEntry, read_header
-from manyhands.checkpoint.manifest import Manifest, Progress, TensorDigest, check_small, config_digest, hash_files
+from manyhands.checkpoint.manifest import HashProgress, Manifest, TensorDigest, check_small, config_digest, hash_files
 from manyhands.checkpoint.partition import ModelFacts, needed_tensors
 from manyhands.checkpoint.store import Sink, Store, check_free, disk_errors, erase
 from manyhands.core import Span
@@ -41,7 +41,7 @@ PICKLES: Final = (".bin", ".pt", ".pth")
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class HubWeightsFile:
     """A weights file on the hub: its header's bytes and what they describe."""
 
     name: str
@@ -51,7 +51,7 @@ class Shard:
     entries: list[TensorEntry]
 
 
-def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, progress: Progress) -> Path:
+def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, progress: HashProgress) -> Path:
     """The folder of model `name` with the layers of `span` (None: all) and, if asked, the ends.
 
     Raises ModelError (unknown, refused, corrupt, pickle weights only), CutError (span outside the model), DiskFull.
@@ -132,7 +132,7 @@ def _num_layers(folder: Path) -> int:
 class _Fetch:
     """One download into one folder."""
 
-    def __init__(self, model: HubModel, home: Path, progress: Progress) -> None:
+    def __init__(self, model: HubModel, home: Path, progress: HashProgress) -> None:
         self.model = model
         self.folder = hub_folder(home, model.repo, model.commit)
         self.progress = progress
@@ -190,7 +190,7 @@ class _Fetch:
                 self._fill(shard, wanted[shard.name], known)
             self.progress.done()
 
-    def _fill(self, shard: Shard, entries: Sequence[TensorEntry], known: dict[str, TensorDigest]) -> None:
+    def _fill(self, shard: HubWeightsFile, entries: Sequence[TensorEntry], known: dict[str, TensorDigest]) -> None:
         with self.store.filling(shard.name, shard.size, shard.header) as handle:
             try:
                 wrong = [pair for run in runs(entries) for pair in self._read_run(handle, run, known, False)]
@@ -246,7 +246,7 @@ class _Fetch:
         write_atomic(self.folder / MANIFEST, manifest.encode())
         self.store.hashes.clear()
 
-    def _learn_shard(self, shard: Shard, wanted: set[str], is_last: bool = False) -> bool:
+    def _learn_shard(self, shard: HubWeightsFile, wanted: set[str], is_last: bool = False) -> bool:
         """Stream one file; False if its bytes are not those that the hub's hash names, which raises if `is_last`."""
         whole, start = hashlib.sha256(shard.header), len(shard.header)
         with self.store.filling(shard.name, shard.size, shard.header) as handle:
@@ -275,10 +275,10 @@ class _Fetch:
             raise ModelError(f"{self.model.repo} refused: pickle weights; convert to safetensors")
         raise ModelError(f"{self.model.repo} holds no weights: neither {SINGLE} nor {INDEX}")
 
-    def _shard(self, name: str) -> Shard:
+    def _shard(self, name: str) -> HubWeightsFile:
         file = self.model.describe(name)
         header, entries = read_remote_header(self.model, file)
-        return Shard(name, file.size, file.sha256, header, entries)
+        return HubWeightsFile(name, file.size, file.sha256, header, entries)
 
 
 def runs(entries: Iterable[TensorEntry]) -> list[list[TensorEntry]]:
@@ -312,5 +312,5 @@ def _mismatch(repo: str, entry: TensorEntry, expected: str, got: str) -> ModelEr
     return ModelError(f"{where} arrived wrong twice: SHA-256 expected {expected}, got {got}")
 
 
-def _corrupt(repo: str, shard: Shard, got: str) -> ModelError:
+def _corrupt(repo: str, shard: HubWeightsFile, got: str) -> ModelError:
     return ModelError(f"{repo}: {shard.name} arrived wrong twice: SHA-256 expected {shard.sha256}, got {got}")

@@ -25,7 +25,7 @@ T = TypeVar("T")
 READ_BYTES: Final = 8 << 20  # of one request: its round trip is then a small part of it
 
 
-class HubPeer:
+class HubProvider:
     """Provider `node` "hub". Asks nothing before it is needed. Raises ModelError if `name` is no hub id."""
 
     node = "hub"

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final
 
 from manyhands.checkpoint.folder import write_atomic
 from manyhands.checkpoint.manifest import BLOCK_BYTES
-from manyhands.weights.schedule import Job
+from manyhands.weights.schedule import TensorJob
 
 PARTIAL: Final = ".partial.json"
 DISK: Final = "disk"  # the giver of what was there before
@@ -28,7 +28,7 @@ def save_partial(folder: Path, handle: BinaryIO, prefixes: Mapping[str, int]) ->
     write_atomic(folder / PARTIAL, json.dumps(dict(prefixes)).encode())
 
 
-def restore_partial(folder: Path, handle: BinaryIO, jobs: Iterable[Job]) -> None:
+def restore_partial(folder: Path, handle: BinaryIO, jobs: Iterable[TensorJob]) -> None:
     """Let each job go on behind its prefix."""
     prefixes = _read(folder / PARTIAL)
     for job in jobs:
@@ -45,7 +45,7 @@ def _read(path: Path) -> dict[str, Any]:
     return prefixes if isinstance(prefixes, dict) else {}
 
 
-def _adopt(job: Job, handle: BinaryIO, length: int) -> None:
+def _adopt(job: TensorJob, handle: BinaryIO, length: int) -> None:
     handle.seek(job.entry.start)
     while job.done < length and (block := handle.read(min(length - job.done, BLOCK_BYTES))):
         job.sha256.update(block)

@@ -15,7 +15,7 @@ from manyhands.checkpoint.folder import FILES, MANIFEST
 from manyhands.core import ModelId, NodeId
 from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net.transport import Link
-from manyhands.wire.message import MAX_CHUNK_BYTES, Chunk, Lack, Part, Want
+from manyhands.wire.message import MAX_CHUNK_BYTES, Part, WeightRequest, WeightsChunk, WeightsNotFound
 
 OFFERED: Final = FILES | {"config.json", MANIFEST}
 MAX_FILE_BYTES: Final = 64 << 20  # of one; the largest tokenizers have 30 MB, the manifest of 100,000 tensors 16 MB
@@ -57,12 +57,12 @@ class Provider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    want: Want
+    want: WeightRequest
     link: Link
-    answer: "asyncio.Future[Chunk | Lack | str]"  # str: why the link is gone
+    answer: "asyncio.Future[WeightsChunk | WeightsNotFound | str]"  # str: why the link is gone
 
 
-class Wants:
+class WeightClient:
     """The requests that a node has under way. The node feeds it what arrives on bulk links."""
 
     def __init__(self) -> None:
@@ -70,18 +70,18 @@ class Wants:
         self._asked: dict[int, _Asked] = {}
 
     def __repr__(self) -> str:
-        return f"<Wants under_way={len(self._asked)}>"
+        return f"<WeightClient under_way={len(self._asked)}>"
 
     def ask(self, link: Link, model: ModelId, part: Part, name: str, offset: int, length: int) -> "_Asked":
         """Send a request. Cancel the answer to forget it. Raises LinkClosed."""
-        want = Want(next(self._numbers) % (1 << 32), model, part, name, offset, length)
+        want = WeightRequest(next(self._numbers) % (1 << 32), model, part, name, offset, length)
         link.send(want)
         asked = _Asked(want, link, asyncio.get_running_loop().create_future())
         self._asked[want.request] = asked
         asked.answer.add_done_callback(lambda _: self._asked.pop(want.request, None))
         return asked
 
-    def on_answer(self, answer: Chunk | Lack, link: Link) -> None:
+    def on_answer(self, answer: WeightsChunk | WeightsNotFound, link: Link) -> None:
         asked = self._asked.get(answer.request)
         if asked is not None and asked.link is link and not asked.answer.done():
             asked.answer.set_result(answer)
@@ -92,10 +92,10 @@ class Wants:
                 asked.answer.set_result(reason)
 
 
-class Peer:
+class PeerProvider:
     """A node as a provider. `dial` gives the bulk link to it, as LinkPool.get does."""
 
-    def __init__(self, node: NodeId, name: str, wants: Wants, dial: Callable[[], Awaitable[Link]]) -> None:
+    def __init__(self, node: NodeId, name: str, wants: WeightClient, dial: Callable[[], Awaitable[Link]]) -> None:
         self.node: str = node
         self.name = name
         self._wants = wants
@@ -103,7 +103,7 @@ class Peer:
         self._num_answers = 0
 
     def __repr__(self) -> str:
-        return f"<Peer {self.name} {self.node[:8]}>"
+        return f"<PeerProvider {self.name} {self.node[:8]}>"
 
     async def read(self, model: ModelId, tensor: str, start: int, end: int) -> AsyncGenerator[Data, None]:
         link = await self._link()
@@ -163,11 +163,11 @@ class Peer:
         return _data(asked.want, asked.answer.result())
 
 
-def _data(want: Want, answer: Chunk | Lack | str) -> Data:
+def _data(want: WeightRequest, answer: WeightsChunk | WeightsNotFound | str) -> Data:
     """The data of an answer. Raises Lacking, ProviderError."""
     if isinstance(answer, str):
         raise ProviderError("lost", answer)
-    if isinstance(answer, Lack):
+    if isinstance(answer, WeightsNotFound):
         raise Lacking(answer.code)
     num_bytes = len(answer.data)
     is_short = num_bytes < want.length and want.part == "tensor"

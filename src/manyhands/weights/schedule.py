@@ -19,7 +19,7 @@ STEAL_S: Final = 3.0
 
 
 @dataclass(slots=True)
-class Piece:
+class TensorPiece:
     """Bytes [start, end) of a tensor, given by `node`; `sha256` once they turned out to be part of a wrong whole."""
 
     node: str
@@ -29,7 +29,7 @@ class Piece:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class TensorJob:
     """One tensor to fetch."""
 
     entry: TensorEntry
@@ -37,8 +37,8 @@ class Job:
     turn: int = 0  # counts takers
     since: float = 0.0
     is_writing: bool = False  # the disk is at it: nobody else may start
-    pieces: list[Piece] = field(default_factory=list)
-    suspects: list[Piece] = field(default_factory=list)
+    pieces: list[TensorPiece] = field(default_factory=list)
+    suspects: list[TensorPiece] = field(default_factory=list)
     sha256: "hashlib._Hash" = field(default_factory=hashlib.sha256)
 
     @property
@@ -52,7 +52,7 @@ class Job:
     def add(self, node: str, data: Data) -> None:
         """Note that `data` was hashed and written behind what is there."""
         if not self.pieces or self.pieces[-1].node != node:
-            self.pieces.append(Piece(node, self.done, self.done))
+            self.pieces.append(TensorPiece(node, self.done, self.done))
         self.pieces[-1].end += len(data)
 
     def reset(self) -> None:
@@ -60,26 +60,28 @@ class Job:
         self.sha256 = hashlib.sha256()
 
 
-class Board:
+class DownloadSchedule:
     """All jobs of a pull. Every method is O(waiting) at worst and changes nothing outside."""
 
     def __init__(self, entries: Iterable[TensorEntry]) -> None:
-        self.waiting = [Job(entry) for entry in sorted(entries, key=len)]  # the largest is taken first, from the end
-        self.running: set[Job] = set()
+        self.waiting = [
+            TensorJob(entry) for entry in sorted(entries, key=len)
+        ]  # the largest is taken first, from the end
+        self.running: set[TensorJob] = set()
         self.dropped: set[str] = set()
-        self.liars: set[str] = set()
+        self.untrusted_nodes: set[str] = set()
         self._lacks: dict[str, set[str]] = {}
         self._rates: dict[str, float] = {}  # bytes/s of each node's last finished tensor
 
     @property
-    def unfinished(self) -> list[Job]:
+    def unfinished(self) -> list[TensorJob]:
         return [*self.waiting, *self.running]
 
     @property
     def is_done(self) -> bool:
         return not self.waiting and not self.running
 
-    def take(self, node: str, now: float) -> Job | None:
+    def take(self, node: str, now: float) -> TensorJob | None:
         """What `node` should fetch now: the largest that waits, else one that is better taken from a slow provider."""
         if node in self.dropped:
             return None
@@ -94,18 +96,18 @@ class Board:
         """Whether `node` cannot be of use any more."""
         return node in self.dropped or not self.running
 
-    def finish(self, job: Job, now: float) -> None:
+    def finish(self, job: TensorJob, now: float) -> None:
         """The tensor is whole and right."""
         assert job.node is not None
         self._rates[job.node] = len(job.entry) / max(now - job.since, 1e-6)
         self.running.discard(job)
 
-    def give_back(self, job: Job, turn: int) -> None:
+    def give_back(self, job: TensorJob, turn: int) -> None:
         """Its taker stops working on a job; harmless if somebody took it over or it is finished."""
         if job.turn != turn or job not in self.running:
             return
         self.running.discard(job)
-        if job.is_writing or job.suspects or job.givers & self.liars:
+        if job.is_writing or job.suspects or job.givers & self.untrusted_nodes:
             job.reset()
         job.node, job.is_writing = None, False
         self.waiting.append(job)
@@ -117,19 +119,19 @@ class Board:
         """Ask `node` for nothing more. What a liar gave of unfinished tensors is forgotten."""
         self.dropped.add(node)
         if is_liar:
-            self.liars.add(node)
+            self.untrusted_nodes.add(node)
         for job in self.waiting:
-            if job.givers & self.liars:
+            if job.givers & self.untrusted_nodes:
                 job.reset()
 
-    def _start(self, job: Job, node: str, now: float) -> Job:
+    def _start(self, job: TensorJob, node: str, now: float) -> TensorJob:
         if job.suspects:
             job.reset()
         job.node, job.since, job.turn = node, now, job.turn + 1
         self.running.add(job)
         return job
 
-    def _is_slow(self, job: Job, node: str, now: float) -> bool:
+    def _is_slow(self, job: TensorJob, node: str, now: float) -> bool:
         """Whether `node` would be much faster with the rest of `job` than who has it."""
         if job.node == node or job.is_writing or node not in self._rates:
             return False
@@ -139,7 +141,7 @@ class Board:
         return theirs_s > STEAL_FACTOR * mine_s + STEAL_S and spent_s > STEAL_S
 
 
-def _given(job: Job) -> int:
+def _given(job: TensorJob) -> int:
     """Bytes that the node now at work has given."""
     last = job.pieces[-1] if job.pieces else None
     return last.end - last.start if last is not None and last.node == job.node else 0

@@ -1,6 +1,6 @@
 """Giving weights to other nodes: answers Wants from the folders that this node hosts, and from nothing else.
 
-What may be had is listed when a folder is added: tensors by name with their places, and files of a fixed list. A Want
+What may be had is listed when a folder is added: tensors by name with their places, and files of a fixed list. A WeightRequest
 selects an item of that list, never a path. A peer's Wants are answered one after the other, each read in one thread
 that all share and sent before the next is read; so a peer costs a chunk of memory, and nobody holds up the event loop.
 Every byte is proven by the manifest as it is read (weights/blocks.py): damage on this disk does not spread.
@@ -22,7 +22,7 @@ from manyhands.errors import BadRequest, Damaged, LinkClosed, ManyhandsError, Mo
 from manyhands.net.transport import Link
 from manyhands.weights.blocks import ProvenStretch
 from manyhands.weights.provider import MAX_FILE_BYTES
-from manyhands.wire.message import Chunk, Lack, Want
+from manyhands.wire.message import WeightRequest, WeightsChunk, WeightsNotFound
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ MAX_WAITING: Final = 64  # Wants of one peer; an honest one has 16 under way for
 SEND_S: Final = 30.0  # for one chunk to leave: a peer that reads slower than 35 KB/s loses its link
 
 
-class Kept:
+class MemoryFile:
     """A small file in memory: read as a ProvenStretch is."""
 
     def __init__(self, raw: bytes) -> None:
@@ -44,15 +44,15 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class SharedModel:
     """What can be had of one model."""
 
     tensors: dict[str, ProvenStretch]
-    files: dict[str, ProvenStretch | Kept]
+    files: dict[str, ProvenStretch | MemoryFile]
 
 
 @dataclass(slots=True)
-class Pace:
+class UploadPace:
     """A cap on bytes per second, with one second of burst. Pure: time is an argument."""
 
     bytes_per_s: float | None
@@ -66,34 +66,34 @@ class Pace:
         return max(0.0, self._free_at - now)
 
 
-class Seed:
-    """`start` runs a task of the node. Opt-in: without a folder added it answers Lack to everything."""
+class WeightServer:
+    """`start` runs a task of the node. Opt-in: without a folder added it answers WeightsNotFound to everything."""
 
     def __init__(self, start: Callable[[Coroutine[Any, Any, None]], object], bytes_per_s: float | None = None) -> None:
-        self.pace = Pace(bytes_per_s)
+        self.pace = UploadPace(bytes_per_s)
         self.sent: dict[NodeId, int] = {}  # bytes of weights by peer
         self._start = start
-        self._shelves: dict[ModelId, Shelf] = {}
-        self._waiting: dict[NodeId, deque[tuple[Want, Link]]] = {}
+        self._models: dict[ModelId, SharedModel] = {}
+        self._waiting: dict[NodeId, deque[tuple[WeightRequest, Link]]] = {}
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="seed")
 
     def __repr__(self) -> str:
-        return f"<Seed models={len(self._shelves)} peers={len(self._waiting)} sent={sum(self.sent.values())}>"
+        return f"<WeightServer models={len(self._models)} peers={len(self._waiting)} sent={sum(self.sent.values())}>"
 
     async def add(self, folder: Path) -> ModelId:
         """Offer what `folder` holds now; again after more has arrived there. Raises ModelError."""
-        model, shelf = await asyncio.get_running_loop().run_in_executor(self._reader, read_shelf, folder)
-        self._shelves[model] = shelf
+        model, shared = await asyncio.get_running_loop().run_in_executor(self._reader, read_shared_model, folder)
+        self._models[model] = shared
         return model
 
     def remove(self, model: ModelId) -> None:
         """Offer nothing of `model` any more. Harmless when repeated."""
-        self._shelves.pop(model, None)
+        self._models.pop(model, None)
 
     def close(self) -> None:
         self._reader.shutdown(wait=False)
 
-    def on_want(self, want: Want, link: Link) -> None:
+    def on_want(self, want: WeightRequest, link: Link) -> None:
         """Queue a request of `link`'s peer; one with too many loses the link."""
         waiting = self._waiting.get(link.peer)
         if waiting is None:
@@ -104,7 +104,7 @@ class Seed:
             return
         waiting.append((want, link))
 
-    async def _serve(self, peer: NodeId, waiting: deque[tuple[Want, Link]]) -> None:
+    async def _serve(self, peer: NodeId, waiting: deque[tuple[WeightRequest, Link]]) -> None:
         """Answer until nothing waits."""
         try:
             while waiting:
@@ -114,12 +114,12 @@ class Seed:
         finally:
             del self._waiting[peer]
 
-    async def _answer(self, want: Want, link: Link) -> None:
+    async def _answer(self, want: WeightRequest, link: Link) -> None:
         loop = asyncio.get_running_loop()
         try:
-            data = await loop.run_in_executor(self._reader, read_want, self._shelves.get(want.model), want)
+            data = await loop.run_in_executor(self._reader, read_want, self._models.get(want.model), want)
             await asyncio.sleep(self.pace.wait(len(data), loop.time()))
-            link.send(Chunk(want.request, want.offset, data))
+            link.send(WeightsChunk(want.request, want.offset, data))
             self.sent[link.peer] = self.sent.get(link.peer, 0) + len(data)
             async with asyncio.timeout(SEND_S):
                 await link.drain()
@@ -130,22 +130,22 @@ class Seed:
         except ManyhandsError as error:
             await self._refuse(want, link, error)
 
-    async def _refuse(self, want: Want, link: Link, error: ManyhandsError) -> None:
+    async def _refuse(self, want: WeightRequest, link: Link, error: ManyhandsError) -> None:
         level = logging.WARNING if isinstance(error, Damaged) else logging.DEBUG
         logger.log(level, "peer=%s wants %s %s in vain: %s", link.peer[:8], want.part, want.name, error)
         try:
-            link.send(Lack(want.request, error.code))
+            link.send(WeightsNotFound(want.request, error.code))
             async with asyncio.timeout(SEND_S):
                 await link.drain()
         except (LinkClosed, TimeoutError) as gone:
             link.abort(str(gone))
 
 
-def read_want(shelf: Shelf | None, want: Want) -> bytes:
+def read_want(shared: SharedModel | None, want: WeightRequest) -> bytes:
     """The bytes asked for, proven. Raises ModelError (not here, or Damaged), BadRequest (no such bytes)."""
-    places: Mapping[str, ProvenStretch | Kept] = {}
-    if shelf is not None:
-        places = shelf.tensors if want.part == "tensor" else shelf.files
+    places: Mapping[str, ProvenStretch | MemoryFile] = {}
+    if shared is not None:
+        places = shared.tensors if want.part == "tensor" else shared.files
     place = places.get(want.name)
     if place is None:
         raise ModelError(f"{want.part} {want.name!r:.80} of model {want.model[:16]} is not here")
@@ -156,7 +156,7 @@ def read_want(shelf: Shelf | None, want: Want) -> bytes:
     return place.read(want.offset, want.length)
 
 
-def read_shelf(folder: Path) -> tuple[ModelId, Shelf]:
+def read_shared_model(folder: Path) -> tuple[ModelId, SharedModel]:
     """What `folder` can give; files that lie elsewhere (links) are left out. Raises ModelError.
 
     What it holds is proven when it is first asked for, and again, block by block, whenever it is read.
@@ -169,15 +169,15 @@ def read_shelf(folder: Path) -> tuple[ModelId, Shelf]:
         for entry in read_entries(folder)
         if entry.name in known and _is_inside(folder / entry.file, folder)
     }
-    files: dict[str, ProvenStretch | Kept] = {MANIFEST: Kept(manifest.encode())}
+    files: dict[str, ProvenStretch | MemoryFile] = {MANIFEST: MemoryFile(manifest.encode())}
     for name, sha256 in manifest.files:
         if _is_inside(folder / name, folder) and (length := (folder / name).stat().st_size) <= MAX_FILE_BYTES:
             files[name] = ProvenStretch(folder / name, 0, length, name, sha256)
     if _is_inside(folder / "config.json", folder):
         raw = read_config(folder)
         if config_digest(raw) == manifest.config_sha256 and len(raw) <= MAX_FILE_BYTES:
-            files["config.json"] = Kept(raw)
-    return manifest.id, Shelf(tensors, files)
+            files["config.json"] = MemoryFile(raw)
+    return manifest.id, SharedModel(tensors, files)
 
 
 def _is_inside(path: Path, folder: Path) -> bool:

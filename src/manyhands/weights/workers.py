@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final
 
 from manyhands.checkpoint.header import TensorEntry
-from manyhands.checkpoint.manifest import BLOCK_BYTES, Progress
+from manyhands.checkpoint.manifest import BLOCK_BYTES, HashProgress
 from manyhands.checkpoint.store import COMMIT_BYTES, Store, erase
 from manyhands.core import ModelId
 from manyhands.weights.partial import save_partial
 from manyhands.weights.provider import Data, Fault, Lacking, Provider, ProviderError
-from manyhands.weights.schedule import Board, Job, Piece
+from manyhands.weights.schedule import DownloadSchedule, TensorJob, TensorPiece
 
 logger = logging.getLogger(__name__)
 
@@ -62,17 +62,17 @@ class Blames:
 
 
 @dataclass(eq=False)
-class Crew:
+class DownloadWorkers:
     """Works off `board` into `handle`, a file that `store` is filling. `hashes`: tensor to SHA-256 (hex)."""
 
     model: ModelId
-    board: Board
+    board: DownloadSchedule
     hashes: Mapping[str, str]
     store: Store
     handle: BinaryIO
     on_disk: OnDisk
     blames: Blames
-    progress: Progress
+    progress: HashProgress
     received: dict[str, int] = field(default_factory=dict)  # bytes by node, wrong ones too
     _providers: dict[str, Provider] = field(default_factory=dict)
     _unsaved: int = 0  # bytes since the prefixes were written down
@@ -114,7 +114,7 @@ class Crew:
             self._num_active -= 1
             self._signal()
 
-    async def _next(self, node: str) -> Job | None:
+    async def _next(self, node: str) -> TensorJob | None:
         while (job := self.board.take(node, _now())) is None:
             if self.board.is_hopeless(node):
                 return None
@@ -125,7 +125,7 @@ class Crew:
                 continue
         return job
 
-    async def _fetch(self, job: Job, provider: Provider) -> None:
+    async def _fetch(self, job: TensorJob, provider: Provider) -> None:
         """One tensor, or the rest of one. Raises ProviderError."""
         turn, name = job.turn, job.entry.name
         try:
@@ -142,7 +142,7 @@ class Crew:
             self.board.give_back(job, turn)
             self._signal()
 
-    async def _write(self, job: Job, node: str, block: Data) -> None:
+    async def _write(self, job: TensorJob, node: str, block: Data) -> None:
         job.is_writing = True
         written = self.on_disk(_put, self.handle, job.entry.start + job.done, block, job.sha256)
         try:
@@ -162,14 +162,14 @@ class Crew:
         prefixes = {job.entry.name: job.done for job in self.board.unfinished if job.done and not job.suspects}
         await self.on_disk(save_partial, self.store.folder, self.handle, prefixes)
 
-    def _note(self, job: Job, node: str, block: Data) -> None:
+    def _note(self, job: TensorJob, node: str, block: Data) -> None:
         job.is_writing = False
         job.add(node, block)
         self._unsaved += len(block)
         self.received[node] = self.received.get(node, 0) + len(block)
         self.progress.advance(len(block))
 
-    async def _check(self, job: Job, provider: Provider) -> None:
+    async def _check(self, job: TensorJob, provider: Provider) -> None:
         """Mark a whole tensor if it is right. Raises ProviderError if it is wrong and only one can have done it."""
         job.is_writing = True
         got, entry = job.sha256.hexdigest(), job.entry
@@ -207,14 +207,14 @@ def _put(handle: BinaryIO, at: int, block: Data, sha256: "hashlib._Hash") -> Non
     handle.write(block)
 
 
-def _fingerprints(handle: BinaryIO, entry: TensorEntry, pieces: Sequence[Piece]) -> list[Piece]:
+def _fingerprints(handle: BinaryIO, entry: TensorEntry, pieces: Sequence[TensorPiece]) -> list[TensorPiece]:
     """The pieces with the hashes of what the file holds there."""
     return [
         replace(piece, sha256=_hash(handle, entry.start + piece.start, entry.start + piece.end)) for piece in pieces
     ]
 
 
-def _differing(handle: BinaryIO, entry: TensorEntry, suspects: Sequence[Piece]) -> list[Piece]:
+def _differing(handle: BinaryIO, entry: TensorEntry, suspects: Sequence[TensorPiece]) -> list[TensorPiece]:
     """Those of `suspects` that are not what the file, now right, holds there."""
     truth = _fingerprints(handle, entry, suspects)
     return [old for old, new in zip(suspects, truth, strict=True) if old.sha256 != new.sha256]

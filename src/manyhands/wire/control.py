@@ -20,7 +20,6 @@ from manyhands.wire.message import (
     Fault,
     Feed,
     Hello,
-    Lack,
     Message,
     Open,
     Opened,
@@ -32,7 +31,8 @@ from manyhands.wire.message import (
     Reassigned,
     Signature,
     Token,
-    Want,
+    WeightRequest,
+    WeightsNotFound,
 )
 
 Decoder = Callable[[Any], Any]  # JSON value -> Python value; raises ValueError
@@ -208,6 +208,6 @@ _DECODERS: dict[type[Any], Decoder] = {
     cls: _record(cls)
     for cls in (
         *(Hello, Open, Opened, Close, Fault, Probe, Progress, Feed),
-        *(Ping, Pong, Want, Lack, Reassign, Reassigned),
+        *(Ping, Pong, WeightRequest, WeightsNotFound, Reassign, Reassigned),
     )
 }

@@ -5,8 +5,8 @@
     Step     ids as u32[count] if flag 1, then the tensor's count * width * itemsize bytes if flag 2, then
              flags >> 2 timings (queue, compute: u32 microseconds each)
     Credit   no body; its steps stand in count
-    Directory    its body as it is
-    Chunk    request u32 · offset u64, then its data
+    DirectoryUpdate    its body as it is
+    WeightsChunk    request u32 · offset u64, then its data
     others   JSON (control.py)
              in all but Step and Credit every header field after the length, the flags and the hop are zero
 
@@ -25,17 +25,15 @@ from manyhands.wire.message import (
     MAX_CHUNK_BYTES,
     MAX_DIRECTORY_BYTES,
     PROTOCOL_VERSION,
-    Chunk,
     Close,
     Content,
     Credit,
-    Directory,
+    DirectoryUpdate,
     DType,
     Fault,
     Feed,
     Hello,
     HopTiming,
-    Lack,
     Lane,
     Message,
     Open,
@@ -48,7 +46,9 @@ from manyhands.wire.message import (
     Reassign,
     Reassigned,
     Step,
-    Want,
+    WeightRequest,
+    WeightsChunk,
+    WeightsNotFound,
 )
 from manyhands.wire.tensor import ITEMSIZE
 
@@ -68,10 +68,10 @@ KINDS: dict[int, type[Any]] = {
     9: Pong,
     10: Probe,
     11: Progress,
-    12: Directory,
-    13: Want,
-    14: Chunk,
-    15: Lack,
+    12: DirectoryUpdate,
+    13: WeightRequest,
+    14: WeightsChunk,
+    15: WeightsNotFound,
     16: Feed,
     17: Reassign,
     18: Reassigned,
@@ -92,8 +92,8 @@ HEADER_BYTES = _LAYOUT.size
 _CHUNK = struct.Struct("<IQ")  # request, offset
 # Bodies that are bytes and not JSON: the least and the most of them.
 RAW_BODIES: dict[type[Any], tuple[int, int]] = {
-    Directory: (0, MAX_DIRECTORY_BYTES),
-    Chunk: (_CHUNK.size, _CHUNK.size + MAX_CHUNK_BYTES),
+    DirectoryUpdate: (0, MAX_DIRECTORY_BYTES),
+    WeightsChunk: (_CHUNK.size, _CHUNK.size + MAX_CHUNK_BYTES),
 }
 
 
@@ -138,9 +138,9 @@ def encode(message: Message) -> list[bytes | memoryview]:
                 return _encode_step(message)
             case Credit():
                 return [_LAYOUT.pack(*_credit_header(*message))]
-            case Directory(body):
+            case DirectoryUpdate(body):
                 return _encode_raw(message, b"", body)
-            case Chunk(request, offset, data):
+            case WeightsChunk(request, offset, data):
                 return _encode_raw(message, _CHUNK.pack(request, offset), data)
             case _:
                 return _encode_control(message)
@@ -221,16 +221,16 @@ def _check_control(header: Header, max_body: int) -> None:
 
 
 def _check_raw(header: Header) -> None:
-    """Raise ProtocolError unless the header of a Directory or Chunk is within limits."""
+    """Raise ProtocolError unless the header of a DirectoryUpdate or WeightsChunk is within limits."""
     kind = KINDS[header.kind]
     low, high = RAW_BODIES[kind]
     if not low <= header.length <= high:
         raise ProtocolError(f"{kind.__name__} of {header.length} bytes is outside its limits, {low} to {high}")
 
 
-def _decode_chunk(body: bytearray) -> Chunk:
+def _decode_chunk(body: bytearray) -> WeightsChunk:
     request, offset = _CHUNK.unpack_from(body)
-    return Chunk(request, offset, memoryview(body)[_CHUNK.size :])
+    return WeightsChunk(request, offset, memoryview(body)[_CHUNK.size :])
 
 
 def _decode_step(header: tuple[Any, ...], body: bytearray) -> Step:
@@ -353,9 +353,9 @@ class FrameReader:
         header = Header._make(fields)
         if kind is Credit:
             return Credit(SessionId(header.session), header.epoch, header.hop, header.num_rows)
-        if kind is Directory:
-            return Directory(bytes(body))
-        if kind is Chunk:
+        if kind is DirectoryUpdate:
+            return DirectoryUpdate(bytes(body))
+        if kind is WeightsChunk:
             return _decode_chunk(body)
         message: Message = control.decode(kind, body)
         if isinstance(message, Hello):

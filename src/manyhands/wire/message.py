@@ -2,15 +2,15 @@
 
 What goes with every token is a NamedTuple: made in a third of a frozen dataclass's time.
 
-One link carries one lane: `control` (everything else), `data` (Step, Credit) or `bulk` (weights: Want, Chunk, Lack).
+One link carries one lane: `control` (everything else), `data` (Step, Credit) or `bulk` (weights).
 Lanes so that a cancel overtakes steps, and both overtake weights; credits go against the stream of steps that they pay for.
 
     origin ── Open ──► every hop      hop ── Opened | Fault ──► origin
     origin ── Step ──► hop 0 ── Step ──► hop 1 ── Step ──► origin      (ring; in a star every hop answers the origin)
-    origin ── Probe ──► hop ── Progress ──► origin     origin ── Feed ──► hop ── Step ──► shadow of the next hop
+    origin ── Probe ──► hop ── Progress ──► origin     origin ── Feed ──► hop ── Step ──► standby of the next hop
     receiver ── Credit ──► sender     origin ── Close ──► hops
-    node ── Directory ──► node            joining node ── Want ──► holder ── Chunk | Lack ──► joining node
-    operator's node ── Reassign ──► node ── Reassigned ──► operator's node
+    node ── DirectoryUpdate ──► node            operator's node ── Reassign ──► node ── Reassigned ──► operator's node
+    joining node ── WeightRequest ──► holder ── WeightsChunk | WeightsNotFound ──► joining node
 """
 
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ Token = NewType("Token", str)  # 32 hex digits: 16 random bytes
 Signature = NewType("Signature", str)  # 128 hex digits: an Ed25519 signature
 
 PROTOCOL_VERSION = 2
-# `emit_from` of a shadow: a standby for a hop, which computes when its device is idle and sends nothing on. It says how far it
+# `emit_from` of a standby: a standby for a hop, which computes when its device is idle and sends nothing on. It says how far it
 # is by Progress whenever it has computed what it had. Beyond every position.
-SHADOW = (1 << 32) - 1
+STANDBY = (1 << 32) - 1
 Lane = Literal["control", "data", "bulk"]
 DType = Literal["bf16", "fp16", "fp32", "int32"]
 # The tensor of a Step: hidden states going on, token ids drawn by the last hop (ends = edges), or logits.
@@ -43,7 +43,7 @@ Content = Literal["hidden", "ids", "logits"]
 Part = Literal["tensor", "file"]  # what can be had of a model: bytes of a tensor, or of a small file beside the weights
 
 MAX_DIRECTORY_BYTES = 48 << 10  # of one message of the directory
-MAX_CHUNK_BYTES = 1 << 20  # of weights in one Chunk: 84 ms at 100 Mbit/s
+MAX_CHUNK_BYTES = 1 << 20  # of weights in one WeightsChunk: 84 ms at 100 Mbit/s
 
 
 class Payload(NamedTuple):
@@ -111,7 +111,7 @@ class Open:
 
     A higher `epoch` of a session that the receiver already serves gives it a new place in the route: it keeps its cache,
     forgets what waits, and first re-sends its output log of positions [replay_from, replay_until). A hop computes what it
-    gets but sends on only positions from `emit_from`: those its successor lacks; none with `emit_from` = SHADOW.
+    gets but sends on only positions from `emit_from`: those its successor lacks; none with `emit_from` = STANDBY.
 
     Steps are accepted only from node `predecessor`. `successor` is None where the next receiver is the origin itself.
     `sampling` is given to the last hop iff it draws the tokens (ends = edges), else it is None; the last hop then returns
@@ -203,7 +203,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Hop `hop`: send positions [start, until) of your output log to the shadow of the next hop, at `to`.
+    """Hop `hop`: send positions [start, until) of your output log to the standby of the next hop, at `to`.
 
     If the log does not reach as far, nothing is sent.
     """
@@ -227,14 +227,14 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
+class DirectoryUpdate:
     """One message of the directory's back-end (gossip, dht), which alone knows what is in it. At most 48 KiB."""
 
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class WeightRequest:
     """Send bytes [offset, offset + length) of `name` of `model`; `request` is the asker's number for it.
 
     A tensor's bytes are those its manifest hashes. A file is one of a fixed list (weights/provider.py) and may be shorter than
@@ -250,8 +250,8 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """The answer to Want `request`: `data` stands at `offset`. Received data is a view of the frame's body."""
+class WeightsChunk:
+    """The answer to WeightRequest `request`: `data` stands at `offset`. Received data is a view of the frame's body."""
 
     request: int
     offset: int
@@ -259,8 +259,8 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
-    """The answer to Want `request` if it cannot be met. `code` is an error code of errors.py."""
+class WeightsNotFound:
+    """The answer to WeightRequest `request` if it cannot be met. `code` is an error code of errors.py."""
 
     request: int
     code: str
@@ -305,17 +305,17 @@ Message = (
     | Feed
     | Ping
     | Pong
-    | Directory
-    | Want
-    | Chunk
-    | Lack
+    | DirectoryUpdate
+    | WeightRequest
+    | WeightsChunk
+    | WeightsNotFound
     | Reassign
     | Reassigned
 )
 
 # What may be sent on a lane after the first Hello.
 LANES: dict[Lane, tuple[type, ...]] = {
-    "control": (Open, Opened, Close, Fault, Probe, Progress, Feed, Ping, Pong, Directory, Reassign, Reassigned),
+    "control": (Open, Opened, Close, Fault, Probe, Progress, Feed, Ping, Pong, DirectoryUpdate, Reassign, Reassigned),
     "data": (Step, Credit, Ping, Pong),
-    "bulk": (Want, Chunk, Lack, Ping, Pong),
+    "bulk": (WeightRequest, WeightsChunk, WeightsNotFound, Ping, Pong),
 }

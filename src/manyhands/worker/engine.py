@@ -104,13 +104,13 @@ class Engine:
         self.advance_soon()
 
     def waiting(self) -> list[Waiting]:
-        """The sessions that wait for the device; shadows only if nobody else does. A full successor pauses its upstream."""
+        """The sessions that wait for the device; standbys only if nobody else does. A full successor pauses its upstream."""
         ready: list[Waiting] = []
-        shadows: list[Waiting] = []
+        standbys: list[Waiting] = []
         for s in self._sessions.values():
             if s.waiting and not s.outbox:
-                (shadows if s.is_shadow else ready).append(Waiting(s.served, s.key, s.waiting[0].count))
-        return ready or shadows
+                (standbys if s.is_standby else ready).append(Waiting(s.served, s.key, s.waiting[0].count))
+        return ready or standbys
 
     def advance_soon(self) -> None:
         """Advance in the next loop turn, with all that came in this one. (A task that waits would add 30 us to a hop.)"""

@@ -13,7 +13,7 @@ from manyhands.engine.span import Cache
 from manyhands.errors import BadRequest, ContextOverflow, ProtocolError
 from manyhands.net.transport import Link, try_send
 from manyhands.wire.credit import Credits
-from manyhands.wire.message import SHADOW, Credit, DType, Fault, HopTiming, Open, Opened, Progress, Step
+from manyhands.wire.message import STANDBY, Credit, DType, Fault, HopTiming, Open, Opened, Progress, Step
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Draws, Result, Work
 from manyhands.worker.log import LogBudget, rows_from, split_step
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 # What may wait for one place, beside its credits: so many times the rows of its lease (a rollback sends rows again) ...
 MAX_WAITING_LEASES = 2
-# ... and, for a shadow, which is fed without credits, so many steps: one a row of the largest feed.
-MAX_SHADOW_STEPS = 512
+# ... and, for a standby, which is fed without credits, so many steps: one a row of the largest feed.
+MAX_STANDBY_STEPS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class HopSession:
         self.received = 0
         self.computed = 0
         self.is_closed = False
-        self.is_feeding = False  # a shadow, from the log
+        self.is_feeding = False  # a standby, from the log
         self.pace = Turnaround()
         self._is_spoiled = False
         self.waiting: deque[Step] = deque()
@@ -143,21 +143,21 @@ class HopSession:
 
     def _credits(self) -> tuple[Credits, Credits]:
         """Those for steps to the successor and from the predecessor, as an epoch begins."""
-        window = MAX_SHADOW_STEPS if self.is_shadow else self.opened.window
+        window = MAX_STANDBY_STEPS if self.is_standby else self.opened.window
         return Credits(self.opened.window), Credits(window)
 
     @property
-    def is_shadow(self) -> bool:
-        return self.opened.emit_from == SHADOW
+    def is_standby(self) -> bool:
+        return self.opened.emit_from == STANDBY
 
-    def feed(self, shadow: Link, start: int, until: int) -> None:
-        """Send positions [start, until) of the log to the shadow of the next hop; nobody wants their results.
+    def feed(self, standby: Link, start: int, until: int) -> None:
+        """Send positions [start, until) of the log to the standby of the next hop; nobody wants their results.
 
-        Not paid with credits: the origin asks for more when the shadow has computed what it got.
+        Not paid with credits: the origin asks for more when the standby has computed what it got.
         """
         if self.log.covers(until):
             for step in self.log.replay(until, start):
-                try_send(shadow, self._addressed(step, step)._replace(reply_from=until))
+                try_send(standby, self._addressed(step, step)._replace(reply_from=until))
 
     def spoil(self) -> None:
         """A step of this epoch was bad: what comes after it cannot be right either and is dropped, until a new place."""
@@ -240,9 +240,9 @@ class HopSession:
             raise ProtocolError(f"a step came without credit: {self._incoming.window} may be under way")
 
     def _owe(self, steps: int) -> None:
-        """Give `steps` back to the predecessor, in batches. (A shadow's are only counted: it is fed without credits.)"""
+        """Give `steps` back to the predecessor, in batches. (A standby's are only counted: it is fed without credits.)"""
         paid = self._incoming.settle(steps)
-        if paid and self._predecessor is not None and not self.is_shadow:
+        if paid and self._predecessor is not None and not self.is_standby:
             try_send(self._predecessor, Credit(self.opened.session, self.opened.epoch, self.opened.hop, paid))
 
     # -- through the device -------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class HopSession:
             self._owe(1)
         if not self.is_last:
             self.log.append(Step(*step[:-1]))  # without timings
-        if self.is_shadow and not self.waiting:
+        if self.is_standby and not self.waiting:
             self.report()
 
     # -- steps out ----------------------------------------------------------------------------------------------------

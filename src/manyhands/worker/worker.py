@@ -236,7 +236,7 @@ class Worker:
             return await self._pool.get(addr, "data")
 
     def on_feed(self, message: Feed, link: Link) -> None:
-        """Send a shadow what it lacks, on behalf of the session's origin.
+        """Send a standby what it lacks, on behalf of the session's origin.
 
         One at a time for each place, and MAX_FEED_ROWS at most: an origin that asks for more is not heard.
         """
@@ -247,19 +247,19 @@ class Worker:
                 self._start(self._feed(place, message, link.peer))
 
     async def _feed(self, place: HopSession, message: Feed, asker: NodeId) -> None:
-        """Deadline: CONNECT_TIMEOUT_S to reach the shadow and for what was sent to it before to leave.
+        """Deadline: CONNECT_TIMEOUT_S to reach the standby and for what was sent to it before to leave.
 
-        In a star it goes by way of the origin, as all steps do. A failure leaves the shadow behind, nothing else.
+        In a star it goes by way of the origin, as all steps do. A failure leaves the standby behind, nothing else.
         """
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 is_star = place.opened.path == "star"
-                shadow = place.successor if is_star else await self._reach(message.to, asker)
-                await shadow.drain()
+                standby = place.successor if is_star else await self._reach(message.to, asker)
+                await standby.drain()
             if place.opened.epoch == message.epoch:
-                place.feed(shadow, message.start, message.until)
+                place.feed(standby, message.start, message.until)
         except (LinkClosed, TimeoutError, Busy) as error:
-            logger.info("session=%s: its shadow cannot be fed: %s", place.name, error)
+            logger.info("session=%s: its standby cannot be fed: %s", place.name, error)
         finally:
             place.is_feeding = False
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from manyhands.api.http.encode import PIECE_BYTES, Rows, Text, pieces
+from manyhands.api.http.encode import PIECE_BYTES, JsonRows, JsonText, pieces
 
 
-def rows(*items: Any) -> Rows:
-    out = Rows()
+def rows(*items: Any) -> JsonRows:
+    out = JsonRows()
     for item in items:
         out.append(item)
     return out
@@ -27,7 +27,7 @@ def test_rows_are_an_array(items: list[Any]) -> None:
 
 @pytest.mark.parametrize("text", ["", 'ä\n"\\\x00', "\x00" * 100_000, "🤚" * 100_000])
 def test_a_text_of_any_length(text: str) -> None:
-    grown = Text(text)
+    grown = JsonText(text)
     grown.add(" more")
     said = list(pieces([grown]))
     assert json.loads(b"".join(said)) == [text + " more"]

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.api.choice import Voice
-from manyhands.api.preparation.pool import INLINE_BYTES, Preparing, Turns
-from manyhands.api.preparation.prepare import Desk, NeedsProcess, prepare
-from manyhands.api.preparation.process import Job, read_answer, to_answer
+from manyhands.api.choice import ModelFormat
+from manyhands.api.preparation.pool import INLINE_BYTES, FairTurns, Preparing
+from manyhands.api.preparation.prepare import NeedsProcess, PreparationDesk, prepare
+from manyhands.api.preparation.process import PreparationJob, read_answer, to_answer
 from manyhands.errors import BadRequest, ContextOverflow, NotFound, RateLimited
 from manyhands.testing.swarm import memory_swarm
 from tests.api.served import HERMES_TEMPLATE, MODEL, make_model
@@ -29,15 +29,15 @@ def body(**fields: Any) -> bytes:
     return json.dumps({"model": MODEL, **fields}).encode()
 
 
-def job(sent: bytes, path: str = "/v1/completions") -> Job:
-    return Job(path, sent, None, None, 16, 1024)
+def job(sent: bytes, path: str = "/v1/completions") -> PreparationJob:
+    return PreparationJob(path, sent, None, None, 16, 1024)
 
 
 # -- turns ------------------------------------------------------------------------------------------------------------
 
 
 def test_keys_take_turns_and_none_has_all_places() -> None:
-    turns = Turns(size=2, max_waiting=10)
+    turns = FairTurns(size=2, max_waiting=10)
     for number in range(4):
         turns.ask("greedy", number)
     turns.ask("other", 9)
@@ -49,7 +49,7 @@ def test_keys_take_turns_and_none_has_all_places() -> None:
 
 
 def test_a_newcomer_displaces_the_newest_of_the_key_that_has_most() -> None:
-    turns = Turns(size=1, max_waiting=4)
+    turns = FairTurns(size=1, max_waiting=4)
     assert [turns.ask("greedy", number) for number in range(4)] == [None] * 4
     assert turns.ask("other", 9) == 3
     with pytest.raises(RateLimited):
@@ -59,7 +59,7 @@ def test_a_newcomer_displaces_the_newest_of_the_key_that_has_most() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=60))
 def test_turns_are_bounded_whatever_comes(steps: list[tuple[str, int]]) -> None:
-    turns = Turns(size=2, max_waiting=5)
+    turns = FairTurns(size=2, max_waiting=5)
     for number, (key, kind) in enumerate(steps):
         if kind == 0:
             try:
@@ -76,10 +76,10 @@ def test_turns_are_bounded_whatever_comes(steps: list[tuple[str, int]]) -> None:
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
-def play(folder: Path, scene: Callable[[Preparing, Voice], Awaitable[None]], **options: Any) -> None:
+def play(folder: Path, scene: Callable[[Preparing, ModelFormat], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
         async with memory_swarm(folder, "0,1") as swarm:
-            voice = Voice.of(MODEL, swarm.origin)
+            voice = ModelFormat.of(MODEL, swarm.origin)
             specs = [voice.spec]
             preparing = Preparing(lambda: specs, **options)
             try:
@@ -106,8 +106,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_a_process_prepares_as_the_loop_does(folder: Path) -> None:
-    async def scene(preparing: Preparing, voice: Voice) -> None:
-        desk = Desk({MODEL: voice.speaker}, 16, 1024, lambda grammar: None, is_inline=True)
+    async def scene(preparing: Preparing, voice: ModelFormat) -> None:
+        desk = PreparationDesk({MODEL: voice.speaker}, 16, 1024, lambda grammar: None, is_inline=True)
         for path, fields in CASES:
             sent = body(**fields)
             here, there = prepare(path, sent, desk), await preparing.run("k", job(sent, path))
@@ -131,7 +131,7 @@ def read_back(made: Any) -> Any:
 
 
 def test_a_job_that_takes_too_long_is_killed_and_the_next_is_served(tmp_path: Path) -> None:
-    async def scene(preparing: Preparing, voice: Voice) -> None:
+    async def scene(preparing: Preparing, voice: ModelFormat) -> None:
         with pytest.raises(BadRequest, match=r"more than 0.5 s"):
             await preparing.run("k", job(body(messages=HI), "/v1/chat/completions"))
         made = await preparing.run("k", job(body(prompt="hi")))
@@ -141,7 +141,7 @@ def test_a_job_that_takes_too_long_is_killed_and_the_next_is_served(tmp_path: Pa
 
 
 def test_a_client_that_leaves_takes_its_process_along(tmp_path: Path) -> None:
-    async def scene(preparing: Preparing, voice: Voice) -> None:
+    async def scene(preparing: Preparing, voice: ModelFormat) -> None:
         await preparing.run("k", job(body(prompt="hi")))
         (process, _) = preparing._idle[0]
         running = asyncio.create_task(preparing.run("k", job(body(messages=HI), "/v1/chat/completions")))
@@ -161,8 +161,8 @@ def test_a_client_that_leaves_takes_its_process_along(tmp_path: Path) -> None:
 def test_what_is_done_inline_is_short(folder: Path) -> None:
     """CPU time of the worst bodies that are prepared on the loop; about 1 ms, 4 ms where the machine is slow."""
 
-    async def scene(preparing: Preparing, voice: Voice) -> None:
-        desk = Desk({MODEL: voice.speaker}, 16, 1024, lambda grammar: None, is_inline=True)
+    async def scene(preparing: Preparing, voice: ModelFormat) -> None:
+        desk = PreparationDesk({MODEL: voice.speaker}, 16, 1024, lambda grammar: None, is_inline=True)
         for sent in (
             body(messages=HI * ((INLINE_BYTES - 100) // 36)),
             body(messages=[{"role": "user", "content": "a" * (INLINE_BYTES - 100)}]),

@@ -13,11 +13,22 @@ from manyhands.errors import ProtocolError
 from manyhands.swarm.dht import store as dht_store
 from manyhands.swarm.dht import wire
 from manyhands.swarm.dht.backend import MAX_PER_SECOND, Dht
-from manyhands.swarm.dht.lookup import ALPHA, FETCH_TAGS, MAX_ALPHA, MAX_ASKS, MAX_CANDIDATES, Fetch, Lookup
+from manyhands.swarm.dht.lookup import ALPHA, FETCH_TAGS, MAX_ALPHA, MAX_ASKS, MAX_CANDIDATES, Lookup, RecordFetch
 from manyhands.swarm.dht.query import Finished
 from manyhands.swarm.dht.store import STALE_S, DhtStore, model_key
 from manyhands.swarm.dht.table import CHECK_S, FORGET_S, Contact, K, Table, number
-from manyhands.swarm.dht.wire import Find, Found, Message, Ping, Pong, Records, Store, contact_of, decode, encode
+from manyhands.swarm.dht.wire import (
+    DhtFind,
+    DhtFound,
+    DhtPing,
+    DhtPong,
+    DhtPut,
+    DhtRecords,
+    Message,
+    contact_of,
+    decode,
+    encode,
+)
 from manyhands.swarm.directory import MAX_BODY_BYTES, Outgoing, Peer
 from manyhands.swarm.record import BEAT_S, MAX_BYTES, Record, read, sign, with_beat
 from manyhands.testing.overlay import START_S, Network, Overlay
@@ -114,14 +125,14 @@ def test_refresh_targets_are_ids(draw: int) -> None:
 
 
 MESSAGES: list[Message] = [
-    Ping(1),
-    Pong(2**64 - 1),
-    Find(3, 2**256 - 1, True),
-    Found(4, tuple(contact_at(p) for p in places(K)), tuple(bytes([i]) * 10 for i in range(200))),
-    Found(5, (), ()),
-    wire.Fetch(6, 7, (b"1234567890",)),
-    Records(8, (b"a", b"")),
-    Store(0, (b"b" * 4096,)),
+    DhtPing(1),
+    DhtPong(2**64 - 1),
+    DhtFind(3, 2**256 - 1, True),
+    DhtFound(4, tuple(contact_at(p) for p in places(K)), tuple(bytes([i]) * 10 for i in range(200))),
+    DhtFound(5, (), ()),
+    wire.DhtFetch(6, 7, (b"1234567890",)),
+    DhtRecords(8, (b"a", b"")),
+    DhtPut(0, (b"b" * 4096,)),
 ]
 
 
@@ -154,7 +165,7 @@ def test_addresses_that_nobody_can_dial_are_not_passed_on(addresses: list[tuple[
     node = key_of(1).node_id
     contact = contact_of(Peer(node, tuple(NodeAddr(host, port, node) for host, port in addresses)))
     if contact is not None:
-        assert decode(encode(Found(1, (contact,), ()))) == Found(1, (contact,), ())
+        assert decode(encode(DhtFound(1, (contact,), ()))) == DhtFound(1, (contact,), ())
         assert {(a.host, a.port) for a in contact.peer.addresses} <= set(addresses)
 
 
@@ -162,9 +173,9 @@ def test_the_largest_messages_fit_into_a_body() -> None:
     node = key_of(1).node_id
     wordy = contact_of(Peer(node, (NodeAddr("h" * 255, 1, node),) * 9))
     assert wordy is not None
-    found = Found(1, (wordy,) * K, (b"1234567890",) * wire.MAX_TAGS)
+    found = DhtFound(1, (wordy,) * K, (b"1234567890",) * wire.MAX_TAGS)
     assert len(encode(found)) <= MAX_BODY_BYTES
-    assert len(encode(Records(1, (bytes(MAX_BYTES),) * FETCH_TAGS))) <= MAX_BODY_BYTES
+    assert len(encode(DhtRecords(1, (bytes(MAX_BYTES),) * FETCH_TAGS))) <= MAX_BODY_BYTES
 
 
 # Lookups
@@ -278,7 +289,7 @@ def test_the_dead_are_not_waited_for_one_by_one() -> None:
 def test_every_record_is_fetched_once_and_again_from_another_where_one_fails() -> None:
     holders = [peer_at(i) for i in range(5)]
     tags = [bytes([i]) * 8 for i in range(100)]
-    fetch = Fetch({tag: list(holders) for tag in tags})
+    fetch = RecordFetch({tag: list(holders) for tag in tags})
     got: list[bytes] = []
     while asks := fetch.to_ask():
         assert len(asks) <= ALPHA and len({holder.node for holder, _ in asks}) == len(asks)
@@ -296,7 +307,7 @@ def test_every_record_is_fetched_once_and_again_from_another_where_one_fails() -
 
 
 def test_tags_that_nobody_delivers_are_given_up() -> None:
-    fetch = Fetch({bytes([i]) * 8: [peer_at(1), peer_at(2)] for i in range(30)})
+    fetch = RecordFetch({bytes([i]) * 8: [peer_at(1), peer_at(2)] for i in range(30)})
     num_asks = 0
     while asks := fetch.to_ask():
         num_asks += len(asks)
@@ -353,7 +364,7 @@ def test_a_record_that_is_not_renewed_is_gone() -> None:
     assert len(list(store.records(START_S + STALE_S))) == 1
     assert list(store.records(START_S + STALE_S + 1)) == [] == store.tags(model_key(MODEL), START_S + STALE_S + 1)
     store.expire(START_S + 121)
-    assert len(store) == 0 and not store._shelves
+    assert len(store) == 0 and not store._stores
 
 
 def test_a_publisher_and_a_key_have_their_caps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,12 +570,12 @@ def test_a_span_that_changed_is_stored_at_once_and_a_busier_one_soon() -> None:
     """What was claimed and is loaded now is news; by 30 s later a second machine might have loaded it too."""
     dht, peer = node_and_peer()
     (question,) = [decode(o.body) for o in dht.joined(peer, START_S) + dht.tick(START_S) if o.to == peer][1:]
-    assert isinstance(question, Find) and question.target == model_key(MODEL)
-    dht.receive(peer, encode(Found(question.request, (), ())), START_S)
+    assert isinstance(question, DhtFind) and question.target == model_key(MODEL)
+    dht.receive(peer, encode(DhtFound(question.request, (), ())), START_S)
 
     def stored(record: Record, now: float) -> list[Outgoing]:
         data = sign(record, key_of(0))
-        return [o for o in dht.publish(data, now) if o == Outgoing(peer, encode(Store(0, (data,))))]
+        return [o for o in dht.publish(data, now) if o == Outgoing(peer, encode(DhtPut(0, (data,))))]
 
     claim = record_of(0, info=replace(info_of(), model=MODEL, max_sessions=0))
     ready = replace(claim, info=replace(info_of(), model=MODEL), sequence=claim.sequence + 1)
@@ -579,10 +590,12 @@ def test_a_model_that_nobody_asks_for_any_more_is_not_looked_up() -> None:
     dht.joined(peer, START_S)
     dht.unwatch(MODEL)
     assert [
-        o for o in dht.tick(START_S) if isinstance(question := decode(o.body), Find) and question.wants_records
+        o for o in dht.tick(START_S) if isinstance(question := decode(o.body), DhtFind) and question.wants_records
     ] == []
     dht.watch(MODEL)
-    assert [o for o in dht.tick(START_S + 1) if isinstance(question := decode(o.body), Find) and question.wants_records]
+    assert [
+        o for o in dht.tick(START_S + 1) if isinstance(question := decode(o.body), DhtFind) and question.wants_records
+    ]
 
 
 # Hostile peers
@@ -595,9 +608,9 @@ def node_and_peer() -> tuple[Dht, Peer]:
 def test_a_node_stores_only_what_the_sender_says_of_itself() -> None:
     """The id is the link's, so a record of a third node is a lie or a replay, however well signed."""
     dht, peer = node_and_peer()
-    dht.receive(peer, encode(Store(0, (statement(2), statement(1)))), START_S)
+    dht.receive(peer, encode(DhtPut(0, (statement(2), statement(1)))), START_S)
     assert dht.records(START_S) == [] and dht.counts.refused == 1
-    dht.receive(peer, encode(Store(0, (statement(1),))), START_S)
+    dht.receive(peer, encode(DhtPut(0, (statement(1),))), START_S)
     assert [r.node for r in dht.records(START_S)] == [peer.node]
 
 
@@ -606,37 +619,37 @@ def test_an_answer_from_another_node_is_ignored() -> None:
     dht, peer = node_and_peer()
     asked = dht.joined(peer, START_S)
     question = decode(asked[0].body)
-    assert asked[0].to == peer and isinstance(question, Find)
+    assert asked[0].to == peer and isinstance(question, DhtFind)
     stranger = Peer(key_of(2).node_id, record_of(2).addresses)
     lie = (contact_at(5),)
     assert not [
-        o for o in dht.receive(stranger, encode(Found(question.request, lie, ())), START_S) if o.to == lie[0].peer
+        o for o in dht.receive(stranger, encode(DhtFound(question.request, lie, ())), START_S) if o.to == lie[0].peer
     ]
-    dht.receive(peer, encode(Pong(question.request)), START_S)
+    dht.receive(peer, encode(DhtPong(question.request)), START_S)
     assert dht.counts.stray == 2
-    out = dht.receive(peer, encode(Found(question.request, lie, ())), START_S)
+    out = dht.receive(peer, encode(DhtFound(question.request, lie, ())), START_S)
     assert [o.to for o in out] == [lie[0].peer]
 
 
 def test_hearsay_enters_no_table() -> None:
     dht, peer = node_and_peer()
     question = decode(dht.joined(peer, START_S)[0].body)
-    dht.receive(peer, encode(Found(question.request, tuple(contact_at(i) for i in range(1, K)), ())), START_S)
+    dht.receive(peer, encode(DhtFound(question.request, tuple(contact_at(i) for i in range(1, K)), ())), START_S)
     assert [contact.peer for contact in dht.table] == [peer]
 
 
 def test_a_flood_is_cut_and_counted() -> None:
     dht, peer = node_and_peer()
     dht.tick(START_S)
-    answers = [len(dht.receive(peer, encode(Ping(i)), START_S)) for i in range(3 * MAX_PER_SECOND)]
+    answers = [len(dht.receive(peer, encode(DhtPing(i)), START_S)) for i in range(3 * MAX_PER_SECOND)]
     assert sum(answers) == MAX_PER_SECOND and dht.counts.flooded == 2 * MAX_PER_SECOND
-    store = encode(Store(0, (statement(1),) * FETCH_TAGS))
+    store = encode(DhtPut(0, (statement(1),) * FETCH_TAGS))
     dht.tick(START_S + 1)
     for _ in range(MAX_PER_SECOND):
         dht.receive(peer, store, START_S + 1)
     assert sum(dht.store.counts.values()) <= MAX_PER_SECOND
     dht.tick(START_S + 2)
-    assert dht.receive(peer, encode(Ping(1)), START_S + 2)
+    assert dht.receive(peer, encode(DhtPing(1)), START_S + 2)
 
 
 @given(st.lists(st.one_of(st.binary(max_size=80), st.sampled_from([encode(m) for m in MESSAGES])), max_size=8))
@@ -684,11 +697,11 @@ class Inventor(Liar):
 
     def lie(self, sender: Peer, message: Message, now: float) -> Message | None:
         match message:
-            case Find(request, target, _):
+            case DhtFind(request, target, _):
                 invented = tuple(contact_at(target ^ i) for i in range(1, K + 1))
-                return Found(request, invented, tuple(i.to_bytes(10) for i in range(1000)))
-            case wire.Fetch(request, _, tags):
-                return Records(request, tuple(b"garbage" + tag for tag in tags))
+                return DhtFound(request, invented, tuple(i.to_bytes(10) for i in range(1000)))
+            case wire.DhtFetch(request, _, tags):
+                return DhtRecords(request, tuple(b"garbage" + tag for tag in tags))
             case _:
                 return None
 
@@ -700,11 +713,11 @@ class Rewinder(Liar):
 
     def lie(self, sender: Peer, message: Message, now: float) -> Message | None:
         match message:
-            case Find(request, target, _):
+            case DhtFind(request, target, _):
                 near = tuple(self.dht.table.closest(target, K))
-                return Found(request, near, (record_of(0).key.tag + bytes(2), record_of(0).key.tag + b"\x80\0"))
-            case wire.Fetch(request, _, _):
-                return Records(request, (self.old,))
+                return DhtFound(request, near, (record_of(0).key.tag + bytes(2), record_of(0).key.tag + b"\x80\0"))
+            case wire.DhtFetch(request, _, _):
+                return DhtRecords(request, (self.old,))
             case _:
                 return None
 
@@ -748,5 +761,5 @@ def test_chain_values_travel_with_the_record() -> None:
     """A statement with a beat is stored and shown with it."""
     dht, peer = node_and_peer()
     data = with_beat(statement(1), 3, chain_of(1).value(3))
-    dht.receive(peer, encode(Store(0, (data,))), START_S)
+    dht.receive(peer, encode(DhtPut(0, (data,))), START_S)
     assert [r.beats for r in dht.records(START_S)] == [3]

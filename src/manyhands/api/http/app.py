@@ -1,6 +1,6 @@
 """The HTTP application around a gateway (server.py runs it).
 
-    Http (server.py) ─ Front (Host, Origin) ─ CORS ─ Guard (key, type, size, time of the body) ─ routes
+    Http (server.py) ─ HostGuard (Host, Origin) ─ CORS ─ BodyGuard (key, type, size, time of the body) ─ routes
 
 Who is let in, and how much of what they send is read, is decided before any route runs.
 """
@@ -76,11 +76,11 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(Exception, _on_bug)
     opened = OPEN_PATHS | set(open_paths)
-    app.add_middleware(Guard, limits=gateway.limits, access=access, open_paths=opened)
+    app.add_middleware(BodyGuard, limits=gateway.limits, access=access, open_paths=opened)
     if cors:
         allowed = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["retry-after"]}
         app.add_middleware(CORSMiddleware, allow_origins=list(cors), **allowed)  # type: ignore[arg-type]
-    app.add_middleware(Front, hosts=access.hosts)
+    app.add_middleware(HostGuard, hosts=access.hosts)
     return app
 
 
@@ -147,7 +147,7 @@ async def _on_bug(request: Request, error: Exception) -> JSONResponse:
 # -- before the routes ------------------------------------------------------------------------------------------------
 
 
-class Front:
+class HostGuard:
     """Refuses what a page of another site made a browser send (hosts.py); everything else gets its `sender`."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
@@ -166,7 +166,7 @@ class Front:
         await self._app(scope, receive, send)
 
 
-class Guard:
+class BodyGuard:
     """Lets in who has a key, and reads the body, within read_timeout_s, before a route runs.
 
     A body has at most max_body_bytes on LARGE_PATHS, SMALL_BODY_BYTES elsewhere: those are parsed on the event loop. All
@@ -236,7 +236,7 @@ class Guard:
 class _Held:
     """What one request holds of the guard's `held_bytes`, until it is released."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: BodyGuard) -> None:
         self._guard, self.size = guard, 0
 
     def take(self, size: int) -> None:

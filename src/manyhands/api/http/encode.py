@@ -1,7 +1,7 @@
 """JSON that is encoded as it grows and sent in pieces: however long an answer is, one piece of it is little work.
 
-    Rows ─ append(item), encoded at once ─┐
-    Text ─ a long string ─────────────────┴─ pieces(value that holds them) ─► about PIECE_BYTES each
+    JsonRows ─ append(item), encoded at once ─┐
+    JsonText ─ a long string ─────────────────┴─ pieces(value that holds them) ─► about PIECE_BYTES each
 
 Of a token with k alternatives an answer keeps only its row: about 60 bytes for each of the k + 1.
 """
@@ -12,18 +12,18 @@ from typing import Any
 from uuid import uuid4
 
 # Of an answer that is encoded, joined and written in one turn of the event loop. A piece may be larger by one item of it, or
-# by what is no Rows and no Text: a client's tools, which are bounded (prepare.py).
+# by what is no JsonRows and no JsonText: a client's tools, which are bounded (prepare.py).
 PIECE_BYTES = 32 << 10
 HOLE = uuid4().hex  # stands where a part is put in; no client can say it
 _HOLE = f'"{HOLE}"'
 
 
 def encode(value: Any) -> bytes:
-    """As compact JSON, without Rows or Text in it."""
+    """As compact JSON, without JsonRows or JsonText in it."""
     return _JSON.encode(value).encode()
 
 
-class Rows:
+class JsonRows:
     """A JSON array that only grows, of items that are encoded when they are appended."""
 
     __slots__ = ("_rows",)
@@ -35,10 +35,10 @@ class Rows:
         return len(self._rows)
 
     def append(self, item: Any) -> None:
-        """Add an item, which may not hold Rows or Text."""
+        """Add an item, which may not hold JsonRows or JsonText."""
         self._rows.append(encode(item))
 
-    def take(self, other: "Rows") -> None:
+    def take(self, other: "JsonRows") -> None:
         """Add the items of `other`."""
         self._rows += other._rows
 
@@ -52,7 +52,7 @@ class Rows:
         yield b"]" if self._rows else b"[]"
 
 
-class Text:
+class JsonText:
     """A string of any length, which may grow."""
 
     __slots__ = ("_texts",)
@@ -74,11 +74,11 @@ class Text:
 
 
 def pieces(value: Any, before: bytes = b"", after: bytes = b"") -> Iterator[bytes]:
-    """`value`, which may hold Rows and Text, as compact JSON between `before` and `after`. Encodes what is asked for next."""
-    held: list[Rows | Text] = []
+    """`value`, which may hold JsonRows and JsonText, as compact JSON between `before` and `after`, lazily."""
+    held: list[JsonRows | JsonText] = []
 
     def hold(part: Any) -> str:
-        if not isinstance(part, Rows | Text):
+        if not isinstance(part, JsonRows | JsonText):
             raise TypeError(f"{type(part).__name__} is no JSON")
         held.append(part)
         return HOLE
@@ -90,7 +90,7 @@ def pieces(value: Any, before: bytes = b"", after: bytes = b"") -> Iterator[byte
     yield from _joined(_filled(skeleton.split(_HOLE), held, before, after))
 
 
-def _filled(skeleton: list[str], held: list[Rows | Text], before: bytes, after: bytes) -> Iterator[bytes]:
+def _filled(skeleton: list[str], held: list[JsonRows | JsonText], before: bytes, after: bytes) -> Iterator[bytes]:
     yield before + skeleton[0].encode()
     for part, text in zip(held, skeleton[1:], strict=True):
         yield from part.parts()

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict  # pydantic wants this one below Python 
 from manyhands.api.openai.schema import FIRST, MAX_ITEMS, STRICT, Shown, Text
 
 
-class Turn(TypedDict):
+class ChatTurn(TypedDict):
     """One turn of a conversation."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
@@ -22,7 +22,7 @@ class Infer(TypedDict, total=False):
     __pydantic_config__ = STRICT  # type: ignore[misc]
     prompt: Annotated[Text, Shown("text to go on from; either this or messages")]
     messages: Annotated[
-        list[Turn],
+        list[ChatTurn],
         FIRST,
         Limits(min_length=1, max_length=MAX_ITEMS),
         Shown("a conversation, by the chat template"),

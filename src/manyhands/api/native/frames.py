@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from manyhands.api.gateway import Job, Run
-from manyhands.api.http.encode import Text
+from manyhands.api.http.encode import JsonText
 from manyhands.api.jobs import hop_object, in_ms, timings_object
 from manyhands.origin import Token
 from manyhands.origin.repair_plan import Event
@@ -23,7 +23,7 @@ class Frame(NamedTuple):
     data: dict[str, Any]
 
 
-class Telling:
+class EventEncoder:
     """Tells one run. `clock` is monotonic."""
 
     def __init__(self, run: Run, *, diagnostics: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -125,7 +125,7 @@ def result_object(run: Run) -> dict[str, Any]:
         "request_id": job.id,
         "session": job.session,
         "model": job.model,
-        "result": Text(answer.text),
+        "result": JsonText(answer.text),
         "tokens_generated": job.completion_tokens,
         "prompt_tokens": job.prompt_tokens,
         "finish_reason": job.finish_reason,

@@ -21,17 +21,17 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from manyhands.api.access import check_admin
-from manyhands.api.choice import Voices, plans_of
+from manyhands.api.choice import ModelFormats, plans_of
 from manyhands.api.gateway import Ask, Caller, Gateway, Run
 from manyhands.api.http import encode
 from manyhands.api.http.app import error_object
-from manyhands.api.http.encode import Rows
+from manyhands.api.http.encode import JsonRows
 from manyhands.api.http.route import body_of, client_of, describe
 from manyhands.api.http.sse import Emit, EventStream, Single, Watched, event_pieces, to_event
 from manyhands.api.jobs import History, JobObject, job_object
-from manyhands.api.native.frames import Frame, Telling, result_object
+from manyhands.api.native.frames import EventEncoder, Frame, result_object
 from manyhands.api.native.workers import (
-    Worker,
+    WorkerView,
     evict,
     find_worker,
     list_workers,
@@ -88,10 +88,10 @@ def _admin(caller: Annotated[Caller, Depends(_caller)]) -> None:
     check_admin(caller)
 
 
-def native_router(gateway: Gateway, history: History, voices: Voices | None = None) -> APIRouter:
+def native_router(gateway: Gateway, history: History, voices: ModelFormats | None = None) -> APIRouter:
     """The routes above. `history` must be among the gateway's observers. Share `voices` with openai_router."""
     router = APIRouter(prefix="/api")
-    router.include_router(_infer_router(gateway, voices or Voices(gateway)), tags=["infer"])
+    router.include_router(_infer_router(gateway, voices or ModelFormats(gateway)), tags=["infer"])
     router.include_router(_workers_router(gateway), prefix="/workers", tags=["workers"])
     router.include_router(_jobs_router(gateway, history), prefix="/jobs", tags=["jobs"])
     return router
@@ -100,7 +100,7 @@ def native_router(gateway: Gateway, history: History, voices: Voices | None = No
 # -- infer ------------------------------------------------------------------------------------------------------------
 
 
-def _infer_router(gateway: Gateway, voices: Voices) -> APIRouter:
+def _infer_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
     router = APIRouter()
 
     async def infer(request: Request) -> Response:
@@ -141,7 +141,7 @@ def _flag(request: Request, name: str) -> bool:
 _FLAGS = {"true": True, "1": True, "on": True, "yes": True, "false": False, "0": False, "off": False, "no": False}
 
 
-async def _ask(gateway: Gateway, voices: Voices, body: bytes, request: Request) -> tuple[Ask, str | None]:
+async def _ask(gateway: Gateway, voices: ModelFormats, body: bytes, request: Request) -> tuple[Ask, str | None]:
     """What to generate, and the text to echo. Raises BadRequest, NotFound, RateLimited."""
     caller = _caller(request)
     entry = gateway.enter(caller, "native")
@@ -155,7 +155,7 @@ async def _whole(gateway: Gateway, ask: Ask, prompt: str | None) -> dict[str, An
     async with gateway.run(ask) as run, aclosing(run.tokens()) as tokens:
         async for _ in tokens:
             pass
-        return {"prompt": None if prompt is None else encode.Text(prompt), **result_object(run)}
+        return {"prompt": None if prompt is None else encode.JsonText(prompt), **result_object(run)}
 
 
 def _events(gateway: Gateway, ask: Ask, prompt: str | None, *, diagnostics: bool) -> EventStream:
@@ -177,7 +177,7 @@ def _events(gateway: Gateway, ask: Ask, prompt: str | None, *, diagnostics: bool
 async def told(run: Run, prompt: str | None, *, diagnostics: bool) -> AsyncGenerator[Frame, None]:
     """The frames of a running request but `error`, which is raised. The first comes with the first token: until then the
     request may still be refused with a status of its own."""
-    telling = Telling(run, diagnostics=diagnostics)
+    telling = EventEncoder(run, diagnostics=diagnostics)
     async with aclosing(run.happenings()) as tokens:
         try:
             async for token in tokens:
@@ -206,7 +206,7 @@ def _workers_router(gateway: Gateway) -> APIRouter:
     router = APIRouter()
     changes = APIRouter(dependencies=[Depends(_admin)])
 
-    async def find(worker_id: str) -> Worker:
+    async def find(worker_id: str) -> WorkerView:
         await meet(gateway)
         return find_worker(gateway, worker_id)
 
@@ -294,7 +294,7 @@ def _jobs_router(gateway: Gateway, history: History) -> APIRouter:
         """Newest first, with route, timings, repairs and reshard events; never what was asked or answered."""
 
         async def gather() -> dict[str, Any]:
-            rows = Rows()
+            rows = JsonRows()
             for job in islice(visible(caller), limit):
                 rows.append(job)
                 if len(rows) % JOBS_A_TURN == 0:

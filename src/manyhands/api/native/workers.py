@@ -27,7 +27,7 @@ MIN_PREFIX = 6  # hex digits of an id that may stand for it
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerView:
     """A node and what it offers for models served here; no offers: not linked now (evicted, or named by the ticket)."""
 
     node: NodeId
@@ -43,22 +43,22 @@ class Worker:
         return "evicted" if self.is_evicted else "active" if self.offers else "unreachable"
 
 
-def list_workers(gateway: Gateway) -> list[Worker]:
+def list_workers(gateway: Gateway) -> list[WorkerView]:
     """Every node known to the origins of this gateway, linked or not."""
-    workers: dict[NodeId, Worker] = {}
+    workers: dict[NodeId, WorkerView] = {}
     for model, origin in gateway.origins.items():
         for addr in origin.routes.addrs:
             if addr.node is not None:
-                workers.setdefault(addr.node, Worker(addr.node, address=str(addr)))
+                workers.setdefault(addr.node, WorkerView(addr.node, address=str(addr)))
         for offer in known_offers(gateway, model):
-            worker = workers.setdefault(offer.node, Worker(offer.node))
+            worker = workers.setdefault(offer.node, WorkerView(offer.node))
             worker.name, worker.address = offer.name, str(offer.addr)
             worker.offers.append((model, offer))
         for node in origin.routes.evicted:
-            workers.setdefault(node, Worker(node)).is_evicted = True
+            workers.setdefault(node, WorkerView(node)).is_evicted = True
     for home in {id(o.node): o.node for o in gateway.origins.values()}.values():
         for node, count in sessions_by_node(home).items():
-            workers.setdefault(node, Worker(node)).num_sessions += count
+            workers.setdefault(node, WorkerView(node)).num_sessions += count
         for (node, lane), health in home.pool.health().items():
             if node in workers:
                 workers[node].edges[lane] = health
@@ -71,7 +71,7 @@ async def meet(gateway: Gateway) -> None:
     await asyncio.gather(*(origin.routes.look_around() for origin in strangers))
 
 
-def find_worker(gateway: Gateway, name: str) -> Worker:
+def find_worker(gateway: Gateway, name: str) -> WorkerView:
     """By node id, the first digits of one, or a name. Raises NotFound, Conflict if several are meant."""
     workers = list_workers(gateway)
     found = [w for w in workers if w.node == name] or [w for w in workers if w.name == name]
@@ -84,7 +84,7 @@ def find_worker(gateway: Gateway, name: str) -> Worker:
     return found[0]
 
 
-def evict(gateway: Gateway, worker: Worker, *, force: bool) -> int:
+def evict(gateway: Gateway, worker: WorkerView, *, force: bool) -> int:
     """Keep a node out until it is readmitted; sessions that run through it repair to others. Returns how many do.
 
     Raises Conflict if a model that has a route now would have none, unless forced: its sessions then wait for repair, at
@@ -104,13 +104,13 @@ def evict(gateway: Gateway, worker: Worker, *, force: bool) -> int:
     return sum([origin.routes.evict(worker.node) for _, origin in origins])
 
 
-def readmit(gateway: Gateway, worker: Worker) -> None:
+def readmit(gateway: Gateway, worker: WorkerView) -> None:
     """Let new sessions and repairs use the node again."""
     for origin in gateway.origins.values():
         origin.routes.readmit(worker.node)
 
 
-async def reassign(gateway: Gateway, worker: Worker, to: str, model: str | None, *, force: bool) -> dict[str, Any]:
+async def reassign(gateway: Gateway, worker: WorkerView, to: str, model: str | None, *, force: bool) -> dict[str, Any]:
     """Ask a node to serve layers `to` ("0-7") instead; answers as InferD does (IN-R04). Deadline: that of Orders.ask, then
     REASSIGN_WAIT_S for the node to serve them: `status` is then "reassigned", else "accepted".
 
@@ -126,7 +126,7 @@ async def reassign(gateway: Gateway, worker: Worker, to: str, model: str | None,
     return {"node_info": {"id": worker.node}, "new_stage": str(span), "status": status, "said": said}
 
 
-def _model_of(gateway: Gateway, worker: Worker, model: str | None) -> str:
+def _model_of(gateway: Gateway, worker: WorkerView, model: str | None) -> str:
     """The model whose layers are meant: as named, else the only one. Raises BadRequest."""
     offered = {name for name, _ in worker.offers} or set(gateway.origins)
     if model is None and len(offered) != 1:
@@ -134,7 +134,7 @@ def _model_of(gateway: Gateway, worker: Worker, model: str | None) -> str:
     return model or next(iter(offered))
 
 
-async def _link_to(origin: Origin, worker: Worker) -> Link:
+async def _link_to(origin: Origin, worker: WorkerView) -> Link:
     """A control link to the node. Deadline: REGISTER_TIMEOUT_S. Raises ShardUnavailable."""
     who = worker.name or worker.node[:12]
     if (link := origin.node.pool.find(worker.node, "control")) is not None:
@@ -158,7 +158,7 @@ async def _until_served(gateway: Gateway, model: str, node: NodeId, span: Span) 
     return False
 
 
-async def register(gateway: Gateway, address: str) -> Worker:
+async def register(gateway: Gateway, address: str) -> WorkerView:
     """Dial a node that the ticket does not name and use what it offers. Deadline: REGISTER_TIMEOUT_S.
 
     It must prove membership of the swarm. Raises BadRequest, ShardUnavailable if nobody answers there.
@@ -199,7 +199,7 @@ def _has_route(origin: Origin, offers: Sequence[Offer]) -> bool:
 # -- as JSON ----------------------------------------------------------------------------------------------------------
 
 
-def worker_object(worker: Worker) -> dict[str, Any]:
+def worker_object(worker: WorkerView) -> dict[str, Any]:
     """A worker as JSON (docs/api.md)."""
     control = worker.edges.get("control")
     return {

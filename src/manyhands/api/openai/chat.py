@@ -9,8 +9,8 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 
-from manyhands.api.choice import Choice, Plan, Voice, Voices, plans_of
-from manyhands.api.gateway import Api, Ask, Caller, Entry, Gateway
+from manyhands.api.choice import Choice, GenerationPlan, ModelFormat, ModelFormats, plans_of
+from manyhands.api.gateway import Admitted, Api, Ask, Caller, Gateway
 from manyhands.api.http.route import body_of, caller_of, client_of, describe
 from manyhands.api.http.sse import DONE, Emit, EventStream, Single, Template, Watched, to_event
 from manyhands.api.openai.forms import ChatForm, Form, TextForm
@@ -27,10 +27,10 @@ class NotOffered(ManyhandsError):
     http_status = 501
 
 
-def openai_router(gateway: Gateway, voices: Voices | None = None) -> APIRouter:
+def openai_router(gateway: Gateway, voices: ModelFormats | None = None) -> APIRouter:
     """Every path under /v1 but /v1/responses. Share `voices` with responses_router: what a model's voice costs is paid once."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
-    api = OpenAI(gateway, voices or Voices(gateway))
+    api = OpenAI(gateway, voices or ModelFormats(gateway))
     describe(router, "/chat/completions", api.chat, "Answer a conversation.")
     describe(router, "/completions", api.completions, "Go on from a text.")
 
@@ -73,15 +73,15 @@ class _Call:
     """One HTTP request in progress: the choices it makes, and the envelope around them."""
 
     gateway: Gateway
-    voice: Voice
+    voice: ModelFormat
     id: str
     kind: str
     model: str
     created: int
-    plans: Sequence[Plan]  # one a choice
+    plans: Sequence[GenerationPlan]  # one a choice
     caller: Caller
     api: Api
-    entry: Entry
+    entry: Admitted
 
     def envelope(self, **fields: Any) -> Object:
         print_ = f"fp_{self.voice.origin.model.id[:12]}_{self.voice.origin.model.precision}"
@@ -95,7 +95,7 @@ class _Call:
 class OpenAI:
     """The handlers. What they do for a client, from parsing to the last token, ends with it."""
 
-    def __init__(self, gateway: Gateway, voices: Voices) -> None:
+    def __init__(self, gateway: Gateway, voices: ModelFormats) -> None:
         self.gateway, self.voices = gateway, voices
 
     async def chat(self, request: Request) -> Response:

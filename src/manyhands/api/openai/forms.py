@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyhands.api.choice import Choice, Delta
-from manyhands.api.http.encode import Text
+from manyhands.api.http.encode import JsonText
 from manyhands.api.jobs import drafting_object, timings_object
 from manyhands.api.openai.logprobs import ChatOdds, Odds, Spelling, TextOdds
 from manyhands.route.search import Offer
@@ -60,10 +60,10 @@ class ChatForm(Form):
         return None if self._spelling is None else ChatOdds(self._spelling)
 
     def choice(self, index: int, choice: Choice, odds: Odds | None) -> Object:
-        content = Text(choice.content) if choice.content or not choice.calls else None
+        content = JsonText(choice.content) if choice.content or not choice.calls else None
         message: Object = {"role": "assistant", "content": content, "refusal": None}
         if choice.reasoning:
-            message["reasoning_content"] = Text(choice.reasoning)
+            message["reasoning_content"] = JsonText(choice.reasoning)
         if choice.calls:
             message["tool_calls"] = [_tool_call(call) for call in choice.calls]
         return {
@@ -116,7 +116,7 @@ def _changes(delta: Delta, choice: Choice) -> list[Object]:
 
 
 def _tool_call(call: Mapping[str, str]) -> Object:
-    function = {"name": call["name"], "arguments": Text(call["arguments"])}
+    function = {"name": call["name"], "arguments": JsonText(call["arguments"])}
     return {"id": call["id"], "type": "function", "function": function}
 
 
@@ -129,7 +129,7 @@ class TextForm(Form):
     def choice(self, index: int, choice: Choice, odds: Odds | None) -> Object:
         return {
             "index": index,
-            "text": Text(choice.content),
+            "text": JsonText(choice.content),
             "logprobs": odds.shown() if odds is not None else None,
             "finish_reason": choice.finish_reason,
             "manyhands": extension(choice),

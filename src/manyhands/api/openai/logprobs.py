@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from manyhands.api.http.encode import Rows
+from manyhands.api.http.encode import JsonRows
 from manyhands.origin import Token
 from manyhands.text.grammar import Grammars
 
@@ -52,7 +52,7 @@ class ChatOdds:
     """The form of chat completions."""
 
     def __init__(self, spelling: Spelling) -> None:
-        self._spelling, self._content = spelling, Rows()
+        self._spelling, self._content = spelling, JsonRows()
 
     def add(self, token: Token, offset: int) -> None:
         self._content.append(token_logprobs(self._spelling, token))
@@ -66,7 +66,7 @@ class TextOdds:
 
     def __init__(self, spelling: Spelling) -> None:
         self._spelling = spelling
-        self._tokens, self._logprobs, self._tops, self._offsets = Rows(), Rows(), Rows(), Rows()
+        self._tokens, self._logprobs, self._tops, self._offsets = JsonRows(), JsonRows(), JsonRows(), JsonRows()
 
     def add(self, token: Token, offset: int) -> None:
         text_of = self._spelling.text_of

@@ -12,10 +12,10 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 
-from manyhands.api.choice import Choice, Delta, Voices, plans_of
+from manyhands.api.choice import Choice, Delta, ModelFormats, plans_of
 from manyhands.api.gateway import Ask, Caller, Gateway
 from manyhands.api.http.app import error_object
-from manyhands.api.http.encode import Rows, Text
+from manyhands.api.http.encode import JsonRows, JsonText
 from manyhands.api.http.route import body_of, caller_of, client_of, describe
 from manyhands.api.http.sse import Emit, EventStream, Single, Watched, event_pieces
 from manyhands.api.openai.forms import extension
@@ -26,10 +26,10 @@ from manyhands.text.tools import CallArguments, CallStart, Content, Piece
 Object = dict[str, Any]
 
 
-def responses_router(gateway: Gateway, voices: Voices | None = None) -> APIRouter:
+def responses_router(gateway: Gateway, voices: ModelFormats | None = None) -> APIRouter:
     """/v1/responses."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
-    voices = voices or Voices(gateway)
+    voices = voices or ModelFormats(gateway)
 
     async def responses(request: Request) -> Response:
         body = await body_of(request)
@@ -40,7 +40,9 @@ def responses_router(gateway: Gateway, voices: Voices | None = None) -> APIRoute
     return router
 
 
-async def _answer(gateway: Gateway, voices: Voices, body: bytes, caller: Caller, client: str) -> EventStream | Single:
+async def _answer(
+    gateway: Gateway, voices: ModelFormats, body: bytes, caller: Caller, client: str
+) -> EventStream | Single:
     entry = gateway.enter(caller, "responses")
     voice, made = await voices.prepare("/v1/responses", body, caller, client)
     (plan,) = plans_of(voices, voice, made)
@@ -94,7 +96,7 @@ class _Answer:
     output: list[Object] = field(default_factory=list)
     _number: int = 0
     _is_open: bool = False  # the last item still grows
-    _logprobs: Rows = field(default_factory=Rows)  # of the text not told yet
+    _logprobs: JsonRows = field(default_factory=JsonRows)  # of the text not told yet
 
     @property
     def status(self) -> str:
@@ -134,25 +136,25 @@ class _Answer:
                     yield from self._close("completed")
                     yield from self._open(_message())
                 part = self.output[-1]["content"][0]
-                logprobs, self._logprobs = self._logprobs, Rows()
+                logprobs, self._logprobs = self._logprobs, JsonRows()
                 part["text"].add(text)
                 part["logprobs"].take(logprobs)
-                yield self._part_event("response.output_text.delta", delta=Text(text), logprobs=logprobs)
+                yield self._part_event("response.output_text.delta", delta=JsonText(text), logprobs=logprobs)
             case CallStart(index, name):
                 yield from self._close("completed")
                 call = {"type": "function_call", "call_id": self.choice.calls[index]["id"], "name": name}
-                yield from self._open({"id": f"fc_{uuid4().hex}", **call, "arguments": Text()})
+                yield from self._open({"id": f"fc_{uuid4().hex}", **call, "arguments": JsonText()})
             case CallArguments(_, text):
                 self.output[-1]["arguments"].add(text)
-                yield self._item_event("response.function_call_arguments.delta", delta=Text(text))
+                yield self._item_event("response.function_call_arguments.delta", delta=JsonText(text))
 
     def _grow_thought(self, text: str) -> Iterator[Iterator[bytes]]:
         if not self._has_open("reasoning"):
             yield from self._close("completed")
-            part = {"type": "reasoning_text", "text": Text()}
+            part = {"type": "reasoning_text", "text": JsonText()}
             yield from self._open({"id": f"rs_{uuid4().hex}", "type": "reasoning", "summary": [], "content": [part]})
         self.output[-1]["content"][0]["text"].add(text)
-        yield self._part_event("response.reasoning_text.delta", delta=Text(text))
+        yield self._part_event("response.reasoning_text.delta", delta=JsonText(text))
 
     def _has_open(self, kind: str) -> bool:
         return self._is_open and self.output[-1]["type"] == kind
@@ -207,7 +209,7 @@ class _Answer:
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": Text(given["instructions"]) if "instructions" in given else None,
+            "instructions": JsonText(given["instructions"]) if "instructions" in given else None,
             "max_output_tokens": given.get("max_output_tokens"),
             "model": given["model"],
             "output": list(self.output),
@@ -238,5 +240,5 @@ class _Answer:
 
 
 def _message() -> Object:
-    part = {"type": "output_text", "text": Text(), "annotations": [], "logprobs": Rows()}
+    part = {"type": "output_text", "text": JsonText(), "annotations": [], "logprobs": JsonRows()}
     return {"id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant", "content": [part]}

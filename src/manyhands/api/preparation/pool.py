@@ -3,7 +3,7 @@
     body ≤ INLINE_BYTES ─ prepare(is_inline) ─────────────────────────────► Prepared
               │ NeedsProcess                                                    ▲
               ▼                                                                 │
-    Turns (fair by key, bounded) ─ one of `size` processes, DEADLINE_S ─────────┘   a client that leaves, or takes too long:
+    FairTurns (fair by key, bounded) ─ one of `size` processes, DEADLINE_S ─────────┘   a client that leaves, or takes too long:
                                                                                     its process is killed
 A thread would not do: a long call that holds the interpreter's lock stops the event loop, and none can be ended.
 """
@@ -17,7 +17,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from manyhands.api.preparation.prepare import Prepared
-from manyhands.api.preparation.process import HEAD_BYTES, READY, Job, SpeakerSpec, lengths_of, read_answer, to_frame
+from manyhands.api.preparation.process import (
+    HEAD_BYTES,
+    READY,
+    PreparationJob,
+    SpeakerSpec,
+    lengths_of,
+    read_answer,
+    to_frame,
+)
 from manyhands.errors import BadRequest, RateLimited, ShardUnavailable
 
 # What is parsed, checked, rendered and tokenised on the event loop (tests/api/preparation/test_pool.py).
@@ -35,7 +43,7 @@ MAX_ANSWER_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
-class Turns:
+class FairTurns:
     """Whose job goes next. Pure. At most `size` run, one fewer of any one key (but one); keys take turns.
 
     `max_waiting` wait in all: one more drops the newest of the key that has the most waiting, unless that is its own.
@@ -93,10 +101,14 @@ class Preparing:
     """The processes and who waits for them. `specs` tells the models; a process that knows others is replaced."""
 
     def __init__(
-        self, specs: Callable[[], Sequence[SpeakerSpec]], *, deadline_s: float = DEADLINE_S, turns: Turns | None = None
+        self,
+        specs: Callable[[], Sequence[SpeakerSpec]],
+        *,
+        deadline_s: float = DEADLINE_S,
+        turns: FairTurns | None = None,
     ) -> None:
         self._specs, self._deadline_s = specs, deadline_s
-        self.turns = turns or Turns()
+        self.turns = turns or FairTurns()
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._idle: list[tuple[Process, Sequence[SpeakerSpec]]] = []
         self._live: list[Process] = []  # all that have not been seen to end
@@ -104,7 +116,7 @@ class Preparing:
         self._count = 0
         self.num_started = self.num_killed = 0
 
-    async def run(self, key: str, job: Job) -> Prepared:
+    async def run(self, key: str, job: PreparationJob) -> Prepared:
         """Prepare in a process, once it is the turn of `key`. Cancelling kills the process.
 
         Raises what `prepare` does; RateLimited if too many wait; BadRequest if it takes more than the deadline.
@@ -128,7 +140,7 @@ class Preparing:
             if not self._futures[number].done():
                 self._futures[number].set_result(None)
 
-    async def _do(self, job: Job) -> Prepared:
+    async def _do(self, job: PreparationJob) -> Prepared:
         specs = self._specs()
         process = await self._process(specs)
         is_done = False
@@ -147,7 +159,7 @@ class Preparing:
                 await self._end(process)
         return read_answer(said, ids)
 
-    async def _ask(self, process: Process, job: Job) -> tuple[bytes, bytes]:
+    async def _ask(self, process: Process, job: PreparationJob) -> tuple[bytes, bytes]:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(to_frame(job))
         await process.stdin.drain()

@@ -3,7 +3,7 @@
     bytes ─ read_json ─ sizes against the model's context ─ pydantic ─ conversation ─ template ─ ids ─► Prepared
 
 What a client may make it cost is bounded by its caller (pool.py): inline only small bodies come here, under a small
-Budget, and what would cost more raises NeedsProcess; all others come to a process that is killed at its deadline.
+RenderBudget, and what would cost more raises NeedsProcess; all others come to a process that is killed at its deadline.
 """
 
 import json
@@ -20,7 +20,7 @@ from manyhands.errors import BadRequest, ContextOverflow, Forbidden, NotFound
 from manyhands.text.grammar import calls_grammar, json_grammar, strict_grammar
 from manyhands.text.prompt import Tokenizer, encode_prompt, find_template, render_text
 from manyhands.text.reasoning import Thinking
-from manyhands.text.template import Budget, TooCostly
+from manyhands.text.template import RenderBudget, TooCostly
 from manyhands.text.tools import Dialect
 
 Object = dict[str, Any]
@@ -55,7 +55,7 @@ class Speaker:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class PreparationDesk:
     """What requests are prepared by. `models`: those the caller may use (None: all).
 
     `accept` is given every grammar: it raises BadRequest for one that cannot be compiled, or NeedsProcess.
@@ -88,7 +88,7 @@ class Prepared:
     is_talk: bool = False  # the answer may begin with thoughts
 
 
-def prepare(path: str, body: bytes, desk: Desk) -> Prepared:
+def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
     """Raises BadRequest, ContextOverflow, NotFound, Forbidden; NeedsProcess where `desk.is_inline`."""
     _check_values(body, desk)
     sent = read_json(body)
@@ -114,7 +114,7 @@ def prepare(path: str, body: bytes, desk: Desk) -> Prepared:
     return made
 
 
-def _speaker(path: str, sent: Mapping[str, Any], desk: Desk) -> Speaker | None:
+def _speaker(path: str, sent: Mapping[str, Any], desk: PreparationDesk) -> Speaker | None:
     """The model that is meant; None where the request does not say which. Raises NotFound, Forbidden."""
     name = sent.get("model")
     if name is None and path == "/api/infer" and len(desk.speakers) == 1:
@@ -132,7 +132,7 @@ def _speaker(path: str, sent: Mapping[str, Any], desk: Desk) -> Speaker | None:
 # -- sizes ------------------------------------------------------------------------------------------------------------
 
 
-def _check_values(body: bytes, desk: Desk) -> None:
+def _check_values(body: bytes, desk: PreparationDesk) -> None:
     """Raise BadRequest for JSON of more values than any prompt needs, before it is parsed: there is a comma between any two.
 
     A text has commas as well, but hardly a token with several.
@@ -183,7 +183,7 @@ def check_fit(ids: Sequence[int], params: SamplingParams, speaker: Speaker) -> N
 # -- paths ------------------------------------------------------------------------------------------------------------
 
 
-def _chat(given: Object, speaker: Speaker, desk: Desk) -> Prepared:
+def _chat(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
     if "top_logprobs" in given and not given.get("logprobs"):
         raise BadField("top_logprobs is for logprobs: true", "top_logprobs")
     if "max_tokens" in given and "max_completion_tokens" in given:
@@ -194,7 +194,7 @@ def _chat(given: Object, speaker: Speaker, desk: Desk) -> Prepared:
     return replace(_talk(conversation_of(given), given, speaker, desk, wanted, logprobs), count=count)
 
 
-def _completions(given: Object, speaker: Speaker, desk: Desk) -> Prepared:
+def _completions(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
     count, prompt = _count(given, desk), given["prompt"]
     several = list(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
     if len(several) * count > MAX_CHOICES:
@@ -205,7 +205,7 @@ def _completions(given: Object, speaker: Speaker, desk: Desk) -> Prepared:
     return Prepared(speaker.name, given, [_encode(p, speaker) for p in several], params, count)
 
 
-def _responses(given: Object, speaker: Speaker, desk: Desk) -> Prepared:
+def _responses(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
     is_on = _LOGPROBS in given.get("include", ())
     if "top_logprobs" in given and not is_on:
         raise BadField(f'top_logprobs is for include: ["{_LOGPROBS}"]', "top_logprobs")
@@ -213,7 +213,7 @@ def _responses(given: Object, speaker: Speaker, desk: Desk) -> Prepared:
     return _talk(input_conversation(given), given, speaker, desk, given.get("max_output_tokens"), logprobs)
 
 
-def _infer(given: Object, speaker: Speaker, desk: Desk) -> Prepared:
+def _infer(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
     if ("prompt" in given) == ("messages" in given):
         raise BadRequest("give either prompt (a text) or messages (a conversation)")
     values = {
@@ -234,7 +234,7 @@ def _infer(given: Object, speaker: Speaker, desk: Desk) -> Prepared:
 
 
 _INFER: Object = {"max_tokens": 50, "temperature": 0.9, "top_p": 0.92}
-_PATHS: Mapping[str, Callable[[Object, Speaker, Desk], Prepared]] = {
+_PATHS: Mapping[str, Callable[[Object, Speaker, PreparationDesk], Prepared]] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completions,
     "/v1/responses": _responses,
@@ -243,7 +243,7 @@ _PATHS: Mapping[str, Callable[[Object, Speaker, Desk], Prepared]] = {
 
 
 def _talk(
-    talk: Conversation, given: Object, speaker: Speaker, desk: Desk, wanted: int | None, logprobs: int | None
+    talk: Conversation, given: Object, speaker: Speaker, desk: PreparationDesk, wanted: int | None, logprobs: int | None
 ) -> Prepared:
     """A conversation by the chat template, with its grammar."""
     if talk.functions and speaker.dialect is None:
@@ -259,17 +259,17 @@ def _talk(
     return Prepared(speaker.name, given, [prompt], params, 1, grammar, is_open, functions, talk.is_parallel, True)
 
 
-def _render(talk: Conversation, speaker: Speaker, desk: Desk) -> tuple[int, ...]:
+def _render(talk: Conversation, speaker: Speaker, desk: PreparationDesk) -> tuple[int, ...]:
     """The prompt of a conversation. Raises BadRequest, NeedsProcess."""
     for message in talk.messages:
         _check_text(message["content"], speaker)
     tools = talk.tools if talk.tool_choice != "none" else ()
     variables = _effort_variables(speaker, talk.effort)
-    budget = Budget()
+    budget = RenderBudget()
     if desk.is_inline and speaker.tokenizer.chat_template:
         if not find_template(speaker.tokenizer, has_tools=bool(tools)).is_simple:
             raise NeedsProcess
-        budget = Budget(passes=4096, seconds=0.005, size=1 << 17)
+        budget = RenderBudget(passes=4096, seconds=0.005, size=1 << 17)
     try:
         text = render_text(speaker.tokenizer, talk.messages, tools, budget, **variables)
     except TooCostly:
@@ -315,7 +315,7 @@ def _room(speaker: Speaker, prompt: Sequence[int], wanted: int | None, default: 
     return min(default, speaker.context - len(prompt))
 
 
-def _count(given: Mapping[str, Any], desk: Desk) -> int:
+def _count(given: Mapping[str, Any], desk: PreparationDesk) -> int:
     """n, within the operator's limit. Raises BadField."""
     count = int(given.get("n", 1))
     if count > desk.max_choices:

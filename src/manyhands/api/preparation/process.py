@@ -22,7 +22,7 @@ from tokenizers import Tokenizer as Backend
 
 from manyhands import errors
 from manyhands.api.http.body import BadField
-from manyhands.api.preparation.prepare import Desk, Prepared, Speaker, prepare
+from manyhands.api.preparation.prepare import PreparationDesk, Prepared, Speaker, prepare
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.text.grammar import check_grammar
@@ -62,8 +62,8 @@ class SpeakerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What a process is asked. `models`, `key`: as Desk."""
+class PreparationJob:
+    """What a process is asked. `models`, `key`: as PreparationDesk."""
 
     path: str
     body: bytes
@@ -77,7 +77,7 @@ class Job:
 
 
 def to_frame(value: Any) -> bytes:
-    """A Job, or at first the specs, for the child: from parent to child only, which trusts it."""
+    """A PreparationJob, or at first the specs, for the child: from parent to child only, which trusts it."""
     data = pickle.dumps(value)
     return len(data).to_bytes(4, "little") + data
 
@@ -126,8 +126,8 @@ def to_answer(made: Prepared | ManyhandsError) -> bytes:
     return _LENGTH.pack(len(said), 4 * len(ids)) + said + ids.tobytes()
 
 
-def _do(job: Job, speakers: Mapping[str, Speaker]) -> bytes:
-    desk = Desk(speakers, job.max_choices, job.default_max_tokens, check_grammar, job.models, job.key)
+def _do(job: PreparationJob, speakers: Mapping[str, Speaker]) -> bytes:
+    desk = PreparationDesk(speakers, job.max_choices, job.default_max_tokens, check_grammar, job.models, job.key)
     try:
         return to_answer(prepare(job.path, job.body, desk))
     except ManyhandsError as error:

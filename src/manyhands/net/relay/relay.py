@@ -244,7 +244,7 @@ class RelayLeg(asyncio.Protocol):
         if request is not None:
             self._obey(request)
 
-    def _obey(self, request: "Request") -> None:
+    def _obey(self, request: "RelayRequest") -> None:
         try:
             match request.kind:
                 case b"L":
@@ -285,19 +285,19 @@ class RelayLeg(asyncio.Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RelayRequest:
     kind: bytes  # LISTEN, CALL or ANSWER
     argument: bytes
 
 
-def parse_request(data: bytes | bytearray) -> Request | None:
+def parse_request(data: bytes | bytearray) -> RelayRequest | None:
     """The request that `data` is, None while it is incomplete. Raises ProtocolError for anything else, and for more."""
     if not data:
         return None
     length = _REQUEST_BYTES.get(data[0])
     if length is None or len(data) > length:
         raise ProtocolError(f"a relay's request is one of L, C, A with its argument, not {bytes(data[:40])!r}")
-    return Request(bytes(data[:1]), bytes(data[1:])) if len(data) == length else None
+    return RelayRequest(bytes(data[:1]), bytes(data[1:])) if len(data) == length else None
 
 
 def keep_alive(connection: socket.socket) -> None:

@@ -105,7 +105,7 @@ class Tunnels:
 
     # -- being found --------------------------------------------------------------------------------------------------
 
-    async def _keep(self, relay: NodeAddr, mailbox: "Line") -> None:
+    async def _keep(self, relay: NodeAddr, mailbox: "RelayConnection") -> None:
         """Answer calls at a relay for ever; come back to it when the connection breaks."""
         async with asyncio.TaskGroup() as answers:
             while True:
@@ -115,7 +115,7 @@ class Tunnels:
                     logger.warning("lost the relay at %s: %s", relay, exc)
                 mailbox = await self._come_back(relay)
 
-    async def _answer_calls(self, relay: NodeAddr, mailbox: "Line", answers: asyncio.TaskGroup) -> NoReturn:
+    async def _answer_calls(self, relay: NodeAddr, mailbox: "RelayConnection", answers: asyncio.TaskGroup) -> NoReturn:
         """Raises LinkClosed when the mailbox is lost."""
         slots = asyncio.Semaphore(MAX_ANSWERING)
         alive = answers.create_task(self._stay_alive(mailbox))
@@ -128,7 +128,7 @@ class Tunnels:
             alive.cancel()
             mailbox.transport.abort()
 
-    async def _come_back(self, relay: NodeAddr) -> "Line":
+    async def _come_back(self, relay: NodeAddr) -> "RelayConnection":
         wait_s = RETRY_S
         while True:
             await asyncio.sleep(wait_s)
@@ -139,7 +139,7 @@ class Tunnels:
                 logger.info("back at the relay at %s", relay)
                 return mailbox
 
-    async def _stay_alive(self, mailbox: "Line") -> NoReturn:
+    async def _stay_alive(self, mailbox: "RelayConnection") -> NoReturn:
         """Speak every ALIVE_S; a relay that has answered nothing since the last time but one is gone."""
         while True:
             mailbox.transport.write(ALIVE)
@@ -161,7 +161,7 @@ class Tunnels:
 
     # -- connections to relays ----------------------------------------------------------------------------------------
 
-    async def _ask(self, relay: NodeAddr, request: bytes) -> "Line":
+    async def _ask(self, relay: NodeAddr, request: bytes) -> "RelayConnection":
         """Open a connection, send a request, wait for OK. Deadline: the caller's. Raises LinkClosed."""
         line = await self._open(relay)
         try:
@@ -176,8 +176,8 @@ class Tunnels:
             line.transport.abort()
             raise
 
-    async def _open(self, relay: NodeAddr) -> "Line":
-        line = Line()
+    async def _open(self, relay: NodeAddr) -> "RelayConnection":
+        line = RelayConnection()
         try:
             await asyncio.get_running_loop().create_connection(
                 lambda: line,
@@ -199,7 +199,7 @@ class Tunnels:
         return line
 
 
-class Line(asyncio.Protocol):
+class RelayConnection(asyncio.Protocol):
     """A connection to a relay until it becomes a tunnel: a few bytes to wait for."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from manyhands.program.blocks import (
 )
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.fields import Fields
-from manyhands.program.ops import Experts, Gating, Multiply, Part, Product, Program, Route, Rows, Weight
+from manyhands.program.ops import ExpertRouting, Experts, Gating, Multiply, Part, Product, Program, Rows, Weight
 from manyhands.program.rope import RopeReader
 
 GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
@@ -35,7 +35,7 @@ def mixtral(f: Fields) -> Program:
     s, act = Sizes.read(f), f.activation()
     norm = NormStyle("rms", f.number("rms_norm_eps", 1e-5))
     count = f.count("num_local_experts", 8, high=4096)
-    route = Route("r", "routes", count, top_k(f, count, 2), "softmax", normalise=True)
+    route = ExpertRouting("r", "routes", count, top_k(f, count, 2), "softmax", normalise=True)
     style = AttentionStyle(head_scale(s.head), window=f.optional_count("sliding_window"))
     rope = RopeReader(f, theta=1000000.0)
 
@@ -59,7 +59,7 @@ def qwen2_moe(f: Fields) -> Program:
     count, inner = f.count("num_experts", 60, high=4096), f.count("moe_intermediate_size", 1408, high=1 << 20)
     shared = f.count("shared_expert_intermediate_size", 5632, high=1 << 20)
     normalise, bias = f.flag("norm_topk_prob"), f.flag("qkv_bias", True)
-    route = Route("r", "routes", count, top_k(f, count, 4), "softmax", normalise)
+    route = ExpertRouting("r", "routes", count, top_k(f, count, 4), "softmax", normalise)
     wanted, first = f.flag("use_sliding_window"), f.count("max_window_layers", 28, low=0)
     window = f.count("sliding_window", 4096) if wanted else None
     f.ignore("sliding_window")
@@ -95,7 +95,7 @@ def qwen3_moe(f: Fields) -> Program:
     count = f.count("num_local_experts" if f.has("num_local_experts") else "num_experts", 128, high=4096)
     f.only("num_experts", count)
     inner, normalise = f.count("moe_intermediate_size", 768, high=1 << 20), f.flag("norm_topk_prob")
-    route = Route("r", "routes", count, top_k(f, count, 8), "softmax", normalise)
+    route = ExpertRouting("r", "routes", count, top_k(f, count, 8), "softmax", normalise)
     window = f.count("sliding_window", 4096) if f.flag("use_sliding_window") else None
     f.ignore("sliding_window", *(() if window else ("max_window_layers",)))
     sparse, norm, rope = sparse_layers(f, s.layers), NormStyle("rms", f.number("rms_norm_eps", 1e-6)), RopeReader(f)
@@ -116,7 +116,7 @@ def gpt_oss(f: Fields) -> Program:
     f.only("hidden_act", "silu")
     f.ignore("initial_context_length")  # a copy of rope_scaling.original_max_position_embeddings
     count = f.count("num_local_experts", 128, high=4096)
-    route = Route("r", "routes", count, top_k(f, count, 4), "softmax", normalise=True)
+    route = ExpertRouting("r", "routes", count, top_k(f, count, 4), "softmax", normalise=True)
     f.only("experts_per_token", route.top_k)
     limit = f.number("swiglu_limit", 7.0)
     gating = Gating("silu", alpha=f.number("swiglu_alpha", 1.702), limit=limit, up_offset=1.0)

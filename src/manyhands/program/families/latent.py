@@ -19,7 +19,7 @@ from manyhands.program.blocks import (
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.families.experts import GATE_UP_DOWN
 from manyhands.program.fields import Fields
-from manyhands.program.ops import LatentAttention, Product, Program, Rotary, Route, Rows, Weight
+from manyhands.program.ops import ExpertRouting, LatentAttention, Product, Program, Rotary, Rows, Weight
 from manyhands.program.rope import RopeReader, yarn_scale
 
 _LATENT_NORM = NormStyle("rms", 1e-6)  # of latents; transformers does not take the config's epsilon there
@@ -144,12 +144,12 @@ def deepseek_v3(f: Fields) -> Program:
     return assemble(f, s, norm, rope, [rope.plain(z.rotary)], EndsStyle(), layer)
 
 
-def _grouped_route(f: Fields, count: int) -> Route:
+def _grouped_route(f: Fields, count: int) -> ExpertRouting:
     groups = f.count("n_group", 8, high=count)
     if count % groups or count // groups < 2:
         raise f.refuse("n_group", f"groups of at least two of the {count} experts are needed")
     best = f.count("topk_group", 4, high=groups)
-    return Route(
+    return ExpertRouting(
         source="r",
         target="routes",
         experts=count,

@@ -7,7 +7,7 @@ Every node is a place in the id space, its public key; a model is one too, the h
     who asks     every REFRESH_S: find them, read off which records each lists, FETCH every one it lacks, once
 
 What a peer cannot do. Ids come from the link, which proves the key: nobody speaks as another, answers for another (a
-request is bound to whom it was put), or stores for another (STORE takes the sender's own records only). Records are
+request is bound to whom it was put), or stores for another (STORE takes the sender's own records only). DhtRecords are
 verified before they are stored, passed on or shown, and only forward: a replayed one is older than what is known.
 Hearsay is asked, never believed: only nodes that spoke enter the table, and long-lived ones are not pushed out. Floods
 meet caps per sender and second, per publisher, per key and in all.
@@ -24,26 +24,26 @@ from typing import ClassVar, TypeVar
 from manyhands.core import ModelId, NodeAddr, NodeId
 from manyhands.errors import ProtocolError
 from manyhands.swarm.dht.lookup import FETCH_TAGS, Lookup
-from manyhands.swarm.dht.query import Errand, Finished, Question
+from manyhands.swarm.dht.query import Finished, Question, RecordQuery
 from manyhands.swarm.dht.store import DhtStore, model_key
 from manyhands.swarm.dht.table import ID_BITS, Contact, K, Table, number
 from manyhands.swarm.dht.wire import (
     MAX_TAGS,
-    Find,
-    Found,
+    DhtFind,
+    DhtFound,
+    DhtPing,
+    DhtPong,
+    DhtPut,
+    DhtRecords,
     Message,
-    Ping,
-    Pong,
-    Records,
-    Store,
     contact_of,
     decode,
     encode,
 )
-from manyhands.swarm.dht.wire import Fetch as FetchMessage
+from manyhands.swarm.dht.wire import DhtFetch as FetchMessage
 from manyhands.swarm.directory import Outgoing, Peer
-from manyhands.swarm.record import Key, Record, read
-from manyhands.swarm.shelf import Forks
+from manyhands.swarm.record import Record, RecordKey, read
+from manyhands.swarm.record_store import Forks
 
 T = TypeVar("T")
 
@@ -99,10 +99,10 @@ class Dht:
         self._me = me
         self._rng = rng
         self._on_finished = on_finished
-        self._mine: dict[int, dict[Key, _Said]] = {}  # key -> our newest statements
+        self._mine: dict[int, dict[RecordKey, _Said]] = {}  # key -> our newest statements
         self._nearest: dict[int, list[Contact]] = {}  # where our records are
         self._due: dict[int, float] = {}  # key -> when its next turn comes
-        self._errands: dict[int, Errand] = {}
+        self._errands: dict[int, RecordQuery] = {}
         self._questions: dict[int, Question] = {}  # by request, which is also by deadline
         self._shunned: dict[int, float] = {}  # id -> until when
         self._spent: dict[NodeId, int] = {}
@@ -117,7 +117,7 @@ class Dht:
         self._due.setdefault(key, 0.0)
 
     def unwatch(self, model: ModelId) -> None:
-        """Fetch records of `model` no more."""
+        """Stop fetching records of `model`."""
         self.store.wanted.discard(model_key(model))
 
     def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
@@ -127,16 +127,16 @@ class Dht:
 
     @property
     def forks(self) -> Forks:
-        """See shelf.Shelf."""
+        """See record_store.RecordStore."""
         return self.store.forks
 
     @property
     def num_news(self) -> int:
-        """See shelf.OnShelf."""
+        """See record_store.StoreBacked."""
         return self.store.counts["new"]
 
     def account(self, node: NodeId) -> NodeId:
-        """See shelf.OnShelf."""
+        """See record_store.StoreBacked."""
         return self.store.account(node)
 
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
@@ -205,16 +205,16 @@ class Dht:
 
     def _handle(self, sender: Peer, message: Message, now: float) -> list[Outgoing]:
         match message:
-            case Ping(request):
-                return [Outgoing(sender, encode(Pong(request)))]
-            case Find(request, target, wants_records):
+            case DhtPing(request):
+                return [Outgoing(sender, encode(DhtPong(request)))]
+            case DhtFind(request, target, wants_records):
                 tags = self.store.tags(target, now)[:MAX_TAGS] if wants_records else []
                 near = [c for c in self.table.closest(target, K + 1) if c.peer.node != sender.node][:K]
-                return [Outgoing(sender, encode(Found(request, tuple(near), tuple(tags))))]
+                return [Outgoing(sender, encode(DhtFound(request, tuple(near), tuple(tags))))]
             case FetchMessage(request, target, tags):
                 held = [data for tag in tags if (data := self.store.data(target, tag)) is not None]
-                return [Outgoing(sender, encode(Records(request, tuple(held))))]
-            case Store(_, records):
+                return [Outgoing(sender, encode(DhtRecords(request, tuple(held))))]
+            case DhtPut(_, records):
                 self._stored(sender, records, now)
                 return []
             case _:
@@ -229,7 +229,7 @@ class Dht:
                 self.counts.refused += 1
                 return
 
-    def _answered(self, sender: Peer, message: Found | Records | Pong, now: float) -> list[Outgoing]:
+    def _answered(self, sender: Peer, message: DhtFound | DhtRecords | DhtPong, now: float) -> list[Outgoing]:
         question = self._questions.get(message.request)
         if question is None or question.peer.node != sender.node or question.kind is not type(message):
             self.counts.stray += 1
@@ -239,16 +239,16 @@ class Dht:
         if errand is None:
             self.store.trust(sender.node)
             return []
-        if isinstance(message, Found):
+        if isinstance(message, DhtFound):
             if errand.is_wanted:
                 errand.listed[sender.node] = message.tags
             told = [contact for contact in message.contacts if contact.id not in self._shunned]
             errand.lookup.answered(number(sender.node), told)
-        elif isinstance(message, Records):
+        elif isinstance(message, DhtRecords):
             self._fetched(errand, question, message.records, now)
         return self._advance(errand, now)
 
-    def _fetched(self, errand: Errand, question: Question, records: tuple[bytes, ...], now: float) -> None:
+    def _fetched(self, errand: RecordQuery, question: Question, records: tuple[bytes, ...], now: float) -> None:
         """Keep what was asked for. Whoever sends anything else is asked no more, and leaves the table for any other."""
         assert errand.fetch is not None
         node, delivered = question.peer.node, set[bytes]()
@@ -278,11 +278,11 @@ class Dht:
         if key in self._errands:
             return []
         start = self.table.closest(key, K)
-        errand = Errand(key, key in self.store.wanted, Lookup(key, start, own=self.table.own), now)
+        errand = RecordQuery(key, key in self.store.wanted, Lookup(key, start, own=self.table.own), now)
         self._errands[key] = errand
         return self._advance(errand, now)
 
-    def _advance(self, errand: Errand, now: float) -> list[Outgoing]:
+    def _advance(self, errand: RecordQuery, now: float) -> list[Outgoing]:
         """Whatever can be asked now; at the end of the lookup, store and turn to fetching."""
         out = self._put_questions(errand, now)
         if errand.fetch is None and errand.lookup.is_done:
@@ -292,13 +292,13 @@ class Dht:
             self._on_finished(errand.summary(self._me))
         return out
 
-    def _put_questions(self, errand: Errand, now: float) -> list[Outgoing]:
+    def _put_questions(self, errand: RecordQuery, now: float) -> list[Outgoing]:
         return [
             Outgoing(question.peer, encode(message._replace(request=self._open(question))))
             for question, message in errand.questions(now)
         ]
 
-    def _found(self, errand: Errand, now: float) -> list[Outgoing]:
+    def _found(self, errand: RecordQuery, now: float) -> list[Outgoing]:
         """Store our records of this key at the nodes that the lookup found."""
         near, mine = errand.lookup.closest(), self._mine.get(errand.key)
         if not near:
@@ -310,7 +310,7 @@ class Dht:
             return self._store_at(near, self._newest(errand.key, mine, now))
         return []
 
-    def _newest(self, key: int, mine: dict[Key, "_Said"], now: float) -> list[bytes]:
+    def _newest(self, key: int, mine: dict[RecordKey, "_Said"], now: float) -> list[bytes]:
         """What we say under `key`; what is over is forgotten."""
         for name in [name for name, said in mine.items() if said.signed_at + said.record.lifetime_s <= now]:
             del mine[name]
@@ -319,7 +319,7 @@ class Dht:
         return [said.data for said in mine.values()]
 
     def _store_at(self, contacts: Iterable[Contact], records: list[bytes]) -> list[Outgoing]:
-        bodies = [encode(Store(0, tuple(part))) for part in batched(records, FETCH_TAGS)]
+        bodies = [encode(DhtPut(0, tuple(part))) for part in batched(records, FETCH_TAGS)]
         return [Outgoing(contact.peer, body) for contact in contacts for body in bodies]
 
     def _open(self, question: Question) -> int:
@@ -328,8 +328,8 @@ class Dht:
         return request
 
     def _ping(self, peer: Peer, now: float) -> Outgoing:
-        request = self._open(Question(peer, now, Pong, None))
-        return Outgoing(peer, encode(Ping(request)))
+        request = self._open(Question(peer, now, DhtPong, None))
+        return Outgoing(peer, encode(DhtPing(request)))
 
     def _heard(self, peer: Peer, now: float) -> list[Outgoing]:
         """A node spoke over a link that proves its id. One that cannot be dialled is no contact for others."""

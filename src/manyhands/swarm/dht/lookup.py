@@ -30,7 +30,7 @@ class _Candidate:
 class Lookup:
     """The `k` live nodes nearest to `target`: ask the nearest known, learn nearer ones, until the k nearest answered.
 
-    A candidate that fails leaves the list. A teller whose candidates do not exist loses its say, so a handful of liars
+    A candidate that fails leaves the list. A teller whose candidates do not exist loses its say, so a handful of false ones
     costs a few deadlines and does not end a lookup; nodes that do exist and lie together near a key can hide it.
     """
 
@@ -148,7 +148,7 @@ class Lookup:
         return candidate
 
 
-class Fetch:
+class RecordFetch:
     """Get every wanted record once, from any holder that lists it; from the next one if a holder does not deliver.
 
     `holders` maps a tag (a record and a version of it) to those who list it.

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from manyhands.core import NodeId
-from manyhands.swarm.dht.lookup import Fetch, Lookup
+from manyhands.swarm.dht.lookup import Lookup, RecordFetch
 from manyhands.swarm.dht.store import DhtStore
-from manyhands.swarm.dht.wire import Fetch as FetchMessage
-from manyhands.swarm.dht.wire import Find, Found, Pong, Records
+from manyhands.swarm.dht.wire import DhtFetch, DhtFind, DhtFound, DhtPong, DhtRecords
 from manyhands.swarm.directory import Peer
 
 FETCH_S = 20.0  # a turn ends before the next: holders that dribble are left
@@ -27,7 +26,7 @@ class Finished:
 
 
 @dataclass(slots=True)
-class Errand:
+class RecordQuery:
     """A lookup, and if the key `is_wanted` a fetch of what those nearest to it list and we lack."""
 
     key: int
@@ -35,19 +34,19 @@ class Errand:
     lookup: Lookup
     begun_s: float
     found_s: float = 0.0
-    fetch: Fetch | None = None
+    fetch: RecordFetch | None = None
     listed: dict[NodeId, tuple[bytes, ...]] = field(default_factory=dict)
     num_fetched: int = 0
 
-    def questions(self, now: float) -> Iterator[tuple["Question", Find | FetchMessage]]:
+    def questions(self, now: float) -> Iterator[tuple["Question", DhtFind | DhtFetch]]:
         """What can be asked now, with request 0 still to be replaced."""
         if self.fetch is None:
             for contact in self.lookup.to_ask():
-                yield Question(contact.peer, now, Found, self), Find(0, self.key, self.is_wanted)
+                yield Question(contact.peer, now, DhtFound, self), DhtFind(0, self.key, self.is_wanted)
         elif not self._is_late(now):
             for holder, tags in self.fetch.to_ask():
-                question = Question(holder, now, Records, self, frozenset(tags))
-                yield question, FetchMessage(0, self.key, tuple(tags))
+                question = Question(holder, now, DhtRecords, self, frozenset(tags))
+                yield question, DhtFetch(0, self.key, tuple(tags))
 
     def begin_fetch(self, store: DhtStore, now: float) -> None:
         """The lookup is over; see which records those nearest to the key list and `store` lacks."""
@@ -57,7 +56,7 @@ class Errand:
                 if store.lacks(self.key, tag):
                     lacking.setdefault(tag, []).append(contact.peer)
         self.found_s = now
-        self.fetch = Fetch(lacking)
+        self.fetch = RecordFetch(lacking)
 
     def failed(self, node: NodeId, place: int) -> None:
         """`node`, at `place` in the id space, did not answer in time, or with nonsense."""
@@ -84,7 +83,7 @@ class Question:
 
     peer: Peer
     asked_s: float
-    kind: type[Found] | type[Records] | type[Pong]
-    errand: Errand | None
-    tags: frozenset[bytes] = frozenset()  # of a Fetch
+    kind: type[DhtFound] | type[DhtRecords] | type[DhtPong]
+    errand: RecordQuery | None
+    tags: frozenset[bytes] = frozenset()  # of a fetch
     is_slow: bool = False

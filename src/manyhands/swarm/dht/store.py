@@ -1,7 +1,7 @@
 """The records that a node of the DHT holds, under the keys of their models. Pure.
 
 A key's value is a set of records, one per node and span, each replaced by newer ones of itself alone: no shared
-document, so no lost update and no dead node published again by the living (IN-W03, IN-W04). One shelf per key judges
+document, so no lost update and no dead node published again by the living (IN-W03, IN-W04). One store per key judges
 them; this file adds what many keys need: caps, tags, and which key makes way when room ends.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from manyhands.core import ModelId, NodeId
 from manyhands.swarm.dht.wire import MAX_TAGS
 from manyhands.swarm.directory import Peer
-from manyhands.swarm.record import Key, Record, RecordRefused, Verdict, read
-from manyhands.swarm.shelf import Entry, Forks, Shelf
+from manyhands.swarm.record import Record, RecordKey, RecordRefused, Verdict, read
+from manyhands.swarm.record_store import Forks, HeldRecord, RecordStore
 
 MAX_PER_KEY = MAX_TAGS  # records of one model: what one listing can name
 MAX_PER_PUBLISHER = 32  # spans of one node, over all models
@@ -30,7 +30,7 @@ def model_key(model: ModelId) -> int:
 class DhtStore:
     """Records of others and our own, which always have room. Where it ends, far keys make way for near ones.
 
-    Raises nothing; `counts` and `forks` are those of all shelves (shelf.py).
+    Raises nothing; `counts` and `forks` are those of all stores (record_store.py).
     """
 
     def __init__(self, me: NodeId) -> None:
@@ -39,10 +39,10 @@ class DhtStore:
         self.wanted: set[int] = set()  # keys that make way for nothing
         self._me = me
         self._own = int(me, 16)
-        self._shelves: dict[int, Shelf] = {}
+        self._stores: dict[int, RecordStore] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._shelves.values()))
+        return sum(map(len, self._stores.values()))
 
     def put(
         self, data: bytes, now: float, sender: NodeId, *, node: NodeId | None = None, key: int | None = None
@@ -68,10 +68,10 @@ class DhtStore:
 
         Only what its own node said here: were what others passed on listed too, a dead node's record could go round for ever.
         """
-        shelf = self._shelves.get(key)
-        if shelf is None:
+        store = self._stores.get(key)
+        if store is None:
             return []
-        return [_tag(e) for e in shelf if e.teller == e.record.node and _is_current(e, now)]
+        return [_tag(e) for e in store if e.teller == e.record.node and _is_current(e, now)]
 
     def lacks(self, key: int, tag: bytes) -> bool:
         """Whether `tag` stands for news: a record that is not held, or a later version of it."""
@@ -88,77 +88,77 @@ class DhtStore:
 
     def records(self, now: float) -> Iterator[Record]:
         """What may be offered: neither over, nor stale, nor withdrawn."""
-        for shelf in self._shelves.values():
-            for entry in shelf:
+        for store in self._stores.values():
+            for entry in store:
                 if not entry.record.is_withdrawn and _is_current(entry, now):
                     yield entry.record
 
     def peer(self, node: NodeId) -> Peer | None:
         """`node` and where its newest record says that it can be dialled; None: nothing of it is held."""
-        entries = [entry for shelf in self._shelves.values() for entry in shelf.of_node(node)]
+        entries = [entry for store in self._stores.values() for entry in store.of_node(node)]
         return Peer(node, max(entries, key=lambda e: e.record.version).record.addresses) if entries else None
 
     def account(self, node: NodeId) -> NodeId:
-        """Who vouches for what is known of `node` (shelf.OnShelf)."""
-        return next((shelf.account(node) for shelf in self._shelves.values() if shelf.of_node(node)), node)
+        """Who vouches for what is known of `node` (record_store.StoreBacked)."""
+        return next((store.account(node) for store in self._stores.values() if store.of_node(node)), node)
 
     def suspect(self, node: NodeId) -> None:
         """`node` cannot be reached: offer nothing of it until it speaks again, or `trust`."""
-        for shelf in self._shelves.values():
-            shelf.suspect(node)
+        for store in self._stores.values():
+            store.suspect(node)
 
     def trust(self, node: NodeId) -> None:
         """`node` answers."""
-        for shelf in self._shelves.values():
-            shelf.trust(node)
+        for store in self._stores.values():
+            store.trust(node)
 
     def expire(self, now: float) -> None:
         """Forget what is over."""
-        for key, shelf in list(self._shelves.items()):
-            shelf.expire(now)
-            if not len(shelf):
-                del self._shelves[key]
+        for key, store in list(self._stores.items()):
+            store.expire(now)
+            if not len(store):
+                del self._stores[key]
 
-    def _find(self, key: int, tag: bytes) -> Entry | None:
-        shelf = self._shelves.get(key)
-        return None if shelf is None else shelf.by_tag(tag[:8])
+    def _find(self, key: int, tag: bytes) -> HeldRecord | None:
+        store = self._stores.get(key)
+        return None if store is None else store.by_tag(tag[:8])
 
-    def _put(self, key: int, name: Key, data: bytes, now: float, sender: NodeId) -> Verdict:
-        shelf = self._shelves.get(key)
-        if (shelf is None or shelf.get(name) is None) and not self._has_room(key, name.node):
+    def _put(self, key: int, name: RecordKey, data: bytes, now: float, sender: NodeId) -> Verdict:
+        store = self._stores.get(key)
+        if (store is None or store.get(name) is None) and not self._has_room(key, name.node):
             self.counts["full"] += 1
             return "full"
-        if shelf is None:
-            shelf = Shelf(self._me, MAX_PER_KEY)
-            shelf.counts, shelf.forks = self.counts, self.forks
-        verdict = shelf.take(data, now, sender).verdict
-        if len(shelf):
-            self._shelves[key] = shelf
+        if store is None:
+            store = RecordStore(self._me, MAX_PER_KEY)
+            store.counts, store.forks = self.counts, self.forks
+        verdict = store.take(data, now, sender).verdict
+        if len(store):
+            self._stores[key] = store
         return verdict
 
     def _has_room(self, key: int, node: NodeId) -> bool:
-        """Over all keys; within one, its shelf decides."""
+        """Over all keys; within one, its store decides."""
         if node == self._me:
             return True
-        if sum(len(shelf.of_node(node)) for shelf in self._shelves.values()) >= MAX_PER_PUBLISHER:
+        if sum(len(store.of_node(node)) for store in self._stores.values()) >= MAX_PER_PUBLISHER:
             return False
         return len(self) < MAX_RECORDS or self._make_room(key)
 
     def _make_room(self, key: int) -> bool:
         """Drop the farthest key if it is farther from us than `key`: a flood cannot push out what is ours to hold."""
-        farthest = max((k for k in self._shelves if k not in self.wanted), key=lambda k: k ^ self._own, default=key)
+        farthest = max((k for k in self._stores if k not in self.wanted), key=lambda k: k ^ self._own, default=key)
         if farthest ^ self._own <= key ^ self._own:
             return False
-        del self._shelves[farthest]
+        del self._stores[farthest]
         return True
 
 
-def _tag(entry: Entry) -> bytes:
+def _tag(entry: HeldRecord) -> bytes:
     """What a listing says of an entry: the tag of its key, and the end of its version."""
     return entry.tag + (entry.record.version & 0xFFFF).to_bytes(2)
 
 
-def _is_current(entry: Entry, now: float) -> bool:
+def _is_current(entry: HeldRecord, now: float) -> bool:
     """Whether others should have it: its node spoke lately and is not suspect, or withdrew it."""
     record = entry.record
     is_fresh = record.version >= entry.trusted_from and now - entry.heard_at <= STALE_S

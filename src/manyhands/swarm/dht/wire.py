@@ -27,15 +27,15 @@ MAX_ADDRESSES = 4  # of a contact; more are not passed on
 _HEAD = struct.Struct(">BQ")
 
 
-class Ping(NamedTuple):
+class DhtPing(NamedTuple):
     request: int
 
 
-class Pong(NamedTuple):
+class DhtPong(NamedTuple):
     request: int
 
 
-class Find(NamedTuple):
+class DhtFind(NamedTuple):
     """Name the contacts nearest to `target`, and if `wants_records`, the tags of what is held under it."""
 
     request: int
@@ -43,13 +43,13 @@ class Find(NamedTuple):
     wants_records: bool
 
 
-class Found(NamedTuple):
+class DhtFound(NamedTuple):
     request: int
     contacts: tuple[Contact, ...]
     tags: tuple[bytes, ...]
 
 
-class Fetch(NamedTuple):
+class DhtFetch(NamedTuple):
     """Send the records with these `tags` under `target`, those that are held."""
 
     request: int
@@ -57,20 +57,20 @@ class Fetch(NamedTuple):
     tags: tuple[bytes, ...]
 
 
-class Records(NamedTuple):
+class DhtRecords(NamedTuple):
     request: int
     records: tuple[bytes, ...]
 
 
-class Store(NamedTuple):
+class DhtPut(NamedTuple):
     """Hold these records of mine. Answered by nothing: they are stored anew long before they end."""
 
     request: int
     records: tuple[bytes, ...]
 
 
-Message = Ping | Pong | Find | Found | Fetch | Records | Store
-_KINDS: tuple[type[Message], ...] = (Ping, Pong, Find, Found, Fetch, Records, Store)
+Message = DhtPing | DhtPong | DhtFind | DhtFound | DhtFetch | DhtRecords | DhtPut
+_KINDS: tuple[type[Message], ...] = (DhtPing, DhtPong, DhtFind, DhtFound, DhtFetch, DhtRecords, DhtPut)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS, start=1)}
 
 
@@ -78,14 +78,14 @@ def encode(message: Message) -> bytes:
     """The bytes of a message; at most 48 KiB, by its caps."""
     head = _HEAD.pack(_NUMBERS[type(message)], message.request)
     match message:
-        case Find(_, target, wants_records):
+        case DhtFind(_, target, wants_records):
             return head + target.to_bytes(32) + bytes([wants_records])
-        case Found(_, contacts, tags):
+        case DhtFound(_, contacts, tags):
             named = _pack([contact.wire for contact in contacts])
             return head + named + len(tags).to_bytes(2) + b"".join(tags)
-        case Fetch(_, target, tags):
+        case DhtFetch(_, target, tags):
             return head + target.to_bytes(32) + bytes([len(tags)]) + b"".join(tags)
-        case Records(_, records) | Store(_, records):
+        case DhtRecords(_, records) | DhtPut(_, records):
             return head + _pack(records)
         case _:
             return head
@@ -100,17 +100,17 @@ def decode(body: bytes) -> Message:
     message: Message
     match kind:
         case 1 | 2:
-            message = Ping(request) if kind == 1 else Pong(request)
+            message = DhtPing(request) if kind == 1 else DhtPong(request)
         case 3:
-            message = Find(request, int.from_bytes(reader.take(32)), bool(reader.number(1, 1)))
+            message = DhtFind(request, int.from_bytes(reader.take(32)), bool(reader.number(1, 1)))
         case 4:
             contacts = tuple([read_contact(wire) for wire in reader.items(K)])
-            message = Found(request, contacts, reader.tags(reader.number(2, MAX_TAGS)))
+            message = DhtFound(request, contacts, reader.tags(reader.number(2, MAX_TAGS)))
         case 5:
-            message = Fetch(request, int.from_bytes(reader.take(32)), reader.tags(reader.number(1, FETCH_TAGS)))
+            message = DhtFetch(request, int.from_bytes(reader.take(32)), reader.tags(reader.number(1, FETCH_TAGS)))
         case 6 | 7:
             records = tuple(reader.items(FETCH_TAGS))
-            message = Records(request, records) if kind == 6 else Store(request, records)
+            message = DhtRecords(request, records) if kind == 6 else DhtPut(request, records)
         case _:
             _refuse(f"kind {kind} is unknown")
     if reader.at != len(body):

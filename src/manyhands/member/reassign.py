@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from manyhands.member.hosting import Hosting
 
 
-class Obedience:
+class ReassignHandler:
     """Call it with who asks, and for what. One ordered move in a period of the balance."""
 
     def __init__(self, hosting: "Hosting") -> None:

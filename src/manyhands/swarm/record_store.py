@@ -15,7 +15,7 @@ that is no longer fresh: it comes back only by a later word of its node.
 
 Room is shared out by accounts. What a node says is on its own account once a link proved its key here (now or earlier);
 before that it is on the account of the peer that passed it on. Where room has ended, a statement of a small account takes the
-place of the newest one of the largest; own statements always do. An introducer's account ends at half of the shelf.
+place of the newest one of the largest; own statements always do. An introducer's account ends at half of the store.
 """
 
 import statistics
@@ -29,8 +29,8 @@ from manyhands.core import ModelId, NodeAddr, NodeId
 from manyhands.swarm.record import (
     MAX_BEATS,
     MAX_LIFETIME_S,
-    Key,
     Record,
+    RecordKey,
     RecordRefused,
     Verdict,
     check_beat,
@@ -52,7 +52,7 @@ Forks = dict[NodeId, tuple[tuple[NodeAddr, ...], tuple[NodeAddr, ...]]]
 
 
 @dataclass(slots=True)
-class Entry:
+class HeldRecord:
     """The newest statement of a key. `signed` is its part without the beat; `value` proves `record.beats`."""
 
     record: Record
@@ -91,18 +91,18 @@ class Entry:
         return now > self.arrived_at + TOMBSTONE_S if self.record.is_withdrawn else self.has_ended(now)
 
 
-class Change(NamedTuple):
-    """What a statement did to the shelf. `entry`: where it stands now, if it was news; `is_arrival`: its key was not known."""
+class RecordChange(NamedTuple):
+    """What a statement did to the store. `entry`: where it stands now, if it was news; `is_arrival`: its key was not known."""
 
     verdict: Verdict
-    entry: Entry | None
+    entry: HeldRecord | None
     is_arrival: bool
 
 
-class OnShelf:
-    """What back-ends have in common that hold all they hear of on one `shelf`: there is nothing to be watched."""
+class StoreBacked:
+    """What back-ends have in common that hold all they hear of on one `store`: there is nothing to be watched."""
 
-    shelf: "Shelf"
+    store: "RecordStore"
 
     def watch(self, model: ModelId) -> None:
         """It is at hand."""
@@ -112,28 +112,28 @@ class OnShelf:
 
     def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
         """Where `node` can be dialled, as its records say, also those that are not fresh."""
-        return tuple(addr for entry in self.shelf.of_node(node) for addr in entry.record.addresses)
+        return tuple(addr for entry in self.store.of_node(node) for addr in entry.record.addresses)
 
     @property
     def forks(self) -> "Forks":
-        """See Shelf."""
-        return self.shelf.forks
+        """See RecordStore."""
+        return self.store.forks
 
     @property
     def num_news(self) -> int:
         """Statements and beats that were news, since the start."""
-        return self.shelf.counts["new"]
+        return self.store.counts["new"]
 
     def account(self, node: NodeId) -> NodeId:
         """Who vouches for what is known of `node`: itself, if a link has proven its key, else who passed it on."""
-        return self.shelf.account(node)
+        return self.store.account(node)
 
     def records(self, now: float) -> list[Record]:
         """Fresh records, our own included."""
-        return self.shelf.records(now)
+        return self.store.records(now)
 
 
-class Shelf:
+class RecordStore:
     """Raises nothing: hostile statements are counted by verdict in `counts` and dropped. `me`: always has room.
 
     `forks`: node -> the two lists of addresses under which its key said different things with one number.
@@ -144,23 +144,23 @@ class Shelf:
         self._max_records = max_records
         self.counts: Counter[Verdict] = Counter()
         self.forks: Forks = {}
-        self._entries: dict[Key, Entry] = {}
-        self._by_tag: dict[bytes, Key] = {}
-        self._of_node: dict[NodeId, set[Key]] = {}
-        self._accounts: dict[NodeId, dict[Key, None]] = {}  # in order of arrival
+        self._entries: dict[RecordKey, HeldRecord] = {}
+        self._by_tag: dict[bytes, RecordKey] = {}
+        self._of_node: dict[NodeId, set[RecordKey]] = {}
+        self._accounts: dict[NodeId, dict[RecordKey, None]] = {}  # in order of arrival
         self._linked = {me}
         self._known: dict[NodeId, None] = {}  # those that a link has proven, the latest last
 
     def put(self, data: bytes, now: float) -> Verdict:
-        """Take a statement. "new": it, or its beat, was news. Everything else left the shelf as it was, or ("fork") nearly."""
+        """Take a statement. "new": it, or its beat, was news. Everything else left the store as it was, or ("fork") nearly."""
         return self.take(data, now).verdict
 
-    def take(self, data: bytes, now: float, sender: NodeId | None = None) -> Change:
+    def take(self, data: bytes, now: float, sender: NodeId | None = None) -> RecordChange:
         """As `put`, and says what changed. `sender`: who passed it on, where that is known."""
         try:
             change = self._take(data, now, sender)
         except RecordRefused as exc:
-            change = Change(exc.verdict, None, False)
+            change = RecordChange(exc.verdict, None, False)
         self.counts[change.verdict] += 1
         return change
 
@@ -214,24 +214,24 @@ class Shelf:
         fresh = (entry.record for entry in self._entries.values() if entry.is_fresh(now))
         return [record for record in fresh if model is None or (record.info is not None and record.info.model == model)]
 
-    def get(self, key: Key) -> Entry | None:
+    def get(self, key: RecordKey) -> HeldRecord | None:
         return self._entries.get(key)
 
-    def by_tag(self, tag: bytes) -> Entry | None:
+    def by_tag(self, tag: bytes) -> HeldRecord | None:
         key = self._by_tag.get(tag)
         return None if key is None else self._entries[key]
 
-    def of_node(self, node: NodeId) -> list[Entry]:
+    def of_node(self, node: NodeId) -> list[HeldRecord]:
         """What is held of `node`."""
         return [self._entries[key] for key in self._of_node.get(node, ())]
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[HeldRecord]:
         return iter(self._entries.values())
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _take(self, data: bytes, now: float, sender: NodeId | None) -> Change:
+    def _take(self, data: bytes, now: float, sender: NodeId | None) -> RecordChange:
         record, size = read(data)
         signed, beat = data[:size], read_beat(data[size:])
         key, known = record.key, self._entries.get(record.key)
@@ -241,10 +241,10 @@ class Shelf:
         if beat is not None and verdict in ("new", "same"):
             beat_verdict = self._beat(self._entries[key], *beat, now)
             verdict = "new" if verdict == "new" else beat_verdict  # a bad beat takes nothing from a good record
-        return Change(verdict, self._entries[key] if verdict == "new" else None, known is None)
+        return RecordChange(verdict, self._entries[key] if verdict == "new" else None, known is None)
 
     def _replace(
-        self, entry: Entry | None, record: Record, signed: bytes, now: float, sender: NodeId | None
+        self, entry: HeldRecord | None, record: Record, signed: bytes, now: float, sender: NodeId | None
     ) -> Verdict:
         if entry is not None and record.sequence <= entry.record.version and record.sequence != entry.record.sequence:
             return "stale"
@@ -256,15 +256,15 @@ class Shelf:
             _note(self.forks, record.node, (entry.record.addresses, record.addresses))
             if signed < entry.signed:  # any rule will do that makes all views equal
                 return "fork"
-            self._keep(Entry(record, signed, b"", entry.arrived_at, now, entry.tag, account, teller))
+            self._keep(HeldRecord(record, signed, b"", entry.arrived_at, now, entry.tag, account, teller))
             return "fork"
         if crowded is not None:
             self._remove(crowded)
         trusted_from = 0 if entry is None else entry.trusted_from
-        self._keep(Entry(record, signed, b"", now, now, record.key.tag, account, teller, trusted_from))
+        self._keep(HeldRecord(record, signed, b"", now, now, record.key.tag, account, teller, trusted_from))
         return "new"
 
-    def _beat(self, entry: Entry, beat: int, value: bytes, now: float) -> Verdict:
+    def _beat(self, entry: HeldRecord, beat: int, value: bytes, now: float) -> Verdict:
         record = entry.record
         if beat <= record.beats:
             return "same" if beat == record.beats and value == entry.value else "stale"
@@ -277,7 +277,7 @@ class Shelf:
         entry.value, entry.heard_at = value, now
         return "new"
 
-    def _make_way(self, node: NodeId, account: NodeId) -> Key | None:
+    def _make_way(self, node: NodeId, account: NodeId) -> RecordKey | None:
         """The key to be removed for a new one of `node` on `account`, None: there is room. Raises RecordRefused: none."""
         held = len(self._accounts.get(account, ()))
         if len(self._of_node.get(node, ())) >= MAX_RECORDS_PER_NODE:
@@ -292,7 +292,7 @@ class Shelf:
             raise RecordRefused("full", f"{len(self._entries)} records are here, the limit")
         return next(reversed(self._accounts[largest]))
 
-    def _keep(self, entry: Entry) -> None:
+    def _keep(self, entry: HeldRecord) -> None:
         key = entry.record.key
         entry.is_linked = key.node in self._linked
         old = self._entries.get(key)
@@ -302,19 +302,19 @@ class Shelf:
         if old is None:
             self._accounts.setdefault(entry.account, {})[key] = None
 
-    def _charge(self, entry: Entry, account: NodeId) -> None:
+    def _charge(self, entry: HeldRecord, account: NodeId) -> None:
         """Put `entry` on another account."""
         key = entry.record.key
         self._discharge(key, entry.account)
         entry.account = account
         self._accounts.setdefault(account, {})[key] = None
 
-    def _discharge(self, key: Key, account: NodeId) -> None:
+    def _discharge(self, key: RecordKey, account: NodeId) -> None:
         self._accounts[account].pop(key)
         if not self._accounts[account]:
             del self._accounts[account]
 
-    def _remove(self, key: Key) -> Entry:
+    def _remove(self, key: RecordKey) -> HeldRecord:
         entry = self._entries.pop(key)
         del self._by_tag[entry.tag]
         self._discharge(key, entry.account)
