@@ -375,7 +375,7 @@ def test_edges_draw_by_grammar_too(folder: Path) -> None:
 
 def test_the_page_is_current() -> None:
     """docs/openai.md holds the very tables that parse, and every limit and status."""
-    page = (Path(__file__).parents[2] / "docs" / "openai.md").read_text("utf8")
+    page = (Path(__file__).parents[3] / "docs" / "openai.md").read_text("utf8")
     for path in ENDPOINTS:
         assert f"## POST {path}\n\n{table(path)}" in page, f"docs/openai.md: put in table({path!r}) of api/fields.py"
     for limit in dataclasses.fields(LimitsConfig):
