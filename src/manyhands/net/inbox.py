@@ -53,19 +53,26 @@ class Inbox:
         ended = self._ended
         self._is_handing = True
         try:
-            while self._queue and not ended.done():
-                message, num_bytes = self._queue.popleft()
-                self._num_bytes -= num_bytes
-                self._take(message)
-            reason: Exception | None = LinkClosed(self._end) if self._end is not None else None
-        except Exception as exc:
-            reason = exc
+            reason = self._hand_on(self._take, ended)
         finally:
             self._is_handing = False
         if reason is not None and not ended.done():
             ended.set_result(reason)
         if self._ended is not ended:  # `take` ended its own delivery, and another began
             self.hand_on()
+        elif ended.done():
+            self._take = self._ended = None  # they lead to whom this belongs: what is over is freed at once
+
+    def _hand_on(self, take: Take, ended: "asyncio.Future[Exception]") -> Exception | None:
+        """Why no more is to be handed on, if so. (A frame of its own: an error's traceback must not lead to the error.)"""
+        try:
+            while self._queue and not ended.done():
+                message, num_bytes = self._queue.popleft()
+                self._num_bytes -= num_bytes
+                take(message)
+            return LinkClosed(self._end) if self._end is not None else None
+        except Exception as error:
+            return error
 
     def end(self, reason: str, *, drop: bool) -> None:
         """No more will arrive. `drop` also forgets what did. The first reason stays."""

@@ -64,7 +64,7 @@ class FramedLink(asyncio.BufferedProtocol):
         self._is_reading = True
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._num_pings = 0
-        self._pong: PongRoute = self._send_pong
+        self._pong: PongRoute | None = None  # None: itself
 
     def __repr__(self) -> str:
         state = self._closed or ("open" if self._hello else "opening")
@@ -114,7 +114,10 @@ class FramedLink(asyncio.BufferedProtocol):
     async def deliver(self, take: Callable[[Message], None]) -> NoReturn:
         ended = self._inbox.hand_to(take)
         self._pace()
-        raise await ended
+        try:
+            raise await ended
+        finally:
+            del ended  # or the error, whose traceback leads here, would lead to itself
 
     async def ping(self) -> float:
         self._num_pings += 1
@@ -153,7 +156,8 @@ class FramedLink(asyncio.BufferedProtocol):
                 async with asyncio.timeout(CLOSE_S):
                     await self._lost.wait()
         finally:
-            self._transport.abort()  # harmless when lost
+            if self._transport is not None:
+                self._transport.abort()
         await self._lost.wait()
 
     # --- what asyncio sees --------------------------------------------------------------------------------------
@@ -193,6 +197,7 @@ class FramedLink(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(f"lost: {exc}" if exc is not None else "closed by the peer", drop=False)
+        self._transport = None  # it leads back here, and TLS holds 300 KB: freed now, not by the cyclic collector
         self._lost.set()
 
     def pause_writing(self) -> None:
@@ -217,7 +222,7 @@ class FramedLink(asyncio.BufferedProtocol):
                 case Hello():
                     self._greeted(message)
                 case Ping():
-                    self._pong(Pong(message.nonce))
+                    (self._pong or self._send_pong)(Pong(message.nonce))
                 case Pong():
                     answered = self._pings.get(message.nonce)
                     if answered is not None and not answered.done():

@@ -191,7 +191,7 @@ class SpanModel:
             try:
                 given.append(self._rows_of(work))
             except (Corruption, ProtocolError) as error:
-                put.append(error)
+                put.append(error.with_traceback(None))  # which would keep this step's tensors, and itself
             else:
                 pieces.append(Piece(work.cache, work.position, work.count))
                 put.append(row)
@@ -221,7 +221,7 @@ class SpanModel:
         try:
             return self._take(rows[row : row + work.count], work)
         except (BadRequest, Corruption, ProtocolError) as error:
-            return error
+            return error.with_traceback(None)
 
     def _take(self, rows: Rows, work: Work) -> Result:
         """All rows for the next hop; for the origin only the wanted ones, as hidden states, ids or logits."""

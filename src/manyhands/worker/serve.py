@@ -44,8 +44,9 @@ class Opening:
     task: "asyncio.Task[None] | None" = None
 
     def cancel(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
+        task, self.task = self.task, None  # which leads back here
+        if task is not None:
+            task.cancel()
 
 
 class SpanHost:

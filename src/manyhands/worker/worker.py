@@ -226,6 +226,8 @@ class Worker:
             if is_cut_off:
                 error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
             _refuse(message, origin, error, blame)
+        finally:
+            opening.task = None
 
     async def _reach(self, addr: NodeAddr, asker: NodeId) -> Link:
         """A data link to `addr`, dialled if there is none on behalf of `asker`. Raises LinkClosed, Busy."""
