@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from manyhands.cli import gateway, options
+from manyhands.cli.process import freeze_startup
 from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
 from manyhands.errors import BadRequest
 
@@ -212,6 +213,7 @@ async def _serve(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool) -> None:
                 for node in nodes:
                     typer.echo(f"{node.name:<8} layers {node.span!s:<7} at {node.address}  process {node.process.pid}")
                 gateway.say_api(url, name)
+            freeze_startup()
             await stop.wait()
 
 

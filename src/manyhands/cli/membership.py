@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.cli import options
 from manyhands.cli.gateway import Names
+from manyhands.cli.process import freeze_startup
 from manyhands.core import NodeAddr, NodeId, Precision, Span
 from manyhands.errors import BadRequest, ManyhandsError, ShardUnavailable
 from manyhands.plain import one_line
@@ -149,6 +150,7 @@ async def _serve(
     _tell_serving(member, hosting, tell, choice.why, time.monotonic() - began)
     member.node.start(hosting.keep_balance())
     async with _advertised(member, tell), _gateway(wish, hosting, device, tell, announce):
+        freeze_startup()
         invitation = member.invitation().encode()
         tell("invitation", f"on another machine:  manyhands join {invitation}", ticket=invitation)
         watch = asyncio.ensure_future(_watch(member, hosting, tell))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manyhands.cli import gateway, options
+from manyhands.cli.process import freeze_startup
 from manyhands.cli.runfile import run_file
 from manyhands.core import NodeAddr, Precision, Span
 from manyhands.errors import ManyhandsError
@@ -165,6 +166,7 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
             # Children of `local` are nobody's to drain by name, and several `local` have nodes of the same names.
             with contextlib.nullcontext() if while_stdin else run_file(job.name):
                 async with _api(job, node, folder, device, ticket, as_json):
+                    freeze_startup()
                     await _first(stop, leave)
                 if not stop.is_set():
                     _say(as_json, "draining")
