@@ -109,7 +109,7 @@ class LinkPool:
             self.add(link)
             pending.set_result(None)
         except LinkClosed as exc:
-            pending.set_result(exc)
+            pending.set_result(LinkClosed(str(exc)))  # not `exc`, whose traceback leads here and so to itself
             raise
         finally:
             del self._dialling[addr, lane]

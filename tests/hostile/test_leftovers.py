@@ -1,0 +1,205 @@
+"""What attackers leave behind: nothing. Sessions opened, overtaken, refused and abandoned, and links, are freed when they end.
+
+Freed at once, by their reference counts: what waits for the cyclic collector may wait for minutes, and holds the memory of
+TLS and of tensors meanwhile. (Each session left 11 KB, each link 300 KB.)
+"""
+
+import asyncio
+import gc
+import logging
+import tracemalloc
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from manyhands.core import NodeAddr, SessionId
+from manyhands.net.tls import TlsTransport
+from manyhands.node import Node
+from manyhands.testing.tiny import make_tiny
+from manyhands.wire.message import Close, Fault, Opened, Payload, Step
+from tests.hostile.test_floods import Flooder, attack
+from tests.kill import Bench, kept_models
+
+SECRET = b"\7" * 32
+TURNS = 120  # of each kind of attack that is measured, after a tenth of it that is not
+PER_TURN = 0.9  # objects, and
+BYTES_PER_TURN = 400.0  # that may stay of each: the door remembers 8,192 tokens of links
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with kept_models() as models:
+        yield Bench(make_tiny("qwen3", tmp_path_factory.mktemp("leftovers") / "qwen3", seed=21), models)
+
+
+class Left:
+    """What stays of `turns` turns: objects by kind, without the collector's help, and bytes that Python allocated."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns = turns
+        self.objects: Counter[str] = Counter()
+        self.num_bytes = 0
+
+    def begin(self) -> None:
+        gc.collect()
+        self._before = kinds()
+        self._bytes = traced()
+
+    def end(self) -> None:
+        self.objects = kinds() - self._before
+        self.num_bytes = traced() - self._bytes
+
+    def check(self) -> None:
+        grown = {kind: count for kind, count in self.objects.items() if count > PER_TURN * self.turns}
+        assert not grown, f"of {self.turns} turns there stay {grown}"
+        assert self.num_bytes < BYTES_PER_TURN * self.turns, f"{self.num_bytes / self.turns:.0f} bytes stay of a turn"
+
+
+def kinds() -> Counter[str]:
+    return Counter(type(thing).__name__ for thing in gc.get_objects())
+
+
+def traced() -> int:
+    """Bytes that Python holds without its free lists, which only a run of the collector empties."""
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Nothing but reference counts frees anything while the block runs; allocations are traced."""
+    gc.collect()
+    gc.freeze()  # what is here already need not be looked at
+    gc.disable()
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+        gc.unfreeze()
+
+
+def numbered(turn: int) -> SessionId:
+    return SessionId(turn.to_bytes(16, "big"))
+
+
+async def refused_step(flooder: Flooder, turn: int) -> None:
+    """A session whose first row is all zeros: its device step fails."""
+    control, data = await flooder.link(), await flooder.link("data")
+    flooder.answers.clear()
+    control.send(flooder.open(control, turn, hop=0))
+    await flooder.heard(Opened, 1)
+    data.send(Step(numbered(turn), 1, 0, 0, 1, 0, 0, "hidden", None, Payload("bf16", 64, bytes(128))))
+    await flooder.heard(Fault, 1)
+    control.send(Close(numbered(turn)))
+
+
+async def overtaken(flooder: Flooder, turn: int) -> None:
+    """Opens of rising epochs with a successor that does not answer, the last of them closed."""
+    control = await flooder.link()
+    for epoch in range(1, 5):
+        control.send(flooder.open(control, turn, epoch=epoch, successor=NodeAddr("mem", 10_000 + turn)))
+    await asyncio.sleep(0.01)
+    control.send(Close(numbered(turn)))
+
+
+async def unreachable(flooder: Flooder, turn: int) -> None:
+    """An Open whose successor refuses: its dial fails."""
+    control = await flooder.link()
+    flooder.answers.clear()
+    control.send(flooder.open(control, turn, successor=NodeAddr("mem", 1000 + turn)))
+    await flooder.heard(Fault, 1)
+
+
+async def forged(flooder: Flooder, turn: int) -> None:
+    """An Open with a broken signature, one that comes twice, one for too many positions."""
+    control = await flooder.link()
+    flooder.answers.clear()
+    message = flooder.open(control, turn)
+    for each in (flooder.open(control, turn, capacity=1 << 30), message, message):
+        control.send(each)
+    await flooder.heard(Fault, 2)
+    control.send(Close(numbered(turn)))
+
+
+@pytest.mark.parametrize("way", [refused_step, overtaken, unreachable, forged])
+def test_sessions_leave_nothing(bench: Bench, way: object, request: pytest.FixtureRequest) -> None:
+    left = Left(TURNS)
+    logging.disable(logging.WARNING)  # or pytest would keep the records
+    request.addfinalizer(lambda: logging.disable(logging.NOTSET))
+
+    async def work(flooder: Flooder) -> None:
+        nowhere_when_far(flooder.victim)
+        with without_collector():
+            for turn in range(1, 1 + TURNS // 10 + TURNS):
+                await way(flooder, turn)  # type: ignore[operator]
+                if turn == TURNS // 10:
+                    await settle(flooder)
+                    left.begin()
+            await settle(flooder)
+            left.end()
+
+    attack(bench, work)
+    left.check()
+
+
+async def settle(flooder: Flooder) -> None:
+    """Let what was asked for end, and forget what was heard."""
+    await asyncio.sleep(15)
+    flooder.answers.clear()
+
+
+def nowhere_when_far(node: Node) -> None:
+    """Dials to ports from 10,000 on hang."""
+    plain = node.transport.dial
+
+    async def dial(addr: NodeAddr, lane: object) -> object:
+        if addr.port >= 10_000:
+            await asyncio.Event().wait()
+        return await plain(addr, lane)  # type: ignore[arg-type]
+
+    node.transport.dial = dial  # type: ignore[method-assign,assignment]
+
+
+@asynccontextmanager
+async def tls_nodes() -> AsyncIterator[list[Node]]:
+    async with (
+        Node(
+            lambda hello: TlsTransport(Ed25519PrivateKey.generate(), SECRET, hello), Ed25519PrivateKey.generate()
+        ) as a,
+        Node(
+            lambda hello: TlsTransport(Ed25519PrivateKey.generate(), SECRET, hello), Ed25519PrivateKey.generate()
+        ) as b,
+    ):
+        yield [a, b]
+
+
+def test_links_leave_nothing() -> None:
+    """A member that dials, sends and goes, politely and not; on uvloop, as nodes run."""
+    uvloop = pytest.importorskip("uvloop")
+    left = Left(100)
+
+    async def main() -> None:
+        async with tls_nodes() as (node, other):
+            addr = await node.listen(NodeAddr("127.0.0.1", 0))
+            with without_collector():
+                for turn in range(110):
+                    if turn == 10:
+                        await asyncio.sleep(0.6)
+                        left.begin()
+                    link = await other.pool.get(addr, "control")
+                    await link.ping()
+                    if turn % 2:
+                        link.abort("gone")
+                    else:
+                        await link.aclose()
+                await asyncio.sleep(0.6)  # the watch has looked
+                left.end()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+    left.check()
