@@ -9,6 +9,7 @@ from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net.inbox import MAX_QUEUED_MESSAGES, Inbox
 from manyhands.net.link import FramedLink, Handshake
 from manyhands.net.transport import Link
+from manyhands.net.turn import Turn
 from manyhands.wire.frame import encode
 from manyhands.wire.message import DirectoryUpdate, Lane, Message, Ping, Pong, Step
 from tests.net.conftest import Run
@@ -41,7 +42,7 @@ class Echo(asyncio.Transport):
 
 def by_hand(lane: Lane = "data") -> tuple[FramedLink, Echo]:
     """A greeted link whose reads the test makes itself."""
-    link, transport = FramedLink(Handshake(says("x"), lambda _: A, lambda: 0.0, lane)), Echo()
+    link, transport = FramedLink(Handshake(says("x"), lambda _: A, lambda: 0.0, lane, Turn(lambda: 0.0))), Echo()
     link.connection_made(transport)
     read(link, says("y")(lane))
     transport.link = link
@@ -417,6 +418,7 @@ def test_a_taker_that_hands_over_to_another_in_its_call() -> None:
             taken.append(("first", position_of(message)))
             ended.cancel()
             inbox.hand_to(lambda message: taken.append(("second", position_of(message))))
+            inbox.hand_on()
 
         ended = inbox.hand_to(first)
         for position in range(3):

@@ -35,52 +35,56 @@ class Inbox:
         self._num_bytes += num_bytes
 
     def hand_to(self, take: Take) -> "asyncio.Future[Exception]":
-        """Let `take` have what waits, now, and what comes, until the future is done: cancelled by the caller, or why it ended.
+        """Let `take` have what waits and comes, at each `hand_on`, until the future is done: cancelled, or why it ended.
 
         The reason is LinkClosed, after the last message, or what `take` raised; messages after that one wait for the next.
         It is a result, not an exception: what ends while nobody awaits it needs no complaint by asyncio.
         """
         assert self._ended is None or self._ended.done(), "deliver has one caller at a time"
         self._take, self._ended = take, asyncio.get_running_loop().create_future()
-        ended = self._ended
-        self.hand_on()
-        return ended
+        return self._ended
 
-    def hand_on(self) -> None:
-        """Give what waits to the taker. Within a call of `take` this does nothing: the message at hand is done first."""
+    def hand_on(self, is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Give what waits to the taker, until this turn `is_over`; whether that left some.
+
+        Within a call of `take` this does nothing: the message at hand is done first.
+        """
         if self._is_handing or self._take is None or self._ended is None:
-            return
+            return False
         ended = self._ended
         self._is_handing = True
         try:
-            reason = self._hand_on(self._take, ended)
+            reason = self._hand_on(self._take, ended, is_over)
         finally:
             self._is_handing = False
         if reason is not None and not ended.done():
             ended.set_result(reason)
         if self._ended is not ended:  # `take` ended its own delivery, and another began
-            self.hand_on()
-        elif ended.done():
-            self._take = self._ended = None  # they lead to whom this belongs: what is over is freed at once
+            return self.hand_on(is_over)
+        if not ended.done():
+            return bool(self._queue)
+        self._take = self._ended = None  # they lead to whom this belongs: what is over is freed at once
+        return False
 
-    def _hand_on(self, take: Take, ended: "asyncio.Future[Exception]") -> Exception | None:
+    def _hand_on(self, take: Take, ended: "asyncio.Future[Exception]", is_over: Callable[[], bool]) -> Exception | None:
         """Why no more is to be handed on, if so. (A frame of its own: an error's traceback must not lead to the error.)"""
         try:
             while self._queue and not ended.done():
                 message, num_bytes = self._queue.popleft()
                 self._num_bytes -= num_bytes
                 take(message)
+                if self._queue and is_over():
+                    return None
             return LinkClosed(self._end) if self._end is not None else None
         except Exception as error:
             return error
 
     def end(self, reason: str, *, drop: bool) -> None:
-        """No more will arrive. `drop` also forgets what did. The first reason stays."""
+        """No more will arrive: the taker hears it at the next `hand_on`. `drop` also forgets what did. The first stays."""
         self._end = self._end or reason
         if drop:
             self._queue.clear()
             self._num_bytes = 0
-        self.hand_on()
 
 
 def _data_bytes(message: Message) -> int:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn, cast
 
 from manyhands.core import EdgeHealth, NodeId
@@ -17,6 +17,7 @@ from manyhands.net.inbox import Inbox
 from manyhands.net.kernel import acknowledged
 from manyhands.net.liveness import LinkEvidence
 from manyhands.net.transport import PongRoute, check_lane, note_rtt
+from manyhands.net.turn import Turn
 from manyhands.wire.frame import FrameReader, encode
 from manyhands.wire.message import Hello, Lane, Message, Ping, Pong
 
@@ -35,13 +36,15 @@ CLOSE_S = 1.0  # how long aclose waits for queued bytes to leave
 class Handshake:
     """How a link begins. `identify` gives the peer's proven id, or raises LinkClosed to turn it away.
 
-    `dialled` is the lane asked for, None on the listening side, which follows the peer. `clock` is monotonic seconds.
+    `dialled` is the lane asked for, None on the listening side, which follows the peer. `clock` is monotonic seconds. `turn` is
+    shared by the links of a transport.
     """
 
     hello: Callable[[Lane], Hello]
     identify: Callable[[asyncio.BaseTransport], NodeId]
     clock: Callable[[], float]
     dialled: Lane | None
+    turn: Turn = field(default_factory=Turn)
 
 
 class FramedLink(asyncio.BufferedProtocol):
@@ -62,6 +65,7 @@ class FramedLink(asyncio.BufferedProtocol):
         self._can_write.set()
         self._lost = asyncio.Event()
         self._is_reading = True
+        self._is_waiting = False  # for its turn, to hand on what came
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._num_pings = 0
         self._pong: PongRoute | None = None  # None: itself
@@ -113,7 +117,7 @@ class FramedLink(asyncio.BufferedProtocol):
 
     async def deliver(self, take: Callable[[Message], None]) -> NoReturn:
         ended = self._inbox.hand_to(take)
-        self._pace()
+        self._hand_on()
         try:
             raise await ended
         finally:
@@ -189,8 +193,7 @@ class FramedLink(asyncio.BufferedProtocol):
             self.abort(f"peer broke the protocol: {exc}")
             return
         self._receive(messages)
-        self._inbox.hand_on()
-        self._pace()
+        self._hand_on()
 
     def eof_received(self) -> None:
         return None  # the transport closes itself
@@ -227,6 +230,18 @@ class FramedLink(asyncio.BufferedProtocol):
                     answered = self._pings.get(message.nonce)
                     if answered is not None and not answered.done():
                         answered.set_result(None)
+
+    def _hand_on(self) -> None:
+        """Give what waits to who delivers, as far as this turn of the event loop has time for it; the rest in the next ones."""
+        turn = self._handshake.turn
+        if not self._is_waiting and turn.run(self._inbox.hand_on):
+            self._is_waiting = True
+            turn.later(self._go_on)
+        self._pace()
+
+    def _go_on(self) -> None:
+        self._is_waiting = False
+        self._hand_on()
 
     def _pace(self) -> None:
         """Read while there is room for what would come."""
@@ -282,6 +297,7 @@ class FramedLink(asyncio.BufferedProtocol):
             self._closed = f"{who}: {reason}"
             self.health.last_error = reason
         self._inbox.end(self._closed, drop=drop)
+        self._hand_on()
         self._opened.set()
         self._can_write.set()
         for answered in self._pings.values():

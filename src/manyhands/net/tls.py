@@ -32,6 +32,7 @@ from manyhands.net.certificate import client_context, node_id_of, peer_of, serve
 from manyhands.net.incoming import Incoming
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
 from manyhands.net.listener import BACKLOG, HELLO_S, Listener, descriptor_limit, pending_limits
+from manyhands.net.turn import Turn
 from manyhands.wire.message import Hello, Lane
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class TlsTransport:
         self._policy = policy or TlsPolicy()
         self._guests = guests or {}
         self.tokens = Tokens(secret, os.urandom)
+        self._turn = Turn()
         self._handshakes: dict[asyncio.Timeout, float] = {}  # those under way, with when they began
         self._turns = asyncio.Semaphore(self._policy.max_handshakes)
         self._waiting = Pending[socket.socket](PendingLimits(MAX_WAITING, MAX_WAITING_PER_SOURCE, math.inf))
@@ -138,7 +140,9 @@ class TlsTransport:
             raise
 
     async def _dial(self, addr: NodeAddr, lane: Lane, connect: Callable[[FramedLink], Awaitable[None]]) -> FramedLink:
-        link = FramedLink(Handshake(self._hello, lambda t: self._identify(t, addr.node), time.monotonic, lane))
+        link = FramedLink(
+            Handshake(self._hello, lambda t: self._identify(t, addr.node), time.monotonic, lane, self._turn)
+        )
         try:
             await connect(link)
             await link.opened()
@@ -231,7 +235,7 @@ class TlsTransport:
 
         `connect` says whether it made a link of the connection (else a guest has it). False: the caller is turned away.
         """
-        link = FramedLink(Handshake(self._hello, self._identify_caller, time.monotonic, None))
+        link = FramedLink(Handshake(self._hello, self._identify_caller, time.monotonic, None, self._turn))
         try:
             async with self._deadline():
                 if await connect(link):

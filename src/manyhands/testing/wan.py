@@ -166,6 +166,7 @@ class WanLink:
 
     async def deliver(self, take: Callable[[Message], None]) -> NoReturn:
         ended = self._inbox.hand_to(take)
+        self._inbox.hand_on()
         self._has_room.set()
         raise await ended
 
@@ -199,6 +200,7 @@ class WanLink:
             delayed.drop()
         self._link.abort(reason)
         self._inbox.end(reason, drop=True)
+        self._inbox.hand_on()
 
     async def aclose(self) -> None:
         try:
@@ -229,13 +231,17 @@ class WanLink:
                     self._has_room.clear()
                     await self._has_room.wait()
         except LinkClosed as exc:
-            self._down.push(self._now(), 0, functools.partial(self._inbox.end, str(exc), drop=False))
+            self._down.push(self._now(), 0, functools.partial(self._finish, str(exc)))
 
     def _enter(self, message: Message) -> None:
         """A message enters the down line now. Raises _Full if it is to be the last for a while."""
         self._down.push(self._now(), wire_size(message), functools.partial(self._leave, message))
         if self._inbox.is_full or not self._down.has_room.is_set():
             raise _Full
+
+    def _finish(self, reason: str) -> None:
+        self._inbox.end(reason, drop=False)
+        self._inbox.hand_on()
 
     def _leave(self, message: Message) -> None:
         self._inbox.put(message)
