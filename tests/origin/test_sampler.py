@@ -1,5 +1,6 @@
 """manyhands.origin.sampler: the law of the draws, their independence, and every rule by hand-computed examples."""
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, Corruption
+from manyhands.origin import sampler
 from manyhands.origin.sampler import Drawn, Logits, Sampler, gumbel, keep_min_p, keep_top_k, keep_top_p
 
 NO_EOS: frozenset[int] = frozenset()
@@ -155,6 +157,38 @@ def test_noise_golden_vectors() -> None:
     }
     for (seed, position), noise in golden.items():
         assert gumbel(seed, position, 4) == pytest.approx(noise, abs=1e-11)
+
+
+def test_bits_of_noise_weights_and_log_probabilities() -> None:
+    """The same on every machine: a CPU that draws other bits would break streams that it takes over."""
+    noise = np.concatenate([gumbel(seed, position, 2048) for seed, position in ((0, 0), (7, 1234), (2**64 - 1, 5))])
+    scores = gumbel(1, 1, 4096) * 3
+    kept = [keep_top_p(scores, p) for p in (0.3, 0.9, 0.99)] + [keep_min_p(scores, p) for p in (0.01, 0.2)]
+    drawn = draw(SamplingParams(logprobs=20), scores.astype(np.float32), 3)
+    told = np.array([drawn.logprob, *(p for _, p in drawn.top or ())])
+    digest = hashlib.sha256(noise.tobytes() + np.concatenate(kept).astype("<i8").tobytes() + told.tobytes())
+    assert digest.hexdigest()[:16] == "2d527c56fe400821"
+
+
+def test_numpy_s_logarithm_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last bits differ between CPUs."""
+    plain = [draw(law, LOGITS, position) for law in (HOT, LAWS["top_p"]) for position in range(100)]
+    log = np.log
+
+    def other(x: object, out: object = None) -> object:
+        return np.multiply(log(x), 1 + 1e-13, out=out)
+
+    monkeypatch.setattr(np, "log", other)
+    assert [draw(law, LOGITS, position) for law in (HOT, LAWS["top_p"]) for position in range(100)] == plain
+
+
+def test_candidates_that_come_close_are_told_apart_exactly() -> None:
+    """Two that tie but for 1e-12: the exact noise decides, whatever order they come in."""
+    bits = np.array([5 << 40, (5 << 40) + (1 << 13), 3 << 20], np.uint64)
+    noise = sampler._to_gumbel(bits)
+    for gap in (1e-12, -1e-12, 0.0):
+        scores = np.array([noise[1] - noise[0] + gap, 0.0, -50.0])
+        assert sampler._noisiest(scores, bits) == int((scores + noise).argmax())
 
 
 def test_philox_is_the_published_one() -> None:

@@ -8,24 +8,29 @@ with no state to lose.
     token = argmax over the survivors of (score / temperature + Gumbel(seed, position, token))
 
 which is an exact sample of softmax(score / temperature) over the survivors (Gumbel 1954; Maddison, Tarlow and Minka
-2014, "A* Sampling"). Shapes: V vocabulary, N the candidates still in play (always in ascending order of id).
+2014, "A* Sampling"). No bit of a draw depends on the CPU: logarithms and exponentials are the engine's own, in a fixed order
+of IEEE operations (docs/arithmetic.md); sums of weights are of whole numbers, so exact. numpy's logarithm only says which
+candidates are worth an exact one. Shapes: V vocabulary, N the candidates still in play (always in ascending order of id).
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from manyhands.core import SamplingParams
+from manyhands.engine import library
 from manyhands.errors import BadRequest, Corruption
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 Logits = npt.NDArray[np.float32]
+# How far numpy's noise may be from the exact one, with room to spare: its logarithms err in the last bits of numbers below 40.
+_NEAR = 1e-9
+_DEEPEST = 100.0  # beyond it a weight is nothing
 
 
 class Constraint(Protocol):
@@ -42,10 +47,18 @@ def gumbel(seed: int, position: int, vocab_size: int) -> Floats:
     """Return the Gumbel(0, 1) noise of one position, [V] float64, all finite, in [-3.61, 36.74].
 
     Entry v depends on (seed, position, v) only: a smaller `vocab_size` gives a prefix. Seed and position lie in
-    [0, 2^64). The uniforms are the same on every machine; the logarithms may differ in the last bit between builds of
-    numpy, which changes a token only where two candidates come within 1e-15 of each other.
+    [0, 2^64). The same on every machine.
     """
     return _to_gumbel(_random_bits(seed, position, vocab_size))
+
+
+def _noisiest(scores_N: Floats, bits_N: npt.NDArray[np.uint64]) -> int:
+    """Return the index of the highest score plus noise, the lowest of equals: noise is exact for those near the top alone."""
+    likely_N = scores_N + _near_gumbel(bits_N)
+    near = np.flatnonzero(likely_N >= likely_N.max() - _NEAR)
+    if near.size == 1:
+        return int(near[0])
+    return int(near[np.argmax(scores_N[near] + _to_gumbel(bits_N[near]))])
 
 
 def _random_bits(seed: int, position: int, count: int) -> npt.NDArray[np.uint64]:
@@ -59,7 +72,16 @@ def _random_bits(seed: int, position: int, count: int) -> npt.NDArray[np.uint64]
 
 def _to_gumbel(bits_N: npt.NDArray[np.uint64]) -> Floats:
     """Turn random words into noise: u = max(top 53 bits, 1) / 2^53 lies in (0, 1), and u - 1 is exact in float64."""
-    uniform_N: Floats = np.maximum(bits_N >> np.uint64(11), np.uint64(1)) * 2.0**-53
+    return -library.double("log", -library.double("log", _uniform(bits_N)))
+
+
+def _uniform(bits_N: npt.NDArray[np.uint64]) -> Floats:
+    return np.asarray(np.maximum(bits_N >> np.uint64(11), np.uint64(1)) * 2.0**-53)
+
+
+def _near_gumbel(bits_N: npt.NDArray[np.uint64]) -> Floats:
+    """Return _to_gumbel within _NEAR, by numpy's logarithm, which is faster."""
+    uniform_N = _uniform(bits_N)
     noise_N = np.log(uniform_N, out=uniform_N)
     noise_N = np.log(np.negative(noise_N, out=noise_N), out=noise_N)
     return np.negative(noise_N, out=noise_N)
@@ -82,12 +104,28 @@ def keep_top_p(scores_N: Floats, top_p: float) -> Indices:
     Never empty; among equal scores the lowest index enters first. Entries below half of (1 - top_p) / N of the total
     hold less than 1 - top_p together, so the set ends before them: in a peaked row that leaves hundreds to look at.
     """
-    best = scores_N.max()
-    weights_N = scores_N - best
-    np.exp(weights_N, out=weights_N)
+    depth_N = scores_N.max() - scores_N
+    weights_N = _weights(depth_N)
     total = float(weights_N.sum())
     likely = np.flatnonzero(weights_N >= 0.5 * (1 - top_p) / scores_N.size * total)
-    return likely[_reach(best - scores_N[likely], weights_N[likely], top_p * total)]
+    return likely[_reach(depth_N[likely], weights_N[likely], top_p * total)]
+
+
+def _weights(depth_N: Floats) -> Floats:
+    """Return exp(-depth) as whole numbers, 2^52 or less in all, so that any sum of them is exact in any order."""
+    low_N = np.minimum(depth_N, _DEEPEST).astype(np.float32)
+    return np.rint(library.apply(_back_end(), "exp", -low_N) * _one(depth_N.size))
+
+
+def _one(count: int) -> float:
+    """What stands for a weight of 1 beside so many others."""
+    return 2.0 ** (52 - count.bit_length())
+
+
+@cache
+def _back_end() -> str:
+    """Which back end computes exponentials: all give the same bits."""
+    return library.supported()[0]
 
 
 def _reach(depth_N: Floats, weights_N: Floats, target: float) -> Indices:
@@ -108,7 +146,7 @@ def _reach(depth_N: Floats, weights_N: Floats, target: float) -> Indices:
 
 def keep_min_p(scores_N: Floats, min_p: float) -> Indices:
     """Return the indices, ascending, of entries at least `min_p` (above 0) times as likely as the likeliest."""
-    return np.flatnonzero(scores_N >= scores_N.max() + math.log(min_p))
+    return np.flatnonzero(scores_N >= scores_N.max() + library.double("log", np.array([min_p]))[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +240,10 @@ class Sampler:
             tempered_V = np.subtract(scores_V, scores_V.max(), dtype=np.float64)
             tempered_V /= self._params.temperature
         if not self._filters:
-            tempered_V += gumbel(seed, position, self._vocab_size)
-            return int(tempered_V.argmax())
+            return _noisiest(tempered_V, _random_bits(seed, position, self._vocab_size))
         ids_N = self._survivors(tempered_V)
         bits_N = _random_bits(seed, position, int(ids_N[-1]) + 1)[ids_N]
-        return int(ids_N[np.argmax(tempered_V[ids_N] + _to_gumbel(bits_N))])
+        return int(ids_N[_noisiest(tempered_V[ids_N], bits_N)])
 
     def _survivors(self, scores_V: Floats) -> Indices:
         """Return the ids, ascending and at least one, that may be drawn."""
@@ -282,7 +319,8 @@ def _with_logprobs(token: int, row_V: npt.NDArray[np.float32], num_top: int) -> 
     """Attach the raw log probability of `token` and of the `num_top` likeliest ids (best first, ties by id)."""
     logprobs_V = row_V.astype(np.float64)
     logprobs_V -= logprobs_V.max()
-    logprobs_V -= np.log(np.exp(logprobs_V).sum())
+    total = _weights(-logprobs_V).sum() / _one(logprobs_V.size)
+    logprobs_V -= library.double("log", np.array([total]))[0]
     best = keep_top_k(logprobs_V, num_top) if num_top else np.empty(0, dtype=np.intp)
     order = best[np.argsort(-logprobs_V[best], kind="stable")]
     return Drawn(token, float(logprobs_V[token]), tuple((int(v), float(logprobs_V[v])) for v in order))
