@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -175,7 +176,7 @@ def test_numpy_s_logarithm_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     plain = [draw(law, LOGITS, position) for law in (HOT, LAWS["top_p"]) for position in range(100)]
     log = np.log
 
-    def other(x: object, out: object = None) -> object:
+    def other(x: Any, out: Any = None) -> Any:
         return np.multiply(log(x), 1 + 1e-13, out=out)
 
     monkeypatch.setattr(np, "log", other)

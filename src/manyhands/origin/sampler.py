@@ -114,7 +114,7 @@ def keep_top_p(scores_N: Floats, top_p: float) -> Indices:
 def _weights(depth_N: Floats) -> Floats:
     """Return exp(-depth) as whole numbers, 2^52 or less in all, so that any sum of them is exact in any order."""
     low_N = np.minimum(depth_N, _DEEPEST).astype(np.float32)
-    return np.rint(library.apply(_back_end(), "exp", -low_N) * _one(depth_N.size))
+    return np.asarray(np.rint(library.apply(_back_end(), "exp", -low_N) * _one(depth_N.size)), np.float64)
 
 
 def _one(count: int) -> float:
