@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from manyhands.testing.clock import run_virtual
 from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.worker.execute import SpanModel
-from tests.model.pipeline import random_ids
+from tests.model.pipeline import forced, random_ids
 from tests.origin.scenes import Oracle
 
 CUT = "0-1,2-3,4-5"
@@ -38,9 +39,13 @@ def request_of(kind: str, number: int) -> tuple[tuple[int, ...], SamplingParams]
 
 
 class Models:
-    """Span models by what they hold, each used by one node of a swarm at a time: loading them is what tests wait for."""
+    """Span models by what they hold, each used by one node of a swarm at a time: loading them is what tests wait for.
 
-    def __init__(self) -> None:
+    With `back_ends`, one model after the other is loaded on each in turn.
+    """
+
+    def __init__(self, back_ends: Sequence[str] = ()) -> None:
+        self._back_ends = cycle(back_ends) if back_ends else repeat(None)
         self._kept: dict[tuple[object, ...], list[SpanModel]] = {}
         self._used: dict[tuple[object, ...], int] = {}
         self.origin = cache(OriginModel)
@@ -52,7 +57,9 @@ class Models:
         self._used[key] = index + 1
         kept = self._kept.setdefault(key, [])
         if index == len(kept):
-            kept.append(SpanModel(*args))
+            back_end = next(self._back_ends)
+            with nullcontext() if back_end is None else forced(back_end):
+                kept.append(SpanModel(*args))
         return kept[index]
 
     def give_back(self) -> None:
@@ -61,8 +68,8 @@ class Models:
 
 
 @contextmanager
-def kept_models() -> Iterator[Models]:
-    models = Models()
+def kept_models(back_ends: Sequence[str] = ()) -> Iterator[Models]:
+    models = Models(back_ends)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("manyhands.worker.worker.SpanModel", models.span)
         patch.setattr("manyhands.testing.swarm.OriginModel", models.origin)

@@ -7,12 +7,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, NodeAddr, PathKind, Span
+from manyhands.engine import library
 from manyhands.errors import ManyhandsError, PipelineAborted, PipelineStalled, ShardUnavailable
 from manyhands.net.liveness import FOUND_S
 from manyhands.node import Node
@@ -25,6 +27,7 @@ from manyhands.testing.trouble import PHASES, Phase
 from manyhands.worker.execute import Device
 from manyhands.worker.serve import SpanHost
 from tests.kill import CUT, REQUEST, Bench, Scene, kept_models
+from tests.model.pipeline import forced
 
 # A kill is noticed at once and spares are at hand: in virtual time, where computing takes none, nothing may take longer.
 DEADLINE_S = 1.0
@@ -64,6 +67,33 @@ def test_the_undisturbed_answers_differ(bench: Bench) -> None:
     """Else equality would prove little."""
     assert len({tuple(ids) for ids in bench.wanted.values()}) == 6
     assert all(len(set(ids)) > 5 for ids in bench.wanted.values())
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Iterator[Bench]:
+    """Every node on another back end than the one before it."""
+    names = library.supported()
+    with forced(names[0]), kept_models(names) as models:
+        yield Bench(make_tiny("gemma2", tmp_path / "gemma2", seed=21), models)
+
+
+@pytest.mark.skipif(len(library.supported()) < 2, reason="this CPU has one back end")
+def test_a_hop_is_repaired_by_a_node_on_another_back_end(mixed: Bench) -> None:
+    """Vectors of one width take over from vectors of another, or from plain C: the text is the same, and so is the class."""
+    back_ends: set[str] = set()
+
+    async def main() -> None:
+        for victim in range(3):
+            for kind in ("greedy", "hot"):
+                async with mixed.scene() as scene:
+                    for node in scene.hops:
+                        back_ends.add((await node.hosts[0].engine.ensure_loaded()).runner.back_end)
+                    arm(scene, "decode", victim)
+                    await ask(mixed, scene, kind, 2, "ring")
+                    assert {answer.exactness for answer in scene.answers} == {"E0"}
+
+    mixed.play(main)
+    assert back_ends == set(library.supported())
 
 
 @pytest.mark.parametrize("path", ["ring", "star"])
