@@ -24,7 +24,7 @@ INLINE V odd_of(int64_t type, const char *at)
 /* sums[r] += the chain of x's row r with a panel, over `depth` steps; count is a constant wherever this is inlined. Even numbers
  * before odd ones: the sums of both and one row of weights are all that registers hold. */
 INLINE void chain(int64_t type, int count, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
-                  float *sums)
+                  float *sums, int64_t sum_step)
 {
     const int64_t pair = 2 * SIDE * size_of_type(type);
     for (int64_t step = 0; step < depth; step++, panel += pair * SIDE, x += step_step) {
@@ -47,17 +47,18 @@ INLINE void chain(int64_t type, int count, const float *x, int64_t row_step, int
         }
 #pragma GCC unroll 16
         for (int r = 0; r < count; r++)
-            store(sums + r * SIDE, add(load(sums + r * SIDE), add(even[r], odd[r])));
+            store(sums + r * sum_step, add(load(sums + r * sum_step), add(even[r], odd[r])));
+        __asm__("" ::: "memory"); /* the sums stay where they are: kept for the next step, they would only lie on the stack */
     }
 }
 
 enum { FEW = LANES_ROWS < 6 ? LANES_ROWS : 6 }; /* rows of a chain */
 
 INLINE void chain_of_type(int64_t type, int64_t count, const float *x, int64_t row_step, int64_t step_step, const char *panel,
-                          int64_t depth, float *sums)
+                          int64_t depth, float *sums, int64_t sum_step)
 {
 #define COUNT(n) \
-    case n: chain(type, n, x, row_step, step_step, panel, depth, sums); break;
+    case n: chain(type, n, x, row_step, step_step, panel, depth, sums, sum_step); break;
     switch (count) {
         COUNT(1)
         COUNT(2)
@@ -73,10 +74,10 @@ INLINE void chain_of_type(int64_t type, int64_t count, const float *x, int64_t r
 #undef COUNT
 }
 
-/* sums[r] += chains of `count` rows (any number) with a panel. Turns of rows, about as many in each, go through a step of K before
+/* sums[r * sum_step] += chains of `count` rows (any number) with a panel. Turns of rows, about as many in each, go through a step of K before
  * the next: the panel stays in L1. */
 static void chains(int64_t type, int64_t count, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
-                   float *sums)
+                   float *sums, int64_t sum_step)
 {
     int64_t steps = count > FEW ? 1 : depth, bytes = panel_size(1) * size_of_type(type);
     int64_t most = count ? ceil_div(count, ceil_div(count, FEW)) : 1;
@@ -85,11 +86,11 @@ static void chains(int64_t type, int64_t count, const float *x, int64_t row_step
             int64_t rows = at_most(count - row, most);
             const float *at = x + row * row_step + step * step_step;
             if (type == BF16)
-                chain_of_type(BF16, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * SIDE);
+                chain_of_type(BF16, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
             else if (type == F16)
-                chain_of_type(F16, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * SIDE);
+                chain_of_type(F16, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
             else
-                chain_of_type(F32, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * SIDE);
+                chain_of_type(F32, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
         }
 }
 
@@ -192,7 +193,7 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
         if (source->is_blocked)
             block_product(matrix, source, packed, panels, sums, scratch);
         else
-            chains(matrix->type, source->count, source->rows, source->row_step, source->step_step, packed, depth, sums);
+            chains(matrix->type, source->count, source->rows, source->row_step, source->step_step, packed, depth, sums, SIDE);
         for (int64_t p = 0; p < panels; p++)
             finish(matrix, panel + p, source->count, sums + p * CHUNK * SIDE, out, stride);
     }
@@ -320,6 +321,17 @@ static void remember(const Kind *kind, const float *key, const float *value, voi
             values + i / SIDE * panel_size(BLOCK / DEPTH) + place_in_panel(type, within, i % SIDE), value[i]);
 }
 
+/* Lanes [from, until) of scores, -infinity elsewhere. */
+static V seen(V v, int64_t from, int64_t until)
+{
+    float lanes[LANES];
+    store(lanes, v);
+    for (int i = 0; i < LANES; i++)
+        if (i < from || i >= until)
+            lanes[i] = -__builtin_inff();
+    return load(lanes);
+}
+
 /* A row's running softmax over one block: 64 scores -> weights (rounded); max, sum and what earlier sums are scaled by. */
 static float soften_block(const Kind *kind, float *scores, int64_t from, int64_t until, float *max, float *sum)
 {
@@ -328,12 +340,7 @@ static float soften_block(const Kind *kind, float *scores, int64_t from, int64_t
         V v = mul(load(scores + p * LANES), set(kind->scale));
         if (kind->soft_cap > 0)
             v = mul(hyperbolic(div_(v, set(kind->soft_cap))), set(kind->soft_cap));
-        float lanes[LANES];
-        store(lanes, v);
-        for (int i = 0; i < LANES; i++)
-            if (p * LANES + i < from || p * LANES + i >= until)
-                lanes[i] = -__builtin_inff();
-        score[p] = load(lanes);
+        score[p] = from <= p * LANES && until >= (p + 1) * LANES ? v : seen(v, from - p * LANES, until - p * LANES);
         top = more(score[p], top);
     }
     float most = tree_more(top);
@@ -379,7 +386,7 @@ static void attend_tile(const Kind *kind, const float *queries, int64_t first, i
     int64_t panels = ceil_div(kind->value_width, SIDE);
     int64_t least = position + first / kind->groups, last = position + (first + rows - 1) / kind->groups;
     int64_t start = kind->window && least >= kind->window ? least - kind->window + 1 : 0;
-    float scores[TILE_ROWS * BLOCK], part[TILE_ROWS * SIDE];
+    float scores[TILE_ROWS * BLOCK];
     for (int64_t r = 0; r < rows; r++) {
         max[r] = sinks ? sinks[(first + r) % kind->groups] : -__builtin_inff();
         total[r] = sinks ? 1 : 0;
@@ -396,12 +403,10 @@ static void attend_tile(const Kind *kind, const float *queries, int64_t first, i
             low++;
         while (high > low && kind->window && position + (first + high - 1) / kind->groups - kind->window >= block * BLOCK + BLOCK - 1)
             high--;
-        for (int64_t p = 0; p < BLOCK / SIDE; p++) {
-            memset(part, 0, (size_t)(rows * SIDE) * 4);
-            chains(type, high - low, queries + low * DEPTH, DEPTH, rows * DEPTH, keys + p * panel_size(depth) * size, depth, part);
-            for (int64_t r = low; r < high; r++)
-                memcpy(scores + r * BLOCK + p * SIDE, part + (r - low) * SIDE, SIDE * 4);
-        }
+        memset(scores + low * BLOCK, 0, (size_t)((high - low) * BLOCK) * 4);
+        for (int64_t p = 0; p < BLOCK / SIDE; p++)
+            chains(type, high - low, queries + low * DEPTH, DEPTH, rows * DEPTH, keys + p * panel_size(depth) * size, depth,
+                   scores + low * BLOCK + p * SIDE, BLOCK);
         for (int64_t r = low; r < high; r++) {
             int64_t at = position + (first + r) / kind->groups, from = kind->window ? at - kind->window + 1 - block * BLOCK : 0;
             float scale = soften_block(kind, scores + r * BLOCK, from, at + 1 - block * BLOCK, max + r, total + r);
@@ -410,7 +415,7 @@ static void attend_tile(const Kind *kind, const float *queries, int64_t first, i
         }
         for (int64_t p = 0; p < panels; p++)
             chains(type, high - low, scores + low * BLOCK, BLOCK, DEPTH, values + p * panel_size(BLOCK / DEPTH) * size, BLOCK / DEPTH,
-                   sums + (p * rows + low) * SIDE);
+                   sums + (p * rows + low) * SIDE, SIDE);
     }
 }
 

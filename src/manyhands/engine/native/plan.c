@@ -1,11 +1,14 @@
 /* The border: what Python passes is checked here, so that no kernel reads or writes beyond what it was given. */
+#define _GNU_SOURCE
 #include "plan.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "modes.h"
 
+enum { HUGE_PAGE = 1 << 21 };
 enum { PIECE = 256, PLAN_BYTES = 32 << 20 }; /* numbers that an embedding takes at once; of registers and prepared rows */
 
 static const Kernels *back_end(int64_t target)
@@ -355,11 +358,15 @@ static int check_segments(const Plan *plan, const Segment *segments, int64_t num
     return row == num_rows ? DONE : BAD_SEGMENT;
 }
 
+/* Zeros; on huge pages where the system grants them and they fill one: hundreds of rows are walked line by line. */
 static float *more_room(float *old, int64_t width, int64_t rows)
 {
     free(old);
-    size_t bytes = (size_t)(ceil_div(width * rows, SIDE) * SIDE) * 4;
-    float *room = aligned_alloc(64, bytes);
+    size_t bytes = (size_t)(ceil_div(width * rows, SIDE) * SIDE) * 4, align = bytes < HUGE_PAGE ? 64 : HUGE_PAGE;
+    bytes = (bytes + align - 1) / align * align;
+    float *room = aligned_alloc(align, bytes);
+    if (room && align == HUGE_PAGE)
+        (void)madvise(room, bytes, MADV_HUGEPAGE);
     return room ? memset(room, 0, bytes) : 0;
 }
 
