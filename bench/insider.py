@@ -17,7 +17,7 @@ from manyhands.cli.connect import tls_node
 from manyhands.core import NodeAddr, SessionId, Span, SpanLoad
 from manyhands.errors import ManyhandsError
 from manyhands.net.transport import Link
-from manyhands.node import Node
+from manyhands.origin.node import FullNode
 from manyhands.swarm.gossip import NEWS
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.news import News
@@ -49,7 +49,7 @@ def session_id() -> SessionId:
 class Insider:
     """A member's node of its own, and what it needs to address the others."""
 
-    def __init__(self, siege: Target, node: Node, family: str) -> None:
+    def __init__(self, siege: Target, node: FullNode, family: str) -> None:
         self.siege, self.node, self.family = siege, node, family
         self.targets = [NodeAddr.parse(address) for address in siege.addresses]
 
@@ -103,7 +103,7 @@ class Insider:
             "serial": 1,
             "signature": UNSIGNED,
         }
-        return self.node._signer.sign(Open(**{**fields, **changes}))
+        return self.node.requests._signer.sign(Open(**{**fields, **changes}))
 
 
 async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

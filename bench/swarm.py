@@ -13,8 +13,8 @@ from manyhands.cli.connect import tls_node
 from manyhands.config import RequestConfig
 from manyhands.core import SamplingParams, even_cut
 from manyhands.local import NodeOptions, node_processes
-from manyhands.node import Node
 from manyhands.origin import Answer, Origin, OriginModel
+from manyhands.origin.node import FullNode
 from manyhands.swarm.ticket import Ticket
 from manyhands.worker.execute import Device
 
@@ -25,7 +25,7 @@ class Base:
 
     folder: Path
     ticket: Ticket
-    node: Node
+    node: FullNode
     model: OriginModel
     device: Device
 

@@ -13,8 +13,8 @@ from manyhands.core import SamplingParams, even_cut
 from manyhands.local import NodeOptions, node_processes
 from manyhands.model.load import read_config
 from manyhands.net.tls import TlsTransport
-from manyhands.node import Node
 from manyhands.origin import Origin, OriginModel
+from manyhands.origin.node import FullNode
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.ticket import Ticket
 from manyhands.testing.tiny import make_tiny
@@ -28,7 +28,9 @@ async def ask(folder: Path, prompt: str) -> None:
     try:
         async with (
             node_processes(spans, NodeOptions(str(folder), threads=1), ticket) as running,
-            Node(lambda hello: TlsTransport(key.private_key, ticket.secret, hello), key.private_key, name="me") as node,
+            FullNode(
+                lambda hello: TlsTransport(key.private_key, ticket.secret, hello), key.private_key, name="me"
+            ) as node,
         ):
             model = await device.run(lambda: OriginModel(folder, "bf16"))
             origin = Origin(node, model, device, [process.address for process in running])

@@ -13,9 +13,9 @@ import pytest
 
 from manyhands.config import RequestConfig
 from manyhands.core import SamplingParams
-from manyhands.node import Node
 from manyhands.origin import Answer, OriginModel
 from manyhands.origin.draft import Drafter
+from manyhands.origin.node import FullNode
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
@@ -85,7 +85,7 @@ class Scene:
     answers: list[Answer] = field(default_factory=list)
 
     @property
-    def hops(self) -> list[Node]:
+    def hops(self) -> list[FullNode]:
         return self.swarm.hops
 
     async def ask(self, kind: str = "greedy", number: int = 0, **options: Any) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 from manyhands.core import NodeAddr, PathKind
 from manyhands.errors import PipelineStalled, ShardUnavailable
 from manyhands.net.transport import Link
-from manyhands.node import Node
+from manyhands.origin.node import FullNode
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Fault, Progress, Step
 from manyhands.worker.execute import Device
@@ -23,7 +23,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield Bench(make_tiny("qwen3", tmp_path_factory.mktemp("attack") / "qwen3", seed=21), models)
 
 
-def link_between(node: Node, peer: Node, lane: Any) -> Link:
+def link_between(node: FullNode, peer: FullNode, lane: Any) -> Link:
     link = node.pool.find(peer.transport.node, lane)
     assert link is not None
     return link
@@ -224,7 +224,7 @@ def test_repairs_leave_no_tasks_links_or_readers_behind(bench: Bench) -> None:
             die_at(scene, 1, 3)
             spares = scene.hops[3:]
 
-            def die(node: Node) -> None:  # whichever the route took; not the last
+            def die(node: FullNode) -> None:  # whichever the route took; not the last
                 if sum(spare.transport.node in scene.faults.trouble.dead for spare in spares) < 5:
                     scene.faults.die(node)
 
@@ -237,9 +237,9 @@ def test_repairs_leave_no_tasks_links_or_readers_behind(bench: Bench) -> None:
             assert len(living) == 1
             for node in [scene.swarm.origin.node, scene.hops[0], scene.hops[2], *living]:
                 open_links = [link for links in node.pool._open().values() for link in links]
-                reading = [task for task in node._own if task.get_coro().__name__ == Node._read.__name__]  # type: ignore[union-attr]
+                reading = [task for task in node.tasks if task.get_coro().__name__ == FullNode._read.__name__]  # type: ignore[union-attr]
                 assert len(reading) == len(open_links)
                 # a reader each, the watch, and accept, device loop or ends
-                assert len(node._own) <= len(open_links) + 3
+                assert len(node.tasks) <= len(open_links) + 3
 
     bench.play(main)

@@ -17,6 +17,7 @@ ORDER = [
     {"wire"},
     {"net"},
     {"checkpoint"},
+    {"node"},  # links and message handlers: roles register with it
     {"weights"},
     {"program"},
     {"engine"},
@@ -26,7 +27,7 @@ ORDER = [
     {"route"},
     {"place"},
     {"text"},
-    {"node", "origin"},
+    {"origin"},
     {"api"},
     {"member"},  # a running member of a swarm
     {"local"},  # a swarm of processes on this machine

@@ -17,7 +17,7 @@ from manyhands.core import EndsAt, NodeAddr, PathKind, Span
 from manyhands.engine import library
 from manyhands.errors import ManyhandsError, PipelineAborted, PipelineStalled, ShardUnavailable
 from manyhands.net.liveness import FOUND_S
-from manyhands.node import Node
+from manyhands.origin.node import FullNode
 from manyhands.route.search import Offer
 from manyhands.testing.faults import Faults
 from manyhands.testing.faulty_device import Poison
@@ -164,7 +164,7 @@ def test_spans_of_one_node_share_one_bound_and_what_is_bounded_out_comes_from_fu
             node = scene.hops[0]
             await node.worker.host(bench.folder, Span(2, 4), "bf16", node.hosts[0].engine.device, model_name="test")
             scene.faults.die(scene.hops[1])
-            await scene.swarm.origin.node.survey(scene.swarm.addrs)
+            await scene.swarm.origin.node.requests.survey(scene.swarm.addrs)
             route = [
                 Offer(scene.swarm.addrs[i], scene.hops[i].transport.node, f"n{i}", h.info) for i, h in hosted(scene)
             ]
@@ -238,7 +238,7 @@ def test_a_survivor_that_holds_the_layers_takes_them_too(bench: Bench, path: Pat
 
     async def main() -> None:
         async with bench.scene("0-5", spares=["2-3", "4-5"]) as scene:
-            offers = await scene.swarm.origin.node.survey(scene.swarm.addrs)
+            offers = await scene.swarm.origin.node.requests.survey(scene.swarm.addrs)
             route = [offers[0].part(Span(0, 2)), offers[1], offers[2]]
             scene.faults.at("decode", scene.hops[1], lambda: scene.faults.die(scene.hops[1]), 4)
             scene.faults.at("replay", scene.hops[2], lambda: scene.faults.die(scene.hops[2]), 9)
@@ -254,7 +254,7 @@ def test_a_node_that_is_lost_is_lost_with_all_its_hops(bench: Bench) -> None:
 
     async def main() -> None:
         async with bench.scene("0-5", spares=["2-3", "0-5"]) as scene:
-            offers = await scene.swarm.origin.node.survey(scene.swarm.addrs)
+            offers = await scene.swarm.origin.node.requests.survey(scene.swarm.addrs)
             route = [offers[0].part(Span(0, 2)), offers[1], offers[0].part(Span(4, 6))]
             scene.faults.at("decode", scene.hops[1], lambda: scene.faults.poison(scene.hops[0], "nan"), 5)
             async with asyncio.timeout(DEADLINE_S):
@@ -266,7 +266,7 @@ def test_a_node_that_is_lost_is_lost_with_all_its_hops(bench: Bench) -> None:
 
 
 @asynccontextmanager
-async def other_weights(bench: Bench, scene: Scene) -> AsyncIterator[Node]:
+async def other_weights(bench: Bench, scene: Scene) -> AsyncIterator[FullNode]:
     """One more node, which holds all layers of another checkpoint."""
     folder = bench.folder.parent / "other"
     if not folder.exists():
@@ -558,7 +558,7 @@ def test_a_lost_origin_frees_its_hops(bench: Bench, path: PathKind) -> None:
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 
-Spoil = Callable[[Faults, Node, Node, Phase, int], None]
+Spoil = Callable[[Faults, FullNode, FullNode, Phase, int], None]
 SPOILS: dict[str, Spoil] = {
     "duplicate": Faults.duplicate,
     "reorder": Faults.reorder,
@@ -632,7 +632,7 @@ def test_a_consumer_that_leaves_in_the_middle_leaves_nothing_behind(bench: Bench
         async with bench.scene() as scene:
             task = asyncio.ensure_future(scene.ask())
             await asyncio.sleep(0)
-            before = len(scene.swarm.origin.node._own)
+            before = len(scene.swarm.origin.node.tasks)
             if phase == "replay":
                 arm(scene, "decode", 1)
                 scene.faults.at("replay", scene.hops[3], task.cancel)
@@ -641,7 +641,7 @@ def test_a_consumer_that_leaves_in_the_middle_leaves_nothing_behind(bench: Bench
             with pytest.raises(asyncio.CancelledError):
                 await task
             await scene.free()
-            assert len(scene.swarm.origin.node._own) <= before + 2 * 4 * 2
+            assert len(scene.swarm.origin.node.tasks) <= before + 2 * 4 * 2
             assert await scene.ask("hot", 1) == bench.wanted["hot", 1]
 
     bench.play(main)

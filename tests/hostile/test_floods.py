@@ -12,7 +12,7 @@ from manyhands.config import RequestConfig
 from manyhands.core import MAX_WINDOW, ORIGIN_HOP, NodeAddr, PathKind, SessionId, Span
 from manyhands.errors import Busy
 from manyhands.net.transport import Link
-from manyhands.node import Node
+from manyhands.origin.node import FullNode
 from manyhands.origin.route import Lease
 from manyhands.origin.session import Session
 from manyhands.testing.swarm import memory_node
@@ -38,7 +38,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 class Flooder:
     """A member with sessions of its own on hop 1 of a scene, layers 2-3."""
 
-    def __init__(self, node: Node, scene: Scene) -> None:
+    def __init__(self, node: FullNode, scene: Scene) -> None:
         self.node, self.scene, self.victim, self.answers = node, scene, scene.hops[1], list[Message]()
         overhear(node, "_dispatch", self.answers)
 
@@ -50,7 +50,7 @@ class Flooder:
         info = self.victim.hosts[0].info
         plain = opening(number, model=info.model, precision=info.precision, predecessor=self.node.transport.node)
         named = replace(plain, to=link.peer, token=link.hello.token, session=SessionId(number.to_bytes(16, "big")))
-        return self.node._signer.sign(replace(named, **{"successor": None, **changes}))
+        return self.node.requests._signer.sign(replace(named, **{"successor": None, **changes}))
 
     def of(self, kind: type[Message]) -> list[Any]:
         return [m for m in self.answers if isinstance(m, kind)]
@@ -185,16 +185,16 @@ def test_both_sides_count_alike() -> None:
 # -- opens and dials --------------------------------------------------------------------------------------------------
 
 
-def num_tasks(node: Node) -> int:
+def num_tasks(node: FullNode) -> int:
     """Tasks that carry out what peers asked for. (Those of links end a heartbeat after them.)"""
     asked = (Worker._open.__name__, Worker._feed.__name__)
-    return sum(task.get_coro().__name__ in asked for task in node._own)  # type: ignore[union-attr]
+    return sum(task.get_coro().__name__ in asked for task in node.tasks)  # type: ignore[union-attr]
 
 
 class Nowhere:
     """Makes dials to ports from 10,000 on hang, as a host does that drops packets; counts those at once."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: FullNode) -> None:
         self.under_way = self.most = 0
         plain = node.transport.dial
 

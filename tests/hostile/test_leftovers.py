@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.core import NodeAddr, SessionId
 from manyhands.net.tls import TlsTransport
-from manyhands.node import Node
+from manyhands.origin.node import FullNode
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Close, Fault, Opened, Payload, Step
 from tests.hostile.test_floods import Flooder, attack
@@ -153,7 +153,7 @@ async def settle(flooder: Flooder) -> None:
     flooder.answers.clear()
 
 
-def nowhere_when_far(node: Node) -> None:
+def nowhere_when_far(node: FullNode) -> None:
     """Dials to ports from 10,000 on hang."""
     plain = node.transport.dial
 
@@ -166,12 +166,12 @@ def nowhere_when_far(node: Node) -> None:
 
 
 @asynccontextmanager
-async def tls_nodes() -> AsyncIterator[list[Node]]:
+async def tls_nodes() -> AsyncIterator[list[FullNode]]:
     async with (
-        Node(
+        FullNode(
             lambda hello: TlsTransport(Ed25519PrivateKey.generate(), SECRET, hello), Ed25519PrivateKey.generate()
         ) as a,
-        Node(
+        FullNode(
             lambda hello: TlsTransport(Ed25519PrivateKey.generate(), SECRET, hello), Ed25519PrivateKey.generate()
         ) as b,
     ):

@@ -17,7 +17,7 @@ from manyhands.config import RequestConfig
 from manyhands.net.liveness import FOUND_S, PATIENCE_S
 from manyhands.net.memory import MemoryNetwork
 from manyhands.net.transport import Link
-from manyhands.node import Node
+from manyhands.origin.node import FullNode
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import memory_node
@@ -31,7 +31,7 @@ LANES: tuple[Lane, ...] = ("control", "data", "bulk")
 
 
 @asynccontextmanager
-async def linked_nodes() -> AsyncIterator[tuple[Faults, Node, Node, dict[Lane, Link]]]:
+async def linked_nodes() -> AsyncIterator[tuple[Faults, FullNode, FullNode, dict[Lane, Link]]]:
     """Two nodes with a link of every lane, dialled by the first, and nothing to do."""
     faults, network = Faults(), MemoryNetwork()
     async with memory_node(network, "a", faults.wrap) as a, memory_node(network, "b", faults.wrap) as b:

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.core import NodeAddr, NodeId, SamplingParams, SessionId, Span, public_id
 from manyhands.net.transport import Link
-from manyhands.node import Node
+from manyhands.origin.node import FullNode
 from manyhands.origin.repair_plan import Slot
 from manyhands.testing.swarm import memory_node
 from manyhands.testing.tiny import make_tiny
@@ -42,12 +42,12 @@ def overhear(owner: Any, method: str, heard: list[Any]) -> None:
 class Member:
     """A member with a node of its own, and what others answered it."""
 
-    def __init__(self, node: Node, scene: Scene) -> None:
+    def __init__(self, node: FullNode, scene: Scene) -> None:
         self.node, self.scene, self.answers = node, scene, list[Message]()
-        self.signer: Signer = node._signer
+        self.signer: Signer = node.requests._signer
         overhear(node, "_dispatch", self.answers)
 
-    async def link(self, hop: Node, lane: Any = "control") -> Link:
+    async def link(self, hop: FullNode, lane: Any = "control") -> Link:
         assert hop.address is not None
         return await self.node.pool.get(hop.address, lane)
 

@@ -19,8 +19,9 @@ from manyhands.member.neighbours import split_nodes
 from manyhands.member.view import missing_spans
 from manyhands.member.weights import kinds_of, weights_of
 from manyhands.net.memory import MemoryNetwork
-from manyhands.node import Node
+from manyhands.net.transport import Link
 from manyhands.origin import Origin, OriginModel
+from manyhands.origin.node import FullNode
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import DirectoryUpdate
@@ -110,7 +111,7 @@ def test_a_visitor_calls_nodes_without_a_directory_again(play: Any) -> None:
     async def scene(place: Town) -> None:
         device = Device.start(1)
         place.stack.callback(device.close)
-        served = Node(lambda hello: place.network.transport(key_of(5).node_id, hello), key_of(5).private_key)
+        served = FullNode(lambda hello: place.network.transport(key_of(5).node_id, hello), key_of(5).private_key)
         await place.stack.enter_async_context(served)
         await served.worker.host(place.folder, Span(0, 6), "bf16", device, model_name="tiny")
         place.ticket = place.ticket.with_address(await served.listen(NodeAddr("127.0.0.1", 0)))
@@ -162,16 +163,16 @@ class Liar:
 
     def __init__(self, network: MemoryNetwork, index: int, reply: Callable[[], bytes] | None) -> None:
         key = key_of(index)
-        self.node = Node(lambda hello: network.transport(key.node_id, hello), key.private_key, name=f"liar{index}")
+        self.node = FullNode(lambda hello: network.transport(key.node_id, hello), key.private_key, name=f"liar{index}")
         self.asked = 0
         self._reply = reply
-        self.node.directory = self._on_body
+        self.node.handle(DirectoryUpdate, self._on_body)
 
-    def _on_body(self, sender: Any, body: bytes) -> None:
+    def _on_body(self, message: DirectoryUpdate, link: Link) -> bool:
         self.asked += 1
-        link = self.node.pool.find(sender, "control")
-        if self._reply is not None and link is not None:
+        if self._reply is not None:
             link.send(DirectoryUpdate(self._reply()))
+        return True
 
 
 def test_peers_of_a_dht_that_lie_or_never_answer_harm_nobody(play: Any) -> None:

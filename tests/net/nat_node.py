@@ -23,8 +23,8 @@ from manyhands.net.reach import ReachPolicy, reach_transport
 from manyhands.net.relay.relay import RelayLimits
 from manyhands.net.relay.tunnel import relayed
 from manyhands.net.transport import Transport
-from manyhands.node import Node
 from manyhands.origin import Answer, Origin, OriginModel
+from manyhands.origin.node import FullNode
 from manyhands.wire.message import Hello, Lane
 from manyhands.worker.execute import Device
 
@@ -41,7 +41,7 @@ def id_of(name: str) -> NodeId:
     return node_id_of(key_of(name).public_key())
 
 
-def make_node(name: str, book: dict[str, list[str]]) -> Node:
+def make_node(name: str, book: dict[str, list[str]]) -> FullNode:
     """A node with every way but iroh. `book` names addresses by node name."""
     known = {id_of(peer): [NodeAddr.parse(addr) for addr in addrs] for peer, addrs in book.items()}
 
@@ -52,7 +52,7 @@ def make_node(name: str, book: dict[str, list[str]]) -> Node:
         policy = ReachPolicy(better_s=0.5, max_better_s=1.0)
         return reach_transport(key_of(name), SECRET, hello, book=addresses, limits=RelayLimits(), policy=policy)
 
-    return Node(make, key_of(name), name=name)
+    return FullNode(make, key_of(name), name=name)
 
 
 def say(**facts: Any) -> None:
@@ -79,7 +79,7 @@ async def main(job: dict[str, Any]) -> None:
         device.close()
 
 
-async def ask(node: Node, job: dict[str, Any], device: Device) -> None:
+async def ask(node: FullNode, job: dict[str, Any], device: Device) -> None:
     relay = NodeAddr.parse(job["relay"])
     addrs = [relayed(relay, id_of(name)) for name in job["ask"]]
     model = await device.run(lambda: OriginModel(tales.model_path(), "bf16", "origin"))
@@ -95,7 +95,7 @@ async def ask(node: Node, job: dict[str, Any], device: Device) -> None:
         say(ids=answer.token_ids, paths=hop_paths(answer) if line == "move\n" else pool_paths(node, names))
 
 
-def pool_paths(node: Node, names: dict[NodeId, str]) -> dict[str, str]:
+def pool_paths(node: FullNode, names: dict[NodeId, str]) -> dict[str, str]:
     """How the best links go."""
     return {f"{names[peer]} {lane}": health.path_kind for (peer, lane), health in node.pool.health().items()}
 

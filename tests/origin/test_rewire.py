@@ -11,8 +11,8 @@ import pytest
 from manyhands.core import NodeAddr, NodeId, PathKind
 from manyhands.errors import Detour
 from manyhands.net.transport import Link
-from manyhands.node import Node
 from manyhands.origin import repair
+from manyhands.origin.node import FullNode
 from manyhands.origin.session import Session
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
@@ -31,10 +31,10 @@ class Scene:
     epochs: list[int] = field(default_factory=list)
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[FullNode]:
         return [self.swarm.origin.node, *self.swarm.hops]
 
-    def links(self, node: Node, peer: NodeId, lane: Lane) -> list[Link]:
+    def links(self, node: FullNode, peer: NodeId, lane: Lane) -> list[Link]:
         return [link for (who, on), links in node.pool._links.items() if (who, on) == (peer, lane) for link in links]
 
     def relay_all(self) -> None:
@@ -43,14 +43,14 @@ class Scene:
                 for link in links:
                     link.health.path_kind = "relay"
 
-    async def connect(self, node: Node, addr: NodeAddr, *lanes: Lane) -> None:
+    async def connect(self, node: FullNode, addr: NodeAddr, *lanes: Lane) -> None:
         """A direct link beside those there are, as net/reach.py finds one."""
         for lane in lanes:
             link = await node.transport.dial(addr, lane)
             node.pool.add(link)
         await asyncio.sleep(0)
 
-    def relayed_bytes(self, node: Node, peer: NodeId, lane: Lane) -> int:
+    def relayed_bytes(self, node: FullNode, peer: NodeId, lane: Lane) -> int:
         return sum(ln.health.bytes_sent for ln in self.links(node, peer, lane) if ln.health.path_kind == "relay")
 
 

@@ -320,7 +320,7 @@ def test_an_open_whose_layers_are_not_loaded_in_time_is_answered(folder: Path) -
             (host,) = swarm.hops[1].hosts
             host.engine.evict()
             host.engine.device = cast(Device, SlowDevice(host.engine.device, 120.0))
-            session = swarm.origin.node.open_session(await swarm.origin.routes.find(), lease_of(swarm))
+            session = swarm.origin.node.requests.open(await swarm.origin.routes.find(), lease_of(swarm))
             with pytest.raises(Busy, match=r"layers 2-3 were not loaded within 100 s: loading goes on"):
                 await session
             await asyncio.sleep(30)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from manyhands.core import ModelId, NodeAddr, NodeId, Precision, Span
 from manyhands.errors import BadRequest, Conflict, ManyhandsError, ShardUnavailable, WeightsMismatch
 from manyhands.net.memory import MemoryNetwork
-from manyhands.node import Node
+from manyhands.net.transport import Link
+from manyhands.origin.node import FullNode
 from manyhands.place import orders
 from manyhands.place.orders import MAX_HASTY, PAUSE_S, Standing, judge
 from manyhands.testing.clock import run_virtual
@@ -84,7 +85,7 @@ def test_who_is_there_already_does_not_move() -> None:
 # -- on the wire ------------------------------------------------------------------------------------------------------
 
 
-async def _pair(network: MemoryNetwork) -> tuple[Node, Node, NodeAddr]:
+async def _pair(network: MemoryNetwork) -> tuple[FullNode, FullNode, NodeAddr]:
     asker, asked = memory_node(network, "asker"), memory_node(network, "asked")
     await asker.__aenter__()
     await asked.__aenter__()
@@ -103,13 +104,13 @@ def _play(scene: Any) -> None:
     run_virtual(main())
 
 
-async def _ask(asker: Node, addr: NodeAddr, model: ModelId = MODEL, precision: Precision = "bf16") -> str:
+async def _ask(asker: FullNode, addr: NodeAddr, model: ModelId = MODEL, precision: Precision = "bf16") -> str:
     link = await asker.pool.get(addr, "control")
     return await asker.orders.ask(link, model, precision, Span(3, 6), is_forced=False)
 
 
 def test_a_node_that_is_no_member_keeps_its_layers() -> None:
-    async def scene(asker: Node, asked: Node, addr: NodeAddr) -> None:
+    async def scene(asker: FullNode, asked: FullNode, addr: NodeAddr) -> None:
         with pytest.raises(Conflict, match="restart it with --layers 3-5"):
             await _ask(asker, addr)
 
@@ -117,7 +118,7 @@ def test_a_node_that_is_no_member_keeps_its_layers() -> None:
 
 
 def test_what_the_node_says_comes_back_without_control_characters() -> None:
-    async def scene(asker: Node, asked: Node, addr: NodeAddr) -> None:
+    async def scene(asker: FullNode, asked: FullNode, addr: NodeAddr) -> None:
         asked.orders.obey = lambda node, order: f"\x1b[2J{'x' * 1000}\n"
         said = await _ask(asker, addr)
         assert said.startswith("?[2Jxxx") and len(said) == TEXT_LIMITS["detail"]
@@ -129,7 +130,7 @@ def test_a_code_that_means_nothing_here_is_a_refusal() -> None:
     def obey(_: NodeId, __: Reassign) -> str:
         raise ShardUnavailable("odd")
 
-    async def scene(asker: Node, asked: Node, addr: NodeAddr) -> None:
+    async def scene(asker: FullNode, asked: FullNode, addr: NodeAddr) -> None:
         asked.orders.obey = obey
         with pytest.raises(Conflict, match="odd"):
             await _ask(asker, addr)
@@ -138,7 +139,7 @@ def test_a_code_that_means_nothing_here_is_a_refusal() -> None:
 
 
 def test_a_flood_is_one_decision_and_a_few_short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(asker: Node, asked: Node, addr: NodeAddr) -> None:
+    async def scene(asker: FullNode, asked: FullNode, addr: NodeAddr) -> None:
         seen: list[Reassign] = []
 
         def obey(_: NodeId, order: Reassign) -> str:
@@ -148,7 +149,12 @@ def test_a_flood_is_one_decision_and_a_few_short_answers(monkeypatch: pytest.Mon
         asked.orders.obey = obey
         link = await asker.pool.get(addr, "control")
         answers: list[Reassigned] = []
-        monkeypatch.setattr(asker.orders, "on_answer", lambda answer, link: answers.append(answer))
+
+        def note(answer: Reassigned, _: Link) -> bool:
+            answers.append(answer)
+            return True
+
+        monkeypatch.setitem(asker._handlers, Reassigned, [note])
         for number in range(1000):
             link.send(replace(ORDER, request=number))
         await asyncio.sleep(PAUSE_S / 2)
@@ -163,11 +169,11 @@ def test_a_flood_is_one_decision_and_a_few_short_answers(monkeypatch: pytest.Mon
 
 
 def test_who_does_not_answer_is_told_from_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(asker: Node, asked: Node, addr: NodeAddr) -> None:
-        monkeypatch.setattr(asked.orders, "on_asked", lambda order, link: None)
+    async def scene(asker: FullNode, asked: FullNode, addr: NodeAddr) -> None:
+        monkeypatch.setitem(asked._handlers, Reassign, [lambda order, link: True])
         with pytest.raises(ShardUnavailable, match="no answer within 5 s"):
             await _ask(asker, addr)
-        monkeypatch.setattr(asked.orders, "on_asked", lambda order, link: link.abort("bye"))
+        monkeypatch.setitem(asked._handlers, Reassign, [lambda order, link: link.abort("bye") or True])
         with pytest.raises(ShardUnavailable, match="no answer"):
             await _ask(asker, addr)
         assert "asked=0" in repr(asker.orders)

@@ -10,7 +10,7 @@ import pytest
 from manyhands.errors import LinkClosed
 from manyhands.net.memory import MemoryNetwork
 from manyhands.net.transport import Link, Transport
-from manyhands.node import Node
+from manyhands.origin.node import FullNode
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.faults import Faults
 from manyhands.wire.message import Message, Step
@@ -21,15 +21,15 @@ class Scene(NamedTuple):
     """`near`, of node `a`, dialled `far`, of node `b`; both are faulty."""
 
     faults: Faults
-    a: Node
-    b: Node
+    a: FullNode
+    b: FullNode
     near: Link
     far: Link
 
 
-def as_node(transport: Transport) -> Node:
+def as_node(transport: Transport) -> FullNode:
     """All that Faults wants of a node here."""
-    return cast(Node, SimpleNamespace(transport=transport))
+    return cast(FullNode, SimpleNamespace(transport=transport))
 
 
 def over(body: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:

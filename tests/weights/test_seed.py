@@ -20,7 +20,7 @@ from manyhands.core import ModelId, NodeAddr, NodeId, SamplingParams, Span
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError, ModelError
 from manyhands.net.memory import MemoryNetwork
 from manyhands.net.transport import Link
-from manyhands.node import Node
+from manyhands.origin.node import FullNode
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import memory_node, memory_swarm
 from manyhands.testing.tiny import make_tiny
@@ -47,7 +47,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @asynccontextmanager
-async def swarm(*names: str) -> AsyncIterator[tuple[Node, list[Node], list[PeerProvider]]]:
+async def swarm(*names: str) -> AsyncIterator[tuple[FullNode, list[FullNode], list[PeerProvider]]]:
     """A node that asks, and nodes that it knows as peers."""
     async with AsyncExitStack() as stack:
         network = MemoryNetwork()
@@ -57,7 +57,7 @@ async def swarm(*names: str) -> AsyncIterator[tuple[Node, list[Node], list[PeerP
         yield asker, nodes, [peer_at(asker, node, addr) for node, addr in zip(nodes, addrs, strict=True)]
 
 
-def peer_at(asker: Node, node: Node, addr: NodeAddr) -> PeerProvider:
+def peer_at(asker: FullNode, node: FullNode, addr: NodeAddr) -> PeerProvider:
     return PeerProvider(node.transport.node, node.name, asker.wants, lambda: asker.pool.get(addr, "bulk"))
 
 

@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 
 from manyhands.api.gateway import Gateway, Job, Outcome
 from manyhands.core import NodeId
-from manyhands.node import Node
 from manyhands.origin import Token
+from manyhands.origin.node import FullNode
 from manyhands.origin.repair_plan import Event
 from manyhands.route.search import Offer
 
@@ -280,7 +280,7 @@ class LiveGauges(Collector):
         yield from self._sessions()
         yield from _spans(self._homes())
 
-    def _homes(self) -> list[Node]:
+    def _homes(self) -> list[FullNode]:
         """The nodes of this process that own requests; usually one."""
         return list({id(origin.node): origin.node for origin in self._gateway.origins.values()}.values())
 
@@ -338,7 +338,7 @@ class LiveGauges(Collector):
         yield _once(family)
 
 
-def _spans(homes: Iterable[Node]) -> Iterator[Metric]:
+def _spans(homes: Iterable[FullNode]) -> Iterator[Metric]:
     """What this process hosts itself."""
     labels = ("layers", "precision")
     sessions = GaugeMetricFamily("manyhands_span_sessions", "Sessions on a span of this process", labels=labels)
@@ -362,7 +362,7 @@ def known_offers(gateway: Gateway, model: str) -> list[Offer]:
     return [offer for offer in offers if (offer.info.model, offer.info.precision) == kind]
 
 
-def sessions_by_node(node: Node) -> dict[NodeId, int]:
+def sessions_by_node(node: FullNode) -> dict[NodeId, int]:
     """How many hops of this node's own sessions are on each node."""
     counts: dict[NodeId, int] = {}
     for session in node.sessions.values():

@@ -10,8 +10,8 @@ from manyhands.errors import BadRequest
 from manyhands.net.reach import Book, ReachTransport, reach_transport
 from manyhands.net.relay.relay import RelayLimits
 from manyhands.net.tls import TlsPolicy
-from manyhands.node import Node
 from manyhands.origin import Origin, OriginModel
+from manyhands.origin.node import FullNode
 from manyhands.swarm.directory import Directory
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.ticket import Ticket
@@ -29,7 +29,7 @@ def tls_node(
     is_ephemeral: bool = False,
     swarm: SwarmConfig | None = None,
     **options: Any,
-) -> Node:
+) -> FullNode:
     """A node with the key in `key_file` (default: $MANYHANDS_HOME/node.key), or with a key of its own.
 
     It speaks with whom `swarm` lets in; None: every member. Raises BadRequest if that is nobody.
@@ -40,7 +40,7 @@ def tls_node(
     def transport(hello: Callable[[Lane], Hello]) -> ReachTransport:
         return reach_transport(key.private_key, ticket.secret, hello, members=policy)
 
-    return Node(transport, key.private_key, **options)
+    return FullNode(transport, key.private_key, **options)
 
 
 def policy_of(swarm: SwarmConfig) -> TlsPolicy:
@@ -86,7 +86,7 @@ def member_transport(
 
 
 async def load_origin(
-    node: Node,
+    node: FullNode,
     folder: Path,
     precision: Precision,
     ends: EndsAt,

@@ -21,7 +21,7 @@ from manyhands.core import NodeAddr, Precision, Span
 from manyhands.errors import ManyhandsError
 
 if TYPE_CHECKING:
-    from manyhands.node import Node
+    from manyhands.origin.node import FullNode
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import Device
     from manyhands.worker.serve import SpanHost
@@ -174,7 +174,7 @@ async def _serve(job: _Job, ticket_text: str, worker: Any, as_json: bool, while_
         _say(as_json, "stopped")
 
 
-async def _offer_to_load(node: "Node", folder: Path, job: _Job, device: "Device") -> None:
+async def _offer_to_load(node: "FullNode", folder: Path, job: _Job, device: "Device") -> None:
     """Layers of the folder that this node would load when nobody else holds them."""
     from manyhands.checkpoint.config_fields import read_facts
     from manyhands.checkpoint.folder import read_entries
@@ -186,7 +186,7 @@ async def _offer_to_load(node: "Node", folder: Path, job: _Job, device: "Device"
 
 @contextlib.asynccontextmanager
 async def _api(
-    job: _Job, node: "Node", folder: Path, device: "Device", ticket: "Ticket", as_json: bool
+    job: _Job, node: "FullNode", folder: Path, device: "Device", ticket: "Ticket", as_json: bool
 ) -> AsyncIterator[None]:
     """With --api: the HTTP API while the block runs, over the nodes of the ticket, this one among them."""
     if job.api.addr is None:

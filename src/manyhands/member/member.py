@@ -24,7 +24,7 @@ from manyhands.member.neighbours import Neighbours, reachable, say_stranger
 from manyhands.net.reach import Book
 from manyhands.net.relay.tunnel import relayed
 from manyhands.net.transport import Link, Transport
-from manyhands.node import Node
+from manyhands.origin.node import FullNode
 from manyhands.swarm.announce import Announcer, Profile
 from manyhands.swarm.backends import backend_of
 from manyhands.swarm.directory import DirectoryRunner, Peer
@@ -107,7 +107,7 @@ class Member:
     ) -> None:
         self.key, self.ticket, self.config = key, ticket, config
         self.clock, self.unix_clock, self._suspended = clock, unix_clock, suspended
-        self.node = Node(
+        self.node = FullNode(
             lambda hello: make_transport(hello, self.book),
             key.private_key,
             name=config.name,
@@ -135,6 +135,7 @@ class Member:
         self.layer_s: dict[Span, float] = {}  # measured before the first request
         self.notes: list[str] = []  # for people: what is not as it should be
         self.is_leaving = False
+        self._registered: list[Callable[[], None]] = []  # undo what this member registered with its node
 
     def __repr__(self) -> str:
         return f"<Member {self.config.name} {self.id[:8]} of {self.ticket.name} {self.node}>"
@@ -153,9 +154,10 @@ class Member:
         except BaseException:
             await self.node.__aexit__(None, None, None)
             raise
-        self.node.directory = lambda node, body: self.directory.receive(self._peer(node), body)
-        self.node.on_linked = self._on_linked
-        self.node.on_unreachable = self._on_unreachable
+        self._registered = [
+            self.node.handle(DirectoryUpdate, self._on_update),
+            self.node.observe_links(linked=self._on_linked, unreachable=self._on_unreachable),
+        ]
         self.node.start(self._keep_linked())
         return self
 
@@ -163,7 +165,8 @@ class Member:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.is_leaving = True
-        self.node.directory, self.node.on_linked, self.node.on_unreachable = None, _ignore, _ignore
+        for undo in self._registered:
+            undo()
         try:
             await self.directory.__aexit__(kind, error, trace)
         finally:
@@ -350,7 +353,13 @@ class Member:
                 reason = error
         raise reason
 
+    def _on_update(self, message: DirectoryUpdate, link: Link) -> bool:
+        self.directory.receive(self._peer(link.peer), message.body)
+        return True
+
     def _on_linked(self, link: Link) -> None:
+        if link.lane != "control":
+            return
         said = link.hello.listen
         if said is not None and link.peer != self.id:
             self._met.pop(link.peer, None)
@@ -410,7 +419,3 @@ class Member:
             if not addr.host.startswith("iroh%"):
                 ticket = ticket.with_address(addr)
         return ticket
-
-
-def _ignore(_: object) -> None:
-    """Nobody listens any more."""

@@ -3,6 +3,7 @@
 text ─ ids ─ route ─ session ─ loop ─ ids ─ text
 
 origin.py   one model's requests on a node                 model.py    tokenizer, embedding and head of the model
+node.py     a node with every role                     sessions.py the open sessions of a node
 loop.py     the one place where a request advances         session.py  the open hops of a request: send, receive, reshape
 routes.py   the best route through the known nodes         route.py    a session's hops, their places and what they owe
 queue.py    requests that wait for a free node             answer.py   what the consumer gets

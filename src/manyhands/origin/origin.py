@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manyhands.core import UNPROVEN, Exactness, NodeAddr, NodeId, PathKind, SamplingParams, Span
 from manyhands.errors import BadRequest, Busy, ContextOverflow, ShardUnavailable
@@ -14,6 +14,7 @@ from manyhands.origin.draft import Drafter, NoDrafter, SuffixDrafter
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.loop import Generation, Request
 from manyhands.origin.model import Messages, OriginModel
+from manyhands.origin.node import FullNode
 from manyhands.origin.queue import RoomQueue
 from manyhands.origin.repair import RepairExecutor
 from manyhands.origin.route import Lease
@@ -25,16 +26,13 @@ from manyhands.swarm.directory import Directory
 from manyhands.text.detokenize import Detokenizer
 from manyhands.worker.execute import WIRE_DTYPES, Device
 
-if TYPE_CHECKING:
-    from manyhands.node import Node
-
 
 class Origin:
     """Owns the requests of one model on a node. `routes` finds who serves them, by `directory` and `addrs`."""
 
     def __init__(
         self,
-        node: "Node",
+        node: FullNode,
         model: OriginModel,
         device: Device,
         addrs: Sequence[NodeAddr],
@@ -115,7 +113,7 @@ class Origin:
                 yield token
         finally:
             self.routes.learn(session)
-            self.node.close_session(session)
+            self.node.requests.close(session)
             self.waiting.released()
 
     def drafter(self, mode: str = "") -> Drafter:
@@ -130,7 +128,7 @@ class Origin:
         (Busy, if one was full), once no other route is left.
         """
         if route is not None:
-            return tuple(route), await self.node.open_session(route, lease)
+            return tuple(route), await self.node.requests.open(route, lease)
         return await self.waiting.run(lambda: self._open_best(lease), self.node.request.patience_s)
 
     async def _open_best(self, lease: Lease) -> tuple[tuple[Offer, ...], Session]:
@@ -139,7 +137,7 @@ class Origin:
         found = await self.routes.find(num_tokens=lease.capacity)
         while True:
             try:
-                return found, await self.node.open_session(found, lease)
+                return found, await self.node.requests.open(found, lease)
             except ShardUnavailable as refusal:
                 if refusal.node is None:
                     raise

@@ -6,11 +6,12 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manyhands.core import NodeAddr, NodeId, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.origin.model import OriginModel
+from manyhands.origin.node import FullNode
 from manyhands.origin.route import Hop, Lease
 from manyhands.origin.session import Session
 from manyhands.route.learn import Learned
@@ -18,9 +19,6 @@ from manyhands.route.search import Offer, Terms, find_route, gaps_of
 from manyhands.swarm.directory import Directory
 from manyhands.swarm.members import is_local
 from manyhands.swarm.record import Record
-
-if TYPE_CHECKING:
-    from manyhands.node import Node
 
 # How long a repair that finds nobody waits for nodes to answer a dial: those that are back answer at once.
 LOOK_AROUND_S = 2.0
@@ -37,7 +35,7 @@ class Routes:
     asked. Repairs look for replacements here, too (origin/standby_search.py:Surroundings)."""
 
     def __init__(
-        self, node: "Node", model: OriginModel, addrs: Sequence[NodeAddr], directory: Directory | None = None
+        self, node: FullNode, model: OriginModel, addrs: Sequence[NodeAddr], directory: Directory | None = None
     ) -> None:
         self._node, self._model = node, model
         self.addrs = list(addrs)
@@ -69,7 +67,7 @@ class Routes:
 
     def _linked_offers(self, excluded: Collection[NodeId]) -> tuple[list[Offer], list[Offer]]:
         """What linked nodes offer: those that did not fail lately, and those that did."""
-        told = self._node.known_offers(self.addrs, excluded)
+        told = self._node.requests.known_offers(self.addrs, excluded)
         if self._directory is None:
             return told, []
         linked = _offers_of(r for r in self._records(excluded) if self._is_linked(r.node))
@@ -126,14 +124,14 @@ class Routes:
         with contextlib.suppress(ShardUnavailable, TimeoutError):
             async with asyncio.timeout(LOOK_AROUND_S):
                 if self.addrs:
-                    await self._node.survey(self.addrs)
+                    await self._node.requests.survey(self.addrs)
                 elif self._directory is not None:
                     async with self._directory.changed:
                         await self._directory.changed.wait()
 
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
         """Links to a hop. Raises ShardUnavailable."""
-        hop = await self._node.connect(index, offer, num_hops, lease)
+        hop = await self._node.requests.connect(index, offer, num_hops, lease)
         if offer.node in self.evicted:  # while we connected
             refusal = ShardUnavailable(f"hop {index} ({offer.name}) was evicted")
             refusal.node = offer.node
@@ -177,7 +175,7 @@ class Routes:
         """
         if self._directory is None:
             # Who has just been excluded may be frozen: asking it again would take the deadline.
-            offers = await (self.offers(excluded) if excluded else self._node.survey(self.addrs))
+            offers = await (self.offers(excluded) if excluded else self._node.requests.survey(self.addrs))
             return self.choose([o for o in offers if o.node not in self.evicted])
         try:
             return self.choose(await self.offers(excluded), num_tokens)

@@ -17,6 +17,7 @@ from typing import Final
 from manyhands.core import ModelId, NodeId, Precision, Span
 from manyhands.errors import BadRequest, Conflict, LinkClosed, ManyhandsError, ShardUnavailable, WeightsMismatch
 from manyhands.net.transport import Link
+from manyhands.node import Node
 from manyhands.wire.message import Reassign, Reassigned
 
 ANSWER_S: Final = 5.0  # for an answer, which is a decision and not a move
@@ -87,7 +88,7 @@ def _check_owners_will(mine: Standing) -> None:
 
 
 class Orders:
-    """Both sides of orders on one node. The node feeds it what arrives on control links."""
+    """Both sides of orders on one node."""
 
     def __init__(self) -> None:
         self.obey: Obey = _refuse
@@ -98,6 +99,12 @@ class Orders:
 
     def __repr__(self) -> str:
         return f"<Orders asked={len(self._asked)}>"
+
+    def register(self, node: Node) -> None:
+        """Take orders and their answers as they arrive on control links."""
+        node.handle(Reassign, self.on_asked)
+        node.handle(Reassigned, self.on_answer)
+        node.observe_links(lost=self.on_lost)
 
     async def ask(self, link: Link, model: ModelId, precision: Precision, span: Span, *, is_forced: bool) -> str:
         """Ask the node at `link` to serve `span`; returns what it says that it does. Deadline: ANSWER_S.
@@ -121,13 +128,13 @@ class Orders:
             raise _REFUSALS.get(told.code, Conflict)(told.detail)
         return told.detail
 
-    def on_asked(self, order: Reassign, link: Link) -> None:
+    def on_asked(self, order: Reassign, link: Link) -> bool:
         """Decide and answer, or, in a flood, neither."""
         now = asyncio.get_running_loop().time()
         is_hasty = now < self._paused_until
         self._num_hasty = self._num_hasty + 1 if is_hasty else 0
         if self._num_hasty > MAX_HASTY:
-            return
+            return True
         try:
             if is_hasty:
                 raise Conflict(f"asked again within {PAUSE_S:g} s: wait a moment")
@@ -137,12 +144,14 @@ class Orders:
             answer = Reassigned(order.request, error.code, str(error))
         with suppress(LinkClosed):
             link.send(answer)
+        return True
 
-    def on_answer(self, answer: Reassigned, link: Link) -> None:
-        """What nobody asked for, or another node answers, is ignored."""
+    def on_answer(self, answer: Reassigned, link: Link) -> bool:
+        """An answer without a question, or from another node, is ignored."""
         asked, future = self._asked.get(answer.request, (None, None))
         if future is not None and asked is link and not future.done():
             future.set_result(answer)
+        return True
 
     def on_lost(self, link: Link, reason: str) -> None:
         for asked, future in self._asked.values():

@@ -18,8 +18,8 @@ from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, NodeAddr, NodeId, Precision, Span, parse_cut
 from manyhands.net.memory import MemoryNetwork
 from manyhands.net.transport import Transport
-from manyhands.node import Node
 from manyhands.origin import Origin, OriginModel
+from manyhands.origin.node import FullNode
 from manyhands.wire.message import Hello, Lane
 from manyhands.worker.execute import Device
 
@@ -32,7 +32,7 @@ class MemorySwarm:
 
     network: MemoryNetwork
     origin: Origin
-    hops: list[Node]
+    hops: list[FullNode]
     addrs: list[NodeAddr]
 
 
@@ -47,14 +47,14 @@ def node_id(name: str) -> NodeId:
     return NodeId(node_key(name).public_key().public_bytes_raw().hex())
 
 
-def memory_node(network: MemoryNetwork, name: str, wrap: Wrap | None = None, **options: object) -> Node:
+def memory_node(network: MemoryNetwork, name: str, wrap: Wrap | None = None, **options: object) -> FullNode:
     """A node on `network`; `wrap` may put an emulated WAN around its transport."""
 
     def make(hello: Callable[[Lane], Hello]) -> Transport:
         transport: Transport = network.transport(node_id(name), hello)
         return wrap(transport) if wrap else transport
 
-    return Node(make, node_key(name), name=name, **options)  # type: ignore[arg-type]
+    return FullNode(make, node_key(name), name=name, **options)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
@@ -78,7 +78,7 @@ async def memory_swarm(
     spans = serving + [Span.parse(spare) for spare in spares]
     async with AsyncExitStack() as stack:
         network = MemoryNetwork()
-        hops: list[Node] = []
+        hops: list[FullNode] = []
         addrs: list[NodeAddr] = []
         for index, span in enumerate(spans):
             node = await stack.enter_async_context(memory_node(network, f"n{index}", wrap, worker=worker))

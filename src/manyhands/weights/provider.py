@@ -15,6 +15,7 @@ from manyhands.checkpoint.folder import FILES, MANIFEST
 from manyhands.core import ModelId, NodeId
 from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net.transport import Link
+from manyhands.node import Node
 from manyhands.wire.message import MAX_CHUNK_BYTES, Part, WeightRequest, WeightsChunk, WeightsNotFound
 
 OFFERED: Final = FILES | {"config.json", MANIFEST}
@@ -63,7 +64,7 @@ class _Asked:
 
 
 class WeightClient:
-    """The requests that a node has under way. The node feeds it what arrives on bulk links."""
+    """The requests for weights that a node has under way."""
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -71,6 +72,12 @@ class WeightClient:
 
     def __repr__(self) -> str:
         return f"<WeightClient under_way={len(self._asked)}>"
+
+    def register(self, node: Node) -> None:
+        """Take the answers as they arrive on bulk links."""
+        node.handle(WeightsChunk, self.on_answer)
+        node.handle(WeightsNotFound, self.on_answer)
+        node.observe_links(lost=self.on_lost)
 
     def ask(self, link: Link, model: ModelId, part: Part, name: str, offset: int, length: int) -> "_Asked":
         """Send a request. Cancel the answer to forget it. Raises LinkClosed."""
@@ -81,10 +88,11 @@ class WeightClient:
         asked.answer.add_done_callback(lambda _: self._asked.pop(want.request, None))
         return asked
 
-    def on_answer(self, answer: WeightsChunk | WeightsNotFound, link: Link) -> None:
+    def on_answer(self, answer: WeightsChunk | WeightsNotFound, link: Link) -> bool:
         asked = self._asked.get(answer.request)
         if asked is not None and asked.link is link and not asked.answer.done():
             asked.answer.set_result(answer)
+        return True
 
     def on_lost(self, link: Link, reason: str) -> None:
         for asked in list(self._asked.values()):

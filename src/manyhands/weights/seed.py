@@ -20,6 +20,7 @@ from manyhands.checkpoint.manifest import build_manifest, config_digest
 from manyhands.core import ModelId, NodeId
 from manyhands.errors import BadRequest, Damaged, LinkClosed, ManyhandsError, ModelError
 from manyhands.net.transport import Link
+from manyhands.node import Node
 from manyhands.weights.blocks import ProvenStretch
 from manyhands.weights.provider import MAX_FILE_BYTES
 from manyhands.wire.message import WeightRequest, WeightsChunk, WeightsNotFound
@@ -92,6 +93,14 @@ class WeightServer:
 
     def close(self) -> None:
         self._reader.shutdown(wait=False)
+
+    def register(self, node: Node) -> None:
+        """Take requests as they arrive on bulk links."""
+        node.handle(WeightRequest, self._on_request)
+
+    def _on_request(self, want: WeightRequest, link: Link) -> bool:
+        self.on_want(want, link)
+        return True
 
     def on_want(self, want: WeightRequest, link: Link) -> None:
         """Queue a request of `link`'s peer; one with too many loses the link."""

@@ -14,11 +14,12 @@ from typing import Any
 
 from manyhands.checkpoint.manifest import Manifest, build_manifest
 from manyhands.config import WorkerConfig
-from manyhands.core import NodeAddr, NodeId, Precision, SamplingParams, Span, SpanInfo
+from manyhands.core import ORIGIN_HOP, NodeAddr, NodeId, Precision, SamplingParams, Span, SpanInfo
 from manyhands.errors import BadRequest, Busy, LinkClosed, ManyhandsError, ShardUnavailable
 from manyhands.net.pool import CONNECT_TIMEOUT_S, LinkPool
 from manyhands.net.transport import Link, try_send
-from manyhands.wire.message import Fault, Feed, Open
+from manyhands.node import Node
+from manyhands.wire.message import Close, Credit, Fault, Feed, Open, Probe, Step
 from manyhands.wire.signed import Serials, is_signed
 from manyhands.worker.allotment import Allotment
 from manyhands.worker.execute import Device, Draws, SpanModel
@@ -142,6 +143,55 @@ class Worker:
             host.drain()
         for host in self.hosts:
             await host.emptied()
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def register(self, node: Node) -> None:
+        """Take the messages for the spans of this node, and hear of links that come and go."""
+        node.handle(Open, self._on_open)
+        node.handle(Feed, self._on_feed)
+        node.handle(Step, self._on_step)
+        node.handle(Credit, self._on_credit)
+        node.handle(Close, self._on_close)
+        node.handle(Probe, self._on_probe)
+        node.observe_links(linked=self._on_linked, lost=lambda link, reason: self.on_lost(link))
+
+    def _on_linked(self, link: Link) -> None:
+        for host in self.hosts:
+            host.on_linked(link)
+
+    def _on_open(self, message: Open, link: Link) -> bool:
+        self.on_open(message, link)
+        return True
+
+    def _on_feed(self, message: Feed, link: Link) -> bool:
+        self.on_feed(message, link)
+        return True
+
+    def _on_step(self, message: Step, link: Link) -> bool:
+        for host in self.hosts:
+            if (place := host.find(message.session, message.hop)) is not None:
+                host.step(place, message, link)
+                return True
+        return False
+
+    def _on_credit(self, message: Credit, link: Link) -> bool:
+        sender = message.hop if message.hop == ORIGIN_HOP else message.hop - 1
+        for host in self.hosts:
+            if (place := host.find(message.session, sender)) is not None and place.successor.peer == link.peer:
+                host.credit(place, message.steps, message.epoch)
+                return True
+        return False
+
+    def _on_close(self, message: Close, link: Link) -> bool:
+        for host in self.hosts:
+            host.close(message.session, link.peer)
+        return True
+
+    def _on_probe(self, message: Probe, link: Link) -> bool:
+        for host in self.hosts:
+            host.report(message, link.peer)
+        return True
 
     # -- what peers ask -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,185 @@
+"""The sessions that a node owns: offers of nodes, links to them, open sessions, and the messages that belong to them."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from manyhands.config import RequestConfig
+from manyhands.core import ORIGIN_HOP, NodeAddr, NodeId, SessionId, SpanInfo
+from manyhands.errors import LinkClosed, ShardUnavailable
+from manyhands.net.pool import CONNECT_TIMEOUT_S
+from manyhands.net.transport import Link
+from manyhands.node import Node
+from manyhands.origin.route import Hop, Lease
+from manyhands.origin.session import Session
+from manyhands.route.offer import Offer, refuse_twins
+from manyhands.wire.message import Credit, Fault, Opened, Progress, Step
+from manyhands.wire.signed import Signer
+from manyhands.worker.owners import Owners
+
+
+class Sessions:
+    """`open` gives a session and `close` frees it. `owners`: whose sessions the spans of this node hold."""
+
+    def __init__(self, node: Node, key: Ed25519PrivateKey, owners: Owners, request: RequestConfig) -> None:
+        self.request = request
+        self.active: dict[SessionId, Session] = {}
+        self._node, self._owners, self._signer = node, owners, Signer(key)
+        self._loaded: dict[NodeId, set[SpanInfo]] = {}  # what peers have loaded for sessions of ours since their Hello
+
+    def register(self) -> None:
+        """Take the messages of these sessions, before the spans of this node take theirs."""
+        self._node.handle(Step, self._on_step)
+        self._node.handle(Credit, self._on_credit)
+        self._node.handle(Opened, self._on_opened)
+        self._node.handle(Progress, self._on_progress)
+        self._node.handle(Fault, self._on_fault)
+        self._node.observe_links(linked=self._on_linked, lost=self._on_lost)
+
+    # -- which nodes offer what ---------------------------------------------------------------------------------------
+
+    async def survey(self, addrs: Sequence[NodeAddr]) -> list[Offer]:
+        """What the nodes at `addrs` host. Nodes that do not answer are left out; if none does, raises ShardUnavailable."""
+        answers = await asyncio.gather(*(self._ask(addr) for addr in addrs), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, LinkClosed | TimeoutError):
+                raise answer
+        reached = [offer for answer in answers if isinstance(answer, list) for offer in answer]
+        refuse_twins(reached)
+        if not any(isinstance(answer, list) for answer in answers):
+            reasons = "; ".join(
+                str(answer) or f"{addr}: no answer" for addr, answer in zip(addrs, answers, strict=True)
+            )
+            raise ShardUnavailable(f"no node of the ticket can be reached: {reasons or 'it names no address'}")
+        return reached
+
+    async def _ask(self, addr: NodeAddr) -> list[Offer]:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            link = await self._node.pool.get(addr, "control")
+        return self._offers_of(addr, link)
+
+    def _offers_of(self, addr: NodeAddr, link: Link) -> list[Offer]:
+        """What the peer said it hosts, and what it has loaded for us since."""
+        at = NodeAddr(addr.host, addr.port, link.peer)
+        spans = (*link.hello.spans, *sorted(self._loaded.get(link.peer, ()), key=lambda info: info.span))
+        return [Offer(at, link.peer, link.hello.name, info) for info in spans]
+
+    def known_offers(self, addrs: Sequence[NodeAddr], excluded: Collection[NodeId]) -> list[Offer]:
+        """What the nodes at `addrs` said they host, of those that a control link is open to now."""
+        links = [(addr, self._node.pool.find_at(addr, "control")) for addr in addrs]
+        usable = [(addr, link) for addr, link in links if link is not None and link.peer not in excluded]
+        return [offer for addr, link in usable for offer in self._offers_of(addr, link)]
+
+    # -- sessions -----------------------------------------------------------------------------------------------------
+
+    async def open(self, route: Sequence[Offer], lease: Lease) -> Session:
+        """Open a session on every hop of `route`. The caller closes it with `close`.
+
+        Raises Busy, WeightsMismatch, BadRequest, ShardUnavailable, PipelineStalled as the hops answer.
+        """
+        hops = await asyncio.gather(*(self.connect(i, offer, len(route), lease) for i, offer in enumerate(route)))
+        session = Session(self._signer, hops, lease, self.request, self._node.watch.late_s)
+        self.active[session.id] = session
+        self._owners.hold(session.id, self._node.transport.node)
+        try:
+            await session.open()
+        except BaseException:
+            self.close(session)
+            raise
+        return session
+
+    async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
+        """Links to hop `index` of a route. Deadline: CONNECT_TIMEOUT_S. Raises ShardUnavailable."""
+        needs_data = lease.path == "star" or index in (0, num_hops - 1)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                control = await self._node.pool.get(offer.addr, "control")
+                data = await self._node.pool.get(offer.addr, "data") if needs_data else None
+        except (LinkClosed, TimeoutError) as error:
+            self._node.note_unreachable(offer.node, [offer.addr])
+            refusal = ShardUnavailable(f"hop {index} ({offer.name} at {offer.addr}) cannot be reached: {error}")
+            refusal.node = offer.node
+            raise refusal from error
+        return Hop(offer, control, data, self.request.window)
+
+    def close(self, session: Session) -> None:
+        """Free the session on every hop at once. Harmless when repeated."""
+        if self.active.pop(session.id, None) is not None:
+            self._owners.release(session.id)
+        session.close()
+
+    def close_all(self) -> None:
+        """Close every session: the node stops."""
+        for session in list(self.active.values()):
+            session.close()
+
+    # -- links and messages -------------------------------------------------------------------------------------------
+
+    def _on_linked(self, link: Link) -> None:
+        for session in self.active.values():
+            session.on_linked(link)
+
+    def _on_lost(self, link: Link, reason: str) -> None:
+        if link.lane == "control":
+            self._loaded.pop(link.peer, None)
+        for session in list(self.active.values()):
+            session.on_lost(link, reason)
+
+    def _on_step(self, message: Step, link: Link) -> bool:
+        """Steps for the origin, and in a star those that it is to send on. A step for a hop on this node is the worker's."""
+        session = self.active.get(message.session)
+        if session is None:
+            return False
+        is_to_forward = session.route.lease.path == "star" and link.peer != self._node.transport.node
+        if message.hop != ORIGIN_HOP and not is_to_forward:
+            return False
+        session.on_step(message, link)
+        return True
+
+    def _on_credit(self, message: Credit, link: Link) -> bool:
+        """Credits for what this origin sent: in a ring hop 0's. A hop on this node gets the next hop's."""
+        session = self.active.get(message.session)
+        if session is None:
+            return False
+        is_mine = message.hop == 0 or session.route.lease.path == "star"
+        if not (is_mine and session.route.is_from(message.hop, link)):
+            return False
+        session.on_credit(message)
+        return True
+
+    def _on_opened(self, message: Opened, link: Link) -> bool:
+        session = self.active.get(message.session)
+        if session is None:
+            return False
+        if session.standbys.is_from(message.hop, link):
+            session.standbys.on_answer(message)
+        elif session.route.is_from(message.hop, link):
+            self._note_loaded(session.route.hops[message.hop].offer)
+            session.on_opened(message)
+        return True
+
+    def _on_progress(self, message: Progress, link: Link) -> bool:
+        session = self.active.get(message.session)
+        if session is None:
+            return False
+        if session.standbys.is_from(message.hop, link):
+            session.standbys.on_answer(message)
+        elif session.route.is_from(message.hop, link):
+            session.on_progress(message)
+        return True
+
+    def _on_fault(self, message: Fault, link: Link) -> bool:
+        session = self.active.get(message.session)
+        if session is None:
+            return False
+        if session.standbys.is_from(message.hop, link):
+            session.standbys.on_answer(message)
+        elif session.route.is_from(message.hop, link):
+            session.on_fault(message)
+        return True
+
+    def _note_loaded(self, offer: Offer) -> None:
+        if not offer.info.is_loaded:
+            self._loaded.setdefault(offer.node, set()).add(replace(offer.info, is_loaded=True))
