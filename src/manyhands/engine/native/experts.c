@@ -27,19 +27,30 @@ int64_t plan_expert_floats(const Plan *plan, const Op *op)
 
 static const float *bias_of(Tensor tensor, int64_t expert, int64_t n) { return tensor.data ? (const float *)tensor.data + expert * n : 0; }
 
-/* Pairs from `first` on, one row of steps behind the other. */
-static Source rows_from(float *rows, int64_t first, int64_t count, int64_t depth)
+/* The pairs of an expert in use, of all its rows a step before the next. */
+static Source pairs_of(const Mixture *m, int64_t used, float *rows, int64_t depth)
 {
-    return (Source){rows + first * depth * DEPTH, count, depth, 0, depth * DEPTH, DEPTH};
+    return few_rows(rows + m->starts[used] * depth * DEPTH, m->starts[used + 1] - m->starts[used], depth);
+}
+
+/* Rounds one pair's row into the pairs of its expert. */
+static void prepare_pair(const Mixture *m, int64_t pair, const float *x, int64_t width, float *rows, int64_t depth)
+{
+    int64_t used = 0, end = m->num_used;
+    while (end - used > 1) {
+        int64_t middle = (used + end) / 2;
+        m->starts[middle] <= pair ? (used = middle) : (end = middle);
+    }
+    Source to = pairs_of(m, used, rows, depth);
+    m->plan->kernels->prepare(x, 0, width, m->plan->rounds, &to, pair - m->starts[used], 1);
 }
 
 static void gather_task(const void *argument, int64_t pair, void *scratch)
 {
     const Mixture *m = argument;
     int64_t source = m->op->numbers[0], row = m->first + m->owners[pair] / m->op->numbers[4], width = m->plan->widths[source];
-    Source to = rows_from(m->sources, pair, 1, m->depth);
     (void)scratch;
-    m->plan->kernels->prepare(row_of(m->plan, source, row), width, width, m->plan->rounds, &to, 0, 1);
+    prepare_pair(m, pair, row_of(m->plan, source, row), width, m->sources, m->depth);
 }
 
 /* Panels of one expert's matrix over its pairs. which: 0 gate, 1 up, 2 down. */
@@ -53,7 +64,8 @@ static void multiply_pairs(const Mixture *m, int64_t used, int which, int64_t pa
                      .bias = bias_of(m->op->tensors[3 + which], expert, columns)};
     float *out = which == 0 ? m->gates : which == 1 ? m->ups : m->results;
     for (int64_t at = first; at < first + count; at += CHUNK) {
-        Source source = rows_from(which == 2 ? m->inners : m->sources, at, at_most(first + count - at, CHUNK), depth);
+        Source source = pairs_of(m, used, which == 2 ? m->inners : m->sources, depth);
+        source.rows += (at - first) * source.row_step, source.count = at_most(first + count - at, CHUNK);
         m->plan->kernels->product(&matrix, &source, panel, end, out + at * whole(columns), whole(columns), scratch);
     }
 }
@@ -82,8 +94,7 @@ static void gate_task(const void *argument, int64_t pair, void *scratch)
     (void)scratch;
     m->plan->kernels->gate(gate, m->ups + pair * whole(m->inner), gate, m->inner, m->op->numbers[7], (float)reals[0], (float)reals[1],
                            (float)reals[2]);
-    Source to = rows_from(m->inners, pair, 1, m->inner_depth);
-    m->plan->kernels->prepare(gate, m->inner, m->inner, m->plan->rounds, &to, 0, 1);
+    prepare_pair(m, pair, gate, m->inner, m->inners, m->inner_depth);
 }
 
 static void sum_task(const void *argument, int64_t row, void *scratch)

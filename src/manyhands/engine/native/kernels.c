@@ -432,8 +432,7 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
         Source source = few_rows(scratch, count, depth);
         for (int64_t r = 0; r < count; r++) {
             int64_t row = (first + r) / kind->groups, head = (first + r) % kind->groups;
-            prepare(queries + row * query_stride + head * kind->width - r * kind->width, kind->width, kind->width, kind->rounds, &source, r,
-                    1);
+            prepare(queries + row * query_stride + head * kind->width, 0, kind->width, kind->rounds, &source, r, 1);
         }
         attend_tile(kind, scratch, first, count, cache, position, sinks, turned, sums, max, total);
         for (int64_t r = 0; r < count; r++) {
