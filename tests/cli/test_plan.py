@@ -14,7 +14,6 @@ from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.place import measure
 from manyhands.place.measure import Speed
 from manyhands.place.shape import look_up
-from manyhands.place.strategy import PROCESS_BYTES
 
 # What the process takes, and a layer of "tales" with its cache, both of which depend on the CPU.
 SHAPE = look_up("tales", "bf16", Path()).shape
@@ -49,7 +48,7 @@ def run(*arguments: str) -> str:
 def room(num_layers: int, tokens: int = SHAPE.context, *, with_ends: bool = False) -> str:
     """Memory for so many layers and half a layer more, as --memory takes it."""
     cached = SHAPE.span_bytes(Span(0, num_layers), tokens) + SHAPE.layer_bytes[0] // 2
-    return str(PROCESS_BYTES + cached + (SHAPE.ends_bytes if with_ends else 0))
+    return str(SHAPE.process_bytes + cached + (SHAPE.ends_bytes if with_ends else 0))
 
 
 def machines(tmp_path: Path, desk: str = room(3, 256, with_ends=True), nas: str = room(9, 256)) -> str:
@@ -85,7 +84,7 @@ def test_a_file_of_machines_and_json(tmp_path: Path) -> None:
     assert said["plans"][0]["tokens_per_s"] == pytest.approx(1 / said["plans"][0]["token_s"])
     missing = json.loads(run("tales", "--memory", room(5, with_ends=True), "--json"))["missing"]
     assert missing["layers"] == "5-11"
-    assert missing["needs_bytes"] == PROCESS_BYTES + SHAPE.span_bytes(Span(5, 12), SHAPE.context)
+    assert missing["needs_bytes"] == SHAPE.process_bytes + SHAPE.span_bytes(Span(5, 12), SHAPE.context)
 
 
 def test_strategies_are_planned_too(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from manyhands.member.weights import Weights, weights_of
 from manyhands.net.memory import MemoryNetwork
 from manyhands.net.transport import Transport
 from manyhands.origin import Origin, OriginModel
-from manyhands.place.strategy import PROCESS_BYTES
+from manyhands.place.shape import PROCESS_BYTES
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.ticket import Ticket
 from manyhands.testing.faults import Faults
@@ -99,7 +99,7 @@ async def town(folder: Path, home: Path) -> AsyncIterator[Town]:
 
 def room_for(weights: Weights, num_layers: int) -> int:
     """A budget that holds so many layers and not one more."""
-    return PROCESS_BYTES + weights.shape.span_bytes(Span(0, num_layers), TOKENS)
+    return weights.shape.process_bytes + weights.shape.span_bytes(Span(0, num_layers), TOKENS)
 
 
 def spans(member: Member) -> dict[str, list[str]]:

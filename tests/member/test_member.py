@@ -13,7 +13,8 @@ from manyhands.errors import BadRequest, Conflict, ShardUnavailable, WeightsMism
 from manyhands.member.hosting import Hosting, provider_of
 from manyhands.member.view import missing_spans
 from manyhands.member.weights import kinds_of, weights_in, weights_of
-from manyhands.place.strategy import PROCESS_BYTES, size
+from manyhands.place.shape import look_up
+from manyhands.place.strategy import size
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.worker.execute import Device
@@ -149,7 +150,8 @@ def test_layers_beyond_the_model_or_the_budget_are_refused(stage: Stage) -> None
         with pytest.raises(BadRequest, match="has layers 0-5"):
             await place.host(0, span=Span(4, 9))
         with pytest.raises(BadRequest, match="give more, or fewer layers"):
-            await place.host(1, span=Span(0, 6), memory_bytes=PROCESS_BYTES + 100_000)
+            room = look_up(str(place.folder), "bf16", place.home).shape.process_bytes + 100_000
+            await place.host(1, span=Span(0, 6), memory_bytes=room)
         with pytest.raises(BadRequest, match="holds no layer"):
             await place.host(2, memory_bytes=1000)
 
@@ -467,7 +469,7 @@ def test_the_view_tells_what_is_missing_and_what_is_held_once(stage: Stage) -> N
         hosting = await place.host(0, span=Span(0, 3))
         view = hosting.view()
         line = str(view["missing"])
-        needed = PROCESS_BYTES + hosting.weights.shape.span_bytes(Span(3, 6), TOKENS)
+        needed = hosting.weights.shape.process_bytes + hosting.weights.shape.span_bytes(Span(3, 6), TOKENS)
         named = size(needed, is_limit=True)
         assert f"tiny: layers 3-5 are held by nobody: one more machine with {named} would" in line
         await place.host(1, span=Span(2, 6))

@@ -4,8 +4,7 @@ from typing import Any
 
 from manyhands.place.machines import Fleet, Machine
 from manyhands.place.plan import Task
-from manyhands.place.shape import ModelShape
-from manyhands.place.strategy import PROCESS_BYTES
+from manyhands.place.shape import PROCESS_BYTES, ModelShape
 
 MB = 1_000_000
 

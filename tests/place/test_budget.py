@@ -8,7 +8,8 @@ from manyhands.config import WorkerConfig
 from manyhands.core import Span
 from manyhands.errors import BadRequest
 from manyhands.place.budget import MIN_CACHE_BYTES, MemoryBudget
-from manyhands.place.strategy import PROCESS_BYTES, size
+from manyhands.place.shape import PROCESS_BYTES
+from manyhands.place.strategy import size
 from tests.place.fleet import MB, shape
 
 TOKENS, CACHE = 1000, 20_000  # 20 MB of cache beside the 100 MB of a layer

@@ -13,7 +13,8 @@ from manyhands.errors import BadRequest, CutError
 from manyhands.place import plan as planning
 from manyhands.place.machines import Fleet, Machine
 from manyhands.place.plan import PlacementPlan, Task, advice, evaluate, find_plans, place
-from manyhands.place.strategy import PROCESS_BYTES, size
+from manyhands.place.shape import PROCESS_BYTES
+from manyhands.place.strategy import size
 from tests.place.fleet import MB, machine, shape, task
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from manyhands.core import Span, check_cover
 from manyhands.errors import BadRequest, CutError
 from manyhands.place.machines import Machine
+from manyhands.place.shape import PROCESS_BYTES
 from manyhands.place.strategy import (
-    PROCESS_BYTES,
     Holding,
     assign,
     check_budget,

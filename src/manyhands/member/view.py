@@ -8,7 +8,7 @@ from manyhands.config import DIRECTORIES
 from manyhands.core import EdgeHealth, NodeId, Span
 from manyhands.member.weights import ServedModel, kinds_of
 from manyhands.place.shape import ModelShape
-from manyhands.place.strategy import PROCESS_BYTES, Holding, coverage, gaps, size
+from manyhands.place.strategy import Holding, coverage, gaps, size
 from manyhands.swarm.record import Record
 
 
@@ -54,7 +54,7 @@ def say_missing(spans: Sequence[Span], shape: ModelShape | None, tokens: int) ->
     line = f"layers {named} {'is' if len(spans) == 1 and len(spans[0]) == 1 else 'are'} held by nobody"
     if shape is None:
         return line
-    needed = PROCESS_BYTES + sum(shape.span_bytes(span, tokens) for span in spans)
+    needed = shape.process_bytes + sum(shape.span_bytes(span, tokens) for span in spans)
     return f"{line}: one more machine with {size(needed, is_limit=True)} would complete it (manyhands join)"
 
 

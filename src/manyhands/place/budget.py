@@ -7,7 +7,7 @@ from typing import Final
 from manyhands.core import Span
 from manyhands.errors import BadRequest
 from manyhands.place.shape import ModelShape
-from manyhands.place.strategy import PROCESS_BYTES, size
+from manyhands.place.strategy import size
 
 MIN_CACHE_BYTES: Final = 1 << 20
 LOG_SHARE: Final = 4  # one part in so many of what weights leave may be output logs
@@ -46,7 +46,7 @@ class MemoryBudget:
         if span.end > self.shape.num_layers:
             raise BadRequest(f"--layers {span}: {self.shape.name} has layers 0-{self.shape.num_layers - 1}")
         if not self.fits(span):
-            needed = PROCESS_BYTES + self._ends_bytes + self.shape.span_bytes(span, self.tokens)
+            needed = self.shape.process_bytes + self._ends_bytes + self.shape.span_bytes(span, self.tokens)
             raise BadRequest(
                 f"layers {span} of {self.shape.name} take {size(needed)}, --memory is {size(self.memory_bytes)}: "
                 "give more, or fewer layers"
@@ -58,4 +58,9 @@ class MemoryBudget:
 
     def _room(self, held: Collection[Span]) -> int:
         """Bytes that are left beside the weights of `held`."""
-        return self.memory_bytes - PROCESS_BYTES - self._ends_bytes - sum(self.shape.span_bytes(s, 0) for s in held)
+        return (
+            self.memory_bytes
+            - self.shape.process_bytes
+            - self._ends_bytes
+            - sum(self.shape.span_bytes(s, 0) for s in held)
+        )

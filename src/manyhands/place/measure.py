@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from manyhands.core import Precision, Span
 from manyhands.place.machines import AWAKE_S, DOZE_S, Machine
 from manyhands.place.shape import Checkpoint, ModelShape
-from manyhands.place.strategy import PROCESS_BYTES
 from manyhands.route.cost import HOP_OVERHEAD_S
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ def measure_speed(model: Checkpoint) -> Speed:
     largest = max(shape.layer_bytes)
     count = min(shape.num_layers, max(2, SAMPLE_BYTES // largest))
     copies = 2 if folder else 3  # packed from what is mapped; or made, written and then packed
-    if PROCESS_BYTES + copies * (shape.ends_bytes + count * largest) > available_memory():
+    if shape.process_bytes + copies * (shape.ends_bytes + count * largest) > available_memory():
         return _speed_by_bandwidth(shape)
     if folder is not None:
         return _speed_of_folder(folder, count, shape.precision)

@@ -18,7 +18,7 @@ from manyhands.core import Span
 from manyhands.errors import BadRequest
 from manyhands.place.machines import Fleet, Machine
 from manyhands.place.shape import ModelShape
-from manyhands.place.strategy import PROCESS_BYTES, Strategy, assign, layers_that_fit, size
+from manyhands.place.strategy import Strategy, assign, layers_that_fit, size
 from manyhands.place.tour import AllTours, Ways, improve, insert
 from manyhands.route.cost import SpanCost, prefill_s, token_s
 
@@ -104,10 +104,10 @@ class Task:
             raise BadRequest(f"a prompt of {self.prompt} of {self.tokens} tokens: it must be between 1 and all of them")
         if self.shape.context and self.tokens > self.shape.context:
             raise BadRequest(f"{self.tokens} tokens exceed the model's context of {self.shape.context}: plan for fewer")
-        if self.origin.memory_bytes < PROCESS_BYTES + self.shape.ends_bytes:
+        if self.origin.memory_bytes < self.shape.process_bytes + self.shape.ends_bytes:
             raise BadRequest(
                 f"{self.origin.name} has {size(self.origin.memory_bytes)}: too little for the origin, whose process takes "
-                f"{size(PROCESS_BYTES)} and embedding and head {size(self.shape.ends_bytes)}; name another origin"
+                f"{size(self.shape.process_bytes)} and embedding and head {size(self.shape.ends_bytes)}; name another origin"
             )
 
     @property
@@ -175,7 +175,7 @@ def evaluate(task: Task, hops: Sequence[tuple[Machine, Span]]) -> PlacementPlan:
             span,
             cost.step_s(num_layers),
             leg.seconds(shape.hidden_bytes),
-            shape.span_bytes(span, task.tokens) + PROCESS_BYTES,
+            shape.span_bytes(span, task.tokens) + shape.process_bytes,
         )
         for (machine, span), (num_layers, cost), leg in zip(hops, costs, legs, strict=False)
     )
@@ -190,7 +190,7 @@ def _cost(machine: Machine, slowed: float = 1.0) -> SpanCost:
 
 def _missing(task: Task, placed: int) -> Missing:
     span = Span(placed, task.shape.num_layers)
-    return Missing(span, task.shape.span_bytes(span, task.tokens) + PROCESS_BYTES)
+    return Missing(span, task.shape.span_bytes(span, task.tokens) + task.shape.process_bytes)
 
 
 class _Search:

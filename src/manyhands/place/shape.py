@@ -13,13 +13,18 @@ from manyhands.errors import ModelError
 
 _ITEM_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "int8": 2}  # of activations and cache
 _CONFIG_BYTES: Final = 16 << 20
+# Interpreter and libraries of a node, resident (tests/place/test_resident.py): 470 MB of `up`, 500 with its API, where torch
+# computes (processes on one machine share 120 MB of it); with the native engine 130.
+PROCESS_BYTES: Final = 480_000_000
+NATIVE_PROCESS_BYTES: Final = 130_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """How large a model is at one precision, in this machine's memory. Bytes: each layer's weights, the ends' weights (both
     as they are packed here), cache of one position and layer, one position on the wire. `context`: positions it was built for
-    (0: it does not say). `is_widened`: bf16 runs in fp32 here, so that weights take twice the bytes."""
+    (0: it does not say). `is_widened`: bf16 runs in fp32 here, so that weights take twice the bytes. `process_bytes`: what a
+    process takes beside the model."""
 
     name: str
     precision: Precision
@@ -29,6 +34,7 @@ class ModelShape:
     hidden_bytes: int
     context: int
     is_widened: bool = False
+    process_bytes: int = PROCESS_BYTES
 
     @property
     def num_layers(self) -> int:
@@ -105,9 +111,9 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
         cache = max(map(numbers_per_position, program.layers)) * item
     hidden = facts.hidden_size * item
     ends = packed_ends_bytes(tensors, precision, widened=widened)
-    return ModelShape(
-        model, precision, tuple(layers), ends, cache, hidden, facts.context, widened and precision == "bf16"
-    )
+    process_bytes = PROCESS_BYTES if program is None else NATIVE_PROCESS_BYTES
+    sizes = (tuple(layers), ends, cache, hidden, facts.context)
+    return ModelShape(model, precision, *sizes, widened and precision == "bf16", process_bytes)
 
 
 def _tensors(folder: Path) -> Sequence[Any]:

@@ -17,9 +17,6 @@ from manyhands.place.shape import ModelShape
 
 Strategy = Literal["measured", "uniform", "capacity"]
 
-# Interpreter and libraries of a node, resident: 470 MB of `up`, 500 with its API, on an AVX2 machine
-# (tests/place/test_resident.py). Processes on one machine share 120 MB of it.
-PROCESS_BYTES: Final = 480_000_000
 # What a node that has measured nothing yet counts for: only the ratio to others matters.
 UNKNOWN_LAYER_S: Final = 0.01
 
@@ -62,7 +59,7 @@ def size(num_bytes: float, *, is_limit: bool = False) -> str:
 
 def layers_that_fit(memory_bytes: float, shape: ModelShape, tokens: int, with_ends: bool = False) -> int:
     """Layers, wherever they lie, whose weights and cache for `tokens` positions fit beside the process; 0 if none."""
-    room = memory_bytes - PROCESS_BYTES - (shape.ends_bytes if with_ends else 0)
+    room = memory_bytes - shape.process_bytes - (shape.ends_bytes if with_ends else 0)
     sizes = sorted((layer + tokens * shape.cache_bytes for layer in shape.layer_bytes), reverse=True)
     return sum(total <= room for total in itertools.accumulate(sizes))
 
@@ -73,12 +70,12 @@ def check_budget(memory_bytes: float, shape: ModelShape, tokens: int, with_ends:
     if fitting == 0:
         layer, cache = max(shape.layer_bytes), tokens * shape.cache_bytes
         ends = shape.ends_bytes if with_ends else 0
-        remedies = [f"give at least {size(layer + cache + ends + PROCESS_BYTES, is_limit=True)}"]
+        remedies = [f"give at least {size(layer + cache + ends + shape.process_bytes, is_limit=True)}"]
         remedies += ["use --dtype int8"] if shape.precision != "int8" else []
         with_them = f", its ends {size(ends)}" if ends else ""
         raise BadRequest(
             f"{size(memory_bytes)} of memory holds no layer of {shape.name}: one takes {size(layer)}, its cache for {tokens} "
-            f"tokens {size(cache)}{with_them}, the process {size(PROCESS_BYTES)}; {' or '.join(remedies)}"
+            f"tokens {size(cache)}{with_them}, the process {size(shape.process_bytes)}; {' or '.join(remedies)}"
         )
     return fitting
 
