@@ -19,19 +19,16 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from bench.report import finish, measuring, spread
 from bench.shapes import checkpoint
 from bench.swarm import Base, Run, base, generate, origin, prompt_ids
+from manyhands.checkpoint.config_fields import read_facts
 from manyhands.cli.connect import tls_node
 from manyhands.cli.options import run as run_loop
 from manyhands.core import even_cut
-from manyhands.model.cache import Segment, StepPlan
-from manyhands.model.ends import Ends
-from manyhands.model.load import read_config
-from manyhands.model.shard import Shard
+from manyhands.engine.span import Piece
 from manyhands.origin import Origin
+from manyhands.worker.runner import load_ends, load_span
 
 TARGET = {"hop_ms": 0.5, "first_byte_ms": 50.0}
 HOPS = 3
@@ -41,22 +38,22 @@ PROMPT = 8
 class Local:
     """The model in this process, cut into `cuts` spans, one after the other."""
 
-    def __init__(self, folder: Path, cuts: int) -> None:
-        self.ends = Ends(folder, "bf16")
-        self.shards = [
-            Shard(folder, span, "bf16") for span in even_cut(int(read_config(folder).num_hidden_layers), cuts)
+    def __init__(self, folder: Path, cuts: int, threads: int) -> None:
+        self.ends, self._threads = load_ends(folder, "bf16", threads), threads
+        self.spans = [
+            load_span(folder, span, "bf16", threads) for span in even_cut(read_facts(folder).num_layers, cuts)
         ]
 
     def token_s(self, ids: list[int], new: int) -> float:
         """The median time of a decoded token."""
-        caches = [shard.new_cache(len(ids) + new) for shard in self.shards]
+        caches = [span.new_cache(len(ids) + new) for span in self.spans]
         times = []
         for _ in range(new):
             began = time.perf_counter()
-            hidden_ND = self.ends.embed(torch.tensor(ids))
-            for shard, cache in zip(self.shards, caches, strict=True):
-                hidden_ND = shard.forward(hidden_ND, StepPlan([Segment(cache, cache.length, 0, len(ids))]))
-            ids = [int(self.ends.logits(hidden_ND[-1:])[0].argmax())]
+            rows = self.ends.embed(ids)
+            for span, cache in zip(self.spans, caches, strict=True):
+                rows = span.step(rows.tobytes(), [Piece(cache, cache.length, len(ids))], self._threads)
+            ids = [int(self.ends.logits(rows[-1:], 1, self._threads)[0].argmax())]
             times.append(time.perf_counter() - began)
         return statistics.median(times[1:])
 
@@ -78,7 +75,9 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[f
     async with AsyncExitStack() as stack:
         home = await stack.enter_async_context(base(folder, 1))
         origins = {count: await origin(stack, home, count, 1) for count in (1, HOPS)}
-        locals_ = {count: await home.device.run(partial(Local, folder, count)) for count in (1, HOPS)}
+        locals_ = {
+            count: await home.device.run(partial(Local, folder, count, home.device.most_threads)) for count in (1, HOPS)
+        }
 
         def keep(name: str, seconds: float | None) -> None:
             samples[name].append((seconds or 0.0) * 1000)

@@ -2,10 +2,11 @@
 
 Arms, interleaved, on one checkpoint in bf16 and with the same number of threads:
   transformers  `generate`, sdpa, greedy, in a process of its own with torch's own settings
-  ours          in this process, without a network: Ends.embed, Shard.forward, Ends.logits, argmax
+  ours          in this process, without a network: embedding, layers, logits, argmax, by the engine that serves here
   node          the product: an origin here, one `serve` process, TLS on loopback
   llama_cpp     llama-cpp-python where it is importable (the same weights as GGUF, bench/gguf.py)
 Decode: tokens/s after the first of NEW tokens that follow a prompt of 64. Prefill: 256 tokens over the time to the first.
+  ENGINE        with --engine: the same by that one (torch, or a back end of the native engine)
 The floor is the machine's read bandwidth, measured in the same run, over the bytes of weights that a token reads.
 Holds if `ours` decodes at 1.6x transformers and prefills at 1.0x (medians of the ratios rep by rep), and `node` likewise.
 Run: python -m bench.step [--shape 0.5b|1.1b] [--reps N] [--quick]
@@ -32,14 +33,14 @@ from bench.report import finish, measuring, note, paired, spread
 from bench.shapes import checkpoint
 from bench.stock import Stopwatch
 from bench.swarm import base, generate, origin, prompt_ids
+from manyhands.checkpoint.config_fields import read_facts
 from manyhands.checkpoint.folder import read_entries
 from manyhands.cli.options import run as run_loop
 from manyhands.core import Span
+from manyhands.engine.library import FORCED
+from manyhands.engine.span import Cache, Piece
 from manyhands.model import threads
-from manyhands.model.cache import Segment, SessionCache, StepPlan
-from manyhands.model.ends import Ends
-from manyhands.model.load import read_config
-from manyhands.model.shard import Shard
+from manyhands.worker.runner import load_ends, load_span
 
 PROMPT, NEW, PREFILL = 64, 32, 256
 TARGET = {"decode_x": 1.6, "prefill_x": 1.0}
@@ -68,28 +69,34 @@ class Transformers:
 
 
 class Ours:
-    """Our arithmetic in one plain loop."""
+    """What serves here, or the engine that MANYHANDS_ENGINE would name, in one plain loop."""
 
-    def __init__(self, folder: Path) -> None:
-        config = read_config(folder)
-        self.ends = Ends(folder, "bf16", config=config)
-        self.shard = Shard(folder, Span(0, int(config.num_hidden_layers)), "bf16", config)
+    def __init__(self, folder: Path, threads: int, engine: str | None = None) -> None:
+        before = os.environ.get(FORCED)
+        if engine is not None:
+            os.environ[FORCED] = engine
+        try:
+            span = Span(0, read_facts(folder).num_layers)
+            self.ends, self.span = load_ends(folder, "bf16", threads), load_span(folder, span, "bf16", threads)
+        finally:
+            if engine is not None:
+                os.environ.pop(FORCED)
+            if engine is not None and before is not None:
+                os.environ[FORCED] = before
+        self._threads = threads
 
     def times(self, ids: list[int], new: int) -> list[float]:
-        cache = self.shard.new_cache(len(ids) + new)
+        cache = self.span.new_cache(len(ids) + new)
         clock = Stopwatch()
         for _ in range(new):
             ids = [self.next(cache, ids)]
             clock.put(None)
         return clock.at
 
-    def next(self, cache: SessionCache, ids: list[int]) -> int:
+    def next(self, cache: Cache, ids: list[int]) -> int:
         """Run `ids` at the end of the cache; the greedy token after them."""
-        hidden_ND = self.forward(cache, self.ends.embed(torch.tensor(ids)))
-        return int(self.ends.logits(hidden_ND[-1:])[0].argmax())
-
-    def forward(self, cache: SessionCache, hidden_TD: Tensor) -> Tensor:
-        return self.shard.forward(hidden_TD, StepPlan([Segment(cache, cache.length, 0, hidden_TD.shape[0])]))
+        rows = self.span.step(self.ends.embed(ids).tobytes(), [Piece(cache, cache.length, len(ids))], self._threads)
+        return int(self.ends.logits(rows[-1:], 1, self._threads)[0].argmax())
 
 
 def llama_cpp(folder: Path, threads: int) -> Arm | None:
@@ -126,7 +133,7 @@ def bandwidth_gbs(buffer: Tensor) -> float:
 
 def bytes_per_token(folder: Path) -> int:
     """Bytes of weights that one decoded token reads: everything but an embedding that is not the head too."""
-    tied = bool(getattr(read_config(folder), "tie_word_embeddings", False))
+    tied = bool(json.loads((folder / "config.json").read_bytes()).get("tie_word_embeddings", False))
     return sum(len(e) for e in read_entries(folder) if tied or "embed_tokens" not in e.name)
 
 
@@ -138,9 +145,11 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[A
         node = await origin(stack, home, 1, options.threads)
         arms: dict[str, Arm | None] = {
             "transformers": await home.device.run(lambda: Transformers(folder, options.threads)),
-            "ours": await home.device.run(lambda: Ours(folder)),
+            "ours": await home.device.run(lambda: Ours(folder, options.threads)),
             "node": None,
         }
+        if options.engine:
+            arms[options.engine] = await home.device.run(lambda: Ours(folder, options.threads, options.engine))
         if (other := await home.device.run(lambda: llama_cpp(folder, options.threads))) is not None:
             arms["llama_cpp"] = other
         buffer = torch.ones(1 << 28)  # 1 GiB of float32
@@ -172,6 +181,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=["0.5b", "1.1b", "tales"], default="0.5b")
     parser.add_argument("--reps", type=int, default=0, help="default: 7, or 3 with --quick")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--engine", help="one more arm: torch, avx2, avx512, neon or scalar")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     options.reps = options.reps or (3 if options.quick else 7)
