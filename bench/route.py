@@ -1,7 +1,7 @@
 """How long does a route take to find? 100 nodes with overlapping spans of an 80-layer model, all figures measured.
 
-Arms: the cheapest route (`latency`), with a key to spread it (three searches), `greedy`, and D* Lite repairing the plan after
-one node's layers, or one round trip, changed, against searching from scratch. Run: python -m bench.route [--quick]
+Arms: the cheapest route (`latency`), with a key to spread it (three searches), and `greedy`.
+Run: python -m bench.route [--quick]
 """
 
 import gc
@@ -12,13 +12,10 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from bench.report import finish, measuring, note, spread
+from bench.report import finish, measuring, spread
 from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
-from manyhands.route.chain import RoutePart, Spans, cheapest
 from manyhands.route.offer import Offer, Pair, Terms, pair
-from manyhands.route.replan import SpanPlan
 from manyhands.route.search import find_route
-from manyhands.route.space import Space
 
 NODES, LAYERS = 100, 80
 TARGET_MS = 5.0
@@ -76,36 +73,6 @@ def search_arms(random: Random, swarms: list[tuple[list[Offer], Terms]], reps: i
     return samples
 
 
-def changed(spans: Spans, random: Random, what: str) -> Spans:
-    """One node's layers 10 % slower or faster (`node`), or one round trip (`leg`)."""
-    factor, at, other = random.choice((0.9, 1.1)), random.randrange(NODES), random.randrange(NODES)
-    field = "layer" if what == "node" else "legs"
-    values = getattr(spans, field).copy()
-    for place in [at] if what == "node" else [(at, other), (other, at)]:
-        values[place] = int(values[place] * factor)
-    return replace(spans, **{field: values})
-
-
-def replan_arms(random: Random, spans: Spans, reps: int) -> dict[str, list[float]]:
-    """Repair and search from scratch after the same changes; both must find the same cost."""
-    plan = SpanPlan(spans, RUN)
-    samples: dict[str, list[float]] = {"scratch": [], "repair_node": [], "repair_leg": []}
-    samples["first_plan"] = [timed_ms(plan.path)]
-    for rep in range(reps):
-        what = ("node", "leg")[rep % 2]
-        spans = changed(spans, random, what)
-        samples[f"repair_{what}"].append(timed_ms(partial(repair, plan, spans)))
-        samples["scratch"].append(timed_ms(partial(cheapest, spans, RUN)))
-        best = cheapest(spans, RUN)
-        assert best is not None and spans.cost(plan.path()) == spans.cost(best), "repair and scratch differ"
-    return samples
-
-
-def repair(plan: SpanPlan, spans: Spans) -> list[RoutePart]:
-    plan.update(spans)
-    return plan.path()
-
-
 def main() -> int:
     reps = 40 if "--quick" in sys.argv else 300
     random = Random(1)
@@ -116,11 +83,7 @@ def main() -> int:
     with measuring("search"):
         found = search_arms(random, sparse, reps)
         mesh = search_arms(random, full, reps)["latency"]
-    note("planning with D* Lite")
-    offers, terms = sparse[0]
-    with measuring("replan"):
-        replanned = replan_arms(random, Space.of(offers, terms).spans, reps)
-    arms = {**found, "latency_full_mesh": mesh, **replanned}
+    arms = {**found, "latency_full_mesh": mesh}
     result = {"nodes": NODES, "layers": LAYERS, "ms": {name: figures(samples) for name, samples in arms.items()}}
     hops = [len(find_route(o, LAYERS, terms=t)) for o, t in sparse]
     result |= {"hops": spread([float(h) for h in hops], 1)}

@@ -33,10 +33,10 @@ from manyhands.testing.faulty_device import SlowDevice
 from manyhands.testing.swarm import MemorySwarm, node_id, node_key
 from manyhands.wire.message import Credit, Fault, Feed, Payload, Step
 from manyhands.wire.signed import Signer
-from manyhands.wire.tensor import encode_tensor
 from manyhands.worker.execute import Device, Result, Work
 from tests.origin.scenes import GREEDY, HOT, NEW, PROMPT, all_free, expected, ids_of, play, swarm_of
 from tests.worker.hop import MODEL, Notes, opening
+from tests.worker.tensors import encode_tensor
 
 CUT = "0-1,2-3,4-5"
 ORIGIN = Signer(node_key("origin"))

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
 from manyhands.swarm.announce import Announcer, Profile
 from manyhands.swarm.identity import NodeKey
-from manyhands.swarm.record import Chain, Record
+from manyhands.swarm.record import Chain, Record, check_beat, check_signature, read, read_beat
 
 NOW = 1_800_000_000.0
 
@@ -80,3 +80,11 @@ def hosted(*starts: int) -> Sequence[tuple[SpanInfo, SpanLoad]]:
 
 def node_of(index: int) -> NodeId:
     return key_of(index).node_id
+
+
+def open_record(data: bytes) -> Record:
+    """Read and check a statement: size, form, signature, beat. Raises RecordRefused, and nothing else."""
+    record, size = read(data)
+    check_signature(record, data[:size])
+    beat = read_beat(data[size:])
+    return record if beat is None else check_beat(record, *beat)

@@ -20,10 +20,21 @@ from manyhands.swarm.dht.backend import Dht
 from manyhands.swarm.directory import MAX_HEARD, Backend, DirectoryRunner, Peer
 from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.members import Members
-from manyhands.swarm.record import BEAT_S, REFRESH_S, open_record, sign
+from manyhands.swarm.record import BEAT_S, REFRESH_S, sign
 from manyhands.swarm.static import Static
 from manyhands.testing.clock import run_virtual
-from tests.swarm.records import NOW, address_of, announcer_of, hosted, info_of, key_of, node_of, profile_of, record_of
+from tests.swarm.records import (
+    NOW,
+    address_of,
+    announcer_of,
+    hosted,
+    info_of,
+    key_of,
+    node_of,
+    open_record,
+    profile_of,
+    record_of,
+)
 
 # What a node says
 

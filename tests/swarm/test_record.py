@@ -16,12 +16,11 @@ from manyhands.swarm.record import (
     SIGNATURE_BYTES,
     RecordRefused,
     Verdict,
-    open_record,
     read,
     sign,
     with_beat,
 )
-from tests.swarm.records import NOW, address_of, chain_of, info_of, key_of, record_of
+from tests.swarm.records import NOW, address_of, chain_of, info_of, key_of, open_record, record_of
 
 RECORD = record_of()
 DATA = sign(RECORD, key_of(0))

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from manyhands.core import ModelId, NodeAddr, NodeId, SamplingParams, SessionId, Span, SpanInfo
 from manyhands.wire.message import (
+    ITEMSIZE,
     MAX_CHUNK_BYTES,
     MAX_DIRECTORY_BYTES,
     PROTOCOL_VERSION,
@@ -32,7 +33,6 @@ from manyhands.wire.message import (
     WeightsNotFound,
 )
 from manyhands.wire.signed import UNSIGNED
-from manyhands.wire.tensor import ITEMSIZE
 
 NODE = NodeId("ab" * 32)
 TOKEN = Token("0123456789abcdef" * 2)

@@ -19,11 +19,11 @@ from manyhands.net.transport import Link
 from manyhands.origin.sampler import Sampler
 from manyhands.wire.message import PROTOCOL_VERSION, Fault, Hello, Message, Open, Step, Token
 from manyhands.wire.signed import UNSIGNED
-from manyhands.wire.tensor import decode_tensor, encode_tensor
 from manyhands.worker.execute import Device, SpanModel
 from manyhands.worker.log import LogBudget
 from manyhands.worker.owners import Owners
 from manyhands.worker.serve import SpanHost
+from tests.worker.tensors import decode_tensor, encode_tensor
 
 ORIGIN, BEFORE, AFTER, NODE = NodeId("0a" * 32), NodeId("0b" * 32), NodeId("0c" * 32), NodeId("0d" * 32)
 TOKEN = Token("00" * 16)

@@ -22,13 +22,13 @@ from manyhands.origin.sampler import Sampler
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.rows import rows_payload
-from manyhands.wire.tensor import decode_tensor, encode_tensor
 from manyhands.worker.bounds import MAX_NORM, MIN_SEEN, RowBounds
 from manyhands.worker.execute import Device, Result, SpanModel, Work, device_of_process
 from manyhands.worker.runner import load_ends
 from manyhands.worker.thread import computing, current_scope
 from tests.model.pipeline import forced, random_ids
 from tests.worker.hop import hidden
+from tests.worker.tensors import decode_tensor, encode_tensor
 
 LAYERS = 4
 

@@ -17,10 +17,10 @@ from manyhands.net.transport import Link
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Credit, Opened, Step
-from manyhands.wire.tensor import decode_tensor
 from manyhands.worker.execute import Result, SpanModel, Work
 from manyhands.worker.thread import computing
 from tests.worker.hop import AFTER, ORIGIN, Hop, Notes, hidden, hop, opening, session_id
+from tests.worker.tensors import decode_tensor
 
 Scenario = Callable[[Hop], Awaitable[None]]
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, Self
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import FILES, INDEX, JOURNAL, MANIFEST, read_config, read_entries, write_atomic
 from manyhands.checkpoint.header import DTYPE_BITS, TensorEntry
-from manyhands.checkpoint.partition import ends_tensors, span_tensors
+from manyhands.checkpoint.partition import span_tensors
 from manyhands.config import home_from_env
 from manyhands.core import ModelId, Span
 from manyhands.errors import Damaged, ModelError
@@ -102,10 +102,6 @@ class Manifest:
     def digest(self, span: Span) -> str:
         """SHA-256 (hex) of the span's tensors: equal for two nodes iff they serve the same weights there."""
         return self._digest(span_tensors(self.names, span))
-
-    def ends_digest(self) -> str:
-        """SHA-256 (hex) of embedding, final norm and head."""
-        return self._digest(ends_tensors(self.names))
 
     @property
     def names(self) -> list[str]:

@@ -4,8 +4,7 @@ import statistics
 import time
 
 from manyhands.core import Span
-from manyhands.wire.message import Payload
-from manyhands.wire.tensor import ITEMSIZE
+from manyhands.wire.message import ITEMSIZE, Payload
 from manyhands.worker.execute import SpanModel, Work
 
 STEPS = 5

@@ -312,7 +312,7 @@ def _stepping(runner: "SpanRunner", span: Span, rows: int, threads: int, dtype: 
 
 def _ending(ends: "EndsRunner", dtype: "DType") -> Callable[[], None]:
     """What the origin does between two tokens: logits, the likeliest, its embedding."""
-    from manyhands.wire.tensor import ITEMSIZE
+    from manyhands.wire.message import ITEMSIZE
 
     row, threads = bytes(ends.hidden_size * ITEMSIZE[dtype]), num_cores()
 

@@ -180,14 +180,6 @@ def with_beat(data: bytes, beat: int, value: bytes) -> bytes:
     return data + _BEAT.pack(beat, value)
 
 
-def open_record(data: bytes) -> Record:
-    """Read and check a statement: size, form, signature, beat. Raises RecordRefused, and nothing else."""
-    record, size = read(data)
-    check_signature(record, data[:size])
-    beat = read_beat(data[size:])
-    return record if beat is None else check_beat(record, *beat)
-
-
 def read(data: bytes) -> tuple[Record, int]:
     """The record of a statement, unverified and without its beat, and the length of its signed part. Raises RecordRefused."""
     if len(data) > MAX_BYTES:

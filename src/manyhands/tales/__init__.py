@@ -1,4 +1,4 @@
-"""The bundled model *tales* and its drafter: trained by train.py, described in CARD.md. Knows no torch."""
+"""The bundled model *tales* and its drafter: trained by tools/train_tales.py, described in CARD.md. Knows no torch."""
 
 from pathlib import Path
 
@@ -20,5 +20,5 @@ def drafter_path() -> Path:
 def _folder(role: str) -> Path:
     folder = _DATA / role
     if not (folder / "model.safetensors").exists():
-        raise ModelError(f"tales is not in this installation ({folder}): train it with python -m manyhands.tales.train")
+        raise ModelError(f"tales is not in this installation ({folder}): train it with python -m tools.train_tales")
     return folder

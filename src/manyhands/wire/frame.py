@@ -21,6 +21,7 @@ from manyhands.core import SessionId
 from manyhands.errors import ProtocolError
 from manyhands.wire import control
 from manyhands.wire.message import (
+    ITEMSIZE,
     LANES,
     MAX_CHUNK_BYTES,
     MAX_DIRECTORY_BYTES,
@@ -50,7 +51,6 @@ from manyhands.wire.message import (
     WeightsChunk,
     WeightsNotFound,
 )
-from manyhands.wire.tensor import ITEMSIZE
 
 MAX_CONTROL_BODY = 64 << 10
 MAX_STEP_BODY = 8 << 20

@@ -1,4 +1,4 @@
-"""What can be said between two nodes. Values only: bytes are made in frame.py, tensors in tensor.py.
+"""What can be said between two nodes. Values only: bytes are made in frame.py, numbers in rows.py.
 
 What goes with every token is a NamedTuple: made in a third of a frozen dataclass's time.
 
@@ -38,6 +38,7 @@ PROTOCOL_VERSION = 2
 STANDBY = (1 << 32) - 1
 Lane = Literal["control", "data", "bulk"]
 DType = Literal["bf16", "fp16", "fp32", "int32"]
+ITEMSIZE: dict[DType, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4}  # bytes of a number
 # The tensor of a Step: hidden states going on, token ids drawn by the last hop (ends = edges), or logits.
 Content = Literal["hidden", "ids", "logits"]
 Part = Literal["tensor", "file"]  # what can be had of a model: bytes of a tensor, or of a small file beside the weights

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.errors import ProtocolError
-from manyhands.wire.message import DType, Payload
-from manyhands.wire.tensor import ITEMSIZE
+from manyhands.wire.message import ITEMSIZE, DType, Payload
 
 Rows = NDArray[np.uint8]  # [T, B], contiguous
 Numbers = NDArray[np.float32]  # [T, D]

@@ -19,9 +19,8 @@ from manyhands.checkpoint.manifest import Manifest
 from manyhands.core import Precision, Span
 from manyhands.engine.span import Cache, Piece, Rows
 from manyhands.errors import BadRequest, Corruption, ProtocolError
-from manyhands.wire.message import Content, DType, Payload
+from manyhands.wire.message import ITEMSIZE, Content, DType, Payload
 from manyhands.wire.rows import ids_payload, logits_payload, numbers, read_rows, rows_payload
-from manyhands.wire.tensor import ITEMSIZE
 from manyhands.worker.batch import WINDOW_ROWS, Kind
 from manyhands.worker.bounds import RowBounds, norms
 from manyhands.worker.runner import load_ends, load_span

@@ -1,7 +1,7 @@
 """Train the bundled *tales* model and its drafter on a plain-text corpus.
 
-    python -m manyhands.tales.train --corpus tales.txt.gz --out build/tales --tokens 11.8e6
-    python -m manyhands.tales.train --corpus tales.txt.gz --out build/tales --role drafter --tokens 8e6
+    python -m tools.train_tales --corpus tales.txt.gz --out build/tales --tokens 11.8e6
+    python -m tools.train_tales --corpus tales.txt.gz --out build/tales --role drafter --tokens 8e6
 
 Books are separated by two blank lines; a line in capitals inside a book starts a new story. The last 2 % of every book
 are held out. The corpus is never copied into the output: only the tokenizer, the weights and the figures of the card are.
@@ -231,7 +231,7 @@ def export(run: Run, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, args: a
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="manyhands.tales.train", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="tools.train_tales", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--role", choices=sorted(SHAPES), default="main")
