@@ -220,13 +220,11 @@ typedef struct {
 static inline float fused(float a, float b, float c)
 {
     double p = (double)a * b, s = p + c, t = s - p, error = (p - (s - t)) + (c - t);
-    if (error < 0 || error > 0) { /* not for NaN: where s is infinite */
-        uint64_t bits;
-        memcpy(&bits, &s, 8);
-        if (!(bits & 1))
-            bits += (error > 0) == (s > 0) ? 1 : -1;
-        memcpy(&s, &bits, 8);
-    }
+    uint64_t bits, is_off = (uint64_t)(error < 0) | (uint64_t)(error > 0); /* neither for NaN: where s is infinite */
+    memcpy(&bits, &s, 8);
+    uint64_t one = is_off & ~bits & 1, grows = (uint64_t)((error > 0) == (s > 0)); /* no branches: none could be foreseen */
+    bits += (one & grows) - (one & ~grows);
+    memcpy(&s, &bits, 8);
     return (float)s;
 }
 static inline float root_of(float x) /* IEEE, without a library */
