@@ -33,6 +33,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_imports.py
 	$(BIN)/python -m tools.measures
+	$(BIN)/python -m tools.wrap_docs --check
 
 bench: setup
 	$(BIN)/python -m bench.run
@@ -40,6 +41,7 @@ bench: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python -m tools.wrap_docs
 
 clean:
 	rm -f src/manyhands/model/_tiles*.so src/manyhands/engine/_native.so
