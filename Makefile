@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-avx2 check bench format clean
+.PHONY: setup demo test test-avx2 nightly check bench format clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: requirements.lock pyproject.toml setup.py $(wildcard src/manyhands/*/native/*)
@@ -26,6 +26,13 @@ test-avx2: export ATEN_CPU_CAPABILITY = avx2
 test-avx2: setup
 	$(BIN)/pytest tests/model/test_linear.py tests/model/test_exactness.py -k "test_linear or (bf16 and (gemma2 or gpt_oss) and (cut or chunks or strangers))"
 	$(BIN)/manyhands demo --nodes 2 --max-tokens 20
+
+# Once a day: random configurations of every family, and random plans of the native engine under sanitizers (gcc). The
+# seed is the day's: what failed is drawn again with it.
+nightly: SEED ?= $(shell date +%Y%m%d)
+nightly: setup
+	$(BIN)/python -m tools.fuzz_configs --count 300 --seed $(SEED)
+	$(BIN)/python -m tools.fuzz_kernels --minutes 20 --seed $(SEED)
 
 check: setup
 	$(BIN)/ruff check .

@@ -32,7 +32,7 @@ from manyhands.wire import frame
 from manyhands.wire.message import LANES
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND: Any = typer.main.get_command(app)
 
@@ -144,6 +144,31 @@ def test_make_targets_and_modules_exist() -> None:
             assert module == "NAME" or (ROOT / "bench" / f"{module}.py").exists(), module
         for script in re.findall(r"\b((?:examples|tests|bench)/[\w/]+\.py)\b", text):
             assert (ROOT / script).exists(), f"{page.name}: {script}"
+
+
+def test_files_named_in_contributing_exist() -> None:
+    """The twenty questions of where something is, and every file that a recipe names."""
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf8")
+    rows = re.findall(r"^\| (\d+) [^|]+\| (.+) \|$", page, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 21))
+    assert all("`" in answer for _, answer in rows)
+    named = re.findall(r"`((?:src|docs|tests|tools|bench|\.ci|\.github)/[\w./-]*)`", page)
+    assert len(named) > 60
+    for path in named:
+        assert "NAME" in path or (ROOT / path).exists(), path
+
+
+def test_workflows_call_targets_that_exist() -> None:
+    made = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    files = [ROOT / ".ci" / "run", ROOT / ".pre-commit-config.yaml", *(ROOT / ".github").rglob("*.yml")]
+    called = [
+        target for file in files for target in re.findall(r"^[^#\n]*\bmake ([\w-]+)", file.read_text(), re.MULTILINE)
+    ]
+    assert {"check", "test", "nightly"} <= set(called) <= made
+    assert ".ci/run" in (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    for file in files[1:]:
+        for module in re.findall(r"python -m ([\w.]+)", file.read_text()):
+            assert (ROOT / f"{module.replace('.', '/')}.py").exists(), f"{file.name}: {module}"
 
 
 def defined(tree: ast.Module) -> set[str]:

@@ -1,4 +1,4 @@
-"""DESIGN §3: the tree is the diagram; imports only point upward in its list."""
+"""docs/design.md, Packages: the tree is the diagram; imports only point upward in its list."""
 
 import ast
 import subprocess
@@ -116,7 +116,7 @@ def test_no_exception_is_out_of_date() -> None:
 
 
 def test_words_that_say_nothing_name_no_module() -> None:
-    """DESIGN §3: no utils, common, manager."""
+    """docs/design.md: no utils, common, manager."""
     words = {word for path in modules() for word in module_name(path).split(".")}
     assert not words & {"utils", "util", "common", "manager", "helpers", "misc", "base"}
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 COLUMNS = 120
 ITEM = re.compile(r"(\s*)(?:[-*+]|\d+\.)\s+")
 ATOM = re.compile(r"(?:`[^`\n]*`|\S)+")  # a code span stays on one line

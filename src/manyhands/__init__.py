@@ -19,7 +19,7 @@ _info = Path("/proc/cpuinfo")
 _cpu = _info.read_text() if _info.exists() else ""
 
 # Read by OpenMP and MKL when torch loads. Idle compute threads sleep instead of spinning, so that nodes which share a
-# machine do not fight (two nodes with two threads each on two cores: 14.5 -> 29 steps/s each, docs/design.md §6).
+# machine do not fight (two nodes with two threads each on two cores: 14.5 -> 29 steps/s each).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # They sleep only after a pause longer than those within a layer, though (0.3 ms): to wake one takes 70 to 90 us.
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")

@@ -5,7 +5,7 @@ of j drafts is expected to yield, and T(j) the seconds it takes, draft j + 1 is 
 
     a_1 ... a_(j+1) * T(j) > (T(j+1) - T(j)) * E(j)
 
-that is, iff it raises E / T (docs/design.md §8). T is a line through what windows took: `token_s` without drafts, `row_s`
+that is, iff it raises E / T (docs/speculation.md). T is a line through what windows took: `token_s` without drafts, `row_s`
 more for each. Both follow the machine: older windows count less and less. Acceptance is learnt by the length of the match
 that a draft rests on (draft i of a match of m ids counts as one of m + i - 1).
 """

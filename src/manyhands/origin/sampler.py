@@ -2,7 +2,7 @@
 
 A draw is a pure function of (params, logits, position, history): whoever calls it, the origin or the last hop, in
 whatever order and however often, gets the same token. Its noise is *position-keyed*: entry v of a position's noise
-depends only on (seed, position, v), so a drafted token is verified by drawing again and comparing (DESIGN.md §4),
+depends only on (seed, position, v), so a drafted token is verified by drawing again and comparing (docs/exactness.md),
 with no state to lose.
 
     token = argmax over the survivors of (score / temperature + Gumbel(seed, position, token))

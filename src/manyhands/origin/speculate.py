@@ -14,7 +14,7 @@ def verify(
     """Draw the tokens that follow `ids`, one per row of logits, as far as the drafts were right.
 
     Row 0 holds the logits after the last of `ids`, row i those after draft i - 1. A draft is accepted iff it is the very
-    token drawn (docs/design.md §4), so the result is what decoding one by one would give: at least one token, at most
+    token drawn (docs/exactness.md), so the result is what decoding one by one would give: at least one token, at most
     len(drafts) + 1.
     """
     drawn: list[Drawn] = []

@@ -10,7 +10,7 @@ swarm must be wrapped by the same Faults. Under the virtual clock (testing/clock
 
 Poison "nan", "inf", "zero" and "scale" (x 1000) is noticed by whoever gets it (worker/bounds.py), "scale" once that has seen a
 few rows of the session. "nudge" (x 1.5) gives plausible wrong numbers: nobody can notice those without computing the same again
-(DESIGN §10, verification), so the answer is wrong and no repair happens.
+(docs/repair.md), so the answer is wrong and no repair happens.
 """
 
 from collections.abc import Callable
