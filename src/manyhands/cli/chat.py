@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from manyhands.cli import options
 from manyhands.cli.chat_text import HELP, Command, Mistake, Paragraphs, Said, as_markdown, parse, tail
 from manyhands.cli.client import ApiKey
 from manyhands.config import home_from_env
+from manyhands.core import PathKind, SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.plain import one_line, without_controls
 
@@ -35,6 +36,7 @@ Api = Annotated[
 Ask = Callable[[], Awaitable[str]]  # the next line; raises EOFError at the end, KeyboardInterrupt
 
 
+@options.grouped
 def chat(
     context: typer.Context,
     model: Model = "",
@@ -43,61 +45,48 @@ def chat(
     api_key: ApiKey = "",
     system: Annotated[str, typer.Option("--system", help="What the model shall be.")] = "",
     history: Annotated[bool, typer.Option("--history/--no-history", help="Remember what was typed.")] = True,
-    max_tokens: options.MaxTokens = 256,
-    temperature: options.Temperature = 0.7,
-    top_p: options.TopP = 0.95,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = 0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    stop: options.Stop = None,
-    dtype: options.DType = "bf16",
-    path: options.Path_ = "ring",
-    ends: options.Ends = "origin",
-    draft: options.Draft = "auto",
-    threads: options.Threads = None,
+    sampling: options.Sampling = options.Sampling(max_tokens=256, temperature=0.7, top_p=0.95),
+    computing: options.Computing = options.Computing(),
 ) -> None:
     """Talk with a model: with --ticket this machine is the origin, else a gateway is asked."""
-    params = options.sampling_of(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        repetition_penalty=repetition_penalty,
-        stop=stop,
-    )
-    precision, at, kind = options.precision_of(dtype), options.ends_of(ends), options.path_of(path)
+    params, path = sampling.params, computing.path_kind
     given = {name for name in context.params if _is_given(context, name)}
     if ticket and "api" not in given:
-        from manyhands.cli.infer import swarm_origin
-
         if not model:
             raise BadRequest("with a ticket, name the model: manyhands chat MODEL --ticket mh1...")
-
-        @asynccontextmanager
-        async def source() -> "AsyncIterator[Source]":
-            from manyhands.cli.chat_source import OriginSource
-
-            async with swarm_origin(model, ticket, precision, at, threads, options.draft_of(draft)) as origin:
-                yield OriginSource(origin, model, params, kind)
+        source = _from_swarm(model, ticket, params, computing)
     else:
         if idle := sorted(given & {"ticket", "dtype", "ends", "threads", "draft"}):
             raise BadRequest(
                 f"--{idle[0]} is for an origin of one's own: leave it out, or leave --api out and give --ticket"
             )
-
-        @asynccontextmanager
-        async def source() -> "AsyncIterator[Source]":
-            from manyhands.cli.chat_source import GatewaySource
-            from manyhands.cli.status import running_api
-
-            gateway = GatewaySource(api or running_api(), api_key, model, params, kind)
-            await gateway.choose()
-            yield gateway
-
+        source = _from_gateway(api, api_key, model, params, path)
     options.run(_chat(source, system, history))
+
+
+@asynccontextmanager
+async def _from_swarm(
+    model: str, ticket: str, params: SamplingParams, computing: options.Computing
+) -> "AsyncIterator[Source]":
+    """This process as an origin of the swarm of `ticket`."""
+    from manyhands.cli.chat_source import OriginSource
+    from manyhands.cli.infer import swarm_origin
+
+    async with swarm_origin(model, ticket, computing) as origin:
+        yield OriginSource(origin, model, params, computing.path_kind)
+
+
+@asynccontextmanager
+async def _from_gateway(
+    api: str, api_key: str, model: str, params: SamplingParams, path: PathKind
+) -> "AsyncIterator[Source]":
+    """The gateway at `api`, or of a member that runs here."""
+    from manyhands.cli.chat_source import GatewaySource
+    from manyhands.cli.status import running_api
+
+    gateway = GatewaySource(api or running_api(), api_key, model, params, path)
+    await gateway.choose()
+    yield gateway
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -106,8 +95,8 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-async def _chat(source: Any, system: str, has_history: bool) -> None:
-    async with source() as other:
+async def _chat(source: "AbstractAsyncContextManager[Source]", system: str, has_history: bool) -> None:
+    async with source as other:
         typer.secho(f"talking with {one_line(other.model)}; /help lists the commands", dim=True, err=True)
         conversation = ChatHistory(other, _prompt(has_history), system)
         await conversation.run()

@@ -1,10 +1,8 @@
 """How commands open a gateway: `local --api`, `serve --api` and `up`, until they are stopped."""
 
-import asyncio
 import contextlib
 import logging
-import signal
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,8 +57,43 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """The options that only an API gives a meaning."""
+
+    insecure: Insecure = False
+    allow_host: AllowHost = None
+    cors: Cors = None
+    job_file: JobFile = None
+    trace: Trace = ""
+    log_json: LogJson = False
+
+    @property
+    def names(self) -> Names:
+        """Raises BadRequest for what is no name."""
+        return Names.of(self.allow_host, self.cors)
+
+    def check_alone(self, *names: str) -> None:
+        """Raise BadRequest if one of the options `names` is given, which means nothing without --api."""
+        given = [name for name in names if getattr(self, name)]
+        if given:
+            raise BadRequest(f"--{given[0].replace('_', '-')} is for the HTTP API: open it with --api HOST:PORT")
+
+    def plan(self, api: str) -> "ApiPlan":
+        """Where --api says. Raises BadRequest for an option that means nothing without it, and as check_exposure does."""
+        names = self.names
+        if not api:
+            self.check_alone("insecure", "job_file", "trace", "log_json", "allow_host", "cors")
+            return ApiPlan(None)
+        from manyhands.api.http.server import check_exposure
+
+        addr = NodeAddr.parse(api)
+        check_exposure(addr.host, _keys(), insecure=self.insecure)
+        return ApiPlan(addr, self.insecure, self.job_file, self.trace, self.log_json, names)
+
+
+@dataclass(frozen=True, slots=True)
 class ApiPlan:
-    """Where to open the API (None: nowhere) and who looks on."""
+    """Where to open the API (None: nowhere) and what looks on."""
 
     addr: NodeAddr | None
     insecure: bool = False
@@ -68,29 +101,6 @@ class ApiPlan:
     trace: str = ""
     log_json: bool = False
     names: Names = Names()
-
-    @classmethod
-    def of(
-        cls, api: str, insecure: bool, job_file: Path | None, trace: str, log_json: bool, names: Names = Names()
-    ) -> "ApiPlan":
-        """Of the options above. Raises BadRequest for one that means nothing without --api, and as check_exposure does."""
-        alone: dict[str, object] = {
-            "--insecure": insecure,
-            "--job-file": job_file,
-            "--trace": trace,
-            "--log-json": log_json,
-        }
-        alone |= {"--allow-host": names.hosts, "--cors": names.cors}
-        given = [name for name, value in alone.items() if value]
-        if given and not api:
-            raise BadRequest(f"{given[0]} is for the HTTP API: open it with --api HOST:PORT")
-        if not api:
-            return cls(None)
-        from manyhands.api.http.server import check_exposure
-
-        addr = NodeAddr.parse(api)
-        check_exposure(addr.host, _keys(), insecure=insecure)
-        return cls(addr, insecure, job_file, trace, log_json, names)
 
     def open(self, origins: Mapping[str, "Origin"], max_running: int) -> contextlib.AbstractAsyncContextManager[str]:
         """api_for of this plan, which has an address."""
@@ -184,24 +194,3 @@ def say_api(url: str, model: str) -> None:
     typer.echo(f'the API is at {url}, its documentation at {url}/docs; the model is "{model}"')
     typer.echo(f"for programs that speak to OpenAI: OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none")
     typer.echo("Ctrl-C stops it")
-
-
-@contextlib.contextmanager
-def stop_signals() -> Iterator[asyncio.Event]:
-    """An event that SIGINT or SIGTERM sets; a second one of them acts as it always does."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-
-    def heard() -> None:
-        stop.set()
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-    for number in numbers:
-        loop.add_signal_handler(number, heard)
-    try:
-        yield stop
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

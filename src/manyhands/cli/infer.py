@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from manyhands.cli import options
-from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
+from manyhands.core import PathKind, SamplingParams
 from manyhands.plain import one_line
 
 if TYPE_CHECKING:
@@ -20,39 +20,18 @@ if TYPE_CHECKING:
 NEWS_S = 10.0  # for the directory to name nodes for all layers, where those of the ticket do not hold them
 
 
+@options.grouped
 def infer(
     model: options.Model,
     prompt: options.Prompt,
     ticket: options.Ticket,
-    max_tokens: options.MaxTokens = 64,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = 0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    stop: options.Stop = None,
-    dtype: options.DType = "bf16",
-    path: options.Path_ = "ring",
-    ends: options.Ends = "origin",
-    draft: options.Draft = "auto",
-    threads: options.Threads = None,
+    sampling: options.Sampling = options.Sampling(),
+    computing: options.Computing = options.Computing(),
     as_json: options.Json = False,
 ) -> None:
     """Ask a swarm to go on from a prompt; this machine is the origin."""
-    params = options.sampling_of(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        repetition_penalty=repetition_penalty,
-        stop=stop,
-    )
-    precision, at, kind = options.precision_of(dtype), options.ends_of(ends), options.path_of(path)
-    made = swarm_origin(model, ticket, precision, at, threads, options.draft_of(draft))
-    options.run(_infer(made, prompt, params, kind, as_json))
+    params, path = sampling.params, computing.path_kind
+    options.run(_infer(swarm_origin(model, ticket, computing), prompt, params, path, as_json))
 
 
 async def _infer(
@@ -72,13 +51,12 @@ async def _infer(
 
 
 @asynccontextmanager
-async def swarm_origin(
-    model: str, ticket_text: str, precision: Precision, ends: EndsAt, threads: int | None, draft: str
-) -> AsyncIterator["Origin"]:
+async def swarm_origin(model: str, ticket_text: str, computing: options.Computing) -> AsyncIterator["Origin"]:
     """An origin in this process that asks the nodes of a ticket, and those that they know.
 
     Raises TicketError, ModelError, BadRequest, ShardUnavailable.
     """
+    precision, ends, draft = computing.precision, computing.ends_at, computing.drafts
     from manyhands.cli.connect import load_origin, visitor
     from manyhands.cli.model import progress_bar
     from manyhands.config import home_from_env
@@ -99,7 +77,7 @@ async def swarm_origin(
 
     folder = await fetch()
     again = None if folder_named(model) else fetch
-    device = Device.start(threads)
+    device = Device.start(computing.threads)
     try:
         async with visitor(ticket, found.swarm, replace(found.request, draft=draft)) as member:
             await member.call()

@@ -17,6 +17,7 @@ import typer
 
 from manyhands.cli import gateway, options
 from manyhands.cli.process import freeze_startup
+from manyhands.cli.signals import StopSignals
 from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
 from manyhands.errors import BadRequest
 
@@ -30,6 +31,7 @@ MAX_RUNNING = 64
 HopAtToken = "HOP@TOKEN: when so many tokens have come; may be repeated."
 
 
+@options.grouped
 def local(
     model: options.Model,
     prompt: options.Prompt = "",
@@ -46,50 +48,23 @@ def local(
         list[str] | None, typer.Option("--poison", help="HOP@TOKEN:nan|inf|scale|zero|nudge, what it computes.")
     ] = None,
     drain: Annotated[list[str] | None, typer.Option("--drain", help=f"Ask a hop to leave, {HopAtToken}")] = None,
-    fallback: Annotated[
-        bool, typer.Option("--fallback", help="This process goes on alone if nobody else can.")
-    ] = False,
-    max_tokens: options.MaxTokens = 64,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = 0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    stop: options.Stop = None,
-    dtype: options.DType = "bf16",
-    path: options.Path_ = "ring",
-    ends: options.Ends = "origin",
-    draft: options.Draft = "auto",
-    threads: options.Threads = None,
+    fallback: options.Fallback = False,
+    sampling: options.Sampling = options.Sampling(),
+    computing: options.Computing = options.Computing(),
     api: gateway.Api = "",
-    insecure: gateway.Insecure = False,
-    allow_host: gateway.AllowHost = None,
-    cors: gateway.Cors = None,
-    job_file: gateway.JobFile = None,
-    trace: gateway.Trace = "",
-    log_json: gateway.LogJson = False,
+    opened: gateway.ApiOptions = gateway.ApiOptions(),
     as_json: options.Json = False,
 ) -> None:
     """Run a model cut over several node processes on this machine, and disturb them if asked to.
 
     Give a prompt to have it answered, or --api HOST:PORT to open the HTTP API until stopped.
     """
-    params = options.sampling_of(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        repetition_penalty=repetition_penalty,
-        stop=stop,
-    )
+    params, path = sampling.params, computing.path_kind
     given: dict[FaultKind, list[str] | None] = {
         "kill": kill, "freeze": freeze, "slow": slow, "poison": poison, "drain": drain
     }  # fmt: skip
     faults = [InjectedFault.parse(kind, text) for kind, texts in given.items() for text in texts or ()]
-    opened = gateway.ApiPlan.of(api, insecure, job_file, trace, log_json, gateway.Names.of(allow_host, cors))
+    planned = opened.plan(api)
     if bool(api) == bool(prompt):
         raise BadRequest("give either a prompt (-p TEXT) or an address for the API (--api 127.0.0.1:8000)")
     if api and faults:
@@ -98,19 +73,17 @@ def local(
         model,
         nodes,
         cut,
-        options.precision_of(dtype),
-        options.ends_of(ends),
-        threads,
+        computing.precision,
+        computing.ends_at,
+        computing.threads,
         spares,
         bool(faults),
         fallback,
         standby,
-        options.draft_of(draft),
+        computing.drafts,
         MAX_RUNNING if api else None,
     )
-    options.run(
-        _serve(plan, opened, as_json) if api else _local(plan, prompt, params, options.path_of(path), faults, as_json)
-    )
+    options.run(_serve(plan, planned, as_json) if api else _local(plan, prompt, params, path, faults, as_json))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,21 +173,24 @@ async def _local(
 
 async def _serve(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool) -> None:
     """Open the API over the swarm until SIGINT or SIGTERM."""
+    with StopSignals() as signals:
+        await signals.run(_answer_api(plan, api, as_json, signals))
+
+
+async def _answer_api(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool, signals: StopSignals) -> None:
     name = gateway.served_name(plan.model)
-    with gateway.stop_signals() as stop:
-        async with local_swarm(plan) as (origin, nodes), api.open({name: origin}, MAX_RUNNING) as url:
-            if as_json:
-                told = [
-                    {"name": n.name, "layers": str(n.span), "address": str(n.address), "pid": n.process.pid}
-                    for n in nodes
-                ]
-                typer.echo(json.dumps({"event": "api", "url": url, "model": name, "nodes": told}))
-            else:
-                for node in nodes:
-                    typer.echo(f"{node.name:<8} layers {node.span!s:<7} at {node.address}  process {node.process.pid}")
-                gateway.say_api(url, name)
-            freeze_startup()
-            await stop.wait()
+    async with local_swarm(plan) as (origin, nodes), api.open({name: origin}, MAX_RUNNING) as url:
+        if as_json:
+            told = [
+                {"name": n.name, "layers": str(n.span), "address": str(n.address), "pid": n.process.pid} for n in nodes
+            ]
+            typer.echo(json.dumps({"event": "api", "url": url, "model": name, "nodes": told}))
+        else:
+            for node in nodes:
+                typer.echo(f"{node.name:<8} layers {node.span!s:<7} at {node.address}  process {node.process.pid}")
+            gateway.say_api(url, name)
+        freeze_startup()
+        await signals.leaving()
 
 
 @asynccontextmanager

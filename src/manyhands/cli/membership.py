@@ -4,11 +4,9 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import socket
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.cli import options
 from manyhands.cli.gateway import Names
 from manyhands.cli.process import freeze_startup
+from manyhands.cli.signals import StopSignals
 from manyhands.core import NodeAddr, NodeId, Precision, Span
 from manyhands.errors import BadRequest, ManyhandsError, ShardUnavailable
 from manyhands.plain import one_line
@@ -111,14 +110,13 @@ async def _run(
     ticket.agree(wanted)
     config = _config_of(wish, name, key, ticket, found)
     _check_api(wish, home)
-    signals = Signals(while_stdin)
-    with device_of_process(wish.threads) as device:
+    with StopSignals(while_stdin=while_stdin) as signals, device_of_process(wish.threads) as device:
         made = member_transport(key, ticket, config)
         async with Member(key, ticket, config, made, worker=found.worker, request=found.request) as member:
             me = Running(name, os.getpid(), member.id, ticket.name, str(member.addresses[0]))
             with run_file(name), announced(home, me) as announce:
                 work = _serve(member, wish, named, device, home, tell, announce, signals, began)
-                await _until(signals.stop, work)
+                await signals.run(work)
         tell("left", "left")
 
 
@@ -130,7 +128,7 @@ async def _serve(
     home: Path,
     tell: Reporter,
     announce: Callable[[str], None],
-    signals: "Signals",
+    signals: StopSignals,
     began: float,
 ) -> None:
     """Come in, host, answer, until told to leave; then hand over."""
@@ -144,7 +142,6 @@ async def _serve(
         is_origin = wish.api not in ("", "off")
         hosting = Hosting(member, weights, device, home, bar, tell.line, with_ends=is_origin)
         choice = await hosting.start()
-    signals.is_serving = True
     save_ticket(home, member.remembered())
     member.node.start(keep_ticket(home, member))
     _tell_serving(member, hosting, tell, choice.why, time.monotonic() - began)
@@ -155,7 +152,7 @@ async def _serve(
         tell("invitation", f"on another machine:  manyhands join {invitation}", ticket=invitation)
         watch = asyncio.ensure_future(_watch(member, hosting, tell))
         try:
-            await signals.leave.wait()
+            await signals.leaving()
         finally:
             watch.cancel()
             update_ticket(home, member.remembered())
@@ -388,43 +385,3 @@ async def _watch(member: "Member", hosting: "Hosting", tell: Reporter) -> None:
 
 def _present(member: "Member") -> dict[NodeId, str]:
     return {record.node: record.name for record in member.records() if record.node != member.id}
-
-
-# -- signals ----------------------------------------------------------------------------------------------------------
-
-
-class Signals:
-    """SIGINT or SIGTERM sets `leave` once `is_serving`, and `stop` before that or the second time.
-
-    `while_stdin`: the end of stdin sets `stop` too (the parent died).
-    """
-
-    def __init__(self, while_stdin: bool) -> None:
-        self.stop, self.leave = asyncio.Event(), asyncio.Event()
-        self.is_serving = False
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
-        if while_stdin:
-            loop.add_reader(sys.stdin.fileno(), self._on_stdin)
-
-    def _on_signal(self) -> None:
-        (self.leave if self.is_serving and not self.leave.is_set() else self.stop).set()
-
-    def _on_stdin(self) -> None:
-        if not os.read(sys.stdin.fileno(), 4096):
-            self.stop.set()
-
-
-async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end, or until `stop` is set. Raises what it raises."""
-    task = asyncio.ensure_future(work)
-    ended = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait([task, ended], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        ended.cancel()
-        if not task.done():
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

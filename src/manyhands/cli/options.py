@@ -1,10 +1,12 @@
 """Options that several commands share, and how they become the dataclasses of core.py."""
 
 import asyncio
+import inspect
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
@@ -30,6 +32,7 @@ Path_ = Annotated[str, typer.Option("--path", help="ring: hop to hop; star: each
 Standby = Annotated[
     bool, typer.Option("--standby", help="Spare nodes follow the request, so that a repair takes one short step.")
 ]
+Fallback = Annotated[bool, typer.Option("--fallback", help="This process goes on alone if nobody else can.")]
 Draft = Annotated[str, typer.Option("--draft", help="Guess tokens and check several at once: auto, or off.")]
 Ends = Annotated[str, typer.Option("--ends", help="Where embedding and head are: origin, or edges (first, last hop).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -38,6 +41,87 @@ Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="Compute threads; default: all cores, or one where that is faster."),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The options that say how tokens are drawn."""
+
+    max_tokens: MaxTokens = 64
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    min_p: MinP = 0.0
+    seed: Seed = 0
+    repetition_penalty: RepetitionPenalty = 1.0
+    stop: Stop = None
+
+    @property
+    def params(self) -> SamplingParams:
+        """Raises BadRequest for values that mean nothing."""
+        return sampling_of(**{each.name: getattr(self, each.name) for each in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """The options of a command that is the origin: what it computes itself, and how its requests travel.
+
+    The properties raise BadRequest for what is none of the words that an option knows.
+    """
+
+    dtype: DType = "bf16"
+    path: Path_ = "ring"
+    ends: Ends = "origin"
+    draft: Draft = "auto"
+    threads: Threads = None
+
+    @property
+    def precision(self) -> Precision:
+        return precision_of(self.dtype)
+
+    @property
+    def path_kind(self) -> PathKind:
+        return path_of(self.path)
+
+    @property
+    def ends_at(self) -> EndsAt:
+        return ends_of(self.ends)
+
+    @property
+    def drafts(self) -> str:
+        return draft_of(self.draft)
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer: each parameter whose default is a dataclass stands for options, one for each of its fields.
+
+    The fields of that default are the defaults of the options; the command gets an instance with the values given.
+    """
+    signature = inspect.signature(command)
+    groups: dict[str, Any] = {name: p.default for name, p in signature.parameters.items() if is_dataclass(p.default)}
+
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = replace(group, **{each.name: values.pop(each.name) for each in fields(group)})
+        command(**values)
+
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        keyword = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        parameters += _options_of(groups[name]) if name in groups else [keyword]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _options_of(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(type(group), include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(each.name, kind, default=getattr(group, each.name), annotation=hints[each.name])
+        for each in fields(group)
+    ]
 
 
 # Where an option's default stands in the configuration: command -> parameter -> (section, key).

@@ -204,11 +204,6 @@ def _error_event(error: Exception) -> bytes:
 
 def _workers_router(gateway: Gateway) -> APIRouter:
     router = APIRouter()
-    changes = APIRouter(dependencies=[Depends(_admin)])
-
-    async def find(worker_id: str) -> WorkerView:
-        await meet(gateway)
-        return find_worker(gateway, worker_id)
 
     @router.get("", summary="Nodes and route")
     async def workers() -> dict[str, Any]:
@@ -219,22 +214,35 @@ def _workers_router(gateway: Gateway) -> APIRouter:
             "scheduler": await scheduler_object(gateway),
         }
 
-    @changes.post("/register", summary="Use a node that no ticket names")
-    async def register_worker(body: Registration) -> dict[str, Any]:
-        """Dial it; it must prove membership of the swarm. The answer says what it serves: its assignment."""
-        worker = worker_object(await register(gateway, body.address))
-        return {"status": "registered", "worker": worker, "assignment": worker["spans"]}
-
     @router.post("/heartbeat", summary="Is a node still known")
     async def heartbeat(body: Heartbeat) -> dict[str, Any]:
         """404 if not: register again. Links have heartbeats of their own, so this changes nothing."""
-        worker = worker_object(await find(body.worker_id))
+        worker = worker_object(await _find(gateway, body.worker_id))
         return {"status": worker["status"], "worker": worker}
 
     @router.get("/{worker_id}", summary="One node")
     async def worker(worker_id: str) -> dict[str, Any]:
         """By id, the first digits of one, or a name."""
-        return worker_object(await find(worker_id))
+        return worker_object(await _find(gateway, worker_id))
+
+    router.include_router(_changes_router(gateway))
+    return router
+
+
+async def _find(gateway: Gateway, worker_id: str) -> WorkerView:
+    await meet(gateway)
+    return find_worker(gateway, worker_id)
+
+
+def _changes_router(gateway: Gateway) -> APIRouter:
+    """What changes the swarm: for admins."""
+    changes = APIRouter(dependencies=[Depends(_admin)])
+
+    @changes.post("/register", summary="Use a node that no ticket names")
+    async def register_worker(body: Registration) -> dict[str, Any]:
+        """Dial it; it must prove membership of the swarm. The answer says what it serves: its assignment."""
+        worker = worker_object(await register(gateway, body.address))
+        return {"status": "registered", "worker": worker, "assignment": worker["spans"]}
 
     @changes.delete("/{worker_id}", summary="Evict a node")
     async def evict_worker(
@@ -242,14 +250,14 @@ def _workers_router(gateway: Gateway) -> APIRouter:
         force: Annotated[bool, Query(description="Also if nobody else holds its layers.")] = False,
     ) -> dict[str, Any]:
         """Requests that run through it repair to others at once; it stays out until it is readmitted."""
-        worker = await find(worker_id)
+        worker = await _find(gateway, worker_id)
         repaired = evict(gateway, worker, force=force)
         return {"status": "evicted", "worker_id": worker.node, "name": worker.name, "repaired_sessions": repaired}
 
     @changes.post("/{worker_id}/readmit", summary="Let an evicted node back")
     async def readmit_worker(worker_id: str) -> dict[str, Any]:
         """New requests and repairs may use it again."""
-        worker = await find(worker_id)
+        worker = await _find(gateway, worker_id)
         readmit(gateway, worker)
         return {"status": "readmitted", "worker_id": worker.node, "name": worker.name}
 
@@ -260,12 +268,11 @@ def _workers_router(gateway: Gateway) -> APIRouter:
     )
     async def reassign_worker(worker_id: str, body: Reassignment, response: Response) -> dict[str, Any]:
         """The node decides. 200 once it serves the layers, 202 if that takes longer, 409 with its reason."""
-        told = await reassign(gateway, await find(worker_id), body.to, body.model, force=body.force)
+        told = await reassign(gateway, await _find(gateway, worker_id), body.to, body.model, force=body.force)
         response.status_code = 200 if told["status"] == "reassigned" else 202
         return told
 
-    router.include_router(changes)
-    return router
+    return changes
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------

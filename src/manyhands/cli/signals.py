@@ -1,0 +1,66 @@
+"""SIGINT and SIGTERM of commands that serve until told to leave: the first asks them to, a second ends them at once."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Final, Self
+
+NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """Takes both signals while the block runs: the first sets `leave`, a second one `stop`; before `leaving` is awaited
+    there is nothing to hand over, and the first sets `stop`.
+
+    `while_stdin`: the end of stdin sets `stop` too (the parent died).
+    """
+
+    def __init__(self, *, while_stdin: bool = False) -> None:
+        self.stop, self.leave = asyncio.Event(), asyncio.Event()
+        self._while_stdin, self._is_serving = while_stdin, False
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        for number in NUMBERS:
+            loop.add_signal_handler(number, self._on_signal)
+        if self._while_stdin:
+            loop.add_reader(sys.stdin.fileno(), self._on_stdin)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for number in NUMBERS:
+            loop.remove_signal_handler(number)
+        if self._while_stdin:
+            loop.remove_reader(sys.stdin.fileno())
+
+    def _on_signal(self) -> None:
+        (self.leave if self._is_serving and not self.leave.is_set() else self.stop).set()
+
+    def _on_stdin(self) -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            self.stop.set()
+
+    async def leaving(self) -> None:
+        """It serves from now on: wait for the first signal."""
+        self._is_serving = True
+        await self.leave.wait()
+
+    async def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` to its end, or until `stop` is set: then it is cancelled. Raises what it raises."""
+        task = asyncio.ensure_future(work)
+        ended = asyncio.ensure_future(self.stop.wait())
+        try:
+            await asyncio.wait([task, ended], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            if not task.done():
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task

@@ -1,0 +1,98 @@
+"""SIGINT and SIGTERM of `serve`, `local --api`, `up` and `join`: one handler."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from manyhands.cli.signals import NUMBERS, StopSignals
+
+
+def seen(numbers: list[int], *, is_serving: bool = True) -> list[str]:
+    """What work goes through that serves, is sent `numbers` one after the other, and takes for ever to hand over."""
+    said: list[str] = []
+
+    async def work(signals: StopSignals) -> None:
+        try:
+            if is_serving:
+                said.append("serving")
+                await signals.leaving()
+                said.append("leaving")
+            await asyncio.Event().wait()
+        finally:
+            said.append("ended")
+
+    async def main() -> None:
+        async with asyncio.timeout(10):
+            with StopSignals() as signals:
+                running = asyncio.ensure_future(signals.run(work(signals)))
+                for number in numbers:
+                    await asyncio.sleep(0.01)
+                    os.kill(os.getpid(), number)
+                await running
+
+    asyncio.run(main())
+    return said
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGINT, signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]])
+def test_the_first_asks_to_leave_and_the_second_ends_it(numbers: list[int]) -> None:
+    assert seen(numbers) == ["serving", "leaving", "ended"]
+
+
+def test_before_it_serves_the_first_ends_it() -> None:
+    assert seen([signal.SIGTERM], is_serving=False) == ["ended"]
+
+
+def test_work_that_ends_or_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def done() -> None: ...
+
+    async def failing() -> None:
+        raise ValueError("broken")
+
+    async def main(work: Callable[[], Coroutine[None, None, None]]) -> None:
+        with StopSignals() as signals:
+            await signals.run(work())
+
+    asyncio.run(main(done))
+    with pytest.raises(ValueError, match="broken"):
+        asyncio.run(main(failing))
+
+
+def test_afterwards_the_signals_act_as_before() -> None:
+    async def main() -> None:
+        with StopSignals():
+            pass
+
+    before = [signal.getsignal(number) for number in NUMBERS]
+    asyncio.run(main())
+    assert [signal.getsignal(number) for number in NUMBERS] == before
+
+
+def test_the_end_of_stdin_ends_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    said: list[str] = []
+
+    async def work(signals: StopSignals) -> None:
+        try:
+            await signals.leaving()
+        finally:
+            said.append("ended")
+
+    async def main() -> None:
+        async with asyncio.timeout(10):
+            with StopSignals(while_stdin=True) as signals:
+                running = asyncio.ensure_future(signals.run(work(signals)))
+                os.write(write, b"anything")
+                await asyncio.sleep(0.02)
+                assert not running.done()
+                os.close(write)
+                await running
+
+    with os.fdopen(read) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        asyncio.run(main())
+    assert said == ["ended"]
