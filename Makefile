@@ -27,12 +27,9 @@ test-avx2: setup
 	$(BIN)/pytest tests/model/test_linear.py tests/model/test_exactness.py -k "test_linear or (bf16 and (gemma2 or gpt_oss) and (cut or chunks or strangers))"
 	$(BIN)/manyhands demo --nodes 2 --max-tokens 20
 
-# Once a day: random configurations of every family, and random plans of the native engine under sanitizers (gcc). The
-# seed is the day's: what failed is drawn again with it.
-nightly: SEED ?= $(shell date +%Y%m%d)
+# What is too long for .ci/run. The outcome and the commit go to bench/nightly.json.
 nightly: setup
-	$(BIN)/python -m tools.fuzz_configs --count 300 --seed $(SEED)
-	$(BIN)/python -m tools.fuzz_kernels --minutes 20 --seed $(SEED)
+	$(BIN)/python -m tools.nightly
 
 check: setup
 	$(BIN)/ruff check .
