@@ -140,7 +140,10 @@ def tiny(
     shard_mb: Annotated[float | None, typer.Option(help="Cut the weights into files of this size.")] = None,
 ) -> None:
     """Make a tiny model with random weights, for tests and demonstrations."""
-    from manyhands.testing.tiny import make_tiny  # brings torch, which the other commands do not need
+    from manyhands.worker.runner import needing_torch
+
+    with needing_torch("a tiny model"):
+        from manyhands.testing.tiny import make_tiny
 
     if out.exists():
         raise BadRequest(f"{out} exists already; name a folder that does not")

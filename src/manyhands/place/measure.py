@@ -186,7 +186,7 @@ def _speed_of(entry: object, now_s: float) -> Speed | None:
 
 def measure_speed(model: Checkpoint) -> Speed:
     """Run layers of the model here; see the module for what stands in for them."""
-    from manyhands.worker.runner import native_program
+    from manyhands.worker.runner import native_program, torch_part
 
     shape, folder = model.shape, model.folder
     largest = max(shape.layer_bytes)
@@ -199,6 +199,7 @@ def measure_speed(model: Checkpoint) -> Speed:
     program = native_program(model.config, shape.precision)
     if program is not None:
         return _speed_of_likeness(program, count, shape.precision)
+    torch_part()
     with _likeness(model.config, count, shape.precision) as here:
         return _speed_of_folder(here, count, shape.precision)
 

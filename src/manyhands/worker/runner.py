@@ -8,9 +8,11 @@ end that must be used, or "torch"; what it names is never replaced by another.
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -90,9 +92,8 @@ def has_tiles() -> bool:
         flags = next((line for line in _CPUINFO.read_text().splitlines() if line.startswith("flags")), "")
     except OSError:
         return False
-    if "amx_bf16" not in flags.split():
+    if "amx_bf16" not in flags.split() or find_spec("torch") is None:
         return False
-    torch_part()
     from manyhands.model import tiles
 
     return tiles.available()
@@ -108,14 +109,21 @@ def _has_back_end() -> bool:
         return False
 
 
-def torch_part() -> ModuleType:
-    """The module that computes with torch. Raises ModelError where torch or transformers is not installed."""
+@contextmanager
+def needing_torch(what: str) -> Iterator[None]:
+    """Within, torch and what goes with it are imported. Raises ModelError where one of them is not installed."""
     try:
-        from manyhands.worker import torch_runner
+        yield
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("manyhands"):
             raise
-        raise ModelError(f"this model needs the torch engine ({error}): pip install 'manyhands[torch]'") from error
+        raise ModelError(f"{what} needs the torch engine ({error}): pip install 'manyhands[torch]'") from error
+
+
+def torch_part() -> ModuleType:
+    """The module that computes with torch. Raises ModelError where torch or transformers is not installed."""
+    with needing_torch("this model"):
+        from manyhands.worker import torch_runner
     return torch_runner
 
 
