@@ -289,6 +289,8 @@ def _tell_serving(member: "Member", hosting: "Hosting", tell: Reporter, why: str
             model_id=info.model,
             layers=str(info.span),
             dtype=info.precision,
+            arithmetic=info.arithmetic,
+            back_end=host.back_end,
             why=why,
             layer_ms=layer_s * 1e3,
             address=str(member.addresses[0]),

@@ -181,6 +181,8 @@ async def _host(
         address=str(addr),
         node=str(bound.node),
         model_id=host.info.model,
+        arithmetic=host.info.arithmetic,
+        back_end=host.back_end,
         note=widening_note(read_config(folder), job.precision),
         ticket=ticket.encode(),
     )

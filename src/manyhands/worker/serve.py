@@ -95,6 +95,11 @@ class SpanHost:
         return len(self._places)
 
     @property
+    def back_end(self) -> str:
+        """What computes the layers ("avx2", "torch"); "" while they are not loaded."""
+        return self.engine.model.runner.back_end if self.engine.model is not None else ""
+
+    @property
     def is_loaded(self) -> bool:
         return self.engine.model is not None
 
