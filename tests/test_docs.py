@@ -135,6 +135,28 @@ def test_every_option_is_described(path: str, command: Any) -> None:
                 assert f"`{name}`" in page or f" {name} " in page, f"{path} {name}"
 
 
+def options_of(command: Any) -> set[str]:
+    """Every long option of a command and of those below it."""
+    inner = getattr(command, "commands", {}).values()
+    return {name for parameter in command.params for name in parameter.opts + parameter.secondary_opts}.union(
+        {"--help"}, *(options_of(each) for each in inner)
+    )
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_options_that_are_named_exist(page: Path) -> None:
+    """In code spans and commands: options of `manyhands`, or of a script in bench/ or tools/."""
+    scripts = [file.read_text("utf8") for folder in ("bench", "tools") for file in (ROOT / folder).glob("*.py")]
+    scripts.append((ROOT / "src" / "manyhands" / "engine" / "golden.py").read_text("utf8"))
+    known = options_of(COMMAND) | set(re.findall(r"\"(--[a-z][a-z-]+)\"", "".join(scripts)))
+    text = page.read_text("utf8")
+    code = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+    code += [block.text for block in blocks() if block.page == page.name and block.info[:1] == ["sh"]]
+    ours = [part for part in code if not re.search(r"pip |ruff|mypy", part)]
+    named = {name for part in ours for name in re.findall(r"(?<![\w-])--[a-z][a-z-]+", part)}
+    assert named <= known, f"{page.name}: {sorted(named - known)}"
+
+
 def test_make_targets_and_modules_exist() -> None:
     made = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
@@ -202,6 +224,44 @@ def test_the_header_is_laid_out_as_described() -> None:
     assert f"{frame.HEADER_BYTES} bytes" in page
     for kind, message in frame.KINDS.items():
         assert re.search(rf"^\| ([\d, ]*\b)?{kind}\b[\d, ]* \| .*{message.__name__}", page, re.MULTILINE), message
+
+
+@pytest.mark.parametrize("config", [*SECTIONS.values(), TlsPolicy, SamplingParams], ids=lambda c: c.__name__)
+def test_every_described_field_exists(config: Any) -> None:
+    """The table below a heading with the dataclass's name: its rows are fields, and all of them."""
+    page = (ROOT / "docs" / "configuration.md").read_text("utf8")
+    (part,) = [part for part in page.split("\n## ") if re.match(rf"[^\n]*\b{config.__name__}:", part)]
+    rows = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", part, re.MULTILINE)]
+    named = [name for row in rows for name in row]
+    assert sorted(named) == sorted(field.name for field in dataclasses.fields(config))
+
+
+def test_keys_that_are_named_exist() -> None:
+    """`[section] key` on any page, and `section.key` in the right column of "Names in other systems"."""
+    page = (ROOT / "docs" / "configuration.md").read_text("utf8")
+    mapping = re.findall(r"^\| .* \| (.*) \|$", page[page.index("## Names in other systems") :], re.MULTILINE)
+    named = re.findall(r"`([a-z]+)\.(\w+)`", "".join(mapping))
+    for text in (p.read_text("utf8") for p in PAGES):
+        named += re.findall(r"`\[([a-z]+)\] (\w+)", text)
+    assert len(named) > 20
+    for section, key in named:
+        assert key in {field.name for field in dataclasses.fields(SECTIONS[section])}, f"[{section}] {key}"
+
+
+PLAIN = {
+    r"nobody|whoever": "no node, no peer, its holder ...",
+    r"liars?|lied": "untrusted node, a peer that sent wrong bytes ...",
+    r"strangers?|knock\w*": "unknown peer, client without the secret ...",
+    r"the books": "statistics",
+}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_words_are_plain(page: Path) -> None:
+    """The field's terms. What the program prints, in code, may say otherwise until it is changed."""
+    text = re.sub(r"`[^`]*`", "", FENCE.sub("", page.read_text("utf8")))
+    for words, better in PLAIN.items():
+        assert not (found := re.search(rf"\b({words})\b", text, re.IGNORECASE)), f"{page.name}: {found[0]}: {better}"
 
 
 @pytest.mark.parametrize("config", [*SECTIONS.values(), TlsPolicy, SamplingParams], ids=lambda c: c.__name__)
