@@ -15,6 +15,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 TILES = Path("src/manyhands/model/native")
 ENGINE = Path("src/manyhands/engine/native")
@@ -30,6 +31,13 @@ TARGETS: dict[str, dict[str, list[str]]] = {
             "-DLANES_AVX512",
             *(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl")),
             "-mfma",
+        ],
+        "amx": [
+            "-DTARGET=amx",
+            "-DLANES_AVX512",
+            "-DTILES",
+            *(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl")),
+            *("-mfma", "-mamx-tile", "-mamx-bf16"),
         ],
     },
     "aarch64": {**SCALAR, "neon": ["-DTARGET=neon", "-DLANES_NEON"]},
@@ -54,7 +62,11 @@ class Build(build_ext):
         for name, flags in targets.items():
             folder = str(Path(self.build_temp) / name)
             kernels = str(ENGINE / "kernels.c")
-            objects += self.compiler.compile([kernels], output_dir=folder, extra_postargs=[*FLAGS, *flags])
+            try:
+                objects += self.compiler.compile([kernels], output_dir=folder, extra_postargs=[*FLAGS, *flags])
+            except CompileError:
+                if name != "amx":  # gcc before 11: without tiles
+                    raise
         self.compiler.link_shared_object(objects, self.get_ext_fullpath(ext.name), extra_postargs=["-s", "-pthread"])
 
 

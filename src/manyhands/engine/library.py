@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
-VERSION: Final = 3  # of the interface: mh_version in native/plan.c
-BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon")  # by the number that C gives them
-PREFERENCE: Final = ("avx512", "avx2", "neon", "scalar")
+VERSION: Final = 4  # of the interface: mh_version in native/plan.c
+BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon", "amx")  # by the number that C gives them
+PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
 FORCED: Final = "MANYHANDS_ENGINE"
 TORCH: Final = "torch"  # what it names where no back end of this library shall compute

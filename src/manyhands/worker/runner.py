@@ -1,7 +1,7 @@
 """Which engine computes a model on this machine, decided in one place: the native one (engine/cpu.py), or torch (model/).
 
 The native engine serves models whose config.json yields a Program, in bf16 and fp32. torch serves the other precisions and
-families, and everything on CPUs with AMX tiles, for which the engine has no products yet. MANYHANDS_ENGINE names a back
+families, and everything on CPUs with AMX tiles, where the engine has not run yet. MANYHANDS_ENGINE names a back
 end that must be used, or "torch"; what it names is never replaced by another.
 """
 

@@ -6,6 +6,9 @@
 
 #include "functions.h"
 #include "panels.h"
+#ifdef TILES
+#include "tiles.h"
+#endif
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -135,11 +138,19 @@ static void prepare(const float *x, int64_t stride, int64_t k, int64_t rounds, c
 {
     int64_t whole = ceil_div(to->count, LANES_ROWS) * LANES_ROWS;
     for (int64_t row = first; row < first + count; row++) {
+#ifdef TILES
+        for (int64_t at = 0; to->form == TILED && at < to->depth * DEPTH; at += LANES) {
+            V v = row < to->count && at < k ? load_part(x + row * stride + at, k - at) : set(0);
+            to_bf16((half_t *)tile_of(to, at / DEPTH, row) + at % DEPTH, as_bf16(v));
+        }
+        if (to->form == TILED)
+            continue;
+#endif
         float *block = to->rows + row / LANES_ROWS * LANES_ROWS * DEPTH + row % LANES_ROWS;
         for (int64_t at = 0; at < to->depth * DEPTH; at += LANES) {
             V v = row < to->count && at < k ? load_part(x + row * stride + at, k - at) : set(0);
             v = rounds ? as_bf16(v) : v;
-            if (!to->is_blocked) {
+            if (to->form == FEW_AT_ONCE) {
                 store(to->rows + row * to->row_step + at / DEPTH * to->step_step + at % DEPTH, v);
                 continue;
             }
@@ -185,18 +196,31 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
 {
     int64_t depth = source->depth, bytes = panel_size(depth) * size_of_type(matrix->type);
     float *sums = scratch + EXPANDED * DEPTH * SIDE;
+#ifdef TILES
+    if (source->form == TILED)
+        tiles_begin();
+#endif
     for (int64_t panels; panel < end; panel += panels) {
         const char *packed = (const char *)matrix->packed + panel * bytes;
-        panels = source->is_blocked ? at_most(end - panel, PANELS) : 1;
+        panels = source->form == FEW_AT_ONCE ? 1 : at_most(end - panel, PANELS);
         for (int64_t p = 0; p < panels; p++)
             memset(sums + p * CHUNK * SIDE, 0, (size_t)(at_most(ceil_div(source->count, LANES_ROWS) * LANES_ROWS, CHUNK) * SIDE) * 4);
-        if (source->is_blocked)
+#ifdef TILES
+        if (source->form == TILED)
+            tile_product(source, packed, panels, sums);
+        else
+#endif
+        if (source->form == BLOCKED)
             block_product(matrix, source, packed, panels, sums, scratch);
         else
             chains(matrix->type, source->count, source->rows, source->row_step, source->step_step, packed, depth, sums, SIDE);
         for (int64_t p = 0; p < panels; p++)
             finish(matrix, panel + p, source->count, sums + p * CHUNK * SIDE, out, stride);
     }
+#ifdef TILES
+    if (source->form == TILED)
+        tiles_end();
+#endif
 }
 
 /* A sum over n numbers: lane i takes numbers i, i + 16, ... in order, then the tree. */
@@ -577,5 +601,10 @@ static void apply(int64_t function, float alpha, const float *x, float *out, int
 #define JOIN(a, b) JOIN_(a, b)
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
-const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), LANES_ROWS, prepare, product, norm, rotate, gate, add_rows, multiply, remember,
+#ifdef TILES
+enum { HAS_TILES = 1 };
+#else
+enum { HAS_TILES = 0 };
+#endif
+const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), HAS_TILES, LANES_ROWS, prepare, product, norm, rotate, gate, add_rows, multiply, remember,
                                         attend, widen, narrow, soften, route, apply};

@@ -20,11 +20,12 @@ typedef struct {
 } Matrix;
 
 /* Rows that a product reads, at most CHUNK, in steps of 32 numbers: many in blocks of block_rows, [step][block][even, odd][16][row],
- * zeros beyond `count`; few as they are, row_step and step_step numbers from a row, and a step, to the next. What the few steps of
+ * zeros beyond `count`, or in tiles (tiles.h); few as they are, row_step and step_step numbers from a row, and a step, to the next. What the few steps of
  * one pass read lies together, or rows of some thousand numbers would meet in the same sets of a cache. */
+enum { FEW_AT_ONCE, BLOCKED, TILED };
 typedef struct {
     float *rows;
-    int64_t count, depth, is_blocked, row_step, step_step;
+    int64_t count, depth, form, row_step, step_step; /* form: one of the above */
 } Source;
 
 static inline Source few_rows(float *rows, int64_t count, int64_t depth) { return (Source){rows, count, depth, 0, DEPTH, count * DEPTH}; }
@@ -45,6 +46,7 @@ typedef struct {
 
 typedef struct {
     const char *name;
+    int64_t has_tiles;  /* for rows and weights in bf16 */
     int64_t block_rows; /* rows that a blocked product takes at once, as many as have both their sums in registers; divides 12 */
     void (*prepare)(const float *x, int64_t stride, int64_t k, int64_t rounds, const Source *to, int64_t first, int64_t count);
     void (*product)(const Matrix *matrix, const Source *source, int64_t panel, int64_t end, float *out, int64_t stride,
@@ -67,6 +69,7 @@ typedef struct {
 } Kernels;
 
 extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
+extern const Kernels kernels_amx __attribute__((weak)); /* absent where the compiler knows no tiles */
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -5,10 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "modes.h"
 
 enum { HUGE_PAGE = 1 << 21 };
+#ifdef TILES_EMULATED
+enum { EMULATED = 1 };
+#else
+enum { EMULATED = 0 };
+#endif
 enum { PIECE = 256, PLAN_BYTES = 32 << 20 }; /* numbers that an embedding takes at once; of registers and prepared rows */
 
 static const Kernels *back_end(int64_t target)
@@ -18,6 +28,7 @@ static const Kernels *back_end(int64_t target)
 #if defined(__x86_64__)
     case 1: return &kernels_avx2;
     case 2: return &kernels_avx512;
+    case 4: return &kernels_amx;
 #elif defined(__aarch64__)
     case 3: return &kernels_neon;
 #endif
@@ -25,7 +36,22 @@ static const Kernels *back_end(int64_t target)
     }
 }
 
-/* Whether this CPU, and its system, can run a target: 0 scalar, 1 avx2, 2 avx512, 3 neon. */
+#if defined(__x86_64__) && !defined(TILES_EMULATED)
+/* Whether CPU and system have tiles for bf16, and let this process use them. */
+static int has_tiles(void)
+{
+    enum { REQUEST = 0x1023, TILE_DATA = 18, SAVED = 3 << 17, BF16_AND_TILE = 1 << 22 | 1 << 24 };
+    unsigned a, b, c, d, low, high;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & BF16_AND_TILE) != BF16_AND_TILE)
+        return 0;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (low & SAVED) == SAVED && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+}
+#elif defined(__x86_64__)
+static int has_tiles(void) { return 1; }
+#endif
+
+/* Whether this CPU, and its system, can run a target: 0 scalar, 1 avx2, 2 avx512, 3 neon, 4 amx. */
 EXPORT int mh_supports(int64_t target)
 {
 #if defined(__x86_64__)
@@ -33,6 +59,8 @@ EXPORT int mh_supports(int64_t target)
     int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     if (target == 1)
         return has_avx2 != 0;
+    if (target == 4)
+        return &kernels_amx && (EMULATED || mh_supports(2)) && has_avx2 && has_tiles();
     if (target == 2)
         return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -42,10 +70,10 @@ EXPORT int mh_supports(int64_t target)
 #endif
 }
 
-EXPORT int mh_version(void) { return 3; }
+EXPORT int mh_version(void) { return 4; }
 
-static uint64_t calls[4]; /* of each back end, since the library was loaded */
-EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 4 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
+static uint64_t calls[5]; /* of each back end, since the library was loaded */
+EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
 
 /* out[n] = function(x[n]), for the digests: activations by number, then 7 exp, 8 tanh, 9 erf. */
 EXPORT int mh_apply(int64_t target, int64_t function, double alpha, const float *x, float *out, int64_t n)

@@ -8,6 +8,7 @@ enum {
     MEMBER_WORK = 1 << 18,  /* multiply-adds for which waking one more thread pays */
     ATTEND_ROWS = 32,       /* positions of a task of attention */
     FEW_ROWS = 30,          /* rows of a product that are not blocked */
+    FEW_TILED = 2,          /* nor put into tiles */
     LEAST_HEADS = 4         /* query heads of one key head that a task keeps together */
 };
 
@@ -15,7 +16,7 @@ typedef struct {
     const Plan *plan;
     const Op *op;
     const Segment *segments;
-    int64_t num_segments, rows, per_task, num_parts, blocked, starts[MAX_REGISTERS];
+    int64_t num_segments, rows, per_task, num_parts, form, starts[MAX_REGISTERS];
     int64_t per_group; /* tasks: of a group of products, of a key head */
 } Job;
 
@@ -111,15 +112,16 @@ static void row_task(const void *argument, int64_t task, void *scratch)
 /* Rows that are prepared, and where those of a group lie. */
 static int64_t whole_rows(const Job *job)
 {
-    int64_t block = job->plan->kernels->block_rows;
-    return job->blocked ? ceil_div(job->rows, block) * block : job->rows;
+    int64_t block = job->form == TILED ? SIDE : job->form == BLOCKED ? job->plan->kernels->block_rows : 1;
+    return ceil_div(job->rows, block) * block;
 }
 
 static Source prepared_of(const Job *job, int64_t group)
 {
     int64_t depth = ceil_div(job->op->numbers[5], DEPTH);
-    Source source = few_rows(job->plan->prepared + group * whole_rows(job) * depth * DEPTH, job->rows, depth);
-    source.is_blocked = job->blocked;
+    int64_t floats = whole_rows(job) * depth * DEPTH / (job->form == TILED ? 2 : 1);
+    Source source = few_rows(job->plan->prepared + group * floats, job->rows, depth);
+    source.form = job->form;
     return source;
 }
 
@@ -212,7 +214,7 @@ static int64_t count_parts(const Plan *plan, const Op *op)
 {
     int64_t count = 1, left = plan->ops + plan->num_ops - op;
     while (op->numbers[8] == 1 && count < left && op[count].numbers[8] == 1 && count < MAX_REGISTERS && op[count].kind == PRODUCT && op[count - 1].numbers[1] != op->numbers[0] &&
-           op[count].numbers[0] == op->numbers[0] && op[count].numbers[4] == op->numbers[4] && op[count].numbers[5] == op->numbers[5])
+           op[count].numbers[0] == op->numbers[0] && op[count].numbers[2] == op->numbers[2] && op[count].numbers[4] == op->numbers[4] && op[count].numbers[5] == op->numbers[5])
         count++;
     return count;
 }
@@ -220,12 +222,13 @@ static int64_t count_parts(const Plan *plan, const Op *op)
 static int run_products(const Plan *plan, Team *team, int64_t threads, Job job)
 {
     const Op *op = job.op;
-    int64_t k = op->numbers[5], groups = op->numbers[8], panels = 0, tasks = 0, block = plan->kernels->block_rows;
+    int64_t k = op->numbers[5], groups = op->numbers[8], panels = 0, tasks = 0;
     for (int64_t part = 0; part < job.num_parts; part++)
         panels += ceil_div(op[part].numbers[7], SIDE);
-    job.blocked = job.rows > FEW_ROWS;
+    int is_tiled = job.plan->kernels->has_tiles && job.plan->rounds && op->numbers[2] == BF16;
+    job.form = is_tiled && job.rows > FEW_TILED ? TILED : job.rows > FEW_ROWS ? BLOCKED : FEW_AT_ONCE;
     int64_t members = members_for(threads, panels * SIDE * k * job.rows * groups);
-    job.per_task = ceil_div(ceil_div(job.rows, members * 2), block) * block;
+    job.per_task = ceil_div(ceil_div(job.rows, members * 2), 48) * 48; /* a multiple of all blocks */
     job.per_group = ceil_div(job.rows, job.per_task);
     int failed = team_run(team, members_for(threads, job.rows * k * 4 * groups), prepare_task, &job, job.per_group * groups, 0);
     int64_t least = ceil_div(TASK_BYTES, panel_size(ceil_div(k, DEPTH)) * 2);
