@@ -11,11 +11,10 @@ A thread would not do: a long call that holds the interpreter's lock stops the e
 import asyncio
 import os
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
+from manyhands.api.preparation.child import Child
 from manyhands.api.preparation.prepare import Prepared
 from manyhands.api.preparation.process import (
     HEAD_BYTES,
@@ -110,8 +109,8 @@ class Preparing:
         self._specs, self._deadline_s = specs, deadline_s
         self.turns = turns or FairTurns()
         self._futures: dict[int, asyncio.Future[None]] = {}
-        self._idle: list[tuple[Process, Sequence[SpeakerSpec]]] = []
-        self._live: list[Process] = []  # all that have not been seen to end
+        self._idle: list[tuple[Child, Sequence[SpeakerSpec]]] = []
+        self._live: list[Child] = []  # all that have not been seen to end
         self._retire: asyncio.TimerHandle | None = None
         self._count = 0
         self.num_started = self.num_killed = 0
@@ -159,8 +158,7 @@ class Preparing:
                 await self._end(process)
         return read_answer(said, ids)
 
-    async def _ask(self, process: Process, job: PreparationJob) -> tuple[bytes, bytes]:
-        assert process.stdin is not None and process.stdout is not None
+    async def _ask(self, process: Child, job: PreparationJob) -> tuple[bytes, bytes]:
         process.stdin.write(to_frame(job))
         await process.stdin.drain()
         size, num_ids = lengths_of(await process.stdout.readexactly(HEAD_BYTES))
@@ -168,12 +166,13 @@ class Preparing:
             raise ConnectionError("an answer without bounds")
         return await process.stdout.readexactly(size), await process.stdout.readexactly(num_ids)
 
-    async def _process(self, specs: Sequence[SpeakerSpec]) -> Process:
+    async def _process(self, specs: Sequence[SpeakerSpec]) -> Child:
         while self._idle:
             process, known = self._idle.pop()
-            if process.returncode is None and known is specs:
+            if not process.has_ended and known is specs:
                 return process
             await self._end(process)
+        self._live = [child for child in self._live if not child.has_ended]  # which reaps those that retired
         self.num_started += 1
         environment = {
             **os.environ,
@@ -182,7 +181,7 @@ class Preparing:
             "OMP_NUM_THREADS": "1",
         }
         command = (sys.executable, "-m", "manyhands.api.preparation.process", str(max(1, round(self._deadline_s))))
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environment)
+        process = await Child.start(command, environment)
         self._live.append(process)
         try:
             await self._load(process, specs)
@@ -191,8 +190,7 @@ class Preparing:
             raise
         return process
 
-    async def _load(self, process: Process, specs: Sequence[SpeakerSpec]) -> None:
-        assert process.stdin is not None and process.stdout is not None
+    async def _load(self, process: Child, specs: Sequence[SpeakerSpec]) -> None:
         process.stdin.write(to_frame(specs))
         try:
             async with asyncio.timeout(START_S):
@@ -201,7 +199,7 @@ class Preparing:
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
             raise ShardUnavailable("large requests cannot be read now: their process did not start") from error
 
-    def _keep(self, process: Process, specs: Sequence[SpeakerSpec]) -> None:
+    def _keep(self, process: Child, specs: Sequence[SpeakerSpec]) -> None:
         self._idle.append((process, specs))
         if self._retire is not None:
             self._retire.cancel()
@@ -211,18 +209,12 @@ class Preparing:
         """Their stdin ends, and they with it."""
         self._retire = None
         for process, _ in self._idle:
-            assert process.stdin is not None
             process.stdin.close()
         self._idle.clear()
 
-    async def _end(self, process: Process) -> None:
+    async def _end(self, process: Child) -> None:
         self.num_killed += 1
-        with suppress(ProcessLookupError):
-            process.kill()
-        assert process.stdin is not None
-        process.stdin.transport.abort()  # what it has not read will not be
-        with suppress(ConnectionError):
-            await process.communicate()  # to the end of its stdout: then the transport is closed
+        await process.end()
         if process in self._live:
             self._live.remove(process)
 

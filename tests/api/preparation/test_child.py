@@ -1,0 +1,70 @@
+"""A child process: its pipes, its end, and a start that neither runs on the event loop's thread nor leaves anything behind."""
+
+import asyncio
+import os
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from manyhands.api.preparation import child
+from manyhands.api.preparation.child import Child
+
+ECHO = (
+    sys.executable,
+    "-c",
+    "import sys; sys.stdout.write(sys.stdin.readline()); sys.stdout.flush(); sys.stdin.read()",
+)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_it_speaks_and_is_gone_when_it_was_ended() -> None:
+    async def main() -> None:
+        it = await Child.start(ECHO, os.environ)
+        it.stdin.write(b"hello\n")
+        await it.stdin.drain()
+        assert await it.stdout.readline() == b"hello\n" and not it.has_ended
+        await it.end()
+        assert it.has_ended and not is_there(it.pid)
+        await it.end()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_it_starts_beside_the_loop_and_dies_with_who_wanted_it(
+    monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    threads, started, plain, may_go = list[int](), list[Any](), child._start, threading.Event()
+
+    def start(*args: Any) -> Any:
+        threads.append(threading.get_ident())
+        assert may_go.wait(30)
+        started.append(plain(*args))
+        return started[0]
+
+    monkeypatch.setattr(child, "_start", start)
+
+    async def main() -> None:
+        starting = asyncio.create_task(Child.start(ECHO, os.environ))
+        while not threads:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        if is_cancelled:
+            starting.cancel()
+            await asyncio.wait((starting,))
+        may_go.set()
+        if not is_cancelled:
+            await (await starting).end()
+        while not started or is_there(started[0].pid):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert threads != [threading.get_ident()]
