@@ -59,12 +59,13 @@ def test_it_starts_beside_the_loop_and_dies_with_who_wanted_it(
             await asyncio.sleep(0.01)
         if is_cancelled:
             starting.cancel()
-            await asyncio.wait((starting,))
-        may_go.set()
-        if not is_cancelled:
-            await (await starting).end()
-        while not started or is_there(started[0].pid):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+        may_go.set()
+        if is_cancelled:
+            await asyncio.wait((starting,))
+        else:
+            await (await starting).end()
+        assert starting.cancelled() == is_cancelled and not is_there(started[0].pid)
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert threads != [threading.get_ident()]

@@ -24,22 +24,21 @@ class Child:
 
     @classmethod
     async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> "Child":
-        """Raises OSError. Cancelling kills what has been started."""
-        loop = asyncio.get_running_loop()
-        starting = loop.run_in_executor(None, _start, command, environment)
+        """Raises OSError. Cancelling ends what has been started, and takes as long as that."""
+        making = asyncio.ensure_future(cls._make(command, environment))
         try:
-            process = await asyncio.shield(starting)
+            return await asyncio.shield(making)
         except asyncio.CancelledError:
-            starting.add_done_callback(_kill)
+            await (await making).end()
             raise
-        try:
-            assert process.stdin is not None and process.stdout is not None
-            stdout = asyncio.StreamReader()
-            await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), process.stdout)
-            transport, protocol = await loop.connect_write_pipe(FlowControlMixin, process.stdin)
-        except BaseException:
-            process.kill()
-            raise
+
+    @classmethod
+    async def _make(cls, command: Sequence[str], environment: Mapping[str, str]) -> "Child":
+        loop = asyncio.get_running_loop()
+        process = await loop.run_in_executor(None, _start, command, environment)
+        stdout = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), process.stdout)
+        transport, protocol = await loop.connect_write_pipe(FlowControlMixin, process.stdin)
         return cls(process, asyncio.StreamWriter(transport, protocol, None, loop), stdout)
 
     @property
@@ -62,10 +61,3 @@ class Child:
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(environment))
-
-
-def _kill(starting: "asyncio.Future[subprocess.Popen[bytes]]") -> None:
-    if not starting.cancelled() and starting.exception() is None:
-        process = starting.result()
-        process.kill()
-        process.communicate()  # it is dead: this closes its pipes and reaps it
