@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 from manyhands.core import NodeAddr, NodeId, SpanInfo
 from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net.pool import LinkPool
-from manyhands.net.setbacks import Setbacks
+from manyhands.net.setbacks import Setbacks, not_again
 from manyhands.net.transport import Link, Transport
 from manyhands.net.watch import Watch, read
 from manyhands.wire.message import PROTOCOL_VERSION, Hello, Lane, Message, Token
@@ -42,9 +42,9 @@ class Node:
         self.address: NodeAddr | None = None
         self._spans = spans
         self.transport = make_transport(self._hello)
-        self.pool = LinkPool(self.transport, self._linked)
-        self.setbacks = Setbacks()  # which nodes not to dial now
         self.watch = Watch()
+        self.pool = LinkPool(self.transport, self._linked, self._late_s)
+        self.setbacks = Setbacks()  # which nodes and addresses not to dial now
         self._handlers: dict[type[Any], list[Handler[Any]]] = {}
         self._on_linked: list[Callable[[Link], None]] = []
         self._on_lost: list[Callable[[Link, str], None]] = []
@@ -111,27 +111,28 @@ class Node:
         self.address = await self.transport.listen(addr)
         return self.address
 
+    def _late_s(self) -> float:
+        return self.watch.stalls.worst_s(asyncio.get_running_loop().time())
+
     def _hello(self, lane: Lane) -> Hello:
         return Hello(PROTOCOL_VERSION, lane, self.name, self.address, self._spans(), Token(os.urandom(16).hex()))
 
     # -- links --------------------------------------------------------------------------------------------------------
 
-    async def reach(self, addr: NodeAddr, node: NodeId, timeout_s: float) -> Link:
-        """A control link to `node`, dialled at `addr` if there is none.
+    async def reach(self, addr: NodeAddr, node: NodeId, timeout_s: float, lane: Lane = "control") -> Link:
+        """A link to `node`, dialled at `addr` if there is none.
 
         Raises LinkClosed, at once if `node` or `addr` could not be reached lately (setbacks.py).
         """
-        if (link := self.pool.find(node, "control")) is not None:
+        if (link := self.pool.find(node, lane)) is not None:
             return link
         wait_s = self.setbacks.wait_s(node, addr, asyncio.get_running_loop().time())
         if wait_s:
-            raise LinkClosed(
-                f"{addr} could not be reached lately: it is dialled again in {wait_s:.0f} s at the earliest"
-            )
+            raise not_again(addr, wait_s)
         self.setbacks.began(node, addr)
         try:
             async with asyncio.timeout(timeout_s):
-                link = await self.pool.get(NodeAddr(addr.host, addr.port, node), "control")
+                link = await self.pool.get(NodeAddr(addr.host, addr.port, node), lane)
         except (LinkClosed, TimeoutError) as error:
             self.note_unreachable(node, [addr])
             raise LinkClosed(str(error) or f"{addr} did not answer within {timeout_s:g} s") from error

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -196,9 +197,11 @@ class Nowhere:
 
     def __init__(self, node: FullNode) -> None:
         self.under_way = self.most = 0
+        self.of = Counter[int]()  # dials by port
         plain = node.transport.dial
 
         async def dial(addr: NodeAddr, lane: Any) -> Link:
+            self.of[addr.port] += 1
             if addr.port < 10_000:
                 return await plain(addr, lane)
             self.under_way += 1
@@ -258,6 +261,25 @@ def test_dials_for_one_member_and_for_all_are_bounded(bench: Bench) -> None:
         assert {fault.code for fault in flooder.of(Fault)} == {Busy.code}
         await flooder.heard(Fault, 30)
         assert nowhere.under_way == 0 and flooder.victim.worker.dials.num_used == 0
+
+    attack(bench, work)
+
+
+@pytest.mark.parametrize("port", [999, 10_001], ids=["refuses", "is silent"])
+def test_an_address_that_cannot_be_reached_is_left_alone_whoever_names_it(bench: Bench, port: int) -> None:
+    """Session after session names it as its successor: it is dialled once in 5 s, then ever more seldom. (It was each time.)"""
+
+    async def work(flooder: Flooder) -> None:
+        dialled, control = Nowhere(flooder.victim), await flooder.link()
+        began = asyncio.get_running_loop().time()
+        for number in range(1, 61):
+            node = flooder.node.transport.node if number % 2 else None
+            control.send(flooder.open(control, number, successor=NodeAddr("mem", port, node)))
+            await flooder.heard(Fault, number)
+            await asyncio.sleep(1)
+        took_s = asyncio.get_running_loop().time() - began
+        assert took_s < 200 and dialled.of[port] <= 6, "at 0, 5, 15, 35 and 75 s, and once while it was tried"
+        assert not flooder.victim.setbacks.failing_s(flooder.node.transport.node, began), "its name was abused"
 
     attack(bench, work)
 

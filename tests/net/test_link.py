@@ -1,13 +1,14 @@
 """What every Link promises, over memory."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
-from manyhands.core import NodeId
+from manyhands.core import NodeId, SessionId
 from manyhands.errors import LinkClosed, ProtocolError
-from manyhands.net.link import CLOSE_S, MAX_UNSENT, FramedLink, Handshake
+from manyhands.net.link import CLOSE_S, MAX_UNSENT, MIN_READ_BPS, MUCH_UNSENT, READ_S, FramedLink, Handshake
 from manyhands.testing.clock import run_virtual
 from manyhands.wire.message import (
     PROTOCOL_VERSION,
@@ -15,6 +16,7 @@ from manyhands.wire.message import (
     DirectoryUpdate,
     Hello,
     Message,
+    Payload,
     Ping,
     Pong,
     Step,
@@ -223,3 +225,44 @@ def test_a_peer_that_does_not_read_costs_a_bounded_number_of_bytes(lane: Any) ->
         assert MAX_UNSENT[lane] // 2 < most <= MAX_UNSENT[lane] + (1 << 20)
 
     over(lane, body)
+
+
+class Slow(Deaf):
+    """Reads at a rate, by a clock that the test moves."""
+
+    def __init__(self, read_Bps: float) -> None:
+        super().__init__()
+        self.read_Bps, self.now, self.waiting = read_Bps, 0.0, 0.0
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.waiting = max(0.0, self.waiting - seconds * self.read_Bps)
+
+    def writelines(self, parts: Any) -> None:
+        self.waiting += sum(map(len, parts))
+
+    def get_write_buffer_size(self) -> int:
+        return int(self.waiting)
+
+
+@pytest.mark.parametrize(("read_Bps", "is_kept"), [(0, False), (0.9 * MIN_READ_BPS, False), (1.5 * MIN_READ_BPS, True)])
+def test_a_slow_reader_of_data_costs_less_than_a_busy_one(read_Bps: float, is_kept: bool) -> None:
+    """Steps of 1 MiB come, two a second; who reads less than one a second is cut off, long before the lane's limit."""
+
+    async def main() -> None:
+        transport = Slow(read_Bps)
+        link = FramedLink(Handshake(says("x"), lambda _: A, lambda: transport.now, "data"))
+        transport.set_protocol(link)
+        link.connection_made(transport)
+        link.pause_writing()
+        most, every_s = 0.0, (1 << 20) / (2 * MIN_READ_BPS)
+        payload = Payload("bf16", 1 << 19, bytes(1 << 20))
+        with contextlib.suppress(LinkClosed):
+            for number in range(300):
+                link.send(Step(SessionId(bytes(16)), 1, 0, number, 1, 0, 0, "hidden", None, payload))
+                transport.wait(every_s)
+                most = max(most, transport.waiting)
+        assert link.is_closed != is_kept
+        assert most <= MUCH_UNSENT + 2 * MIN_READ_BPS * READ_S + (2 << 20) < MAX_UNSENT["data"]
+
+    asyncio.run(main())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.core import NodeId, Span
-from manyhands.route.learn import FORGET_S, HALF_LIFE_S, WEIGHT, Learned
+from manyhands.route.learn import BELIEVED, FORGET_S, HALF_LIFE_S, WEIGHT, Learned
 from manyhands.route.offer import Terms, pair
 from manyhands.route.search import find_route
 from tests.route.test_policies import MS, offer, shown
@@ -106,3 +106,24 @@ def test_a_node_that_promises_too_much_loses_its_sessions_until_it_is_tried_agai
     learned.observe(A, Span(0, 12), 5 * MS, now=0)
     assert route(1) == "b:0-11"
     assert route(3 * HALF_LIFE_S) == "a:0-11"
+
+
+@pytest.mark.parametrize("number", [1, 64])
+def test_impossible_speed_is_believed_only_as_far_as_a_fast_newcomers(number: int) -> None:
+    """64 records that claim a thousandth of what sessions measured, beside two honest nodes at 5 ms."""
+    learned = Learned()
+    honest = [offer(name, 0, 12, 5 * MS) for name in ("a", "b")]
+    false = [offer(f"x{i}", 0, 12, 5e-6) for i in range(number)]
+
+    def costs(now: float) -> list[float | None]:
+        least_s = learned.least_s(now)
+        return [learned.informed(o, now, least_s).layer_s for o in (*honest, *false)]
+
+    assert min(cost or 0 for cost in costs(0)) == 5e-6, "nothing is known yet"
+    for node in (A, B):
+        learned.observe(node, SPAN, 5 * MS, now=0)
+    assert costs(0)[2:] == [5 * MS / BELIEVED] * number
+    for each in false:
+        learned.observe(each.node, SPAN, 20 * MS, now=1)
+    assert all(cost == pytest.approx(20 * MS) for cost in costs(1)[2:])
+    assert min(cost or 0 for cost in costs(1 + FORGET_S)[2:]) >= 5 * MS / BELIEVED, "and never again"

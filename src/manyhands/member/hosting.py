@@ -7,7 +7,7 @@ memory does not hold both, the old one is drained first, which is allowed only w
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +20,7 @@ from manyhands.member.reassign import ReassignHandler
 from manyhands.member.speed import decode_layer_s
 from manyhands.member.view import SwarmSnapshot, holdings_of, missing_spans, view_of
 from manyhands.member.weights import ServedModel, Weights
+from manyhands.net.transport import Link
 from manyhands.place.balance import LoadHistory, Move, decide, may_leave
 from manyhands.place.budget import MemoryBudget
 from manyhands.place.strategy import Holding, SpanChoice, choose_span
@@ -329,7 +330,11 @@ class Hosting:
 def provider_of(member: Member, record: Record) -> Provider:
     """A node as a source of weights."""
     addr: NodeAddr = member.book(record.node)[0]
-    return PeerProvider(record.node, record.name, member.node.wants, lambda: member.node.pool.get(addr, "bulk"))
+
+    def link() -> Awaitable[Link]:
+        return member.node.reach(addr, record.node, member.node.pool.connect_s, "bulk")
+
+    return PeerProvider(record.node, record.name, member.node.wants, link)
 
 
 def _prefixes(span: Span) -> list[Span]:

@@ -29,6 +29,11 @@ OWN = (Hello, Ping, Pong)  # messages that a link takes itself
 # Bytes that may wait to be read by the peer; more close the link. Control: a directory. Data: credits of 32 sessions, 16
 # steps of 1 MiB each. Bulk: a chunk of weights at a time.
 MAX_UNSENT: dict[Lane, int] = {"control": 4 << 20, "data": 512 << 20, "bulk": 16 << 20}
+# While more than MUCH_UNSENT waits, the peer has to read MIN_READ_BPS in each READ_S, or it loses the link: 64 MiB would then
+# take it a minute. So a slow reader costs MUCH_UNSENT and what is sent to it in READ_S.
+MUCH_UNSENT = 64 << 20
+MIN_READ_BPS = 1 << 20
+READ_S = 10.0
 CLOSE_S = 1.0  # how long aclose waits for queued bytes to leave
 
 
@@ -65,6 +70,9 @@ class FramedLink(asyncio.BufferedProtocol):
         self._can_write.set()
         self._lost = asyncio.Event()
         self._is_reading = True
+        self._much_since: tuple[float, int] | None = (
+            None  # more than MUCH_UNSENT waits: since when, and bytes read by then
+        )
         self._is_waiting = False  # for its turn, to hand on what came
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._num_pings = 0
@@ -282,9 +290,28 @@ class FramedLink(asyncio.BufferedProtocol):
 
     def _check_is_read(self, num_unsent: int, limit: int) -> None:
         """Close the link if more waits than a peer that reads would leave."""
-        if num_unsent > limit and self._closed is None:
-            logger.warning("peer=%s lane=%s does not read: %d bytes wait", self._peer, self._reader.lane, num_unsent)
-            self.abort(f"the peer does not read: {num_unsent} bytes wait, {limit} is the limit")
+        if self._closed is not None:
+            return
+        if num_unsent > limit:
+            why = f"{num_unsent} bytes wait, {limit} is the limit"
+        elif self._is_read_slowly(num_unsent):
+            why = f"{num_unsent} bytes wait, and it took less than {MIN_READ_BPS} a second for {READ_S:g} s"
+        else:
+            return
+        logger.warning("peer=%s lane=%s does not read: %s", self._peer, self._reader.lane, why)
+        self.abort(f"the peer does not read: {why}")
+
+    def _is_read_slowly(self, num_unsent: int) -> bool:
+        """Whether much has waited for READ_S, of which the peer has read little. To be asked at each write."""
+        if num_unsent <= MUCH_UNSENT:
+            self._much_since = None
+            return False
+        now, num_read = self._handshake.clock(), self.health.bytes_sent - num_unsent
+        began, num_before = self._much_since = self._much_since or (now, num_read)
+        if now - began < READ_S:
+            return False
+        self._much_since = now, num_read
+        return num_read - num_before < MIN_READ_BPS * (now - began)
 
     def _check_open(self) -> None:
         if self._closed is not None:

@@ -6,20 +6,31 @@ from dataclasses import replace
 
 from manyhands.core import EdgeHealth, NodeAddr, NodeId
 from manyhands.errors import LinkClosed
+from manyhands.net.liveness import stretched_s
 from manyhands.net.transport import Link, Transport
 from manyhands.wire.message import Lane
 
 PeerLane = tuple[NodeId, Lane]
 
-# How long a request waits for a link that it needs, on its origin and on its hops.
+MAX_PLACES = 1024  # addresses where a node has answered, that are remembered
+
+# How long a request waits for a link that it needs, on its origin and on its hops, where event loops run on time.
 CONNECT_TIMEOUT_S = 10.0
 
 
 class LinkPool:
-    """All open links of a node. Owns their closing; the transport stays its maker's. `on_new` is told of each link, once."""
+    """All open links of a node. Owns their closing; the transport stays its maker's. `on_new` is told of each link, once.
 
-    def __init__(self, transport: Transport, on_new: Callable[[Link], None] = lambda link: None) -> None:
-        self._transport, self._on_new = transport, on_new
+    `late_s` tells how late this node's event loop has run lately.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        on_new: Callable[[Link], None] = lambda link: None,
+        late_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._transport, self._on_new, self._late_s = transport, on_new, late_s
         self._added = asyncio.Event()
         self._links: dict[PeerLane, list[Link]] = {}
         self._nodes: dict[tuple[str, int], NodeId] = {}  # who answered at an address, for addresses without a node
@@ -28,6 +39,11 @@ class LinkPool:
 
     def __repr__(self) -> str:
         return f"<LinkPool open={sum(map(len, self._open().values()))} dialling={len(self._dialling)}>"
+
+    @property
+    def connect_s(self) -> float:
+        """How long a request waits for a link now: CONNECT_TIMEOUT_S, stretched by lateness."""
+        return stretched_s(CONNECT_TIMEOUT_S, self._late_s())
 
     def find(self, node: NodeId, lane: Lane) -> Link | None:
         """An open link to `node`, whoever dialled it; a direct one rather than one through a relay."""
@@ -105,7 +121,7 @@ class LinkPool:
         self._dialling[addr, lane] = pending
         try:
             link = await self._transport.dial(addr, lane)
-            self._nodes[addr.host, addr.port] = link.peer
+            self._note(addr, link.peer)
             self.add(link)
             pending.set_result(None)
         except LinkClosed as exc:
@@ -117,6 +133,16 @@ class LinkPool:
         if link.is_closed:
             raise LinkClosed(f"{addr} is not dialled: this node is stopping")
         return link
+
+    def _note(self, addr: NodeAddr, node: NodeId) -> None:
+        """`node` answered at `addr`. Of MAX_PLACES the oldest that no link leads to, else the oldest, is forgotten."""
+        self._nodes.pop((addr.host, addr.port), None)
+        self._nodes[addr.host, addr.port] = node
+        if len(self._nodes) > MAX_PLACES:
+            linked = {peer for peer, _ in self._links}
+            del self._nodes[
+                next((place for place, node in self._nodes.items() if node not in linked), next(iter(self._nodes)))
+            ]
 
     def _open(self) -> dict[PeerLane, list[Link]]:
         """The links without the closed ones."""

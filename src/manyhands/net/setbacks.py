@@ -2,7 +2,7 @@
 
 A record may name any address, also one that blackholes, or a machine that has nothing to do with the swarm. So a dial that
 failed is remembered for the node *and* for its address: both are left alone for FIRST_S, twice as long after each further
-failure, at most MAX_S, and forgotten after as long again. However many made-up keys name one address, a node dials it no more
+failure, at most MAX_S, and forgotten after as long again (20 s at least). However many made-up keys name one address, a node dials it no more
 often than that. An address where a link has proven one node is not dialled for another one while that link is open, nor one
 that is being dialled for another.
 """
@@ -10,9 +10,11 @@ that is being dialled for another.
 from collections.abc import Iterable
 
 from manyhands.core import NodeAddr, NodeId
+from manyhands.errors import LinkClosed
 
 FIRST_S = 5.0
 MAX_S = 300.0
+DIAL_S = 20.0  # a dial takes less: one that was begun when it was allowed, and failed, counts as a further failure
 AGAIN_S = 1.0  # until an address that is being dialled for another node is asked about again
 MAX_REMEMBERED = 8192  # nodes and addresses; the oldest are forgotten first
 Place = tuple[str, int]
@@ -29,13 +31,15 @@ class Setbacks:
     def __len__(self) -> int:
         return len(self._failures)
 
-    def failed(self, node: NodeId, addrs: Iterable[NodeAddr], now: float) -> None:
-        """A dial of `node` at `addrs` failed, or a session could not be opened on it."""
+    def failed(self, node: NodeId | None, addrs: Iterable[NodeAddr], now: float) -> None:
+        """A dial of `node` at `addrs` failed, or a session could not be opened on it. None: another peer named the addresses,
+        perhaps wrongly, so that only they are left alone."""
         places = [(addr.host, addr.port) for addr in addrs]
-        keys: list[NodeId | Place] = [node, *(place for place in places if place not in self._proven)]
+        keys: list[NodeId | Place] = [place for place in places if place not in self._proven]
+        keys += [] if node is None else [node]
         for key in keys:
             waited_s, until = self._failures.pop(key, (0.0, now))
-            if now >= until + waited_s:
+            if now >= until + max(waited_s, DIAL_S):
                 waited_s = 0.0
             wait_s = min(MAX_S, max(FIRST_S, 2 * waited_s))
             self._failures[key] = wait_s, now + wait_s
@@ -75,3 +79,8 @@ class Setbacks:
             return AGAIN_S
         ends = [self._failures[key][1] for key in (node, place) if key in self._failures]
         return max(0.0, *(end - now for end in ends)) if ends else 0.0
+
+
+def not_again(addr: NodeAddr, wait_s: float) -> LinkClosed:
+    """What to raise instead of dialling `addr`."""
+    return LinkClosed(f"{addr} could not be reached lately: it is dialled again in {wait_s:.0f} s at the earliest")

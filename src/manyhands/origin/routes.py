@@ -195,9 +195,12 @@ class Routes:
         """The best route over `offers`. Raises ShardUnavailable, WeightsMismatch."""
         mine = [o for o in offers if (o.info.model, o.info.precision) == (self._model.id, self._model.precision)]
         now = time.monotonic()
+        least_s = self._learned.least_s(now)
         try:
             route = find_route(
-                [self._learned.informed(o, now) for o in mine], self._model.num_layers, terms=self._terms(num_tokens)
+                [self._learned.informed(o, now, least_s) for o in mine],
+                self._model.num_layers,
+                terms=self._terms(num_tokens),
             )
         except ShardUnavailable:  # say what there is, if there is something
             route = find_route(offers, self._model.num_layers, (self._model.id, self._model.precision))

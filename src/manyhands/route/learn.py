@@ -7,12 +7,16 @@ that was slow may have recovered and nobody would ask it again; after FORGET_S i
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 
 from manyhands.core import NodeId, Span
 from manyhands.route.offer import Offer, Pair, pair
 
 WEIGHT = 0.2  # of a new observation: Petals' for round trips (field.md 4(b)); 10 observations make up 90 %
 HALF_LIFE_S = 60.0  # a figure this old counts half: twelve heartbeats of a record, which brings fresh advertised ones
+# A node that no session has measured yet is taken to be at most so many times as fast as the median of those that were: a false
+# record draws requests no more strongly than a fast newcomer does, until the first of them measures it.
+BELIEVED = 4.0
 FORGET_S = 600.0  # by then a figure counts less than 0.1 %
 
 
@@ -67,9 +71,15 @@ class Learned:
         known = [a for part, a in self._layers.get(node, {}).items() if span.covers(part) and not _is_old(a, now)]
         return max(known, key=lambda a: a.at).faded(advertised, now) if known else advertised
 
-    def informed(self, offer: Offer, now: float) -> Offer:
-        """The offer with the cost that experience gives it."""
-        layer_s = self.cost(offer.node, offer.info.span, offer.layer_s, now)
+    def least_s(self, now: float) -> float:
+        """The least seconds of a layer that an advertisement is believed for; 0 while nothing has been observed."""
+        seen = [a.value for known in self._layers.values() for a in known.values() if not _is_old(a, now)]
+        return median(seen) / BELIEVED if seen else 0.0
+
+    def informed(self, offer: Offer, now: float, least_s: float = 0.0) -> Offer:
+        """The offer with the cost that experience gives it, and that it advertises where that is not below `least_s`."""
+        told = None if offer.layer_s is None else max(offer.layer_s, least_s)
+        layer_s = self.cost(offer.node, offer.info.span, told, now)
         return replace(offer, load=replace(offer.load, layer_s=layer_s or 0.0))
 
     def rtts(self, now: float, advertised: Mapping[Pair, float] | None = None) -> dict[Pair, float]:

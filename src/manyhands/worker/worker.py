@@ -16,7 +16,8 @@ from manyhands.checkpoint.manifest import Manifest, build_manifest
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeAddr, NodeId, Precision, SamplingParams, Span, SpanInfo
 from manyhands.errors import BadRequest, Busy, LinkClosed, ManyhandsError, ShardUnavailable
-from manyhands.net.pool import CONNECT_TIMEOUT_S, LinkPool
+from manyhands.net.pool import LinkPool
+from manyhands.net.setbacks import Setbacks, not_again
 from manyhands.net.transport import Link, try_send
 from manyhands.node import Node
 from manyhands.wire.message import Close, Credit, Fault, Feed, Open, Probe, Step
@@ -65,6 +66,7 @@ class Worker:
         name: str,
         config: WorkerConfig,
         pool: LinkPool,
+        setbacks: Setbacks,
         start: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
         sampling: Callable[[Path, bool], Callable[[SamplingParams], Draws]],
     ) -> None:
@@ -74,7 +76,7 @@ class Worker:
         self.owners = Owners()
         self.dials = Allotment("dials", MAX_DIALS_PER_PEER, MAX_DIALS)
         self._serials: dict[Link, Serials] = {}  # of the Opens that came on each link
-        self._name, self._pool, self._start, self._sampling = name, pool, start, sampling
+        self._name, self._pool, self._setbacks, self._start, self._sampling = name, pool, setbacks, start, sampling
         self._loadable: list[Loadable] = []
         self._running: dict[SpanHost, asyncio.Task[None]] = {}
 
@@ -257,12 +259,12 @@ class Worker:
     async def _open(self, host: SpanHost, opening: Opening) -> None:
         """Connect to the successor, then open. A failure is the session's alone: its origin gets a Fault.
 
-        Deadline: CONNECT_TIMEOUT_S to connect, then LOAD_S for layers that are not in memory. A successor that
+        Deadline: `pool.connect_s` to connect, then LOAD_S for layers that are not in memory. A successor that
         cannot be reached is blamed; a session that had its place before keeps it.
         """
         message, origin = opening.message, opening.origin
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(self._pool.connect_s):
                 if message.successor is not None:
                     successor = await self._reach(message.successor, origin.peer)
                 else:
@@ -273,6 +275,8 @@ class Worker:
             blame = message.hop + 1 if is_cut_off and message.successor is not None else None
             if not host.abandon(opening, keep=blame is not None):
                 return
+            if isinstance(error, TimeoutError) and message.successor is not None:
+                self._setbacks.failed(None, [message.successor], asyncio.get_running_loop().time())
             if is_cut_off:
                 error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
             _refuse(message, origin, error, blame)
@@ -284,8 +288,16 @@ class Worker:
         link = self._pool.find_at(addr, "data")
         if link is not None:
             return link
+        now = asyncio.get_running_loop().time()
+        wait_s = self._setbacks.wait_s(addr.node or asker, addr, now)
+        if wait_s:
+            raise not_again(addr, wait_s)
         with self.dials.use(asker, addr):
-            return await self._pool.get(addr, "data")
+            try:
+                return await self._pool.get(addr, "data")
+            except LinkClosed:
+                self._setbacks.failed(None, [addr], now)
+                raise
 
     def on_feed(self, message: Feed, link: Link) -> None:
         """Send a standby what it lacks, on behalf of the session's origin.
@@ -299,12 +311,12 @@ class Worker:
                 self._start(self._feed(place, message, link.peer))
 
     async def _feed(self, place: HopSession, message: Feed, asker: NodeId) -> None:
-        """Deadline: CONNECT_TIMEOUT_S to reach the standby and for what was sent to it before to leave.
+        """Deadline: `pool.connect_s` to reach the standby and for what was sent to it before to leave.
 
         In a star it goes by way of the origin, as all steps do. A failure leaves the standby behind, nothing else.
         """
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(self._pool.connect_s):
                 is_star = place.opened.path == "star"
                 standby = place.successor if is_star else await self._reach(message.to, asker)
                 await standby.drain()
