@@ -303,3 +303,24 @@ def test_a_flood_of_feeds_is_one_at_a_time(bench: Bench) -> None:
         control.send(Close(session))
 
     attack(bench, work)
+
+
+def test_refused_opens_use_up_no_layers_that_a_node_would_load(bench: Bench) -> None:
+    """A node loads six layers at most on demand; Opens there that could never fit are refused, and load nothing."""
+
+    async def work(flooder: Flooder) -> None:
+        worker, host = flooder.victim.worker, flooder.victim.hosts[0]
+        await worker.offer_to_load(
+            bench.folder, Span(0, 6), "bf16", host.engine.device, model_name="test", max_layers=6
+        )
+        control, much = await flooder.link(), 2 * host.engine.cache_tokens
+        for number in range(1, 51):
+            control.send(flooder.open(control, number, span=Span(0, 1), capacity=much))
+        await flooder.heard(Fault, 50)
+        assert len(worker.hosts) == 1 and worker._loadable[0].num_loaded == 0
+        control.send(flooder.open(control, 51, span=Span(0, 1)))
+        await flooder.heard(Opened, 1)
+        assert len(worker.hosts) == 2 and worker._loadable[0].num_loaded == 1
+        control.send(Close(SessionId((51).to_bytes(16, "big"))))
+
+    attack(bench, work)

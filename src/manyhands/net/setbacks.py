@@ -2,9 +2,9 @@
 
 A record may name any address, also one that blackholes, or a machine that has nothing to do with the swarm. So a dial that
 failed is remembered for the node *and* for its address: both are left alone for FIRST_S, twice as long after each further
-failure, at most MAX_S, and forgotten after as long again (20 s at least). However many made-up keys name one address, a node dials it no more
-often than that. An address where a link has proven one node is not dialled for another one while that link is open, nor one
-that is being dialled for another.
+failure, at most MAX_S, and forgotten after as long again (20 s at least). However many made-up keys name one address, a node
+dials it no more often than that. An address where a link has proven one node is not dialled for another one while that link is
+open, nor one that is being dialled for another.
 """
 
 from collections.abc import Iterable

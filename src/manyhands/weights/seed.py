@@ -72,14 +72,14 @@ class WeightServer:
 
     def __init__(self, start: Callable[[Coroutine[Any, Any, None]], object], bytes_per_s: float | None = None) -> None:
         self.pace = UploadPace(bytes_per_s)
-        self.sent: dict[NodeId, int] = {}  # bytes of weights by peer
+        self.num_sent = 0  # bytes of weights
         self._start = start
         self._models: dict[ModelId, SharedModel] = {}
         self._waiting: dict[NodeId, deque[tuple[WeightRequest, Link]]] = {}
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="seed")
 
     def __repr__(self) -> str:
-        return f"<WeightServer models={len(self._models)} peers={len(self._waiting)} sent={sum(self.sent.values())}>"
+        return f"<WeightServer models={len(self._models)} peers={len(self._waiting)} sent={self.num_sent}>"
 
     async def add(self, folder: Path) -> ModelId:
         """Offer what `folder` holds now; again after more has arrived there. Raises ModelError."""
@@ -129,7 +129,7 @@ class WeightServer:
             data = await loop.run_in_executor(self._reader, read_want, self._models.get(want.model), want)
             await asyncio.sleep(self.pace.wait(len(data), loop.time()))
             link.send(WeightsChunk(want.request, want.offset, data))
-            self.sent[link.peer] = self.sent.get(link.peer, 0) + len(data)
+            self.num_sent += len(data)
             async with asyncio.timeout(SEND_S):
                 await link.drain()
         except LinkClosed:

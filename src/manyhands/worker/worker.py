@@ -202,8 +202,11 @@ class Worker:
         try:
             self._check_signed(message, link)
             self.owners.check(message.session, link.peer)
-            host = self._find_host(message)
+            host, loadable = self._find_host(message)
             opening = host.reserve(message, link)
+            if loadable is not None:  # only what takes a session counts against its limit
+                loadable.num_loaded += len(message.span)
+                self._add(host)
         except Exception as error:  # also a folder that is gone: this Open's trouble, not the node's
             _refuse(message, link, error)
             return
@@ -224,17 +227,20 @@ class Worker:
             host.drop_origin(link)
             host.drop_successor(link)
 
-    def _find_host(self, message: Open) -> SpanHost:
-        """The host of the layers: one that has the session already, or the right weights, or any (which will refuse)."""
+    def _find_host(self, message: Open) -> tuple[SpanHost, Loadable | None]:
+        """The host of the layers: one that has the session already, or the right weights, or any (which will refuse).
+
+        With a Loadable it is a new one of these layers, to be added once it has taken the session.
+        """
         holding = [host for host in self.hosts if host.info.span.covers(message.span)]
         exact = [h for h in holding if (h.info.model, h.info.precision) == (message.model, message.precision)]
         if not exact and (loadable := self._find_loadable(message)) is not None:
-            return self._load_on_demand(loadable, message.span)
+            return self._host_on_demand(loadable, message.span), loadable
         if not holding:
             held = ", ".join(str(host.info.span) for host in self.hosts) or "none"
             raise ShardUnavailable(f"{self._name} does not hold layers {message.span} (it holds {held})")
         here = [h for h in holding if h.has_place(message)]
-        return (here or exact or holding)[0]
+        return (here or exact or holding)[0], None
 
     def _find_loadable(self, message: Open) -> Loadable | None:
         """What could be loaded to serve `message`. Raises ShardUnavailable if only the limit is in the way."""
@@ -249,12 +255,10 @@ class Worker:
                 return loadable
         return None
 
-    def _load_on_demand(self, loadable: Loadable, span: Span) -> SpanHost:
-        """A host for exactly `span`, loaded when its first session is opened (at once)."""
+    def _host_on_demand(self, loadable: Loadable, span: Span) -> SpanHost:
+        """A host for exactly `span`, loaded when its first session is opened."""
         info = replace(loadable.info, span=span, is_loaded=True)
-        host = self._make_host(loadable.folder, loadable.manifest, info, loadable.device)
-        loadable.num_loaded += len(span)
-        return self._add(host)
+        return self._make_host(loadable.folder, loadable.manifest, info, loadable.device)
 
     async def _open(self, host: SpanHost, opening: Opening) -> None:
         """Connect to the successor, then open. A failure is the session's alone: its origin gets a Fault.
