@@ -38,7 +38,7 @@ class FullNode(Node):
     ) -> None:
         super().__init__(make_transport, name=name, spans=lambda: self.worker.spans)
         self.request = request or RequestConfig()
-        self.worker = Worker(name, worker or WorkerConfig(), self.pool, self.start, _sampling)
+        self.worker = Worker(name, worker or WorkerConfig(), self.pool, self.setbacks, self.start, _sampling)
         self.requests = Sessions(self, key, self.worker.owners, self.request)
         self.wants = WeightClient()  # for weights from peers
         self.orders = Orders()  # to serve other layers: `orders.obey` decides on those that arrive

@@ -9,7 +9,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, NodeAddr, NodeId, SessionId, SpanInfo
 from manyhands.errors import LinkClosed, ShardUnavailable
-from manyhands.net.pool import CONNECT_TIMEOUT_S
 from manyhands.net.transport import Link
 from manyhands.node import Node
 from manyhands.origin.route import Hop, Lease
@@ -56,7 +55,7 @@ class Sessions:
         return reached
 
     async def _ask(self, addr: NodeAddr) -> list[Offer]:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        async with asyncio.timeout(self._node.pool.connect_s):
             link = await self._node.pool.get(addr, "control")
         return self._offers_of(addr, link)
 
@@ -91,10 +90,10 @@ class Sessions:
         return session
 
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
-        """Links to hop `index` of a route. Deadline: CONNECT_TIMEOUT_S. Raises ShardUnavailable."""
+        """Links to hop `index` of a route. Deadline: `pool.connect_s`. Raises ShardUnavailable."""
         needs_data = lease.path == "star" or index in (0, num_hops - 1)
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(self._node.pool.connect_s):
                 control = await self._node.pool.get(offer.addr, "control")
                 data = await self._node.pool.get(offer.addr, "data") if needs_data else None
         except (LinkClosed, TimeoutError) as error:
