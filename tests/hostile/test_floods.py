@@ -317,6 +317,7 @@ def test_refused_opens_use_up_no_layers_that_a_node_would_load(bench: Bench) -> 
         for number in range(1, 51):
             control.send(flooder.open(control, number, span=Span(0, 1), capacity=much))
         await flooder.heard(Fault, 50)
+        await flooder.link("data")
         assert len(worker.hosts) == 1 and worker._loadable[0].num_loaded == 0
         control.send(flooder.open(control, 51, span=Span(0, 1)))
         await flooder.heard(Opened, 1)
