@@ -9,8 +9,9 @@ from huggingface_hub import constants
 from manyhands.checkpoint.folder import read_config, read_entries
 from manyhands.checkpoint.partition import packed_ends_bytes, packed_layer_bytes
 from manyhands.checkpoint.split import split_model
-from manyhands.core import Span
+from manyhands.core import Precision, Span
 from manyhands.engine import library
+from manyhands.engine.cpu import CpuSpan
 from manyhands.errors import ModelError
 from manyhands.model.linear import has_bf16_products
 from manyhands.place.shape import look_up
@@ -41,6 +42,21 @@ def test_bytes_are_those_of_the_tensors(llama: Path, home: Path, monkeypatch: py
         assert list(shape.layer_bytes) == packed_layer_bytes(entries, 6, precision, widened=widened)
         assert shape.ends_bytes == packed_ends_bytes(entries, precision, widened=widened)
     assert look_up(str(llama), "fp32", home).shape.hidden_bytes == 4 * 64
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "bf16"), ("qwen2", "fp32"), ("mixtral", "bf16")])
+def test_bytes_are_those_that_the_native_engine_holds(
+    tmp_path: Path, home: Path, family: str, dtype: Precision, precision: Precision
+) -> None:
+    """Matrices of 16 bits stay so in fp32 too; those of 32 are rounded in bf16."""
+    folder = make_tiny(family, tmp_path / family, layers=2, hidden=256, dtype=dtype)
+    with forced(library.supported()[0]):
+        shape = look_up(str(folder), precision, home).shape
+        span = load_span(folder, Span(0, 2), precision, 1)
+    assert isinstance(span, CpuSpan)
+    held = {id(array): array.nbytes for _, _, _, tensors in span._layers.ops for array in tensors if array is not None}
+    assert 0.95 <= sum(held.values()) / sum(shape.layer_bytes) <= 1.1
 
 
 def test_the_bundled_model_is_known(home: Path) -> None:

@@ -176,30 +176,41 @@ def tensor_bytes(tensor: Described, precision: Precision) -> int:
 
 
 def packed_layer_bytes(
-    tensors: Iterable[Described], num_layers: int, precision: Precision, *, widened: bool
+    tensors: Iterable[Described], num_layers: int, precision: Precision, *, widened: bool, native: bool = False
 ) -> list[int]:
     """Bytes of memory that each layer takes once it is loaded.
 
-    `widened`: this CPU multiplies no bf16, so that matrices of bf16 are packed as fp32 (linear.py: has_bf16_products).
+    `widened`: torch multiplies no bf16 on this CPU, so that matrices of bf16 are packed as fp32 (linear.py:
+    has_bf16_products). `native`: by the native engine, which keeps matrices of 16 bits as they are stored, and vectors in fp32.
     """
     sizes = [0] * num_layers
     for tensor in tensors:
         layer = layer_of(tensor.name)
         if layer is not None and layer < num_layers:
-            sizes[layer] += _packed(tensor, precision, widened=widened)
+            sizes[layer] += _packed(tensor, precision, widened=widened, native=native)
     return sizes
 
 
-def packed_ends_bytes(tensors: Iterable[Described], precision: Precision, *, widened: bool) -> int:
-    """Bytes of memory that embedding, final norm and head take once loaded; a tied head is packed beside its embedding."""
+def packed_ends_bytes(
+    tensors: Iterable[Described], precision: Precision, *, widened: bool, native: bool = False
+) -> int:
+    """Bytes of memory that embedding, final norm and head take once loaded.
+
+    A tied head is packed beside its embedding by torch; by the native engine it is held once.
+    """
     kept: Precision = "bf16" if precision == "int8" else precision
     ends = [tensor for tensor in tensors if layer_of(tensor.name) is None and not _UNUSED.search(tensor.name)]
+    if native:
+        return sum(_packed(tensor, kept, widened=False, native=True) for tensor in ends)
     roles = [(end_role(tensor.name), tensor) for tensor in ends]
     head: EndRole = "head" if any(role == "head" for role, _ in roles) else "embed"
     packed = sum(_packed(tensor, kept, widened=widened) for role, tensor in roles if role == head)
     return packed + sum(tensor_bytes(tensor, kept) for role, tensor in roles if role != "head")
 
 
-def _packed(tensor: Described, precision: Precision, *, widened: bool) -> int:
+def _packed(tensor: Described, precision: Precision, *, widened: bool, native: bool = False) -> int:
+    if native:
+        is_half = len(tensor.shape) >= 2 and (precision == "bf16" or tensor.dtype in ("BF16", "F16"))
+        return math.prod(tensor.shape) * (2 if is_half else 4)
     is_wide = widened and precision == "bf16" and len(tensor.shape) >= 2 and tensor.dtype.startswith(_FLOATS)
     return math.prod(tensor.shape) * _SIZES["fp32"] if is_wide else tensor_bytes(tensor, precision)

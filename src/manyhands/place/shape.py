@@ -99,18 +99,18 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
     from manyhands.worker.runner import is_widened, native_program
 
     facts = ModelFacts.from_config(config)
-    widened = is_widened(config, precision)
-    layers = packed_layer_bytes(tensors, facts.num_layers, precision, widened=widened)
+    program = native_program(config, precision, model)
+    widened, native = is_widened(config, precision), program is not None
+    layers = packed_layer_bytes(tensors, facts.num_layers, precision, widened=widened, native=native)
     if 0 in layers:
         raise ModelError(f"{model}: no tensors of layer {layers.index(0)}: the checkpoint lacks it")
     item = _ITEM_BYTES[precision]
-    program = native_program(config, precision, model)
     if program is None:
         cache = 2 * _cache_width(config, facts.hidden_size) * item
     else:
         cache = max(map(numbers_per_position, program.layers)) * item
     hidden = facts.hidden_size * item
-    ends = packed_ends_bytes(tensors, precision, widened=widened)
+    ends = packed_ends_bytes(tensors, precision, widened=widened, native=native)
     process_bytes = PROCESS_BYTES if program is None else NATIVE_PROCESS_BYTES
     sizes = (tuple(layers), ends, cache, hidden, facts.context)
     return ModelShape(model, precision, *sizes, widened and precision == "bf16", process_bytes)
