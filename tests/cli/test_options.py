@@ -1,6 +1,7 @@
 """Options in groups: a dataclass among a command's parameters stands for its fields."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -47,3 +48,16 @@ def test_groups_check_what_they_are_given() -> None:
             _ = bad.precision, bad.path_kind, bad.ends_at, bad.drafts
     with pytest.raises(BadRequest, match=r"--log-json is for the HTTP API: open it with --api HOST:PORT"):
         ApiOptions(log_json=True).plan("")
+
+
+def test_a_member_opens_the_api_of_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    given = ApiOptions(job_file=tmp_path / "jobs", trace="console", log_json=True)
+    plan = given.member_plan("127.0.0.1:0")
+    assert plan.is_told and plan == given.plan("127.0.0.1:0")
+    assert (plan.job_file, plan.trace, plan.log_json) == (tmp_path / "jobs", "console", True)
+    assert ApiOptions().member_plan("off").addr is None
+    shown = ApiOptions().member_plan("")
+    assert str(shown.addr) == "127.0.0.1:0" and not shown.is_told
+    with pytest.raises(BadRequest, match="--trace is for the HTTP API"):
+        ApiOptions(trace="otlp").member_plan("off")

@@ -31,8 +31,8 @@ from manyhands.cli import jobs, workers
 from manyhands.cli.chat import ChatHistory, _Screen
 from manyhands.cli.chat_source import BrokenStream, GatewaySource, Stats
 from manyhands.cli.client import GatewayError, call, print_json
-from manyhands.cli.membership import Reporter
 from manyhands.cli.process import PlainLines, hide_secrets
+from manyhands.cli.reporter import Reporter
 from manyhands.cli.show import for_stdout
 from manyhands.cli.status import render
 from manyhands.core import NodeAddr, SamplingParams

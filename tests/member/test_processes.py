@@ -1,7 +1,9 @@
 """`up` and `join` as people start them: real processes, real TLS on loopback, homes of their own."""
 
 import asyncio
+import contextlib
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -90,6 +92,29 @@ def test_a_hub_model_comes_from_a_peer_and_leaving_leaves_no_trace(
         asyncio.run(_with_colony(scene))
 
 
+def test_a_member_has_the_options_of_serve(tmp_path: Path) -> None:
+    """A history of requests in a file, a spare that says that it is one, layers that would be loaded in need."""
+
+    async def scene(town: Colony) -> None:
+        first, second = town.resident("first"), town.resident("second")
+        api = await town.found(first, "--job-file", str(tmp_path / "jobs"), "--layers", "0-11", "--can-load", "2")
+        assert any("would load up to 2 more" in event.get("text", "") for event in first.events())
+        await town.join(second, "--spare")
+        await until(lambda: is_spare(first), 20)
+        await complete(api, "Once upon a time", 4)
+        first.signal(signal.SIGTERM)
+        await first.ended()
+        with contextlib.closing(sqlite3.connect(tmp_path / "jobs")) as file:
+            (table,) = file.execute("select name from sqlite_master where type = 'table'").fetchone()
+            assert file.execute(f"select count(*) from {table}").fetchone() == (1,)
+
+    async def is_spare(resident: Resident) -> bool:
+        nodes = {node["name"]: node for node in (await resident.view())["nodes"]}
+        return "second" in nodes and [span["state"] for span in nodes["second"]["spans"]] == ["spare"]
+
+    asyncio.run(_with_colony(scene))
+
+
 async def _with_colony(scene: Callable[[Colony], Awaitable[None]]) -> None:
     async with colony(forked=True) as town:
         await scene(town)
@@ -110,6 +135,8 @@ def test_a_process_that_cannot_begin_says_why_in_one_line(tmp_path: Path) -> Non
         (["up", "tales", "--memory", "1MB"], "give at least"),
         (["up", "tales", "--layers", "3-40"], "tales has layers 0-11"),
         (["up", "tales", "--api", "0.0.0.0:0"], "make one (manyhands key add NAME)"),
+        (["up", "tales", "--trace", "otlp"], "--trace is for the HTTP API: open it with --api HOST:PORT"),
+        (["join", "mh1AAAA", "--job-file", "jobs"], "--job-file is for the HTTP API"),
         (["up", "tales", "--scope", "family"], "must be one of off, lan, trusted, public"),
         (["up", "tales", "--name", "a/b"], "cannot name a node"),
     ],

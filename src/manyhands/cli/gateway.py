@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -90,6 +91,23 @@ class ApiOptions:
         check_exposure(addr.host, _keys(), insecure=self.insecure)
         return ApiPlan(addr, self.insecure, self.job_file, self.trace, self.log_json, names)
 
+    def member_plan(self, api: str) -> "ApiPlan":
+        """Of a member: "off" is nowhere, and "" where this machine alone can ask for its view of the swarm.
+
+        Raises BadRequest, now and not when the model is loaded, for what cannot be opened or has no meaning.
+        """
+        if api not in ("", "off"):
+            plan = self.plan(api)
+            assert plan.addr is not None
+            if plan.addr.port and ":" not in plan.addr.host and not is_free(plan.addr.port, plan.addr.host):
+                raise BadRequest(
+                    f"{plan.addr} is in use or not of this machine: choose another --api HOST:PORT, or --api off"
+                )
+            return plan
+        self.check_alone("job_file", "trace", "log_json")
+        addr = None if api == "off" else NodeAddr("127.0.0.1", 0)
+        return ApiPlan(addr, self.insecure, names=self.names, is_told=False)
+
 
 @dataclass(frozen=True, slots=True)
 class ApiPlan:
@@ -101,8 +119,11 @@ class ApiPlan:
     trace: str = ""
     log_json: bool = False
     names: Names = Names()
+    is_told: bool = True  # asked for by --api; else it only shows a member's view of the swarm
 
-    def open(self, origins: Mapping[str, "Origin"], max_running: int) -> contextlib.AbstractAsyncContextManager[str]:
+    def open(
+        self, origins: Mapping[str, "Origin"], max_running: int, extra_routers: "Sequence[APIRouter]" = ()
+    ) -> contextlib.AbstractAsyncContextManager[str]:
         """api_for of this plan, which has an address."""
         assert self.addr is not None
         return api_for(
@@ -114,6 +135,7 @@ class ApiPlan:
             trace=self.trace,
             log_json=self.log_json,
             names=self.names,
+            extra_routers=extra_routers,
         )
 
 
@@ -176,6 +198,15 @@ async def api_for(
         bound = await stack.enter_async_context(serving(app, api.host, api.port, insecure=insecure))
         stack.enter_context(owner_file(home_from_env(), bound.port, app.state.access.owner_secret))
         yield f"http://{bound}"
+
+
+def is_free(port: int, host: str = "0.0.0.0") -> bool:
+    """Whether this machine can listen there."""
+    try:
+        socket.create_server((host, port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def _keys() -> "KeyRing":

@@ -7,7 +7,8 @@ import typer
 
 from manyhands.cli import gateway, options
 from manyhands.cli import up as ups
-from manyhands.cli.membership import MemberOptions, start
+from manyhands.cli.member_options import MemberOptions
+from manyhands.cli.membership import start
 from manyhands.errors import BadRequest
 from manyhands.plain import one_line
 
@@ -22,6 +23,7 @@ Api = Annotated[
 ]
 
 
+@options.grouped
 def join(
     ticket: Annotated[
         str,
@@ -29,21 +31,9 @@ def join(
             envvar="MANYHANDS_TICKET", help="The swarm's ticket (mh1...); -: from stdin; none: look on this network."
         ),
     ] = "",
-    layers: ups.Layers = "",
-    memory: ups.Memory = "",
+    wish: MemberOptions = MemberOptions(),
     api: Api = "",
-    insecure: ups.Insecure = False,
-    allow_host: gateway.AllowHost = None,
-    cors: gateway.Cors = None,
-    listen: ups.Listen = "",
-    advertise: ups.Advertise = "",
-    name: ups.Name = "",
-    key: ups.Key = None,
-    scope: ups.Scope = "lan",
-    relay: ups.Relay = None,
-    allow: ups.Allow = None,
-    deny: ups.Deny = None,
-    threads: options.Threads = None,
+    opened: gateway.ApiOptions = gateway.ApiOptions(),
     as_json: ups.Json = False,
     while_stdin: ups.WhileStdin = False,
 ) -> None:
@@ -52,12 +42,7 @@ def join(
     Without a ticket: come back to this machine's swarm, or look for one on the local network and ask for its code. Ctrl-C
     once: hand the sessions over, then leave. Twice: leave at once.
     """
-    names = gateway.Names.of(allow_host, cors)
-    wish = MemberOptions(
-        layers, memory, api, insecure, names, listen, advertise, name, key, scope, relay, allow, deny, threads
-    )
-    found = _ticket(ticket)
-    start(wish, found, None, as_json=as_json, while_stdin=while_stdin)
+    start(wish, opened.member_plan(api), _ticket(ticket), None, as_json=as_json, while_stdin=while_stdin)
 
 
 def _ticket(text: str) -> "Ticket":

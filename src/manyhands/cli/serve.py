@@ -36,10 +36,8 @@ def serve(
     ] = "",
     dtype: options.DType = "bf16",
     ends: Annotated[bool, typer.Option("--ends", help="Also hold embedding or head (first and last hop).")] = False,
-    spare: Annotated[bool, typer.Option("--spare", help="Serve only where nobody else does: after a death.")] = False,
-    can_load: Annotated[
-        int, typer.Option("--can-load", min=0, help="Load so many further layers when nobody else holds them.")
-    ] = 0,
+    spare: options.Spare = False,
+    can_load: options.CanLoad = 0,
     advertise: Annotated[str, typer.Option(help="Address for others, if it is not the one listened at.")] = "",
     name: Annotated[str, typer.Option(help="What to call this node; default: the host's name.")] = "",
     key: Annotated[Path | None, typer.Option(help="This node's key file; default: $MANYHANDS_HOME/node.key.")] = None,
@@ -150,6 +148,7 @@ async def _host(
 ) -> "Ticket":
     """Load the span, offer what could be loaded beside it, listen, and say so. Returns the ticket that names this node too."""
     from manyhands.checkpoint.folder import read_config
+    from manyhands.member.loadable import offer_folder
     from manyhands.member.neighbours import reachable
     from manyhands.weights.fetch import folder_named
     from manyhands.weights.refetch import use_fetched
@@ -168,7 +167,7 @@ async def _host(
 
     host = await use_fetched(folder, None if folder_named(job.model) else job.fetch, load)
     if job.can_load:
-        await _offer_to_load(node, folder, job, device)
+        await offer_folder(node, folder, job.precision, device, model_name=job.model, max_layers=job.can_load)
     bound = await node.listen(job.listen)
     addr = job.advertise or reachable(bound)
     ticket = ticket.with_address(NodeAddr(addr.host, addr.port, bound.node))
@@ -187,16 +186,6 @@ async def _host(
         ticket=ticket.encode(),
     )
     return ticket
-
-
-async def _offer_to_load(node: "FullNode", folder: Path, job: _Job, device: "Device") -> None:
-    """Layers of the folder that this node would load when nobody else holds them."""
-    from manyhands.checkpoint.config_fields import read_facts
-    from manyhands.checkpoint.folder import read_entries
-    from manyhands.checkpoint.partition import longest_run
-
-    here = longest_run((entry.name for entry in read_entries(folder)), read_facts(folder).num_layers)
-    await node.worker.offer_to_load(folder, here, job.precision, device, model_name=job.model, max_layers=job.can_load)
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 from manyhands.checkpoint.manifest import HashProgress
 from manyhands.core import NodeAddr, NodeId, Span
-from manyhands.errors import ManyhandsError
+from manyhands.errors import BadRequest, ManyhandsError
+from manyhands.member.loadable import offer_folder
 from manyhands.member.member import Member
 from manyhands.member.reassign import ReassignHandler
 from manyhands.member.speed import decode_layer_s
@@ -79,6 +80,8 @@ class Hosting:
             self._device.thread.submit(prepare, self.weights.config, self.weights.precision)
             self.choice = await self._claim()
             await self._load(self.choice.span)
+            if self.member.config.can_load:
+                await self._offer_to_load()
         self.member.node.orders.obey = ReassignHandler(self)
         return self.choice
 
@@ -111,7 +114,7 @@ class Hosting:
         return choose_span(
             self.weights.shape,
             others,
-            config.memory_bytes,
+            config.memory_bytes - self.budget.kept_bytes,
             tokens=self.budget.tokens,
             max_pipes=config.max_pipes,
             with_ends=self.with_ends,
@@ -120,7 +123,7 @@ class Hosting:
 
     def _announce(self, span: Span | None) -> None:
         claim = None if span is None else self.weights.claim(span)
-        self.member.claims = [] if claim is None else [claim]
+        self.member.claims = [] if claim is None else [replace(claim, is_spare=self.member.config.is_spare)]
         self.member.directory.speak()
 
     # -- loading ------------------------------------------------------------------------------------------------------
@@ -148,12 +151,34 @@ class Hosting:
         node.worker.config = replace(node.worker.config, cache_bytes=budget.cache_bytes(held, most_logs))
         node.worker.logs.limit_bytes = budget.log_bytes(held, most_logs)
         host = await node.worker.host(
-            folder, span, self.weights.precision, self._device, model_name=self.weights.name, has_ends=False
+            folder,
+            span,
+            self.weights.precision,
+            self._device,
+            model_name=self.weights.name,
+            is_spare=self.member.config.is_spare,
         )
         model = await host.engine.ensure_loaded()
         self.member.layer_s[span] = await self._device.run(lambda: decode_layer_s(model, span))
         await node.seed.add(folder)
         return host
+
+    async def _offer_to_load(self) -> None:
+        """Offer those layers of the folder that are not served here (--can-load)."""
+        assert self.folder is not None, "it hosts already"
+        config, weights = self.member.config, self.weights
+        here = await offer_folder(
+            self.member.node,
+            self.folder,
+            weights.precision,
+            self._device,
+            model_name=weights.name,
+            max_layers=config.can_load,
+        )
+        self.say(
+            f"would load up to {config.can_load} more of layers {here}, which lie here, when no other node holds them"
+        )
+        self.member.directory.speak()
 
     def providers(self) -> list[Provider]:
         """The nodes that host the model, as sources of its files; the first one of the ticket first."""
@@ -169,10 +194,15 @@ class Hosting:
 
     @property
     def budget(self) -> MemoryBudget:
+        """Raises BadRequest if the model has fewer layers than --can-load says."""
         config, shape = self.member.config, self.weights.shape
-        return MemoryBudget(
-            shape, config.memory_bytes, min(config.tokens, shape.context or config.tokens), self.with_ends
-        )
+        if config.can_load > shape.num_layers:
+            raise BadRequest(
+                f"--can-load {config.can_load}: {shape.name} has {shape.num_layers} layers, give at most those"
+            )
+        tokens = min(config.tokens, shape.context or config.tokens)
+        kept = shape.span_bytes(Span(0, config.can_load), tokens) if config.can_load else 0
+        return MemoryBudget(shape, config.memory_bytes, tokens, self.with_ends, kept)
 
     @property
     def held(self) -> list[Span]:
@@ -257,7 +287,7 @@ class Hosting:
         period = self._period()
         while True:
             await asyncio.sleep(WATCH_S)
-            if self.member.is_leaving or config.span is not None or self._moving.locked():
+            if self.member.is_leaving or config.span is not None or config.is_spare or self._moving.locked():
                 continue
             try:
                 if (gap := self._lasting_gap()) is not None:

@@ -56,6 +56,8 @@ class MemberConfig:
 
     `relays`: members that others can dial, where this node waits for calls. `memory_bytes`: for the model, all told.
     `nodes`: others to stay linked to. `is_visitor`: it only looks and asks: it does not listen, and nobody hears of it.
+    `is_spare`: it serves only where no other node does, and never moves. `can_load`: layers that it would load beside its
+    own, at most, while no other node holds them.
     """
 
     name: str
@@ -77,6 +79,8 @@ class MemberConfig:
     settle_s: float = 0.3  # how long a claim waits for the claims of others
     gap_s: float = 3.0  # how long layers may be missing before those with room take them
     balance: BalanceConfig = field(default_factory=BalanceConfig)
+    is_spare: bool = False
+    can_load: int = 0
 
 
 def suspended_s() -> float:
@@ -323,6 +327,7 @@ class Member:
             return []
         serving = [(host.info, host.load) for host in self.node.hosts if not host.is_draining]
         told = [(i, replace(load, layer_s=load.layer_s or self.layer_s.get(i.span, 0.0))) for i, load in serving]
+        told += [(info, SpanLoad()) for info in self.node.worker.spans if not info.is_loaded]
         named = {info.span for info, _ in told}
         return told + [(claim, SpanLoad()) for claim in self.claims if claim.span not in named]
 

@@ -17,13 +17,14 @@ LOG_SHARE: Final = 4  # one part in so many of what weights leave may be output 
 class MemoryBudget:
     """`memory_bytes` for the model, all told. `tokens`: positions of cache to find room for on every layer.
 
-    `with_ends`: the machine is an origin too.
+    `with_ends`: the machine is an origin too. `kept_bytes`: for layers that may be loaded later (--can-load).
     """
 
     shape: ModelShape
     memory_bytes: int
     tokens: int
     with_ends: bool
+    kept_bytes: int = 0
 
     def cache_bytes(self, held: Collection[Span], most_logs: int) -> int:
         """For the cache of each of `held`: what their weights and log_bytes(held, most_logs) leave, shared evenly."""
@@ -46,9 +47,12 @@ class MemoryBudget:
         if span.end > self.shape.num_layers:
             raise BadRequest(f"--layers {span}: {self.shape.name} has layers 0-{self.shape.num_layers - 1}")
         if not self.fits(span):
-            needed = self.shape.process_bytes + self._ends_bytes + self.shape.span_bytes(span, self.tokens)
+            kept = f" ({size(self.kept_bytes)} of them for --can-load)" if self.kept_bytes else ""
+            needed = (
+                self.shape.process_bytes + self._ends_bytes + self.kept_bytes + self.shape.span_bytes(span, self.tokens)
+            )
             raise BadRequest(
-                f"layers {span} of {self.shape.name} take {size(needed)}, --memory is {size(self.memory_bytes)}: "
+                f"layers {span} of {self.shape.name} take {size(needed)}{kept}, --memory is {size(self.memory_bytes)}: "
                 "give more, or fewer layers"
             )
 
@@ -62,5 +66,6 @@ class MemoryBudget:
             self.memory_bytes
             - self.shape.process_bytes
             - self._ends_bytes
+            - self.kept_bytes
             - sum(self.shape.span_bytes(s, 0) for s in held)
         )

@@ -1,0 +1,102 @@
+"""The options of `up` and `join`, and the member that they describe."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manyhands.cli import options
+from manyhands.cli.gateway import is_free
+from manyhands.core import NodeAddr, NodeId, Span
+from manyhands.errors import BadRequest
+
+if TYPE_CHECKING:
+    from manyhands.config_file import Settings
+    from manyhands.member.member import MemberConfig
+    from manyhands.swarm.identity import NodeKey
+    from manyhands.swarm.ticket import Ticket
+
+Layers = Annotated[str, typer.Option("--layers", help='Layers to host, for example "0-7"; default: what helps most.')]
+Memory = Annotated[str, typer.Option("--memory", help="What this machine may give, as in 6GB; default: what is free.")]
+Listen = Annotated[
+    str, typer.Option("--listen", help="Address to accept peers at; default: every interface, any port.")
+]
+Advertise = Annotated[str, typer.Option("--advertise", help="Address for others, if it is not the one listened at.")]
+Name = Annotated[str, typer.Option("--name", help="What to call this node; default: the host's name.")]
+Key = Annotated[Path | None, typer.Option("--key", help="This node's key file; default: $MANYHANDS_HOME/node.key.")]
+Scope = Annotated[str, typer.Option("--scope", help="With whom to share: off, lan, trusted or public.")]
+Relay = Annotated[
+    list[str] | None,
+    typer.Option("--relay", help="HOST:PORT of a member that forwards, or the URL of an iroh relay; may be repeated."),
+]
+Allow = Annotated[list[str] | None, typer.Option("--allow", help="Node id to share with; may be repeated.")]
+Deny = Annotated[list[str] | None, typer.Option("--deny", help="Node id to refuse; may be repeated.")]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOptions:
+    """What a member gives, where it listens, and with whom it shares."""
+
+    layers: Layers = ""
+    memory: Memory = ""
+    spare: options.Spare = False
+    can_load: options.CanLoad = 0
+    listen: Listen = ""
+    advertise: Advertise = ""
+    name: Name = ""
+    key: Key = None
+    scope: Scope = "lan"
+    relay: Relay = None
+    allow: Allow = None
+    deny: Deny = None
+    threads: options.Threads = None
+
+
+def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", found: "Settings") -> "MemberConfig":
+    """What the options and the configuration say. Raises BadRequest."""
+    from manyhands.member.member import MemberConfig
+    from manyhands.member.neighbours import reachable, relays_for, split_nodes
+    from manyhands.place.machines import parse_bytes
+    from manyhands.place.measure import available_memory, num_cores
+    from manyhands.swarm.members import Members
+
+    urls = [relay for relay in wish.relay or () if "://" in relay]
+    named = [NodeAddr.parse(relay) for relay in wish.relay or () if "://" not in relay]
+    if len(urls) > 1:
+        raise BadRequest(f"--relay names {len(urls)} iroh relays; a node listens at one: give one URL")
+    members = Members(
+        wish.scope,  # type: ignore[arg-type]  # it checks
+        frozenset(NodeId(node) for node in wish.allow or ()),
+        frozenset(NodeId(node) for node in wish.deny or ()),
+    )
+    shown = NodeAddr.parse(wish.advertise) if wish.advertise else None
+    here, others = split_nodes(found.swarm.nodes, shown or reachable(NodeAddr.parse(wish.listen or "0.0.0.0:0")))
+    listed = f"0.0.0.0:{here.addr.port}" if here else ""
+    return MemberConfig(
+        name=name,
+        listen=_listen_at(wish.listen or listed, key, ticket),
+        memory_bytes=parse_bytes(wish.memory) if wish.memory else available_memory(),
+        advertise=shown,
+        relays=relays_for(ticket, named),
+        iroh_url=urls[0] if urls else None,
+        scope=members.scope,
+        allow=members.allow,
+        deny=members.deny,
+        nodes=tuple(other.addr for other in others),
+        span=Span.parse(wish.layers) if wish.layers else here.span if here else None,
+        cores=num_cores(),
+        balance=found.balance,
+        is_spare=wish.spare,
+        can_load=wish.can_load,
+    )
+
+
+def _listen_at(listen: str, key: "NodeKey", ticket: "Ticket") -> NodeAddr:
+    """Where told; else on every interface, at the port that the ticket names for this node if it is still free."""
+    if listen:
+        return NodeAddr.parse(listen)
+    for addr in ticket.addresses:
+        if addr.node == key.node_id and "%" not in addr.host and is_free(addr.port):
+            return NodeAddr("0.0.0.0", addr.port)
+    return NodeAddr("0.0.0.0", 0)

@@ -1,0 +1,90 @@
+"""What `up` and `join` say on the way: lines for people, or JSON objects."""
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from manyhands.core import NodeId
+from manyhands.plain import one_line
+
+if TYPE_CHECKING:
+    from manyhands.member.hosting import Hosting
+    from manyhands.member.member import Member
+
+QUIET_S = 0.5  # changes come in pairs: a claim becomes a span
+
+
+class Reporter:
+    """Says what happens: lines for people, or JSON objects; on stdout."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def __call__(self, event: str, text: str, **facts: Any) -> None:
+        plain = "\n".join(one_line(line, 4000) for line in text.split("\n"))  # our own breaks: foreign texts have none
+        line = json.dumps({"event": event, "text": text, **facts}) if self.as_json else plain
+        print(line, flush=True)
+
+    def line(self, text: str) -> None:
+        self("note", text)
+
+
+def tell_serving(member: "Member", hosting: "Hosting", tell: Reporter, why: str, seconds: float) -> None:
+    """Say which layers are served, why, and how fast."""
+    from manyhands.worker.runner import widening_note
+
+    for host in hosting.hosts:
+        info, layer_s = host.info, member.layer_s[host.info.span]
+        text = (
+            f"serving layers {info.span} of {info.model_name} in {info.precision}: {why}\n"
+            f"  one token takes {layer_s * len(info.span) * 1e3:.1f} ms here ({layer_s * 1e3:.2f} ms a layer), "
+            f"peers come to {member.addresses[0]}"
+        )
+        if note := widening_note(hosting.weights.config, info.precision):
+            text += f"\n  {note}"
+        tell(
+            "serving",
+            text,
+            model=info.model_name,
+            model_id=info.model,
+            layers=str(info.span),
+            dtype=info.precision,
+            arithmetic=info.arithmetic,
+            back_end=host.back_end,
+            why=why,
+            layer_ms=layer_s * 1e3,
+            address=str(member.addresses[0]),
+            node=member.id,
+            seconds=round(seconds, 3),
+        )
+
+
+async def keep_telling(member: "Member", hosting: "Hosting", tell: Reporter) -> None:
+    """Say who comes and goes, and what is missing, whenever that changes."""
+    from manyhands.member.view import missing_spans, say_missing
+
+    known, said = _present(member), ""
+    complained: set[str] = set()
+    while True:
+        spans = missing_spans(hosting.kind, member.records())
+        line = say_missing(spans, hosting.weights.shape, hosting.budget.tokens)
+        if line != said:
+            said = line
+            text = f"{hosting.weights.name}: {line or 'every layer is held'}"
+            tell("missing", text, layers=[str(span) for span in spans])
+        for complaint in set(member.complaints()) - complained:
+            complained.add(complaint)
+            tell("complaint", complaint)
+        async with member.directory.changed:
+            await member.directory.changed.wait()
+        await asyncio.sleep(QUIET_S)
+        present = _present(member)
+        for node in known.keys() - present.keys():
+            tell("gone", f"{known[node]} has left", node=node)
+        for node in present.keys() - known.keys():
+            tell("came", f"{present[node]} has come", node=node)
+        known = present
+
+
+def _present(member: "Member") -> dict[NodeId, str]:
+    return {record.node: record.name for record in member.records() if record.node != member.id}
