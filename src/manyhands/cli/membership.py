@@ -114,6 +114,7 @@ async def _serve(
         choice = await hosting.start()
     save_ticket(home, member.remembered())
     member.node.start(keep_ticket(home, member))
+    signals.begin_serving()
     tell_serving(member, hosting, tell, choice.why, time.monotonic() - began)
     member.node.start(hosting.keep_balance())
     async with _advertised(member, tell), _gateway(api, hosting, device, tell, announce):

@@ -13,8 +13,8 @@ NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Takes both signals while the block runs: the first sets `leave`, a second one `stop`; before `leaving` is awaited
-    there is nothing to hand over, and the first sets `stop`.
+    """Takes both signals while the block runs: the first sets `leave`, a second one `stop`; before `begin_serving` there
+    is nothing to hand over, and the first sets `stop`.
 
     `while_stdin`: the end of stdin sets `stop` too (the parent died).
     """
@@ -47,9 +47,13 @@ class StopSignals:
         if not os.read(sys.stdin.fileno(), 4096):
             self.stop.set()
 
-    async def leaving(self) -> None:
-        """It serves from now on: wait for the first signal."""
+    def begin_serving(self) -> None:
+        """It serves from now on: the first signal asks it to hand over. Call it before anyone is told that it serves."""
         self._is_serving = True
+
+    async def leaving(self) -> None:
+        """Serve, and wait for the first signal."""
+        self.begin_serving()
         await self.leave.wait()
 
     async def run(self, work: Coroutine[Any, Any, None]) -> None:
