@@ -16,11 +16,11 @@ SOURCE = ROOT / "src" / "manyhands"
 
 LIMITS = {
     "function lines, p90": 16,
-    "function lines, longest": 81,
-    "functions over 60 lines": 4,
+    "function lines, longest": 59,
+    "functions over 60 lines": 0,
     "file lines, longest": 430,
     "files over 350 lines": 9,
-    "class names in several files": 9,
+    "class names in several files": 0,
 }
 
 

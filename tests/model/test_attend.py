@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyhands.model import tiles
 from manyhands.model.attend import attend, serves
-from manyhands.model.cache import LayerShape, Segment, SessionCache, StepPlan
+from manyhands.model.cache import LayerShape, ShardCache, ShardSegment, StepPlan
 from tests.model.pipeline import pieces, threads
 
 pytestmark = pytest.mark.skipif(not tiles.available(), reason="no kernel of ours here")
@@ -37,9 +37,9 @@ class Case:
     def sinks(self) -> Tensor | None:
         return torch.linspace(-2, 4, self.heads).bfloat16() if self.has_sinks else None
 
-    def cache(self, capacity: int | None = None) -> SessionCache:
+    def cache(self, capacity: int | None = None) -> ShardCache:
         shape = LayerShape(self.key_heads, self.key_dim, self.value_dim, torch.bfloat16)
-        return SessionCache({LAYER: shape}, capacity or self.length)
+        return ShardCache({LAYER: shape}, capacity or self.length)
 
     def tensors(self, seed: int = 0, length: int = 0, scale: float = 1.0) -> list[Tensor]:
         """Queries, keys, values [H, N, D] as transformers gives them: rows of all heads side by side."""
@@ -51,11 +51,11 @@ class Case:
             for heads, dim in shapes
         ]
 
-    def run(self, *segments: tuple[SessionCache, int, Sequence[Tensor]]) -> list[Tensor]:
+    def run(self, *segments: tuple[ShardCache, int, Sequence[Tensor]]) -> list[Tensor]:
         """Each segment's rows [N, H, Dv], all in one step."""
         plan, row = StepPlan([]), 0
         for cache, start, qkv in segments:
-            plan.segments.append(Segment(cache, start, row, qkv[0].shape[1]))
+            plan.segments.append(ShardSegment(cache, start, row, qkv[0].shape[1]))
             row += qkv[0].shape[1]
         parts = [torch.cat(part, 1) for part in zip(*(qkv for *_, qkv in segments), strict=True)]
         out = attend(plan, LAYER, parts, self.key_dim**-0.5, self.softcap, self.window, self.sinks)
@@ -212,12 +212,12 @@ def test_rows_of_no_segment_are_zero_and_what_does_not_fit_is_refused() -> None:
     cache, qkv = case.cache(), case.tensors()
     for start, row, count in ((1000, 0, 100), (-1, 0, 2), (0, 599, 2)):
         with pytest.raises(ValueError, match="does not fit"):
-            attend(StepPlan([Segment(cache, start, row, count)]), LAYER, qkv, 0.25, None, None, None)
+            attend(StepPlan([ShardSegment(cache, start, row, count)]), LAYER, qkv, 0.25, None, None, None)
     for layer, other in ((LAYER + 1, case), (1, case), (LAYER, Case(key_heads=4)), (LAYER, Case(key_dim=32))):
         with pytest.raises(ValueError, match="does not fit"):
-            attend(StepPlan([Segment(cache, 0, 0, 1)]), layer, other.tensors(), 0.25, None, None, None)
+            attend(StepPlan([ShardSegment(cache, 0, 0, 1)]), layer, other.tensors(), 0.25, None, None, None)
     assert not cache.keys[LAYER].any() and not cache.values[LAYER].any()
-    out = attend(StepPlan([Segment(cache, 0, 2, 3)]), LAYER, qkv, 0.25, None, None, None)
+    out = attend(StepPlan([ShardSegment(cache, 0, 2, 3)]), LAYER, qkv, 0.25, None, None, None)
     assert not out[:2].any() and not out[5:].any() and bool(out[2:5].any())
 
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from manyhands.errors import ModelError
 from manyhands.model.attention import attention, running
-from manyhands.model.cache import LayerShape, Probe, Segment, SessionCache, StepPlan
+from manyhands.model.cache import CacheProbe, LayerShape, ShardCache, ShardSegment, StepPlan
 from tests.model.pipeline import threads
 
 LENGTH = 700
@@ -43,8 +43,8 @@ class Case:
     def sinks(self) -> Tensor | None:
         return torch.linspace(-1, 2, self.heads).to(self.dtype) if self.has_sinks else None
 
-    def cache(self, capacity: int = LENGTH) -> SessionCache:
-        return SessionCache({LAYER: LayerShape(self.key_heads, self.key_dim, self.value_dim, self.dtype)}, capacity)
+    def cache(self, capacity: int = LENGTH) -> ShardCache:
+        return ShardCache({LAYER: LayerShape(self.key_heads, self.key_dim, self.value_dim, self.dtype)}, capacity)
 
 
 CASES = {
@@ -65,11 +65,11 @@ CASES |= {f"{name} by torch": replace(CASES[name], by_torch=True) for name in BY
 CASES |= {f"{name} fp32": replace(case, dtype=torch.float32) for name, case in CASES.items() if not case.by_torch}
 
 
-def attend(case: Case, segments: list[tuple[SessionCache, int, tuple[Tensor, Tensor, Tensor]]]) -> list[Tensor]:
+def attend(case: Case, segments: list[tuple[ShardCache, int, tuple[Tensor, Tensor, Tensor]]]) -> list[Tensor]:
     """Run segments (cache, start, q k v) side by side; each one's output [count, heads, value_dim]."""
     plan, row = StepPlan([]), 0
     for cache, start, (query, _, _) in segments:
-        plan.segments.append(Segment(cache, start, row, query.shape[2]))
+        plan.segments.append(ShardSegment(cache, start, row, query.shape[2]))
         row += query.shape[2]
     query, key, value = (torch.cat(part, 2) for part in zip(*(qkv for _, _, qkv in segments), strict=True))
     module = nn.Module()
@@ -180,7 +180,7 @@ def test_padding_rows_are_zero_and_touch_no_cache() -> None:
     cache = case.cache(8)
     module = nn.Module()
     module.layer_idx = LAYER  # type: ignore[assignment]
-    with running(StepPlan([Segment(cache, 0, 0, 3)])):
+    with running(StepPlan([ShardSegment(cache, 0, 0, 3)])):
         out, _ = attention(module, query, key, value, None)
     assert out.shape == (1, 8, 4, 16)
     assert not out[0, 3:].any() and bool(out[0, :3].any())
@@ -190,7 +190,7 @@ def test_padding_rows_are_zero_and_touch_no_cache() -> None:
 def test_a_probe_learns_shapes_and_computes_nothing() -> None:
     """Loading learns from one pass what each layer caches; latent attention stores values as wide as keys."""
     case = CASES["latent"]
-    probe = Probe()
+    probe = CacheProbe()
     query, key, value = case.tensors(4)
     module = nn.Module()
     module.layer_idx = LAYER  # type: ignore[assignment]
@@ -223,5 +223,5 @@ def test_plain_calls_would_not_be_invariant() -> None:
 def test_a_mask_of_the_modules_own_is_refused() -> None:
     """It would be left out: ours comes from positions alone."""
     module, x = torch.nn.Linear(1, 1), torch.zeros(1, 2, 3, 16)
-    with running(Probe()), pytest.raises(ModelError, match="mask of its own"):
+    with running(CacheProbe()), pytest.raises(ModelError, match="mask of its own"):
         attention(module, x, x, x, torch.zeros(1, 1, 3, 3))

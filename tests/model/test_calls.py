@@ -10,7 +10,7 @@ from transformers import BloomConfig, BloomModel, GPT2Config, GPT2Model, OPTConf
 
 from manyhands.core import Span
 from manyhands.errors import ContextOverflow, ModelError
-from manyhands.model.cache import Segment, SessionCache, StepPlan
+from manyhands.model.cache import ShardCache, ShardSegment, StepPlan
 from manyhands.model.calls import BLOCK, LayerCalls
 from manyhands.model.load import ModelPart, Pass, context_length, find_layers, load_part, read_config
 from manyhands.testing.tiny import make_tiny
@@ -19,7 +19,7 @@ from manyhands.testing.tiny import make_tiny
 def _plan(*starts_and_counts: tuple[int, int]) -> StepPlan:
     row, segments = 0, []
     for start, count in starts_and_counts:
-        segments.append(Segment(SessionCache({}, 0), start, row, count))
+        segments.append(ShardSegment(ShardCache({}, 0), start, row, count))
         row += count
     return StepPlan(segments)
 

@@ -191,7 +191,7 @@ def test_large_weights_of_a_norm_are_told_from_one_more() -> None:
 
 
 def test_a_norm_refuses_what_it_would_misread() -> None:
-    norm = tiles.Norm(torch.ones(64), 1e-6)
+    norm = tiles.NormKernel(torch.ones(64), 1e-6)
     for x in (torch.zeros(2, 64), hidden(2, 63)):
         with pytest.raises(TypeError, match="bf16 rows of 64"):
             norm(x)

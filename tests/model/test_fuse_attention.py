@@ -16,9 +16,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotar
 
 from manyhands.core import Span
 from manyhands.model import attention, tiles
-from manyhands.model.attend import Front, Kind, front
+from manyhands.model.attend import AttentionKind, Front, front
 from manyhands.model.attention import running
-from manyhands.model.cache import LayerShape, Probe, Segment, SessionCache, StepPlan
+from manyhands.model.cache import CacheProbe, LayerShape, ShardCache, ShardSegment, StepPlan
 from manyhands.model.fuse import fuse
 from manyhands.model.shard import Shard
 from manyhands.testing.tiny import FAMILIES, make_tiny
@@ -190,7 +190,7 @@ def load(module: nn.Module, position: Turn | None = None) -> nn.Module:
     fuse(ours, "bf16")
     position = position or turn(4)
     x = numbers(1, 4, HIDDEN).to(next(module.parameters()).dtype)
-    with running(Probe()), torch.inference_mode():
+    with running(CacheProbe()), torch.inference_mode():
         ours(x, position_embeddings=position, attention_mask=None, position_ids=torch.arange(4)[None])
     return ours
 
@@ -211,7 +211,7 @@ def test_a_float_given_beside_the_rotation_is_not_left_out() -> None:
     ours = copy.deepcopy(Plain())
     fuse(ours, "bf16")
     given = {"position_embeddings": turn(4), "attention_mask": None, "scale": torch.ones(1, 4)}
-    with running(Probe()), torch.inference_mode():
+    with running(CacheProbe()), torch.inference_mode():
         ours(numbers(1, 4, HIDDEN).bfloat16(), **given)
     assert not is_fused(ours)
 
@@ -225,8 +225,8 @@ def with_our_norms(module: nn.Module) -> nn.Module:
 
 def run(module: nn.Module, x: Tensor, **call: Any) -> Tensor:
     count, dtype = x.shape[1], x.dtype
-    cache = SessionCache({LAYER: LayerShape(2, DIM, DIM, dtype)}, count)
-    with running(StepPlan([Segment(cache, 0, 0, count)])), torch.inference_mode():
+    cache = ShardCache({LAYER: LayerShape(2, DIM, DIM, dtype)}, count)
+    with running(StepPlan([ShardSegment(cache, 0, 0, count)])), torch.inference_mode():
         out = module(x, **call)
     result: Tensor = out[0] if isinstance(out, tuple) else out
     return result
@@ -260,7 +260,7 @@ def test_the_rotation_has_the_bits_of_transformers(turns: int, pairs: bool, coun
     query, key, value = torch.split(parts, [heads, key_heads, key_heads], 1)
     apply = (glm4 if pairs else phi3).apply_rotary_pos_emb
     want = torch.cat([*apply(query, key, cos, sin), value], 1).transpose(1, 2).reshape(count, -1)
-    kind = Kind(LAYER, heads, key_heads, dim, dim, 0, scale=1.0, softcap=0)
+    kind = AttentionKind(LAYER, heads, key_heads, dim, dim, 0, scale=1.0, softcap=0)
     front(kind, Front.of(turns, pairs, None, None, None), rows, cos, sin)
     assert torch.equal(rows, want)
 
@@ -269,15 +269,15 @@ def test_whole_heads_turn_as_in_most_families() -> None:
     rows, (cos, sin) = numbers(5, 3 * DIM), turn(5)
     query, key = torch.split(rows.clone().view(1, 5, 3, DIM).transpose(1, 2), [1, 2], 1)
     want = torch.cat(qwen3.apply_rotary_pos_emb(query, key, cos, sin), 1).transpose(1, 2).reshape(5, -1)
-    kind = Kind(LAYER, 1, 2, DIM, 0, 0, scale=1.0, softcap=0)
+    kind = AttentionKind(LAYER, 1, 2, DIM, 0, 0, scale=1.0, softcap=0)
     front(kind, Front.of(DIM // 2, False, None, None, None), rows, cos, sin)
     assert torch.equal(rows, want)
 
 
 def test_rows_of_no_segment_come_out_as_zeros() -> None:
     ours, x = load(Plain()), numbers(1, 5, HIDDEN)
-    cache = SessionCache({LAYER: LayerShape(2, DIM, DIM, torch.bfloat16)}, 9)
-    with running(StepPlan([Segment(cache, 4, 1, 3)])), torch.inference_mode():
+    cache = ShardCache({LAYER: LayerShape(2, DIM, DIM, torch.bfloat16)}, 9)
+    with running(StepPlan([ShardSegment(cache, 4, 1, 3)])), torch.inference_mode():
         out, _ = ours(x, position_embeddings=turn(5), attention_mask=None)
     assert not out[0, 0].any() and not out[0, 4].any() and bool(out[0, 1:4].any(1).all())
     assert not cache.keys[LAYER][:, :, :4].any() and not cache.keys[LAYER][:, :, 7:].any()

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from manyhands.core import Span
 from manyhands.model import tiles
-from manyhands.model.cache import Segment, SessionCache, StepPlan
+from manyhands.model.cache import ShardCache, ShardSegment, StepPlan
 from manyhands.model.shard import Shard
 from manyhands.testing.tiny import make_tiny
 from tests.model.pipeline import threads
@@ -47,7 +47,7 @@ def run(shard: Shard, span: Span, stacked: bool) -> list[Tensor]:
     def step(*rows: tuple[int, int, int]) -> None:
         segments, row = [], 0
         for session, start, count in rows:
-            segments.append(Segment(caches[session], start, row, count))
+            segments.append(ShardSegment(caches[session], start, row, count))
             row += count
         x = torch.randn(row, shard.hidden_size, generator=generator).bfloat16()
         out.append(shard.forward(x, StepPlan(segments), span))
@@ -62,7 +62,7 @@ def run(shard: Shard, span: Span, stacked: bool) -> list[Tensor]:
         shard._stacks = stacks
 
 
-def _tensors(cache: SessionCache) -> list[Tensor]:
+def _tensors(cache: ShardCache) -> list[Tensor]:
     return [*cache.keys.values(), *cache.values.values()]
 
 
@@ -98,7 +98,7 @@ def test_few_rows_as_bytes_give_the_bits_of_tensors(family: str, count: int, tmp
         for start in (0, 523):
             x = torch.randn(523 if start == 0 else 1, shard.hidden_size, generator=random).bfloat16()
             for own in caches:
-                shard.forward(x, StepPlan([Segment(own[0], start, 0, len(x))]), span)
+                shard.forward(x, StepPlan([ShardSegment(own[0], start, 0, len(x))]), span)
         for step in ([(0, 524, 1)], [(0, 525, 1), (1, 0, 9)], [(1, 9, 1), (0, 526, 30)], [(0, 528, 1)], [(1, 3, 32)]):
             x = torch.randn(sum(rows for _, _, rows in step), shard.hidden_size, generator=random).bfloat16()
             plans = [_side_by_side([(own[session], start, rows) for session, start, rows in step]) for own in caches]
@@ -112,10 +112,10 @@ def test_few_rows_as_bytes_give_the_bits_of_tensors(family: str, count: int, tmp
             assert [cache.length for cache in caches[0]] == [cache.length for cache in caches[1]]
 
 
-def _side_by_side(parts: list[tuple[SessionCache, int, int]]) -> StepPlan:
-    segments: list[Segment] = []
+def _side_by_side(parts: list[tuple[ShardCache, int, int]]) -> StepPlan:
+    segments: list[ShardSegment] = []
     for cache, start, count in parts:
-        segments.append(Segment(cache, start, sum(s.count for s in segments), count))
+        segments.append(ShardSegment(cache, start, sum(s.count for s in segments), count))
     return StepPlan(segments)
 
 
@@ -182,7 +182,7 @@ def test_a_layer_that_computes_something_else_is_left_alone(
 
 def test_a_step_of_no_rows(tmp_path: Path) -> None:
     shard = shard_of("llama", tmp_path, Span(0, 6))
-    plan = StepPlan([Segment(shard.new_cache(512), 0, 0, 0)])
+    plan = StepPlan([ShardSegment(shard.new_cache(512), 0, 0, 0)])
     assert shard.forward(torch.zeros(0, shard.hidden_size).bfloat16(), plan).shape == (0, shard.hidden_size)
 
 
@@ -190,4 +190,4 @@ def test_more_positions_than_the_cache_has_are_refused(tmp_path: Path) -> None:
     shard = shard_of("llama", tmp_path, Span(0, 6))
     cache = shard.new_cache(512)
     with pytest.raises(ValueError, match="does not fit"):
-        shard.forward(torch.zeros(2, shard.hidden_size).bfloat16(), StepPlan([Segment(cache, 511, 0, 2)]))
+        shard.forward(torch.zeros(2, shard.hidden_size).bfloat16(), StepPlan([ShardSegment(cache, 511, 0, 2)]))

@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.worker.batch import SHORT_S, WINDOW_ROWS, Kind, Pick, Shortness, Waiting, choose
+from manyhands.worker.batch import SHORT_S, WINDOW_ROWS, Pick, Shortness, StepKind, Waiting, choose
 
 ROWS = st.one_of(st.integers(1, WINDOW_ROWS), st.integers(1, 2000))
 LIMITS = st.tuples(st.integers(1, 400), st.integers(1, 64))
@@ -96,10 +96,10 @@ def test_the_order_of_the_queue_does_not_matter(
 
 def test_a_kind_of_step_is_short_if_its_like_were() -> None:
     """One that was long counts for a while; kinds nobody saw are not short, and there is no end of kinds."""
-    shortness, kind = Shortness(), Kind(3, 1, 5)
+    shortness, kind = Shortness(), StepKind(3, 1, 5)
     assert not shortness.is_short(kind)
     shortness.learn(kind, SHORT_S / 2)
-    assert shortness.is_short(kind) and not shortness.is_short(Kind(3, 2, 5))
+    assert shortness.is_short(kind) and not shortness.is_short(StepKind(3, 2, 5))
     shortness.learn(kind, SHORT_S * 5)
     for _ in range(10):
         assert not shortness.is_short(kind)
@@ -108,5 +108,5 @@ def test_a_kind_of_step_is_short_if_its_like_were() -> None:
         shortness.learn(kind, SHORT_S / 2)
     assert shortness.is_short(kind)
     for rows in range(100_000):
-        shortness.learn(Kind(rows, 1, 1), 0.0)
+        shortness.learn(StepKind(rows, 1, 1), 0.0)
     assert len(shortness._usual_s) <= 1024

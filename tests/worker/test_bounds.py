@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from manyhands.core import Span
 from manyhands.errors import Corruption
-from manyhands.model.cache import Segment, StepPlan
+from manyhands.model.cache import ShardSegment, StepPlan
 from manyhands.model.ends import Ends
 from manyhands.model.shard import Shard
 from manyhands.tales import model_path
@@ -112,7 +112,7 @@ class Layers:
             ids = parts.pop(0) if parts else [int(self._ends.logits(hidden[-1:]).argmax())]
             hidden = self._ends.embed(torch.tensor(ids))
             for shard, cache, bound in zip(self._shards, caches, bounds, strict=True):
-                hidden = shard.forward(hidden, StepPlan([Segment(cache, position, 0, len(ids))]))
+                hidden = shard.forward(hidden, StepPlan([ShardSegment(cache, position, 0, len(ids))]))
                 if shard is not self._shards[-1]:
                     bound.admit(hidden.float().numpy(), "honest rows")
                 elif not parts:

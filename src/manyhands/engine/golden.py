@@ -54,7 +54,7 @@ def stored(x: NDArray[np.float32], type_name: str) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class BackEnd:
     """A back end with a team: what a case runs on."""
 
     back_end: str
@@ -87,17 +87,17 @@ def product(
     return library.PRODUCT, numbers, (), (packed, reals(seed + 1, n))
 
 
-def functions(machine: Machine) -> bytes:
+def functions(machine: BackEnd) -> bytes:
     """All functions of one number, at edges and between."""
     edges = np.array([bits | sign for bits in EDGES for sign in (0, 1 << 31)], np.uint32).view(np.float32)
     x = np.concatenate([edges, reals(1, 4096, around=7, spread=32), np.linspace(-105, 105, 4001).astype(np.float32)])
     return b"".join(library.apply(machine.back_end, name, x).tobytes() for name in library.FUNCTIONS)
 
 
-def products(row_type: str, weight_type: str) -> Callable[[Machine], bytes]:
+def products(row_type: str, weight_type: str) -> Callable[[BackEnd], bytes]:
     """Products with ragged edges, of few rows and many."""
 
-    def case(machine: Machine) -> bytes:
+    def case(machine: BackEnd) -> bytes:
         found = []
         for n, k, rows, activation in ((50, 70, 29, "none"), (16, 257, 5, "gelu_tanh"), (33, 32, 1, "relu2")):
             ops = [product(n, 0, 1, n, k, weight_type, activation)]
@@ -107,7 +107,7 @@ def products(row_type: str, weight_type: str) -> Callable[[Machine], bytes]:
     return case
 
 
-def edges(machine: Machine) -> bytes:
+def edges(machine: BackEnd) -> bytes:
     """Products that cancel, overflow, are not numbers, or have denormal operands."""
     found = []
     for seed, around, spread in ((3, 0, 2), (4, 66, 8), (5, -60, 3), (6, -100, 28)):
@@ -119,7 +119,7 @@ def edges(machine: Machine) -> bytes:
     return b"".join(found)
 
 
-def tininess(machine: Machine) -> bytes:
+def tininess(machine: BackEnd) -> bytes:
     """Results that only their rounding lifts to the least normal number: x86 keeps them, ARM flushes them to zero."""
     weight = np.full((16, 32), np.float32(2.0**-126 * (1 + 2.0**-13)), np.float32)
     ops: list[Op] = [(library.PRODUCT, (0, 1, 2, 0), (), (library.pack(weight, "f32"), None))]
@@ -128,7 +128,7 @@ def tininess(machine: Machine) -> bytes:
     return machine.run(x, "f32", [16], ops, 1).tobytes()
 
 
-def norms(machine: Machine) -> bytes:
+def norms(machine: BackEnd) -> bytes:
     """Both kinds, whole rows and heads, with and without weight, bias and offset."""
     found = []
     for width, groups, is_layer, offset in ((100, 1, 0, 0.0), (96, 3, 0, 1.0), (64, 4, 1, 0.0), (37, 1, 1, 0.0)):
@@ -138,7 +138,7 @@ def norms(machine: Machine) -> bytes:
     return b"".join(found)
 
 
-def rotary(machine: Machine) -> bytes:
+def rotary(machine: BackEnd) -> bytes:
     """Halves and pairs, whole heads and parts of them."""
     found = []
     for heads, width, offset, turns, pairs in (
@@ -153,10 +153,10 @@ def rotary(machine: Machine) -> bytes:
     return b"".join(found)
 
 
-def attention(row_type: str) -> Callable[[Machine], bytes]:
+def attention(row_type: str) -> Callable[[BackEnd], bytes]:
     """Grouped heads, odd widths, windows, sinks and soft caps over several blocks of keys."""
 
-    def case(machine: Machine) -> bytes:
+    def case(machine: BackEnd) -> bytes:
         found = []
         shapes = ((4, 2, 16, 16, 0, 0.0, False), (3, 1, 40, 24, 70, 0.0, True), (2, 2, 33, 17, 5, 2.5, False))
         for heads, key_heads, width, value_width, window, cap, sinks in shapes:
@@ -170,10 +170,10 @@ def attention(row_type: str) -> Callable[[Machine], bytes]:
     return case
 
 
-def latents(row_type: str) -> Callable[[Machine], bytes]:
+def latents(row_type: str) -> Callable[[BackEnd], bytes]:
     """Products of columns in groups around attention whose values are the beginning of its keys."""
 
-    def case(machine: Machine) -> bytes:
+    def case(machine: BackEnd) -> bytes:
         found, k = [], 24
         for heads, width, rank, rotary in ((3, 20, 33, 7), (5, 8, 48, 16)):
             key_width = rank + rotary
@@ -197,7 +197,7 @@ def grouped(seed: int, groups: int, n: int, k: int, source: int, target: int, st
     return library.PRODUCT, numbers, (), (np.concatenate(packed), reals(seed, groups * n))
 
 
-def embeddings(machine: Machine) -> bytes:
+def embeddings(machine: BackEnd) -> bytes:
     """Rows of tables of every type, row by row and packed, scaled and not."""
     found = []
     for name in library.TYPES:
@@ -214,7 +214,7 @@ def embeddings(machine: Machine) -> bytes:
     return b"".join(found)
 
 
-def columns(machine: Machine) -> bytes:
+def columns(machine: BackEnd) -> bytes:
     """Gates of every activation, with and without a limit; add, multiply and soft caps."""
     found, k, n = [], 24, 40
     pair = [product(40, 0, 1, n, k), product(42, 0, 2, n, k)]
@@ -232,7 +232,7 @@ def columns(machine: Machine) -> bytes:
     return b"".join(found)
 
 
-def routes(machine: Machine) -> bytes:
+def routes(machine: BackEnd) -> bytes:
     """Both scores, groups, corrections, then experts with biases; copied columns and products of columns."""
     found, k, experts = [], 24, 12
     for sigmoid, normalise, groups, correction, biased in ((0, 1, 1, 0, 1), (0, 0, 3, 0, 0), (1, 1, 3, 1, 0)):
@@ -255,21 +255,21 @@ def routes(machine: Machine) -> bytes:
     return b"".join(found)
 
 
-def doubles(_: Machine) -> bytes:
+def doubles(_: BackEnd) -> bytes:
     """exp, log, sine, cosine, power in double."""
     x = reals(15, 4000, around=8, spread=16).astype(np.float64)
     found = [library.double(name, np.abs(x) if name in ("log", "pow") else x, -0.37) for name in library.DOUBLES]
     return b"".join(array.tobytes() for array in found)
 
 
-def tables(_: Machine) -> bytes:
+def tables(_: BackEnd) -> bytes:
     """Rotary tables, some positions of each 4,096 to 131,072."""
     frequencies = library.double("exp", np.arange(64, dtype=np.float64) * -0.2)
     found = [library.rope(list(frequencies), 1.0, 40, first) for first in range(0, 131072, 4096)]
     return b"".join(array.tobytes() for pair in found for array in pair)
 
 
-CASES: Final[dict[str, Callable[[Machine], bytes]]] = {
+CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "functions": functions,
     **{f"product {x} {w}": products(x, w) for x in ("bf16", "f32") for w in ("bf16", "f16", "f32")},
     "product edges": edges,
@@ -292,7 +292,7 @@ def digests(back_end: str) -> dict[str, str]:
     """What a back end computes, case by case."""
     team = Team(2)
     try:
-        return {name: hashlib.sha256(case(Machine(back_end, team))).hexdigest() for name, case in CASES.items()}
+        return {name: hashlib.sha256(case(BackEnd(back_end, team))).hexdigest() for name, case in CASES.items()}
     finally:
         team.close()
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from manyhands.core import Precision, Span
 from manyhands.engine.cpu import CpuEnds, CpuSpan, Piece
-from manyhands.engine.golden import Machine, draw, recorded, stored
+from manyhands.engine.golden import BackEnd, draw, recorded, stored
 from manyhands.engine.library import Team
 from manyhands.engine.weights import Stored
 from manyhands.program.families import build_program
@@ -59,7 +59,7 @@ def tensors(program: Program, precision: Precision) -> dict[str, Stored]:
     return {name: Stored(kind, stored(numbers(name, shape), kind)) for name, shape in shapes(program).items()}
 
 
-def computed(family: str, precision: Precision, machine: Machine) -> bytes:
+def computed(family: str, precision: Precision, machine: BackEnd) -> bytes:
     """Rows that leave the model's layers, cut into two spans, and logits, of one session's steps."""
     program = build_program(configs()[family])
     read, back_end, count = tensors(program, precision).__getitem__, machine.back_end, len(program.layers)
@@ -82,7 +82,7 @@ def digests(back_end: str, families: tuple[str, ...] = ()) -> Iterator[tuple[str
     try:
         for family in families or tuple(configs()):
             for precision in PRECISIONS:
-                data = computed(family, precision, Machine(back_end, team))
+                data = computed(family, precision, BackEnd(back_end, team))
                 yield f"model {family} {precision}", hashlib.sha256(data).hexdigest()
     finally:
         team.close()

@@ -21,7 +21,7 @@ from manyhands.checkpoint.folder import write_atomic
 from manyhands.core import Precision, even_cut
 from manyhands.errors import ManyhandsError, ModelError
 from manyhands.model.arithmetic import arithmetic_class
-from manyhands.model.cache import Segment, SessionCache, StepPlan
+from manyhands.model.cache import ShardCache, ShardSegment, StepPlan
 from manyhands.model.ends import Ends
 from manyhands.model.shard import Shard
 
@@ -159,11 +159,11 @@ def _run(folder: Path, precision: Precision, num_spans: int, chunks: list[int], 
     return torch.cat(out)
 
 
-def _step(shard: Shard, parts: list[tuple[SessionCache, int, Tensor]]) -> Tensor:
+def _step(shard: Shard, parts: list[tuple[ShardCache, int, Tensor]]) -> Tensor:
     """Run the parts side by side; return the rows of the first."""
     rows = torch.cat([hidden for _, _, hidden in parts])
-    segments: list[Segment] = []
+    segments: list[ShardSegment] = []
     for cache, start, hidden in parts:
         row = segments[-1].row + segments[-1].count if segments else 0
-        segments.append(Segment(cache, start, row, hidden.shape[0]))
+        segments.append(ShardSegment(cache, start, row, hidden.shape[0]))
     return shard.forward(rows, StepPlan(segments))[: parts[0][2].shape[0]]

@@ -15,7 +15,7 @@ from manyhands.model import threads, tiles
 from manyhands.model.cache import StepPlan
 
 
-class Kind(ctypes.Structure):
+class AttentionKind(ctypes.Structure):
     """One kind of attention, as native/attend.h has it."""
 
     _fields_ = [
@@ -38,7 +38,12 @@ class Front(ctypes.Structure):
 
     @classmethod
     def of(
-        cls, turns: int, pairs: bool, query: tiles.Norm | None, key: tiles.Norm | None, sinks_H: Tensor | None
+        cls,
+        turns: int,
+        pairs: bool,
+        query: tiles.NormKernel | None,
+        key: tiles.NormKernel | None,
+        sinks_H: Tensor | None,
     ) -> "Front":
         """`turns` rotations of a head, of its halves or of its pairs; norms of a head."""
         tensors = [None if norm is None else norm.weight for norm in (query, key)]
@@ -49,9 +54,9 @@ class Front(ctypes.Structure):
         return front
 
 
-def front(kind: Kind, front: Front, rows_NW: Tensor, cos_1NR: Tensor, sin_1NR: Tensor) -> None:
+def front(kind: AttentionKind, front: Front, rows_NW: Tensor, cos_1NR: Tensor, sin_1NR: Tensor) -> None:
     """Norms and rotation, in place, on rows [queries | keys | values] of all heads (contiguous)."""
-    count, turn = threads.available(), Turn(cos_1NR, sin_1NR)
+    count, turn = threads.available(), RotationTables(cos_1NR, sin_1NR)
     where = tiles.team(count).handle, count, ctypes.addressof(kind), ctypes.addressof(front)
     tiles.kernel().tiles_front(*where, rows_NW.data_ptr(), len(rows_NW), *turn.pointers)
 
@@ -59,13 +64,18 @@ def front(kind: Kind, front: Front, rows_NW: Tensor, cos_1NR: Tensor, sin_1NR: T
 class ModuleStruct(ctypes.Structure):
     """A Module, as native/module.h has it."""
 
-    _fields_ = [("kind", Kind), ("front", Front), ("first", tiles.Product), ("last", tiles.Product)]
+    _fields_ = [
+        ("kind", AttentionKind),
+        ("front", Front),
+        ("first", tiles.ProductStruct),
+        ("last", tiles.ProductStruct),
+    ]
 
 
 class Module:
     """A product into queries, keys and values, attention of one layer, and a product out of it."""
 
-    def __init__(self, kind: Kind, front: Front, first: tiles.Tiled, last: tiles.Tiled) -> None:
+    def __init__(self, kind: AttentionKind, front: Front, first: tiles.Tiled, last: tiles.Tiled) -> None:
         self.kind, self.front, self.first, self.last = kind, front, first, last
         self.struct = ModuleStruct(kind, front, first.struct(), last.struct())
         self.scratch = first.shape[0] + last.shape[1]
@@ -75,7 +85,7 @@ class Module:
         """[N, hidden] to the same. Writes the sessions' caches. Raises ValueError if a segment does not fit its cache."""
         first, last, num_rows = self.first, self.last, x_NK.shape[0]
         x_NK = tiles.rows_of(x_NK, first.shape[1])
-        segments, turn = (plan.table(), len(plan.segments)), Turn.of(plan, cos_1NR, sin_1NR)
+        segments, turn = (plan.table(), len(plan.segments)), RotationTables.of(plan, cos_1NR, sin_1NR)
         scratch = _empty(plan, num_rows, num_rows * self.scratch)
         out = torch.empty(num_rows, last.shape[0], dtype=torch.bfloat16)
         first.comes_next(last)
@@ -86,11 +96,11 @@ class Module:
         return out
 
 
-class Turn:
+class RotationTables:
     """Cosines and sines as the kernel takes them, and where they lie."""
 
     @classmethod
-    def of(cls, plan: StepPlan, cos_1NR: Tensor, sin_1NR: Tensor) -> "Turn":
+    def of(cls, plan: StepPlan, cos_1NR: Tensor, sin_1NR: Tensor) -> "RotationTables":
         """Made once a step for the layers that share them."""
         return plan.once(cos_1NR, lambda: cls(cos_1NR, sin_1NR))
 
@@ -113,8 +123,8 @@ def check(failed: int) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _kind(*values: float) -> tuple[Kind, int]:
-    kind = Kind(*values)
+def _kind(*values: float) -> tuple[AttentionKind, int]:
+    kind = AttentionKind(*values)
     return kind, ctypes.addressof(kind)
 
 

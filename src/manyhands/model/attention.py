@@ -24,7 +24,7 @@ from transformers import AttentionInterface
 from manyhands.errors import ModelError
 from manyhands.model import threads
 from manyhands.model.attend import attend, serves
-from manyhands.model.cache import KEY_BLOCK, LayerShape, Probe, Segment, StepPlan
+from manyhands.model.cache import KEY_BLOCK, CacheProbe, LayerShape, ShardSegment, StepPlan
 from manyhands.model.elementwise import elementwise
 from manyhands.model.linear import invariant_linear
 
@@ -55,7 +55,7 @@ class CallRecorder:
     heard: RecordedCall | None = None
 
 
-Plan = StepPlan | Probe | CallRecorder
+Plan = StepPlan | CacheProbe | CallRecorder
 
 
 class running:  # as threads.using: contextlib would cost 10 us
@@ -102,7 +102,7 @@ def attention(
     value_dim = value_1HND.shape[3]
     plan = current()
     layer = cast(int, module.layer_idx)
-    if isinstance(plan, Probe):
+    if isinstance(plan, CacheProbe):
         plan.shapes[layer] = LayerShape(key_1HND.shape[1], key_dim, value_dim, key_1HND.dtype)
         return query_1HND.new_zeros(1, count, heads, value_dim), None
     scale = key_dim**-0.5 if scaling is None else scaling
@@ -144,7 +144,7 @@ def attention(
 AttentionInterface.register(NAME, attention)
 
 
-def _store(s: Segment, layer: int, key_1HTD: Tensor, value_1HTD: Tensor) -> tuple[Tensor, Tensor]:
+def _store(s: ShardSegment, layer: int, key_1HTD: Tensor, value_1HTD: Tensor) -> tuple[Tensor, Tensor]:
     """Write a segment's new keys and values; return the session's, up to its end rounded up to KEY_BLOCK."""
     keys, values = s.cache.keys[layer], s.cache.values[layer]
     stop = s.start + s.count
@@ -171,7 +171,7 @@ def _head_major(packed_1GRD: Tensor, count: int, heads: int) -> Tensor:
     return rows.transpose(1, 2).reshape(1, count, heads, dim)
 
 
-def _mask(plan: StepPlan, s: Segment, group: int, window: int | None, dtype: torch.dtype) -> Tensor:
+def _mask(plan: StepPlan, s: ShardSegment, group: int, window: int | None, dtype: torch.dtype) -> Tensor:
     """Additive mask [1, 1, rows (padded), keys], made once per step and shared by the layers."""
     key = (s.row, group, window, dtype)
     if key not in plan.masks:

@@ -39,7 +39,7 @@ class LayerShape:
         return 2 * self.heads * self.width * self.dtype.itemsize
 
 
-class SessionCache:
+class ShardCache:
     """Keys and values of one session for the layers of a span; [1, heads, capacity, width] each.
 
     `length` is the number of valid positions. Content beyond it is stale but finite. Owned by whoever reserved it.
@@ -71,17 +71,17 @@ def _zeros(shape: LayerShape, rows: int) -> Tensor:
 
 
 @dataclass(slots=True)
-class Segment:
+class ShardSegment:
     """Rows [row, row + count) of a device step: positions [start, start + count) of one session."""
 
-    cache: SessionCache
+    cache: ShardCache
     start: int
     row: int
     count: int
 
 
 @dataclass(slots=True)
-class Probe:
+class CacheProbe:
     """Stands in for a StepPlan once, at load time: records what each layer caches."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Probe:
 class StepPlan:
     """One device step: segments of different sessions, side by side in one tensor [rows, hidden]."""
 
-    segments: list[Segment]
+    segments: list[ShardSegment]
     masks: dict[tuple[int, int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
     num_rows: int = 0  # of all segments; known with the table
     _table: "array[int] | None" = None

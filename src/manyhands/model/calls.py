@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from manyhands.errors import ContextOverflow, ModelError
-from manyhands.model.attend import Turn
+from manyhands.model.attend import RotationTables
 from manyhands.model.cache import StepPlan
 from manyhands.model.load import Pass
 
@@ -51,7 +51,7 @@ class LayerCalls:
         self._axes = [_position_axis(tensor) for tensor in tensors]
         self._num_positions = BLOCK
         self._groups: dict[int, list[list[dict[str, Any]]]] = {}
-        self._turns: dict[int, Turn] = {}  # by the tensor of cosines
+        self._turns: dict[int, RotationTables] = {}  # by the tensor of cosines
 
     def of(self, plan: StepPlan, num_rows: int) -> list[dict[str, Any]]:
         """Each layer's arguments for the rows of `plan` and, up to `num_rows`, for rows at position 0.
@@ -64,12 +64,12 @@ class LayerCalls:
             return (self._groups.get(group) or self._add_group(group))[index]
         return self._fill(self._rows(plan, num_rows))
 
-    def turn(self, index: int, plan: StepPlan) -> Turn:
+    def turn(self, index: int, plan: StepPlan) -> RotationTables:
         """The rotary angles of layer `index`, for position 0 and on, as far as `plan` goes at least. Raises ContextOverflow."""
         self._reach(plan)
         cos, sin = self._calls[index]["position_embeddings"]
         if (turn := self._turns.get(cos.index)) is None:
-            turn = self._turns[cos.index] = Turn(self._tensors[cos.index], self._tensors[sin.index])
+            turn = self._turns[cos.index] = RotationTables(self._tensors[cos.index], self._tensors[sin.index])
         return turn
 
     def is_ready(self, end: int) -> bool:

@@ -43,7 +43,7 @@ def _fuse_norm(module: nn.Module) -> None:
     x = torch.cat(
         [_numbers(width) * scale + mean * scale for scale in (1e-3, 0.1, 1, 30) for mean in (0, 2)]
     ).bfloat16()
-    norms = [tiles.Norm(factor, epsilon) for factor in (weight.detach().float(), 1 + weight.detach().float())]
+    norms = [tiles.NormKernel(factor, epsilon) for factor in (weight.detach().float(), 1 + weight.detach().float())]
     errors = [_error(norm, stock, x) for norm in norms]
     if min(errors) <= _NEAR_NORM:
         norm = norms[errors.index(min(errors))]

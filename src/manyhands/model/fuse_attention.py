@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.model import tiles
-from manyhands.model.attend import Front, Kind, Module, front, serves
+from manyhands.model.attend import AttentionKind, Front, Module, front, serves
 from manyhands.model.attention import CallRecorder, RecordedCall, current, running
-from manyhands.model.cache import LayerShape, Probe
+from manyhands.model.cache import CacheProbe, LayerShape
 
 # Relative error of the worst head of a row: a module's own roundings to bf16 are worth up to 0.006.
 _NEAR = 0.015
@@ -87,7 +87,7 @@ class _Fused:
     ) -> tuple[Tensor, None]:
         plan = current()
         assert not isinstance(plan, CallRecorder)
-        if isinstance(plan, Probe):
+        if isinstance(plan, CacheProbe):
             plan.shapes[self.layer] = self.shape
             return torch.zeros_like(hidden_states), None
         return self.module(plan, hidden_states[0], *position_embeddings)[None], None
@@ -163,7 +163,7 @@ def _candidates(
         return
     if width != product.shape[0] or 2 * turns > dim or not serves(cos.dtype, dim, heard.scale):
         return
-    kind = Kind(
+    kind = AttentionKind(
         heard.layer, heads, key_heads, dim, value_dim, heard.window or 0, scale=heard.scale, softcap=heard.softcap or 0
     )
     shape = LayerShape(key_heads, dim, value_dim, torch.bfloat16)

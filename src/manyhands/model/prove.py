@@ -18,7 +18,7 @@ from manyhands.checkpoint.folder import write_atomic
 from manyhands.core import UNPROVEN, Precision
 from manyhands.model.arithmetic import arithmetic_class
 from manyhands.model.attention import attention, running
-from manyhands.model.cache import LayerShape, Segment, SessionCache, StepPlan
+from manyhands.model.cache import LayerShape, ShardCache, ShardSegment, StepPlan
 from manyhands.model.linear import DTYPES, pack
 
 logger = logging.getLogger(__name__)
@@ -70,13 +70,13 @@ def _attention_does(precision: Precision) -> bool:
         _normal(_LENGTH, heads * _WIDTH, seed, precision).view(1, _LENGTH, heads, _WIDTH).transpose(1, 2)
         for heads, seed in ((_HEADS, 3), (_KEY_HEADS, 4), (_KEY_HEADS, 5))
     )
-    cache = SessionCache({0: LayerShape(_KEY_HEADS, _WIDTH, _WIDTH, query.dtype)}, _LENGTH)
+    cache = ShardCache({0: LayerShape(_KEY_HEADS, _WIDTH, _WIDTH, query.dtype)}, _LENGTH)
 
     def attend(start: int, count: int) -> Tensor:
         part = slice(start, start + count)
         module = torch.nn.Module()
         module.layer_idx = 0  # type: ignore[assignment]
-        with running(StepPlan([Segment(cache, start, 0, count)])):
+        with running(StepPlan([ShardSegment(cache, start, 0, count)])):
             return attention(module, query[:, :, part], key[:, :, part], value[:, :, part], None)[0]
 
     want = attend(0, _LENGTH)

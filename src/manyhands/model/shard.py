@@ -14,7 +14,7 @@ from manyhands.checkpoint.verify import Add, verifying
 from manyhands.core import Precision, Span
 from manyhands.errors import CutError
 from manyhands.model import attention, threads, tiles
-from manyhands.model.cache import LayerShape, Probe, Segment, SessionCache, StepPlan
+from manyhands.model.cache import CacheProbe, LayerShape, ShardCache, ShardSegment, StepPlan
 from manyhands.model.calls import LayerCalls
 from manyhands.model.fuse import fuse
 from manyhands.model.linear import DTYPES, pad_rows, replace_linears
@@ -76,7 +76,7 @@ class Shard:
             order.append((module, id(args[0])))  # type: ignore[arg-type]
 
         hooks = [m.register_forward_pre_hook(record) for m in self._layers.modules() if type(m) is nn.Linear]
-        probe, calls = Probe(), self._calls.of(_alone(_PROBE), _PROBE)
+        probe, calls = CacheProbe(), self._calls.of(_alone(_PROBE), _PROBE)
         hidden_ND = torch.zeros(_PROBE, self.hidden_size, dtype=self.dtype)
         with attention.running(probe):
             for index in range(self.span.start, self.span.end):
@@ -104,9 +104,9 @@ class Shard:
         """Cache bytes that one position of one session takes on `span` (default: all of this)."""
         return sum(shape.bytes_per_token for shape in self._shapes_of(span).values())
 
-    def new_cache(self, capacity: int, span: Span | None = None) -> SessionCache:
+    def new_cache(self, capacity: int, span: Span | None = None) -> ShardCache:
         """An empty cache for a session on `span`, which lies within this one's (default: all of it)."""
-        return SessionCache(self._shapes_of(span), capacity)
+        return ShardCache(self._shapes_of(span), capacity)
 
     def _shapes_of(self, span: Span | None) -> dict[int, LayerShape]:
         inside = span or self.span
@@ -179,4 +179,4 @@ def _advance(plan: StepPlan) -> None:
 
 def _alone(count: int) -> StepPlan:
     """A step of positions 0 .. count - 1 of a session that has no caches."""
-    return StepPlan([Segment(SessionCache({}, 0), 0, 0, count)])
+    return StepPlan([ShardSegment(ShardCache({}, 0), 0, 0, count)])

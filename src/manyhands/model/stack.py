@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.model import threads, tiles
-from manyhands.model.attend import Module, ModuleStruct, Turn, check
+from manyhands.model.attend import Module, ModuleStruct, RotationTables, check
 from manyhands.model.attention import running
-from manyhands.model.cache import LayerShape, Segment, SessionCache, StepPlan
+from manyhands.model.cache import LayerShape, ShardCache, ShardSegment, StepPlan
 
 TRIAL_ROWS = 3
 FEW_ROWS = 32  # a step of as many runs in memory that stays
@@ -35,7 +35,7 @@ class _Decoder(ctypes.Structure):
 
     _fields_ = [
         ("attention", ModuleStruct),
-        *((name, tiles.Product) for name in ("gated", "down")),
+        *((name, tiles.ProductStruct) for name in ("gated", "down")),
         *((name, _Norm) for name in ("before_attention", "after_attention", "before_block", "after_block")),
     ]
 
@@ -47,7 +47,7 @@ class Decoder:
     attention: Module
     gated: tiles.Tiled
     down: tiles.Tiled
-    norms: tuple[tiles.Norm | None, ...]
+    norms: tuple[tiles.NormKernel | None, ...]
 
     def struct(self) -> _Decoder:
         """Valid as long as this is."""
@@ -98,7 +98,7 @@ class Stack:
         self.width = layers[0].attention.first.shape[1]
         self._counts: dict[tuple[int, int], tuple[ctypes.Array[ctypes.c_int64], int]] = {}
 
-    def __call__(self, plan: StepPlan, x_NK: Tensor, stretch: range, turn: Turn) -> Tensor:
+    def __call__(self, plan: StepPlan, x_NK: Tensor, stretch: range, turn: RotationTables) -> Tensor:
         """[N, hidden] to the same through layers `stretch` (of these, from 0). Writes the sessions' caches.
 
         Every row belongs to a segment; `turn` has all positions. Raises ValueError if a segment does not fit its cache.
@@ -110,7 +110,7 @@ class Stack:
         self.run(plan, x_NK.data_ptr(), out.data_ptr(), stretch, turn)
         return out
 
-    def run(self, plan: StepPlan, given: int, out: int, stretch: range, turn: Turn) -> None:
+    def run(self, plan: StepPlan, given: int, out: int, stretch: range, turn: RotationTables) -> None:
         """As a call, on the contiguous rows of `plan` at these addresses, which may be one."""
         segments = plan.table(), len(plan.segments)
         num_rows, count = plan.num_rows, threads.available()
@@ -154,7 +154,7 @@ class FewRows:
         self._measure(self._address + begin, self._width, count, self._width, self._bounds)
         return self._bounds[0], self._bounds[1]
 
-    def run(self, plan: StepPlan, stack: Stack, stretch: range, turn: Turn) -> None:
+    def run(self, plan: StepPlan, stack: Stack, stretch: range, turn: RotationTables) -> None:
         """A call of `stack` on what was put, or came out of the last one."""
         stack.run(plan, self._address, self._address, stretch, turn)
 
@@ -172,7 +172,7 @@ def decoder_of(layer: nn.Module, index: int, shape: LayerShape, call: dict[str, 
     kernels = [kernel for kernel, has_weights in children if kernel is not None or has_weights]
     attentions = [kernel for kernel in kernels if isinstance(kernel, Module)]
     blocks = [kernel for kernel in kernels if isinstance(kernel, tuple)]
-    norms = [kernel for kernel in kernels if isinstance(kernel, tiles.Norm)]
+    norms = [kernel for kernel in kernels if isinstance(kernel, tiles.NormKernel)]
     if (len(attentions), len(blocks)) != (1, 1) or len(norms) not in (2, 4) or len(norms) + 2 != len(kernels):
         return None
     gated, down = blocks[0]
@@ -190,8 +190,8 @@ def _gives_the_same_bits(
     scales = torch.tensor([1.0, 30.0, 1000.0])[:, None]  # limits and thresholds show in the larger ones
     width = decoder.attention.first.shape[1]
     x = (torch.randn(TRIAL_ROWS, width, generator=torch.Generator().manual_seed(0)) * scales).bfloat16()
-    plan = StepPlan([Segment(SessionCache({index: shape}, TRIAL_ROWS), 0, 0, TRIAL_ROWS)])
+    plan = StepPlan([ShardSegment(ShardCache({index: shape}, TRIAL_ROWS), 0, 0, TRIAL_ROWS)])
     with running(plan):
         want = layer(x[None], **call)
-    got = Stack([decoder])(plan, x, range(1), Turn(*call["position_embeddings"]))
+    got = Stack([decoder])(plan, x, range(1), RotationTables(*call["position_embeddings"]))
     return isinstance(want, Tensor) and torch.equal(got, want[0])

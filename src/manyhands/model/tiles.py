@@ -126,7 +126,7 @@ def rest() -> None:
 Activation = Literal["none", "silu", "gelu_tanh"]
 
 
-class Product(ctypes.Structure):
+class ProductStruct(ctypes.Structure):
     """A product, as native/product.h has it."""
 
     _fields_ = [
@@ -158,9 +158,9 @@ class Tiled:
         self._matrix: list[int | None] = [self._tiles.data_ptr(), *self.shape]
         self._then: list[int | None] = [None, 0, 0]  # the matrix that was asked for after this one
 
-    def struct(self) -> Product:
+    def struct(self) -> ProductStruct:
         """For kernels that have this product inside; valid as long as this is."""
-        return Product(*self._matrix, None if self._bias is None else self._bias.data_ptr(), self._activation)
+        return ProductStruct(*self._matrix, None if self._bias is None else self._bias.data_ptr(), self._activation)
 
     def comes_next(self, end: "Tiled | None" = None) -> None:
         """Note that this product follows the last one, which from now on is this, or `end` of a kernel that runs several."""
@@ -196,7 +196,7 @@ def gated(weight_2NK: Tensor, bias_2N: Tensor | None, activation: Activation) ->
     return Tiled(paired(weight_2NK), None if bias_2N is None else paired(bias_2N), activation)
 
 
-class Norm:
+class NormKernel:
     """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension of bf16 tensors, in fp32, rounded once."""
 
     def __init__(self, weight_N: Tensor, epsilon: float) -> None:

@@ -32,7 +32,7 @@ SHORT_S = 0.001
 _MAX_KINDS = 1024
 
 
-class Kind(NamedTuple):
+class StepKind(NamedTuple):
     """What a decode step's duration depends on: layers (of all its spans), rows, and the octave of its last position."""
 
     num_layers: int
@@ -44,16 +44,16 @@ class Shortness:
     """Which decode steps are short: those whose like were, every time of late."""
 
     def __init__(self) -> None:
-        self._usual_s: dict[Kind, float] = {}
+        self._usual_s: dict[StepKind, float] = {}
 
-    def learn(self, kind: Kind, took_s: float) -> None:
+    def learn(self, kind: StepKind, took_s: float) -> None:
         """A step of `kind` took so long. The estimate rises at once and falls slowly."""
         if len(self._usual_s) >= _MAX_KINDS:
             self._usual_s.clear()
         before = self._usual_s.get(kind, took_s)
         self._usual_s[kind] = max(took_s, 0.9 * before + 0.1 * took_s)
 
-    def is_short(self, kind: Kind) -> bool:
+    def is_short(self, kind: StepKind) -> bool:
         """False for a kind that was never seen."""
         return self._usual_s.get(kind, SHORT_S) < SHORT_S
 

@@ -14,7 +14,7 @@ from manyhands.core import ORIGIN_HOP, SessionId, Span
 from manyhands.errors import Corruption, ManyhandsError
 from manyhands.net.transport import Link
 from manyhands.wire.message import HopTiming, Open
-from manyhands.worker.batch import WINDOW_ROWS, Kind, Shortness, Waiting, choose, hold_until
+from manyhands.worker.batch import WINDOW_ROWS, Shortness, StepKind, Waiting, choose, hold_until
 from manyhands.worker.execute import Device, Draws, Result, SpanModel
 from manyhands.worker.log import LogBudget
 from manyhands.worker.session import Fit, HopSession, Taken
@@ -167,7 +167,7 @@ class Engine:
             done.add_done_callback(lambda done: self._computed(batch, done, began, kind))
 
     def _computed(
-        self, batch: list[Taken], done: "asyncio.Future[list[Result | Exception]]", began: float, kind: Kind | None
+        self, batch: list[Taken], done: "asyncio.Future[list[Result | Exception]]", began: float, kind: StepKind | None
     ) -> None:
         """Send what came of it. The books, and what waits meanwhile, are for the next turn, after the bytes have left."""
         self._is_busy = False
@@ -190,7 +190,7 @@ class Engine:
         loop.call_soon(self._keep_books, batch, results, ended - began, kind)
 
     def _keep_books(
-        self, batch: list[Taken], results: Sequence[Result | Exception], took_s: float, kind: Kind | None
+        self, batch: list[Taken], results: Sequence[Result | Exception], took_s: float, kind: StepKind | None
     ) -> None:
         """A device step took so long; begin the next. One of which not all was computed teaches nothing."""
         counts = [taken.work.count for taken in batch]

@@ -21,7 +21,7 @@ from manyhands.engine.span import Cache, Piece, Rows
 from manyhands.errors import BadRequest, Corruption, ProtocolError
 from manyhands.wire.message import ITEMSIZE, Content, DType, Payload
 from manyhands.wire.rows import ids_payload, logits_payload, numbers, read_rows, rows_payload
-from manyhands.worker.batch import WINDOW_ROWS, Kind
+from manyhands.worker.batch import WINDOW_ROWS, StepKind
 from manyhands.worker.bounds import RowBounds, norms
 from manyhands.worker.runner import load_ends, load_span
 from manyhands.worker.thread import OneThread, computing, current_scope, run_here
@@ -31,7 +31,7 @@ T = TypeVar("T")
 WIRE_DTYPES: dict[Precision, DType] = {"bf16": "bf16", "fp32": "fp32", "fp16": "fp16", "int8": "bf16"}
 
 
-class Drawn(Protocol):
+class DrawnToken(Protocol):
     @property
     def token(self) -> int: ...
 
@@ -41,7 +41,7 @@ class Draws(Protocol):
 
     def draw(
         self, logits_V: NDArray[np.float32], position: int, history: Sequence[int], prompt_length: int
-    ) -> Drawn: ...
+    ) -> DrawnToken: ...
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class SpanModel:
         pieces = [Piece(self.runner.new_cache(1), 0, 1)]
         return lambda threads: self.runner.step(bytes(self._row_bytes), pieces, threads)
 
-    def kind(self, works: Sequence[Work]) -> Kind | None:
+    def kind(self, works: Sequence[Work]) -> StepKind | None:
         """Which other steps take as long as one of `works`; None if that is unknown (prefill, sampling, new tables) or threads
         share it.
         """
@@ -164,7 +164,7 @@ class SpanModel:
         if num_rows > WINDOW_ROWS or not self.runner.is_ready(num_rows, end):
             return None
         spans = (works[0].span,) if len(works) == 1 else {work.span for work in works}
-        return Kind(sum(map(len, spans)), num_rows, end.bit_length())
+        return StepKind(sum(map(len, spans)), num_rows, end.bit_length())
 
     def run(self, works: Sequence[Work]) -> list[Result | Exception]:
         """One device step. A segment with bad input gets its exception; the others are computed.

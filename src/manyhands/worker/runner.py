@@ -195,7 +195,7 @@ def load_span(
     """
     program = native_program(read_config(folder), precision, str(folder / "config.json"))
     if program is None:
-        runner: SpanRunner = torch_part().TorchSpan(folder, span, precision, manifest)
+        runner: SpanRunner = torch_part().ShardSpan(folder, span, precision, manifest)
         return runner
     with verifying(folder, manifest) as use, MappedTensors(folder, use) as tensors:
         return CpuSpan(program, span, tensors.read, precision, Team(num_threads))
@@ -213,7 +213,7 @@ def load_ends(
     """The ends of the checkpoint in `folder`, as `load_span`."""
     program = native_program(read_config(folder), precision, str(folder / "config.json"))
     if program is None:
-        ends: EndsRunner = torch_part().TorchEnds(folder, precision, manifest, embed=embed, head=head)
+        ends: EndsRunner = torch_part().ShardEnds(folder, precision, manifest, embed=embed, head=head)
         return ends
     with verifying(folder, manifest) as use, MappedTensors(folder, use) as tensors:
         return CpuEnds(program, tensors.read, precision, Team(num_threads), embed=embed, head=head)

@@ -18,7 +18,7 @@ from manyhands.core import Precision, Span
 from manyhands.engine.span import Piece, Rows
 from manyhands.model import threads
 from manyhands.model.admit import admit
-from manyhands.model.cache import Segment, SessionCache, StepPlan
+from manyhands.model.cache import ShardCache, ShardSegment, StepPlan
 from manyhands.model.ends import Ends
 from manyhands.model.load import context_length, read_config
 from manyhands.model.prove import proven_class
@@ -68,7 +68,7 @@ def _enter(scope: Scope) -> None:
     scope.is_entered = True
 
 
-class TorchSpan:
+class ShardSpan:
     """A SpanRunner over a Shard."""
 
     back_end = BACK_END
@@ -85,13 +85,13 @@ class TorchSpan:
     def bytes_per_token(self) -> int:
         return self.shard.bytes_per_token()
 
-    def new_cache(self, capacity: int, span: Span | None = None) -> SessionCache:
+    def new_cache(self, capacity: int, span: Span | None = None) -> ShardCache:
         return self.shard.new_cache(capacity, span)
 
     def step(self, rows: bytes, pieces: Sequence[Piece], threads: int) -> Rows:
         segments, row = [], 0
         for piece in pieces:
-            segments.append(Segment(piece.cache, piece.start, row, piece.count))
+            segments.append(ShardSegment(piece.cache, piece.start, row, piece.count))
             row += piece.count
         plan, span = StepPlan(segments), pieces[0].cache.span
         with _inference(threads):
@@ -107,7 +107,7 @@ class TorchSpan:
         return self.shard.is_ready(end)
 
 
-class TorchEnds:
+class ShardEnds:
     """An EndsRunner over Ends."""
 
     back_end = BACK_END
