@@ -16,50 +16,14 @@ import sys
 import typer
 
 from manyhands import __version__
-from manyhands.cli import (
-    benchmark,
-    chat,
-    config,
-    demo,
-    doctor,
-    drain,
-    infer,
-    jobs,
-    join,
-    key,
-    local,
-    model,
-    options,
-    plan,
-    serve,
-    status,
-    ticket,
-    up,
-    workers,
-)
+from manyhands.cli.commands import LazyGroup
 from manyhands.cli.process import hide_secrets, log_plainly
 from manyhands.errors import ManyhandsError
 from manyhands.plain import one_line
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True, rich_markup_mode=None)
-app.command("up")(up.up)
-app.command("join")(join.join)
-app.command("status")(status.status)
-app.command("local")(local.local)
-app.command("serve")(serve.serve)
-app.command("infer")(infer.infer)
-app.command("chat")(chat.chat)
-app.command("plan")(plan.plan)
-app.command("jobs")(jobs.jobs)
-app.command("benchmark")(benchmark.benchmark)
-app.command("drain")(drain.drain)
-app.command("demo")(demo.demo)
-app.command("config")(config.config)
-app.command("doctor")(doctor.doctor)
-app.add_typer(model.app, name="model")
-app.add_typer(ticket.app, name="ticket")
-app.add_typer(workers.app, name="workers")
-app.add_typer(key.app, name="key")
+app = typer.Typer(
+    cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True, rich_markup_mode=None
+)
 # They tell what is wrong with the configuration; every other command ends with that.
 READ_IT_THEMSELVES = ("config", "doctor")
 
@@ -76,6 +40,8 @@ def root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
     """Run a language model over several machines; begin with `manyhands up MODEL` or `manyhands demo`."""
+    from manyhands.cli import options
+
     if context.invoked_subcommand not in READ_IT_THEMSELVES:
         context.default_map = options.defaults(options.settings())
 

@@ -1,0 +1,70 @@
+"""The table of commands, each loaded when it is called: what `manyhands --help` prints needs none of them."""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+# Name -> what it does, in the order of the help. The module of the same name defines a function of that name, or `app`.
+COMMANDS: Final = {
+    "up": "Start a swarm for a model, or come back to it, and answer requests.",
+    "join": "Join a swarm and serve the layers that help it most.",
+    "status": "Who is in the swarm, which layers they hold, how busy they are.",
+    "local": "Run a model cut over several node processes on this machine.",
+    "serve": "Host layers of a model for those who hold the ticket.",
+    "infer": "Ask a swarm to go on from a prompt; this machine is the origin.",
+    "chat": "Talk with a model of a gateway, a swarm or this machine.",
+    "plan": "Find the best placement of a model on machines, and its speed.",
+    "jobs": "Requests that run and that ran lately: timings, route, repairs.",
+    "benchmark": "Ask a gateway the same prompts and tell how fast it answers.",
+    "drain": "Hand the sessions of a node on this machine over to others.",
+    "demo": "Tell a story on three processes and stop one in the middle.",
+    "config": "Print the configuration in force, and where each value is set.",
+    "doctor": "Check keys, ports, reachability, disk, memory and the engine.",
+    "model": "Look into a model, cut it into parts, make a tiny one.",
+    "ticket": "Make and read the text that lets machines join a swarm.",
+    "workers": "Every node that a running gateway knows, and its routes.",
+    "key": "Who may use the gateway: make, list and revoke API keys.",
+}
+
+
+def _nothing() -> None:
+    pass
+
+
+class LazyCommands(Mapping[str, Any]):
+    """Name -> command, which is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Raises KeyError for what is no command."""
+        COMMANDS[name]
+        module = import_module(f"manyhands.cli.{name}")
+        parent = typer.Typer(add_completion=False, rich_markup_mode=None)
+        parent.callback()(_nothing)  # so that it is a group even with one command
+        if hasattr(module, "app"):
+            parent.add_typer(module.app, name=name)
+        else:
+            parent.command(name)(getattr(module, name))
+        group = typer.main.get_command(parent)
+        assert isinstance(group, TyperGroup)
+        return group.commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class LazyGroup(TyperGroup):
+    """A group over `COMMANDS`."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = LazyCommands()  # type: ignore[assignment]  # commands are not added to it
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))

@@ -1,0 +1,26 @@
+"""The table of commands: help without loading them, each loaded by its name."""
+
+import subprocess
+import sys
+
+import pytest
+
+from manyhands.cli.commands import COMMANDS, LazyCommands
+
+
+def test_help_lists_every_command_and_imports_none() -> None:
+    """What keeps `manyhands --help` quick: the table says what each command does, and only the one called is loaded."""
+    code = (
+        "import sys; from manyhands.cli import app; from typer.testing import CliRunner\n"
+        "text = CliRunner().invoke(app, ['--help']).output\n"
+        "from manyhands.cli.commands import COMMANDS\n"
+        "assert all(f'  {name} ' in text for name in COMMANDS), text\n"
+        "print(*(name for name in COMMANDS if f'manyhands.cli.{name}' in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_of_the_table_is_there(name: str) -> None:
+    command = LazyCommands()[name]
+    assert command.name == name and command.help
