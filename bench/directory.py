@@ -37,7 +37,8 @@ from manyhands.swarm.dht.table import K, number
 from manyhands.swarm.directory import Backend, Peer
 from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.identity import NodeKey
-from manyhands.swarm.record import BEAT_S, Record, check_signature, read
+from manyhands.swarm.record import BEAT_S, Record
+from manyhands.swarm.statement import check_signature, read
 from manyhands.testing.overlay import Network, Overlay
 
 SIZES = {"gossip": (10, 100, 300), "dht": (100, 1_000, 10_000)}

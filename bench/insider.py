@@ -21,7 +21,8 @@ from manyhands.origin.node import FullNode
 from manyhands.swarm.gossip import NEWS
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.news import News
-from manyhands.swarm.record import Record, sign
+from manyhands.swarm.record import Record
+from manyhands.swarm.statement import sign
 from manyhands.swarm.ticket import Ticket
 from manyhands.wire.message import (
     Close,

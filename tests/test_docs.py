@@ -28,7 +28,7 @@ from manyhands.net.tls import TlsPolicy
 from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import memory_swarm
 from manyhands.testing.tiny import make_tiny
-from manyhands.wire import frame
+from manyhands.wire import header
 from manyhands.wire.message import LANES
 
 ROOT = Path(__file__).parent.parent
@@ -218,12 +218,12 @@ def test_names_of_the_code_exist(page: Path) -> None:
 def test_the_header_is_laid_out_as_described() -> None:
     page = (ROOT / "docs" / "protocol.md").read_text("utf8")
     rows = re.findall(r"^\| (\d+) \| (\d+) \| (\w+) \|", page, re.MULTILINE)
-    assert [name for _, _, name in rows] == [n if n != "num_rows" else "count" for n in frame.Header._fields]
+    assert [name for _, _, name in rows] == [n if n != "num_rows" else "count" for n in header.Header._fields]
     sizes = [int(size) for _, size, _ in rows]
     assert [int(offset) for offset, _, _ in rows] == [sum(sizes[:i]) for i in range(len(sizes))]
-    assert sum(sizes) == frame.HEADER_BYTES == struct.calcsize("<4BI16s6I2B")
-    assert f"{frame.HEADER_BYTES} bytes" in page
-    for kind, message in frame.KINDS.items():
+    assert sum(sizes) == header.HEADER_BYTES == struct.calcsize("<4BI16s6I2B")
+    assert f"{header.HEADER_BYTES} bytes" in page
+    for kind, message in header.KINDS.items():
         assert re.search(rf"^\| ([\d, ]*\b)?{kind}\b[\d, ]* \| .*{message.__name__}", page, re.MULTILINE), message
 
 

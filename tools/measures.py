@@ -18,8 +18,8 @@ LIMITS = {
     "function lines, p90": 16,
     "function lines, longest": 59,
     "functions over 60 lines": 0,
-    "file lines, longest": 430,
-    "files over 350 lines": 9,
+    "file lines, longest": 426,
+    "files over 350 lines": 4,
     "class names in several files": 0,
 }
 

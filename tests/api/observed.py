@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 
-from manyhands.api.gateway import Ask, Gateway, Job, Run
+from manyhands.api.gateway import Gateway
 from manyhands.api.http.app import create_app
 from manyhands.api.http.hosts import OWNER_HEADER
 from manyhands.api.http.server import serving
@@ -17,6 +17,7 @@ from manyhands.api.jobs import History
 from manyhands.api.log import RequestLog
 from manyhands.api.metrics import Metrics
 from manyhands.api.native.routes import native_router
+from manyhands.api.run import Ask, Job, Run
 from manyhands.api.status import status_router
 from manyhands.config import LimitsConfig, RequestConfig
 from manyhands.core import NodeAddr, NodeId, SamplingParams

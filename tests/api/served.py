@@ -11,11 +11,12 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from manyhands.api.auth import KeyRing
-from manyhands.api.gateway import Gateway, Job, Outcome
+from manyhands.api.gateway import Gateway
 from manyhands.api.http.app import create_app
 from manyhands.api.http.server import serving
 from manyhands.api.openai.chat import openai_router
 from manyhands.api.openai.responses import responses_router
+from manyhands.api.run import Job, Outcome
 from manyhands.config import LimitsConfig
 from manyhands.core import NodeAddr
 from manyhands.origin import Token

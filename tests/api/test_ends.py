@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from manyhands.api.fields import ENDPOINTS
-from manyhands.api.gateway import Job
+from manyhands.api.run import Job
 from manyhands.config import RequestConfig
 from manyhands.origin import Token
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, Watcher, make_model, post, raw, served

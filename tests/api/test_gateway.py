@@ -11,8 +11,9 @@ from typing import Any
 import openai
 import pytest
 
-from manyhands.api.gateway import Ask, Caller, Gateway
+from manyhands.api.gateway import Gateway
 from manyhands.api.limits import Quota
+from manyhands.api.run import Ask, Caller
 from manyhands.config import LimitsConfig, WorkerConfig
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow, NotFound, RateLimited

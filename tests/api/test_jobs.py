@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from manyhands.api.gateway import Job
 from manyhands.api.jobs import History, JobFile, job_object
+from manyhands.api.run import Job
 from manyhands.errors import BadRequest
 from tests.api.observed import PROMPT, observed
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from manyhands.api.metrics import OTHER, Metrics, NodeLabels
+from manyhands.api.gauges import OTHER, NodeLabels
+from manyhands.api.metrics import Metrics
 from manyhands.core import NodeId
 from manyhands.testing.faulty_device import Poison
 from manyhands.testing.swarm import node_id

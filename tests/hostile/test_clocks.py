@@ -12,8 +12,9 @@ from manyhands.core import NodeAddr, SamplingParams
 from manyhands.member.member import Member
 from manyhands.net import certificate
 from manyhands.net.tls import TlsTransport
-from manyhands.swarm.record import MAX_LIFETIME_S, sign
+from manyhands.swarm.record import MAX_LIFETIME_S
 from manyhands.swarm.record_store import FRESH_S, RecordStore
+from manyhands.swarm.statement import sign
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import PROTOCOL_VERSION, Hello, Lane, Token

@@ -17,8 +17,8 @@ from manyhands.swarm.dht.store import MAX_PER_KEY, MAX_PER_PUBLISHER, DhtStore
 from manyhands.swarm.directory import Peer
 from manyhands.swarm.gossip import MAX_RECORDS, Gossip
 from manyhands.swarm.identity import NodeKey
-from manyhands.swarm.record import sign
 from manyhands.swarm.record_store import MAX_RECORDS_PER_NODE, RecordStore
+from manyhands.swarm.statement import sign
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Lane

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from manyhands.api.access import Access
 from manyhands.api.auth import KeyRing
-from manyhands.api.gateway import Caller, Gateway
+from manyhands.api.gateway import Gateway
 from manyhands.api.http.app import create_app
 from manyhands.api.http.hosts import Authority, Hosts, is_loopback
 from manyhands.api.http.server import serving
@@ -23,6 +23,7 @@ from manyhands.api.metrics import Metrics
 from manyhands.api.native.routes import native_router
 from manyhands.api.openai.chat import openai_router
 from manyhands.api.openai.responses import responses_router
+from manyhands.api.run import Caller
 from manyhands.api.status import status_router
 from manyhands.cli.client import GatewayError, call
 from manyhands.cli.gateway import Names, api_for

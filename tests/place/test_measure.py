@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from manyhands.place import measure
-from manyhands.place.measure import Speed, available_memory, measured_speed, num_cores, this_machine
+from manyhands.place.measure import Speed, measured_speed, this_machine
+from manyhands.place.resources import available_memory, num_cores
 from manyhands.place.shape import Checkpoint, look_up
 from manyhands.testing.tiny import make_tiny
 

@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
 from manyhands.swarm.announce import Announcer, Profile
 from manyhands.swarm.identity import NodeKey
-from manyhands.swarm.record import Chain, Record, check_beat, check_signature, read, read_beat
+from manyhands.swarm.record import Chain, Record
+from manyhands.swarm.statement import check_beat, check_signature, read, read_beat
 
 NOW = 1_800_000_000.0
 

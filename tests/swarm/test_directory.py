@@ -20,7 +20,8 @@ from manyhands.swarm.dht.backend import Dht
 from manyhands.swarm.directory import MAX_HEARD, Backend, DirectoryRunner, Peer
 from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.members import Members
-from manyhands.swarm.record import BEAT_S, REFRESH_S, sign
+from manyhands.swarm.record import BEAT_S, REFRESH_S
+from manyhands.swarm.statement import sign
 from manyhands.swarm.static import Static
 from manyhands.testing.clock import run_virtual
 from tests.swarm.records import (

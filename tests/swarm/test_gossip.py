@@ -18,7 +18,8 @@ from manyhands.swarm.announce import Announcer
 from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.gossip import DENSE, MAX_LOST, NEIGHBOURS, NEWS, RUMOUR, SPARSE, Gossip
 from manyhands.swarm.news import NEWS_BYTES, News, expand, is_newer
-from manyhands.swarm.record import BEAT_S, sign, with_beat
+from manyhands.swarm.record import BEAT_S
+from manyhands.swarm.statement import sign, with_beat
 from tests.swarm.records import NOW, address_of, announcer_of, chain_of, hosted, key_of, node_of, record_of
 
 OVERHEAD_BYTES = 90  # below a body: frame header 16, TLS 22, TCP and IP 52

@@ -10,16 +10,8 @@ from hypothesis import strategies as st
 
 from manyhands.core import NodeAddr, Span, SpanLoad
 from manyhands.errors import BadRequest
-from manyhands.swarm.record import (
-    MAX_BEATS,
-    MAX_BYTES,
-    SIGNATURE_BYTES,
-    RecordRefused,
-    Verdict,
-    read,
-    sign,
-    with_beat,
-)
+from manyhands.swarm.record import MAX_BEATS
+from manyhands.swarm.statement import MAX_BYTES, SIGNATURE_BYTES, RecordRefused, Verdict, read, sign, with_beat
 from tests.swarm.records import NOW, address_of, chain_of, info_of, key_of, open_record, record_of
 
 RECORD = record_of()

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.core import ModelId
-from manyhands.swarm.record import sign, with_beat
-from manyhands.swarm.record_store import FRESH_S, MAX_NOTES, MAX_RECORDS_PER_NODE, RecordStore, complaints, skews_of
+from manyhands.swarm.complaints import complaints, skews_of
+from manyhands.swarm.record_store import FRESH_S, MAX_NOTES, MAX_RECORDS_PER_NODE, RecordStore
+from manyhands.swarm.statement import sign, with_beat
 from tests.swarm.records import NOW, address_of, chain_of, info_of, key_of, node_of, record_of
 
 DATA = sign(record_of(), key_of(0))

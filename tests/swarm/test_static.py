@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.swarm.directory import Peer
-from manyhands.swarm.record import sign, with_beat
+from manyhands.swarm.statement import sign, with_beat
 from manyhands.swarm.static import Static
 from tests.swarm.records import NOW, address_of, chain_of, key_of, node_of, record_of
 

@@ -10,17 +10,8 @@ from hypothesis import strategies as st
 
 from manyhands.core import SessionId
 from manyhands.errors import ProtocolError
-from manyhands.wire.frame import (
-    HEADER_BYTES,
-    KINDS,
-    MAX_CONTROL_BODY,
-    MAX_STEP_BODY,
-    SCRATCH_BYTES,
-    FrameReader,
-    Limits,
-    encode,
-    wire_size,
-)
+from manyhands.wire.frame import SCRATCH_BYTES, FrameReader, encode, wire_size
+from manyhands.wire.header import HEADER_BYTES, KINDS, MAX_CONTROL_BODY, MAX_STEP_BODY, Limits
 from manyhands.wire.message import (
     LANES,
     MAX_CHUNK_BYTES,

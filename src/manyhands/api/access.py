@@ -16,8 +16,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from manyhands.api.auth import KeyRing
-from manyhands.api.gateway import Caller
 from manyhands.api.http.hosts import OWNER_HEADER, SAFE_METHODS, TOKEN_HEADER, Headers, Hosts, Sender, is_loopback
+from manyhands.api.run import Caller
 from manyhands.errors import BadRequest, Forbidden, Unauthorized
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from manyhands.api.gateway import Caller
 from manyhands.api.limits import NO_QUOTA, Quota
+from manyhands.api.run import Caller
 from manyhands.errors import BadRequest, NotFound, Unauthorized
 
 PREFIX = "mhk_"

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from manyhands.api.gateway import Admitted, Api, Ask, Caller, Gateway, Job, Run
+from manyhands.api.gateway import Gateway
 from manyhands.api.http.body import BadField
+from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.pool import INLINE_BYTES, Preparing
-from manyhands.api.preparation.prepare import NeedsProcess, PreparationDesk, Prepared, Speaker, prepare
+from manyhands.api.preparation.prepare import prepare
 from manyhands.api.preparation.process import PreparationJob, SpeakerSpec
+from manyhands.api.run import Admitted, Api, Ask, Caller, Job, Run
 from manyhands.errors import BadRequest
 from manyhands.origin import Origin, Token
 from manyhands.text.grammar import Grammar, Grammars

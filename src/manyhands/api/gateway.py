@@ -1,73 +1,27 @@
-"""From an admitted request to tokens: whoever speaks HTTP asks here, whoever measures or remembers looks on from here.
+"""Admission and the requests that run: the HTTP routes ask here, metrics, logs and the job history observe (run.py: Observer).
 
     async with gateway.run(Ask("tales", "chat", prompt_ids, params, key)) as run:      admission; waits for its turn
         async for token in run.tokens():                                              the route opens with the first
             ...                                                                        run.answer, run.job grow
                                                                     leaving it, however, frees session, place and quota
 
-A consumer that stops pulling pauses its own generation and nobody else's: nothing is buffered here.
+A consumer that stops pulling pauses its own generation and no other: nothing is buffered here.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
 from uuid import uuid4
 
 from manyhands.api.http.watchdog import Watchdog
-from manyhands.api.limits import NO_QUOTA, Admission, Quota
-from manyhands.api.waterfall import TokenTime, Waterfall
+from manyhands.api.limits import Admission
+from manyhands.api.run import LOOK_S, Admitted, Api, Ask, Caller, Job, Observer, Outcome, Run
 from manyhands.config import LimitsConfig
-from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
-from manyhands.errors import Forbidden, ManyhandsError, NotFound, RateLimited
-from manyhands.origin import Answer, Origin, Timings, Token
-from manyhands.origin.draft import Drafting
+from manyhands.errors import ManyhandsError, NotFound, RateLimited
+from manyhands.origin import Origin
 from manyhands.origin.loop import Request
-from manyhands.origin.repair_plan import Event, Repair
-from manyhands.origin.route import Hop
-from manyhands.origin.sampler import Constraint
-from manyhands.route.search import Offer
-from manyhands.wire.message import HopTiming
-
-Api = Literal["chat", "completions", "responses", "native"]
-# How often running requests are looked at for what happened to their routes: between two tokens nothing else tells of it.
-LOOK_S = 0.1
-# done: a finish reason · cancelled: the client left · refused: never admitted · failed: an error after that
-Outcome = Literal["done", "cancelled", "refused", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Whose request it is: the name of a key (None: nobody was asked for one) and what it may do.
-
-    `models`: those it may use (None: all). `is_admin`: it may also change the swarm (evict, reassign).
-    """
-
-    name: str | None = None
-    quota: Quota = NO_QUOTA
-    models: frozenset[str] | None = None
-    is_admin: bool = False
-
-    def check_model(self, model: str) -> None:
-        """Raise Forbidden if this key may not use `model`."""
-        if self.models is not None and model not in self.models:
-            raise Forbidden(
-                f"key {self.name!r} may not use model {model[:100]!r}, only {', '.join(sorted(self.models))}"
-            )
-
-
-@dataclass(slots=True)
-class Admitted:
-    """An HTTP request that was let in and charged (Gateway.enter): its first job is paid."""
-
-    is_paid: bool = True
-
-    def spend(self) -> bool:
-        """Whether the job that asks is the paid one."""
-        was_paid, self.is_paid = self.is_paid, False
-        return was_paid
 
 
 class GatewayPart(Protocol):
@@ -76,173 +30,6 @@ class GatewayPart(Protocol):
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What to generate. `prompt` is token ids (Origin.model.encode); a request for n choices asks n times."""
-
-    model: str
-    api: Api
-    prompt: Sequence[int]
-    params: SamplingParams
-    caller: Caller = Caller()
-    path: PathKind = "ring"
-    constraint: Constraint | None = None  # text/grammar.py
-    entry: Admitted | None = None  # None: not charged yet
-    marks: Mapping[int, str] = field(default_factory=dict)  # special tokens that shall appear in the text
-    draft: str = ""  # one of config.DRAFTS; "": as the node's configuration says
-    is_fit: bool = False  # `prompt` and `params` are known to fit the model: once for all choices (prepare.check_fit)
-
-
-@dataclass(slots=True)
-class Job:
-    """What may be told of a request: never its prompt, its text or its key. Grows until `outcome` is set.
-
-    `created` and `ended` are Unix times. `queue_s` is the wait for admission; `timings` begin after it. `route` is the first
-    one, `hops` the present one; `session` is its public name, `untrusted_nodes` how many nodes sent impossible values.
-    """
-
-    id: str
-    model: str
-    api: Api
-    key: str | None
-    created: float
-    prompt_tokens: int
-    max_tokens: int
-    queue_s: float | None = None  # None: not admitted yet
-    completion_tokens: int = 0
-    timings: Timings = field(default_factory=Timings)
-    drafting: Drafting = field(default_factory=Drafting)
-    session: str | None = None
-    route: tuple[Offer, ...] = ()
-    hops: tuple[Offer, ...] = ()
-    waterfall: Waterfall = field(default_factory=Waterfall)
-    untrusted_nodes: int = 0
-    repairs: list[Repair] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    exactness: Exactness = "E0"
-    finish_reason: FinishReason | None = None
-    outcome: Outcome | None = None
-    error: str | None = None  # the code of what failed (errors.py)
-    ended: float | None = None
-
-
-class Observer(Protocol):
-    """Looks on. Called on the event loop, so it must be quick; what it raises is the gateway's bug, not the client's."""
-
-    def started(self, job: Job) -> None:
-        """It was admitted; its route opens next."""
-
-    def token(self, job: Job, token: Token) -> None:
-        """`job` counts it already."""
-
-    def event(self, job: Job, event: Event) -> None:
-        """Something happened to its route. Told within LOOK_S, and always before the token that follows it."""
-
-    def ended(self, job: Job, outcome: Outcome) -> None:
-        """Exactly once for every job, also for one that never started."""
-
-
-class Run:
-    """One admitted request. Made by `Gateway.run`, which also ends it."""
-
-    def __init__(self, ask: Ask, job: Job, answer: Answer, origin: Origin, observers: Sequence[Observer]) -> None:
-        self.job, self.answer, self.origin = job, answer, origin
-        self._ask, self._observers = ask, observers
-        self._last_at: float | None = None  # when the last token came
-        self._timings: tuple[HopTiming, ...] = ()  # its hops'
-        self._hops: list[Hop] | None = None  # the session's, as last seen
-        self._news: asyncio.Future[None] | None = None  # done when something has happened to the route
-
-    async def tokens(self) -> AsyncGenerator[Token, None]:
-        """The tokens, to be pulled once. Raises what refuses or ends the session (errors.py)."""
-        ask = self._ask
-        drafter = self.origin.drafter(ask.draft)
-        tokens = self.origin.stream(
-            self.answer, path=ask.path, drafter=drafter, constraint=ask.constraint, marks=ask.marks
-        )
-        async with aclosing(tokens) as stream:
-            try:
-                async for token in stream:
-                    self._follow()
-                    self._note_turn()
-                    self.job.completion_tokens += 1
-                    for observer in self._observers:
-                        observer.token(self.job, token)
-                    yield token
-            finally:
-                self._follow()
-
-    async def happenings(self) -> AsyncGenerator[Token | None, None]:
-        """As `tokens`, and None when something happened to the route while the next token is waited for."""
-        async with aclosing(self.tokens()) as tokens:
-            while True:
-                pull = asyncio.ensure_future(_next(tokens))
-                try:
-                    while not pull.done():
-                        self._news = asyncio.get_running_loop().create_future()
-                        await asyncio.wait((pull, self._news), return_when=asyncio.FIRST_COMPLETED)
-                        if not pull.done():
-                            yield None
-                finally:
-                    await _ended(pull)
-                if (token := pull.result()) is None:
-                    return
-                yield token
-
-    def look(self) -> None:
-        """Tell of what happened to the route since the last token."""
-        if len(self.answer.events) > len(self.job.events):
-            self._follow()
-
-    def finish(self, reason: FinishReason) -> None:
-        """The consumer has all it wants, and pulls no more: the job is done and not cancelled."""
-        self.answer.finish_reason = reason
-
-    def _note_turn(self) -> None:
-        """A token came: where its time went. Several tokens of one step count as one turn."""
-        session, timings, job = self.answer.session, self.answer.timings, self.job
-        assert session is not None and timings.last_at is not None
-        is_first = self._last_at is None
-        turn = TokenTime()
-        if session.timings is not self._timings:
-            turn = TokenTime(session.timings, session.turn_s, timings.last_at - (self._last_at or timings.last_at))
-        job.waterfall.note(job.hops, turn, is_first=is_first)
-        self._timings, self._last_at = session.timings, timings.last_at
-
-    def _follow(self) -> None:
-        """Copy what may be told from the answer, and tell of new events."""
-        job, answer = self.job, self.answer
-        job.route, job.exactness, job.finish_reason = answer.route, answer.exactness, answer.finish_reason
-        job.timings, job.repairs, job.drafting = answer.timings, answer.repairs, answer.drafting
-        if (session := answer.session) is not None:
-            job.untrusted_nodes = len(session.untrusted_nodes)
-            if session.route.hops is not self._hops:  # a new route is a new list
-                self._hops = session.route.hops
-                job.session, job.hops = session.name, tuple([hop.offer for hop in session.route.hops])
-        if len(answer.events) > len(job.events):
-            self._tell(answer.events[len(job.events) :])
-
-    def _tell(self, fresh: Sequence[Event]) -> None:
-        self.job.events = [*self.job.events, *fresh]
-        for event in fresh:
-            for observer in self._observers:
-                observer.event(self.job, event)
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
-
-
-async def _next(tokens: AsyncGenerator[Token, None]) -> Token | None:
-    return await anext(tokens, None)
-
-
-async def _ended(pull: "asyncio.Task[Token | None]") -> None:
-    """Cancel `pull` if it still runs, and wait until it has ended; its error is whoever's who asks for its result."""
-    pull.cancel()
-    await asyncio.wait((pull,))
-    if not pull.cancelled():
-        pull.exception()
 
 
 class Gateway:

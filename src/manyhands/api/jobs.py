@@ -1,6 +1,6 @@
 """Which requests ran lately: bounded in count and age, in memory, and on disk if a file is named. Never a prompt or a text.
 
-History looks on (gateway.py: Observer) and keeps the JSON form of ended jobs; JobFile writes them behind its back, in one
+History is an observer (run.py) and keeps the JSON form of ended jobs; JobFile writes them behind its back, in one
 thread, so that a slow disk holds nobody up.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from manyhands.api.gateway import Job, Outcome
+from manyhands.api.run import Job, Outcome
 from manyhands.errors import BadRequest
 from manyhands.origin import Token
 from manyhands.origin.repair_plan import Event, Repair

@@ -11,7 +11,7 @@ import sys
 from contextvars import ContextVar
 from typing import Any, TextIO
 
-from manyhands.api.gateway import Job, Outcome
+from manyhands.api.run import Job, Outcome
 from manyhands.origin import Token
 from manyhands.origin.repair_plan import Event
 from manyhands.plain import one_line
@@ -57,7 +57,7 @@ def log_json(level: int = logging.INFO, stream: TextIO | None = None) -> None:
 
 
 class RequestLog:
-    """Looks on (gateway.py: Observer): one line when a request starts, one for each event of its route, one when it ends."""
+    """An observer (run.py): one line when a request starts, one for each event of its route, one when it ends."""
 
     def started(self, job: Job) -> None:
         REQUEST.set(job.id)

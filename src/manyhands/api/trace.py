@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from manyhands import __version__
-from manyhands.api.gateway import Job, Outcome
+from manyhands.api.run import Job, Outcome
 from manyhands.errors import BadRequest
 from manyhands.origin import Token
 from manyhands.origin.repair_plan import Event
@@ -60,7 +60,7 @@ class _Open:
 
 
 class Tracing:
-    """Looks on (gateway.py: Observer) and makes spans of it. `now_ns` is Unix time."""
+    """An observer (run.py) and makes spans of it. `now_ns` is Unix time."""
 
     def __init__(self, provider: "TracerProvider", *, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._tracer: Tracer = provider.get_tracer("manyhands", __version__)

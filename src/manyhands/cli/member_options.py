@@ -58,7 +58,7 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
     from manyhands.member.member import MemberConfig
     from manyhands.member.neighbours import reachable, relays_for, split_nodes
     from manyhands.place.machines import parse_bytes
-    from manyhands.place.measure import available_memory, num_cores
+    from manyhands.place.resources import available_memory, num_cores
     from manyhands.swarm.members import Members
 
     urls = [relay for relay in wish.relay or () if "://" in relay]

@@ -12,17 +12,8 @@ from dataclasses import dataclass, replace
 
 from manyhands.core import NodeAddr, SpanInfo, SpanLoad
 from manyhands.swarm.identity import NodeKey
-from manyhands.swarm.record import (
-    MAX_BEATS,
-    MAX_LIFETIME_S,
-    REFRESH_S,
-    Chain,
-    Record,
-    RecordKey,
-    Scope,
-    sign,
-    with_beat,
-)
+from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, REFRESH_S, Chain, Record, RecordKey, Scope
+from manyhands.swarm.statement import sign, with_beat
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,10 @@ from manyhands.config import DIRECTORIES
 from manyhands.core import ModelId, NodeAddr, NodeId, SpanInfo, SpanLoad
 from manyhands.errors import LinkClosed, ManyhandsError
 from manyhands.swarm.announce import Announcer
+from manyhands.swarm.complaints import complaints, skews_of
 from manyhands.swarm.members import Members
 from manyhands.swarm.record import BEAT_S, Record
-from manyhands.swarm.record_store import Forks, complaints, skews_of
+from manyhands.swarm.record_store import Forks
 
 logger = logging.getLogger(__name__)
 

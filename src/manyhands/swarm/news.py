@@ -10,8 +10,9 @@ record lives for more than 120 of those. A false match delays a record until its
 import struct
 from dataclasses import dataclass, field
 
-from manyhands.swarm.record import ANCHOR_BYTES, MAX_BYTES, TAG_BYTES
+from manyhands.swarm.record import ANCHOR_BYTES, TAG_BYTES
 from manyhands.swarm.record_store import HeldRecord
+from manyhands.swarm.statement import MAX_BYTES
 
 NEWS_BYTES = 8 << 10  # at most 45 signatures to check: less than 10 ms of the event loop (0.2 ms each)
 VERSION = struct.Struct(f">{TAG_BYTES}sH")

@@ -18,27 +18,14 @@ before that it is on the account of the peer that passed it on. Where room has e
 place of the newest one of the largest; own statements always do. An introducer's account ends at half of the store.
 """
 
-import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from manyhands.core import ModelId, NodeAddr, NodeId
-from manyhands.swarm.record import (
-    MAX_BEATS,
-    MAX_LIFETIME_S,
-    Record,
-    RecordKey,
-    RecordRefused,
-    Verdict,
-    check_beat,
-    check_signature,
-    read,
-    read_beat,
-    with_beat,
-)
+from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, Record, RecordKey
+from manyhands.swarm.statement import RecordRefused, Verdict, check_beat, check_signature, read, read_beat, with_beat
 
 FRESH_S = 13.0
 MAX_RECORDS_PER_NODE = 64
@@ -46,7 +33,6 @@ MAX_RECORDS = 20_000
 MAX_NOTES = 64  # nodes whose key or clock is told of as odd
 MAX_KNOWN = 1024  # nodes whose key a link has proven, remembered after it ended
 TOMBSTONE_S = MAX_LIFETIME_S + 60.0  # longer than any record that it replaces
-MAX_SKEW_S = 150.0  # between clocks before it is told: words of others reach a node up to 100 s late (DHT)
 V = TypeVar("V")
 Forks = dict[NodeId, tuple[tuple[NodeAddr, ...], tuple[NodeAddr, ...]]]
 
@@ -331,32 +317,3 @@ def _note(notes: dict[NodeId, V], node: NodeId, value: V) -> None:
     notes[node] = value
     if len(notes) > MAX_NOTES:
         del notes[next(iter(notes))]
-
-
-def skews_of(records: Iterable[Record], unix_now: float) -> dict[NodeId, float]:
-    """Node -> seconds that its clock is ahead of `unix_now`, of the nodes of fresh records, where that is much."""
-    off = ((record.node, record.spoken_at - unix_now) for record in records)
-    return dict(islice(((node, seconds) for node, seconds in off if abs(seconds) > MAX_SKEW_S), MAX_NOTES))
-
-
-def complaints(skews: Mapping[NodeId, float], forks: Forks) -> list[str]:
-    """What a person should mend, a line each. Clocks that are off harm no directory, but mislead readers of logs."""
-    lines = []
-    if len(skews) >= 2 and max(skews.values()) - min(skews.values()) < MAX_SKEW_S:
-        off = statistics.median(skews.values())
-        where = "behind" if off > 0 else "ahead of"
-        lines.append(
-            f"this machine's clock is {abs(off):.0f} s {where} that of {len(skews)} nodes: set it, best by NTP"
-        )
-    else:
-        for node, off in skews.items():
-            where = "ahead of" if off > 0 else "behind"
-            lines.append(
-                f"the clock of node {node[:16]} is {abs(off):.0f} s {where} this machine's: set one of them by NTP"
-            )
-    for node, homes in forks.items():
-        first, second = (", ".join(str(addr) for addr in home) or "an unknown address" for home in homes)
-        lines.append(
-            f"two nodes use the key {node[:16]}, at {first} and {second}: move node.key away on one and start it again"
-        )
-    return lines

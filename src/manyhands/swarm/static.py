@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from manyhands.core import NodeId
 from manyhands.swarm.directory import Outgoing, Peer
-from manyhands.swarm.record import RecordKey, RecordRefused, read
+from manyhands.swarm.record import RecordKey
 from manyhands.swarm.record_store import RecordStore, StoreBacked
+from manyhands.swarm.statement import RecordRefused, read
 
 
 class Static(StoreBacked):

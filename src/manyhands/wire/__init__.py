@@ -2,6 +2,9 @@
 
 message   the messages, as values
 control   their JSON bodies, with a strict decoder (all but Step)
+header    the fixed header of a frame, and the checks that precede its body
 frame     header + body, encoding and the incremental reader
-tensor    the payload of a Step as a torch tensor (the only file here that imports torch)
+rows      the payload of a Step as numbers
+credit    how many steps a receiver still takes
+signed    the signature of an Open
 """

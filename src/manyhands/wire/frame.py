@@ -1,7 +1,6 @@
 """Frames: a fixed header, then a body. Sans-I/O; knows nothing of sockets and never imports torch.
 
-    header   version u8 · kind u8 · flags u8 · hop u8 · body length u32 · session 16 bytes · epoch · position · count ·
-             reply_from · window · width (u32 each) · dtype u8 · content u8                          all little endian
+    header   header.py
     Step     ids as u32[count] if flag 1, then the tensor's count * width * itemsize bytes if flag 2, then
              flags >> 2 timings (queue, compute: u32 microseconds each)
     Credit   no body; its steps stand in count
@@ -14,117 +13,53 @@ Nothing is allocated for a body before its header has been checked.
 """
 
 import struct
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from manyhands.core import SessionId
 from manyhands.errors import ProtocolError
 from manyhands.wire import control
+from manyhands.wire.header import (
+    CHUNK,
+    CONTENTS,
+    DTYPES,
+    HAS_IDS,
+    HAS_PAYLOAD,
+    HEADER_BYTES,
+    KIND_OF,
+    KINDS,
+    LAYOUT,
+    LENGTH,
+    MAX_CONTROL_BODY,
+    MAX_STEP_BODY,
+    RAW_BODIES,
+    STEP,
+    TIMING,
+    TIMINGS_SHIFT,
+    U32,
+    Header,
+    Limits,
+    check_control,
+    check_raw,
+    check_step,
+    credit_header,
+)
 from manyhands.wire.message import (
-    ITEMSIZE,
     LANES,
-    MAX_CHUNK_BYTES,
-    MAX_DIRECTORY_BYTES,
     PROTOCOL_VERSION,
-    Close,
-    Content,
     Credit,
     DirectoryUpdate,
-    DType,
-    Fault,
-    Feed,
     Hello,
     HopTiming,
     Lane,
     Message,
-    Open,
-    Opened,
     Payload,
-    Ping,
-    Pong,
-    Probe,
-    Progress,
-    Reassign,
-    Reassigned,
     Step,
-    WeightRequest,
     WeightsChunk,
-    WeightsNotFound,
 )
 
-MAX_CONTROL_BODY = 64 << 10
-MAX_STEP_BODY = 8 << 20
 SCRATCH_BYTES = 64 << 10  # what one read takes in while no body is open: several decode steps, or a whole control body
 
-KINDS: dict[int, type[Any]] = {
-    1: Hello,
-    2: Step,
-    3: Credit,
-    4: Open,
-    5: Opened,
-    6: Close,
-    7: Fault,
-    8: Ping,
-    9: Pong,
-    10: Probe,
-    11: Progress,
-    12: DirectoryUpdate,
-    13: WeightRequest,
-    14: WeightsChunk,
-    15: WeightsNotFound,
-    16: Feed,
-    17: Reassign,
-    18: Reassigned,
-}
-_KIND_OF = {cls: kind for kind, cls in KINDS.items()}
-_STEP = _KIND_OF[Step]
-_DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32", "int32")
-_CONTENTS: tuple[Content, ...] = ("hidden", "ids", "logits")
-_HAS_IDS = 1
-_HAS_PAYLOAD = 2
-_TIMINGS_SHIFT = 2  # the other six bits of a Step's flags count its timings
 MAX_TIMINGS = 63
-_TIMING = struct.Struct("<2I")
-_U32 = (1 << 32) - 1
-_LAYOUT = struct.Struct("<4BI16s6I2B")
-_LENGTH = 4  # index of the body's length
-HEADER_BYTES = _LAYOUT.size
-_CHUNK = struct.Struct("<IQ")  # request, offset
-# Bodies that are bytes and not JSON: the least and the most of them.
-RAW_BODIES: dict[type[Any], tuple[int, int]] = {
-    DirectoryUpdate: (0, MAX_DIRECTORY_BYTES),
-    WeightsChunk: (_CHUNK.size, _CHUNK.size + MAX_CHUNK_BYTES),
-}
-
-
-class Header(NamedTuple):
-    """The fields of a header; the defaults are those of a control frame.
-
-    A Step's stay a plain tuple: with cold caches, as they are on a hop, to make a Header and ask it for its fields takes 30 us.
-    """
-
-    version: int
-    kind: int
-    flags: int = 0
-    hop: int = 0
-    length: int = 0
-    session: bytes = bytes(16)
-    epoch: int = 0
-    position: int = 0
-    num_rows: int = 0
-    reply_from: int = 0
-    window: int = 0
-    width: int = 0
-    dtype: int = 0
-    content: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Largest bodies accepted, in bytes. A control body can also never exceed MAX_CONTROL_BODY."""
-
-    control_body: int = MAX_CONTROL_BODY
-    step_body: int = MAX_STEP_BODY
 
 
 def encode(message: Message) -> list[bytes | memoryview]:
@@ -137,11 +72,11 @@ def encode(message: Message) -> list[bytes | memoryview]:
             case Step():
                 return _encode_step(message)
             case Credit():
-                return [_LAYOUT.pack(*_credit_header(*message))]
+                return [LAYOUT.pack(*credit_header(*message))]
             case DirectoryUpdate(body):
                 return _encode_raw(message, b"", body)
             case WeightsChunk(request, offset, data):
-                return _encode_raw(message, _CHUNK.pack(request, offset), data)
+                return _encode_raw(message, CHUNK.pack(request, offset), data)
             case _:
                 return _encode_control(message)
     except struct.error as exc:
@@ -157,21 +92,16 @@ def _encode_control(message: Message) -> list[bytes | memoryview]:
     body = control.encode(message)
     if len(body) > MAX_CONTROL_BODY:
         raise ProtocolError(f"{type(message).__name__} of {len(body)} bytes is over the limit of {MAX_CONTROL_BODY}")
-    header = Header(PROTOCOL_VERSION, _KIND_OF[type(message)], length=len(body))
-    return [_LAYOUT.pack(*header) + body]
+    header = Header(PROTOCOL_VERSION, KIND_OF[type(message)], length=len(body))
+    return [LAYOUT.pack(*header) + body]
 
 
 def _encode_raw(message: Message, prefix: bytes, data: bytes | bytearray | memoryview) -> list[bytes | memoryview]:
     """The frame of a message whose body is bytes and not JSON; `data` is not copied."""
     view = memoryview(data).cast("B")
-    header = Header(PROTOCOL_VERSION, _KIND_OF[type(message)], length=len(prefix) + len(view))
-    _check_raw(header)
-    return [_LAYOUT.pack(*header) + prefix, view]
-
-
-def _credit_header(session: bytes, epoch: int, hop: int, steps: int) -> Header:
-    """A Credit is its header alone: its steps stand where a Step has its rows."""
-    return Header(PROTOCOL_VERSION, _KIND_OF[Credit], hop=hop, session=session, epoch=epoch, num_rows=steps)
+    header = Header(PROTOCOL_VERSION, KIND_OF[type(message)], length=len(prefix) + len(view))
+    check_raw(header)
+    return [LAYOUT.pack(*header) + prefix, view]
 
 
 def _encode_step(step: Step) -> list[bytes | memoryview]:
@@ -180,64 +110,30 @@ def _encode_step(step: Step) -> list[bytes | memoryview]:
     head = b"" if ids is None else struct.pack(f"<{len(ids)}I", *ids)
     body = memoryview(data).cast("B")
     timings = timings[:MAX_TIMINGS]
-    tail = b"".join([_TIMING.pack(min(queue_us, _U32), min(compute_us, _U32)) for queue_us, compute_us in timings])
-    flags = _HAS_IDS * (ids is not None) | _HAS_PAYLOAD * (payload is not None) | len(timings) << _TIMINGS_SHIFT
+    tail = b"".join([TIMING.pack(min(queue_us, U32), min(compute_us, U32)) for queue_us, compute_us in timings])
+    flags = HAS_IDS * (ids is not None) | HAS_PAYLOAD * (payload is not None) | len(timings) << TIMINGS_SHIFT
     length = len(head) + len(body) + len(tail)
     where = session, epoch, position, count, reply_from, window
-    header = PROTOCOL_VERSION, _STEP, flags, hop, length, *where, width, _DTYPES.index(dtype), _CONTENTS.index(content)
+    header = PROTOCOL_VERSION, STEP, flags, hop, length, *where, width, DTYPES.index(dtype), CONTENTS.index(content)
     if len(session) != 16 or (ids is not None and len(ids) != count):
         raise ProtocolError("Step cannot be sent: a session has 16 bytes, and there are as many ids as rows")
-    _check_step(header, MAX_STEP_BODY)
-    head = _LAYOUT.pack(*header) + head
+    check_step(header, MAX_STEP_BODY)
+    head = LAYOUT.pack(*header) + head
     if not length:
         return [head]
     return [head, body, tail] if tail else [head, body]
 
 
-def _check_step(header: tuple[Any, ...], max_body: int) -> None:
-    """Raise ProtocolError unless the header of a Step is consistent and within limits."""
-    _, _, flags, _, length, _, _, position, count, _, _, width, dtype, content = header
-    if length > max_body:
-        raise ProtocolError(f"Step of {length} bytes is over the limit of {max_body}")
-    if dtype >= len(_DTYPES) or content >= len(_CONTENTS):
-        raise ProtocolError("Step has an unknown dtype or content")
-    has_ids, has_payload = flags & _HAS_IDS != 0, flags & _HAS_PAYLOAD != 0
-    if has_payload != (width != 0) or (dtype and not has_payload):
-        raise ProtocolError("Step has a width or dtype without a tensor, or a tensor without width")
-    if (has_payload and not count) or (count and not (has_ids or has_payload)):
-        raise ProtocolError("Step has rows without content, or content without rows")
-    if position + count > _U32:
-        raise ProtocolError("Step goes beyond position 2**32 - 1")
-    tail = _TIMING.size * (flags >> _TIMINGS_SHIFT)
-    if length != count * (4 * has_ids + width * ITEMSIZE[_DTYPES[dtype]]) + tail:
-        raise ProtocolError(f"Step of {length} bytes does not hold the {count} rows that it declares")
-
-
-def _check_control(header: Header, max_body: int) -> None:
-    if header.length > max_body:
-        raise ProtocolError(f"control frame of {header.length} bytes is over the limit of {max_body}")
-    if header != Header(header.version, header.kind, length=header.length):
-        raise ProtocolError("control frame with fields that only a Step has")
-
-
-def _check_raw(header: Header) -> None:
-    """Raise ProtocolError unless the header of a DirectoryUpdate or WeightsChunk is within limits."""
-    kind = KINDS[header.kind]
-    low, high = RAW_BODIES[kind]
-    if not low <= header.length <= high:
-        raise ProtocolError(f"{kind.__name__} of {header.length} bytes is outside its limits, {low} to {high}")
-
-
 def _decode_chunk(body: bytearray) -> WeightsChunk:
-    request, offset = _CHUNK.unpack_from(body)
-    return WeightsChunk(request, offset, memoryview(body)[_CHUNK.size :])
+    request, offset = CHUNK.unpack_from(body)
+    return WeightsChunk(request, offset, memoryview(body)[CHUNK.size :])
 
 
 def _decode_step(header: tuple[Any, ...], body: bytearray) -> Step:
     """Make a Step of a checked header and its whole body; the payload shares the body's memory."""
     _, _, flags, hop, length, session, epoch, position, count, reply_from, window, width, dtype, content = header
-    num_ids = count if flags & _HAS_IDS else 0
-    end, view = length - _TIMING.size * (flags >> _TIMINGS_SHIFT), memoryview(body)
+    num_ids = count if flags & HAS_IDS else 0
+    end, view = length - TIMING.size * (flags >> TIMINGS_SHIFT), memoryview(body)
     return Step(
         session,
         epoch,
@@ -246,10 +142,10 @@ def _decode_step(header: tuple[Any, ...], body: bytearray) -> Step:
         count,
         reply_from,
         window,
-        _CONTENTS[content],
-        ids=struct.unpack_from(f"<{num_ids}I", body) if flags & _HAS_IDS else None,
-        payload=Payload(_DTYPES[dtype], width, view[4 * num_ids : end]) if flags & _HAS_PAYLOAD else None,
-        timings=tuple(map(HopTiming._make, _TIMING.iter_unpack(view[end:]))),
+        CONTENTS[content],
+        ids=struct.unpack_from(f"<{num_ids}I", body) if flags & HAS_IDS else None,
+        payload=Payload(DTYPES[dtype], width, view[4 * num_ids : end]) if flags & HAS_PAYLOAD else None,
+        timings=tuple(map(HopTiming._make, TIMING.iter_unpack(view[end:]))),
     )
 
 
@@ -305,12 +201,12 @@ class FrameReader:
         messages: list[Message] = []
         start, end = 0, self._num_scratch + num_bytes
         while end - start >= HEADER_BYTES:
-            header = _LAYOUT.unpack_from(self._scratch, start)
+            header = LAYOUT.unpack_from(self._scratch, start)
             self._check(header)
             start += HEADER_BYTES
-            stop = start + header[_LENGTH]
+            stop = start + header[LENGTH]
             if stop > end:
-                self._open, self._body, self._num_body = header, bytearray(header[_LENGTH]), end - start
+                self._open, self._body, self._num_body = header, bytearray(header[LENGTH]), end - start
                 self._body[: end - start] = self._scratch[start:end]
                 start = end
                 break
@@ -332,19 +228,19 @@ class FrameReader:
         if self.lane is not None and kind is not Hello and kind not in LANES[self.lane]:
             raise ProtocolError(f"{kind.__name__} does not belong on the {self.lane} lane")
         if kind is Step:
-            _check_step(header, self._limits.step_body)
+            check_step(header, self._limits.step_body)
         else:
             self._check_plain(kind, Header._make(header))
 
     def _check_plain(self, kind: type[Any], header: Header) -> None:
         if kind is Credit:
-            if header != _credit_header(header.session, header.epoch, header.hop, header.num_rows):
+            if header != credit_header(header.session, header.epoch, header.hop, header.num_rows):
                 raise ProtocolError("Credit with a body or fields that only a Step has")
         elif kind in RAW_BODIES:
-            _check_raw(header)
-            _check_control(header, RAW_BODIES[kind][1])
+            check_raw(header)
+            check_control(header, RAW_BODIES[kind][1])
         else:
-            _check_control(header, min(self._limits.control_body, MAX_CONTROL_BODY))
+            check_control(header, min(self._limits.control_body, MAX_CONTROL_BODY))
 
     def _decode(self, fields: tuple[Any, ...], body: bytearray) -> Message:
         kind = KINDS[fields[1]]

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from manyhands.config import WorkerConfig
 from manyhands.core import MAX_WINDOW, ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo, SpanLoad
@@ -27,26 +27,13 @@ from manyhands.wire.message import Fault, Feed, Open, Probe, Step
 from manyhands.worker.engine import Engine
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.log import LogBudget
+from manyhands.worker.opening import Opening
 from manyhands.worker.owners import Owners
 from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)
 
 Place = tuple[SessionId, Span]
-
-
-@dataclass(eq=False, slots=True)
-class Opening:
-    """An Open that is being carried out, by `task`, which ends with it: overtaken, closed, or its origin gone."""
-
-    message: Open
-    origin: Link
-    task: "asyncio.Task[None] | None" = None
-
-    def cancel(self) -> None:
-        task, self.task = self.task, None  # which leads back here
-        if task is not None:
-            task.cancel()
 
 
 class SpanHost:

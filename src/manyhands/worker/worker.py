@@ -25,9 +25,10 @@ from manyhands.wire.signed import Serials, is_signed
 from manyhands.worker.allotment import Allotment
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.log import LogBudget
+from manyhands.worker.opening import Opening
 from manyhands.worker.owners import Owners
 from manyhands.worker.runner import describe
-from manyhands.worker.serve import Opening, SpanHost
+from manyhands.worker.serve import SpanHost
 from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)

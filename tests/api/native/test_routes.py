@@ -10,8 +10,8 @@ import httpx2
 import pytest
 
 from manyhands.api.auth import KeyRing
-from manyhands.api.gateway import Job, Outcome
 from manyhands.api.native import workers
+from manyhands.api.run import Job, Outcome
 from manyhands.core import NodeId, Span
 from manyhands.origin import Token
 from manyhands.origin.repair_plan import Event

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.api.choice import ModelFormat
+from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk
 from manyhands.api.preparation.pool import INLINE_BYTES, FairTurns, Preparing
-from manyhands.api.preparation.prepare import NeedsProcess, PreparationDesk, prepare
+from manyhands.api.preparation.prepare import prepare
 from manyhands.api.preparation.process import PreparationJob, read_answer, to_answer
 from manyhands.errors import BadRequest, ContextOverflow, NotFound, RateLimited
 from manyhands.testing.swarm import memory_swarm

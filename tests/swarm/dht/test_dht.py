@@ -30,7 +30,8 @@ from manyhands.swarm.dht.wire import (
     encode,
 )
 from manyhands.swarm.directory import MAX_BODY_BYTES, Outgoing, Peer
-from manyhands.swarm.record import BEAT_S, MAX_BYTES, Record, read, sign, with_beat
+from manyhands.swarm.record import BEAT_S, Record
+from manyhands.swarm.statement import MAX_BYTES, read, sign, with_beat
 from manyhands.testing.overlay import START_S, Network, Overlay
 from tests.swarm.records import announcer_of, chain_of, info_of, key_of, node_of, record_of
 

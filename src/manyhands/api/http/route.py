@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
 from manyhands.api.fields import MODELS, body_schema
-from manyhands.api.gateway import Caller
+from manyhands.api.run import Caller
 
 Object = dict[str, Any]
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from manyhands.api.gateway import Job, Run
 from manyhands.api.http.encode import JsonText
 from manyhands.api.jobs import hop_object, in_ms, timings_object
+from manyhands.api.run import Job, Run
 from manyhands.origin import Token
 from manyhands.origin.repair_plan import Event
 from manyhands.route.search import Offer

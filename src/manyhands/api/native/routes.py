@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from manyhands.api.access import check_admin
 from manyhands.api.choice import ModelFormats, plans_of
-from manyhands.api.gateway import Ask, Caller, Gateway, Run
+from manyhands.api.gateway import Gateway
 from manyhands.api.http import encode
 from manyhands.api.http.app import error_object
 from manyhands.api.http.encode import JsonRows
@@ -42,6 +42,7 @@ from manyhands.api.native.workers import (
     scheduler_object,
     worker_object,
 )
+from manyhands.api.run import Ask, Caller, Run
 from manyhands.errors import BadRequest, ManyhandsError, NotFound
 
 # Of a list of jobs that are made and encoded in one turn of the event loop.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manyhands.api.gateway import Gateway
+from manyhands.api.gauges import known_offers, sessions_by_node
 from manyhands.api.jobs import hop_object, in_ms
-from manyhands.api.metrics import known_offers, sessions_by_node
 from manyhands.core import EdgeHealth, NodeAddr, NodeId, Span
 from manyhands.errors import BadRequest, Conflict, LinkClosed, NotFound, ShardUnavailable, WeightsMismatch
 from manyhands.net.transport import Link

@@ -10,11 +10,12 @@ from uuid import uuid4
 from fastapi import APIRouter, Request, Response
 
 from manyhands.api.choice import Choice, GenerationPlan, ModelFormat, ModelFormats, plans_of
-from manyhands.api.gateway import Admitted, Api, Ask, Caller, Gateway
+from manyhands.api.gateway import Gateway
 from manyhands.api.http.route import body_of, caller_of, client_of, describe
 from manyhands.api.http.sse import DONE, Emit, EventStream, Single, Template, Watched, to_event
 from manyhands.api.openai.forms import ChatForm, Form, TextForm
 from manyhands.api.openai.logprobs import Spelling
+from manyhands.api.run import Admitted, Api, Ask, Caller
 from manyhands.errors import ManyhandsError
 from manyhands.origin import Origin
 

@@ -13,14 +13,15 @@ from uuid import uuid4
 from fastapi import APIRouter, Request, Response
 
 from manyhands.api.choice import Choice, Delta, ModelFormats, plans_of
-from manyhands.api.gateway import Ask, Caller, Gateway
+from manyhands.api.gateway import Gateway
 from manyhands.api.http.app import error_object
 from manyhands.api.http.encode import JsonRows, JsonText
 from manyhands.api.http.route import body_of, caller_of, client_of, describe
 from manyhands.api.http.sse import Emit, EventStream, Single, Watched, event_pieces
 from manyhands.api.openai.forms import extension
 from manyhands.api.openai.logprobs import Spelling, token_logprobs
-from manyhands.api.preparation.prepare import Prepared
+from manyhands.api.preparation.desk import Prepared
+from manyhands.api.run import Ask, Caller
 from manyhands.text.tools import CallArguments, CallStart, Content, Piece
 
 Object = dict[str, Any]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from manyhands.api.preparation.child import Child
-from manyhands.api.preparation.prepare import Prepared
+from manyhands.api.preparation.desk import Prepared
 from manyhands.api.preparation.process import (
     HEAD_BYTES,
     READY,

@@ -9,21 +9,19 @@ RenderBudget, and what would cost more raises NeedsProcess; all others come to a
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from manyhands.api.fields import parse
 from manyhands.api.http.body import BadField, read_json
 from manyhands.api.openai.conversation import Conversation, conversation_of, input_conversation
+from manyhands.api.preparation.desk import NeedsProcess, Object, PreparationDesk, Prepared, Speaker
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow, Forbidden, NotFound
 from manyhands.text.grammar import calls_grammar, json_grammar, strict_grammar
-from manyhands.text.prompt import Tokenizer, encode_prompt, find_template, render_text
-from manyhands.text.reasoning import Thinking
+from manyhands.text.prompt import encode_prompt, find_template, render_text
 from manyhands.text.template import RenderBudget, TooCostly
-from manyhands.text.tools import Dialect
 
-Object = dict[str, Any]
 # Tools and a format together, as JSON: what compiles into a grammar and is echoed by /v1/responses. OpenAI's own limit on the
 # names and values of a schema is 120,000 characters.
 MAX_SCHEMA_BYTES = 128 << 10
@@ -32,60 +30,6 @@ MIN_VALUES = 1 << 16  # of a body's JSON; 8 more for each position of the larges
 _LOGPROBS = "message.output_text.logprobs"
 # The fields that hold the prompt: they go no further than this file.
 _BULK = {"/v1/completions": ("prompt",), "/v1/responses": ("input",), "/api/infer": ("messages",)}
-
-
-class NeedsProcess(Exception):
-    """It would cost more than may be spent inline."""
-
-
-@dataclass(frozen=True, slots=True)
-class Speaker:
-    """A served model as requests are prepared for it."""
-
-    name: str
-    tokenizer: Tokenizer
-    context: int
-    vocab_size: int
-    longest: int  # bytes of the longest token
-    precision: str
-    dialect: Dialect | None
-    thinking: Thinking | None
-    special: Mapping[str, int]  # markers that are special tokens, which decoding would drop
-    has_levels: bool  # the template knows reasoning_effort
-
-
-@dataclass(frozen=True, slots=True)
-class PreparationDesk:
-    """What requests are prepared by. `models`: those the caller may use (None: all).
-
-    `accept` is given every grammar: it raises BadRequest for one that cannot be compiled, or NeedsProcess.
-    """
-
-    speakers: Mapping[str, Speaker]
-    max_choices: int
-    default_max_tokens: int
-    accept: Callable[[str], None]
-    models: frozenset[str] | None = None
-    key: str | None = None  # its name, for the error
-    is_inline: bool = False
-
-
-@dataclass(slots=True)
-class Prepared:
-    """What to ask. `given`: the fields but those that hold the prompt; `count`: choices of each prompt."""
-
-    model: str
-    given: Object
-    prompts: list[tuple[int, ...]]
-    params: SamplingParams
-    count: int = 1
-    grammar: str | None = None
-    is_open: bool = False  # the prompt ends within a thought
-    functions: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # that may be called, with their parameters
-    is_parallel: bool = True
-    is_talk: bool = False  # the answer may begin with thoughts
 
 
 def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:

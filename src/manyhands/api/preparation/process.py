@@ -22,7 +22,8 @@ from tokenizers import Tokenizer as Backend
 
 from manyhands import errors
 from manyhands.api.http.body import BadField
-from manyhands.api.preparation.prepare import PreparationDesk, Prepared, Speaker, prepare
+from manyhands.api.preparation.desk import PreparationDesk, Prepared, Speaker
+from manyhands.api.preparation.prepare import prepare
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.text.grammar import check_grammar

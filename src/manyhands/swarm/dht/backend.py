@@ -42,8 +42,9 @@ from manyhands.swarm.dht.wire import (
 )
 from manyhands.swarm.dht.wire import DhtFetch as FetchMessage
 from manyhands.swarm.directory import Outgoing, Peer
-from manyhands.swarm.record import Record, RecordKey, read
+from manyhands.swarm.record import Record, RecordKey
 from manyhands.swarm.record_store import Forks
+from manyhands.swarm.statement import read
 
 T = TypeVar("T")
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from manyhands.core import ModelId, NodeId
 from manyhands.swarm.dht.wire import MAX_TAGS
 from manyhands.swarm.directory import Peer
-from manyhands.swarm.record import Record, RecordKey, RecordRefused, Verdict, read
+from manyhands.swarm.record import Record, RecordKey
 from manyhands.swarm.record_store import Forks, HeldRecord, RecordStore
+from manyhands.swarm.statement import RecordRefused, Verdict, read
 
 MAX_PER_KEY = MAX_TAGS  # records of one model: what one listing can name
 MAX_PER_PUBLISHER = 32  # spans of one node, over all models

@@ -1,0 +1,66 @@
+"""What requests are prepared by, and what comes of it: the models as `prepare` sees them, its limits, its result."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from manyhands.core import SamplingParams
+from manyhands.text.prompt import Tokenizer
+from manyhands.text.reasoning import Thinking
+from manyhands.text.tools import Dialect
+
+Object = dict[str, Any]
+
+
+class NeedsProcess(Exception):
+    """It would cost more than may be spent inline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """A served model as requests are prepared for it."""
+
+    name: str
+    tokenizer: Tokenizer
+    context: int
+    vocab_size: int
+    longest: int  # bytes of the longest token
+    precision: str
+    dialect: Dialect | None
+    thinking: Thinking | None
+    special: Mapping[str, int]  # markers that are special tokens, which decoding would drop
+    has_levels: bool  # the template knows reasoning_effort
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationDesk:
+    """What requests are prepared by. `models`: those the caller may use (None: all).
+
+    `accept` is given every grammar: it raises BadRequest for one that cannot be compiled, or NeedsProcess.
+    """
+
+    speakers: Mapping[str, Speaker]
+    max_choices: int
+    default_max_tokens: int
+    accept: Callable[[str], None]
+    models: frozenset[str] | None = None
+    key: str | None = None  # its name, for the error
+    is_inline: bool = False
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What to ask. `given`: the fields but those that hold the prompt; `count`: choices of each prompt."""
+
+    model: str
+    given: Object
+    prompts: list[tuple[int, ...]]
+    params: SamplingParams
+    count: int = 1
+    grammar: str | None = None
+    is_open: bool = False  # the prompt ends within a thought
+    functions: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # that may be called, with their parameters
+    is_parallel: bool = True
+    is_talk: bool = False  # the answer may begin with thoughts

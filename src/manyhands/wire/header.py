@@ -1,0 +1,147 @@
+"""The fixed header of a frame: its layout, the kinds of frames, and what a header must fulfil before its body is read.
+
+version u8 · kind u8 · flags u8 · hop u8 · body length u32 · session 16 bytes · epoch · position · count ·
+reply_from · window · width (u32 each) · dtype u8 · content u8                                       all little endian
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from manyhands.errors import ProtocolError
+from manyhands.wire.message import (
+    ITEMSIZE,
+    MAX_CHUNK_BYTES,
+    MAX_DIRECTORY_BYTES,
+    PROTOCOL_VERSION,
+    Close,
+    Content,
+    Credit,
+    DirectoryUpdate,
+    DType,
+    Fault,
+    Feed,
+    Hello,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    Probe,
+    Progress,
+    Reassign,
+    Reassigned,
+    Step,
+    WeightRequest,
+    WeightsChunk,
+    WeightsNotFound,
+)
+
+MAX_CONTROL_BODY = 64 << 10
+MAX_STEP_BODY = 8 << 20
+KINDS: dict[int, type[Any]] = {
+    1: Hello,
+    2: Step,
+    3: Credit,
+    4: Open,
+    5: Opened,
+    6: Close,
+    7: Fault,
+    8: Ping,
+    9: Pong,
+    10: Probe,
+    11: Progress,
+    12: DirectoryUpdate,
+    13: WeightRequest,
+    14: WeightsChunk,
+    15: WeightsNotFound,
+    16: Feed,
+    17: Reassign,
+    18: Reassigned,
+}
+KIND_OF = {cls: kind for kind, cls in KINDS.items()}
+STEP = KIND_OF[Step]
+DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32", "int32")
+CONTENTS: tuple[Content, ...] = ("hidden", "ids", "logits")
+HAS_IDS = 1
+HAS_PAYLOAD = 2
+TIMINGS_SHIFT = 2  # the other six bits of a Step's flags count its timings
+TIMING = struct.Struct("<2I")
+U32 = (1 << 32) - 1
+LAYOUT = struct.Struct("<4BI16s6I2B")
+LENGTH = 4  # index of the body's length
+HEADER_BYTES = LAYOUT.size
+CHUNK = struct.Struct("<IQ")  # request, offset
+# Bodies that are bytes and not JSON: the least and the most of them.
+RAW_BODIES: dict[type[Any], tuple[int, int]] = {
+    DirectoryUpdate: (0, MAX_DIRECTORY_BYTES),
+    WeightsChunk: (CHUNK.size, CHUNK.size + MAX_CHUNK_BYTES),
+}
+
+
+class Header(NamedTuple):
+    """The fields of a header; the defaults are those of a control frame.
+
+    A Step's stay a plain tuple: with cold caches, as they are on a hop, to make a Header and ask it for its fields takes 30 us.
+    """
+
+    version: int
+    kind: int
+    flags: int = 0
+    hop: int = 0
+    length: int = 0
+    session: bytes = bytes(16)
+    epoch: int = 0
+    position: int = 0
+    num_rows: int = 0
+    reply_from: int = 0
+    window: int = 0
+    width: int = 0
+    dtype: int = 0
+    content: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Largest bodies accepted, in bytes. A control body can also never exceed MAX_CONTROL_BODY."""
+
+    control_body: int = MAX_CONTROL_BODY
+    step_body: int = MAX_STEP_BODY
+
+
+def credit_header(session: bytes, epoch: int, hop: int, steps: int) -> Header:
+    """A Credit is its header alone: its steps stand where a Step has its rows."""
+    return Header(PROTOCOL_VERSION, KIND_OF[Credit], hop=hop, session=session, epoch=epoch, num_rows=steps)
+
+
+def check_step(header: tuple[Any, ...], max_body: int) -> None:
+    """Raise ProtocolError unless the header of a Step is consistent and within limits."""
+    _, _, flags, _, length, _, _, position, count, _, _, width, dtype, content = header
+    if length > max_body:
+        raise ProtocolError(f"Step of {length} bytes is over the limit of {max_body}")
+    if dtype >= len(DTYPES) or content >= len(CONTENTS):
+        raise ProtocolError("Step has an unknown dtype or content")
+    has_ids, has_payload = flags & HAS_IDS != 0, flags & HAS_PAYLOAD != 0
+    if has_payload != (width != 0) or (dtype and not has_payload):
+        raise ProtocolError("Step has a width or dtype without a tensor, or a tensor without width")
+    if (has_payload and not count) or (count and not (has_ids or has_payload)):
+        raise ProtocolError("Step has rows without content, or content without rows")
+    if position + count > U32:
+        raise ProtocolError("Step goes beyond position 2**32 - 1")
+    tail = TIMING.size * (flags >> TIMINGS_SHIFT)
+    if length != count * (4 * has_ids + width * ITEMSIZE[DTYPES[dtype]]) + tail:
+        raise ProtocolError(f"Step of {length} bytes does not hold the {count} rows that it declares")
+
+
+def check_control(header: Header, max_body: int) -> None:
+    if header.length > max_body:
+        raise ProtocolError(f"control frame of {header.length} bytes is over the limit of {max_body}")
+    if header != Header(header.version, header.kind, length=header.length):
+        raise ProtocolError("control frame with fields that only a Step has")
+
+
+def check_raw(header: Header) -> None:
+    """Raise ProtocolError unless the header of a DirectoryUpdate or WeightsChunk is within limits."""
+    kind = KINDS[header.kind]
+    low, high = RAW_BODIES[kind]
+    if not low <= header.length <= high:
+        raise ProtocolError(f"{kind.__name__} of {header.length} bytes is outside its limits, {low} to {high}")
