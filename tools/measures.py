@@ -18,8 +18,8 @@ LIMITS = {
     "function lines, p90": 16,
     "function lines, longest": 59,
     "functions over 60 lines": 0,
-    "file lines, longest": 426,
-    "files over 350 lines": 4,
+    "file lines, longest": 350,
+    "files over 350 lines": 0,
     "class names in several files": 0,
 }
 

@@ -71,6 +71,10 @@ class Span:
     def __len__(self) -> int:
         return self.end - self.start
 
+    def overlaps(self, other: "Span") -> bool:
+        """Whether a layer is in both."""
+        return self.start < other.end and other.start < self.end
+
     def covers(self, other: "Span") -> bool:
         return self.start <= other.start and other.end <= self.end
 

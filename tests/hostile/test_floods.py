@@ -20,7 +20,8 @@ from manyhands.testing.swarm import memory_node
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.credit import Credits
 from manyhands.wire.message import Close, Credit, Fault, Feed, Message, Open, Opened, Payload, Step
-from manyhands.worker.worker import MAX_DIALS, MAX_DIALS_PER_PEER, Worker
+from manyhands.worker.dials import MAX_DIALS, MAX_DIALS_PER_PEER
+from manyhands.worker.worker import Worker
 from tests.hostile.test_sessions import overhear
 from tests.kill import Bench, Scene, kept_models
 from tests.origin.test_session import ORIGIN, star_hop
@@ -239,7 +240,7 @@ def test_openings_that_are_over_cost_nothing(bench: Bench, way: str) -> None:
                 control = await flooder.link()
         await asyncio.sleep(0.1)
         assert nowhere.most <= 2 and nowhere.under_way <= 1
-        assert flooder.victim.worker.dials.num_used <= 1
+        assert flooder.victim.worker.dials.under_way.num_used <= 1
         control.send(Close(ONE))
         await asyncio.sleep(0.01)
         assert nowhere.under_way == 0 and num_tasks(flooder.victim) <= before + 2
@@ -260,7 +261,7 @@ def test_dials_for_one_member_and_for_all_are_bounded(bench: Bench) -> None:
         assert nowhere.most == nowhere.under_way == MAX_DIALS_PER_PEER <= MAX_DIALS
         assert {fault.code for fault in flooder.of(Fault)} == {Busy.code}
         await flooder.heard(Fault, 30)
-        assert nowhere.under_way == 0 and flooder.victim.worker.dials.num_used == 0
+        assert nowhere.under_way == 0 and flooder.victim.worker.dials.under_way.num_used == 0
 
     attack(bench, work)
 

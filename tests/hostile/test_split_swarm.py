@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from manyhands.core import NodeAddr
+from manyhands.member.bootstrap import MAX_HEARD, MAX_MET, REDIAL_S
 from manyhands.member.home import keep_ticket, load_ticket, save_ticket
-from manyhands.member.member import KNOCK_AGAIN_S, MAX_HEARD, MAX_MET, Member
+from manyhands.member.member import Member
 from manyhands.swarm.lan import Browser, Nearby
 from manyhands.swarm.ticket import MAX_ADDRESSES, Ticket
 from manyhands.testing.clock import run_virtual
@@ -92,7 +93,7 @@ def test_halves_merge_when_one_node_knows_an_address_of_the_other(play: Play) ->
         assert third.addresses[0].port == port_of_c
         fourth = await enter(place, 3, ticket.with_address(third.addresses[0]))
         await fourth.meet()
-        await until_all_see([first, second, third, fourth], {"n0", "n1", "n2", "n3"}, 3 * KNOCK_AGAIN_S)
+        await until_all_see([first, second, third, fourth], {"n0", "n1", "n2", "n3"}, 3 * REDIAL_S)
 
     play(scene)
 
@@ -116,12 +117,12 @@ def test_halves_merge_when_the_local_network_tells(play: Play) -> None:
 def test_a_machine_that_was_suspended_calls_everybody_at_once(play: Play) -> None:
     async def scene(place: Town) -> None:
         first, second, third = [await place.open(index) for index in range(3)]
-        await asyncio.sleep(KNOCK_AGAIN_S / 2)
+        await asyncio.sleep(REDIAL_S / 2)
         for other in (second, third):
             place.faults.cut(first.node, other.node)
             place.faults.cut(other.node, first.node)
         knocked: list[NodeAddr] = []
-        first._dial_bootstrap = lambda addr: knock(knocked, addr)  # type: ignore[method-assign]
+        first._bootstrap.dial = lambda addr: knock(knocked, addr)  # type: ignore[method-assign]
         place.slept_s = 3600.0
         await asyncio.sleep(1.5)
         assert not first.edges() or len(knocked) <= 2
@@ -151,7 +152,7 @@ def test_what_is_remembered_is_bounded(play: Play) -> None:
         assert {addr.node for addr in saved[1:4]} == {other.id for other in others}, "linked nodes first"
         assert set(saved[4:]) <= set(many)
         first.hear(NodeAddr("10.0.0.2", 1 + index, node_of(index)) for index in range(10 * MAX_HEARD))
-        assert len(first._bootstrap_addresses()) <= MAX_HEARD + MAX_ADDRESSES + MAX_MET
+        assert len(first._bootstrap.addresses()) <= MAX_HEARD + MAX_ADDRESSES + MAX_MET
 
     play(scene)
 

@@ -11,8 +11,9 @@ from typing import Any
 from manyhands.checkpoint.manifest import Silent
 from manyhands.config import WorkerConfig
 from manyhands.core import NodeAddr, Span
+from manyhands.member.config import MemberConfig
 from manyhands.member.hosting import Hosting
-from manyhands.member.member import Member, MemberConfig
+from manyhands.member.member import Member
 from manyhands.member.weights import Weights, weights_of
 from manyhands.net.memory import MemoryNetwork
 from manyhands.net.transport import Transport

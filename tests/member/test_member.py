@@ -10,7 +10,8 @@ from manyhands.checkpoint.manifest import Silent
 from manyhands.config import BalanceConfig
 from manyhands.core import NodeAddr, SamplingParams, Span
 from manyhands.errors import BadRequest, Conflict, ShardUnavailable, WeightsMismatch
-from manyhands.member.hosting import Hosting, provider_of
+from manyhands.member.hosting import Hosting
+from manyhands.member.providers import provider_of
 from manyhands.member.view import missing_spans
 from manyhands.member.weights import kinds_of, weights_in, weights_of
 from manyhands.place.shape import look_up
@@ -112,7 +113,7 @@ def test_every_cut_gives_the_same_answer(stage: Stage) -> None:
 def test_nobody_answers(stage: Stage) -> None:
     async def scene(place: Town) -> None:
         place.ticket = place.ticket.with_address(NodeAddr("127.0.0.1", 99))
-        with pytest.raises(ShardUnavailable, match=r"nobody of swarm town answers.*nobody listens there"):
+        with pytest.raises(ShardUnavailable, match=r"no node of swarm town answers.*nobody listens there"):
             await place.open(0)
 
     stage.play(scene)

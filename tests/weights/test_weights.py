@@ -17,7 +17,8 @@ from manyhands.checkpoint.partition import needed_tensors
 from manyhands.checkpoint.split import split_model
 from manyhands.core import ModelId, Precision, Span
 from manyhands.errors import DiskFull, ModelError, ShardUnavailable, WeightsMismatch
-from manyhands.member.hosting import Hosting, provider_of
+from manyhands.member.hosting import Hosting
+from manyhands.member.providers import provider_of
 from manyhands.member.weights import ServedModel, Weights, kinds_of, weights_in, weights_of
 from manyhands.place.strategy import SpanChoice
 from manyhands.swarm.record import Record

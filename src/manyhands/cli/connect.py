@@ -19,7 +19,8 @@ from manyhands.wire.message import Hello, Lane
 from manyhands.worker.execute import Device
 
 if TYPE_CHECKING:
-    from manyhands.member.member import Member, MemberConfig
+    from manyhands.member.config import MemberConfig
+    from manyhands.member.member import Member
 
 
 def tls_node(
@@ -55,7 +56,8 @@ def policy_of(swarm: SwarmConfig) -> TlsPolicy:
 
 def visitor(ticket: Ticket, swarm: SwarmConfig, request: RequestConfig) -> "Member":
     """A member that only asks: with a key of its own, unheard of by the others. Raises BadRequest for scope off."""
-    from manyhands.member.member import Member, MemberConfig
+    from manyhands.member.config import MemberConfig
+    from manyhands.member.member import Member
 
     key, policy = NodeKey.generate(), policy_of(swarm)
     config = MemberConfig(

@@ -13,7 +13,7 @@ from manyhands.errors import BadRequest
 
 if TYPE_CHECKING:
     from manyhands.config_file import Settings
-    from manyhands.member.member import MemberConfig
+    from manyhands.member.config import MemberConfig
     from manyhands.swarm.identity import NodeKey
     from manyhands.swarm.ticket import Ticket
 
@@ -55,7 +55,7 @@ class MemberOptions:
 
 def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", found: "Settings") -> "MemberConfig":
     """What the options and the configuration say. Raises BadRequest."""
-    from manyhands.member.member import MemberConfig
+    from manyhands.member.config import MemberConfig
     from manyhands.member.neighbours import reachable, relays_for, split_nodes
     from manyhands.place.machines import parse_bytes
     from manyhands.place.resources import available_memory, num_cores

@@ -153,7 +153,7 @@ async def _meet(member: "Member", named: Named | None, tell: Reporter) -> None:
 
 async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) -> Any:
     """The model: as named, or the one of the swarm that lacks most."""
-    from manyhands.member.hosting import provider_of
+    from manyhands.member.providers import provider_of
     from manyhands.member.view import missing_spans
     from manyhands.member.weights import kinds_of, weights_in, weights_of
 

@@ -7,26 +7,26 @@ memory does not hold both, the old one is drained first, which is allowed only w
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from manyhands.checkpoint.manifest import HashProgress
-from manyhands.core import NodeAddr, NodeId, Span
+from manyhands.core import NodeId, Span
 from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.member.loadable import offer_folder
 from manyhands.member.member import Member
+from manyhands.member.providers import providers_of
 from manyhands.member.reassign import ReassignHandler
 from manyhands.member.speed import decode_layer_s
-from manyhands.member.view import SwarmSnapshot, holdings_of, missing_spans, view_of
+from manyhands.member.view import holdings_of, missing_spans, view_of
 from manyhands.member.weights import ServedModel, Weights
-from manyhands.net.transport import Link
 from manyhands.place.balance import LoadHistory, Move, decide, may_leave
 from manyhands.place.budget import MemoryBudget
 from manyhands.place.strategy import Holding, SpanChoice, choose_span
 from manyhands.swarm.record import Record
-from manyhands.weights.provider import PeerProvider, Provider
+from manyhands.weights.provider import Provider
 from manyhands.weights.refetch import use_fetched
 from manyhands.weights.workers import Blame
 from manyhands.worker.execute import Device
@@ -182,10 +182,7 @@ class Hosting:
 
     def providers(self) -> list[Provider]:
         """The nodes that host the model, as sources of its files; the first one of the ticket first."""
-        first = [addr.node for addr in self.member.ticket.addresses]
-        records = {r.node: r for r in self._records() if r.node != self.member.id and self.member.book(r.node)}
-        ordered = sorted(records.values(), key=lambda r: first.index(r.node) if r.node in first else len(first))
-        return [provider_of(self.member, record) for record in ordered]
+        return providers_of(self.member, self._records())
 
     def _on_blame(self, blame: Blame) -> None:
         self.say(f"weights: {blame}")
@@ -272,7 +269,7 @@ class Hosting:
                 return
             self._announce(span)
             await asyncio.sleep(self.member.config.settle_s)
-            rivals = [h for h in self._holdings() if h.node != self.member.id and _overlap(h.span, span)]
+            rivals = [h for h in self._holdings() if h.node != self.member.id and h.span.overlaps(span)]
             if any(h.is_ready or h.node < self.member.id for h in rivals):
                 self._announce(None)
                 return
@@ -319,7 +316,7 @@ class Hosting:
         """Layers that nobody has served for some seconds, and nobody is loading."""
         held = [r for r in self._records() if r.info is not None]
         claimed = [h for h in self._holdings() if not h.is_ready]
-        open_gaps = [g for g in missing_spans(self.kind, held) if not any(_overlap(g, h.span) for h in claimed)]
+        open_gaps = [g for g in missing_spans(self.kind, held) if not any(g.overlaps(h.span) for h in claimed)]
         now = asyncio.get_running_loop().time()
         self._missing_since = (self._missing_since or now) if open_gaps else None
         is_lasting = self._missing_since is not None and now - self._missing_since >= self.member.config.gap_s
@@ -337,40 +334,10 @@ class Hosting:
 
     def view(self, api: str = "") -> dict[str, Any]:
         """The swarm as this member sees it now; JSON-able (docs/operations.md)."""
-        member = self.member
         shapes = {} if self.weights.kind is None else {self.kind: self.weights.shape}
-        return view_of(
-            SwarmSnapshot(
-                member.ticket.name,
-                member.id,
-                member.unix_clock(),
-                member.records(),
-                member.edges(),
-                shapes,
-                len(member.node.sessions),
-                self.budget.tokens,
-                tuple(member.complaints()),
-                api,
-                tuple(member.notes),
-                member.ticket.directory,
-            )
-        )
-
-
-def provider_of(member: Member, record: Record) -> Provider:
-    """A node as a source of weights."""
-    addr: NodeAddr = member.book(record.node)[0]
-
-    def link() -> Awaitable[Link]:
-        return member.node.reach(addr, record.node, member.node.pool.connect_s, "bulk")
-
-    return PeerProvider(record.node, record.name, member.node.wants, link)
+        return view_of(self.member.snapshot(shapes, self.budget.tokens, api))
 
 
 def _prefixes(span: Span) -> list[Span]:
     """The span and its beginnings, longest first."""
     return [Span(span.start, end) for end in range(span.end, span.start, -1)]
-
-
-def _overlap(a: Span, b: Span) -> bool:
-    return a.start < b.end and b.start < a.end

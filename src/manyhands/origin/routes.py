@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from manyhands.core import NodeAddr, NodeId, Span
+from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.origin.model import OriginModel
 from manyhands.origin.node import FullNode
@@ -55,7 +55,7 @@ class Routes:
         if not missing:
             self._explore(excluded)
             return near
-        needed = [o for o in self._far_offers(excluded) if any(_overlap(gap, o.info.span) for gap in missing)]
+        needed = [o for o in self._far_offers(excluded) if any(gap.overlaps(o.info.span) for gap in missing)]
         await self._reach(needed, lambda: not gaps_of(self._linked_offers(excluded)[0], self._model.num_layers))
         near, doubted = self._linked_offers(excluded)
         return near + doubted
@@ -230,10 +230,6 @@ class Routes:
         for hop, timing in zip(session.route.hops, session.timings, strict=False):
             span = hop.offer.info.span
             self._learned.observe(hop.offer.node, span, timing.compute_us / 1e6 / len(span), time.monotonic())
-
-
-def _overlap(a: Span, b: Span) -> bool:
-    return a.start < b.end and b.start < a.end
 
 
 def _offers_of(records: Iterable[Record]) -> list[Offer]:

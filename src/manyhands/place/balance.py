@@ -155,7 +155,7 @@ def _lot(period: int, node: NodeId) -> bytes:
 
 
 def _overlaps(span: Span, others: Sequence[Span]) -> bool:
-    return any(span.start < other.end and other.start < span.end for other in others)
+    return any(span.overlaps(other) for other in others)
 
 
 def _reason(move: Move, holdings: Sequence[Holding], num_layers: int) -> str:

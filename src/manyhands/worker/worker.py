@@ -8,22 +8,23 @@ Knows nothing of the requests that this node owns.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from manyhands.checkpoint.manifest import Manifest, build_manifest
 from manyhands.config import WorkerConfig
-from manyhands.core import ORIGIN_HOP, NodeAddr, NodeId, Precision, SamplingParams, Span, SpanInfo
+from manyhands.core import ORIGIN_HOP, NodeId, Precision, SamplingParams, Span, SpanInfo
 from manyhands.errors import BadRequest, Busy, LinkClosed, ManyhandsError, ShardUnavailable
 from manyhands.net.pool import LinkPool
-from manyhands.net.setbacks import Setbacks, not_again
+from manyhands.net.setbacks import Setbacks
 from manyhands.net.transport import Link, try_send
 from manyhands.node import Node
 from manyhands.wire.message import Close, Credit, Fault, Feed, Open, Probe, Step
 from manyhands.wire.signed import Serials, is_signed
-from manyhands.worker.allotment import Allotment
+from manyhands.worker.dials import Dials
 from manyhands.worker.execute import Device, Draws, SpanModel
+from manyhands.worker.loadable import Loadable, find_loadable
 from manyhands.worker.log import LogBudget
 from manyhands.worker.opening import Opening
 from manyhands.worker.owners import Owners
@@ -33,27 +34,11 @@ from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)
 
-# Addresses that this node dials at once because Opens and Feeds name them: for one origin, and for all of them. A route's
-# hops have one successor each, so an honest origin needs as many as it has routes that begin at the same moment.
-MAX_DIALS_PER_PEER = 16
-MAX_DIALS = 64
 # How long an Open may wait for its layers. Origins wait for 120 s (load_timeout_s) where they know that these are to be loaded;
 # who gives up sooner, as for layers that were evicted, has closed the session by then.
 LOAD_S = 100.0
 # Rows that a Feed may ask for at once: four prefill-sized steps of the log.
 MAX_FEED_ROWS = 512
-
-
-@dataclass(slots=True)
-class Loadable:
-    """Layers that a node would load on demand (`info.is_loaded` is false), `num_loaded` of at most `max_layers` so far."""
-
-    info: SpanInfo
-    folder: Path
-    manifest: Manifest
-    device: Device
-    max_layers: int
-    num_loaded: int = 0
 
 
 class Worker:
@@ -75,9 +60,9 @@ class Worker:
         self.hosts: list[SpanHost] = []
         self.logs = LogBudget(config.log_bytes)
         self.owners = Owners()
-        self.dials = Allotment("dials", MAX_DIALS_PER_PEER, MAX_DIALS)
+        self.dials = Dials(pool, setbacks)
         self._serials: dict[Link, Serials] = {}  # of the Opens that came on each link
-        self._name, self._pool, self._setbacks, self._start, self._sampling = name, pool, setbacks, start, sampling
+        self._name, self._pool, self._start, self._sampling = name, pool, start, sampling
         self._loadable: list[Loadable] = []
         self._running: dict[SpanHost, asyncio.Task[None]] = {}
 
@@ -235,26 +220,13 @@ class Worker:
         """
         holding = [host for host in self.hosts if host.info.span.covers(message.span)]
         exact = [h for h in holding if (h.info.model, h.info.precision) == (message.model, message.precision)]
-        if not exact and (loadable := self._find_loadable(message)) is not None:
+        if not exact and (loadable := find_loadable(self._loadable, message, self._name)) is not None:
             return self._host_on_demand(loadable, message.span), loadable
         if not holding:
             held = ", ".join(str(host.info.span) for host in self.hosts) or "none"
             raise ShardUnavailable(f"{self._name} does not hold layers {message.span} (it holds {held})")
         here = [h for h in holding if h.has_place(message)]
         return (here or exact or holding)[0], None
-
-    def _find_loadable(self, message: Open) -> Loadable | None:
-        """What could be loaded to serve `message`. Raises ShardUnavailable if only the limit is in the way."""
-        wanted = (message.model, message.precision)
-        for loadable in self._loadable:
-            if (loadable.info.model, loadable.info.precision) == wanted and loadable.info.span.covers(message.span):
-                if loadable.num_loaded + len(message.span) > loadable.max_layers:
-                    raise ShardUnavailable(
-                        f"{self._name} loads at most {loadable.max_layers} layers on demand and has loaded "
-                        f"{loadable.num_loaded}; layers {message.span} are too many"
-                    )
-                return loadable
-        return None
 
     def _host_on_demand(self, loadable: Loadable, span: Span) -> SpanHost:
         """A host for exactly `span`, loaded when its first session is opened."""
@@ -271,7 +243,7 @@ class Worker:
         try:
             async with asyncio.timeout(self._pool.connect_s):
                 if message.successor is not None:
-                    successor = await self._reach(message.successor, origin.peer)
+                    successor = await self.dials.reach(message.successor, origin.peer)
                 else:
                     successor = await self._pool.await_link(origin.peer, "data")
             await _within(LOAD_S, host, opening, successor)
@@ -281,28 +253,12 @@ class Worker:
             if not host.abandon(opening, keep=blame is not None):
                 return
             if isinstance(error, TimeoutError) and message.successor is not None:
-                self._setbacks.failed(None, [message.successor], asyncio.get_running_loop().time())
+                self.dials.gave_up(message.successor)
             if is_cut_off:
                 error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
             _refuse(message, origin, error, blame)
         finally:
             opening.task = None
-
-    async def _reach(self, addr: NodeAddr, asker: NodeId) -> Link:
-        """A data link to `addr`, dialled if there is none on behalf of `asker`. Raises LinkClosed, Busy."""
-        link = self._pool.find_at(addr, "data")
-        if link is not None:
-            return link
-        now = asyncio.get_running_loop().time()
-        wait_s = self._setbacks.wait_s(addr.node or asker, addr, now)
-        if wait_s:
-            raise not_again(addr, wait_s)
-        with self.dials.use(asker, addr):
-            try:
-                return await self._pool.get(addr, "data")
-            except LinkClosed:
-                self._setbacks.failed(None, [addr], now)
-                raise
 
     def on_feed(self, message: Feed, link: Link) -> None:
         """Send a standby what it lacks, on behalf of the session's origin.
@@ -323,7 +279,7 @@ class Worker:
         try:
             async with asyncio.timeout(self._pool.connect_s):
                 is_star = place.opened.path == "star"
-                standby = place.successor if is_star else await self._reach(message.to, asker)
+                standby = place.successor if is_star else await self.dials.reach(message.to, asker)
                 await standby.drain()
             if place.opened.epoch == message.epoch:
                 place.feed(standby, message.start, message.until)

@@ -12,7 +12,8 @@ from manyhands.core import ModelId, NodeAddr, NodeId, SpanLoad
 from manyhands.errors import ProtocolError
 from manyhands.swarm.dht import store as dht_store
 from manyhands.swarm.dht import wire
-from manyhands.swarm.dht.backend import MAX_PER_SECOND, Dht
+from manyhands.swarm.dht.backend import Dht
+from manyhands.swarm.dht.intake import MAX_PER_SECOND
 from manyhands.swarm.dht.lookup import ALPHA, FETCH_TAGS, MAX_ALPHA, MAX_ASKS, MAX_CANDIDATES, Lookup, RecordFetch
 from manyhands.swarm.dht.query import Finished
 from manyhands.swarm.dht.store import STALE_S, DhtStore, model_key

@@ -17,13 +17,14 @@ without a price on ids. A table is filled by who speaks first, so a node whose e
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 from manyhands.core import ModelId, NodeAddr, NodeId
 from manyhands.errors import ProtocolError
+from manyhands.swarm.dht.intake import Counts, SenderCap
 from manyhands.swarm.dht.lookup import FETCH_TAGS, Lookup
+from manyhands.swarm.dht.published import Published
 from manyhands.swarm.dht.query import Finished, Question, RecordQuery
 from manyhands.swarm.dht.store import DhtStore, model_key
 from manyhands.swarm.dht.table import ID_BITS, Contact, K, Table, number
@@ -42,11 +43,9 @@ from manyhands.swarm.dht.wire import (
 )
 from manyhands.swarm.dht.wire import DhtFetch as FetchMessage
 from manyhands.swarm.directory import Outgoing, Peer
-from manyhands.swarm.record import Record, RecordKey
+from manyhands.swarm.record import Record
 from manyhands.swarm.record_store import Forks
 from manyhands.swarm.statement import read
-
-T = TypeVar("T")
 
 ANSWER_S = 2.0  # deadline of a question; dialling over 80 ms takes a quarter of it
 SLOW_S = 0.5  # until a lookup goes on without an answer, which may still come
@@ -57,26 +56,6 @@ RETRY_S = 2.0  # until an errand that reached nobody is tried again
 MAINTAIN_S = 120.0  # between lookups that only keep the buckets filled
 PROBE_S = 10.0  # between pings of one contact that failed: partitions heal
 EXPIRE_S = 5.0
-MAX_PER_SECOND = 200  # messages and records taken from one sender
-
-
-@dataclass(slots=True)
-class Counts:
-    """Since the start. refused: bytes or records that mean nothing; stray: answers nobody asked; flooded: over the cap."""
-
-    refused: int = 0
-    stray: int = 0
-    flooded: int = 0
-    unanswered: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """Our newest statement of a key, and when that was signed, by our monotonic clock."""
-
-    data: bytes
-    record: Record
-    signed_at: float
 
 
 class Dht:
@@ -100,14 +79,13 @@ class Dht:
         self._me = me
         self._rng = rng
         self._on_finished = on_finished
-        self._mine: dict[int, dict[RecordKey, _Said]] = {}  # key -> our newest statements
-        self._nearest: dict[int, list[Contact]] = {}  # where our records are
+        self._published = Published()
         self._due: dict[int, float] = {}  # key -> when its next turn comes
         self._errands: dict[int, RecordQuery] = {}
         self._questions: dict[int, Question] = {}  # by request, which is also by deadline
         self._shunned: dict[int, float] = {}  # id -> until when
-        self._spent: dict[NodeId, int] = {}
-        self._spent_s = self._expire_s = self._probe_s = self._maintain_s = 0.0
+        self._cap = SenderCap(self.counts)
+        self._expire_s = self._probe_s = self._maintain_s = 0.0
         for model in interest:
             self.watch(model)
 
@@ -147,18 +125,15 @@ class Dht:
         if record.info is None:
             return []  # a member that hosts nothing: there is no model under which to look for it
         key = model_key(record.info.model)
-        mine = self._mine.setdefault(key, {})
-        old = mine.get(record.key)
-        is_beat = old is not None and old.record.sequence == record.sequence
-        mine[record.key] = _Said(data, record, old.signed_at if old is not None and is_beat else now)
-        if old is None or _is_news(old.record, record):
-            return self._store_at(self._nearest.get(key, ()), [data]) + self._start(key, now)
-        if not is_beat:
+        change = self._published.put(key, record, data, now)
+        if change == "news":
+            return self._store_at(self._published.nearest.get(key, ()), [data]) + self._start(key, now)
+        if change == "signed":
             self._due[key] = min(self._due.get(key, now), now + RENEW_S)
         return []
 
     def receive(self, sender: Peer, body: bytes, now: float) -> list[Outgoing]:
-        if not self._may_speak(sender.node):
+        if not self._cap.take(sender.node):
             return []
         try:
             message = decode(body)
@@ -169,9 +144,7 @@ class Dht:
 
     def tick(self, now: float) -> list[Outgoing]:
         out: list[Outgoing] = []
-        if now - self._spent_s >= 1.0:
-            self._spent_s = now
-            self._spent.clear()
+        self._cap.tick(now)
         if self._questions:
             out += self._overdue(now)
         if now >= self._expire_s:
@@ -224,7 +197,7 @@ class Dht:
     def _stored(self, sender: Peer, records: tuple[bytes, ...], now: float) -> None:
         """Take what a host says of itself; at the first record that it may not say, drop the rest."""
         for data in records:
-            if not self._may_speak(sender.node):
+            if not self._cap.take(sender.node):
                 return
             if self.store.put(data, now, sender.node, node=sender.node) is None:
                 self.counts.refused += 1
@@ -268,7 +241,7 @@ class Dht:
     def _start(self, key: int, now: float) -> list[Outgoing]:
         """A turn for a key of ours or of interest; one at a time."""
         is_wanted = key in self.store.wanted
-        if key not in self._mine and not is_wanted:
+        if key not in self._published and not is_wanted:
             self._due.pop(key, None)
             return []
         is_busy = key in self._errands
@@ -301,26 +274,19 @@ class Dht:
 
     def _found(self, errand: RecordQuery, now: float) -> list[Outgoing]:
         """Store our records of this key at the nodes that the lookup found."""
-        near, mine = errand.lookup.closest(), self._mine.get(errand.key)
+        near, is_ours = errand.lookup.closest(), errand.key in self._published
         if not near:
             if errand.key in self._due:
                 self._due[errand.key] = now + RETRY_S
-        elif mine or errand.is_wanted:
-            self._nearest[errand.key] = near
-        if near and mine:
-            return self._store_at(near, self._newest(errand.key, mine, now))
+        elif is_ours or errand.is_wanted:
+            self._published.nearest[errand.key] = near
+        if near and is_ours:
+            return self._store_at(near, self._published.newest(errand.key, now))
         return []
 
-    def _newest(self, key: int, mine: dict[RecordKey, "_Said"], now: float) -> list[bytes]:
-        """What we say under `key`; what is over is forgotten."""
-        for name in [name for name, said in mine.items() if said.signed_at + said.record.lifetime_s <= now]:
-            del mine[name]
-        if not mine:
-            del self._mine[key]
-        return [said.data for said in mine.values()]
-
     def _store_at(self, contacts: Iterable[Contact], records: list[bytes]) -> list[Outgoing]:
-        bodies = [encode(DhtPut(0, tuple(part))) for part in batched(records, FETCH_TAGS)]
+        parts = [records[begin : begin + FETCH_TAGS] for begin in range(0, len(records), FETCH_TAGS)]
+        bodies = [encode(DhtPut(0, tuple(part))) for part in parts]
         return [Outgoing(contact.peer, body) for contact in contacts for body in bodies]
 
     def _open(self, question: Question) -> int:
@@ -379,22 +345,3 @@ class Dht:
             self._maintain_s = now + MAINTAIN_S * self._rng.uniform(0.8, 1.2)
             out += self._look_up(self.table.refresh_target(self._rng.getrandbits(ID_BITS + 16)), now)
         return out
-
-    def _may_speak(self, node: NodeId) -> bool:
-        """Whether `node` is below its cap for this second."""
-        spent = self._spent[node] = self._spent.get(node, 0) + 1
-        if spent > MAX_PER_SECOND:
-            self.counts.flooded += 1
-        return spent <= MAX_PER_SECOND
-
-
-def _is_news(old: Record, new: Record) -> bool:
-    """Whether the span changed, or its state, and not only how busy it is."""
-    if old.is_withdrawn != new.is_withdrawn or old.info is None or new.info is None:
-        return True
-    return replace(old.info, free_tokens=0) != replace(new.info, free_tokens=0)
-
-
-def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    for begin in range(0, len(items), size):
-        yield items[begin : begin + size]

@@ -1,0 +1,153 @@
+"""How a member gets its links to a swarm, and gets them back: which addresses it knows, and when it dials them.
+
+Known are those of the ticket, of the list of nodes, what the local network tells, and nodes that were linked before.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+from manyhands.core import EdgeHealth, NodeAddr, NodeId
+from manyhands.errors import BadRequest, LinkClosed, ShardUnavailable
+from manyhands.net.transport import Link
+from manyhands.node import Node
+from manyhands.swarm.ticket import Ticket
+
+DIAL_S = 5.0  # for one address of the ticket to answer
+# While no node is linked, and for nodes of the list that are not; else at one address known from earlier.
+REDIAL_S = 10.0
+LOOK_S = 1.0  # between looks at whether something calls for dialling at once
+SUSPENDED_S = 2.0  # the machine slept for so long: links may be dead, addresses may have changed
+MAX_HEARD = 32  # addresses that the local network told of
+MAX_MET = 64  # nodes that were linked, whose addresses are remembered
+
+
+def suspended_s() -> float:
+    """For how long this machine has been suspended since it started; 0 where the system does not tell."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return 0.0 if clock is None else time.clock_gettime(clock) - time.monotonic()
+
+
+class Bootstrap:
+    """`own`: the addresses of this member. `nodes`: others to stay linked to. `keep_linked` is to run as a task of the node."""
+
+    def __init__(
+        self,
+        node: Node,
+        me: NodeId,
+        ticket: Ticket,
+        nodes: Sequence[NodeAddr],
+        own: Callable[[], Sequence[NodeAddr]],
+        suspended: Callable[[], float],
+    ) -> None:
+        self._node, self._me, self._ticket, self._nodes, self._own = node, me, ticket, nodes, own
+        self._suspended = suspended
+        self._behind: dict[NodeAddr, NodeId] = {}  # which node answered at an address
+        self._met: dict[NodeId, NodeAddr] = {}  # nodes that were linked, and where to dial them; the latest last
+        self._heard: list[NodeAddr] = []
+        self._news = asyncio.Event()  # `_heard` has changed
+        self._turn = 0
+        self._has_stopped = False
+
+    def edges(self) -> dict[NodeId, EdgeHealth]:
+        """Control links to others."""
+        health = self._node.pool.health().items()
+        return {peer: edge for (peer, lane), edge in health if lane == "control" and peer != self._me}
+
+    @property
+    def met(self) -> dict[NodeId, NodeAddr]:
+        """Nodes that are or were linked (the latest MAX_MET), and where to dial them; the latest last."""
+        return self._met
+
+    def note_linked(self, link: Link) -> None:
+        """There is a control link: remember where its node can be dialled."""
+        said = link.hello.listen
+        if said is not None and link.peer != self._me:
+            self._met.pop(link.peer, None)
+            self._met[link.peer] = NodeAddr(said.host, said.port, link.peer)
+            if len(self._met) > MAX_MET:
+                del self._met[next(iter(self._met))]
+
+    def stop(self) -> None:
+        """Dial no more."""
+        self._has_stopped = True
+
+    async def call(self) -> int:
+        """Call every node that the ticket names. Returns how many answered.
+
+        Raises BadRequest if one of them has this node's own key; ShardUnavailable with the reasons if the ticket names
+        others and none answers.
+        """
+        addresses = self.addresses()
+        answers = await asyncio.gather(*(self.dial(addr) for addr in addresses), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, LinkClosed | TimeoutError):
+                raise answer
+        opened = sum(not isinstance(answer, BaseException) for answer in answers)
+        if addresses and not opened:
+            reasons = "; ".join(
+                str(a) or f"{d}: no answer within {DIAL_S:g} s" for d, a in zip(addresses, answers, strict=True)
+            )
+            raise ShardUnavailable(
+                f"no node of swarm {self._ticket.name} answers ({reasons}): is it up there, and is this its newest ticket?"
+            )
+        return opened
+
+    def hear(self, addrs: Iterable[NodeAddr]) -> None:
+        """The local network tells of members of this swarm at `addrs` (at most MAX_HEARD count): dial those not linked."""
+        heard = list(islice(addrs, MAX_HEARD))
+        if heard != self._heard:
+            self._heard = heard
+            self._news.set()
+
+    def addresses(self) -> list[NodeAddr]:
+        """All that are known, of others."""
+        mine = {(addr.host, addr.port) for addr in self._own()}
+        known = (*self._ticket.addresses, *self._nodes, *self._heard, *self._met.values())
+        named = {(a.host, a.port): a for a in reversed(known) if a.node != self._me}
+        return [addr for place, addr in named.items() if place not in mine]
+
+    async def dial(self, addr: NodeAddr) -> None:
+        """A link to the node at `addr`. Raises LinkClosed, TimeoutError; BadRequest if it has this node's own key."""
+        async with asyncio.timeout(DIAL_S):
+            link = await self._node.pool.get(addr, "control")
+        if link.peer == self._me:
+            raise BadRequest(
+                f"the node at {addr} has the same key as this one: move node.key away here, or start with --key FILE"
+            )
+        self._behind[addr] = link.peer
+
+    async def keep_linked(self) -> None:
+        """Dial what is not linked, every REDIAL_S; at once if the local network tells of members or the machine slept."""
+        loop = asyncio.get_running_loop()
+        due, slept = loop.time() + REDIAL_S, self._suspended()
+        while not self._has_stopped:
+            has_news = await self._hears_news()
+            has_slept = self._suspended() - slept > SUSPENDED_S
+            if not has_news and not has_slept and loop.time() < due:
+                continue
+            due, slept = loop.time() + REDIAL_S, self._suspended()
+            shut = self._unlinked_addresses(is_all=has_slept)
+            await asyncio.gather(*(self.dial(addr) for addr in shut), return_exceptions=True)
+
+    async def _hears_news(self) -> bool:
+        """Whether there is news within LOOK_S."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self._news.wait()
+        has_news = self._news.is_set()
+        self._news.clear()
+        return has_news
+
+    def _unlinked_addresses(self, *, is_all: bool) -> list[NodeAddr]:
+        """Where to dial: with links, at nodes of the list and of the local network, and at one other known address in turn."""
+        linked = self.edges()
+        shut = [addr for addr in self.addresses() if addr.node not in linked and self._behind.get(addr) not in linked]
+        if is_all or not linked:
+            return shut
+        always = [addr for addr in shut if addr in self._nodes or addr in self._heard]
+        others = [addr for addr in shut if addr not in always]
+        self._turn += 1
+        return always + ([others[self._turn % len(others)]] if others else [])

@@ -1,0 +1,40 @@
+"""What a member is told at its start, beside its key and its ticket."""
+
+from dataclasses import dataclass, field
+
+from manyhands.config import BalanceConfig
+from manyhands.core import NodeAddr, NodeId, Span
+from manyhands.swarm.record import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class MemberConfig:
+    """What a member is, beside its key and ticket. `span`: layers it was told to host; it then never moves.
+
+    `relays`: members that others can dial, where this node waits for calls. `memory_bytes`: for the model, all told.
+    `nodes`: others to stay linked to. `is_visitor`: it only looks and asks: it does not listen, and nobody hears of it.
+    `is_spare`: it serves only where no other node does, and never moves. `can_load`: layers that it would load beside its
+    own, at most, while no other node holds them.
+    """
+
+    name: str
+    listen: NodeAddr
+    memory_bytes: int
+    advertise: NodeAddr | None = None
+    relays: tuple[NodeAddr, ...] = ()
+    iroh_url: str | None = None
+    scope: Scope = "lan"
+    allow: frozenset[NodeId] = frozenset()
+    deny: frozenset[NodeId] = frozenset()
+    nodes: tuple[NodeAddr, ...] = ()
+    is_visitor: bool = False
+    span: Span | None = None
+    tokens: int = 4096  # positions of cache to find room for on every layer
+    max_pipes: int = 2  # complete copies of the model to aim at
+    cores: int = 1
+    device: str = "cpu"
+    settle_s: float = 0.3  # how long a claim waits for the claims of others
+    gap_s: float = 3.0  # how long layers may be missing before those with room take them
+    balance: BalanceConfig = field(default_factory=BalanceConfig)
+    is_spare: bool = False
+    can_load: int = 0
