@@ -292,7 +292,7 @@ def test_hn_46_other_weights_replace_nothing(bench: Bench) -> None:
             assert node.hosts[0].engine.rows_run == 0 and scene.answers[0].repairs[0].replacement == ("n3",)
         async with bench.scene(spares=[]) as scene, other_weights(bench, scene):
             arm(scene, "decode", 1)
-            with pytest.raises(ShardUnavailable, match="nobody else holds layers 2-3"):
+            with pytest.raises(ShardUnavailable, match="no other node holds layers 2-3"):
                 await scene.ask()
 
     bench.play(main)
@@ -460,7 +460,7 @@ def test_l9_21_a_lost_node_stays_out_of_its_session(bench: Bench) -> None:
             plain = scene.hops[1].hosts[0].engine.model
             scene.faults.at("decode", scene.hops[1], lambda: scene.faults.poison(scene.hops[1], "nan"), 5)
             scene.faults.at("any", scene.hops[3], lambda: scene.faults.die(scene.hops[3]), 6)
-            with pytest.raises(ShardUnavailable, match="nobody else holds layers 2-3"):
+            with pytest.raises(ShardUnavailable, match="no other node holds layers 2-3"):
                 await scene.ask()
             scene.hops[1].hosts[0].engine.model = plain
             assert await scene.ask() == bench.wanted["greedy", 0]
@@ -676,7 +676,7 @@ def test_everything_ends(bench: Bench) -> None:
     bench.play(main)
 
 
-# -- nobody holds the layers in memory --------------------------------------------------------------------------------
+# -- no node holds the layers in memory --------------------------------------------------------------------------------
 
 
 async def let_load(bench: Bench, scene: Scene, *nodes: int, max_layers: int = 6) -> None:

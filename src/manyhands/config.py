@@ -37,14 +37,14 @@ class WorkerConfig:
     # The same in bytes; the smaller counts. Half of the machine's memory: pages are taken only as they are written, but a
     # lease that could not be filled would be a promise broken in the middle of an answer.
     cache_bytes: int = field(default_factory=lambda: physical_memory() // 2)
-    # Rows of one device step: 256 keeps a step of a 1B model near 1 s on two CPU cores, so that nobody waits longer.
+    # Rows of one device step: 256 keeps a step of a 1B model near 1 s on two CPU cores, so that no session waits longer.
     prefill_rows: int = 256
-    # Prefill rows that may join a step in which somebody decodes: they cost about as much again as the decode itself.
+    # Prefill rows that may join a step in which another session decodes: they cost about as much again as the decode itself.
     mixed_rows: int = 32
     # Memory for output logs, from which a lost successor is rebuilt (2 x hidden bytes per position and session). 0: none;
     # replay then comes from further upstream, at worst from the origin's token ids.
     log_bytes: int = 256 << 20
-    # A span nobody has used for so long is dropped from memory and loaded again when asked for. 0: never.
+    # A span that was not used for so long is dropped from memory and loaded again when asked for. 0: never.
     evict_after_s: float = 0.0
     # How long a node that leaves, or moves to other layers, waits for its sessions to go or end; then it closes them.
     drain_s: float = 300.0
@@ -69,7 +69,7 @@ class RequestConfig:
     open_timeout_s: float = 30.0
     # As open_timeout_s, for hops of a running session that is being repaired.
     reopen_timeout_s: float = 5.0
-    # As both, where a node must load layers first that nobody holds in memory (serve --can-load).
+    # As both, where a node must load layers first that no node holds in memory (serve --can-load).
     load_timeout_s: float = 120.0
     # Repairs without a token between them before the request is given up.
     max_repairs: int = 2
@@ -79,7 +79,7 @@ class RequestConfig:
     stall_timeout_s: float = 60.0
     # A step counts as overdue after this many times the usual step, but not before step_floor_s (other requests' prefill
     # may be in its way); a step of more than 16 rows after prefill_overdue_s. An overdue step makes the origin ask the hops
-    # who holds it up, and replace that one if somebody else can serve its layers.
+    # who holds it up, and replace that one if another node can serve its layers.
     overdue_factor: float = 10.0
     step_floor_s: float = 1.0
     prefill_overdue_s: float = 15.0
@@ -190,7 +190,7 @@ class BalanceConfig:
     # "throughput", or "load", InferD's rule (IN-R06): from a least loaded stage to the most loaded one.
     policy: str = "throughput"
     # The weakest layer that a move touches must get this many times as fast; below it, what is lost while loading is not won
-    # back (field.md §4(a)). A layer that nobody holds is always reason enough, and at once.
+    # back (field.md §4(a)). A layer that no node holds is always reason enough, and at once.
     gain: float = 1.25
     # Periods in a row that a move must look worthwhile, seconds from one move of a node to its next, and of a period.
     patience: int = 2
@@ -218,7 +218,7 @@ class ApiConfig:
 
     # For `up`: HOST:PORT, or "off".
     listen: str = ""
-    # Let other machines use it although nobody needs a key.
+    # Let other machines use it although no key is needed.
     insecure: bool = False
     # Origins whose pages may call the gateway from a browser, "https://chat.example.org", or "*"; none unless named.
     cors: tuple[str, ...] = ()
@@ -257,7 +257,7 @@ class LimitsConfig:
     write_timeout_s: float = 30.0
     # An SSE comment where there was nothing else for so long.
     keep_alive_s: float = 15.0
-    # What a key may use that was made without such a limit of its own (api/limits.py: Quota); where nobody needs a key, what
+    # What a key may use that was made without such a limit of its own (api/limits.py: Quota); where no key is needed, what
     # all callers together may. None: no limit.
     concurrency: int | None = None
     requests_per_minute: int | None = None

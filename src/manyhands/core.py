@@ -88,12 +88,12 @@ def check_cover(spans: Sequence[Span], num_layers: int) -> None:
         if span.end > num_layers:
             raise CutError(f"layers {span} are out of range: the model has layers 0-{num_layers - 1}")
         if span.start > reached:
-            raise CutError(f"nobody holds layers {Span(reached, span.start)}: the cut has a hole before {span}")
+            raise CutError(f"no node holds layers {Span(reached, span.start)}: the cut has a hole before {span}")
         if span.start < reached:
             raise CutError(f"layers {span} overlap the span before them, which ends with layer {reached - 1}")
         reached = span.end
     if reached < num_layers:
-        raise CutError(f"nobody holds layers {Span(reached, num_layers)}: the cut ends too early")
+        raise CutError(f"no node holds layers {Span(reached, num_layers)}: the cut ends too early")
 
 
 def parse_cut(text: str, num_layers: int) -> list[Span]:
@@ -116,7 +116,7 @@ def even_cut(num_layers: int, num_nodes: int) -> list[Span]:
 
 @dataclass(frozen=True, slots=True)
 class NodeAddr:
-    """Where a node can be dialled, and whom to expect there (None: whoever proves membership of the swarm)."""
+    """Where a node can be dialled, and which node to expect there (None: any member of the swarm)."""
 
     host: str
     port: int
@@ -153,7 +153,7 @@ class SpanInfo:
     has_ends: bool  # this node also loaded embedding, norm and head (ends = "edges")
     free_tokens: int  # cache that can still be leased, in positions
     max_sessions: int
-    is_spare: bool = False  # serves only where nobody else does: in a repair, or a gap
+    is_spare: bool = False  # serves only where no other node does: in a repair, or a gap
     is_loaded: bool = True  # else the node loads the part it is asked for when a session is opened on it
 
 

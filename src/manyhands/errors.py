@@ -13,7 +13,7 @@ ManyhandsError                code            meaning
 ├─ ModelError                 bad_model       a checkpoint is missing, corrupt or of an unknown family
 │  └─ Damaged                 bad_model       bytes on disk are not those of the model's manifest
 ├─ WeightsMismatch            weights_mismatch  two nodes hold different weights or precision
-├─ ShardUnavailable           shard_unavailable nobody can serve a needed span (retryable elsewhere)
+├─ ShardUnavailable           shard_unavailable no node can serve a needed span (retryable elsewhere)
 │  ├─ Busy                    busy            a hop is full; said before it accepts, never after
 │  ├─ Draining               draining        a hop would like to leave; it serves on until it is replaced
 │  └─ Detour                 detour          a hop sends through a relay and need not any more; it serves on

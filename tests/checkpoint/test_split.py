@@ -68,7 +68,7 @@ def test_existing_folder_is_refused(llama: Path, tmp_path: Path) -> None:
 
 
 def test_cut_must_cover_the_model(llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(CutError, match="nobody holds"):
+    with pytest.raises(CutError, match="no node holds"):
         split_model(llama, CUT[:2], tmp_path / "out")
 
 

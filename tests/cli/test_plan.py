@@ -73,7 +73,7 @@ def test_a_what_if_is_compared_with_going_without() -> None:
 
 def test_what_is_missing_is_said_plainly() -> None:
     said = run("tales", "--memory", room(5, with_ends=True))
-    assert "are held by nobody: one more machine with" in said
+    assert "are held by no node: one more machine with" in said
 
 
 def test_a_file_of_machines_and_json(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_what_is_wrong_comes_last_and_plainly() -> None:
     lines = shown(view()).splitlines()
     notes = [line for line in lines if line.startswith("! ")]
     assert notes == [
-        "! tales: layers 16-23 are held by nobody",
+        "! tales: layers 16-23 are held by no node",
         "! set the clock",
         "! tales: layers 8-15 are held once: losing nas stops the model",
     ]

@@ -70,7 +70,7 @@ def test_the_first_one_takes_the_whole_model_if_it_fits(stage: Stage) -> None:
     async def scene(place: Town) -> None:
         hosting = await place.host(0)
         assert spans(hosting.member) == {"n0": ["0-5"]}
-        assert "nobody holds layers 0-5" in (hosting.choice.why if hosting.choice else "")
+        assert "no node holds layers 0-5" in (hosting.choice.why if hosting.choice else "")
 
     stage.play(scene)
 
@@ -113,7 +113,7 @@ def test_every_cut_gives_the_same_answer(stage: Stage) -> None:
 def test_nobody_answers(stage: Stage) -> None:
     async def scene(place: Town) -> None:
         place.ticket = place.ticket.with_address(NodeAddr("127.0.0.1", 99))
-        with pytest.raises(ShardUnavailable, match=r"no node of swarm town answers.*nobody listens there"):
+        with pytest.raises(ShardUnavailable, match=r"no node of swarm town answers.*nothing listens there"):
             await place.open(0)
 
     stage.play(scene)
@@ -431,7 +431,7 @@ def test_an_asked_node_decides_by_its_own_rules(stage: Stage) -> None:
             await order(second, unwilling, "3-5")
         with pytest.raises(BadRequest, match="the model has layers 0-5"):
             await order(first, second, "4-9")
-        with pytest.raises(Conflict, match="nobody else serves all of layers 3-5"):
+        with pytest.raises(Conflict, match="no other node serves all of layers 3-5"):
             await order(first, second, "0-2")
         assert await order(first, second, "3-5") == "serves layers 3-5 already"
         assert await order(first, second, "0-2", is_forced=True) == "moves to layers 0-2"
@@ -472,7 +472,7 @@ def test_the_view_tells_what_is_missing_and_what_is_held_once(stage: Stage) -> N
         line = str(view["missing"])
         needed = hosting.weights.shape.process_bytes + hosting.weights.shape.span_bytes(Span(3, 6), TOKENS)
         named = size(needed, is_limit=True)
-        assert f"tiny: layers 3-5 are held by nobody: one more machine with {named} would" in line
+        assert f"tiny: layers 3-5 are held by no node: one more machine with {named} would" in line
         await place.host(1, span=Span(2, 6))
         await until(lambda: not hosting.view()["missing"])
         view = hosting.view()

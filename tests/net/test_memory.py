@@ -26,7 +26,7 @@ def test_dial_nobody_or_the_wrong_node() -> None:
         network = MemoryNetwork()
         a: Transport = network.transport(A, says("a"))
         addr = await network.transport(B, says("b")).listen(ANYWHERE)
-        with pytest.raises(LinkClosed, match="nobody listens"):
+        with pytest.raises(LinkClosed, match="nothing listens"):
             await a.dial(NodeAddr("elsewhere", 1), "data")
         with pytest.raises(LinkClosed, match="it is node bbbb"):
             await a.dial(NodeAddr(addr.host, addr.port, A), "data")
@@ -46,7 +46,7 @@ def test_closing_ends_accept_and_drops_links_nobody_took() -> None:
         for _ in range(2):
             with pytest.raises(LinkClosed, match="stopped listening"):
                 await b.accept()
-        with pytest.raises(LinkClosed, match="nobody listens"):
+        with pytest.raises(LinkClosed, match="nothing listens"):
             await a.dial(addr, "control")
 
     asyncio.run(run())

@@ -229,7 +229,7 @@ def test_listening_where_one_cannot(run: Run) -> None:
 
 def test_dialling_nobody(run: Run) -> None:
     async def body() -> None:
-        with socket.socket() as taken:  # and not listening, so that nobody else can
+        with socket.socket() as taken:  # and not listening, so that no other process can
             taken.bind(("127.0.0.1", 0))
             port = taken.getsockname()[1]
             async with node() as a:

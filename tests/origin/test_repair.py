@@ -159,7 +159,7 @@ def test_a_lost_node_comes_back_only_if_nobody_else_covers_and_it_did_not_lie() 
         await patient.lose(1, committed=9)
         assert patient.session.names == ["a", "b", "c"]
         patient.session.untrusted_nodes |= {NodeId("b"), NodeId("s")}
-        with pytest.raises(ShardUnavailable, match="nobody else holds layers 4-7"):
+        with pytest.raises(ShardUnavailable, match="no other node holds layers 4-7"):
             await patient.lose(1, committed=11)
 
     assert play(main) < 11

@@ -145,7 +145,7 @@ def test_a_hop_that_dies_without_a_spare_ends_the_session(folder: Path, index: i
             stream = await begun(swarm)
             await swarm.hops[index].pool.aclose()
             await swarm.hops[index].transport.aclose()
-            with pytest.raises(ShardUnavailable, match=rf"nobody else holds layers {2 * index}-{2 * index + 1}"):
+            with pytest.raises(ShardUnavailable, match=rf"no other node holds layers {2 * index}-{2 * index + 1}"):
                 await rest(stream)
             await all_free(swarm)
 
@@ -225,7 +225,7 @@ def test_a_hostile_last_hop_ruins_its_session_alone(
             victim = next(iter(host._places.values())).cache
             monkeypatch.setattr(model, "run", run)
             other = asyncio.ensure_future(ids_of(swarm, PROMPT, GREEDY))
-            with pytest.raises(ShardUnavailable, match="nobody else holds layers 4-5"):
+            with pytest.raises(ShardUnavailable, match="no other node holds layers 4-5"):
                 await rest(stream)
             assert await other == greedy
             await all_free(swarm)

@@ -49,7 +49,7 @@ def test_the_last_holder_stays() -> None:
     swarm = [*hosts("0-3", 1), *hosts("4-7", 1, first=1, layer_s=1.0)]
     assert all(propose(h, swarm, 8, BalanceConfig()) is None for h in swarm)
     partly = [*hosts("0-5", 1), *hosts("0-3", 5, first=1), *hosts("6-7", 1, first=9, layer_s=9.0)]
-    assert propose(partly[0], partly, 8, BalanceConfig()) is None  # nobody else holds 4 and 5
+    assert propose(partly[0], partly, 8, BalanceConfig()) is None  # no other node holds 4 and 5
 
 
 def test_a_holder_that_is_not_ready_covers_nothing() -> None:

@@ -54,7 +54,7 @@ STANDING = Standing(
         ({"is_moving": True}, Conflict, "moving already"),
         ({"rests_s": 12.3}, Conflict, "again in 12 s"),
         ({"has_room": False}, Conflict, "no room for layers 3-5"),
-        ({"is_needed": True}, Conflict, "nobody else serves all of layers 0-2"),
+        ({"is_needed": True}, Conflict, "no other node serves all of layers 0-2"),
     ],
 )
 def test_every_no_has_its_reason(change: dict[str, Any], error: type[ManyhandsError], why: str) -> None:
@@ -74,7 +74,7 @@ def test_force_overrules_need_and_nothing_else() -> None:
 def test_the_owner_is_obeyed_whatever_others_are_told() -> None:
     mine = replace(STANDING, is_owner=True, pinned=Span(0, 3), obeys=False, knows_asker=False)
     assert judge(ORDER, mine)
-    with pytest.raises(Conflict, match="nobody else"):
+    with pytest.raises(Conflict, match="no other node"):
         judge(ORDER, replace(mine, is_needed=True))
 
 
@@ -119,7 +119,7 @@ def test_a_node_that_is_no_member_keeps_its_layers() -> None:
 
 def test_what_the_node_says_comes_back_without_control_characters() -> None:
     async def scene(asker: FullNode, asked: FullNode, addr: NodeAddr) -> None:
-        asked.orders.obey = lambda node, order: f"\x1b[2J{'x' * 1000}\n"
+        asked.orders.decide_by(lambda node, order: f"\x1b[2J{'x' * 1000}\n")
         said = await _ask(asker, addr)
         assert said.startswith("?[2Jxxx") and len(said) == TEXT_LIMITS["detail"]
 
@@ -131,7 +131,7 @@ def test_a_code_that_means_nothing_here_is_a_refusal() -> None:
         raise ShardUnavailable("odd")
 
     async def scene(asker: FullNode, asked: FullNode, addr: NodeAddr) -> None:
-        asked.orders.obey = obey
+        asked.orders.decide_by(obey)
         with pytest.raises(Conflict, match="odd"):
             await _ask(asker, addr)
 
@@ -146,7 +146,7 @@ def test_a_flood_is_one_decision_and_a_few_short_answers(monkeypatch: pytest.Mon
             seen.append(order)
             return "moves"
 
-        asked.orders.obey = obey
+        asked.orders.decide_by(obey)
         link = await asker.pool.get(addr, "control")
         answers: list[Reassigned] = []
 

@@ -80,9 +80,9 @@ def test_what_is_missing_is_named_with_the_memory_that_would_do() -> None:
     assert plans.missing.needs_bytes == PROCESS_BYTES + 1200 * MB
     named = size(plans.missing.needs_bytes, is_limit=True)
     assert advice(plans) == (
-        f"not enough room: layers 12-23 are held by nobody: one more machine with {named} would complete it"
+        f"not enough room: layers 12-23 are held by no node: one more machine with {named} would complete it"
     )
-    with pytest.raises(BadRequest, match="12-23 are held by nobody"):
+    with pytest.raises(BadRequest, match="12-23 are held by no node"):
         _ = plans.best
 
 

@@ -65,7 +65,7 @@ def test_the_second_node_fills_what_the_first_lacks() -> None:
     first = hosts("0-4", 1)
     assert choose_span(shape(10), first, room(5), tokens=1).span == Span.parse("5-9")
     few = choose_span(shape(10), first, room(3), tokens=1)
-    assert few.span == Span.parse("5-7") and few.why == "nobody holds layers 5-7, and 3 fit here"
+    assert few.span == Span.parse("5-7") and few.why == "no node holds layers 5-7, and 3 fit here"
 
 
 def test_room_beyond_a_gap_goes_to_the_next_copy_if_one_is_wanted() -> None:
@@ -143,7 +143,7 @@ def test_gaps_are_the_runs_nobody_holds() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 3))
 def test_joiners_of_any_size_complete_the_model(sizes: list[int], max_pipes: int) -> None:
-    """Nodes that come one by one: each covers as much of what nobody holds as one span can."""
+    """Nodes that come one by one: each covers as much of what no node holds as one span can."""
     held: list[Holding] = []
     for index, layers in enumerate(sizes):
         empty = [count == 0 for count in coverage(held, 12)]

@@ -176,7 +176,7 @@ def test_no_route_is_cheaper(swarm: tuple[list[Offer], Terms], seed: int) -> Non
     offers, terms = swarm
     ways = list(every(offers))
     if not ways:
-        with pytest.raises(ShardUnavailable, match="nobody holds layers"):
+        with pytest.raises(ShardUnavailable, match="no node holds layers"):
             find_route(offers, LAYERS, terms=terms)
         return
     route = find_route(offers, LAYERS, terms=terms)
@@ -225,7 +225,7 @@ def test_who_is_not_admitted_is_never_used(
 
 def test_layers_held_only_by_those_not_admitted_are_named() -> None:
     terms = Terms(admits=lambda o: o.name != "b")
-    with pytest.raises(ShardUnavailable, match=r"nobody holds layers 6-11 of 12 among those .* admit \(1 spans"):
+    with pytest.raises(ShardUnavailable, match=r"no node holds layers 6-11 of 12 among those .* admit \(1 spans"):
         find_route([offer("a", 0, 6), offer("b", 6, 12)], 12, terms=terms)
 
 
@@ -306,7 +306,7 @@ def test_in_10_every_node_chooses_the_next_by_itself() -> None:
     ways = Terms(rtts=rtts(a_b=1, a_d=9, c_b=9, c_d=1))
     assert shown([next_hop(offers, 6, 10, NodeId("a"), ways)]) == "b:6-9"
     assert shown([next_hop(offers, 6, 10, NodeId("c"), ways)]) == "d:6-9"
-    with pytest.raises(ShardUnavailable, match="nobody holds layer 12"):
+    with pytest.raises(ShardUnavailable, match="no node holds layer 12"):
         next_hop(offers, 12, 16, NodeId("a"), ways)
 
 

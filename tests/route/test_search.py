@@ -86,7 +86,7 @@ def test_a_spare_serves_only_where_nobody_else_does() -> None:
 )
 def test_missing_layers_are_named(spans: list[tuple[int, int]], missing: str) -> None:
     """As people count them: first and last layer of each gap."""
-    with pytest.raises(ShardUnavailable, match=f"nobody holds layers {missing} of 12"):
+    with pytest.raises(ShardUnavailable, match=f"no node holds layers {missing} of 12"):
         find_route([offer(f"n{a}", a, b) for a, b in spans], 12)
 
 

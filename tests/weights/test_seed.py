@@ -222,7 +222,7 @@ def test_a_node_that_cannot_be_dialled_is_lost(folder: Path) -> None:
     async def main() -> None:
         async with swarm() as (asker, _, _):
             peer = PeerProvider(A, "gone", asker.wants, lambda: asker.pool.get(NodeAddr("nowhere", 1), "bulk"))
-            with pytest.raises(ProviderError, match="nobody listens there") as lost:
+            with pytest.raises(ProviderError, match="nothing listens there") as lost:
                 await peer.file(build_manifest(folder).id, MANIFEST)
             assert lost.value.fault == "lost"
 

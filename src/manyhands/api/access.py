@@ -1,4 +1,4 @@
-"""Whose request it is, and what it may do: the owner of this machine, a key, or anybody here.
+"""Whose request it is, and what it may do: the owner of this machine, a key, or any client on this machine.
 
     owner    shows the secret of this process, which only its owner can read (cli/owner.py): everything
     key      shows a key of keys.json: what the key allows

@@ -97,7 +97,7 @@ class KeyRing:
         self._write([replace(k, revoked=k.revoked or int(now)) if k.name == name else k for k in self.keys])
 
     def _write(self, keys: Sequence[ApiKey]) -> None:
-        """Replace the file in one step; nobody but its owner reads it at any time."""
+        """Replace the file in one step; only its owner can read it at any time."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:

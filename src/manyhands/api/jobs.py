@@ -1,7 +1,7 @@
 """Which requests ran lately: bounded in count and age, in memory, and on disk if a file is named. Never a prompt or a text.
 
 History is an observer (run.py) and keeps the JSON form of ended jobs; JobFile writes them behind its back, in one
-thread, so that a slow disk holds nobody up.
+thread, so that a slow disk delays no request.
 """
 
 import contextlib
@@ -144,7 +144,7 @@ class History:
 class JobFile:
     """Ended jobs in an SQLite file (mode 0600), at most `max_jobs` of at most `max_age_s`. Enter it before use.
 
-    A file that cannot be written later is logged once a batch and costs nobody a request. Entering raises BadRequest if it
+    A file that cannot be written later is logged once a batch and fails no request. Entering raises BadRequest if it
     cannot be made or is something else.
     """
 

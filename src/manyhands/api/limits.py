@@ -1,7 +1,7 @@
 """Who may run now. Pure: time is an argument, jobs are ids; gateway.py does the waiting.
 
 A request runs at once, waits in the one bounded queue, or is refused with the seconds after which to try again. The
-queue is fair by key: whoever has the fewest running goes next, among those the longest waiting. What a request may use
+queue is fair by key: the key with the fewest running goes next, among those the longest waiting. What a request may use
 at most (prompt + max_tokens) is taken from its key's buckets when it is asked for; what it did not use comes back.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from manyhands.config import LimitsConfig
 from manyhands.errors import BadRequest, RateLimited
 
-# Requests at once where nobody says how many the nodes serve.
+# Requests at once where it is not known how many the nodes serve.
 MAX_RUNNING = 64
 
 

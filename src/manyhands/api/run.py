@@ -30,7 +30,7 @@ Outcome = Literal["done", "cancelled", "refused", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is: the name of a key (None: nobody was asked for one) and what it may do.
+    """Whose request it is: the name of a key (None: none is needed) and what it may do.
 
     `models`: those it may use (None: all). `is_admin`: it may also change the swarm (evict, reassign).
     """
@@ -220,7 +220,7 @@ async def _next(tokens: AsyncGenerator[Token, None]) -> Token | None:
 
 
 async def _ended(pull: "asyncio.Task[Token | None]") -> None:
-    """Cancel `pull` if it still runs, and wait until it has ended; its error is whoever's who asks for its result."""
+    """Cancel `pull` if it still runs, and wait until it has ended. Its error goes to the caller that asks for its result."""
     pull.cancel()
     await asyncio.wait((pull,))
     if not pull.cancelled():

@@ -282,7 +282,7 @@ def _prompt(has_history: bool) -> Ask:
     path = home_from_env() / HISTORY
     if has_history:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))  # what was typed is nobody else's business
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))  # what was typed is private
     session: PromptSession[str] = PromptSession(history=FileHistory(str(path)) if has_history else InMemoryHistory())
 
     async def ask() -> str:

@@ -41,7 +41,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A line for nobody; `why` says what is wrong with it."""
+    """A line that is sent to no model; `why` says what is wrong with it."""
 
     why: str
 

@@ -81,7 +81,7 @@ def is_open(path: Path) -> bool:
 
 
 def check_swarm(home: Path, settings: Settings) -> Iterator[Check]:
-    """The ticket, and whether somebody answers at its addresses."""
+    """The ticket, and whether a node answers at its addresses."""
     try:
         ticket = Ticket.parse(settings.swarm.ticket) if settings.swarm.ticket else load_ticket(home)
     except ManyhandsError as error:
@@ -163,7 +163,7 @@ def check_running(running: list[Running], tell: Any) -> Iterator[Check]:
 
 
 def check_clock(home: Path, now: float, has_member: bool) -> Iterator[Check]:
-    """Without somebody to compare with, only whether time runs forward."""
+    """Without a node to compare with, only whether time runs forward."""
     said = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     newest = max((path.stat().st_mtime for path in home.glob("*") if path.exists()), default=0.0)
     if now < EARLIEST_S:
@@ -175,7 +175,7 @@ def check_clock(home: Path, now: float, has_member: bool) -> Iterator[Check]:
             "clock", "warn", f"it is {said}, but {home} has a file from the future", "set the clock, best by NTP"
         )
     else:
-        who = "members compare it" if has_member else "nobody here to compare with"
+        who = "members compare it" if has_member else "no node to compare with"
         yield Check("clock", "ok", f"{said}; {who}")
 
 

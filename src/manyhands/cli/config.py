@@ -25,7 +25,7 @@ def config(as_json: options.Json = False) -> None:
 
 
 def _line(setting: Setting) -> str:
-    """One line of TOML; a comment where there is no value, or one that nobody should read."""
+    """One line of TOML; a comment where there is no value, or one that is not to be shown."""
     value = _value(setting)
     if value is None:
         return f"# {setting.key} ="

@@ -33,7 +33,7 @@ def tls_node(
 ) -> FullNode:
     """A node with the key in `key_file` (default: $MANYHANDS_HOME/node.key), or with a key of its own.
 
-    It speaks with whom `swarm` lets in; None: every member. Raises BadRequest if that is nobody.
+    It speaks with the nodes that `swarm` admits; None: every member. Raises BadRequest if it admits none.
     """
     key = NodeKey.generate() if is_ephemeral else NodeKey.load_or_create(key_file or home_from_env() / "node.key")
     policy = None if swarm is None else policy_of(swarm)
@@ -48,7 +48,7 @@ def policy_of(swarm: SwarmConfig) -> TlsPolicy:
     """Whom to dial and to let in, where addresses are given by hand. Raises BadRequest for scope off."""
     if swarm.scope == "off":
         raise BadRequest(
-            "scope is off: this machine shares with nobody; set [swarm] scope, or MANYHANDS_SWARM_SCOPE=lan"
+            "scope is off: this machine shares with no other; set [swarm] scope, or MANYHANDS_SWARM_SCOPE=lan"
         )
     allow = frozenset(NodeId(node) for node in swarm.allow) if swarm.scope == "trusted" else None
     return TlsPolicy(allow=allow, deny=frozenset(NodeId(node) for node in swarm.deny))

@@ -28,6 +28,6 @@ def drain(
     deadline = time.monotonic() + wait
     while (has_left := running_pid(path) != pid) is False and time.monotonic() < deadline:
         time.sleep(0.05)
-    typer.echo(f"{node} has left" if has_left else f"{node} still serves sessions nobody else can take")
+    typer.echo(f"{node} has left" if has_left else f"{node} still serves sessions no other node can take")
     if not has_left:
         raise typer.Exit(1)

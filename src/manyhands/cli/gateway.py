@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from manyhands.origin import Origin
 
 Api = Annotated[str, typer.Option("--api", help="Open the HTTP API at HOST:PORT (port 0: any) and run until stopped.")]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Let other machines use the API although nobody needs a key.")
-]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Let other machines use the API although no key is needed.")]
 AllowHost = Annotated[
     list[str] | None,
     typer.Option(
@@ -157,7 +155,7 @@ async def api_for(
 
     Keys are those of $MANYHANDS_HOME, where commands of this machine find its owner's secret; limits those of the
     configuration, as are the names and origins that `names` leaves out. Raises BadRequest if the address is taken, or
-    wider than this machine while nobody needs a key (unless `insecure`); if the job file cannot be written or the trace
+    wider than this machine while no key is needed (unless `insecure`); if the job file cannot be written or the trace
     exporter is not installed.
     """
     from manyhands.api.choice import ModelFormats

@@ -136,7 +136,7 @@ async def _serve(
 
 
 async def _meet(member: "Member", named: Named | None, tell: Reporter) -> None:
-    """Call the swarm. `up` may be the first one back, so it goes on alone; `join` needs somebody."""
+    """Call the swarm. `up` may be the first one back, so it goes on alone; `join` needs a member."""
     try:
         if member.config.scope != "off":
             await member.meet()
@@ -145,7 +145,7 @@ async def _meet(member: "Member", named: Named | None, tell: Reporter) -> None:
             raise
         tell.line(f"alone so far: {error}")
     others = sorted({record.name for record in member.records() if record.node != member.id})
-    who = f"with {', '.join(others)}" if others else "nobody else yet"
+    who = f"with {', '.join(others)}" if others else "no other node yet"
     name, kind = member.ticket.name, member.ticket.directory
     text = f"swarm {name}, directory by {kind}, {who}"
     tell("swarm", text, swarm=name, directory=kind, node=member.id, others=others)

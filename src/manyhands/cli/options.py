@@ -32,11 +32,11 @@ Path_ = Annotated[str, typer.Option("--path", help="ring: hop to hop; star: each
 Standby = Annotated[
     bool, typer.Option("--standby", help="Spare nodes follow the request, so that a repair takes one short step.")
 ]
-Spare = Annotated[bool, typer.Option("--spare", help="Serve only where nobody else does: after a death.")]
+Spare = Annotated[bool, typer.Option("--spare", help="Serve only where no other node does: after a death.")]
 CanLoad = Annotated[
-    int, typer.Option("--can-load", min=0, help="Load so many further layers when nobody else holds them.")
+    int, typer.Option("--can-load", min=0, help="Load so many further layers when no other node holds them.")
 ]
-Fallback = Annotated[bool, typer.Option("--fallback", help="This process goes on alone if nobody else can.")]
+Fallback = Annotated[bool, typer.Option("--fallback", help="This process goes on alone if no other node can.")]
 Draft = Annotated[str, typer.Option("--draft", help="Guess tokens and check several at once: auto, or off.")]
 Ends = Annotated[str, typer.Option("--ends", help="Where embedding and head are: origin, or edges (first, last hop).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

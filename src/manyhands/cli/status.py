@@ -80,7 +80,7 @@ def _watch(api: str, key: str) -> None:
 
 
 def render(view: dict[str, Any], width: int) -> RenderableType:
-    """The view of `GET /api/swarm` for people. Names come from strangers: they are text, never markup."""
+    """The view of `GET /api/swarm` for people. Names come from other nodes: they are text, never markup."""
     parts: list[RenderableType] = [_head(view)]
     names = max(len(HELD_BY), *(len(node["name"][:24]) for node in view["nodes"]))
     most = max(MIN_CELLS, min(MAX_CELLS, width - OTHER_CELLS - names))

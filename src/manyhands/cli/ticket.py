@@ -52,7 +52,7 @@ def show(ticket: Mine = "") -> None:
 
 @app.command()
 def rotate(ticket: Mine = "", directory: Directory = "") -> None:
-    """Print a ticket with a new secret: whoever has only the old one stays outside from now on.
+    """Print a ticket with a new secret: a machine that has only the old one stays outside from now on.
 
     Without TICKET, that of this machine's swarm, which is replaced.
     """

@@ -37,7 +37,7 @@ def workers(
 @app.command("evict")
 def evict(
     worker: Worker,
-    force: Annotated[bool, typer.Option("--force", help="Also if nobody else holds its layers.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also if no other node holds its layers.")] = False,
     api: Api = DEFAULT_API,
     api_key: ApiKey = "",
     as_json: options.Json = False,
@@ -59,7 +59,7 @@ def readmit(worker: Worker, api: Api = DEFAULT_API, api_key: ApiKey = "", as_jso
 def reassign(
     worker: Worker,
     layers: Annotated[str, typer.Argument(help='Layers to move to, for example "0-7".')],
-    force: Annotated[bool, typer.Option("--force", help="Also if nobody else holds its layers.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also if no other node holds its layers.")] = False,
     api: Api = DEFAULT_API,
     api_key: ApiKey = "",
     as_json: options.Json = False,

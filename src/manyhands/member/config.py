@@ -12,7 +12,7 @@ class MemberConfig:
     """What a member is, beside its key and ticket. `span`: layers it was told to host; it then never moves.
 
     `relays`: members that others can dial, where this node waits for calls. `memory_bytes`: for the model, all told.
-    `nodes`: others to stay linked to. `is_visitor`: it only looks and asks: it does not listen, and nobody hears of it.
+    `nodes`: others to stay linked to. `is_visitor`: it only looks and asks: it does not listen and announces nothing.
     `is_spare`: it serves only where no other node does, and never moves. `can_load`: layers that it would load beside its
     own, at most, while no other node holds them.
     """

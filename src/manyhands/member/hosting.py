@@ -35,7 +35,7 @@ from manyhands.worker.serve import SpanHost
 
 logger = logging.getLogger(__name__)
 
-MAX_ROUNDS = 5  # of claiming: each time somebody with a lower id was faster
+MAX_ROUNDS = 5  # of claiming: each time a node with a lower id was faster
 WATCH_S = 0.5
 Say = Callable[[str], None]
 
@@ -82,7 +82,7 @@ class Hosting:
             await self._load(self.choice.span)
             if self.member.config.can_load:
                 await self._offer_to_load()
-        self.member.node.orders.obey = ReassignHandler(self)
+        self.member.node.orders.decide_by(ReassignHandler(self))
         return self.choice
 
     async def _claim(self) -> SpanChoice:
@@ -229,7 +229,7 @@ class Hosting:
     async def move(self, target: Span, why: str, *, is_forced: bool = False) -> None:
         """Serve `target` instead of all spans served now; returns when the old ones are drained. Raises what loading does.
 
-        Unless forced, old spans are kept if nobody else serves their layers by then.
+        Unless forced, old spans are kept if no other node serves their layers by then.
         """
         async with self._moving:
             old = self.hosts
@@ -253,7 +253,7 @@ class Hosting:
         return mine is None or may_leave(mine, target or Span(1 << 20, (1 << 20) + 1), holdings)
 
     async def _drop(self, hosts: list[SpanHost]) -> None:
-        """Drain, then free. Sessions that nobody else can take keep the old span until they end."""
+        """Drain, then free. Sessions that no other node can take keep the old span until they end."""
         for host in hosts:
             host.drain()
         self.member.directory.speak()
@@ -262,7 +262,7 @@ class Hosting:
             self.member.node.worker.drop(host)
 
     async def _fill(self, gap: Span) -> None:
-        """Serve what fits of layers that nobody serves, beside what is served already."""
+        """Serve what fits of layers that no node serves, beside what is served already."""
         async with self._moving:
             span = next((s for s in _prefixes(gap) if self.budget.fits(s, self.held)), None)
             if span is None:
@@ -274,7 +274,7 @@ class Hosting:
                 self._announce(None)
                 return
             await self._load(span)
-            self.say(f"also serving layers {span}: nobody else does")
+            self.say(f"also serving layers {span}: no other node does")
 
     # -- balance ------------------------------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class Hosting:
         return None if decision.move is None else (decision.move, decision.why)
 
     def _lasting_gap(self) -> Span | None:
-        """Layers that nobody has served for some seconds, and nobody is loading."""
+        """Layers that no node has served for some seconds, and no node is loading."""
         held = [r for r in self._records() if r.info is not None]
         claimed = [h for h in self._holdings() if not h.is_ready]
         open_gaps = [g for g in missing_spans(self.kind, held) if not any(g.overlaps(h.span) for h in claimed)]

@@ -1,4 +1,4 @@
-"""Layers that a node would load when nobody else holds them (`--can-load`)."""
+"""Layers that a node would load when no other node holds them (`--can-load`)."""
 
 import asyncio
 from pathlib import Path

@@ -20,7 +20,7 @@ from manyhands.core import EdgeHealth, NodeAddr, NodeId, Span, SpanInfo, SpanLoa
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.member.bootstrap import Bootstrap, suspended_s
 from manyhands.member.config import MemberConfig
-from manyhands.member.neighbours import Neighbours, reachable, say_stranger
+from manyhands.member.neighbours import Neighbours, reachable, say_not_admitted
 from manyhands.member.view import SwarmSnapshot
 from manyhands.member.weights import ServedModel
 from manyhands.net.reach import Book
@@ -283,8 +283,8 @@ class Member:
     def complaints(self) -> list[str]:
         """What a person should mend: clocks, keys used twice."""
         lines = self.directory.complaints()
-        strangers = {record.node: record for record in self.directory.strangers()}
-        lines += [say_stranger(record, self.config.scope) for record in strangers.values()]
+        refused = {record.node: record for record in self.directory.not_admitted()}
+        lines += [say_not_admitted(record, self.config.scope) for record in refused.values()]
         if (twin := self.announcer.twin) is not None:
             where = ", ".join(str(addr) for addr in twin.addresses) or "an unknown address"
             lines.append(

@@ -1,4 +1,4 @@
-"""Where this node is among the others: its own address and relays, whom of the swarm file to call, who counts as near."""
+"""Where this node is among the others: its own address and relays, the nodes of the swarm file, which nodes are local."""
 
 import socket
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ def split_nodes(nodes: Sequence[str], here: NodeAddr) -> tuple[Listed | None, li
     return own, [entry for entry in listed if entry is not own]
 
 
-def say_stranger(record: Record, scope: Scope) -> str:
+def say_not_admitted(record: Record, scope: Scope) -> str:
     """Why a node is not shared with, and what would change that."""
     where = ", ".join(str(addr) for addr in record.addresses) or "an unknown address"
     ways = f"start with --allow {record.node}" + (" or --scope public" if scope == "lan" else "")

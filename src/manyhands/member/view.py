@@ -40,7 +40,7 @@ def holdings_of(kind: ServedModel, records: Sequence[Record]) -> list[Holding]:
 
 
 def missing_spans(kind: ServedModel, records: Sequence[Record]) -> list[Span]:
-    """Layers that nobody serves now."""
+    """Layers that no node serves now."""
     num_layers = next((r.info.num_layers for r in records if r.info is not None and kind.is_of(r)), 0)
     ready = [holding for holding in holdings_of(kind, records) if holding.is_ready]
     return gaps(coverage(ready, num_layers)) if num_layers else []
@@ -51,7 +51,7 @@ def say_missing(spans: Sequence[Span], shape: ModelShape | None, tokens: int) ->
     if not spans:
         return ""
     named = " and ".join(str(span) for span in spans)
-    line = f"layers {named} {'is' if len(spans) == 1 and len(spans[0]) == 1 else 'are'} held by nobody"
+    line = f"layers {named} {'is' if len(spans) == 1 and len(spans[0]) == 1 else 'are'} held by no node"
     if shape is None:
         return line
     needed = shape.process_bytes + sum(shape.span_bytes(span, tokens) for span in spans)

@@ -185,7 +185,7 @@ async def _placed(weights: Weights, home: Path) -> Weights:
 
 
 async def _told_apart(kind: ServedModel, manifest: Manifest, providers: Sequence[Provider]) -> str:
-    """One line on how the model here differs from the one of the swarm, as far as anybody tells."""
+    """One line on how the model here differs from the one of the swarm, as far as that is known."""
     what, verb = "weights", "differ"
     with contextlib.suppress(ShardUnavailable):
         theirs, _ = await _described(kind, providers)

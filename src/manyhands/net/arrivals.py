@@ -1,4 +1,4 @@
-"""Links that peers dialled and that nobody took yet: the accept side of every Transport."""
+"""Links that peers dialled and that were not taken yet: the accept side of every Transport."""
 
 import asyncio
 import logging
@@ -47,7 +47,7 @@ class Arrivals(Generic[L]):
             self.end()
 
     async def aclose(self) -> None:
-        """End, and close what nobody took."""
+        """End, and close what was not taken."""
         self.end()
         while not self._waiting.empty():
             link = self._waiting.get_nowait()

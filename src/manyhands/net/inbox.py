@@ -1,4 +1,4 @@
-"""What arrived on a link and was not taken yet. Knows no bytes and no transport: whoever fills it pauses while it is full."""
+"""What arrived on a link and was not taken yet. Knows no bytes and no transport: what fills it pauses while it is full."""
 
 import asyncio
 from collections import deque
@@ -38,7 +38,7 @@ class Inbox:
         """Let `take` have what waits and comes, at each `hand_on`, until the future is done: cancelled, or why it ended.
 
         The reason is LinkClosed, after the last message, or what `take` raised; messages after that one wait for the next.
-        It is a result, not an exception: what ends while nobody awaits it needs no complaint by asyncio.
+        It is a result, not an exception: asyncio would log an exception that is never awaited.
         """
         assert self._ended is None or self._ended.done(), "deliver has one caller at a time"
         self._take, self._ended = take, asyncio.get_running_loop().create_future()

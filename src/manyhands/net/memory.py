@@ -156,7 +156,7 @@ class MemoryTransport:
     async def dial(self, addr: NodeAddr, lane: Lane) -> FramedLink:
         target = self._network.find(addr)
         if target is None:
-            raise LinkClosed(f"{addr} cannot be reached: nobody listens there")
+            raise LinkClosed(f"{addr} cannot be reached: nothing listens there")
         if addr.node not in (None, target.node):
             raise LinkClosed(f"{addr} refused: it is node {target.node[:16]}, expected {addr.node}")
         near, far = self._link(lane), target._link(None)

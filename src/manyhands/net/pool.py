@@ -46,12 +46,12 @@ class LinkPool:
         return stretched_s(CONNECT_TIMEOUT_S, self._late_s())
 
     def find(self, node: NodeId, lane: Lane) -> Link | None:
-        """An open link to `node`, whoever dialled it; a direct one rather than one through a relay."""
+        """An open link to `node`, whichever side dialled it; a direct one rather than one through a relay."""
         links = [link for link in self._links.get((node, lane), ()) if not link.is_closed]
         return _best(links) if links else None
 
     def find_at(self, addr: NodeAddr, lane: Lane) -> Link | None:
-        """An open link to whoever `addr` names or was found at it."""
+        """An open link to the node that `addr` names, or that was found at it."""
         node = addr.node or self._nodes.get((addr.host, addr.port))
         return self.find(node, lane) if node is not None else None
 

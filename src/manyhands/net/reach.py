@@ -143,7 +143,7 @@ def reach_transport(
     members: TlsPolicy | None = None,
     policy: ReachPolicy | None = None,
 ) -> "ReachTransport":
-    """A node's transport over every way, and a relay for the others with `limits` (None: for nobody).
+    """A node's transport over every way, and a relay for the others with `limits` (None: it is none).
 
     `iroh_urls` None: no iroh; else iroh's relays, perhaps none. `members` are the allow and deny lists of all ways.
     """

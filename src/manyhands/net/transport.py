@@ -53,7 +53,7 @@ class Link(Protocol):
     async def deliver(self, take: Callable[[Message], None]) -> NoReturn:
         """Hand every message to `take`, in order, in the loop turn that read it. One caller at a time.
 
-        `take` must not block; it may send and abort, on any link. While nobody delivers, messages wait, and reading
+        `take` must not block; it may send and abort, on any link. While nothing delivers, messages wait, and reading
         pauses when there are many. Ends only by raising: LinkClosed with the reason, after the last message that
         arrived before a peer's close; or what `take` raised. Cancelling loses nothing, nor does raising: what comes
         after waits for the next caller.
@@ -102,7 +102,7 @@ class Transport(Protocol):
         """
 
     async def aclose(self) -> None:
-        """Stop listening and drop links nobody accepted. Links already handed out belong to their takers."""
+        """Stop listening and drop links that were not accepted. Links already handed out belong to their takers."""
 
 
 def try_send(link: Link, message: Message) -> None:

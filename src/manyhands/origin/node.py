@@ -41,7 +41,7 @@ class FullNode(Node):
         self.worker = Worker(name, worker or WorkerConfig(), self.pool, self.setbacks, self.start, _sampling)
         self.requests = Sessions(self, key, self.worker.owners, self.request)
         self.wants = WeightClient()  # for weights from peers
-        self.orders = Orders()  # to serve other layers: `orders.obey` decides on those that arrive
+        self.orders = Orders()  # to serve other layers: `orders.decide_by` sets what decides on those that arrive
         self.seed = WeightServer(self.start)  # weights for peers: `await node.seed.add(folder)` offers them
         self.requests.register()  # first: a step back from the last hop is never for a span of this node
         for role in (self.worker, self.wants, self.orders, self.seed):

@@ -48,7 +48,7 @@ class Origin:
             node.start(self._ends.run())
 
     async def add_fallback(self, folder: Path, device: Device) -> None:
-        """Keep the whole model of `folder` at hand on this machine, loaded only when nobody else can go on.
+        """Keep the whole model of `folder` at hand on this machine, loaded only when no other node can go on.
 
         The node must be listening: it opens a link to itself. Raises ModelError.
         """

@@ -171,4 +171,4 @@ def _cover_run(
     for able in ([o for o in ready if o.node not in staying], ready, without_needless_loading(offers, span)):
         if found := cover(able, span):
             return found
-    raise ShardUnavailable(f"nobody else holds layers {span}")
+    raise ShardUnavailable(f"no other node holds layers {span}")

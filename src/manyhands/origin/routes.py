@@ -149,7 +149,7 @@ class Routes:
     def evict(self, node: NodeId) -> int:
         """Use `node` no more until it is readmitted; sessions that run through it repair to others (L9-W01).
 
-        Returns how many those are. They wait, as after a death, while nobody else covers its layers.
+        Returns how many those are. They wait, as after a death, while no other node covers its layers.
         """
         self.evicted.add(node)
         here = (self._model.id, self._model.precision)

@@ -3,7 +3,7 @@
 What keeps a swarm from thrashing or tearing (C-19; field.md §4(a); petals, server/block_selection.py):
 - a move must raise the throughput of the weakest layer it touches by `gain`, `patience` periods in a row, and not soon after
   another;
-- nobody leaves a layer that nobody else serves;
+- no node leaves a layer that no other node serves;
 - of all who would move from a span or to one, a single one may in a period: the lowest hash of (period, node). All nodes
   that see the same records pick the same one, without a message;
 - a mover is announced at its new span while it still serves the old one (make before break), and what is announced counts
@@ -112,7 +112,7 @@ def _by_throughput(mine: Holding, holdings: Sequence[Holding], num_layers: int, 
     target = weakest_window(throughputs(others, num_layers), len(mine.span))
     moved = [*others, replace(mine, span=target)]
     before, after = throughputs(holdings, num_layers), throughputs(moved, num_layers)
-    if 0 in before:  # whoever makes a hole smaller helps, even if it takes two to close it
+    if 0 in before:  # to make a hole smaller helps, even if it takes two moves to close it
         return target if after.count(0) < before.count(0) else None
     touched = [*range(mine.span.start, mine.span.end), *range(target.start, target.end)]
     weakest = min(before[layer] for layer in touched)
@@ -122,7 +122,7 @@ def _by_throughput(mine: Holding, holdings: Sequence[Holding], num_layers: int, 
 def _by_load(mine: Holding, holdings: Sequence[Holding], num_layers: int, _: BalanceConfig) -> Span | None:
     """IN-R06: if no stage has less to do than mine, the stage that has most to do; an empty one beats all.
 
-    Stages are the spans that are held, and the gaps. Beyond the source: equal loads move nobody.
+    Stages are the spans that are held, and the gaps. Beyond the source: equal loads move no node.
     """
     loads = dict.fromkeys(gaps(coverage(holdings, num_layers)), math.inf)
     for holding in holdings:

@@ -115,7 +115,7 @@ class Fleet:
         return next(machine for machine in self.machines if machine.name == name)
 
     def leg(self, sender: Machine, receiver: Machine) -> Leg:
-        """The way from one to the other. A pair nobody measured: the sum of their ways to the origin."""
+        """The way from one to the other. A pair that was not measured: the sum of their ways to the origin."""
         rtt_s = self.rtts.get(frozenset((sender.name, receiver.name)), -1.0)
         if sender.name == receiver.name:
             return Leg(0.0)

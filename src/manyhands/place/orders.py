@@ -3,7 +3,7 @@
     ask ── Reassign ──► on_asked ─► obey (member/reassign.py: facts ─► judge) ─┬─► moves, make before break
     ask ◄─ Reassigned ─────────────────────────── what it does, or why not ◄────┘
 
-Who holds the swarm's secret may ask; nobody must obey. `judge` is pure. A flood of orders costs a node one decision in
+Every member may ask; each node decides for itself. `judge` is pure. A flood of orders costs a node one decision in
 PAUSE_S and a bounded number of short answers.
 """
 
@@ -45,7 +45,7 @@ class Standing:
     is_moving: bool
     rests_s: float  # until it may move again
     has_room: bool  # for the span that is asked for, once the old ones are gone
-    is_needed: bool  # nobody else serves what it would leave
+    is_needed: bool  # no other node serves what it would leave
 
 
 def judge(order: Reassign, mine: Standing) -> bool:
@@ -72,7 +72,7 @@ def judge(order: Reassign, mine: Standing) -> bool:
     if mine.is_needed and not order.is_forced:
         held = ", ".join(map(str, mine.held))
         raise Conflict(
-            f"nobody else serves all of layers {held} that {mine.name} would leave: add a node first, or force it"
+            f"no other node serves all of layers {held} that {mine.name} would leave: add a node first, or force it"
         )
     return True
 
@@ -91,7 +91,7 @@ class Orders:
     """Both sides of orders on one node."""
 
     def __init__(self) -> None:
-        self.obey: Obey = _refuse
+        self._obey: Obey = _refuse
         self._numbers = count()
         self._asked: dict[int, tuple[Link, asyncio.Future[Reassigned | str]]] = {}
         self._paused_until = 0.0
@@ -105,6 +105,10 @@ class Orders:
         node.handle(Reassign, self.on_asked)
         node.handle(Reassigned, self.on_answer)
         node.observe_links(lost=self.on_lost)
+
+    def decide_by(self, obey: Obey) -> None:
+        """Let `obey` decide on the orders that arrive. Until then all are refused: the node serves what it was told to."""
+        self._obey = obey
 
     async def ask(self, link: Link, model: ModelId, precision: Precision, span: Span, *, is_forced: bool) -> str:
         """Ask the node at `link` to serve `span`; returns what it says that it does. Deadline: ANSWER_S.
@@ -139,7 +143,7 @@ class Orders:
             if is_hasty:
                 raise Conflict(f"asked again within {PAUSE_S:g} s: wait a moment")
             self._paused_until = now + PAUSE_S
-            answer = Reassigned(order.request, None, self.obey(link.peer, order))
+            answer = Reassigned(order.request, None, self._obey(link.peer, order))
         except ManyhandsError as error:
             answer = Reassigned(order.request, error.code, str(error))
         with suppress(LinkClosed):

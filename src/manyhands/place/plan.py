@@ -71,7 +71,7 @@ class Missing:
 
     def __str__(self) -> str:
         needed = size(self.needs_bytes, is_limit=True)
-        return f"layers {self.span} are held by nobody: one more machine with {needed} would complete it"
+        return f"layers {self.span} are held by no node: one more machine with {needed} would complete it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def find_plans(task: Task, limit: int = 5) -> Plans:
 def place(task: Task, strategy: Strategy) -> PlacementPlan:
     """The plan of a strategy: the fastest found (`measured`), or all machines in order with shares by rule.
 
-    Raises BadRequest for a share that does not fit its machine, or layers that nobody can hold.
+    Raises BadRequest for a share that does not fit its machine, or layers that no machine can hold.
     """
     if strategy == "measured":
         return find_plans(task, 1).best
@@ -154,8 +154,8 @@ def place(task: Task, strategy: Strategy) -> PlacementPlan:
 def evaluate(task: Task, hops: Sequence[tuple[Machine, Span]]) -> PlacementPlan:
     """What a placement gives: spans in order, on machines of the fleet.
 
-    Whoever waits while the others work dozes off: the slowdown (Machine.slowed) follows from the time of a token without
-    it. A prompt finds everybody dozing, after a round trip that opens the session on all hops at once.
+    A machine that waits while the others work dozes off: the slowdown (Machine.slowed) follows from the time of a token without
+    it. A prompt finds every machine dozing, after a round trip that opens the session on all hops at once.
     """
     shape, origin = task.shape, task.origin
     stops = [origin, *(machine for machine, _ in hops), origin]

@@ -111,10 +111,10 @@ def choose_span(
 ) -> SpanChoice:
     """The span that a joining node should host, given what others hold (LP-13, LP-17).
 
-    Layers that nobody holds come first; then those that lack to the next complete copy of the model, up to `max_pipes`
+    Layers that no node holds come first; then those that lack to the next complete copy of the model, up to `max_pipes`
     copies; then those with the least throughput. Of these the node takes as many as fit its budget, and with room left
     goes on into its neighbours while they are below `max_pipes`. `files`: the span whose weights lie on its disk (None: all,
-    or none); it is preferred unless a gap needs others (SH-R14: moving everybody at every death costs hours of downloads).
+    or none); it is preferred unless a gap needs others (SH-R14: moving every node at every death costs hours of downloads).
     Raises BadRequest if the budget holds no layer, or max_pipes is below 1.
     """
     if max_pipes < 1:
@@ -167,7 +167,7 @@ def _grown(span: Span, counts: Sequence[int], room: int, max_pipes: int) -> Span
 
 
 def _reason(gap: Span, span: Span, level: int, room: int) -> str:
-    held = "nobody holds" if level == 0 else f"only {level} {'node holds' if level == 1 else 'nodes hold'}"
+    held = "no node holds" if level == 0 else f"only {level} {'node holds' if level == 1 else 'nodes hold'}"
     more = f"; with room for {room} it takes {span}" if span != gap else f", and {room} fit here"
     return f"{held} layers {gap}{more}"
 

@@ -81,7 +81,7 @@ def queue_s(load: SpanLoad, layer_s: float, num_layers: int) -> float:
     """How long a step waits where `load.queue` steps wait already and a step of the host runs `num_layers`.
 
     Waiting steps run together (worker/batch.py): it waits for the step that runs, and each that joins adds a row; a whole
-    step, if nobody has measured what a row takes.
+    step, if what a row takes was not measured.
     """
     return num_layers * (layer_s + load.queue * (load.row_s or layer_s)) if load.queue else 0.0
 

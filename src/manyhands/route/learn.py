@@ -1,7 +1,7 @@
 """What live sessions showed of nodes and links, against what these say of themselves. Pure: the time is an argument.
 
 A figure is a moving average of what was observed. While nothing new is observed it fades to what is advertised, since a node
-that was slow may have recovered and nobody would ask it again; after FORGET_S it is gone.
+that was slow may have recovered and would never be asked again; after FORGET_S it is gone.
 """
 
 import math
@@ -46,7 +46,7 @@ class _Average:
 class Learned:
     """One origin's experience with spans and round trips. Seconds throughout; `now` is any clock that does not go back.
 
-    Figures that cannot be (not a number, negative, endless) are not taken: some are reported by strangers.
+    Figures that cannot be (not a number, negative, endless) are not taken: some are reported by other nodes.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Learned:
     def cost(self, node: NodeId, span: Span, advertised: float | None, now: float) -> float | None:
         """Seconds of one layer on a node that holds `span`: by the latest observation of any part of it.
 
-        `advertised` is what the node says, None if nothing. None: nobody knows.
+        `advertised` is what the node says, None if nothing. None: not known.
         """
         known = [a for part, a in self._layers.get(node, {}).items() if span.covers(part) and not _is_old(a, now)]
         return max(known, key=lambda a: a.at).faded(advertised, now) if known else advertised

@@ -12,7 +12,7 @@ Policy = Literal["latency", "greedy"]
 Pair = tuple[NodeId, NodeId]
 
 UNMEASURED = SpanLoad()
-NOBODY = NodeId("")  # an origin that has not said who it is
+UNKNOWN = NodeId("")  # an origin that has not said who it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Offer:
         return self.load.layer_s if 0 < self.load.layer_s < math.inf else None
 
 
-def _everyone(_: Offer) -> bool:
+def _all(_: Offer) -> bool:
     return True
 
 
@@ -52,13 +52,17 @@ def pair(a: NodeId, b: NodeId) -> Pair:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On what terms a route is looked for."""
+    """On what terms a route is looked for.
+
+    Origins set `origin`, `rtts`, `num_tokens` and `key`. `policy`, `uplink_Bps`, `admits` and `current` work, but nothing that
+    a user can set reaches them yet (issue 18; docs/routing.md says so for each).
+    """
 
     policy: Policy = "latency"
-    origin: NodeId = NOBODY
+    origin: NodeId = UNKNOWN
     uplink_Bps: float = math.inf  # the origin's
     rtts: Mapping[Pair, float] = field(default_factory=dict)  # seconds, by `pair`
-    admits: Callable[[Offer], bool] = _everyone  # trust and scope: what it refuses is never used
+    admits: Callable[[Offer], bool] = _all  # trust and scope: what it refuses is never used
     num_tokens: int = 0  # positions to lease on every hop; who has less room is asked last (HN-32)
     key: bytes = b""  # of the session: spreads requests over near-equals. Empty: always the cheapest
     current: tuple[Offer, ...] = ()  # the session's route, kept unless another is better by HYSTERESIS

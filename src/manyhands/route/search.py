@@ -32,7 +32,7 @@ def find_route(
 ) -> tuple[Offer, ...]:
     """The best chain of spans for [0, num_layers) on `terms`; the order of `offers` does not matter.
 
-    No layer is loaded that somebody holds in memory. Fewest spares come first in every policy. Unmeasured offers are taken
+    No layer is loaded that a node holds in memory. Fewest spares come first in every policy. Unmeasured offers are taken
     to be as fast as the fastest, so that they are tried; with no figures at all the fewest hops win, then the most free cache.
     What is known of room is some seconds old: a full offer is used only for layers that no offer with room holds, and its node
     is then asked all the same (HN-32). `wanted`: weights and precision to prefer, if they cover the model. Raises
@@ -95,7 +95,7 @@ def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, term
     holders = [o for o in offers if o.info.span.start <= layer < o.info.span.end]
     fit = [o for o in holders if terms.admits(o)]
     if not fit:
-        raise ShardUnavailable(f"nobody holds layer {layer}: serve it on a node, or admit more")
+        raise ShardUnavailable(f"no node holds layer {layer}: serve it on a node, or admit more")
 
     def rank(o: Offer) -> tuple[bool, bool, bool, int, int, float, NodeId, Span]:
         is_full, is_own = not _has_room(o, terms), o.node == sender == terms.origin
@@ -137,8 +137,8 @@ def _refusal(offers: Sequence[Offer], admitted: Sequence[Offer], num_layers: int
         missing += (
             f" of {num_layers} among those that trust and scope admit ({len(offers) - len(admitted)} spans are not)"
         )
-        return ShardUnavailable(f"nobody holds layers {missing}: serve them on a node, or admit more")
-    return ShardUnavailable(f"nobody holds layers {missing} of {num_layers}: serve them on a node")
+        return ShardUnavailable(f"no node holds layers {missing}: serve them on a node, or admit more")
+    return ShardUnavailable(f"no node holds layers {missing} of {num_layers}: serve them on a node")
 
 
 def _missing(offers: Sequence[Offer], num_layers: int) -> str:

@@ -1,4 +1,4 @@
-"""The directory that nobody owns: one small protocol, its back-ends (gossip, dht, static), and what drives them.
+"""The directory, which has no owner: one small protocol, its back-ends (gossip, dht, static), and what drives them.
 
 A back-end is sans-I/O: statements, bodies and times go in, bodies to send come out. `DirectoryRunner` is its one driver in a
 live node; the same back-ends run in virtual time under `testing.overlay`. A `Backend` keeps its
@@ -32,7 +32,7 @@ TICK_S = 0.5
 SEND_TIMEOUT_S = 10.0  # to dial a node and hand it a body
 LEAVE_TIMEOUT_S = 2.0
 MAX_QUEUED = 64  # bodies for one peer; beyond, the oldest are dropped (back-ends repeat themselves)
-MAX_HEARD = 16  # models that peers spoke of, where nobody here named one
+MAX_HEARD = 16  # models that peers spoke of, while this node names none
 MAX_OTHERS = 64  # nodes that are remembered for keeping another directory
 _KINDS = {kind[0].encode(): kind for kind in DIRECTORIES}
 
@@ -115,7 +115,7 @@ class Backend(Exchange, Protocol):
         """Keep the records of `model` at hand, until `unwatch`. Others may be there too."""
 
     def unwatch(self, model: ModelId) -> None:
-        """Nobody here asks for `model` any more."""
+        """This node asks for `model` no more."""
 
     def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
         """Where `node` can be dialled, as its records say, also those that are not fresh."""
@@ -261,7 +261,7 @@ class DirectoryRunner:
         """Where `node` can be dialled, as its records say, also those that are not fresh."""
         return self.backend.addresses(node)
 
-    def strangers(self) -> list[Record]:
+    def not_admitted(self) -> list[Record]:
         """What nodes say that this one does not share with: by its scope and lists."""
         return [record for record in self.backend.records(self._clock()) if not self._admits(record)]
 

@@ -2,7 +2,7 @@
 
     tick      A ── dense digest ──► B      A names no keys, only a hash of its list and the version of each key, in order
               A ◄─ news: what A lacks, what B wants ── B        A ── news: what B wants ──► B
-              A ◄─ sparse digest (keys and versions) ── B       instead, where the lists differ: somebody came or left
+              A ◄─ sparse digest (keys and versions) ── B       instead, where the lists differ: a node came or left
     publish   A ── rumour ──► FAN_OUT neighbours, who pass it on once; all pass on a new key or a withdrawal
 
     body      kind u8 · content                                                                       big endian
@@ -11,7 +11,7 @@
 Neighbours: each node compares with NEIGHBOURS others that it draws by a salted hash, and with those who drew it. A
 random graph of out-degree 6 is connected and spreads as fast as random calls do, but needs 12 links of a node instead of all.
 That holds once all know all; nodes that start together, and know few, could draw only each other and stay a swarm of their
-own. So everybody also calls any node it is linked to, now and then. Nodes that were lost are remembered and tried in turn:
+own. So every node also calls any node it is linked to, now and then. Nodes that were lost are remembered and tried in turn:
 a swarm that was cut in two grows together again.
 
 Bytes sent per node and second in an idle swarm of N = 100 nodes with one record of 270 bytes each:
@@ -37,7 +37,7 @@ from manyhands.swarm.news import VERSION, News, expand, is_newer
 from manyhands.swarm.record import TAG_BYTES
 from manyhands.swarm.record_store import HeldRecord, RecordStore, StoreBacked
 
-ROUND_S = 0.9  # that is 1 s for whoever ticks twice a second
+ROUND_S = 0.9  # that is 1 s for a node that ticks twice a second
 RETRY_S = 5.0  # how often one lost node is tried again, and one that is linked but perhaps no neighbour is called
 NEIGHBOURS = 6
 LINKED = 4  # of them that a link has proven, where there are so many: records may name nodes that do not exist

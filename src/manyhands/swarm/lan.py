@@ -1,8 +1,8 @@
 """Finding a swarm on the local network by mDNS (RFC 6762, RFC 6763): what it is called and where, never its secret.
 
 A service of type `_manyhands._tcp.local.` has the node's address and port, and in its TXT record: v=1, swarm=NAME,
-id=FINGERPRINT (`Ticket.fingerprint`, which tells two swarms of one name apart), node=NODE ID. Whoever hears it may dial, and is
-turned away without the ticket. Advertised only when the scope is not `off`; everything heard is checked and bounded.
+id=FINGERPRINT (`Ticket.fingerprint`, which tells two swarms of one name apart), node=NODE ID. A node that hears it may dial,
+and is turned away without the ticket. Advertised only when the scope is not `off`; everything heard is checked and bounded.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def advertisement(ticket: Ticket, node: NodeId, addresses: Sequence[NodeAddr]) -
 
 
 def read_advertisement(properties: dict[bytes, bytes | None], hosts: Sequence[str], port: int | None) -> Nearby | None:
-    """What a stranger's service says, or None if it makes no sense."""
+    """What an announced service says, or None if it makes no sense."""
     try:
         version, swarm, fingerprint, node = (
             (properties.get(key) or b"").decode() for key in (b"v", b"swarm", b"id", b"node")

@@ -1,6 +1,6 @@
 """With whom a node shares: scope, allow list, deny list. Pure predicates, for transports (who may speak) and routes.
 
-    off       nobody
+    off       no node
     lan       nodes at addresses of this machine or its local networks, and those on the allow list
     trusted   nodes on the allow list only, wherever they are
     public    every member of the swarm

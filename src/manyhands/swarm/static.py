@@ -1,4 +1,4 @@
-"""The back-end for a fixed list of nodes: each tells those it is linked to what it says itself, nobody passes on. Sans-I/O.
+"""The back-end for a fixed list of nodes: each sends its own records to those it is linked to; none are passed on. Sans-I/O.
 
 For small swarms whose machines are known by address, where nothing should depend on rumours: a member keeps links to the
 nodes of its list (swarm.nodes, and the ticket's). A body is one statement. What a node says is accepted only from the

@@ -6,7 +6,7 @@
            · nothing (directory by gossip), or 1 (dht), or 2 (static)
     address   host (u8 length, UTF-8) · port u16 · 0, or 1 and the node's 32 bytes                   big endian
 
-Whoever holds a ticket is a member: treat it as a password.
+The holder of a ticket is a member: treat it as a password.
 """
 
 import base64

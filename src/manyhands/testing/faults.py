@@ -8,8 +8,8 @@ async with memory_swarm(folder, "0-1,2-3,4-5", spares=["0-5"], wrap=faults.wrap)
 Everything happens in wrapped transports and around a host's device; product code knows nothing of it. All nodes of the
 swarm must be wrapped by the same Faults. Under the virtual clock (testing/clock.py) a slow hop costs no real time.
 
-Poison "nan", "inf", "zero" and "scale" (x 1000) is noticed by whoever gets it (worker/bounds.py), "scale" once that has seen a
-few rows of the session. "nudge" (x 1.5) gives plausible wrong numbers: nobody can notice those without computing the same again
+Poison "nan", "inf", "zero" and "scale" (x 1000) is noticed by its receiver (worker/bounds.py), "scale" once that has seen a
+few rows of the session. "nudge" (x 1.5) gives plausible wrong numbers: these cannot be noticed without computing the same again
 (docs/repair.md), so the answer is wrong and no repair happens.
 """
 
@@ -40,7 +40,7 @@ class Faults:
     # -- nodes --------------------------------------------------------------------------------------------------------
 
     def die(self, node: FullNode) -> None:
-        """As kill -9: every link breaks, nobody listens any more. For good."""
+        """As kill -9: every link breaks, nothing listens any more. For good."""
         self.trouble.dead.add(node.transport.node)
         for link in [link for link in self._links if link.owner == node.transport.node]:
             link.break_off("killed by the test")

@@ -192,7 +192,7 @@ class FaultyTransport:
             raise
         if self._trouble.dead & {self.node, link.peer}:
             link.abort("dead")
-            raise LinkClosed(f"{addr} cannot be reached: nobody listens there")
+            raise LinkClosed(f"{addr} cannot be reached: nothing listens there")
         return self._wrap(link)
 
     async def aclose(self) -> None:

@@ -67,7 +67,7 @@ class Overlay:
         self._actions: dict[int, Callable[[], None]] = {}
 
     def add(self, peer: Peer, backend: Exchange) -> None:
-        """A node starts, or one that died starts again with an empty back-end. It is linked to nobody."""
+        """A node starts, or one that died starts again with an empty back-end. It has no links."""
         index = self._index.get(peer.node)
         if index is None:
             index = self._index[peer.node] = len(self._nodes)

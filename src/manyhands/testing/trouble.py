@@ -8,7 +8,7 @@ from typing import Literal
 from manyhands.core import ORIGIN_HOP, NodeId
 from manyhands.wire.message import Lane, Message, Open, Step
 
-# opening: the first Open · prefill: rows nobody waits for · decode: one row that comes back · window: several such rows ·
+# opening: the first Open · prefill: rows without a reply · decode: one row that comes back · window: several such rows ·
 # replay: an Open or a Step of a later epoch.
 Phase = Literal["opening", "prefill", "decode", "window", "replay", "any"]
 PHASES: tuple[Phase, ...] = ("opening", "prefill", "decode", "window", "replay")

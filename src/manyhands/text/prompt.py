@@ -88,7 +88,7 @@ def eos_ids(
     """Return every id that ends a text.
 
     The tokenizer's own, and those of generation_config.json or, where it names none, of config.json (the precedence of
-    transformers' `generate`). A multimodal config may name them under "text_config". Empty if nobody names one.
+    transformers' `generate`). A multimodal config may name them under "text_config". Empty if none is named.
     """
     stated = _read_eos(generation_config or {}) or _read_eos(config) or _read_eos(config.get("text_config") or {})
     own = tokenizer.eos_token_id

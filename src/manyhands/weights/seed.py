@@ -2,7 +2,7 @@
 
 What may be had is listed when a folder is added: tensors by name with their places, and files of a fixed list. A WeightRequest
 selects an item of that list, never a path. A peer's Wants are answered one after the other, each read in one thread
-that all share and sent before the next is read; so a peer costs a chunk of memory, and nobody holds up the event loop.
+that all share and sent before the next is read; so a peer costs a chunk of memory, and none holds up the event loop.
 Every byte is proven by the manifest as it is read (weights/blocks.py): damage on this disk does not spread.
 """
 

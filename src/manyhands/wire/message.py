@@ -271,7 +271,7 @@ class WeightsNotFound:
 class Reassign:
     """Please serve `span` of this model instead of what you serve. The receiver decides (place/orders.py).
 
-    `request` is the asker's number for it. `is_forced`: even if nobody else serves the layers that are left.
+    `request` is the asker's number for it. `is_forced`: even if no other node serves the layers that are left.
     """
 
     request: int

@@ -104,7 +104,7 @@ class Engine:
         self.advance_soon()
 
     def waiting(self) -> list[Waiting]:
-        """The sessions that wait for the device; standbys only if nobody else does. A full successor pauses its upstream."""
+        """Sessions that wait for the device; standbys only if no other session does. A full successor pauses its upstream."""
         ready: list[Waiting] = []
         standbys: list[Waiting] = []
         for s in self._sessions.values():

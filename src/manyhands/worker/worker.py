@@ -112,7 +112,7 @@ class Worker:
     async def offer_to_load(
         self, folder: Path, span: Span, precision: Precision, device: Device, *, model_name: str, max_layers: int
     ) -> None:
-        """Offer to load any part of `span` when nobody else holds it: a session that opens there waits while it is loaded.
+        """Offer to load any part of `span` when no other node holds it: a session that opens there waits while it is loaded.
 
         At most `max_layers` in all; what was loaded stays, as a spare. Raises ModelError, CutError.
         """

@@ -346,7 +346,7 @@ def test_a_reassignment_is_asked_of_the_node(folder: Path, monkeypatch: pytest.M
 
     async def main(scene: Observed, client: httpx2.AsyncClient) -> None:
         await scene.answer(2)
-        scene.swarm.hops[1].orders.obey = obey
+        scene.swarm.hops[1].orders.decide_by(obey)
         told = await client.post("/api/workers/n1/reassign", json={"to": "3-5"})
         body = {"node_info": {"id": scene.node(1)}, "new_stage": "3-5", "status": "reassigned", "said": "as you wish"}
         assert (told.status_code, told.json()) == (200, body)

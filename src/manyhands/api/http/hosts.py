@@ -191,6 +191,6 @@ class Hosts:
 
 
 def _is_link(method: str, headers: Headers) -> bool:
-    """Whether somebody follows a link to a document of its own window: the page it stood on reads nothing of it."""
+    """Whether a browser follows a link to a document of its own window: the page it stood on reads nothing of it."""
     wanted = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
     return method in ("GET", "HEAD") and wanted == ("navigate", "document")

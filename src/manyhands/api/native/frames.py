@@ -34,7 +34,7 @@ class EventEncoder:
         self._hops: tuple[Offer, ...] = run.job.hops  # the route as it was last told
 
     def start(self, prompt: str | None) -> Frame:
-        """The request has a route and a first token. `prompt` is echoed to whoever sent it."""
+        """The request has a route and a first token. `prompt` is echoed to its sender."""
         job, answer = self._job, self._run.answer
         self._hops = job.hops
         facts: dict[str, Any] = {"request_id": job.id, "session": job.session, "model": job.model, "prompt": prompt}

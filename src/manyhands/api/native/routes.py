@@ -77,7 +77,7 @@ class Reassignment(BaseModel):
     model_config = _STRICT
     to: Text
     model: Text | None = Field(None, description="Whose layers; may be left out where there is one.")
-    force: bool = Field(False, description="Also if nobody else holds the layers that it leaves.")
+    force: bool = Field(False, description="Also if no other node holds the layers that it leaves.")
 
 
 def _caller(request: Request) -> Caller:
@@ -248,7 +248,7 @@ def _changes_router(gateway: Gateway) -> APIRouter:
     @changes.delete("/{worker_id}", summary="Evict a node")
     async def evict_worker(
         worker_id: str,
-        force: Annotated[bool, Query(description="Also if nobody else holds its layers.")] = False,
+        force: Annotated[bool, Query(description="Also if no other node holds its layers.")] = False,
     ) -> dict[str, Any]:
         """Requests that run through it repair to others at once; it stays out until it is readmitted."""
         worker = await _find(gateway, worker_id)

@@ -1,6 +1,6 @@
 """The nodes behind a gateway, as an operator sees and moves them (lattice9 calls a node a worker).
 
-Reading asks nobody: links know what their peer hosts and how far away it is. Evicting is the origin's affair
+Reading asks no node: links know what their peer hosts and how far away it is. Evicting is the origin's affair
 (origin/routes.py), for every model served here at once.
 """
 
@@ -66,9 +66,9 @@ def list_workers(gateway: Gateway) -> list[WorkerView]:
 
 
 async def meet(gateway: Gateway) -> None:
-    """Dial the nodes of origins that have no open link yet: nobody has asked them for anything so far. At most ~2 s."""
-    strangers = [origin for model, origin in gateway.origins.items() if not known_offers(gateway, model)]
-    await asyncio.gather(*(origin.routes.look_around() for origin in strangers))
+    """Dial the nodes of origins that have no open link yet: they were not asked for anything so far. At most ~2 s."""
+    unlinked = [origin for model, origin in gateway.origins.items() if not known_offers(gateway, model)]
+    await asyncio.gather(*(origin.routes.look_around() for origin in unlinked))
 
 
 def find_worker(gateway: Gateway, name: str) -> WorkerView:
@@ -98,7 +98,7 @@ def evict(gateway: Gateway, worker: WorkerView, *, force: bool) -> int:
         rest = [offer for offer in offers if offer.node != worker.node]
         if not force and _has_route(origin, offers) and not _has_route(origin, rest):
             raise Conflict(
-                f"nobody else holds the layers of {model} that {worker.name or worker.node[:12]} does: add a node first, "
+                f"no other node holds the layers of {model} that {worker.name or worker.node[:12]} does: add a node first, "
                 "or evict it with ?force=true (its requests then wait)"
             )
     return sum([origin.routes.evict(worker.node) for _, origin in origins])
@@ -161,7 +161,7 @@ async def _until_served(gateway: Gateway, model: str, node: NodeId, span: Span) 
 async def register(gateway: Gateway, address: str) -> WorkerView:
     """Dial a node that the ticket does not name and use what it offers. Deadline: REGISTER_TIMEOUT_S.
 
-    It must prove membership of the swarm. Raises BadRequest, ShardUnavailable if nobody answers there.
+    It must prove membership of the swarm. Raises BadRequest, ShardUnavailable if nothing answers there.
     """
     addr = NodeAddr.parse(address)
     for origin in gateway.origins.values():

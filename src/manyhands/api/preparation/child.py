@@ -12,7 +12,7 @@ from contextlib import suppress
 
 
 class Child:
-    """Started by `start`; whoever starts it ends it. `stdin` and `stdout` are streams."""
+    """Started by `start`; its starter ends it. `stdin` and `stdout` are streams."""
 
     def __init__(
         self, process: "subprocess.Popen[bytes]", stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader

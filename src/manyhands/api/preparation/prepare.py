@@ -87,7 +87,7 @@ def _check_values(body: bytes, desk: PreparationDesk) -> None:
 
 
 def _check_counts(sent: Mapping[str, Any], speaker: Speaker) -> None:
-    """Raise ContextOverflow for a list of ids that cannot fit, before anybody looks at its items."""
+    """Raise ContextOverflow for a list of ids that cannot fit, before its items are looked at."""
     prompt = sent.get("prompt")
     lists = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], list) else [prompt]
     for ids in lists[:MAX_CHOICES]:

@@ -54,7 +54,7 @@ def proof(secret: bytes, sender: NodeId, receiver: NodeId) -> bytes:
 
 
 class IrohTransport:
-    """A Transport (see transport.Transport). `relay_urls` are iroh relays, none by default: nobody outside is asked.
+    """A Transport (see transport.Transport). `relay_urls` are iroh relays, none by default: no third party is asked.
 
     Owns one endpoint, a task for accepting and one for each link; aclose ends them all, links too, for they share a socket.
     """

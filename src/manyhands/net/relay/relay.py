@@ -105,7 +105,7 @@ class Switchboard(Generic[Leg]):
         """Connect `leg` with the caller's; return that one. Raises ShardUnavailable unless `node` was called so."""
         tunnel = self._tunnels.get(call_id)
         if tunnel is None or tunnel.callee != node or tunnel.far is not None:
-            raise ShardUnavailable(f"node {node[:16]} answers a call that nobody made")
+            raise ShardUnavailable(f"node {node[:16]} answers a call that was not made")
         self._tunnels[call_id] = _Tunnel(tunnel.caller, tunnel.callee, tunnel.near, leg)
         self._calls[leg] = call_id
         return tunnel.near

@@ -6,14 +6,14 @@ Every node is a place in the id space, its public key; a model is one too, the h
     a host       every REFRESH_S: find the K nodes nearest to its model, STORE its newest records there
     who asks     every REFRESH_S: find them, read off which records each lists, FETCH every one it lacks, once
 
-What a peer cannot do. Ids come from the link, which proves the key: nobody speaks as another, answers for another (a
+What a peer cannot do. Ids come from the link, which proves the key: no node speaks as another, answers for another (a
 request is bound to whom it was put), or stores for another (STORE takes the sender's own records only). DhtRecords are
 verified before they are stored, passed on or shown, and only forward: a replayed one is older than what is known.
 Hearsay is asked, never believed: only nodes that spoke enter the table, and long-lived ones are not pushed out. Floods
 meet caps per sender and second, per publisher, per key and in all.
-What it can do. Members may make any number of keys (the swarm's secret admits them, nothing else does). Whoever owns
+What it can do. Members may make any number of keys (the swarm's secret admits them, nothing else does). The owner of
 the K nodes nearest to a model can hide it, not forge it; grinding keys for that costs seconds in any Kademlia
-without a price on ids. A table is filled by who speaks first, so a node whose every bootstrap peer lies is eclipsed.
+without a price on ids. A table is filled by who speaks first, so a node whose bootstrap peers are all dishonest is eclipsed.
 """
 
 import random
@@ -52,7 +52,7 @@ SLOW_S = 0.5  # until a lookup goes on without an answer, which may still come
 REFRESH_S = 30.0  # a quarter of a record's lifetime (HN-18)
 RENEW_S = 15.0  # until a new signature is stored: 60 (record.REFRESH_S) + 15 + 36 (an asker's turn) < 120, so no gap
 SHUN_S = 60.0  # a node that did not answer is not asked on hearsay, unless it speaks: others notice a death later
-RETRY_S = 2.0  # until an errand that reached nobody is tried again
+RETRY_S = 2.0  # until an errand that reached no node is tried again
 MAINTAIN_S = 120.0  # between lookups that only keep the buckets filled
 PROBE_S = 10.0  # between pings of one contact that failed: partitions heal
 EXPIRE_S = 5.0
@@ -223,7 +223,7 @@ class Dht:
         return self._advance(errand, now)
 
     def _fetched(self, errand: RecordQuery, question: Question, records: tuple[bytes, ...], now: float) -> None:
-        """Keep what was asked for. Whoever sends anything else is asked no more, and leaves the table for any other."""
+        """Keep what was asked for. A node that sends anything else is asked no more, and leaves the table for any other."""
         assert errand.fetch is not None
         node, delivered = question.peer.node, set[bytes]()
         for data in records:

@@ -14,7 +14,7 @@ from manyhands.swarm.directory import Peer
 ALPHA = 3  # questions at a time (Kademlia's value), and one more for each that was not answered, up to
 MAX_ALPHA = 12
 MAX_ASKS = 96  # per lookup; an honest one in a swarm of 10,000 asks about 25 (bench/directory.py)
-MAX_CANDIDATES = 4 * K  # a liar may name nodes without end
+MAX_CANDIDATES = 4 * K  # a dishonest node may name nodes without end
 MISLED = 4  # candidates of one teller that did not answer, none that did: its other ones are dropped
 FETCH_TAGS = 11  # records per question: 11 of the largest (record.MAX_BYTES) fit into one answer
 
@@ -31,7 +31,7 @@ class Lookup:
     """The `k` live nodes nearest to `target`: ask the nearest known, learn nearer ones, until the k nearest answered.
 
     A candidate that fails leaves the list. A teller whose candidates do not exist loses its say, so a handful of false ones
-    costs a few deadlines and does not end a lookup; nodes that do exist and lie together near a key can hide it.
+    costs a few deadlines and does not end a lookup; nodes that exist and collude near a key can hide it.
     """
 
     def __init__(self, target: int, start: Iterable[Contact], *, own: int = 0, k: int = K, alpha: int = ALPHA) -> None:
@@ -95,7 +95,7 @@ class Lookup:
 
     @property
     def is_done(self) -> bool:
-        """Nothing is open and nobody near is left to ask."""
+        """Nothing is open and no near node is left to ask."""
         if self._num_open:
             return False
         near = self._order[: self._k]
@@ -124,7 +124,7 @@ class Lookup:
         insort(self._order, entry)
 
     def _drop_farthest(self) -> None:
-        """Make room; only a candidate nobody asked yet may be forgotten."""
+        """Make room; only a candidate that was not asked yet may be forgotten."""
         for index in range(len(self._order) - 1, -1, -1):
             node = self._order[index][1]
             if self._candidates[node].state == "new":
@@ -132,7 +132,7 @@ class Lookup:
                 return
 
     def _forget(self, teller: int) -> None:
-        """Drop what a misleading teller named and nobody asked; others may name it again."""
+        """Drop what a misleading teller named and that was not asked yet; others may name it again."""
         gone = {n for n, c in self._candidates.items() if c.teller == teller and c.state == "new"}
         for node in gone:
             del self._candidates[node]

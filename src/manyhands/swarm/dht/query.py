@@ -79,7 +79,7 @@ class RecordQuery:
 
 @dataclass(slots=True)
 class Question:
-    """An open request, asked at `asked_s`. It is bound to `peer`: nobody else can answer it, nor with another kind."""
+    """An open request, asked at `asked_s`. It is bound to `peer`: no other node can answer it, nor with another kind."""
 
     peer: Peer
     asked_s: float

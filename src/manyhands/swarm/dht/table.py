@@ -14,8 +14,8 @@ from manyhands.swarm.directory import Peer
 
 K = 16  # copies of a record, and contacts per bucket; all of 16 die within a refresh with chance 0.33^16 = 2e-8
 ID_BITS = 256
-CHECK_S = 30.0  # a full bucket checks its oldest contact at most this often, however many newcomers knock
-FORGET_S = 3600.0  # a contact that fails is kept this long where nobody wants its place: partitions heal
+CHECK_S = 30.0  # a full bucket checks its oldest contact at most this often, however many newcomers ask
+FORGET_S = 3600.0  # a contact that fails is kept this long while no other node needs its place: partitions heal
 
 
 class Contact(NamedTuple):

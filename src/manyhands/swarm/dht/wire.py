@@ -144,7 +144,7 @@ def _read_address(reader: "_Reader", node: NodeId) -> NodeAddr:
     host = reader.take(reader.number(1, 255))
     port = reader.number(2, 65535)
     if not _is_host(host) or not port:
-        _refuse("an address nobody can dial")
+        _refuse("an address that cannot be dialled")
     return NodeAddr(host.decode("ascii"), port, node)
 
 
