@@ -1,4 +1,4 @@
-"""A model folder: config.json, safetensors files, perhaps an index, a manifest, a journal of arrivals.
+"""A model folder: config.json, safetensors files or a GGUF file, perhaps an index, a manifest, a journal of arrivals.
 
 Knows names and places, not what the numbers are. Folders come from strangers: every file name in them is checked.
 """
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from manyhands.checkpoint.gguf import SUFFIX, read_gguf
+from manyhands.checkpoint.gguf_model import tensor_entries
 from manyhands.checkpoint.header import TensorEntry, read_header
 from manyhands.errors import ModelError
 
@@ -57,13 +59,18 @@ def read_entries(folder: Path) -> list[TensorEntry]:
         absent = next(file for file in files if file not in present)
         raise ModelError(f"{folder} lacks {absent}, which {INDEX} names: the download is incomplete")
     arrived = _arrived(folder)
-    entries = [entry for file in present for entry in read_header(folder / file)]
+    entries = [entry for file in present for entry in read_file(folder / file)]
     if arrived is not None:
         entries = [entry for entry in entries if entry.name in arrived.get(entry.file, ())]
     _refuse_doubles(entries, folder)
     if not is_partial:
         _check_index(entries, folder)
     return entries
+
+
+def read_file(path: Path) -> list[TensorEntry]:
+    """The tensors of one weights file, safetensors or GGUF; their `file` is its name. Raises ModelError."""
+    return tensor_entries(read_gguf(path)) if path.suffix == SUFFIX else read_header(path)
 
 
 def parse_index(raw: bytes, where: str = INDEX) -> dict[str, str]:
@@ -91,9 +98,11 @@ def _weight_files(folder: Path) -> list[str]:
         return [SINGLE]
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
+    if files := sorted(path.name for path in folder.glob(f"*{SUFFIX}")):
+        return files[:1]
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         raise ModelError(f"{folder} refused: pickle weights; convert to safetensors")
-    raise ModelError(f"{folder} holds no weights: neither {SINGLE} nor {INDEX}")
+    raise ModelError(f"{folder} holds no weights: neither {SINGLE} nor {INDEX}, nor a GGUF file")
 
 
 def _arrived(folder: Path) -> dict[str, set[str]] | None:

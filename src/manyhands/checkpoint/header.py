@@ -1,25 +1,19 @@
 """The header of a safetensors file: which tensor lies where. Reads strangers' files, so it believes nothing.
 
-Layout: 8 bytes little-endian length, that many bytes of JSON, then the data, which the tensors tile exactly.
+Layout: 8 bytes little-endian length, that many bytes of JSON, then the data, which the tensors tile exactly. Parts of a GGUF
+model that were split off or fetched lie in such files too: with the block types of dtypes.py beside those of safetensors.
 """
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from manyhands.checkpoint.dtypes import is_known, stored_bytes
 from manyhands.errors import ModelError
 
 MAX_HEADER_BYTES: Final = 100_000_000  # the limit of safetensors itself
 LENGTH_BYTES: Final = 8
-DTYPE_BITS: Final = {
-    **dict.fromkeys(("F4", "E2M1"), 4),
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
-    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
-    **dict.fromkeys(("I32", "U32", "F32"), 32),
-    **dict.fromkeys(("I64", "U64", "F64"), 64),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +80,21 @@ def _entry(name: str, facts: object, file: str, base: int) -> TensorEntry:
     if not isinstance(facts, dict) or not {"dtype", "shape", "data_offsets"} <= facts.keys():
         raise ModelError(f"{file}: tensor {name} lacks dtype, shape or offsets")
     dtype, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+    if not isinstance(dtype, str) or not is_known(dtype):
         raise ModelError(f"{file}: tensor {name} has the unknown dtype {dtype!r}")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise ModelError(f"{file}: tensor {name} has the impossible shape {shape!r} or offsets {offsets!r}")
     entry = TensorEntry(name, file, dtype, tuple(shape), base + offsets[0], base + offsets[1])
-    if (offsets[1] - offsets[0]) * 8 != math.prod(shape) * DTYPE_BITS[dtype]:
+    if offsets[1] - offsets[0] != _size(name, dtype, shape, file):
         raise ModelError(f"{file}: tensor {name} ({dtype} {shape}) does not fit offsets {offsets}")
     return entry
+
+
+def _size(name: str, dtype: str, shape: list[int], file: str) -> int:
+    try:
+        return stored_bytes(dtype, shape)
+    except ModelError as error:
+        raise ModelError(f"{file}: tensor {name}: {error}") from error
 
 
 def _are_sizes(value: object) -> bool:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
 from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.dtypes import is_known
 from manyhands.checkpoint.folder import FILES, INDEX, JOURNAL, MANIFEST, read_config, read_entries, write_atomic
-from manyhands.checkpoint.header import DTYPE_BITS, TensorEntry
+from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.partition import span_tensors
 from manyhands.config import home_from_env
 from manyhands.core import ModelId, Span
@@ -141,7 +142,7 @@ class Manifest:
 
 def _decode_row(row: Any) -> TensorDigest:
     name, dtype, shape, sha256 = row
-    if not isinstance(name, str) or dtype not in DTYPE_BITS or any(type(n) is not int or n < 0 for n in shape):
+    if not isinstance(name, str) or not is_known(dtype) or any(type(n) is not int or n < 0 for n in shape):
         raise ValueError(f"bad entry {str(row)[:80]}")
     return TensorDigest(name, dtype, tuple(shape), _hex(sha256))
 

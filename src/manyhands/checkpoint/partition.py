@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, Self
 
+from manyhands.checkpoint.dtypes import is_float
 from manyhands.core import Precision, Span
 from manyhands.errors import CutError, ModelError
 
@@ -25,7 +26,6 @@ _EMBED: Final = re.compile(r"(?:^|\.)(?:embed|wte|wpe|word_embeddings|tok_embedd
 _UNUSED: Final = re.compile(r"^mtp\.")
 
 _SIZES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "int8": 1}
-_FLOATS: Final = ("F", "BF")  # how safetensors' floating types start
 _STORED_SIZES: Final = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
 
 
@@ -166,7 +166,7 @@ def ends_bytes(tensors: Iterable[Described], precision: Precision) -> int:
 def tensor_bytes(tensor: Described, precision: Precision) -> int:
     """Bytes of one tensor held at `precision`: int8 matrices have one fp32 scale a row, int8 vectors stay bf16."""
     count = math.prod(tensor.shape)
-    if not tensor.dtype.startswith(_FLOATS):
+    if not is_float(tensor.dtype):
         return count * _STORED_SIZES.get(tensor.dtype, 8)
     if precision != "int8":
         return count * _SIZES[precision]
@@ -212,5 +212,5 @@ def _packed(tensor: Described, precision: Precision, *, widened: bool, native: b
     if native:
         is_half = len(tensor.shape) >= 2 and (precision == "bf16" or tensor.dtype in ("BF16", "F16"))
         return math.prod(tensor.shape) * (2 if is_half else 4)
-    is_wide = widened and precision == "bf16" and len(tensor.shape) >= 2 and tensor.dtype.startswith(_FLOATS)
+    is_wide = widened and precision == "bf16" and len(tensor.shape) >= 2 and is_float(tensor.dtype)
     return math.prod(tensor.shape) * _SIZES["fp32"] if is_wide else tensor_bytes(tensor, precision)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.dtypes import alignment
 from manyhands.checkpoint.folder import INDEX, JOURNAL, MANIFEST, SINGLE, SMALL_SUFFIXES, read_config, read_entries
-from manyhands.checkpoint.header import DTYPE_BITS, LENGTH_BYTES, TensorEntry
+from manyhands.checkpoint.header import LENGTH_BYTES, TensorEntry
 from manyhands.checkpoint.manifest import BLOCK_BYTES, HashProgress, Manifest, Silent, build_manifest
 from manyhands.checkpoint.partition import ModelFacts, ends_tensors, span_tensors
 from manyhands.checkpoint.store import check_free, disk_errors
@@ -82,7 +83,7 @@ def _copy_small(folder: Path, part: Path) -> None:
 
 def write_safetensors(path: Path, folder: Path, entries: Sequence[TensorEntry], progress: HashProgress) -> None:
     """Copy `entries` from the files of `folder` into one new safetensors file, block by block."""
-    ordered = sorted(entries, key=lambda entry: (-DTYPE_BITS[entry.dtype], entry.name))  # keeps each dtype aligned
+    ordered = sorted(entries, key=lambda entry: (-alignment(entry.dtype), entry.name))  # keeps each dtype aligned
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for entry in ordered:

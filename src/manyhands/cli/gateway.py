@@ -214,8 +214,10 @@ def _keys() -> "KeyRing":
 
 
 def served_name(model: str) -> str:
-    """What to call MODEL in the API: a folder by its name, "tales" and hub ids as they are."""
-    return Path(model).resolve().name if Path(model).is_dir() else model
+    """What to call MODEL in the API: a folder or a file by its name, "tales" and hub ids as they are."""
+    from manyhands.weights.names import label
+
+    return label(model)
 
 
 def say_api(url: str, model: str) -> None:

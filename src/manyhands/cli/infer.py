@@ -62,7 +62,8 @@ async def swarm_origin(model: str, ticket_text: str, computing: options.Computin
     from manyhands.config import home_from_env
     from manyhands.core import Span
     from manyhands.swarm.ticket import Ticket
-    from manyhands.weights.fetch import folder_named, resolve_model
+    from manyhands.weights.fetch import resolve_model
+    from manyhands.weights.names import is_here
     from manyhands.weights.refetch import use_fetched
     from manyhands.worker.execute import Device
 
@@ -76,7 +77,7 @@ async def swarm_origin(model: str, ticket_text: str, computing: options.Computin
             return await asyncio.to_thread(resolve_model, model, Span(0, 1), True, home_from_env(), bar)
 
     folder = await fetch()
-    again = None if folder_named(model) else fetch
+    again = None if is_here(model) else fetch
     device = Device.start(computing.threads)
     try:
         async with visitor(ticket, found.swarm, replace(found.request, draft=draft)) as member:

@@ -150,7 +150,7 @@ async def _host(
     from manyhands.checkpoint.folder import read_config
     from manyhands.member.loadable import offer_folder
     from manyhands.member.neighbours import reachable
-    from manyhands.weights.fetch import folder_named
+    from manyhands.weights.names import is_here
     from manyhands.weights.refetch import use_fetched
     from manyhands.worker.runner import widening_note
 
@@ -165,7 +165,7 @@ async def _host(
             is_spare=job.is_spare,
         )
 
-    host = await use_fetched(folder, None if folder_named(job.model) else job.fetch, load)
+    host = await use_fetched(folder, None if is_here(job.model) else job.fetch, load)
     if job.can_load:
         await offer_folder(node, folder, job.precision, device, model_name=job.model, max_layers=job.can_load)
     bound = await node.listen(job.listen)

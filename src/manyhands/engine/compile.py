@@ -11,7 +11,7 @@ from manyhands.engine import library
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array, Plan
 from manyhands.engine.memory import Memory
 from manyhands.engine.registers import offsets, touched
-from manyhands.engine.weights import Found, Read, Stored, as_fp32, find, matrices, matrix, take, vector
+from manyhands.engine.weights import Found, Read, Stored, as_fp32, as_numbers, find, matrices, matrix, take, vector
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
     RESIDUAL,
@@ -205,7 +205,7 @@ class _Compiler:
         self, source: int, target: int, weight: Weight, heads: int, turned: bool, columns: Sequence[int]
     ) -> None:
         """A product of each head's columns with its rows of a weight, or with those rows as columns."""
-        stored = take(weight, self._read)
+        stored = as_numbers(take(weight, self._read))
         each = stored.array.reshape(heads, -1, stored.array.shape[1])
 
         def part(head: int) -> Found:

@@ -7,6 +7,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from manyhands.checkpoint.dtypes import BLOCKS, stored_bytes
 from manyhands.checkpoint.folder import read_entries
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.verify import Add
@@ -60,10 +61,13 @@ class MappedTensors:
 
 
 def _stored(entry: TensorEntry, raw: "np.typing.NDArray[np.uint8]") -> Stored:
+    if entry.dtype in BLOCKS:
+        return Stored(entry.dtype, raw.reshape(*entry.shape[:-1], stored_bytes(entry.dtype, entry.shape[-1:])))
     known = _TYPES.get(entry.dtype)
     if known is None:
+        known_types = ", ".join((*_TYPES, *BLOCKS))
         raise ModelError(
-            f"{entry.file}: tensor {entry.name} is stored as {entry.dtype}; the native engine reads {', '.join(_TYPES)}"
+            f"{entry.file}: tensor {entry.name} is stored as {entry.dtype}; the native engine reads {known_types}"
         )
     name, dtype = known
     if raw.ctypes.data % np.dtype(dtype).itemsize:

@@ -1,13 +1,15 @@
 """Weights as the native engine holds them: matrices packed, in bf16, fp16 or fp32; vectors in fp32."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.core import Precision
 from manyhands.engine import library
+from manyhands.engine.blocks import dequantise
 from manyhands.engine.library import Array
 from manyhands.engine.memory import Memory
 from manyhands.errors import ModelError
@@ -15,10 +17,21 @@ from manyhands.program.ops import Rows, Weight
 
 
 class Stored(NamedTuple):
-    """A tensor's numbers: `type` is "bf16" or "f16" (as uint16) or "f32"."""
+    """A tensor's numbers: `type` is "bf16" or "f16" (as uint16), "f32", or a block type (checkpoint/dtypes.py).
+
+    Of a block type `array` is the stored bytes [..., rows, bytes of a row], as whatever computes with blocks wants them.
+    """
 
     type: str
     array: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """In numbers."""
+        if self.type not in BLOCKS:
+            return self.array.shape
+        numbers, size = BLOCKS[self.type]
+        return (*self.array.shape[:-1], self.array.shape[-1] // size * numbers)
 
 
 Read = Callable[[str], Stored]  # the tensor of that name, as the checkpoint stores it; KeyError if there is none
@@ -34,8 +47,9 @@ def find(weight: Weight, read: Read, expert: int = 0) -> Found:
         found = read(name)
     except KeyError:
         raise ModelError(f"the checkpoint lacks {name}") from None
-    if found.array.shape != weight.shape:
-        raise ModelError(f"{name} is stored as {list(found.array.shape)}, needed is {list(weight.shape)}")
+    if found.shape != weight.shape:
+        raise ModelError(f"{name} is stored as {list(found.shape)}, needed is {list(weight.shape)}")
+    found = as_numbers(found) if weight.transposed else found
     array = found.array[expert] if weight.stacked else found.array
     array = array.T if weight.transposed else array
     return Stored(found.type, array), None if weight.rows is None else _indices(weight.rows)
@@ -52,8 +66,14 @@ def _indices(rows: Rows) -> NDArray[np.int64]:
     return np.asarray((starts[:, None] + np.arange(rows.count)).reshape(-1))
 
 
+def as_numbers(stored: Stored) -> Stored:
+    """Blocks as the fp32 numbers that they store; anything else as it is."""
+    return Stored("f32", dequantise(stored.array, stored.type)) if stored.type in BLOCKS else stored
+
+
 def as_fp32(stored: Stored) -> NDArray[np.float32]:
     """The same numbers, exactly."""
+    stored = as_numbers(stored)
     if stored.type == "bf16":
         return (stored.array.astype(np.uint32) << 16).view(np.float32)
     return stored.array.view(np.float16).astype(np.float32) if stored.type == "f16" else stored.array
@@ -74,15 +94,33 @@ def vector(weights: Sequence[Weight], read: Read) -> NDArray[np.float32] | None:
 
 
 def kept_type(stored_type: str, precision: Precision) -> str:
-    """The type in which a matrix is kept: as stored, but fp32 is rounded to bf16 where the precision is bf16."""
-    return "bf16" if precision == "bf16" and stored_type == "f32" else stored_type
+    """The type in which a matrix is kept: as stored, blocks as fp32; where the precision is bf16, fp32 is rounded to it."""
+    exact = "f32" if stored_type in BLOCKS else stored_type
+    return "bf16" if precision == "bf16" and exact == "f32" else exact
 
 
 def held(stored: Stored, precision: Precision) -> Stored:
     """A matrix in the type in which it is kept, row by row, in memory of its own."""
+    if stored.type in BLOCKS:
+        return _held_blocks(stored, precision)
     if kept_type(stored.type, precision) != stored.type:
         return Stored("bf16", as_bf16(stored.array))
     return Stored(stored.type, stored.array.copy())
+
+
+def _held_blocks(stored: Stored, precision: Precision) -> Stored:
+    kept = kept_type(stored.type, precision)
+    out = np.empty(stored.shape, np.float32 if kept == "f32" else np.uint16)
+    for rows in _stretches(len(out), out.shape[1]):
+        numbers = dequantise(stored.array[rows], stored.type)
+        out[rows] = numbers if kept == "f32" else as_bf16(numbers)
+    return Stored(kept, out)
+
+
+def _stretches(rows: int, width: int) -> Iterator[slice]:
+    """All rows, in stretches of whole panels of 16 that have some 16 MB in fp32: what dequantising takes beside the result."""
+    step = max(16, (4 << 20) // width // 16 * 16)
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def matrix(found: Found, precision: Precision, memory: Memory) -> Stored:
@@ -97,9 +135,23 @@ def matrices(count: int, part: Callable[[int], Found], precision: Precision, mem
         stored, rows = part(i)
         if not i:
             kept, n = kept_type(stored.type, precision), len(stored.array) if rows is None else len(rows)
-            size = library.packed_size(n, stored.array.shape[1])
+            size = library.packed_size(n, stored.shape[1])
             packed = memory.array(count * size, np.float32 if kept == "f32" else np.uint16)
         elif kept_type(stored.type, precision) != kept:
             raise ModelError(f"matrices of one kind are stored as {kept} and as {stored.type}")
-        library.pack(stored.array, stored.type, kept, rows, packed[i * size : (i + 1) * size])
+        _pack((stored, rows), kept, packed[i * size : (i + 1) * size])
     return Stored(kept, packed)
+
+
+def _pack(found: Found, kept: str, out: Array) -> None:
+    """A matrix into `out`; blocks a stretch of rows at a time, as fp32."""
+    stored, rows = found
+    if stored.type not in BLOCKS:
+        library.pack(stored.array, stored.type, kept, rows, out)
+        return
+    raw, width = stored.array if rows is None else stored.array[rows], stored.shape[1]
+    at = 0
+    for part in _stretches(len(raw), width):
+        end = at + library.packed_size(part.stop - part.start, width)
+        library.pack(dequantise(raw[part], stored.type), "f32", kept, None, out[at:end])
+        at = end

@@ -19,6 +19,7 @@ from manyhands.core import ModelId, Precision, Span, SpanInfo
 from manyhands.errors import ModelError, ShardUnavailable, WeightsMismatch
 from manyhands.place.shape import Checkpoint, ModelShape, look_up, shape_of
 from manyhands.swarm.record import Record
+from manyhands.weights import names
 from manyhands.weights.disk import DiskProvider, find_complete, folders_of, layers_here
 from manyhands.weights.download import Need, pull
 from manyhands.weights.fetch import resolve_model
@@ -152,7 +153,7 @@ async def weights_of(
 
     Raises ModelError; WeightsMismatch if the swarm serves other weights or another precision under this name.
     """
-    label = _label(name)
+    label = names.label(name)
     same = [kind for kind in kinds_of(records) if kind.name == label]
     precision = dtype or (same[0].precision if same else "bf16")
     for kind in same:
@@ -160,7 +161,7 @@ async def weights_of(
             raise WeightsMismatch(
                 f"the swarm serves {label} in {kind.precision}, not {precision}: leave --dtype out, or found another swarm"
             )
-    local = await asyncio.to_thread(_local, name)
+    local = names.model_folder(name) or names.gguf_file(name)
     if local is None and name != "tales" and same and (providers := ask(same[0])):
         with contextlib.suppress(ShardUnavailable):
             return await weights_in(same[0], providers, home, progress)
@@ -168,8 +169,8 @@ async def weights_of(
     if local is None and checkpoint.folder is None:
         found = _weights(label, checkpoint, same[0].model if same else checkpoint.model, name)
         return await _placed(found, home)
-    folder = checkpoint.folder or local
-    assert folder is not None
+    folder = checkpoint.folder or names.model_folder(name)
+    assert folder is not None, "a GGUF file holds its model whole"
     manifest = await asyncio.to_thread(build_manifest, folder, progress)
     for kind in same:
         if kind.model != manifest.id:
@@ -194,18 +195,6 @@ async def _told_apart(kind: ServedModel, manifest: Manifest, providers: Sequence
         f"the swarm serves another {kind.name}: its {what} {verb} ({kind.model[:12]} there, {manifest.id[:12]} here); copy it "
         "from there, rename the folder, or found another swarm"
     )
-
-
-def _label(name: str) -> str:
-    """What a model is called in records: a folder's own name, else what the user typed."""
-    folder = _local(name)
-    return name if folder is None else folder.resolve().name
-
-
-def _local(name: str) -> Path | None:
-    """The folder that `name` is, if it is one."""
-    path = Path(name).expanduser()
-    return path if name not in ("", "tales") and path.is_dir() else None
 
 
 def _weights(label: str, checkpoint: Checkpoint, model: ModelId | None, hub: str | None) -> Weights:

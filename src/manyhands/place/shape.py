@@ -78,12 +78,12 @@ def look_up(model: str, precision: Precision, home: Path) -> Checkpoint:
 
 
 def _local_folder(model: str, home: Path) -> Path | None:
-    """The folder of a model that needs no hub: "tales", or a folder's own path."""
+    """The folder of a model that needs no hub: "tales", a folder's own path, or a GGUF file."""
     from manyhands.checkpoint.manifest import Silent
     from manyhands.weights.fetch import resolve_model
+    from manyhands.weights.names import is_here
 
-    is_local = model == "tales" or (model != "" and Path(model).expanduser().is_dir())
-    return resolve_model(model, None, False, home, Silent()) if is_local else None
+    return resolve_model(model, None, False, home, Silent()) if is_here(model) else None
 
 
 def _is_whole(folder: Path, tensors: Sequence[Any]) -> bool:

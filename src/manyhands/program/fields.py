@@ -62,6 +62,7 @@ class Fields:
         self._values = {key: value for key, value in values.items() if value is not None}
         self._null = values.keys() - self._values.keys()
         self._used: set[str] = set()
+        self._conventions: set[str] = set()  # of GGUF files that were asked about
         self.where = where
 
     def refuse(self, name: str, needed: str) -> ModelError:
@@ -118,6 +119,18 @@ class Fields:
         if self.raw(name, allowed[0]) not in allowed:
             raise self.refuse(name, f"only {' or '.join(map(repr, allowed))} is supported")
 
+    def stored(self, convention: str) -> bool:
+        """Whether the tensors are stored by this convention of GGUF files (checkpoint/gguf_model.py)."""
+        self._conventions.add(convention)
+        given = self._values.get("quantization_config")
+        return isinstance(given, dict) and given.get("quant_method") == "gguf" and given.get(convention) is True
+
+    def _follows_gguf(self) -> bool:
+        """Whether the tensors are those of a GGUF file, and all that it says of how they are stored has been read."""
+        given = self._values.get("quantization_config")
+        is_gguf = isinstance(given, dict) and given.get("quant_method") == "gguf"
+        return is_gguf and given.keys() - {"quant_method"} <= self._conventions
+
     def ignore(self, *names: str) -> None:
         """Fields that do not enter the arithmetic as this config has it."""
         self._used.update(names)
@@ -147,6 +160,8 @@ class Fields:
         """Raises ModelError for the first field that nothing has read and that is not known to be harmless."""
         for name in sorted(self._values.keys() - self._used - HARMLESS):
             if name in OFF and self._values[name] == OFF[name]:
+                continue
+            if name == "quantization_config" and self._follows_gguf():
                 continue
             if name == "quantization_config":
                 raise self.refuse(name, "quantized checkpoints are not supported: use one in bf16, fp16 or fp32")

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -23,8 +22,9 @@ from typing import Any, Final, TypeVar
 from huggingface_hub.utils import WeakFileLock
 
 from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.dtypes import alignment, stored_bytes
 from manyhands.checkpoint.folder import MANIFEST, SINGLE, write_atomic
-from manyhands.checkpoint.header import DTYPE_BITS, LENGTH_BYTES, TensorEntry
+from manyhands.checkpoint.header import LENGTH_BYTES, TensorEntry
 from manyhands.checkpoint.manifest import VOLATILE, HashProgress, Manifest, Silent, TensorDigest, config_digest
 from manyhands.checkpoint.partition import ModelFacts, needed_tensors
 from manyhands.checkpoint.store import Store, check_free, disk_errors
@@ -65,10 +65,10 @@ def layout(manifest: Manifest) -> tuple[bytes, dict[str, TensorEntry], int]:
     """Header, places and size of the one file that holds the whole model. Raises ModelError for impossible sizes."""
     places: dict[str, dict[str, object]] = {}
     at = 0
-    for tensor in sorted(manifest.tensors, key=lambda tensor: (-DTYPE_BITS[tensor.dtype], tensor.name)):
-        size, rest = divmod(math.prod(tensor.shape) * DTYPE_BITS[tensor.dtype], 8)
-        if rest or at + size > MAX_MODEL_BYTES or tensor.name == "__metadata__":
-            raise ModelError(f"tensor {tensor.name!r:.80} of {tensor.dtype} {list(tensor.shape)} cannot be stored")
+    for tensor in sorted(manifest.tensors, key=lambda tensor: (-alignment(tensor.dtype), tensor.name)):
+        size = _size(tensor)
+        if at + size > MAX_MODEL_BYTES or tensor.name == "__metadata__":
+            raise _impossible(tensor)
         places[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, at + size]}
         at += size
     raw = json.dumps({"__metadata__": {"format": "pt"}, **places}, separators=(",", ":")).encode()
@@ -76,6 +76,17 @@ def layout(manifest: Manifest) -> tuple[bytes, dict[str, TensorEntry], int]:
     base = LENGTH_BYTES + len(raw)
     entries = {t.name: _entry(t, places[t.name]["data_offsets"], base) for t in manifest.tensors}
     return len(raw).to_bytes(LENGTH_BYTES, "little") + raw, entries, base + at
+
+
+def _size(tensor: TensorDigest) -> int:
+    try:
+        return stored_bytes(tensor.dtype, tensor.shape)
+    except ModelError as error:
+        raise _impossible(tensor) from error
+
+
+def _impossible(tensor: TensorDigest) -> ModelError:
+    return ModelError(f"tensor {tensor.name!r:.80} of {tensor.dtype} {list(tensor.shape)} cannot be stored")
 
 
 def _begins_with(path: Path, header: bytes) -> bool:

@@ -18,8 +18,18 @@ from huggingface_hub.utils import WeakFileLock
 
 from manyhands import tales
 from manyhands.checkpoint.config_fields import parse_config
-from manyhands.checkpoint.folder import INDEX, MANIFEST, SINGLE, SMALL_SUFFIXES, parse_index, read_config, write_atomic
-from manyhands.checkpoint.header import TensorEntry, read_header
+from manyhands.checkpoint.folder import (
+    INDEX,
+    MANIFEST,
+    SINGLE,
+    SMALL_SUFFIXES,
+    parse_index,
+    read_config,
+    read_file,
+    write_atomic,
+)
+from manyhands.checkpoint.gguf_folder import gguf_folder
+from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.manifest import HashProgress, Manifest, TensorDigest, check_small, config_digest, hash_files
 from manyhands.checkpoint.partition import ModelFacts, needed_tensors
 from manyhands.checkpoint.store import Sink, Store, check_free, disk_errors, erase
@@ -35,6 +45,7 @@ from manyhands.weights.hub import (
     read_remote_header,
     read_whole,
 )
+from manyhands.weights.names import gguf_file, model_folder
 
 SMALL_BYTES: Final = 256 << 20  # of one such file; the largest tokenizers have some 30 MB
 PICKLES: Final = (".bin", ".pt", ".pth")
@@ -56,7 +67,7 @@ def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, pro
 
     Raises ModelError (unknown, refused, corrupt, pickle weights only), CutError (span outside the model), DiskFull.
     """
-    if (here := folder_named(name)) is not None:
+    if (here := folder_named(name, home)) is not None:
         return here
     repo, revision = parse_hub_id(name)
     local = _find_local(home, repo, revision, span, with_ends)
@@ -69,11 +80,13 @@ def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, pro
     return _Fetch(model, home, progress).run(span, with_ends)
 
 
-def folder_named(name: str) -> Path | None:
-    """The folder that `name` is; None for a hub id."""
+def folder_named(name: str, home: Path) -> Path | None:
+    """The folder that `name` is, or that a GGUF file of this name has in `home`; None for a hub id. Raises ModelError."""
     if name == "tales":
         return Path(tales.model_path())
-    return Path(name).expanduser() if name and Path(name).expanduser().is_dir() else None
+    if (file := gguf_file(name)) is not None:
+        return gguf_folder(file, home)
+    return model_folder(name)
 
 
 def hub_folder(home: Path, repo: str, commit: str) -> Path:
@@ -114,7 +127,7 @@ def drop_damaged(manifest: Manifest, folder: Path) -> None:
 def _entries_of(path: Path) -> dict[str, TensorEntry]:
     """The tensors of a file by name; none if it is gone or its header is damaged."""
     try:
-        return {entry.name: entry for entry in read_header(path)}
+        return {entry.name: entry for entry in read_file(path)}
     except ModelError:
         return {}
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from manyhands.checkpoint.folder import MANIFEST, read_config, read_entries
+from manyhands.checkpoint.gguf_folder import linked_file
 from manyhands.checkpoint.manifest import build_manifest, config_digest
+from manyhands.config import home_from_env
 from manyhands.core import ModelId, NodeId
 from manyhands.errors import BadRequest, Damaged, LinkClosed, ManyhandsError, ModelError
 from manyhands.net.transport import Link
@@ -190,8 +192,8 @@ def read_shared_model(folder: Path) -> tuple[ModelId, SharedModel]:
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
-    """Whether `path` is a file that really lies in `folder`."""
-    is_inside = path.is_file() and path.resolve() == path
+    """Whether `path` is a file that really lies in `folder`, or a GGUF file that its owner named."""
+    is_inside = path.is_file() and (path.resolve() == path or linked_file(path, home_from_env()) is not None)
     if path.exists() and not is_inside:
         logger.warning("%s is not offered to peers: it lies outside its folder", path)
     return is_inside

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import read_config
+from manyhands.checkpoint.gguf_model import METHOD
 from manyhands.checkpoint.manifest import Manifest
 from manyhands.checkpoint.verify import verifying
 from manyhands.config import home_from_env
@@ -58,15 +59,31 @@ def native_program(
 
     Raises ModelError where MANYHANDS_ENGINE names a back end that cannot; and for a config that nothing computes.
     """
+    parsed = parse_config(config, where) if isinstance(config, bytes) else config
+    if is_gguf(parsed):
+        _check_gguf(precision)
+        return build_program(parsed, where)
     if not serves_natively(precision):
         return None
-    parsed = parse_config(config, where) if isinstance(config, bytes) else config
     try:
         return build_program(parsed, where)
     except ModelError:
         if os.environ.get(FORCED):
             raise
         return None
+
+
+def is_gguf(config: Mapping[str, Any]) -> bool:
+    """Whether this is the config of a GGUF file: only the native engine reads its tensors."""
+    stored = config.get("quantization_config")
+    return isinstance(stored, dict) and stored.get("quant_method") == METHOD
+
+
+def _check_gguf(precision: Precision) -> None:
+    if precision not in ROW_TYPES:
+        raise ModelError(f"a GGUF file is computed in {' or '.join(ROW_TYPES)}, not in {precision}: give --dtype bf16")
+    if os.environ.get(FORCED) == TORCH:
+        raise ModelError(f"{FORCED}={TORCH} reads no GGUF file: leave it out")
 
 
 def serves_natively(precision: Precision) -> bool:

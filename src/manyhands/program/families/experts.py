@@ -36,7 +36,8 @@ def mixtral(f: Fields) -> Program:
     norm = NormStyle("rms", f.number("rms_norm_eps", 1e-5))
     count = f.count("num_local_experts", 8, high=4096)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 2), "softmax", normalise=True)
-    style = AttentionStyle(head_scale(s.head), window=f.optional_count("sliding_window"))
+    pairs, window = f.stored("interleaved_rope"), f.optional_count("sliding_window")
+    style = AttentionStyle(head_scale(s.head), pairs=pairs, window=window)
     rope = RopeReader(f, theta=1000000.0)
 
     def layer(n: TensorNames, i: int) -> Ops:

@@ -23,13 +23,18 @@ from manyhands.program.ops import Activation, Program, Rope
 from manyhands.program.rope import RopeReader
 
 
+def _norm(f: Fields) -> NormStyle:
+    """1 + weight, which GGUF files hold added."""
+    return NormStyle("rms", f.number("rms_norm_eps", 1e-6), offset=0.0 if f.stored("norms_plus_one") else 1.0)
+
+
 def gemma(f: Fields) -> Program:
     """1 + weight in norms, scaled embedding, tanh-gelu (which an old name of the config also means)."""
     f.only("use_bidirectional_attention", False)
     f.only("hidden_activation", "gelu_pytorch_tanh")
     f.only("hidden_act", "gelu_pytorch_tanh", "gelu", "gelu_new")
     s, bias = Sizes.read(f, head=256), f.flag("attention_bias")
-    norm = NormStyle("rms", f.number("rms_norm_eps", 1e-6), offset=1.0)
+    norm = _norm(f)
     style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
     rope = RopeReader(f)
 
@@ -75,7 +80,7 @@ def gemma3_text(f: Fields) -> Program:
         rope.by_type("full_attention", s.head, theta=1000000.0, field="rope_theta", scaled=True),
         rope.by_type("sliding_attention", s.head, theta=10000.0, field="rope_local_base_freq", scaled=False),
     ]
-    norm = NormStyle("rms", f.number("rms_norm_eps", 1e-6), offset=1.0)
+    norm = _norm(f)
     tables = [0 if window is None else 1 for window in found]
     return _wrapped(f, s, rope, Wrapped(ropes, tables, found, None, f.optional("final_logit_softcapping"), norm))
 
@@ -84,7 +89,7 @@ def _wrapped(f: Fields, s: Sizes, rope: RopeReader, w: Wrapped) -> Program:
     f.only("use_bidirectional_attention", False)
     act: Activation = f.activation("hidden_activation", "gelu_pytorch_tanh")
     f.ignore("hidden_act")  # an older name: transformers reads hidden_activation alone
-    norm = NormStyle("rms", f.number("rms_norm_eps", 1e-6), offset=1.0)
+    norm = _norm(f)
     scale, bias = head_scale(f.count("query_pre_attn_scalar", 256)), f.flag("attention_bias")
     order = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 

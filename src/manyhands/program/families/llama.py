@@ -43,9 +43,9 @@ def usual(
 
 
 def llama(f: Fields) -> Program:
-    """Also the pattern of the others here."""
+    """Also the pattern of the others here. In GGUF files the rows of q and k are ordered for pairs that turn."""
     s, bias = Sizes.read(f, kv=False), f.flag("attention_bias")
-    style = AttentionStyle(head_scale(s.head), bias=bias, out_bias=bias)
+    style = AttentionStyle(head_scale(s.head), pairs=f.stored("interleaved_rope"), bias=bias, out_bias=bias)
     return usual(f, s, RopeReader(f), [style] * s.layers, EndsStyle(), bias=f.flag("mlp_bias"))
 
 

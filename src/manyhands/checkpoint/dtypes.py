@@ -1,0 +1,60 @@
+"""Types of stored tensors by name: those of safetensors, and the block types of GGUF, which share a name space.
+
+A tensor of a block type is a row after row of blocks; each block is some numbers of one row with their scales.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from manyhands.errors import ModelError
+
+PLAIN_BITS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("F4", "E2M1"), 4),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64"), 64),
+}
+# Numbers of a block, and its bytes.
+BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "MXFP4": (32, 17),
+}
+_NOT_FLOATS: Final = ("BOOL", "U", "I")
+
+
+def is_known(dtype: object) -> bool:
+    """Whether a tensor of this type has a size that is known here."""
+    return isinstance(dtype, str) and (dtype in PLAIN_BITS or dtype in BLOCKS)
+
+
+def is_float(dtype: str) -> bool:
+    """Whether its numbers are weights (not indices, masks or bytes)."""
+    return not dtype.startswith(_NOT_FLOATS)
+
+
+def alignment(dtype: str) -> int:
+    """Bits that an address of it is a multiple of; wider types are laid out before narrower ones."""
+    return PLAIN_BITS.get(dtype, 0)
+
+
+def stored_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Bytes of a tensor. Raises ModelError if its rows are no whole blocks, or it is no whole bytes."""
+    count = math.prod(shape)
+    if dtype not in BLOCKS:
+        size, rest = divmod(count * PLAIN_BITS[dtype], 8)
+        if rest:
+            raise ModelError(f"{dtype} {list(shape)} is no whole number of bytes")
+        return size
+    numbers, size = BLOCKS[dtype]
+    if not shape or shape[-1] % numbers:
+        raise ModelError(f"{dtype} {list(shape)} has rows of no whole blocks: a multiple of {numbers} is needed")
+    return count // numbers * size

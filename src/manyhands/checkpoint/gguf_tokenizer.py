@@ -1,0 +1,231 @@
+"""The tokenizer in a GGUF header as the files that transformers writes: tokenizer.json and what stands beside it. Pure.
+
+Two kinds are read: "gpt2", byte pairs over bytes, cut first by regular expressions that `tokenizer.ggml.pre` names; and
+"llama", pieces of sentencepiece with scores, merged best score first, unknown characters as bytes. Ids are those of
+llama.cpp, which normalises nothing.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from manyhands.checkpoint.gguf import Gguf
+from manyhands.errors import ModelError
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)
+_MAX_PIECE: Final = 1 << 10  # characters of a piece that is split into merges
+_CONTRACTIONS: Final = "'s|'t|'re|'ve|'m|'ll|'d"
+_ANY_CASE: Final = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_GPT2: Final = _CONTRACTIONS + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3: Final = _ANY_CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
+_QWEN2: Final = _ANY_CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
+_UPPER: Final = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+_LOWER: Final = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+_SLASHES: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# tokenizer.ggml.pre -> the expressions that cut a text, one after the other.
+_CUTS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "dbrx", "smaug-bpe"), (_LLAMA3,)),
+    **dict.fromkeys(("chatglm-bpe", "glm4"), (_LLAMA3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), (_QWEN2,)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4"), (_GPT2,)),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
+    "tekken": (rf"{_UPPER}|{_LOWER}|\p{{N}}{_SLASHES}",),
+    **dict.fromkeys(("gpt-4o", "llama4"), (rf"{_UPPER}{_ANY_CASE}?|{_LOWER}{_ANY_CASE}?|\p{{N}}{{1,3}}{_SLASHES}",)),
+}
+_WHOLE_FIRST: Final = frozenset(
+    "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 tekken glm4".split()
+)  # a known word is one token
+_BEGUN: Final = frozenset(
+    "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 tekken".split()
+)  # bos, where the file does not say
+_ENDS: Final = (
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT] "
+    "<|end_of_text|> <end_of_utterance>"
+).split()  # tokens that end an answer, whatever else the file calls them
+
+
+def tokenizer_files(gguf: Gguf) -> dict[str, bytes]:
+    """tokenizer.json, tokenizer_config.json and generation_config.json. Raises ModelError naming what is not known."""
+    return _Vocabulary(gguf).files()
+
+
+class _Vocabulary:
+    def __init__(self, gguf: Gguf) -> None:
+        self._gguf = gguf
+        self._kind = self._fact("model", str)
+        if self._kind not in ("gpt2", "llama"):
+            raise self._refused(
+                f"its tokenizer is {self._kind!r:.40}; read are gpt2 (byte pairs) and llama (sentencepiece)"
+            )
+        self._tokens: list[str] = self._fact("tokens", list)
+        self._types = self._numbers("token_type", [_NORMAL] * len(self._tokens))
+        self._ids = {token: id for id, token in enumerate(self._tokens)}
+        if len(self._ids) < len(self._tokens):
+            raise self._refused("its vocabulary has a token twice")
+        self._pre = self._fact("pre", str, "default")
+        if self._kind == "gpt2" and self._pre not in _CUTS:
+            raise self._refused(f"its pre-tokenizer is {self._pre!r:.40}; known are {', '.join(sorted(_CUTS))}")
+
+    def _refused(self, what: str) -> ModelError:
+        return ModelError(f"{self._gguf.file} refused: {what}")
+
+    def _fact(self, name: str, kind: type, default: Any = None) -> Any:
+        value = self._gguf.facts.get(f"tokenizer.ggml.{name}", default)
+        if not isinstance(value, kind):
+            raise self._refused(f"tokenizer.ggml.{name} is {'absent' if value is None else 'no ' + kind.__name__}")
+        return value
+
+    def _numbers(self, name: str, default: Sequence[float] | None = None) -> list[Any]:
+        found = self._gguf.facts.get(f"tokenizer.ggml.{name}")
+        if found is None and default is not None:
+            return list(default)
+        if found is None or isinstance(found, str | list | int | float) or len(found) != len(self._tokens):
+            raise self._refused(f"tokenizer.ggml.{name} is not one number for each of the {len(self._tokens)} tokens")
+        return list(found.tolist())
+
+    def _special(self, name: str, default: int | None = None) -> str | None:
+        """The token that the key `name` names by its id."""
+        id = self._gguf.facts.get(f"tokenizer.ggml.{name}_token_id", default)
+        if id is None or id == 0xFFFFFFFF:
+            return None
+        if type(id) is not int or not 0 <= id < len(self._tokens):
+            raise self._refused(f"tokenizer.ggml.{name}_token_id is {id!r:.40}, of {len(self._tokens)} tokens")
+        return self._tokens[id]
+
+    def files(self) -> dict[str, bytes]:
+        is_spm = self._kind == "llama"
+        bos, eos = self._special("bos", 1 if is_spm else None), self._special("eos", 2 if is_spm else None)
+        named = {
+            "bos_token": bos,
+            "eos_token": eos,
+            "unk_token": self._special("unknown", 0 if is_spm else None),
+            "pad_token": self._special("padding"),
+        }
+        config: dict[str, Any] = {name: token for name, token in named.items() if token is not None}
+        if (template := self._template()) is not None:
+            config["chat_template"] = template
+        ends = [self._ids[token] for token in (eos, self._special("eot"), self._special("eom")) if token is not None]
+        ends += [
+            self._ids[token] for token in _ENDS if token in self._ids and self._types[self._ids[token]] == _CONTROL
+        ]
+        made = {
+            "tokenizer.json": self._tokenizer(bos, eos, is_spm),
+            "tokenizer_config.json": config,
+            "generation_config.json": {"eos_token_id": sorted(set(ends))},
+        }
+        return {
+            name: json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() for name, body in made.items()
+        }
+
+    def _template(self) -> Any:
+        """The chat template; several by name where there are others beside it."""
+        facts = self._gguf.facts
+        prefix = "tokenizer.chat_template."
+        found = {"default": facts.get("tokenizer.chat_template")}
+        found |= {key.removeprefix(prefix): value for key, value in facts.items() if key.startswith(prefix)}
+        texts = {name: text for name, text in found.items() if isinstance(text, str)}
+        if list(texts) == ["default"]:
+            return texts["default"]
+        return [{"name": name, "template": text} for name, text in texts.items()] or None
+
+    def _tokenizer(self, bos: str | None, eos: str | None, is_spm: bool) -> dict[str, Any]:
+        begins = self._fact("add_bos_token", bool, is_spm or self._pre in _BEGUN)
+        ends = self._fact("add_eos_token", bool, False)
+        parts = self._sentencepiece() if is_spm else self._byte_pairs()
+        return {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": self._added(),
+            "post_processor": self._around(bos if begins else None, eos if ends else None),
+            **parts,
+        }
+
+    def _added(self) -> list[dict[str, Any]]:
+        """Tokens that are matched in a text before it is cut."""
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        return [
+            {"id": id, "content": token, **plain, "special": kind != _USER}
+            for id, (token, kind) in enumerate(zip(self._tokens, self._types, strict=True))
+            if kind in (_CONTROL, _USER, _UNKNOWN) and token
+        ]
+
+    def _around(self, bos: str | None, eos: str | None) -> dict[str, Any]:
+        def special(token: str) -> dict[str, Any]:
+            return {"SpecialToken": {"id": token, "type_id": 0}}
+
+        before, behind = [special(bos)] if bos else [], [special(eos)] if eos else []
+        used = [token for token in (bos, eos) if token]
+        return {
+            "type": "TemplateProcessing",
+            "single": [*before, {"Sequence": {"id": "A", "type_id": 0}}, *behind],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {t: {"id": t, "ids": [self._ids[t]], "tokens": [t]} for t in used},
+        }
+
+    def _model(self, merges: list[tuple[str, str]], **more: Any) -> dict[str, Any]:
+        plain = {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
+        return {"type": "BPE", **plain, **more, "vocab": self._ids, "merges": merges}
+
+    def _byte_pairs(self) -> dict[str, Any]:
+        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        cuts: list[dict[str, Any]] = [
+            {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
+            for cut in _CUTS[self._pre]
+        ]
+        merges: list[tuple[str, str]] = []
+        for merge in self._fact("merges", list):
+            left, _, right = merge[1:].partition(" ")  # the first character may be a space
+            merges.append((merge[:1] + left, right))
+        whole_first = self._pre in _WHOLE_FIRST
+        return {
+            "normalizer": None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, level]},
+            "decoder": {**level, "use_regex": True},
+            "model": self._model(
+                merges, unk_token=None, fuse_unk=False, byte_fallback=False, ignore_merges=whole_first
+            ),
+        }
+
+    def _sentencepiece(self) -> dict[str, Any]:
+        if self._fact("remove_extra_whitespaces", bool, False):
+            raise self._refused("its tokenizer removes extra spaces, which is not known here")
+        prefixed = self._fact("add_space_prefix", bool, True)
+        prefix = [{"type": "Prepend", "prepend": "▁"}] if prefixed else []
+        strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
+        unknown = self._special("unknown", 0)
+        return {
+            "normalizer": {"type": "Sequence", "normalizers": [*prefix, _replace(" ", "▁")]},
+            "pre_tokenizer": None,
+            "decoder": {
+                "type": "Sequence",
+                "decoders": [_replace("▁", " "), {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
+            },
+            "model": self._model(
+                self._merges(),
+                unk_token=unknown,
+                fuse_unk=True,
+                byte_fallback=_BYTE in self._types,
+                ignore_merges=False,
+            ),
+        }
+
+    def _merges(self) -> list[tuple[str, str]]:
+        """Every way to make a piece of two others, best score first."""
+        scores = self._numbers("scores")
+        pieces = {t: id for id, t in enumerate(self._tokens) if self._types[id] in (_NORMAL, _USER, _UNUSED)}
+        if max(map(len, pieces), default=0) > _MAX_PIECE:
+            raise self._refused(f"its vocabulary has a piece of more than {_MAX_PIECE} characters")
+        made: list[tuple[float, str, str]] = []
+        for token, id in pieces.items():
+            cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
+            made += [(scores[id], left, right) for left, right in cuts if left in pieces and right in pieces]
+        made.sort(key=lambda merge: -merge[0])
+        return [(left, right) for _, left, right in made]
+
+
+def _replace(what: str, by: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": what}, "content": by}

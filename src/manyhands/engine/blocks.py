@@ -1,0 +1,117 @@
+"""Block types of GGUF in numbers: raw blocks -> fp32, the values that the file stores, each by the format's own formula.
+
+A row of blocks is bytes; `raw` [..., bytes of a row] -> fp32 [..., numbers of a row]. Scales are fp16 (MXFP4: a power of two).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyhands.checkpoint.dtypes import BLOCKS
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+_NIBBLES: Final = np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)
+_MXFP4: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)  # twice the values of E2M1
+
+
+def dequantise(raw: Bytes, dtype: str) -> Floats:
+    """The numbers of rows of blocks of type `dtype` (dtypes.BLOCKS)."""
+    numbers, size = BLOCKS[dtype]
+    blocks = np.ascontiguousarray(raw).reshape(-1, size)
+    with np.errstate(all="ignore"):  # scales may be infinite or NaN: then so are the numbers
+        found = _FORMULAS[dtype](blocks)
+    return found.reshape(*raw.shape[:-1], raw.shape[-1] // size * numbers)
+
+
+def _half(blocks: Bytes, at: int) -> Floats:
+    """The fp16 at byte `at` of each block, as a column."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _nibbles(quants: Bytes, run: int = 16) -> Bytes:
+    """Low halves of `run` bytes, then their high halves, and so on."""
+    parts = quants.reshape(len(quants), -1, 1, run) >> _NIBBLES
+    return (parts & np.uint8(15)).reshape(len(quants), -1)
+
+
+def _bits(high: Bytes) -> Bytes:
+    """The 32 bits of four bytes, the lowest first, each as 16 or 0: the fifth bit of a number."""
+    return np.unpackbits(high, axis=1, bitorder="little") << np.uint8(4)
+
+
+def _q4_0(b: Bytes) -> Floats:
+    return _half(b, 0) * (_nibbles(b[:, 2:]).astype(np.int8) - np.int8(8)).astype(np.float32)
+
+
+def _q4_1(b: Bytes) -> Floats:
+    return _half(b, 0) * _nibbles(b[:, 4:]).astype(np.float32) + _half(b, 2)
+
+
+def _q5_0(b: Bytes) -> Floats:
+    quants = _nibbles(b[:, 6:]) | _bits(b[:, 2:6])
+    return _half(b, 0) * (quants.astype(np.int8) - np.int8(16)).astype(np.float32)
+
+
+def _q5_1(b: Bytes) -> Floats:
+    quants = _nibbles(b[:, 8:]) | _bits(b[:, 4:8])
+    return _half(b, 0) * quants.astype(np.float32) + _half(b, 2)
+
+
+def _q8_0(b: Bytes) -> Floats:
+    return b[:, 2:].view(np.int8).astype(np.float32) * _half(b, 0)
+
+
+def _mxfp4(b: Bytes) -> Floats:
+    """Half of two to the (e - 127), times twice the value; e of 0 and 1 give fp32 denormals."""
+    e = b[:, :1].astype(np.uint32)
+    bits = np.where(e < 2, np.uint32(0x200000) << e, (e - np.uint32(1)) << np.uint32(23))
+    return bits.astype(np.uint32).view(np.float32) * _MXFP4[_nibbles(b[:, 1:])].astype(np.float32)
+
+
+def _scales(packed: Bytes) -> tuple[Bytes, Bytes]:
+    """Eight scales and eight minima of 6 bits in 12 bytes."""
+    low, mins, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scale = np.concatenate([low & 63, (high & 15) | ((low >> 2) & 48)], axis=1)
+    return scale, np.concatenate([mins & 63, (high >> 4) | ((mins >> 2) & 48)], axis=1)
+
+
+def _with_minima(b: Bytes, quants: Bytes) -> Floats:
+    """Q4_K and Q5_K: d * scale * quant - dmin * minimum, each for 32 numbers."""
+    scale, least = _scales(b[:, 4:16])
+    d = (_half(b, 0) * scale.astype(np.float32))[:, :, None]
+    m = (_half(b, 2) * least.astype(np.float32))[:, :, None]
+    return (d * quants.reshape(len(b), 8, 32).astype(np.float32) - m).reshape(len(b), 256)
+
+
+def _q4_k(b: Bytes) -> Floats:
+    return _with_minima(b, _nibbles(b[:, 16:], 32))
+
+
+def _q5_k(b: Bytes) -> Floats:
+    high = (b[:, 16:48].reshape(len(b), 1, 32) >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
+    return _with_minima(b, _nibbles(b[:, 48:], 32) | (high << np.uint8(4)).reshape(len(b), 256))
+
+
+def _q6_k(b: Bytes) -> Floats:
+    high = b[:, 128:192].reshape(len(b), 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    quants = _nibbles(b[:, :128], 64) | ((high & np.uint8(3)) << np.uint8(4)).reshape(len(b), 256)
+    d = (_half(b, 208) * np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32))[:, :, None]
+    centred = (quants.astype(np.int8) - np.int8(32)).reshape(len(b), 16, 16)
+    return (d * centred.astype(np.float32)).reshape(len(b), 256)
+
+
+_FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
+}
