@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manyhands.checkpoint.dtypes import PLAIN_BITS
 from manyhands.checkpoint.folder import INDEX, MANIFEST, SINGLE, check_file_name, read_entries
-from manyhands.checkpoint.header import DTYPE_BITS, header_length, parse_header, read_header
+from manyhands.checkpoint.header import header_length, parse_header, read_header
 from manyhands.checkpoint.manifest import Manifest, Silent, TensorDigest, build_manifest, config_digest
 from manyhands.core import Span
 from manyhands.errors import ModelError
@@ -266,7 +267,7 @@ def test_no_bytes_crash_the_reader(raw: bytes) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(sorted(DTYPE_BITS)), st.lists(st.integers(0, 6), max_size=3).map(lambda s: [*s, 2])),
+        st.tuples(st.sampled_from(sorted(PLAIN_BITS)), st.lists(st.integers(0, 6), max_size=3).map(lambda s: [*s, 2])),
         max_size=8,
     )
 )
@@ -276,8 +277,8 @@ def test_honest_headers_are_read(facts: list[tuple[str, list[int]]]) -> None:
         count = 1
         for side in shape:
             count *= side
-        tensors[f"t{index}"] = tensor(at, at + count * DTYPE_BITS[dtype] // 8, dtype, shape)
-        at += count * DTYPE_BITS[dtype] // 8
+        tensors[f"t{index}"] = tensor(at, at + count * PLAIN_BITS[dtype] // 8, dtype, shape)
+        at += count * PLAIN_BITS[dtype] // 8
     raw, size = header(tensors, at)
     entries = parse_header(raw, "f", size)
     assert sum(len(entry) for entry in entries) == at

@@ -65,6 +65,8 @@ class _Vocabulary:
         self._ids = {token: id for id, token in enumerate(self._tokens)}
         if len(self._ids) < len(self._tokens):
             raise self._refused("its vocabulary has a token twice")
+        for end in self._ids.keys() & set(_ENDS):
+            self._types[self._ids[end]] = _CONTROL  # some files call them normal
         self._pre = self._fact("pre", str, "default")
         if self._kind == "gpt2" and self._pre not in _CUTS:
             raise self._refused(f"its pre-tokenizer is {self._pre!r:.40}; known are {', '.join(sorted(_CUTS))}")
@@ -108,9 +110,7 @@ class _Vocabulary:
         if (template := self._template()) is not None:
             config["chat_template"] = template
         ends = [self._ids[token] for token in (eos, self._special("eot"), self._special("eom")) if token is not None]
-        ends += [
-            self._ids[token] for token in _ENDS if token in self._ids and self._types[self._ids[token]] == _CONTROL
-        ]
+        ends += [self._ids[token] for token in _ENDS if token in self._ids]
         made = {
             "tokenizer.json": self._tokenizer(bos, eos, is_spm),
             "tokenizer_config.json": config,

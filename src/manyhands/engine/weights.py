@@ -1,7 +1,7 @@
 """Weights as the native engine holds them: matrices packed, in bf16, fp16 or fp32; vectors in fp32."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from manyhands.engine.library import Array
 from manyhands.engine.memory import Memory
 from manyhands.errors import ModelError
 from manyhands.program.ops import Rows, Weight
+
+STRETCH: Final = 4 << 20  # numbers that are dequantised at a time: 16 MB in fp32, and some three times that on the way
 
 
 class Stored(NamedTuple):
@@ -118,8 +120,8 @@ def _held_blocks(stored: Stored, precision: Precision) -> Stored:
 
 
 def _stretches(rows: int, width: int) -> Iterator[slice]:
-    """All rows, in stretches of whole panels of 16 that have some 16 MB in fp32: what dequantising takes beside the result."""
-    step = max(16, (4 << 20) // width // 16 * 16)
+    """All rows, in stretches of whole panels of 16 with some STRETCH numbers."""
+    step = max(16, STRETCH // width // 16 * 16)
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 

@@ -128,8 +128,9 @@ class Fields:
     def _follows_gguf(self) -> bool:
         """Whether the tensors are those of a GGUF file, and all that it says of how they are stored has been read."""
         given = self._values.get("quantization_config")
-        is_gguf = isinstance(given, dict) and given.get("quant_method") == "gguf"
-        return is_gguf and given.keys() - {"quant_method"} <= self._conventions
+        if not isinstance(given, dict) or given.get("quant_method") != "gguf":
+            return False
+        return given.keys() - {"quant_method"} <= self._conventions
 
     def ignore(self, *names: str) -> None:
         """Fields that do not enter the arithmetic as this config has it."""

@@ -1,0 +1,254 @@
+"""Headers of GGUF files: read as the gguf package reads them, and hostile ones refused before anything large is made."""
+
+import json
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyhands.checkpoint import gguf as header
+from manyhands.checkpoint.folder import read_entries
+from manyhands.checkpoint.gguf import parse_gguf, read_gguf
+from manyhands.checkpoint.gguf_folder import gguf_folder
+from manyhands.checkpoint.gguf_model import config_json, tensor_entries
+from manyhands.checkpoint.manifest import build_manifest
+from manyhands.errors import ModelError
+from manyhands.testing.gguf import text, write_gguf
+from tests.gguf_files import tiny_gguf
+
+ONE = ("a", "F32", (4,), np.arange(4, dtype=np.float32))
+Q4 = ("b", "Q4_0", (2, 64), np.zeros((2, 36), np.uint8))
+
+
+def parse(raw: bytes, size: int | None = None) -> header.Gguf:
+    return parse_gguf(lambda start, end: raw[start:end], "f.gguf", len(raw) if size is None else size)
+
+
+def made(tmp_path: Path, facts: dict[str, Any] | None = None, tensors: Any = (ONE, Q4)) -> bytes:
+    return write_gguf(tmp_path / "f.gguf", facts or {"general.architecture": "llama"}, tensors).read_bytes()
+
+
+def test_a_file_is_read_as_the_gguf_package_reads_it(tmp_path: Path) -> None:
+    facts = {"s": "text", "b": True, "i": 7, "f": 0.5, "list": ["x", "", "ü"], "n": np.arange(3, dtype=np.int32)}
+    path = tmp_path / "f.gguf"
+    path.write_bytes(made(tmp_path, facts))
+    ours, theirs = read_gguf(path), gguf.GGUFReader(path)
+    assert {**ours.facts, "n": [0, 1, 2]} == {key: theirs.fields[key].contents() for key in facts}
+    for tensor, other in zip(ours.tensors, theirs.tensors, strict=True):
+        given = (other.name, other.tensor_type.name, tuple(other.shape[::-1]), other.data_offset, other.n_bytes)
+        assert (tensor.name, tensor.dtype, tensor.shape, tensor.start, tensor.end - tensor.start) == given
+
+
+def test_version_2_is_read(tmp_path: Path) -> None:
+    raw = made(tmp_path)
+    assert parse(raw[:4] + struct.pack("<I", 2) + raw[8:]).tensors == parse(raw).tensors
+
+
+def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
+    raw = made(tmp_path)
+    for length in range(len(raw) - 32):  # the last tensor is padded
+        with pytest.raises(ModelError, match="truncated"):
+            parse(raw[:length])
+    with pytest.raises(ModelError, match="truncated"):  # a file that ends before it says
+        parse(raw[:60], len(raw))
+
+
+@pytest.mark.parametrize(
+    ("at", "raw", "message"),
+    [
+        (0, b"GGML", 'begin with "GGUF"'),
+        (4, struct.pack(">I", 3), "big-endian"),
+        (4, struct.pack("<I", 1), "version is 1"),
+        (8, struct.pack("<Q", 1 << 40), "claims 1099511627776 tensors"),
+        (16, struct.pack("<Q", 1 << 62), "claims 4611686018427387904 keys"),
+        (24, struct.pack("<Q", 1 << 50), "name of a key has"),
+        (24, struct.pack("<Q", 0), "name of a key has 0"),
+    ],
+)
+def test_headers_that_claim_the_impossible_are_refused(at: int, raw: bytes, message: str, tmp_path: Path) -> None:
+    whole = made(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        parse(whole[:at] + raw + whole[at + len(raw) :])
+
+
+def key(value: bytes) -> bytes:
+    return header.MAGIC + struct.pack("<IQQ", 3, 0, 1) + text("k") + value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (struct.pack("<IQ", 8, 1 << 45), "truncated"),
+        (struct.pack("<IIQ", 9, 8, 1 << 40), "texts in lists"),
+        (struct.pack("<IIQ", 9, 6, 1 << 60), "bytes of 'k'"),
+        (struct.pack("<IIQ", 9, 8, 1 << 20), "truncated"),
+        (struct.pack("<IIQ", 9, 9, 1), "list of the type 9"),
+        (struct.pack("<I", 13), "unknown type 13"),
+        (struct.pack("<If", 6, float("nan")), "must be finite"),
+        (struct.pack("<IQ", 8, 2) + b"\xff\xfe", "not UTF-8"),
+    ],
+)
+def test_values_that_claim_the_impossible_allocate_nothing(value: bytes, message: str) -> None:
+    raw = key(value)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=message):
+            parse(raw)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_header_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read of a file is bounded, also where the bytes are there."""
+    monkeypatch.setattr(header, "MAX_HEADER_BYTES", 1 << 16)
+    monkeypatch.setattr(header, "FIRST_BYTES", 1 << 12)
+    read: list[int] = []
+    raw = key(struct.pack("<IIQ", 9, 8, 60_000)) + text("") * 60_000
+
+    def take(start: int, end: int) -> bytes:
+        read.append(end)
+        return raw[start:end]
+
+    with pytest.raises(ModelError, match="more than 65536 bytes"):
+        parse_gguf(take, "f.gguf", 1 << 40)
+    assert max(read) <= 1 << 16
+
+
+def offset(raw: bytes, name: bytes, to: int) -> bytes:
+    """`raw` with another offset of the vector `name`."""
+    at = raw.index(struct.pack("<Q", len(name)) + name) + 8 + len(name) + 4 + 8 + 4
+    return raw[:at] + struct.pack("<Q", to) + raw[at + 8 :]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda raw: offset(raw, b"a", 1), "no multiple of the alignment"),
+        (lambda raw: offset(raw, b"a", 1 << 50), "truncated"),
+        (lambda raw: offset(raw, b"a", 32), "overlaps"),
+        (lambda raw: raw.replace(b"\x01\0\0\0\0\0\0\0b", b"\x01\0\0\0\0\0\0\0a"), "occurs twice"),
+    ],
+)
+def test_tensors_out_of_place_are_refused(change: Callable[[bytes], bytes], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse(change(made(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (("a", "Q4_0", (2, 33), np.zeros(1)), "rows of no whole blocks: a multiple of 32"),
+        (("a", "Q4_K", (4, 64), np.zeros(1)), "a multiple of 256"),
+        (("a", "F32", (1, 1, 1, 1, 4), np.zeros(1)), "has 5 dimensions"),
+        (("a", "F32", (1 << 60, 1 << 60), np.zeros(1)), "truncated"),
+    ],
+)
+def test_impossible_tensors_are_refused(tensor: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse(made(tmp_path, tensors=[tensor]))
+
+
+@pytest.mark.parametrize("number", sorted(header.REFUSED))
+def test_types_that_are_not_held_exactly_are_refused_by_name(number: int, tmp_path: Path) -> None:
+    raw = made(tmp_path, tensors=[ONE])
+    at = raw.index(b"\x01\0\0\0\0\0\0\0a") + 9 + 4 + 8
+    with pytest.raises(ModelError, match=f"stored as {header.REFUSED[number]}; held exactly are F32"):
+        parse(raw[:at] + struct.pack("<I", number) + raw[at + 4 :])
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_crash_the_reader(raw: bytes) -> None:
+    for whole in (raw, header.MAGIC + struct.pack("<I", 3) + raw, key(raw)):
+        try:
+            parse(whole)
+        except ModelError:
+            pass
+
+
+@given(st.integers(0, 5000), st.binary(min_size=1, max_size=8))
+def test_no_change_of_a_real_header_crashes_what_reads_it(real: bytes, at: int, put: bytes) -> None:
+    raw = real[:at] + put + real[at + len(put) :]
+    try:
+        found = parse(raw, len(real))
+        tensor_entries(found)
+        config_json(found, lambda start, end: raw[start:end])
+    except ModelError:
+        pass
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    file, _ = tiny_gguf("llama_tied", tmp_path_factory.mktemp("gguf") / "f.gguf", layers=1)
+    return file.read_bytes()
+
+
+def change(raw: bytes, **facts: Any) -> header.Gguf:
+    """A parsed header with other facts; dots are written as two underscores."""
+    found = parse(raw)
+    found.facts.update({name.replace("__", "."): value for name, value in facts.items()})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"general__architecture": "mamba"}, "architecture is 'mamba'; served from GGUF are llama"),
+        ({"general__architecture": 3}, "architecture is 3"),
+        ({"llama__block_count": "x"}, "llama.block_count is 'x'"),
+        ({"llama__attention__head_count": np.array([4, 2], np.int32)}, "a whole number is needed"),
+        ({"llama__new__field": 1}, "'llama.new.field' is not known here"),
+        ({"llama__rope__scaling__type": "odd"}, "positions are scaled by 'odd'"),
+        ({"llama__attention__value_length": 8}, "heads of different widths"),
+        ({"split__count": 3}, "join them with"),
+    ],
+)
+def test_metadata_that_is_not_understood_is_refused(facts: dict[str, Any], message: str, real: bytes) -> None:
+    found = change(real, **facts)
+    found = header.Gguf(found.file, found.facts, tuple(t for t in found.tensors if "rope" not in t.name), 0)
+    with pytest.raises(ModelError, match=message):
+        config_json(found, lambda start, end: b"")
+
+
+def test_a_tensor_that_the_architecture_lacks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="llama has no tensor 'blk"):
+        tensor_entries(parse(made(tmp_path, tensors=[("blk.0.odd.weight", "F32", (4,), ONE[3])])))
+
+
+def test_experts_are_ranges_of_their_stack(tmp_path: Path) -> None:
+    file, _ = tiny_gguf("mixtral", tmp_path / "f.gguf", "Q8_0", layers=1)
+    found = {entry.name: entry for entry in tensor_entries(read_gguf(file))}
+    one, two = (found[f"model.layers.0.block_sparse_moe.experts.{n}.w1.weight"] for n in (0, 1))
+    assert one.end == two.start and one.shape == (96, 64) and len(one) == 96 * 2 * 34
+
+
+def test_the_id_names_the_stored_bytes(tmp_path: Path) -> None:
+    """The same bytes are the same model, whatever the file is called; another type of the same weights is another model."""
+    file, _ = tiny_gguf("qwen2", tmp_path / "a.gguf", "Q8_0", layers=1)
+    copy = tmp_path / "b.gguf"
+    copy.write_bytes(file.read_bytes())
+    other, _ = tiny_gguf("qwen2", tmp_path / "c.gguf", "Q4_0", layers=1)
+    ids = [build_manifest(gguf_folder(path, tmp_path / "home")).id for path in (file, copy, other)]
+    assert ids[0] == ids[1] != ids[2]
+    dtypes = {tensor.name: tensor.dtype for tensor in build_manifest(gguf_folder(file, tmp_path / "home")).tensors}
+    assert dtypes["model.embed_tokens.weight"] == "Q8_0" and dtypes["model.norm.weight"] == "F32"
+
+
+def test_a_folder_follows_its_file(tmp_path: Path) -> None:
+    """It holds no copy of weights, is made once, and anew when the file has changed."""
+    file, _ = tiny_gguf("qwen2", tmp_path / "a.gguf", layers=1)
+    folder = gguf_folder(file, tmp_path / "home")
+    assert (folder / "a.gguf").is_symlink() and sum(path.lstat().st_size for path in folder.iterdir()) < 50_000
+    before = (folder / "config.json").stat().st_mtime_ns
+    assert gguf_folder(file, tmp_path / "home") == folder
+    assert (folder / "config.json").stat().st_mtime_ns == before
+    tiny_gguf("qwen2", tmp_path / "new.gguf", layers=2)[0].replace(file)
+    assert json.loads((gguf_folder(file, tmp_path / "home") / "config.json").read_bytes())["num_hidden_layers"] == 2
+    assert len({entry.name.split(".")[2] for entry in read_entries(folder) if ".layers." in entry.name}) == 2

@@ -1,0 +1,100 @@
+"""Models in GGUF files by the native engine: the logits of transformers on the weights that the files store."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM
+
+from manyhands.checkpoint.dtypes import BLOCKS
+from manyhands.checkpoint.gguf import read_gguf
+from manyhands.checkpoint.gguf_folder import gguf_folder
+from manyhands.checkpoint.gguf_model import tensor_entries
+from manyhands.checkpoint.verify import ignore
+from manyhands.core import Precision, Span
+from manyhands.engine import weights
+from manyhands.engine.blocks import dequantise
+from manyhands.engine.cpu import CpuEnds, CpuSpan, Piece
+from manyhands.engine.library import Team
+from manyhands.engine.mapped import MappedTensors
+from manyhands.engine.memory import Memory
+from manyhands.engine.weights import Stored, held, matrix
+from manyhands.program.families import read_program
+from tests.gguf_files import FAMILIES, tiny_gguf
+
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32")
+IDS = [(37 * i * i + 11 * i) % 256 for i in range(60)]
+
+
+def logits(folder: Path) -> NDArray[np.float32]:
+    program, team = read_program(folder), Team(2)
+    with MappedTensors(folder, ignore) as tensors:
+        span = CpuSpan(program, Span(0, len(program.layers)), tensors.read, "fp32", team)
+        ends = CpuEnds(program, tensors.read, "fp32", team)
+    rows = span.step(ends.embed(IDS), [Piece(span.new_cache(), 0, len(IDS))], 2)
+    return ends.logits(rows, len(IDS), 2)
+
+
+def theirs(folder: Path) -> NDArray[np.float32]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        found: NDArray[np.float32] = model(torch.tensor([IDS]), use_cache=False).logits[0].numpy()
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers_on_the_same_weights(family: str, tmp_path: Path) -> None:
+    file, folder = tiny_gguf(family, tmp_path / "tiny.gguf", layers=3)
+    np.testing.assert_allclose(logits(gguf_folder(file, tmp_path)), theirs(folder), atol=2e-4, rtol=2e-3)
+
+
+def test_a_llama_31_file_holds_its_frequencies_as_factors(tmp_path: Path) -> None:
+    file, folder = tiny_gguf("llama_tied", tmp_path / "tiny.gguf", layers=1)
+    ours, given = read_program(gguf_folder(file, tmp_path)).ropes[0], read_program(folder).ropes[0]
+    np.testing.assert_allclose(ours.frequencies, given.frequencies, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", sorted(BLOCKS))
+def test_numbers_are_those_of_the_gguf_package(dtype: str) -> None:
+    draw = np.random.default_rng(5)
+    raw = draw.integers(0, 256, (300, 4 * BLOCKS[dtype][1]), np.uint8)  # every scale: also denormal, infinite and NaN
+    with np.errstate(all="ignore"):
+        expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[dtype])
+    np.testing.assert_array_equal(dequantise(raw, dtype), expected)
+
+
+@pytest.mark.parametrize("dtype", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16"])
+def test_fp32_computes_with_exactly_what_the_file_stores(dtype: str, tmp_path: Path) -> None:
+    file, folder = tiny_gguf("qwen2", tmp_path / "tiny.gguf", dtype, layers=2)
+    store(folder, file)
+    np.testing.assert_allclose(logits(gguf_folder(file, tmp_path)), theirs(folder), atol=2e-4, rtol=2e-3)
+
+
+def store(folder: Path, file: Path) -> None:
+    """Replace the weights of `folder` by the numbers that the GGUF file of a qwen2 model stores."""
+    reader = gguf.GGUFReader(file)
+    names = {entry.start: entry.name for entry in tensor_entries(read_gguf(file))}
+    stored = {
+        names[tensor.data_offset]: gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(tensor.shape[::-1])
+        for tensor in reader.tensors
+    }
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_matrix_of_blocks_is_packed_in_stretches_as_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(6)
+    raw = gguf.quants.quantize(draw.standard_normal((200, 64), np.float32), gguf.GGMLQuantizationType.Q4_0)
+    stored, rows = Stored("Q4_0", raw), draw.permutation(200)[:150]
+    whole = {precision: matrix((stored, rows), precision, Memory()).array.tobytes() for precision in PRECISIONS}
+    held_whole = held(stored, "bf16").array
+    monkeypatch.setattr(weights, "STRETCH", 64 * 32)
+    for precision in PRECISIONS:
+        assert matrix((stored, rows), precision, Memory()).array.tobytes() == whole[precision]
+    plain = Stored("f32", dequantise(raw, "Q4_0"))
+    assert matrix((plain, rows), "fp32", Memory()).array.tobytes() == whole["fp32"]
+    np.testing.assert_array_equal(held(stored, "bf16").array, held_whole)
+    np.testing.assert_array_equal(held(plain, "bf16").array, held_whole)

@@ -1,0 +1,137 @@
+"""Tiny checkpoints as GGUF files, as llama.cpp's converter would write them; quantised by the `gguf` package."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from manyhands.checkpoint.gguf_model import _ARCHITECTURES, _ENDS, _MIXTRAL_LLAMA, PAIRS, PLUS_ONE
+from manyhands.testing.gguf import Written, write_gguf
+from manyhands.testing.tiny import CHAT_TEMPLATE, make_tiny
+
+FAMILIES = ("llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe")
+Choose = Callable[[str, tuple[int, ...]], str]
+
+
+def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any) -> tuple[Path, Path]:
+    """A GGUF file of a tiny model, and the folder of safetensors (fp32) that it was made of.
+
+    `dtype`: of matrices; vectors are F32. A callable chooses by name and shape.
+    """
+    if family == "qwen3_moe":  # a GGUF file cannot say otherwise
+        sizes = {"mlp_only_layers": [], "norm_topk_prob": True, **sizes}
+    folder = make_tiny(family, path.parent / f"{path.stem}-{family}", dtype="fp32", **sizes)
+    config = json.loads((folder / "config.json").read_text())
+    pick: Choose = dtype if callable(dtype) else lambda name, shape: str(dtype) if len(shape) > 1 else "F32"
+    tensors = load_file(folder / "model.safetensors")
+    archs = {one.model_type: arch for arch, one in _ARCHITECTURES.items()}
+    arch = archs.get(config["model_type"], "llama")
+    made = [_written(name, array, pick) for name, array in _renamed(tensors, config, arch)]
+    made += _frequencies(config) if family == "llama_tied" else []
+    return write_gguf(path, {**_facts(config, arch), **_tokenizer(folder)}, made), folder
+
+
+def _written(name: str, array: NDArray[np.float32], pick: Choose) -> Written:
+    dtype = pick(name, array.shape)
+    raw = gguf.quants.quantize(np.ascontiguousarray(array), gguf.GGMLQuantizationType[dtype])
+    return name, dtype, array.shape, raw
+
+
+def _renamed(
+    tensors: dict[str, NDArray[np.float32]], config: dict[str, Any], arch: str
+) -> list[tuple[str, NDArray[np.float32]]]:
+    found = _MIXTRAL_LLAMA if config["model_type"] == "mixtral" else _ARCHITECTURES[arch]
+    names = {theirs: ours for ours, theirs in found.tensors.items()}
+    ends = {theirs: ours for ours, theirs in _ENDS.items()}
+    out: dict[str, NDArray[np.float32]] = {}
+    stacks: dict[str, list[NDArray[np.float32]]] = {}
+    for name, array in sorted(
+        tensors.items(), key=lambda item: [int(p) if p.isdigit() else 0 for p in item[0].split(".")]
+    ):
+        if name.endswith("norm.weight") and PLUS_ONE in found.conventions:
+            array = array + np.float32(1)
+        if PAIRS in found.conventions and ("q_proj" in name or "k_proj" in name):
+            head = (
+                config["hidden_size"] // config["num_attention_heads"]
+                if not config.get("head_dim")
+                else config["head_dim"]
+            )
+            array = array.reshape(-1, 2, head // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+        if name in ends:
+            out[ends[name]] = array
+            continue
+        _, _, layer, *middle, last = name.split(".")
+        if "experts" in middle:
+            at = middle.index("experts")
+            pattern = ".".join([*middle[: at + 1], "{expert}", *middle[at + 2 :]])
+            stacks.setdefault(f"blk.{layer}.{names[pattern]}.{last}", []).append(array)
+        else:
+            out[f"blk.{layer}.{names['.'.join(middle)]}.{last}"] = array
+    return [*out.items(), *((name, np.stack(arrays)) for name, arrays in stacks.items())]
+
+
+def _frequencies(config: dict[str, Any]) -> list[Written]:
+    """llama 3.1's scaling as the converter stores it: a factor a column."""
+    rope, head = config["rope_parameters"], config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
+    wavelengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head, 2) / head)
+    low, high = (rope["original_max_position_embeddings"] / rope[f"{name}_freq_factor"] for name in ("low", "high"))
+    smooth = (rope["original_max_position_embeddings"] / wavelengths - rope["low_freq_factor"]) / (
+        rope["high_freq_factor"] - rope["low_freq_factor"]
+    )
+    between = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    factors = np.where(wavelengths < high, 1.0, np.where(wavelengths > low, rope["factor"], between)).astype(np.float32)
+    return [("rope_freqs.weight", "F32", factors.shape, factors)]
+
+
+def _facts(config: dict[str, Any], arch: str) -> dict[str, Any]:
+    rope = config.get("rope_parameters") or {}
+    by_type = "full_attention" in rope
+    theta = (rope["full_attention"] if by_type else rope).get("rope_theta", 10000.0)
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    keys: dict[str, Any] = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "rope.dimension_count": head,
+        "rope.freq_base": float(theta),
+        "vocab_size": config["vocab_size"],
+    }
+    if arch in ("gemma2", "gemma3"):
+        keys["attention.sliding_window"] = config["sliding_window"]
+    if by_type:
+        keys["rope.freq_base_swa"] = float(rope["sliding_attention"]["rope_theta"])
+    if config["model_type"] in ("mixtral", "qwen3_moe"):
+        keys["expert_count"] = config.get("num_local_experts") or config["num_experts"]
+        keys["expert_used_count"] = config["num_experts_per_tok"]
+    if config["model_type"] == "qwen3_moe":
+        keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    return {"general.architecture": arch, **{f"{arch}.{name}": value for name, value in keys.items()}}
+
+
+def _tokenizer(folder: Path) -> dict[str, Any]:
+    body = json.loads((folder / "tokenizer.json").read_text())
+    added = {token["content"]: token["id"] for token in body["added_tokens"]}
+    ids = {**body["model"]["vocab"], **added}
+    tokens = sorted(ids, key=lambda token: ids[token])
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([3 if token in added else 1 for token in tokens], np.int32),
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.bos_token_id": added["<|bos|>"],
+        "tokenizer.ggml.eos_token_id": added["<|eos|>"],
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
