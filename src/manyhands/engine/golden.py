@@ -200,7 +200,7 @@ def grouped(seed: int, groups: int, n: int, k: int, source: int, target: int, st
 def embeddings(machine: BackEnd) -> bytes:
     """Rows of tables of every type, row by row and packed, scaled and not."""
     found = []
-    for name in library.TYPES:
+    for name in library.WIDE:
         table = stored(reals(18, 37, 300), name)
         for scale, row_type in ((1.0, "f32"), (17.3, "bf16")):
             ids = [0, 36, 5, 16]
@@ -271,7 +271,7 @@ def tables(_: BackEnd) -> bytes:
 
 CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
     "functions": functions,
-    **{f"product {x} {w}": products(x, w) for x in ("bf16", "f32") for w in ("bf16", "f16", "f32")},
+    **{f"product {x} {w}": products(x, w) for x in ("bf16", "f32") for w in library.WIDE},
     "product edges": edges,
     f"tininess {platform.machine()}": tininess,
     "norms": norms,

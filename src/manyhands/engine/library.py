@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
-VERSION: Final = 4  # of the interface: mh_version in native/plan.c
+VERSION: Final = 5  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon", "amx")  # by the number that C gives them
 PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
 FORCED: Final = "MANYHANDS_ENGINE"
 TORCH: Final = "torch"  # what it names where no back end of this library shall compute
-TYPES: Final = {"bf16": 0, "f16": 1, "f32": 2}
+TYPES: Final = {"bf16": 0, "f16": 1, "f32": 2, "w8": 3, "w4": 4, "w4m": 5}  # the small ones: quants.py
+WIDE: Final = ("bf16", "f16", "f32")
 ACTIVATIONS: Final = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
 FUNCTIONS: Final = (*ACTIVATIONS, "exp", "tanh", "erf")
 DOUBLES: Final = ("exp", "log", "sin", "cos", "pow")
@@ -75,6 +76,9 @@ def load() -> ctypes.CDLL:
         "mh_calls": (ctypes.c_uint64, [count]),
         "mh_packed_size": (count, [count, count]),
         "mh_pack": (ctypes.c_int, [count, count, pointer, *([count] * 5), pointer, pointer, count]),
+        "mh_packed_bytes": (count, [count, count, count]),
+        "mh_round": (ctypes.c_int, [*([count] * 3), pointer, *([count] * 5), pointer, pointer, count]),
+        "mh_pack_blocks": (ctypes.c_int, [count, pointer, *([count] * 3), pointer, pointer, count]),
         "mh_apply": (ctypes.c_int, [count, count, real, pointer, pointer, count]),
         "mh_embed": (
             ctypes.c_int,
@@ -147,17 +151,23 @@ def pack(
     The matrix may be a view (transposed, a part); `rows` takes some of its rows, in that order. `kept`: "bf16" rounds a
     matrix of fp32. One thread; the GIL is released. Raises ModelError for impossible shapes.
     """
-    kept, size = kept or type_name, weight_NK.itemsize
+    kept = kept or type_name
+    given, shape = view_of(weight_NK, rows)
+    numbers = packed_size(*shape)
+    out = np.empty(numbers, np.float32 if kept == "f32" else np.uint16) if out is None else out
+    check(load().mh_pack(TYPES[type_name], TYPES[kept], *given, address(rows), address(out), out.nbytes))
+    return out
+
+
+def view_of(weight_NK: Array, rows: NDArray[np.int64] | None) -> tuple[tuple[int | None, ...], tuple[int, int]]:
+    """A view as C is told it: address, numbers that it spans, n, k, steps; and (n, k). Raises ModelError."""
+    size = weight_NK.itemsize
     if any(step < 0 or step % size for step in weight_NK.strides) or weight_NK.ndim != 2:
         raise ModelError(f"a matrix of shape {weight_NK.shape} and strides {weight_NK.strides} cannot be packed")
     n, k = weight_NK.shape if rows is None else (len(rows), weight_NK.shape[1])
-    numbers = packed_size(n, k)
-    out = np.empty(numbers, np.float32 if kept == "f32" else np.uint16) if out is None else out
     steps = [step // size for step in weight_NK.strides]
     extent = sum((count - 1) * step for count, step in zip(weight_NK.shape, steps, strict=True)) + 1
-    given = (TYPES[type_name], TYPES[kept], address(weight_NK), extent, n, k, *steps, address(rows))
-    check(load().mh_pack(*given, address(out), out.nbytes))
-    return out
+    return (address(weight_NK), extent, n, k, *steps), (n, k)
 
 
 def check(code: int) -> None:

@@ -30,7 +30,9 @@ static const float *bias_of(Tensor tensor, int64_t expert, int64_t n) { return t
 /* The pairs of an expert in use, of all its rows a step before the next. */
 static Source pairs_of(const Mixture *m, int64_t used, float *rows, int64_t depth)
 {
-    return few_rows(rows + m->starts[used] * depth * DEPTH, m->starts[used + 1] - m->starts[used], depth);
+    int64_t count = m->starts[used + 1] - m->starts[used], is_grouped = is_small(m->op->numbers[rows == m->inners ? 8 : 6]);
+    rows += m->starts[used] * depth * DEPTH;
+    return is_grouped ? grouped_rows(rows, count, depth) : few_rows(rows, count, depth);
 }
 
 /* Rounds one pair's row into the pairs of its expert. */
@@ -59,8 +61,8 @@ static void multiply_pairs(const Mixture *m, int64_t used, int which, int64_t pa
     const int64_t *n = m->op->numbers;
     int64_t expert = m->used[used], first = m->starts[used], count = m->starts[used + 1] - first;
     int64_t depth = which == 2 ? m->inner_depth : m->depth, columns = which == 2 ? m->hidden : m->inner;
-    int64_t bytes = ceil_div(columns, SIDE) * panel_size(depth) * size_of_type(n[6]);
-    Matrix matrix = {.type = n[6], .n = columns, .k = depth * DEPTH, .packed = (const char *)m->op->tensors[which].data + expert * bytes,
+    int64_t type = n[which == 2 ? 8 : 6], bytes = ceil_div(columns, SIDE) * panel_bytes(type, depth);
+    Matrix matrix = {.type = type, .n = columns, .k = depth * DEPTH, .packed = (const char *)m->op->tensors[which].data + expert * bytes,
                      .bias = bias_of(m->op->tensors[3 + which], expert, columns)};
     float *out = which == 0 ? m->gates : which == 1 ? m->ups : m->results;
     for (int64_t at = first; at < first + count; at += CHUNK) {

@@ -6,11 +6,10 @@
 
 #include "functions.h"
 #include "panels.h"
+#include "quants.h"
 #ifdef TILES
 #include "tiles.h"
 #endif
-
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE V even_of(int64_t type, const char *at)
 {
@@ -138,6 +137,16 @@ static void prepare(const float *x, int64_t stride, int64_t k, int64_t rounds, c
 {
     int64_t whole = ceil_div(to->count, LANES_ROWS) * LANES_ROWS;
     for (int64_t row = first; row < first + count; row++) {
+        for (int64_t step = 0; to->form == GROUPED && step < to->depth; step++) {
+            float room[DEPTH] = {0};
+            int64_t left = at_most(k - step * DEPTH, DEPTH);
+            const float *from = x + row * stride + step * DEPTH;
+            if (left < DEPTH)
+                from = memcpy(room, from, (size_t)left * 4);
+            round_group(from, (Group *)(to->rows + row * to->row_step + step * to->step_step));
+        }
+        if (to->form == GROUPED)
+            continue;
 #ifdef TILES
         for (int64_t at = 0; to->form == TILED && at < to->depth * DEPTH; at += LANES) {
             V v = row < to->count && at < k ? load_part(x + row * stride + at, k - at) : set(0);
@@ -194,7 +203,7 @@ static void block_product(const Matrix *matrix, const Source *source, const char
 static void product(const Matrix *matrix, const Source *source, int64_t panel, int64_t end, float *out, int64_t stride,
                     float *scratch)
 {
-    int64_t depth = source->depth, bytes = panel_size(depth) * size_of_type(matrix->type);
+    int64_t depth = source->depth, bytes = panel_bytes(matrix->type, depth);
     float *sums = scratch + EXPANDED * DEPTH * SIDE;
 #ifdef TILES
     if (source->form == TILED)
@@ -202,7 +211,7 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
 #endif
     for (int64_t panels; panel < end; panel += panels) {
         const char *packed = (const char *)matrix->packed + panel * bytes;
-        panels = source->form == FEW_AT_ONCE ? 1 : at_most(end - panel, PANELS);
+        panels = source->form == FEW_AT_ONCE || source->form == GROUPED ? 1 : at_most(end - panel, PANELS);
         for (int64_t p = 0; p < panels; p++)
             memset(sums + p * CHUNK * SIDE, 0, (size_t)(at_most(ceil_div(source->count, LANES_ROWS) * LANES_ROWS, CHUNK) * SIDE) * 4);
 #ifdef TILES
@@ -212,6 +221,8 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
 #endif
         if (source->form == BLOCKED)
             block_product(matrix, source, packed, panels, sums, scratch);
+        else if (source->form == GROUPED)
+            group_chains(matrix->type, mh_has_dot, source, (const uint8_t *)packed, sums);
         else
             chains(matrix->type, source->count, source->rows, source->row_step, source->step_step, packed, depth, sums, SIDE);
         for (int64_t p = 0; p < panels; p++)
@@ -472,8 +483,13 @@ static void widen(const void *stored, int64_t type, float scale, float *out, int
 {
     for (int64_t at = 0; at < n; at += LANES) {
         int64_t left = at_most(n - at, LANES), size = size_of_type(type);
-        char room[LANES * 4] = {0};
-        memcpy(room, (const char *)stored + at * size, (size_t)(left * size));
+        _Alignas(4) char room[LANES * 4] = {0};
+        if (left == LANES && size == 2) /* sizes that the compiler knows */
+            memcpy(room, (const char *)stored + at * 2, LANES * 2);
+        else if (left == LANES)
+            memcpy(room, (const char *)stored + at * 4, LANES * 4);
+        else
+            memcpy(room, (const char *)stored + at * size, (size_t)(left * size));
         V v = type == BF16 ? from_bf16((half_t *)room) : type == F16 ? from_f16((half_t *)room) : load((float *)room);
         v = scale != 1 ? mul(v, set(scale)) : v;
         store_part(out + at, rounds ? as_bf16(v) : v, left);
@@ -489,7 +505,10 @@ static void narrow(const float *x, void *stored, int64_t type, int64_t n)
         half_t room[LANES];
         if (type == BF16) {
             to_bf16(room, as_bf16(v));
-            memcpy((half_t *)stored + at, room, (size_t)left * 2);
+            if (left == LANES)
+                memcpy((half_t *)stored + at, room, LANES * 2);
+            else
+                memcpy((half_t *)stored + at, room, (size_t)left * 2);
         } else
             store_part((float *)stored + at, pick(is_nan(v), set(real_of(0x7FC00000)), v), left);
     }
@@ -607,4 +626,4 @@ enum { HAS_TILES = 1 };
 enum { HAS_TILES = 0 };
 #endif
 const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), HAS_TILES, LANES_ROWS, prepare, product, norm, rotate, gate, add_rows, multiply, remember,
-                                        attend, widen, narrow, soften, route, apply};
+                                        attend, widen, narrow, soften, route, apply, round_weights};

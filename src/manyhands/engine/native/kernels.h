@@ -10,7 +10,10 @@
 enum { SIDE = 16, DEPTH = 32, BLOCK = 64, CHUNK = 240 }; /* columns of a panel, K of a step, keys of a block, rows of a product */
 enum { EXPANDED = 4, PANELS = 4 }; /* steps of K that a blocked product widens at once, and panels that take turns */
 enum { SCRATCH_BYTES = (EXPANDED * DEPTH + PANELS * CHUNK) * SIDE * 4 }; /* of a product */
-enum { BF16, F16, F32 };                                 /* types of stored numbers */
+/* Types of stored numbers; then of matrices in groups of 32 numbers of K: codes of 8 bit with a scale; of 4 bit, less 8, with a
+ * scale; of 4 bit with a scale and a minimum. */
+enum { BF16, F16, F32, W8, W4, W4M, TYPES };
+#define INLINE static inline __attribute__((always_inline))
 
 /* Columns [0, n) of x[rows, k] . weight[n, k]^T, packed by panels of 16 columns (pack.h); bias [n] or null. */
 typedef struct {
@@ -21,8 +24,9 @@ typedef struct {
 
 /* Rows that a product reads, at most CHUNK, in steps of 32 numbers: many in blocks of block_rows, [step][block][even, odd][16][row],
  * zeros beyond `count`, or in tiles (tiles.h); few as they are, row_step and step_step numbers from a row, and a step, to the next. What the few steps of
- * one pass read lies together, or rows of some thousand numbers would meet in the same sets of a cache. */
-enum { FEW_AT_ONCE, BLOCKED, TILED };
+ * one pass read lies together, or rows of some thousand numbers would meet in the same sets of a cache. For small weights a Group takes
+ * a step's place. */
+enum { FEW_AT_ONCE, BLOCKED, TILED, GROUPED };
 typedef struct {
     float *rows;
     int64_t count, depth, form, row_step, step_step; /* form: one of the above */
@@ -66,17 +70,58 @@ typedef struct {
     void (*soften)(float *logits, int64_t n, float scale, float soft_cap);
     void (*route)(const Routing *routing, const float *logits, const float *correction, float *pairs);
     void (*apply)(int64_t function, float alpha, const float *x, float *out, int64_t n);
+    void (*round_weights)(int64_t type, const float *x, uint8_t *codes, uint16_t *factors);
 } Kernels;
 
+extern int mh_has_dot; /* whether this CPU multiplies bytes and sums by fours: VNNI, ARM's dot product */
 extern const Kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;
 extern const Kernels kernels_amx __attribute__((weak)); /* absent where the compiler knows no tiles */
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t size_of_type(int64_t type) { return type == F32 ? 4 : 2; }
+static inline int is_small(int64_t type) { return type >= W8; }
+
+/* 32 numbers of a row as integers: number i is codes[i] * scale. sums: of the first 16 codes, and of the others. */
+typedef struct {
+    float scale;
+    int16_t sums[2];
+    int8_t codes[DEPTH];
+} Group;
+enum { GROUP_FLOATS = sizeof(Group) / 4 };
+static inline const Group *group_at(const char *rows, int64_t step) { return (const Group *)(rows + step); }
+static inline int32_t group_sum(const Group *group) { return group->sums[0] + group->sums[1]; }
+static inline int32_t part_sum(const Group *group, int first, int end) /* of fours [first, end): a half, or all */
+{
+    return (first < 4 ? group->sums[0] : 0) + (end > 4 ? group->sums[1] : 0);
+}
+static inline Source grouped_rows(float *rows, int64_t count, int64_t depth)
+{
+    return (Source){rows, count, depth, GROUPED, GROUP_FLOATS, count * GROUP_FLOATS};
+}
 
 /* Numbers of a panel of 16 columns whose K takes `depth` steps. */
 static inline int64_t panel_size(int64_t depth) { return depth * DEPTH * SIDE; }
+
+/* A panel of small weights: the codes of all steps, then their factors (16 scales, 16 minima in fp16, one a column). Codes lie as
+ * [K / 4][column][4 numbers of K]; of 4 bit, numbers [0, 16) of a step lie in the low halves, [16, 32) in the high ones. */
+static inline int64_t code_bytes(int64_t type) { return type == W8 ? DEPTH * SIDE : DEPTH * SIDE / 2; }
+static inline int64_t factor_bytes(int64_t type) { return type == W4M ? 4 * SIDE : 2 * SIDE; }
+static inline int64_t panel_bytes(int64_t type, int64_t depth)
+{
+    return is_small(type) ? depth * (code_bytes(type) + factor_bytes(type)) : panel_size(depth) * size_of_type(type);
+}
+static inline int64_t place_of_code(int64_t type, int64_t k, int64_t c) { return (type == W8 ? k : k % 16) / 4 * 64 + c * 4 + k % 4; }
+static inline void put_code(int64_t type, uint8_t *codes, int64_t k, int64_t c, int code)
+{
+    uint8_t *at = codes + place_of_code(type, k, c);
+    *at = type == W8 ? (uint8_t)code : k < 16 ? (uint8_t)((*at & 0xF0) | code) : (uint8_t)((*at & 15) | code << 4);
+}
+static inline int get_code(int64_t type, const uint8_t *codes, int64_t k, int64_t c)
+{
+    uint8_t at = codes[place_of_code(type, k, c)];
+    return type == W8 ? (int8_t)at : (k < 16 ? at & 15 : at >> 4) - (type == W4 ? 8 : 0);
+}
 
 /* Where column c, row k of a panel lies: bf16 in pairs of rows, others by even and odd rows. */
 static inline int64_t place_in_panel(int64_t type, int64_t k, int64_t c)

@@ -4,6 +4,7 @@
 #include "kernels.h"
 #include "lanes.h"
 #include "panels.h"
+#include "modes.h"
 #include "plan.h"
 
 /* A matrix [n, k] as it is stored: number (row, i) lies at rows[row] * row_step + i * k_step, or row * row_step without rows. */
@@ -147,8 +148,103 @@ EXPORT int mh_pack(int64_t type, int64_t kept, const void *weight, int64_t count
     return DONE;
 }
 
+static float widen_one(int64_t type, const void *at)
+{
+    uint16_t half;
+    float number;
+    if (type == F32)
+        return memcpy(&number, at, 4), number;
+    memcpy(&half, at, 2);
+    return type == BF16 ? real_of((uint32_t)half << 16) : widen_f16(half);
+}
+
+static void round_block(const Kernels *kernels, const StoredMatrix *m, int64_t small, int64_t panel, int64_t step, uint8_t *packed)
+{
+    _Alignas(64) char block[SIDE * DEPTH * 4];
+    float columns[DEPTH * SIDE];
+    int64_t depth = ceil_div(m->k, DEPTH), size = size_of_type(m->type);
+    uint8_t *to = packed + panel * panel_bytes(small, depth);
+    take_block(m, panel, step, block);
+    for (int64_t c = 0; c < SIDE; c++)
+        for (int64_t k = 0; k < DEPTH; k++)
+            columns[k * SIDE + c] = widen_one(m->type, block + (c * DEPTH + k) * size);
+    kernels->round_weights(small, columns, to + step * code_bytes(small), (uint16_t *)(to + depth * code_bytes(small) + step * factor_bytes(small)));
+}
+
+/* As mh_pack, rounded to `small`: W8 or W4. The result is the same on every target. */
+EXPORT int mh_round(int64_t target, int64_t small, int64_t type, const void *weight, int64_t count, int64_t n, int64_t k, int64_t row_step,
+                    int64_t k_step, const int64_t *rows, void *packed, int64_t bytes)
+{
+    StoredMatrix m = {weight, type, type, n, k, row_step, k_step, rows};
+    int64_t panels = ceil_div(n, SIDE), steps = ceil_div(k, DEPTH);
+    if (!plan_kernels(target))
+        return BAD_KIND;
+    if (type < BF16 || type > F32 || (small != W8 && small != W4) || mh_packed_bytes(small, n, k) < 0)
+        return BAD_SHAPE;
+    if (!weight || !packed || bytes != mh_packed_bytes(small, n, k) || !is_within(&m, count))
+        return BAD_TENSOR;
+    uint64_t modes = modes_enter();
+    for (int64_t i = 0; i < panels * steps; i++)
+        k_step == 1 ? round_block(plan_kernels(target), &m, small, i / steps, i % steps, packed)
+                    : round_block(plan_kernels(target), &m, small, i % panels, i / panels, packed);
+    modes_leave(modes);
+    return DONE;
+}
+
+/* Blocks of 32 numbers as GGUF files hold them (W8: Q8_0, W4: Q4_0, W4M: Q4_1), `depth` a row, rows one after the other -> panels of
+ * the same codes and factors. rows: which rows are taken, in order; null: the first n. */
+EXPORT int mh_pack_blocks(int64_t small, const void *blocks, int64_t count, int64_t n, int64_t depth, const int64_t *rows, void *packed,
+                          int64_t bytes)
+{
+    if (small < W8 || small > W4M || !is_count(depth, MAX_WIDTH) || mh_packed_bytes(small, n, depth * DEPTH) < 0)
+        return BAD_SHAPE;
+    int64_t factors = factor_bytes(small) / SIDE, codes = code_bytes(small) / SIDE, size = factors + codes;
+    if (!blocks || !packed || bytes != mh_packed_bytes(small, n, depth * DEPTH) || count < 1)
+        return BAD_TENSOR;
+    for (int64_t row = 0; row < n; row++)
+        if (rows ? rows[row] < 0 || rows[row] >= count / size / depth : n > count / size / depth)
+            return BAD_TENSOR;
+    memset(packed, 0, (size_t)bytes);
+    for (int64_t row = 0; row < n; row++) {
+        const char *from = (const char *)blocks + (rows ? rows[row] : row) * depth * size;
+        char *to = (char *)packed + row / SIDE * panel_bytes(small, depth);
+        for (int64_t step = 0; step < depth; step++, from += size, to += code_bytes(small)) {
+            char *lines = (char *)packed + row / SIDE * panel_bytes(small, depth) + depth * code_bytes(small) + step * factor_bytes(small);
+            for (int64_t i = 0; i < factors / 2; i++)
+                memcpy(lines + (i * SIDE + row % SIDE) * 2, from + 2 * i, 2);
+            for (int64_t j = 0; j < codes / 4; j++)
+                memcpy(to + j * 64 + row % SIDE * 4, from + factors + 4 * j, 4);
+        }
+    }
+    return DONE;
+}
+
+/* Bytes that a packed matrix [n, k] has; -1 for impossible ones. */
+EXPORT int64_t mh_packed_bytes(int64_t type, int64_t n, int64_t k)
+{
+    if (type < BF16 || type >= TYPES || !is_count(n, MAX_WIDTH) || !is_count(k, MAX_WIDTH))
+        return -1;
+    return ceil_div(n, SIDE) * panel_bytes(type, ceil_div(k, DEPTH));
+}
+
+/* Numbers of a row of small weights as fp32: code times scale, plus the minimum, in one rounding. */
+static void unpack_small(int64_t type, const uint8_t *panel, int64_t depth, int64_t column, int64_t at, int64_t count, float *out)
+{
+    for (int64_t i = at; i < at + count; i++) {
+        int64_t step = i / DEPTH;
+        const uint16_t *factors = (const uint16_t *)(panel + depth * code_bytes(type) + step * factor_bytes(type));
+        double code = get_code(type, panel + step * code_bytes(type), i % DEPTH, column), scale = widen_f16(factors[column]);
+        out[i - at] = (float)(code * scale + (type == W4M ? widen_f16(factors[SIDE + column]) : 0));
+    }
+}
+
 const void *unpack(int64_t type, const void *packed, int64_t k, int64_t row, int64_t at, int64_t count, void *out)
 {
+    if (is_small(type)) {
+        int64_t depth = ceil_div(k, DEPTH);
+        unpack_small(type, (const uint8_t *)packed + row / SIDE * panel_bytes(type, depth), depth, row % SIDE, at, count, out);
+        return out;
+    }
     int64_t size = size_of_type(type), first = row / SIDE * panel_size(ceil_div(k, DEPTH));
     for (int64_t i = at; i < at + count; i++) {
         int64_t place = first + i / DEPTH * panel_size(1) + place_in_panel(type, i % DEPTH, row % SIDE);

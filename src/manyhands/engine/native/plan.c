@@ -9,6 +9,11 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#else
+#include <sys/auxv.h>
+#ifndef HWCAP_ASIMDDP
+#define HWCAP_ASIMDDP (1 << 20)
+#endif
 #endif
 
 #include "modes.h"
@@ -70,7 +75,21 @@ EXPORT int mh_supports(int64_t target)
 #endif
 }
 
-EXPORT int mh_version(void) { return 4; }
+const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
+
+/* Set when the library is loaded: AVX-512 VNNI, or the dot product of ARMv8.2. */
+int mh_has_dot;
+__attribute__((constructor)) static void find_dot(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    mh_has_dot = __builtin_cpu_supports("avx512vnni") != 0;
+#else
+    mh_has_dot = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#endif
+}
+
+EXPORT int mh_version(void) { return 5; }
 
 static uint64_t calls[5]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -174,13 +193,13 @@ static int check_product(Plan *plan, Op *op)
     if (!has(plan, n[0]) || !has(plan, n[1]))
         return BAD_REGISTER;
     n[8] = n[8] ? n[8] : 1;
-    if (n[2] < BF16 || n[2] > F32 || n[3] < 0 || n[3] > 6 || !is_slice(plan, n[0], n[4], n + 5) || !is_slice(plan, n[1], n[6], n + 7))
+    if (n[2] < BF16 || n[2] >= TYPES || n[3] < 0 || n[3] > 6 || !is_slice(plan, n[0], n[4], n + 5) || !is_slice(plan, n[1], n[6], n + 7))
         return BAD_SHAPE;
     if (!is_count(n[8], MAX_HEADS) || !has_slices(plan, n[0], n[4], n[5], n[8], n[9]) || !has_slices(plan, n[1], n[6], n[7], n[8], n[10]))
         return BAD_SHAPE;
     if (n[8] > 1 && n[10] < n[7])
         return BAD_SHAPE;
-    int64_t needed = mh_packed_size(n[7], n[5]) * size_of_type(n[2]), depth = ceil_div(n[5], DEPTH) * n[8];
+    int64_t needed = mh_packed_bytes(n[2], n[7], n[5]), depth = ceil_div(n[5], DEPTH) * n[8];
     if (!op->tensors[0].data || op->tensors[0].bytes / n[8] != needed || op->tensors[0].bytes % n[8] || !is_vector(op->tensors[1], n[7] * n[8]))
         return BAD_TENSOR;
     plan->depth = depth > plan->depth ? depth : plan->depth;
@@ -202,7 +221,7 @@ static int check_route(const Plan *plan, const Op *op)
     return is_vector(op->tensors[0], n[2]) ? DONE : BAD_TENSOR;
 }
 
-/* source, routes, target, experts, top k, inner width, type, activation; alpha, limit, offset; gates, ups, downs packed one
+/* source, routes, target, experts, top k, inner width, type of gates and ups, activation, type of downs; alpha, limit, offset; gates, ups, downs packed one
  * expert behind the other, their biases [experts, n] */
 static int check_experts(Plan *plan, const Op *op)
 {
@@ -212,9 +231,9 @@ static int check_experts(Plan *plan, const Op *op)
             return BAD_REGISTER;
     if (n[2] == n[0] || n[2] == n[1] || !is_count(n[3], MOST_EXPERTS) || !is_count(n[4], n[3]) || !is_count(n[5], MAX_WIDTH))
         return BAD_SHAPE;
-    if (w[n[1]] != 2 * n[4] || n[6] < BF16 || n[6] > F32 || n[7] < 0 || n[7] > 6)
+    if (w[n[1]] != 2 * n[4] || n[6] < BF16 || n[6] >= TYPES || n[7] < 0 || n[7] > 6 || n[8] < BF16 || n[8] >= TYPES)
         return BAD_SHAPE;
-    int64_t size = size_of_type(n[6]), before = mh_packed_size(n[5], w[n[0]]) * size, after = mh_packed_size(w[n[2]], n[5]) * size;
+    int64_t before = mh_packed_bytes(n[6], n[5], w[n[0]]), after = mh_packed_bytes(n[8], w[n[2]], n[5]);
     const Tensor *t = op->tensors;
     if (!t[0].data || !t[1].data || !t[2].data || t[0].bytes != n[3] * before || t[1].bytes != n[3] * before || t[2].bytes != n[3] * after)
         return BAD_TENSOR;
@@ -469,11 +488,11 @@ EXPORT int mh_plan_run(Plan *plan, Team *team, int64_t threads, const Segment *s
 EXPORT int mh_embed(int64_t target, int64_t type, const void *table, int64_t bytes, int64_t vocab, int64_t width, const int64_t *ids,
                     int64_t count, int64_t row_type, void *out, int64_t out_bytes, int64_t is_packed, double scale)
 {
-    if (!mh_supports(target) || type < BF16 || type > F32 || (row_type != BF16 && row_type != F32))
+    if (!mh_supports(target) || type < BF16 || type >= TYPES || (is_small(type) && !is_packed) || (row_type != BF16 && row_type != F32))
         return BAD_KIND;
     if (!is_count(vocab, MAX_WIDTH) || !is_count(width, MAX_WIDTH) || !table)
         return BAD_SHAPE;
-    if (bytes != (is_packed ? mh_packed_size(vocab, width) : vocab * width) * size_of_type(type))
+    if (bytes != (is_packed ? mh_packed_bytes(type, vocab, width) : vocab * width * size_of_type(type)))
         return BAD_TENSOR;
     if (count < 0 || count > MAX_ROWS || out_bytes != count * width * size_of_type(row_type))
         return BAD_ROWS;
@@ -486,10 +505,9 @@ EXPORT int mh_embed(int64_t target, int64_t type, const void *table, int64_t byt
         }
         for (int64_t at = 0; at < width; at += PIECE) {
             int64_t part = at_most(width - at, PIECE);
-            const void *from = (const char *)table + (ids[i] * width + at) * size_of_type(type);
-            if (is_packed)
-                from = unpack(type, table, width, ids[i], at, part, unpacked);
-            back_end(target)->widen(from, type, (float)scale, row, part, 0);
+            const void *from = is_packed ? unpack(type, table, width, ids[i], at, part, unpacked)
+                                         : (const char *)table + (ids[i] * width + at) * size_of_type(type);
+            back_end(target)->widen(from, is_small(type) ? F32 : type, (float)scale, row, part, 0);
             back_end(target)->narrow(row, (char *)out + (i * width + at) * size_of_type(row_type), row_type, part);
         }
     }

@@ -49,7 +49,9 @@ typedef struct {
 
 static inline int is_count(int64_t n, int64_t most) { return n > 0 && n <= most; }
 int64_t mh_packed_size(int64_t n, int64_t k);
-/* Numbers [at, at + count) of row `row` of a packed matrix of k columns -> out, as they are stored; at: a multiple of 32. */
+int64_t mh_packed_bytes(int64_t type, int64_t n, int64_t k);
+const Kernels *plan_kernels(int64_t target); /* null: this CPU cannot run it */
+/* Numbers [at, at + count) of row `row` of a packed matrix of k columns -> out, as they are stored, of small weights as fp32; at: a multiple of 32. */
 const void *unpack(int64_t type, const void *packed, int64_t k, int64_t row, int64_t at, int64_t count, void *out);
 int64_t plan_expert_floats(const Plan *plan, const Op *op);
 int experts_run(Plan *plan, Team *team, int64_t threads, const Op *op, int64_t rows);

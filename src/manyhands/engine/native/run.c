@@ -120,6 +120,8 @@ static Source prepared_of(const Job *job, int64_t group)
 {
     int64_t depth = ceil_div(job->op->numbers[5], DEPTH);
     int64_t floats = whole_rows(job) * depth * DEPTH / (job->form == TILED ? 2 : 1);
+    if (job->form == GROUPED)
+        return grouped_rows(job->plan->prepared + group * floats, job->rows, depth);
     Source source = few_rows(job->plan->prepared + group * floats, job->rows, depth);
     source.form = job->form;
     return source;
@@ -209,12 +211,14 @@ static int run_rows(Team *team, int64_t threads, Job job, Task task, int64_t wid
     return team_run(team, members, task, &job, ceil_div(job.rows, job.per_task), 0);
 }
 
+static int is_prepared_alike(int64_t a, int64_t b) { return a == b || (is_small(a) && is_small(b)); }
+
 /* Products from `op` on that read the same columns: how many; the last may overwrite them. */
 static int64_t count_parts(const Plan *plan, const Op *op)
 {
     int64_t count = 1, left = plan->ops + plan->num_ops - op;
     while (op->numbers[8] == 1 && count < left && op[count].numbers[8] == 1 && count < MAX_REGISTERS && op[count].kind == PRODUCT && op[count - 1].numbers[1] != op->numbers[0] &&
-           op[count].numbers[0] == op->numbers[0] && op[count].numbers[2] == op->numbers[2] && op[count].numbers[4] == op->numbers[4] && op[count].numbers[5] == op->numbers[5])
+           op[count].numbers[0] == op->numbers[0] && is_prepared_alike(op[count].numbers[2], op->numbers[2]) && op[count].numbers[4] == op->numbers[4] && op[count].numbers[5] == op->numbers[5])
         count++;
     return count;
 }
@@ -226,12 +230,12 @@ static int run_products(const Plan *plan, Team *team, int64_t threads, Job job)
     for (int64_t part = 0; part < job.num_parts; part++)
         panels += ceil_div(op[part].numbers[7], SIDE);
     int is_tiled = job.plan->kernels->has_tiles && job.plan->rounds && op->numbers[2] == BF16;
-    job.form = is_tiled && job.rows > FEW_TILED ? TILED : job.rows > FEW_ROWS ? BLOCKED : FEW_AT_ONCE;
+    job.form = is_small(op->numbers[2]) ? GROUPED : is_tiled && job.rows > FEW_TILED ? TILED : job.rows > FEW_ROWS ? BLOCKED : FEW_AT_ONCE;
     int64_t members = members_for(threads, panels * SIDE * k * job.rows * groups);
     job.per_task = ceil_div(ceil_div(job.rows, members * 2), 48) * 48; /* a multiple of all blocks */
     job.per_group = ceil_div(job.rows, job.per_task);
     int failed = team_run(team, members_for(threads, job.rows * k * 4 * groups), prepare_task, &job, job.per_group * groups, 0);
-    int64_t least = ceil_div(TASK_BYTES, panel_size(ceil_div(k, DEPTH)) * 2);
+    int64_t least = ceil_div(TASK_BYTES, panel_bytes(op->numbers[2], ceil_div(k, DEPTH)));
     job.per_task = ceil_div(panels * groups, members * 8);
     job.per_task = members == 1 ? panels : job.per_task < least ? least : job.per_task;
     job.per_group = ceil_div(panels, job.per_task);

@@ -1,0 +1,65 @@
+"""Small weights: matrices of 8 and 4 bit in groups of 32 inputs, packed by panels of 16 outputs (native/quants.h).
+
+"w8": codes of 8 bit and a scale a group; "w4": codes of 4 bit, less 8, and a scale; "w4m": codes of 4 bit, a scale and a
+minimum. They are rounded from a checkpoint's numbers, or taken as they are from blocks of a GGUF file: Q8_0, Q4_0, Q4_1.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyhands.engine import library
+from manyhands.engine.library import BACK_ENDS, TYPES, Array, address, check
+from manyhands.errors import ModelError
+
+GROUP: Final = 32  # inputs that share a scale
+BLOCKS: Final = {"Q8_0": "w8", "Q4_0": "w4", "Q4_1": "w4m"}  # how a file names them -> how they are held
+BLOCK_BYTES: Final = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
+SMALL: Final = frozenset(BLOCKS.values())
+
+
+def packed_bytes(type_name: str, n: int, k: int) -> int:
+    """Bytes that a matrix [n, k] takes when packed, of any type in TYPES. Raises ModelError for impossible shapes."""
+    size = int(library.load().mh_packed_bytes(TYPES[type_name], n, k))
+    if size < 0:
+        raise ModelError(f"a matrix of {n} x {k} cannot be packed")
+    return size
+
+
+def round_weights(
+    back_end: str,
+    weight_NK: Array,
+    type_name: str,
+    small: str,
+    rows: NDArray[np.int64] | None = None,
+    out: NDArray[np.uint8] | None = None,
+) -> NDArray[np.uint8]:
+    """A matrix of `type_name` rounded to `small` ("w8" or "w4"), packed; K is filled up with zeros.
+
+    As library.pack. The same bytes come of every back end. Raises ModelError for impossible shapes.
+    """
+    given, (n, k) = library.view_of(weight_NK, rows)
+    out = np.empty(packed_bytes(small, n, k), np.uint8) if out is None else out
+    types = (BACK_ENDS.index(back_end), TYPES[small], TYPES[type_name])
+    check(library.load().mh_round(*types, *given, address(rows), address(out), out.nbytes))
+    return out
+
+
+def pack_blocks(
+    blocks: NDArray[np.uint8],
+    form: str,
+    rows: NDArray[np.int64] | None = None,
+    out: NDArray[np.uint8] | None = None,
+) -> NDArray[np.uint8]:
+    """Blocks [rows, blocks of a row, bytes of a block] of `form` (BLOCKS), packed: the same codes and factors.
+
+    `rows` takes some of its rows, in that order. Raises ModelError for impossible shapes.
+    """
+    if blocks.ndim != 3 or blocks.shape[2] != BLOCK_BYTES[form] or not blocks.flags.c_contiguous:
+        raise ModelError(f"blocks of {form} lie as [rows, blocks, {BLOCK_BYTES[form]}], not as {list(blocks.shape)}")
+    small, n, depth = BLOCKS[form], len(blocks) if rows is None else len(rows), blocks.shape[1]
+    out = np.empty(packed_bytes(small, n, depth * GROUP), np.uint8) if out is None else out
+    given = (TYPES[small], address(blocks), blocks.nbytes, n, depth, address(rows))
+    check(library.load().mh_pack_blocks(*given, address(out), out.nbytes))
+    return out
