@@ -24,14 +24,16 @@ NodeId = NewType("NodeId", str)  # 64 hex digits: an Ed25519 public key
 ModelId = NewType("ModelId", str)  # 64 hex digits: SHA-256 of a manifest
 SessionId = NewType("SessionId", bytes)  # 16 random bytes, which only a session's origin and its hops may know
 
-Precision = Literal["bf16", "fp32", "fp16", "int8"]
+Precision = Literal["bf16", "fp32", "fp16", "w8", "w4"]
 PathKind = Literal["ring", "star"]
 EndsAt = Literal["origin", "edges"]
 # E0 same bits, E1 same tokens, E2 same distribution up to rounding (docs/exactness.md).
 Exactness = Literal["E0", "E1", "E2"]
 FinishReason = Literal["stop", "length"]
 
-PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32", "fp16", "int8")
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32", "fp16", "w8", "w4")
+# Weights of 8 and 4 bit in groups (docs/arithmetic.md), rows in bf16.
+SMALL_WEIGHTS: Final[frozenset[Precision]] = frozenset({"w8", "w4"})
 # Steps that may be under way to one hop without having been computed: the most that a request may ask for.
 MAX_WINDOW: Final = 64
 ORIGIN_HOP = 255  # the hop index that means "the origin"; a route has at most 255 hops

@@ -130,15 +130,16 @@ def test_bytes_are_exact_per_precision() -> None:
     assert layer_bytes([matrix, vector, head], 2, "bf16") == [0, 132]
     assert layer_bytes([matrix, vector, head], 2, "fp16") == [0, 132]
     assert layer_bytes([matrix, vector, head], 2, "fp32") == [0, 264]
-    assert layer_bytes([matrix, vector, head], 2, "int8") == [0, 60 + 6 * 4 + 12]
-    assert [ends_bytes([matrix, head], p) for p in ("bf16", "fp32", "int8")] == [80, 160, 80]
+    assert layer_bytes([matrix, vector, head], 2, "w8") == [0, 64 + 24]
+    assert layer_bytes([matrix, vector, head], 2, "w4") == [0, 34 + 24]
+    assert [ends_bytes([matrix, head], p) for p in ("bf16", "fp32", "w8", "w4")] == [80, 160, 43, 43]
 
 
 def test_packed_bytes_are_what_memory_holds() -> None:
     """Where no bf16 is multiplied, matrices are packed as fp32; vectors and the embedding stay; a tied head is packed too."""
     matrix, vector = Tensor("model.layers.0.w", "BF16", (6, 10)), Tensor("model.layers.0.n", "BF16", (6,))
     embed, head = Tensor("model.embed_tokens.weight", "BF16", (4, 10)), Tensor("lm_head.weight", "BF16", (4, 10))
-    sizes: list[tuple[Precision, int, int]] = [("bf16", 132, 252), ("fp32", 264, 264), ("int8", 96, 96)]
+    sizes: list[tuple[Precision, int, int]] = [("bf16", 132, 252), ("fp32", 264, 264)]
     for precision, narrow, wide in sizes:
         for widened, want in [(False, narrow), (True, wide)]:
             assert packed_layer_bytes([matrix, vector, head], 1, precision, widened=widened) == [want]
@@ -149,12 +150,11 @@ def test_packed_bytes_are_what_memory_holds() -> None:
         ([embed], True, 240),
     ]:
         assert packed_ends_bytes(tensors, "bf16", widened=widened) == want
-        assert packed_ends_bytes(tensors, "int8", widened=widened) == want, "the ends stay bf16"
 
 
 def test_integers_keep_their_size() -> None:
     assert tensor_bytes(Tensor("x", "I64", (3,)), "bf16") == 24
-    assert tensor_bytes(Tensor("x", "U8", (3, 2)), "int8") == 6
+    assert tensor_bytes(Tensor("x", "U8", (3, 2)), "w8") == 6
 
 
 def test_facts_are_read_from_any_common_config() -> None:

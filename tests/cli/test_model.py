@@ -24,7 +24,7 @@ def test_inspect_says_what_a_model_is(tied: Path) -> None:
     assert (facts["family"], facts["num_layers"], facts["tied"]) == ("qwen2", 6, True)
     assert facts["model_id"] == build_manifest(tied).id
     assert facts["bytes"]["fp32"]["total"] == 2 * facts["bytes"]["bf16"]["total"]
-    assert facts["bytes"]["int8"]["total"] < facts["bytes"]["bf16"]["total"]
+    assert facts["bytes"]["w8"]["total"] < facts["bytes"]["bf16"]["total"]
 
 
 def test_inspect_shows_a_table(llama: Path) -> None:

@@ -89,12 +89,12 @@ def test_a_matrix_of_blocks_is_packed_in_stretches_as_it_is_whole(monkeypatch: p
     draw = np.random.default_rng(6)
     raw = gguf.quants.quantize(draw.standard_normal((200, 64), np.float32), gguf.GGMLQuantizationType.Q4_0)
     stored, rows = Stored("Q4_0", raw), draw.permutation(200)[:150]
-    whole = {precision: matrix((stored, rows), precision, Memory()).array.tobytes() for precision in PRECISIONS}
+    whole = {precision: matrix((stored, rows), precision, Memory(), "scalar").array.tobytes() for precision in PRECISIONS}
     held_whole = held(stored, "bf16").array
     monkeypatch.setattr(weights, "STRETCH", 64 * 32)
     for precision in PRECISIONS:
-        assert matrix((stored, rows), precision, Memory()).array.tobytes() == whole[precision]
+        assert matrix((stored, rows), precision, Memory(), "scalar").array.tobytes() == whole[precision]
     plain = Stored("f32", dequantise(raw, "Q4_0"))
-    assert matrix((plain, rows), "fp32", Memory()).array.tobytes() == whole["fp32"]
+    assert matrix((plain, rows), "fp32", Memory(), "scalar").array.tobytes() == whole["fp32"]
     np.testing.assert_array_equal(held(stored, "bf16").array, held_whole)
     np.testing.assert_array_equal(held(plain, "bf16").array, held_whole)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from manyhands.cli import checks
-from manyhands.engine import golden, golden_models, library
+from manyhands.engine import golden, golden_models, golden_small, library
 from manyhands.errors import ModelError
 from manyhands.program.families import FAMILIES
 
@@ -23,22 +23,31 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_every_back_end_reproduces_the_digests() -> None:
     """A machine of another make runs the same test against the same file."""
-    right = golden.recorded()
+    right, cases = golden.recorded(), {**golden.CASES, **golden_small.CASES}
     for name in library.supported():
         before = library.calls(name)
-        assert {case: right[case] for case in golden.CASES} == golden.digests(name), name
+        assert {case: right[case] for case in cases} == golden.digests(name), name
         assert library.calls(name) > before
-    assert set(right) >= set(golden.CASES)
+    assert set(right) >= set(cases)
 
 
 @pytest.mark.parametrize("name", library.supported())
 def test_every_back_end_reproduces_whole_models(name: str) -> None:
-    """Of every family, bf16 and fp32; with this back end alone."""
+    """Of every family, in every precision; with this back end alone."""
     before = {other: library.calls(other) for other in library.supported()}
     assert golden_models.failures(name) == ()
     grown = [other for other in library.supported() if library.calls(other) > before[other]]
-    assert grown == [name] and library.calls(name) - before[name] >= 15 * len(golden_models.configs())
-    assert {f"model {family} bf16" for family in golden_models.configs()} <= set(golden.recorded())
+    assert grown == [name] and library.calls(name) - before[name] >= 30 * len(golden_models.configs())
+    models = {f"model {family} {kind}" for family in golden_models.configs() for kind in golden_models.PRECISIONS}
+    assert models <= set(golden.recorded())
+
+
+def test_a_digest_of_small_weights_changes_no_other_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, small = golden.arithmetic(), golden.arithmetic(is_small=True)
+    (tmp_path / "small.json").write_text("{}")
+    monkeypatch.setattr(golden, "SMALL_FILE", tmp_path / "small.json")
+    assert golden.arithmetic() == before != small != golden.arithmetic(is_small=True)
+    assert not any(map(golden.is_small, json.loads(golden.FILE.read_text())))
 
 
 def test_every_family_has_a_golden_model() -> None:
@@ -51,7 +60,7 @@ def test_cases_differ_and_are_not_empty() -> None:
 
 
 def test_a_back_end_with_other_bits_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = {**golden.recorded(), "norms": "0" * 64}
+    other = {**json.loads(golden.FILE.read_text()), "norms": "0" * 64}
     (tmp_path / "golden.json").write_text(json.dumps(other))
     monkeypatch.setattr(golden, "FILE", tmp_path / "golden.json")
     golden.failures.cache_clear()

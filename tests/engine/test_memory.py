@@ -40,7 +40,7 @@ def test_a_latent_is_held_once() -> None:
         "qk_nope_head_dim": 8,
     }
     program = program_of("deepseek_v3", **shape)
-    plan = compile_layers(program, program.layers, zeros(program).__getitem__, "bf16").plan("scalar")
+    plan = compile_layers(program, program.layers, zeros(program).__getitem__, "bf16", "scalar").plan("scalar")
     assert plan.block_bytes == 64 * 1152
 
 
@@ -144,7 +144,7 @@ def test_loading_copies_no_weight() -> None:
     tensors = zeros(program)
     tracemalloc.start()
     try:
-        plan = compile_layers(program, program.layers, tensors.__getitem__, "bf16").plan("scalar")
+        plan = compile_layers(program, program.layers, tensors.__getitem__, "bf16", "scalar").plan("scalar")
         held = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -163,5 +163,5 @@ def test_spans_share_columns() -> None:
     """A layer's registers take little more than the widest of its blocks needs."""
     program = program_of("llama", hidden_size=512, intermediate_size=2048, num_hidden_layers=2)
     assert Span(0, 2).end == len(program.layers)
-    plan = compile_layers(program, program.layers, zeros(program).__getitem__, "bf16").plan("scalar")
+    plan = compile_layers(program, program.layers, zeros(program).__getitem__, "bf16", "scalar").plan("scalar")
     assert plan.columns <= 2 * 2048 + 2 * 512 and sum(plan.widths) > plan.columns + 1024

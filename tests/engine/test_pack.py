@@ -105,7 +105,7 @@ def test_experts_are_read_one_by_one_and_held_once() -> None:
         read.append(i)
         return Stored("f32" if i != 9 else "f16", np.full((16, 32), i, np.float32)), None
 
-    packed = matrices(3, part, "bf16", Memory())
+    packed = matrices(3, part, "bf16", Memory(), "scalar")
     assert read == [0, 1, 2] and packed.type == "bf16" and packed.array.nbytes == 3 * 16 * 32 * 2
     with pytest.raises(ModelError, match="f16"):
-        matrices(10, part, "bf16", Memory())
+        matrices(10, part, "bf16", Memory(), "scalar")

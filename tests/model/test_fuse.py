@@ -153,7 +153,7 @@ def test_what_only_looks_like_it_stays(module: nn.Module) -> None:
 def test_other_precisions_stay() -> None:
     for module in (Mlp(nn.SiLU()), LlamaRMSNorm(64)):
         precision: Precision
-        for precision in ("fp32", "int8"):
+        for precision in ("fp32",):
             fuse(module, precision)
             assert not is_fused(module)
 

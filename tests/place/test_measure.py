@@ -76,7 +76,7 @@ def test_figures_are_kept_for_a_day(model: Checkpoint, home: Path, monkeypatch: 
     assert len(runs) == 1
     measured_speed(model, home, 86400.0)
     assert len(runs) == 2
-    measured_speed(replace(model, shape=replace(model.shape, precision="int8")), home, 86401.0)
+    measured_speed(replace(model, shape=replace(model.shape, precision="w8")), home, 86401.0)
     assert len(runs) == 3
 
 

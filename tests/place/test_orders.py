@@ -49,7 +49,7 @@ STANDING = Standing(
         ({"obeys": False}, Conflict, "obey = false"),
         ({"knows_asker": False}, Conflict, "does not share"),
         ({"model": OTHER}, WeightsMismatch, "hosts bbbbbbbbbbbb in bf16, not aaaaaaaaaaaa"),
-        ({"precision": "int8"}, WeightsMismatch, "in int8, not"),
+        ({"precision": "w8"}, WeightsMismatch, "in w8, not"),
         ({"num_layers": 5}, BadRequest, "layers 3-5 do not exist"),
         ({"is_moving": True}, Conflict, "moving already"),
         ({"rests_s": 12.3}, Conflict, "again in 12 s"),

@@ -46,7 +46,7 @@ def test_a_budget_too_small_says_what_one_layer_takes() -> None:
     with pytest.raises(BadRequest, match=said):
         check_budget(given, shape(cache_bytes=1000), 1000)
     needed = PROCESS_BYTES + 1100 * MB
-    with pytest.raises(BadRequest, match=f"give at least {size(needed, is_limit=True)} or use --dtype int8"):
+    with pytest.raises(BadRequest, match=f"give at least {size(needed, is_limit=True)} or use --dtype w4"):
         check_budget(given, shape(cache_bytes=1000 * MB), 1)
 
 

@@ -33,7 +33,7 @@ def refusal(data: bytes) -> Verdict:
         record_of(relay="https://relay.example.org./", scope="public", addresses=()),
         record_of(addresses=(address_of(0, "::1"), address_of(0, "fe80::1%eth0"), address_of(0, "häuschen.local"))),
         record_of(
-            info=info_of(16, 24, has_ends=True, is_spare=True, is_loaded=False, precision="int8"),
+            info=info_of(16, 24, has_ends=True, is_spare=True, is_loaded=False, precision="w8"),
             name="küche",
             device="cuda:0",
         ),

@@ -99,7 +99,7 @@ def test_chat_template_and_special_ids(folder: Path) -> None:
         ({"family": "nope"}, "family 'nope' is unknown; there are llama"),
         ({"family": "llama", "hidden": 40}, "hidden is 40"),
         ({"family": "llama", "vocab": 100}, "vocab is 100"),
-        ({"family": "llama", "dtype": "int8"}, "not int8"),
+        ({"family": "llama", "dtype": "w8"}, "not w8"),
     ],
 )
 def test_impossible_requests_are_refused(arguments: dict[str, str], message: str, tmp_path: Path) -> None:

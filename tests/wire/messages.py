@@ -91,7 +91,7 @@ CONTROL: list[Message] = [
     WeightRequest(7, MODEL, "tensor", "model.layers.3.näme", (1 << 64) - 1, MAX_CHUNK_BYTES),
     WeightRequest(0, MODEL, "file", "config.json", 0, 1),
     WeightsNotFound((1 << 32) - 1, "bad_model"),
-    Reassign(3, MODEL, "int8", Span(0, 1), is_forced=True),
+    Reassign(3, MODEL, "w8", Span(0, 1), is_forced=True),
     Reassigned((1 << 32) - 1, None, "moves to layers 0-0"),
     Reassigned(0, "conflict", "n\u00f6"),
 ]

@@ -73,11 +73,14 @@ def test_a_process_that_serves_and_asks_loads_no_torch(folder: Path, precision: 
 def test_the_native_engine_serves_what_it_can_and_torch_the_rest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By precision, family and CPU."""
     assert native_program(config(folder), "bf16") and native_program(config(folder), "fp32")
-    assert native_program(config(folder), "fp16") is None and native_program(config(folder), "int8") is None
+    assert native_program(config(folder), "fp16") is None and native_program(config(folder), "w4")
     unknown = config(folder).replace(b'"llama"', b'"gpt2"')
     assert native_program(unknown, "bf16") is None
     monkeypatch.setattr(runner, "has_tiles", lambda: True)
     assert native_program(config(folder), "bf16") is None, "torch has products on tiles"
+    assert native_program(config(folder), "w8"), "torch has no small weights"
+    with pytest.raises(ModelError, match="gpt2"):
+        native_program(unknown, "w8")
 
 
 def test_a_forced_back_end_computes_or_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,11 +93,13 @@ def test_a_forced_back_end_computes_or_fails(folder: Path, monkeypatch: pytest.M
         span = load_span(folder, Span(0, 2), "bf16", 1)
         rows_through([span], load_ends(folder, "bf16", 1).embed([1, 2]), [None])
         assert span.back_end == name and [library.calls(other) for other in others] == before
-        with pytest.raises(ModelError, match="not in int8"):
-            load_span(folder, Span(0, 2), "int8", 1)
+        with pytest.raises(ModelError, match="not in fp16"):
+            load_span(folder, Span(0, 2), "fp16", 1)
         with pytest.raises(ModelError, match="model_type"):
             native_program(config(folder).replace(b'"llama"', b'"gpt2"'), "bf16")
     monkeypatch.setenv(FORCED, "torch")
+    with pytest.raises(ModelError, match="not in w4"):
+        load_span(folder, Span(0, 2), "w4", 1)
     assert load_span(folder, Span(0, 2), "bf16", 1).back_end == "torch"
     monkeypatch.setenv(FORCED, "sse9")
     for act in (lambda: load_span(folder, Span(0, 2), "bf16", 1), lambda: describe(folder, "bf16")):
@@ -111,7 +116,7 @@ from manyhands.errors import ModelError
 from manyhands.worker.runner import describe, load_span
 folder = Path(sys.argv[1])
 assert load_span(folder, Span(0, 1), "bf16", 1).back_end
-for act in (lambda: load_span(folder, Span(0, 1), "int8", 1), lambda: describe(folder, "fp16")):
+for act in (lambda: load_span(folder, Span(0, 1), "fp16", 1), lambda: describe(folder, "fp16")):
     try:
         act()
     except ModelError as error:
@@ -214,4 +219,4 @@ def test_nobody_is_told_of_widened_weights_where_there_are_none(folder: Path, mo
     monkeypatch.setattr("manyhands.model.linear.has_bf16_products", lambda: False)
     monkeypatch.setenv(FORCED, "torch")
     assert "twice the memory" in widening_note(config(folder), "bf16")
-    assert widening_note(config(folder), "int8") == "" == widening_note(config(folder), "fp32")
+    assert widening_note(config(folder), "w8") == "" == widening_note(config(folder), "fp32")

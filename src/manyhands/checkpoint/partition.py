@@ -8,12 +8,12 @@ tied to the embedding) and "norm" (the final norm, and whatever else has no laye
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, Self
 
 from manyhands.checkpoint.dtypes import is_float
-from manyhands.core import Precision, Span
+from manyhands.core import SMALL_WEIGHTS, Precision, Span
 from manyhands.errors import CutError, ModelError
 
 EndRole = Literal["embed", "norm", "head"]
@@ -25,7 +25,13 @@ _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.")
 _EMBED: Final = re.compile(r"(?:^|\.)(?:embed|wte|wpe|word_embeddings|tok_embeddings|position_embeddings)")
 _UNUSED: Final = re.compile(r"^mtp\.")
 
-_SIZES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "int8": 1}
+_BITS: Final[Mapping[Precision, float]] = {
+    "bf16": 16,
+    "fp16": 16,
+    "fp32": 32,
+    "w8": 8.5,
+    "w4": 4.5,
+}  # of a matrix's number
 _STORED_SIZES: Final = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
 
 
@@ -157,31 +163,35 @@ def layer_bytes(tensors: Iterable[Described], num_layers: int, precision: Precis
 
 
 def ends_bytes(tensors: Iterable[Described], precision: Precision) -> int:
-    """Exact bytes of embedding, final norm and head; at int8 the ends stay bf16."""
-    kept: Precision = "bf16" if precision == "int8" else precision
+    """Exact bytes of embedding, final norm and head; at w4 embedding and head have 8 bits."""
+    kept: Precision = "w8" if precision == "w4" else precision
     ends = (tensor for tensor in tensors if layer_of(tensor.name) is None and not _UNUSED.search(tensor.name))
     return sum(tensor_bytes(tensor, kept) for tensor in ends)
 
 
 def tensor_bytes(tensor: Described, precision: Precision) -> int:
-    """Bytes of one tensor held at `precision`: int8 matrices have one fp32 scale a row, int8 vectors stay bf16."""
+    """Bytes of one tensor held at `precision`: small matrices have 16 bits of scale for 32 numbers, and vectors of fp32."""
     count = math.prod(tensor.shape)
     if not is_float(tensor.dtype):
         return count * _STORED_SIZES.get(tensor.dtype, 8)
-    if precision != "int8":
-        return count * _SIZES[precision]
-    if len(tensor.shape) < 2:
-        return count * _SIZES["bf16"]
-    return count + 4 * (count // tensor.shape[-1] if tensor.shape[-1] else 0)
+    if precision in SMALL_WEIGHTS and len(tensor.shape) < 2:
+        return count * 4
+    return math.ceil(count * _BITS[precision] / 8)
 
 
 def packed_layer_bytes(
-    tensors: Iterable[Described], num_layers: int, precision: Precision, *, widened: bool, native: bool = False
+    tensors: Iterable[Described],
+    num_layers: int,
+    precision: Precision,
+    *,
+    widened: bool,
+    native: Container[str] | None = None,
 ) -> list[int]:
     """Bytes of memory that each layer takes once it is loaded.
 
     `widened`: torch multiplies no bf16 on this CPU, so that matrices of bf16 are packed as fp32 (linear.py:
-    has_bf16_products). `native`: by the native engine, which keeps matrices of 16 bits as they are stored, and vectors in fp32.
+    has_bf16_products). `native`: by the native engine, which keeps matrices of 16 bits as they are stored, and vectors in fp32;
+    the matrices that it does not round to small weights.
     """
     sizes = [0] * num_layers
     for tensor in tensors:
@@ -192,25 +202,27 @@ def packed_layer_bytes(
 
 
 def packed_ends_bytes(
-    tensors: Iterable[Described], precision: Precision, *, widened: bool, native: bool = False
+    tensors: Iterable[Described], precision: Precision, *, widened: bool, native: Container[str] | None = None
 ) -> int:
     """Bytes of memory that embedding, final norm and head take once loaded.
 
     A tied head is packed beside its embedding by torch; by the native engine it is held once.
     """
-    kept: Precision = "bf16" if precision == "int8" else precision
+    kept: Precision = "w8" if precision == "w4" else precision
     ends = [tensor for tensor in tensors if layer_of(tensor.name) is None and not _UNUSED.search(tensor.name)]
-    if native:
-        return sum(_packed(tensor, kept, widened=False, native=True) for tensor in ends)
+    if native is not None:
+        return sum(_packed(tensor, kept, widened=False, native=native) for tensor in ends)
     roles = [(end_role(tensor.name), tensor) for tensor in ends]
     head: EndRole = "head" if any(role == "head" for role, _ in roles) else "embed"
     packed = sum(_packed(tensor, kept, widened=widened) for role, tensor in roles if role == head)
     return packed + sum(tensor_bytes(tensor, kept) for role, tensor in roles if role != "head")
 
 
-def _packed(tensor: Described, precision: Precision, *, widened: bool, native: bool = False) -> int:
-    if native:
-        is_half = len(tensor.shape) >= 2 and (precision == "bf16" or tensor.dtype in ("BF16", "F16"))
+def _packed(tensor: Described, precision: Precision, *, widened: bool, native: Container[str] | None = None) -> int:
+    if native is not None:
+        if precision in SMALL_WEIGHTS and tensor.name not in native:
+            return tensor_bytes(tensor, precision)
+        is_half = len(tensor.shape) >= 2 and (precision != "fp32" or tensor.dtype in ("BF16", "F16"))
         return math.prod(tensor.shape) * (2 if is_half else 4)
     is_wide = widened and precision == "bf16" and len(tensor.shape) >= 2 and is_float(tensor.dtype)
-    return math.prod(tensor.shape) * _SIZES["fp32"] if is_wide else tensor_bytes(tensor, precision)
+    return math.prod(tensor.shape) * 4 if is_wide else tensor_bytes(tensor, precision)

@@ -240,7 +240,7 @@ def _check_torch(cores: int) -> Iterator[Check]:
     yield Check("device", "ok", said)
     if not has_bf16_products():
         what = "torch multiplies no bf16 on this CPU: weights take twice the memory, a token 1.8 times as long"
-        yield Check("device", "warn", what, "leave MANYHANDS_ENGINE out, or use --dtype int8")
+        yield Check("device", "warn", what, "leave MANYHANDS_ENGINE out, or use --dtype w8")
 
 
 def check_engine() -> Iterator[Check]:

@@ -27,7 +27,7 @@ MinP = Annotated[float, typer.Option("--min-p", help="Keep tokens this likely re
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same text, however the model is cut.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the text before this string; may be repeated.")]
 RepetitionPenalty = Annotated[float, typer.Option("--repetition-penalty", help="1 is none.")]
-DType = Annotated[str, typer.Option("--dtype", help="Precision: bf16, fp32 or int8.")]
+DType = Annotated[str, typer.Option("--dtype", help="Precision: bf16, fp32, w8 or w4 (weights of 8 or 4 bit).")]
 Path_ = Annotated[str, typer.Option("--path", help="ring: hop to hop; star: each hop answers the origin.")]
 Standby = Annotated[
     bool, typer.Option("--standby", help="Spare nodes follow the request, so that a repair takes one short step.")
@@ -186,7 +186,7 @@ def defaults(found: Settings) -> dict[str, Any]:
 
 def precision_of(text: str) -> Precision:
     if text not in PRECISIONS or text == "fp16":
-        raise BadRequest(f"--dtype is {text!r}; on a CPU it is one of bf16, fp32, int8")
+        raise BadRequest(f"--dtype is {text!r}; on a CPU it is one of bf16, fp32, w8, w4")
     return text
 
 

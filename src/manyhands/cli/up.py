@@ -24,7 +24,7 @@ def up(
     api: Api = "127.0.0.1:8000",
     opened: gateway.ApiOptions = gateway.ApiOptions(),
     dtype: Annotated[
-        str, typer.Option("--dtype", help="Precision: bf16, fp32 or int8; default: as the swarm has it, else bf16.")
+        str, typer.Option("--dtype", help="Precision: bf16, fp32, w8 or w4; default: as the swarm has it, else bf16.")
     ] = "",
     directory: Directory = "",
     as_json: Json = False,

@@ -6,12 +6,24 @@ from functools import singledispatchmethod
 
 import numpy as np
 
-from manyhands.core import Precision
+from manyhands.core import SMALL_WEIGHTS, Precision
 from manyhands.engine import library
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array, Plan
 from manyhands.engine.memory import Memory
 from manyhands.engine.registers import offsets, touched
-from manyhands.engine.weights import Found, Read, Stored, as_fp32, as_numbers, find, matrices, matrix, take, vector
+from manyhands.engine.weights import (
+    Found,
+    Read,
+    Stored,
+    as_fp32,
+    as_numbers,
+    ends_precision,
+    find,
+    matrices,
+    matrix,
+    take,
+    vector,
+)
 from manyhands.errors import ModelError
 from manyhands.program.ops import (
     RESIDUAL,
@@ -32,18 +44,21 @@ from manyhands.program.ops import (
     Rotary,
     Weight,
 )
+from manyhands.program.tensors import wide_weights
 
-ROW_TYPES: dict[Precision, str] = {"bf16": "bf16", "fp32": "f32"}
+ROW_TYPES: dict[Precision, str] = {"bf16": "bf16", "fp32": "f32", "w8": "bf16", "w4": "bf16"}
 MOST_REGISTERS = 64
 # A native operation: its kind, numbers, reals and tensors (native/plan.c).
 Emitted = tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]
 
 
-def compile_layers(program: Program, layers: Sequence[Layer], read: Read, precision: Precision) -> "CompiledLayers":
+def compile_layers(
+    program: Program, layers: Sequence[Layer], read: Read, precision: Precision, back_end: str
+) -> "CompiledLayers":
     """Layers from hidden states to hidden states. Raises ModelError for what the engine cannot compute."""
-    compiler = _Compiler(program, read, precision)
+    compiler = _Compiler(program, read, precision, back_end)
     for layer in layers:
-        compiler.begin_layer()
+        compiler.begin_layer(wide_weights(layer))
         for op in layer.ops:
             compiler.add(op)
     return CompiledLayers(compiler.registers(), compiler.ops, [*compiler.layers, len(compiler.ops)])
@@ -88,7 +103,7 @@ class CompiledLayers:
 def head_plan(program: Program, read: Read, precision: Precision, back_end: str, table: Stored | None = None) -> Plan:
     """Final norm and head as a plan from hidden states to logits in fp32. table: the packed weight of a tied head."""
     head: Head = program.head
-    compiler = _Compiler(program, read, precision, table)
+    compiler = _Compiler(program, read, ends_precision(precision), back_end, table)
     compiler.add(head.norm)
     compiler.add(head.product)
     logits = compiler.bound["logits"]
@@ -100,20 +115,23 @@ def head_plan(program: Program, read: Read, precision: Precision, back_end: str,
 class _Compiler:
     """Operations so far, with the widths of the registers that they use."""
 
-    def __init__(self, program: Program, read: Read, precision: Precision, table: Stored | None = None) -> None:
+    def __init__(
+        self, program: Program, read: Read, precision: Precision, back_end: str, table: Stored | None = None
+    ) -> None:
         if precision not in ROW_TYPES:
             raise ModelError(f"the native engine computes in {' and '.join(ROW_TYPES)}, not in {precision}")
-        self._program, self._read, self._precision = program, read, precision
+        self._program, self._read, self._precision, self._back_end = program, read, precision, back_end
         self._memory, self._table = Memory(), table
         self._rates = [np.array(rope.frequencies, np.float32) for rope in program.ropes]
         self.ops: list[Emitted] = []
         self.layers: list[int] = []  # their first operations
         self._widths, self._numbers = [program.hidden], {(RESIDUAL, program.hidden, False): 0}
         self.bound = {RESIDUAL: 0}  # by name: the register that holds it now
+        self._wide: frozenset[str] = frozenset()  # tensors of the layer that are not rounded to small weights
 
-    def begin_layer(self) -> None:
+    def begin_layer(self, wide: frozenset[str]) -> None:
         """Only the residual stream goes from a layer to the next."""
-        self.bound = {RESIDUAL: 0}
+        self.bound, self._wide = {RESIDUAL: 0}, wide
         self.layers.append(len(self.ops))
 
     def registers(self) -> Registers:
@@ -164,11 +182,16 @@ class _Compiler:
             self._part(source, part)
 
     def _part(self, source: int, part: Part) -> None:
-        weight = self._table or matrix(find(part.weight, self._read), self._precision, self._memory)
+        weight = self._table or matrix(
+            find(part.weight, self._read), self._kept(part.weight), self._memory, self._back_end
+        )
         bias = vector([part.bias] if part.bias else [], self._read)
         target = self.target(part.target, part.weight.outputs)
         numbers = (source, target, TYPES[weight.type], ACTIVATIONS.index(part.activation))
         self.emit(library.PRODUCT, numbers, (), (weight.array, bias))
+
+    def _kept(self, weight: Weight) -> Precision:
+        return "bf16" if weight.name in self._wide and self._precision in SMALL_WEIGHTS else self._precision
 
     @add.register
     def _(self, op: Rotary) -> None:
@@ -211,7 +234,7 @@ class _Compiler:
         def part(head: int) -> Found:
             return Stored(stored.type, each[head].T if turned else each[head]), None
 
-        held = matrices(heads, part, self._precision, self._memory)
+        held = matrices(heads, part, self._kept(weight), self._memory, self._back_end)
         self.emit(library.PRODUCT, (source, target, TYPES[held.type], 0, *columns), (), (held.array, None))
 
     @add.register
@@ -234,17 +257,20 @@ class _Compiler:
         target = self.target(op.target, op.down.outputs, [source, routes])
         packed = [self._stack(op, weight) for weight in (op.gate, op.up, op.down)]
         biases = [self._biases(op, weight) for weight in (op.gate_bias, op.up_bias, op.down_bias)]
-        if len({stored.type for stored in packed}) > 1:
-            raise ModelError(f"{self._program.family}: the experts' matrices are stored in different types")
+        gates, ups, downs = (TYPES[stored.type] for stored in packed)
+        if gates != ups:
+            raise ModelError(f"{self._program.family}: the experts' gates and ups are stored in different types")
         gating, top_k = op.gating, self.width(op.routes) // 2
-        numbers = (source, routes, target, op.experts, top_k, op.gate.outputs, TYPES[packed[0].type])
+        numbers = (source, routes, target, op.experts, top_k, op.gate.outputs, gates)
         reals = (gating.alpha, gating.limit or 0.0, gating.up_offset)
         tensors = (*(stored.array for stored in packed), *biases)
-        self.emit(library.EXPERTS, (*numbers, ACTIVATIONS.index(gating.activation)), reals, tensors)
+        self.emit(library.EXPERTS, (*numbers, ACTIVATIONS.index(gating.activation), downs), reals, tensors)
 
     def _stack(self, op: Experts, weight: Weight) -> Stored:
         """The matrices of all experts, packed, one behind the other."""
-        return matrices(op.experts, lambda expert: find(weight, self._read, expert), self._precision, self._memory)
+        return matrices(
+            op.experts, lambda expert: find(weight, self._read, expert), self._precision, self._memory, self._back_end
+        )
 
     def _biases(self, op: Experts, weight: Weight | None) -> Array | None:
         if weight is None:

@@ -15,8 +15,9 @@ from manyhands.engine.cache import SessionCache
 from manyhands.engine.compile import ROW_TYPES, compile_layers, head_plan
 from manyhands.engine.library import BLOCK, Array, Plan, Team
 from manyhands.engine.memory import Memory
+from manyhands.engine.quants import SMALL
 from manyhands.engine.span import Piece
-from manyhands.engine.weights import Read, as_bf16, find, held, matrix, take
+from manyhands.engine.weights import Read, as_bf16, ends_precision, find, held, kept_type, matrix, take
 from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import Program
 
@@ -39,7 +40,7 @@ class CpuSpan:
         self.span, self.back_end = span, back_end or golden.choose()
         self.hidden_size, self.vocab_size = program.hidden, program.vocab
         self._team = team
-        self._layers = compile_layers(program, program.layers[span.start : span.end], read, precision)
+        self._layers = compile_layers(program, program.layers[span.start : span.end], read, precision, self.back_end)
         self._plan = self._layers.plan(self.back_end)
         self._parts: WeakValueDictionary[Span, Plan] = WeakValueDictionary({span: self._plan})
 
@@ -105,11 +106,11 @@ class CpuEnds:
         self._shape = weight.shape[0], weight.shape[1]
         self._table = None
         if embed:
-            self._table = (
-                matrix(find(weight, read), precision, Memory()) if tied else held(take(weight, read), precision)
-            )
+            found, kept = find(weight, read), ends_precision(precision)
+            is_packed = tied or kept_type(found[0].type, kept) in SMALL
+            self._table = matrix(found, kept, Memory(), self.back_end) if is_packed else held(take(weight, read), kept)
         scale = np.array([program.embed.scale], np.float32)
-        if program.embed.round_scale and precision == "bf16":
+        if program.embed.round_scale and self._row_type == "bf16":
             scale = (as_bf16(scale).astype(np.uint32) << 16).view(np.float32)
         self._scale = float(scale[0])
         table = self._table if tied else None

@@ -25,6 +25,9 @@ from manyhands.engine.library import ACTIVATIONS, Array, Plan, Team
 from manyhands.errors import ModelError
 
 FILE: Final = Path(__file__).with_name("golden.json")
+SMALL_FILE: Final = Path(__file__).with_name(
+    "golden_small.json"
+)  # of small weights: other classes do not depend on them
 EDGES: Final = (0, 1, 0x007FFFFF, 0x00800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000)  # and with a sign
 Op = tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]
 
@@ -290,17 +293,24 @@ CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
 
 def digests(back_end: str) -> dict[str, str]:
     """What a back end computes, case by case."""
-    team = Team(2)
+    from manyhands.engine.golden_small import CASES as SMALL_CASES
+
+    team, cases = Team(2), {**CASES, **SMALL_CASES}
     try:
-        return {name: hashlib.sha256(case(BackEnd(back_end, team))).hexdigest() for name, case in CASES.items()}
+        return {name: hashlib.sha256(case(BackEnd(back_end, team))).hexdigest() for name, case in cases.items()}
     finally:
         team.close()
 
 
 def recorded() -> dict[str, str]:
     """What every back end must compute."""
-    found: dict[str, str] = json.loads(FILE.read_text())
+    found: dict[str, str] = json.loads(FILE.read_text()) | json.loads(SMALL_FILE.read_text())
     return found
+
+
+def is_small(name: str) -> bool:
+    """Whether a digest is one of small weights."""
+    return name.startswith("small ") or name.endswith((" w8", " w4"))
 
 
 @cache
@@ -310,9 +320,9 @@ def failures(back_end: str) -> tuple[str, ...]:
     return tuple(name for name, digest in digests(back_end).items() if right.get(name) != digest)
 
 
-def arithmetic() -> str:
-    """The name of the arithmetic that all back ends share: a hash of the digests."""
-    return hashlib.sha256(FILE.read_bytes()).hexdigest()[:12]
+def arithmetic(*, is_small: bool = False) -> str:
+    """The name of the arithmetic that all back ends share: a hash of the digests; of small weights, of theirs too."""
+    return hashlib.sha256(FILE.read_bytes() + (SMALL_FILE.read_bytes() if is_small else b"")).hexdigest()[:12]
 
 
 def choose() -> str:
@@ -337,9 +347,11 @@ def main(arguments: list[str]) -> int:
     from manyhands.engine import golden_models
 
     if "--write" in arguments:
-        FILE.write_text(
-            json.dumps({**recorded(), **digests("scalar"), **dict(golden_models.digests("scalar"))}, indent=1) + "\n"
-        )
+        found = {**recorded(), **digests("scalar"), **dict(golden_models.digests("scalar"))}
+        for file, small in ((FILE, False), (SMALL_FILE, True)):
+            part = {name: digest for name, digest in found.items() if is_small(name) == small}
+            file.write_text(json.dumps(part, indent=1) + "\n")
+        failures.cache_clear()
     wrong = {name: [*failures(name), *golden_models.failures(name)] for name in library.supported()}
     sys.stdout.write(json.dumps(wrong, indent=1) + "\n")
     return int(any(wrong.values()))

@@ -1,4 +1,5 @@
-"""Golden digests of whole tiny models, one of every family, in both precisions (golden.json, "model <family> <precision>").
+"""Golden digests of whole tiny models, one of every family, in every precision ("model <family> <precision>" in golden.json,
+of small weights in golden_small.json).
 
 Their configs are in golden_models.json; their weights are drawn here, by name, so that neither torch nor a file is needed.
 `python -m manyhands.engine.golden` proves them too, and `--write` stores them.
@@ -24,7 +25,7 @@ from manyhands.program.ops import Program
 from manyhands.program.tensors import ends_tensors, layer_tensors
 
 FILE: Final = Path(__file__).with_name("golden_models.json")
-PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp32")
+PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp32", "w8", "w4")
 STEPS: Final = (37, 1, 32)  # rows: many, one, and some over the end of a block
 GAIN: Final = 2.6  # of a matrix, as deviation times the square root of its columns
 
@@ -55,7 +56,7 @@ def shapes(program: Program) -> dict[str, tuple[int, ...]]:
 
 def tensors(program: Program, precision: Precision) -> dict[str, Stored]:
     """Every tensor of a model, as a checkpoint of that precision stores it."""
-    kind = "bf16" if precision == "bf16" else "f32"
+    kind = "f32" if precision == "fp32" else "bf16"
     return {name: Stored(kind, stored(numbers(name, shape), kind)) for name, shape in shapes(program).items()}
 
 

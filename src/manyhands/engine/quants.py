@@ -9,14 +9,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.engine import library
 from manyhands.engine.library import BACK_ENDS, TYPES, Array, address, check
 from manyhands.errors import ModelError
 
-GROUP: Final = 32  # inputs that share a scale
-BLOCKS: Final = {"Q8_0": "w8", "Q4_0": "w4", "Q4_1": "w4m"}  # how a file names them -> how they are held
-BLOCK_BYTES: Final = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
-SMALL: Final = frozenset(BLOCKS.values())
+KEPT: Final = {"Q8_0": "w8", "Q4_0": "w4", "Q4_1": "w4m"}  # types of blocks -> how they are held as they are
+SMALL: Final = frozenset(KEPT.values())
 
 
 def packed_bytes(type_name: str, n: int, k: int) -> int:
@@ -52,14 +51,15 @@ def pack_blocks(
     rows: NDArray[np.int64] | None = None,
     out: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
-    """Blocks [rows, blocks of a row, bytes of a block] of `form` (BLOCKS), packed: the same codes and factors.
+    """Rows of blocks [rows, bytes of a row] of type `form` (KEPT), packed: the same codes and factors.
 
     `rows` takes some of its rows, in that order. Raises ModelError for impossible shapes.
     """
-    if blocks.ndim != 3 or blocks.shape[2] != BLOCK_BYTES[form] or not blocks.flags.c_contiguous:
-        raise ModelError(f"blocks of {form} lie as [rows, blocks, {BLOCK_BYTES[form]}], not as {list(blocks.shape)}")
-    small, n, depth = BLOCKS[form], len(blocks) if rows is None else len(rows), blocks.shape[1]
-    out = np.empty(packed_bytes(small, n, depth * GROUP), np.uint8) if out is None else out
+    numbers, size = BLOCKS[form]
+    if blocks.ndim != 2 or blocks.shape[1] % size or not blocks.flags.c_contiguous:
+        raise ModelError(f"blocks of {form} lie row by row, {size} bytes each, not as {list(blocks.shape)}")
+    small, n, depth = KEPT[form], len(blocks) if rows is None else len(rows), blocks.shape[1] // size
+    out = np.empty(packed_bytes(small, n, depth * numbers), np.uint8) if out is None else out
     given = (TYPES[small], address(blocks), blocks.nbytes, n, depth, address(rows))
     check(library.load().mh_pack_blocks(*given, address(out), out.nbytes))
     return out

@@ -1,4 +1,4 @@
-"""Weights as the native engine holds them: matrices packed, in bf16, fp16 or fp32; vectors in fp32."""
+"""Weights as the native engine holds them: matrices packed, in bf16, fp16, fp32 or small (quants.py); vectors in fp32."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.checkpoint.dtypes import BLOCKS
-from manyhands.core import Precision
+from manyhands.core import SMALL_WEIGHTS, Precision
 from manyhands.engine import library
 from manyhands.engine.blocks import dequantise
 from manyhands.engine.library import Array
 from manyhands.engine.memory import Memory
+from manyhands.engine.quants import KEPT, SMALL, pack_blocks, packed_bytes, round_weights
 from manyhands.errors import ModelError
 from manyhands.program.ops import Rows, Weight
 
@@ -22,6 +23,7 @@ class Stored(NamedTuple):
     """A tensor's numbers: `type` is "bf16" or "f16" (as uint16), "f32", or a block type (checkpoint/dtypes.py).
 
     Of a block type `array` is the stored bytes [..., rows, bytes of a row], as whatever computes with blocks wants them.
+    Once packed, `type` is a name in library.TYPES.
     """
 
     type: str
@@ -96,9 +98,17 @@ def vector(weights: Sequence[Weight], read: Read) -> NDArray[np.float32] | None:
 
 
 def kept_type(stored_type: str, precision: Precision) -> str:
-    """The type in which a matrix is kept: as stored, blocks as fp32; where the precision is bf16, fp32 is rounded to it."""
+    """The type in which a matrix is kept. At w8 and w4: blocks as they are (KEPT), of other types as w8, and all else as the
+    precision says. Else as stored, blocks as fp32; where the precision is bf16, fp32 is rounded to it."""
+    if precision in SMALL_WEIGHTS:
+        return KEPT.get(stored_type, "w8") if stored_type in BLOCKS else precision
     exact = "f32" if stored_type in BLOCKS else stored_type
     return "bf16" if precision == "bf16" and exact == "f32" else exact
+
+
+def ends_precision(precision: Precision) -> Precision:
+    """How the head and a table of embeddings are held: with 8 bits where layers have 4."""
+    return "w8" if precision == "w4" else precision
 
 
 def held(stored: Stored, precision: Precision) -> Stored:
@@ -125,35 +135,49 @@ def _stretches(rows: int, width: int) -> Iterator[slice]:
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
-def matrix(found: Found, precision: Precision, memory: Memory) -> Stored:
+def matrix(found: Found, precision: Precision, memory: Memory, back_end: str) -> Stored:
     """A matrix [outputs, inputs], packed into `memory`: no other copy is made."""
-    return matrices(1, lambda _: found, precision, memory)
+    return matrices(1, lambda _: found, precision, memory, back_end)
 
 
-def matrices(count: int, part: Callable[[int], Found], precision: Precision, memory: Memory) -> Stored:
-    """`count` matrices of one shape, each read as it is packed, one behind the other. Raises ModelError."""
+def matrices(count: int, part: Callable[[int], Found], precision: Precision, memory: Memory, back_end: str) -> Stored:
+    """`count` matrices of one shape, each read as it is packed, one behind the other. Raises ModelError.
+
+    back_end: what rounds to small weights; it enters no bit.
+    """
     kept, packed, size = "", np.empty(0), 0
     for i in range(count):
         stored, rows = part(i)
         if not i:
             kept, n = kept_type(stored.type, precision), len(stored.array) if rows is None else len(rows)
-            size = library.packed_size(n, stored.shape[1])
-            packed = memory.array(count * size, np.float32 if kept == "f32" else np.uint16)
+            dtype = np.uint8 if kept in SMALL else np.float32 if kept == "f32" else np.uint16
+            size = packed_bytes(kept, n, stored.shape[1]) // np.dtype(dtype).itemsize
+            packed = memory.array(count * size, dtype)
         elif kept_type(stored.type, precision) != kept:
             raise ModelError(f"matrices of one kind are stored as {kept} and as {stored.type}")
-        _pack((stored, rows), kept, packed[i * size : (i + 1) * size])
+        _pack((stored, rows), kept, packed[i * size : (i + 1) * size], back_end)
     return Stored(kept, packed)
 
 
-def _pack(found: Found, kept: str, out: Array) -> None:
-    """A matrix into `out`; blocks a stretch of rows at a time, as fp32."""
+def _pack(found: Found, kept: str, out: Array, back_end: str) -> None:
+    """A matrix into `out`; blocks that are not kept as they are a stretch of rows at a time, as fp32."""
     stored, rows = found
+    if KEPT.get(stored.type) == kept:
+        pack_blocks(stored.array, stored.type, rows, out)
+        return
     if stored.type not in BLOCKS:
-        library.pack(stored.array, stored.type, kept, rows, out)
+        _pack_numbers(stored, kept, rows, out, back_end)
         return
     raw, width = stored.array if rows is None else stored.array[rows], stored.shape[1]
     at = 0
     for part in _stretches(len(raw), width):
-        end = at + library.packed_size(part.stop - part.start, width)
-        library.pack(dequantise(raw[part], stored.type), "f32", kept, None, out[at:end])
+        end = at + packed_bytes(kept, part.stop - part.start, width) // out.itemsize
+        _pack_numbers(Stored("f32", dequantise(raw[part], stored.type)), kept, None, out[at:end], back_end)
         at = end
+
+
+def _pack_numbers(stored: Stored, kept: str, rows: NDArray[np.int64] | None, out: Array, back_end: str) -> None:
+    if kept in SMALL:
+        round_weights(back_end, stored.array, stored.type, kept, rows, out)
+    else:
+        library.pack(stored.array, stored.type, kept, rows, out)

@@ -12,7 +12,7 @@ import transformers
 
 from manyhands.core import Precision
 from manyhands.model import tiles
-from manyhands.model.linear import has_bf16_products, int16_overflows
+from manyhands.model.linear import has_bf16_products
 
 # Environment variables with which a user may hold the libraries back: other kernels, other bits.
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
@@ -36,6 +36,4 @@ def arithmetic_class(precision: Precision) -> str:
         limits.append("/no-tiles")
     if precision != "fp32" and not has_bf16_products():
         limits.append("/fp32-products")
-    if precision == "int8" and int16_overflows():
-        limits.append("/7-bit-rows")
     return f"{precision}/{instruction_set()}/{versions}{''.join(limits)}"

@@ -51,11 +51,10 @@ class Ends:
         """Put our parts in; returns the owner of the layers and the final norm."""
         owner, _, layers = find_layers(self._model, self.config.num_hidden_layers)
         self._tap = Tap(layers[0])
-        head_precision: Precision = "bf16" if precision == "int8" else precision  # a rounded head costs most quality
         if head and isinstance(self._model.get_output_embeddings(), nn.Linear):
-            self._model.set_output_embeddings(InvariantLinear(self._model.get_output_embeddings(), head_precision))
+            self._model.set_output_embeddings(InvariantLinear(self._model.get_output_embeddings()))
         if head:
-            fuse(owner, head_precision)
+            fuse(owner, precision)
         return owner
 
     def embed(self, ids_T: Tensor) -> Tensor:

@@ -4,13 +4,8 @@ bf16 on CPUs with AMX runs on a kernel of our own (tiles.py). Everywhere else pr
 weights and at least MIN_ROWS rows: measured (docs/exactness.md), it gives a row the same bits for every M >= 4, on any
 number of threads; M = 1..3 use other kernels, and MKL changes bits with M, threads and alignment. Packing is also 1.8x
 faster than F.linear at one row.
-
-int8 divides each row by its own largest magnitude, so one row never changes another's scale, and adds the sentinel row
-[-1, 1, 1, ...] that pins the quantiser's range; the int32 sums are exact, hence free of order. CPUs without VNNI add
-neighbouring products in int16, which overflows from 8 bits on: there activations have 7 bits.
 """
 
-import warnings
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -33,7 +28,6 @@ DTYPES: dict[Precision, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
     "fp16": torch.float16,
-    "int8": torch.bfloat16,  # activations; the weights are int8
 }
 
 
@@ -102,49 +96,10 @@ class Packed:
         return _product(x_MK, self.weight, self.bias)
 
 
-def _pack_int8(weight_NK: Tensor) -> Any:
-    scale = (weight_NK.abs().amax(1) / 127).clamp_min(1e-8).double()
-    zero = torch.zeros(weight_NK.shape[0], dtype=torch.long)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated, with no other row-invariant int8 product in torch
-        quantised = torch.quantize_per_channel(weight_NK, scale, zero, 0, torch.qint8)
-    torch.backends.quantized.engine = "x86"
-    return torch.ops.quantized.linear_prepack(quantised, None)
+Product = Packed | tiles.Tiled
 
 
-@cache
-def int16_overflows() -> bool:
-    """Whether int8 products with 8-bit activations are wrong on this CPU, for want of VNNI."""
-    ones = torch.ones(4, 64)
-    pinned = torch.cat([ones, -ones[:1]])
-    out: Tensor = torch.ops.quantized.linear_dynamic(pinned, _pack_int8(torch.ones(16, 64)), False)
-    return not torch.allclose(out[:4], torch.full((4, 16), 64.0), rtol=0.02)
-
-
-class PackedInt8:
-    """One weight matrix quantised to int8 per output row; activations per input row. Call as Packed."""
-
-    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None) -> None:
-        self.weight = _pack_int8(weight_NK.float())
-        self.bias = None if bias_N is None else bias_N.float()
-
-    def __call__(self, x_MK: Tensor) -> Tensor:
-        rows = x_MK.float()
-        scale = rows.abs().amax(1, keepdim=True).clamp_min(1e-12)
-        unit = torch.empty(rows.shape[0] + 1, rows.shape[1], dtype=torch.float32)
-        torch.div(rows, scale, out=unit[:-1])
-        unit[-1] = 1.0
-        unit[-1, 0] = -1.0
-        out: Tensor = torch.ops.quantized.linear_dynamic(unit, self.weight, int16_overflows())[:-1] * scale
-        return (out if self.bias is None else out + self.bias).to(x_MK.dtype)
-
-
-Product = Packed | PackedInt8 | tiles.Tiled
-
-
-def pack(weight_NK: Tensor, bias_N: Tensor | None, precision: Precision) -> Product:
-    if precision == "int8":
-        return PackedInt8(weight_NK, bias_N)
+def pack(weight_NK: Tensor, bias_N: Tensor | None) -> Product:
     return tiles.Tiled(weight_NK, bias_N) if _on_tiles(weight_NK.dtype) else Packed(weight_NK, bias_N)
 
 
@@ -155,9 +110,9 @@ def _on_tiles(dtype: torch.dtype) -> bool:
 class InvariantLinear(nn.Module):
     """Stands in for nn.Linear; the original weight is dropped once packed."""
 
-    def __init__(self, linear: nn.Linear, precision: Precision) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.product = pack(linear.weight.detach(), _detached(linear.bias), precision)
+        self.product = pack(linear.weight.detach(), _detached(linear.bias))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
@@ -166,12 +121,12 @@ class InvariantLinear(nn.Module):
 class FusedProduct:
     """Several nn.Linear that are called with the very same tensor, as one product (q, k, v; gate and up)."""
 
-    def __init__(self, linears: list[nn.Linear], precision: Precision) -> None:
+    def __init__(self, linears: list[nn.Linear]) -> None:
         weight = torch.cat([linear.weight.detach() for linear in linears])
         bias = None
         if any(linear.bias is not None for linear in linears):
             bias = torch.cat([_bias_or_zeros(linear) for linear in linears])
-        self.product = pack(weight, bias, precision)
+        self.product = pack(weight, bias)
         self.widths = [linear.out_features for linear in linears]
         self._input: Tensor | None = None
         self._parts: list[Tensor] = []
@@ -208,19 +163,19 @@ def _bias_or_zeros(linear: nn.Linear) -> Tensor:
     return torch.zeros(linear.out_features, dtype=linear.weight.dtype)
 
 
-def replace_linears(root: nn.Module, order: Iterable[tuple[nn.Linear, int]], precision: Precision) -> None:
+def replace_linears(root: nn.Module, order: Iterable[tuple[nn.Linear, int]]) -> None:
     """Replace every nn.Linear below `root`. `order` is a trace of calls: (linear, id of the input tensor).
 
     Neighbours in the trace that are children of one module and got the same tensor are fused, whatever their names.
     """
     parents = {id(c): (p, n, c) for p in root.modules() for n, c in p.named_children() if type(c) is nn.Linear}
     for group in _fusible(order, parents):
-        fused = FusedProduct([parents[key][2] for key in group], precision)
+        fused = FusedProduct([parents[key][2] for key in group])
         for index, key in enumerate(group):
             parent, name, _ = parents.pop(key)
             setattr(parent, name, FusedPart(fused, index))
     for parent, name, linear in parents.values():
-        setattr(parent, name, InvariantLinear(linear, precision))
+        setattr(parent, name, InvariantLinear(linear))
 
 
 def _fusible(
@@ -243,7 +198,7 @@ def _fusible(
     return [group for group in groups if len(group) > 1]
 
 
-def pack_experts(root: nn.Module, precision: Precision) -> None:
+def pack_experts(root: nn.Module) -> None:
     """Give every fused-experts module below `root` one Packed product per expert and drop the 3-D parameters."""
     for module in root.modules():
         if not isinstance(getattr(module, "down_proj", None), nn.Parameter):
@@ -255,9 +210,7 @@ def pack_experts(root: nn.Module, precision: Precision) -> None:
         for name in (first, "down_proj"):
             weights = getattr(module, name).detach()
             biases = getattr(module, f"{name}_bias").detach() if module.has_bias else [None] * len(weights)
-            products = [
-                pack(w.t() if module.is_transposed else w, b, precision) for w, b in zip(weights, biases, strict=True)
-            ]
+            products = [pack(w.t() if module.is_transposed else w, b) for w, b in zip(weights, biases, strict=True)]
             delattr(module, name)
             setattr(module, "first_products" if name == first else "second_products", products)
 

@@ -132,7 +132,7 @@ def load_part(
         names = ", ".join([*missing, *wrong][:3])
         raise ModelError(f"{folder}: tensors missing or of the wrong shape: {names}")
     guard(model)
-    pack_experts(model, precision)
+    pack_experts(model)
     _unmap(model, tensors.values())
     return model.eval().requires_grad_(False)
 

@@ -54,7 +54,7 @@ def keeps_rows_apart(precision: Precision) -> bool:
 
 def _products_do(precision: Precision) -> bool:
     for columns, rows in _SHAPES:
-        product = pack(_normal(rows, columns, 1, precision), None, precision)
+        product = pack(_normal(rows, columns, 1, precision), None)
         x_MK = _normal(_ROWS, columns, 2, precision)
         want = product(x_MK)
         for _ in _threads():

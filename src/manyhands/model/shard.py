@@ -83,7 +83,7 @@ class Shard:
                 hidden_ND = self._layer(index, hidden_ND, calls[index])
         for hook in hooks:
             hook.remove()
-        replace_linears(self._layers, order, self.precision)
+        replace_linears(self._layers, order)
         return probe.shapes
 
     @torch.inference_mode()

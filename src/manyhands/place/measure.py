@@ -58,7 +58,7 @@ while block := os.read(0, 65536):
     inbox.put(block)
     os.write(1, outbox.get())
 """
-_WEIGHT_BYTES: Final[Mapping[Precision, int]] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+_WEIGHT_BYTES: Final[Mapping[Precision, float]] = {"fp32": 4, "bf16": 2, "fp16": 2, "w8": 1.0625, "w4": 0.5625}
 _VERSION: Final = 3  # of what is measured and how
 
 

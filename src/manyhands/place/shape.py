@@ -11,7 +11,8 @@ from typing import Any, Final
 from manyhands.core import ModelId, Precision, Span
 from manyhands.errors import ModelError
 
-_ITEM_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "int8": 2}  # of activations and cache
+# Of activations and cache.
+_ITEM_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "w8": 2, "w4": 2}
 _CONFIG_BYTES: Final = 16 << 20
 # Interpreter and libraries of a node, resident (tests/place/test_resident.py): 470 MB of `up`, 500 with its API, where torch
 # computes (processes on one machine share 120 MB of it); with the native engine 130.
@@ -96,11 +97,13 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
     """From a parsed config.json and the tensors' names, dtypes and shapes. Raises ModelError."""
     from manyhands.checkpoint.partition import ModelFacts, packed_ends_bytes, packed_layer_bytes
     from manyhands.engine.cache import numbers_per_position
+    from manyhands.program.tensors import wide_weights
     from manyhands.worker.runner import is_widened, native_program
 
     facts = ModelFacts.from_config(config)
     program = native_program(config, precision, model)
-    widened, native = is_widened(config, precision), program is not None
+    widened = is_widened(config, precision)
+    native = None if program is None else frozenset[str]().union(*map(wide_weights, program.layers))
     layers = packed_layer_bytes(tensors, facts.num_layers, precision, widened=widened, native=native)
     if 0 in layers:
         raise ModelError(f"{model}: no tensors of layer {layers.index(0)}: the checkpoint lacks it")

@@ -51,6 +51,15 @@ def layer_tensors(layer: Layer) -> dict[str, tuple[int, ...]]:
     return out
 
 
+def wide_weights(layer: Layer) -> frozenset[str]:
+    """Names (with EXPERT) of matrices that are not rounded to small weights: of routers, and of latent attention."""
+    routers = {op.source for op in layer.ops if isinstance(op, ExpertRouting)}
+    parts = (part for op in layer.ops if isinstance(op, Product) for part in op.parts)
+    latent = (op for op in layer.ops if isinstance(op, LatentAttention))
+    names = [part.weight.name for part in parts if part.target in routers]
+    return frozenset([*names, *(weight.name for op in latent for weight in op_weights(op))])
+
+
 def ends_tensors(program: Program, *, embed: bool, head: bool) -> dict[str, tuple[int, ...]]:
     """The checkpoint's tensors of the wanted ends: stored name -> stored shape."""
     out: dict[str, tuple[int, ...]] = {}

@@ -28,7 +28,7 @@ from manyhands.worker.thread import OneThread, computing, current_scope, run_her
 
 T = TypeVar("T")
 # The dtype of hidden states on the wire is the compute dtype.
-WIRE_DTYPES: dict[Precision, DType] = {"bf16": "bf16", "fp32": "fp32", "fp16": "fp16", "int8": "bf16"}
+WIRE_DTYPES: dict[Precision, DType] = {"bf16": "bf16", "fp32": "fp32", "fp16": "fp16", "w8": "bf16", "w4": "bf16"}
 
 
 class DrawnToken(Protocol):

@@ -1,8 +1,8 @@
 """Which engine computes a model on this machine, decided in one place: the native one (engine/cpu.py), or torch (model/).
 
-The native engine serves models whose config.json yields a Program, in bf16 and fp32. torch serves the other precisions and
-families, and everything on CPUs with AMX tiles, where the engine has not run yet. MANYHANDS_ENGINE names a back
-end that must be used, or "torch"; what it names is never replaced by another.
+The native engine serves models whose config.json yields a Program, in bf16 and fp32, and alone serves small weights (w8,
+w4). torch serves the other families, and everything else on CPUs with AMX tiles, where the engine has not run yet.
+MANYHANDS_ENGINE names a back end that must be used, or "torch"; what it names is never replaced by another.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from manyhands.checkpoint.gguf_model import METHOD
 from manyhands.checkpoint.manifest import Manifest
 from manyhands.checkpoint.verify import verifying
 from manyhands.config import home_from_env
-from manyhands.core import Precision, Span
+from manyhands.core import SMALL_WEIGHTS, Precision, Span
 from manyhands.engine import golden
 from manyhands.engine.compile import ROW_TYPES
 from manyhands.engine.cpu import CpuEnds, CpuSpan
@@ -68,7 +68,7 @@ def native_program(
     try:
         return build_program(parsed, where)
     except ModelError:
-        if os.environ.get(FORCED):
+        if os.environ.get(FORCED) or precision in SMALL_WEIGHTS:
             raise
         return None
 
@@ -92,6 +92,11 @@ def serves_natively(precision: Precision) -> bool:
     Raises ModelError where MANYHANDS_ENGINE names a back end that cannot.
     """
     named = os.environ.get(FORCED)
+    if precision in SMALL_WEIGHTS:
+        if named == TORCH:
+            raise ModelError(f"{FORCED}={TORCH} computes in bf16 and fp32, not in {precision}: leave it out")
+        golden.choose()
+        return True
     if named == TORCH:
         return False
     if not named:
@@ -146,7 +151,7 @@ def torch_part() -> ModuleType:
 
 def native_class(program: Program, precision: Precision) -> str:
     """The arithmetic class: precision, and a hash of the engine's golden digests and of the Program."""
-    whole = f"{golden.arithmetic()} {program!r}"
+    whole = f"{golden.arithmetic(is_small=precision in SMALL_WEIGHTS)} {program!r}"
     return f"{precision}/{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 
 
@@ -163,7 +168,7 @@ def arithmetic_class(config: bytes, precision: Precision) -> str:
 
 def is_widened(config: bytes | Mapping[str, Any], precision: Precision) -> bool:
     """Whether weights in bf16 are held as fp32 here, in twice the memory: torch does so on CPUs without bf16 products."""
-    if precision not in ("bf16", "int8") or native_program(config, precision) is not None:
+    if precision != "bf16" or native_program(config, precision) is not None:
         return False
     torch_part()
     from manyhands.model.linear import has_bf16_products
@@ -173,11 +178,11 @@ def is_widened(config: bytes | Mapping[str, Any], precision: Precision) -> bool:
 
 def widening_note(config: bytes | Mapping[str, Any], precision: Precision) -> str:
     """What a user should know where bf16 runs in fp32 for want of bf16 products; "" where it does not."""
-    if precision != "bf16" or not is_widened(config, precision):
+    if not is_widened(config, precision):
         return ""
     return (
         "torch multiplies no bf16 on this CPU (that takes AVX-512): weights are packed as fp32, in twice the memory, and a "
-        "token takes about 1.8 times as long; --dtype int8 takes a quarter of the bytes"
+        "token takes about 1.8 times as long; --dtype w8 takes a quarter of the bytes"
     )
 
 

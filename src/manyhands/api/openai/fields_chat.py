@@ -93,7 +93,7 @@ class Common(TypedDict):
                     {"ignore_eos": True},
                     {"draft": "off"},
                 ],
-                [{"path": "x"}, {"hops": 3}, {"dtype": "int8"}],
+                [{"path": "x"}, {"hops": 3}, {"dtype": "w8"}],
             ),
         ]
     ]

@@ -12,6 +12,8 @@ from pydantic import ConfigDict, Discriminator, FailFast, Tag
 from pydantic import Field as Limits
 from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
+from manyhands.core import Precision
+
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 MAX_ITEMS = 4096  # messages, parts of a message: more than any context holds at a few tokens each
 MAX_TOKENS = 1 << 20
@@ -187,7 +189,7 @@ Format = Annotated[Annotated[PlainFormat, Tag("<plain>")] | Annotated[SchemaForm
 class Extension(TypedDict, total=False):
     __pydantic_config__ = STRICT  # type: ignore[misc]
     path: Literal["ring", "star"]
-    dtype: Literal["bf16", "fp32", "fp16", "int8"]
+    dtype: Precision
     top_k: Annotated[int, Limits(ge=0, le=MAX_ID)]
     min_p: Annotated[float, Limits(ge=0, le=1)]
     repetition_penalty: Annotated[float, Limits(ge=0.001, le=1000)]

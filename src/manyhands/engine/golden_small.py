@@ -1,0 +1,113 @@
+"""Golden digests of small weights (golden_small.json): what is rounded, and products with ragged edges and of odd numbers."""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyhands.checkpoint.dtypes import BLOCKS
+from manyhands.engine import library
+from manyhands.engine.golden import EDGES, BackEnd, Op, draw, reals, stored
+from manyhands.engine.library import TYPES, WIDE
+from manyhands.engine.quants import KEPT, pack_blocks, round_weights
+
+SHAPES: Final = ((50, 70, 29), (16, 257, 5), (33, 32, 1), (7, 96, 3))  # outputs, inputs, rows
+
+
+def uneven(seed: int, *shape: int) -> NDArray[np.float32]:
+    """Numbers whose size differs from group to group, with edges among them and groups of zeros."""
+    x = reals(seed, *shape, spread=6)
+    flat = x.reshape(-1)
+    flat[::7] *= 40
+    flat[64:96] = 0
+    edges = np.array([bits | sign for bits in EDGES for sign in (0, 1 << 31)], np.uint32).view(np.float32)
+    flat[-len(edges) :] = edges
+    return x
+
+
+def blocks(seed: int, n: int, depth: int, form: str) -> NDArray[np.uint8]:
+    """Rows of blocks of a GGUF file: codes of every value, -128 among them; finite scales and minima."""
+    size = BLOCKS[form][1]
+    found = (draw(seed, n * depth * size) >> np.uint64(20)).astype(np.uint8).reshape(n, depth, size)
+    halves = 2 if form == "Q4_1" else 1
+    factors = stored(reals(seed + 1, n, depth, halves, around=-3, spread=12), "f16")
+    found[..., : 2 * halves] = factors.view(np.uint8).reshape(n, depth, 2 * halves)
+    if form == "Q8_0":
+        found[0, 0, 2:] = 128
+    return np.ascontiguousarray(found.reshape(n, depth * size))
+
+
+def multiplied(machine: BackEnd, packed: NDArray[np.uint8], kind: str, x: NDArray[np.float32], n: int) -> bytes:
+    ops: list[Op] = [(library.PRODUCT, (0, 1, TYPES[kind], 2), (), (packed, reals(9, n)))]
+    return b"".join(machine.run(x, row_type, [n], ops, 1).tobytes() for row_type in ("bf16", "f32"))
+
+
+def rounded(kind: str) -> Callable[[BackEnd], bytes]:
+    """Matrices of every type, rounded; their rows as embeddings; their products."""
+
+    def case(machine: BackEnd) -> bytes:
+        found = []
+        for n, k, rows in SHAPES:
+            for name in WIDE:
+                with np.errstate(over="ignore"):
+                    given = stored(uneven(n + k, n, k), name)
+                packed = round_weights(machine.back_end, given, name, kind)
+                table = library.embed(machine.back_end, packed, kind, (n, k), range(n), 1.5, "f32")
+                x = reals(2, rows, k, spread=9)
+                found += [packed.tobytes(), table.tobytes(), multiplied(machine, packed, kind, x, n)]
+        return b"".join(found)
+
+    return case
+
+
+def stored_blocks(form: str) -> Callable[[BackEnd], bytes]:
+    """Products with what a GGUF file holds, also of rows that are not finite, are zero, or nearly."""
+
+    def case(machine: BackEnd) -> bytes:
+        found = []
+        for n, depth, rows in ((35, 3, 13), (16, 9, 2), (5, 1, 1)):
+            packed = pack_blocks(blocks(n, n, depth, form), form)
+            x = reals(3, rows, depth * 32, spread=9)
+            x[rows // 2] = uneven(4, depth * 32)
+            x[-1] *= np.float32(2.0**-99)
+            found.append(multiplied(machine, packed, KEPT[form], x, n))
+        return b"".join(found)
+
+    return case
+
+
+def experts(machine: BackEnd) -> bytes:
+    """Experts whose downs are of another type than their gates and ups; parts of one product of different types."""
+    k, n, count, found = 40, 64, 6, []
+    for before, after in (("w8", "w4"), ("w4", "w4m"), ("w4m", "bf16"), ("bf16", "w8")):
+        ops: list[Op] = [
+            (library.PRODUCT, (0, 1, 0, 0), (), (library.pack(stored(reals(5, count, k), "bf16"), "bf16"),))
+        ]
+        ops.append((library.ROUTE, (1, 2, count, 2, 0, 1, 1, 1), (1.0,), ()))
+        gates, ups = (several(machine, 10 * i + 20, count, n, k, before) for i in range(2))
+        shape = (0, 2, 3, count, 2, n, TYPES[before], 1, TYPES[after])
+        ops.append((library.EXPERTS, shape, (1.0, 0.0, 0.0), (gates, ups, several(machine, 50, count, k, n, after))))
+        for target, kind in ((4, "w8"), (5, before)):
+            ops.append((library.PRODUCT, (3, target, TYPES[kind], 0), (), (several(machine, 60, 1, 20, k, kind),)))
+        ops.append((library.COPY, (4, 5, 0, 0, 9, 1, 0, 0), (), ()))
+        found.append(machine.run(reals(16, 33, k), "bf16", [count, 4, k, 20, 20], ops, 5).tobytes())
+    return b"".join(found)
+
+
+def several(machine: BackEnd, seed: int, count: int, n: int, k: int, kind: str) -> library.Array:
+    """`count` random matrices one behind the other; of w4m as blocks, for K filled up to whole groups."""
+    if kind == "w4m":
+        return np.concatenate([pack_blocks(blocks(seed + i, n, -(-k // 32), "Q4_1"), "Q4_1") for i in range(count)])
+    given = [stored(reals(seed + i, n, k), "bf16") for i in range(count)]
+    if kind == "bf16":
+        return np.concatenate([library.pack(x, "bf16") for x in given])
+    return np.concatenate([round_weights(machine.back_end, x, "bf16", kind) for x in given])
+
+
+CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
+    "small rounded w8": rounded("w8"),
+    "small rounded w4": rounded("w4"),
+    **{f"small {form}": stored_blocks(form) for form in KEPT},
+    "small experts": experts,
+}
