@@ -89,7 +89,9 @@ def test_a_matrix_of_blocks_is_packed_in_stretches_as_it_is_whole(monkeypatch: p
     draw = np.random.default_rng(6)
     raw = gguf.quants.quantize(draw.standard_normal((200, 64), np.float32), gguf.GGMLQuantizationType.Q4_0)
     stored, rows = Stored("Q4_0", raw), draw.permutation(200)[:150]
-    whole = {precision: matrix((stored, rows), precision, Memory(), "scalar").array.tobytes() for precision in PRECISIONS}
+    whole = {
+        precision: matrix((stored, rows), precision, Memory(), "scalar").array.tobytes() for precision in PRECISIONS
+    }
     held_whole = held(stored, "bf16").array
     monkeypatch.setattr(weights, "STRETCH", 64 * 32)
     for precision in PRECISIONS:
