@@ -259,10 +259,18 @@ PLAIN = {
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=lambda page: page.name)
 def test_words_are_plain(page: Path) -> None:
-    """The field's terms. What the program prints, in code, may say otherwise until it is changed."""
+    """The field's terms."""
     text = re.sub(r"`[^`]*`", "", FENCE.sub("", page.read_text("utf8")))
     for words, better in PLAIN.items():
         assert not (found := re.search(rf"\b({words})\b", text, re.IGNORECASE)), f"{page.name}: {found[0]}: {better}"
+
+
+def test_words_of_the_package_are_plain() -> None:
+    """Docstrings, comments, messages and names. The text of the bundled model's stories is not ours to judge."""
+    for path in sorted((ROOT / "src" / "manyhands").rglob("*.py")):
+        for words, better in PLAIN.items():
+            found = re.search(rf"\b({words})\b", path.read_text("utf8"), re.IGNORECASE)
+            assert not found, f"{path.relative_to(ROOT)}: {found[0]}: {better}"
 
 
 @pytest.mark.parametrize("config", [*SECTIONS.values(), TlsPolicy, SamplingParams], ids=lambda c: c.__name__)

@@ -529,7 +529,7 @@ def test_a_draining_node_leaves_in_time_though_nobody_takes_its_sessions(bench: 
             with pytest.raises(ShardUnavailable):
                 await task
             assert asyncio.get_running_loop().time() - began < 5.0 + 2.0
-            assert "nobody took its place" in scene.answers[0].events[0].detail
+            assert "no node took its place" in scene.answers[0].events[0].detail
             got = scene.answers[0].token_ids
             assert 0 < len(got) and got == bench.wanted["greedy", 0][: len(got)]
 

@@ -1,4 +1,4 @@
-"""manyhands.origin.fault: who is at fault, who lied, and when the session is over."""
+"""manyhands.origin.fault: who is at fault, which hop is untrusted, and when the session is over."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -32,10 +32,10 @@ def test_a_hop_may_blame_its_neighbours_and_no_others(hop: int, blame: int, at_f
 
 
 @pytest.mark.parametrize(
-    ("code", "lied"), [(Corruption.code, True), (ProtocolError.code, True), (LinkClosed.code, False)]
+    ("code", "untrusted"), [(Corruption.code, True), (ProtocolError.code, True), (LinkClosed.code, False)]
 )
-def test_only_who_is_blamed_for_nonsense_lied(code: str, lied: bool) -> None:
-    assert verdict(code, 1, 0).lied is lied and not verdict(code, 1, None).lied
+def test_only_who_is_blamed_for_nonsense_lied(code: str, untrusted: bool) -> None:
+    assert verdict(code, 1, 0).untrusted is untrusted and not verdict(code, 1, None).untrusted
 
 
 @pytest.mark.parametrize(

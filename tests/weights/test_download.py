@@ -116,14 +116,14 @@ def test_a_span_outside_the_model_is_refused(llama: Path, home: Path) -> None:
 
 def test_what_nobody_has_is_named(llama: Path, home: Path, tmp_path: Path) -> None:
     (part, _) = split_model(llama, [Span(0, 3), Span(3, 6)], tmp_path / "parts")
-    with pytest.raises(ShardUnavailable, match=r"nobody has tensor model\.layers\.3.*1 peers were asked"):
+    with pytest.raises(ShardUnavailable, match=r"no provider has tensor model\.layers\.3.*1 peers were asked"):
         get(need(llama), [FromDisk("a", part)], home)
     pulled = get(need(llama), [FromDisk("b", llama)], home)
     assert 0 < sum(pulled.received.values()) < sum(len(e) for e in read_entries(pulled.folder)), "what came was kept"
 
 
 def test_without_peers_the_manifest_is_missing(home: Path) -> None:
-    with pytest.raises(ShardUnavailable, match=r"nobody has manyhands\.json of model abab"):
+    with pytest.raises(ShardUnavailable, match=r"no provider has manyhands\.json of model abab"):
         get(Need(ModelId("ab" * 32), None), [], home)
 
 
@@ -300,7 +300,9 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(llama: Path, home: Path, 
     pulled = get(need(llama, with_files=True), [*crowd, good], home)
     assert faults(pulled, *crowd, good) == ["garbage"] * 3 + [""]
     assert (pulled.folder / "tokenizer_config.json").read_bytes() == (llama / "tokenizer_config.json").read_bytes()
-    with pytest.raises(ShardUnavailable, match=r"nobody has tokenizer_config.json .* is not the one of the manifest"):
+    with pytest.raises(
+        ShardUnavailable, match=r"no provider has tokenizer_config.json .* is not the one of the manifest"
+    ):
         get(need(llama, with_files=True), crowd, tmp_path / "other")
 
 

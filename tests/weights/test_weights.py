@@ -175,7 +175,7 @@ def test_without_hub_and_peers_it_is_said_who_was_asked(
     gone = FromDisk("peer", folder)
     weights = joined(folder, home, [gone])
     with pytest.raises(
-        ShardUnavailable, match=r"nobody has .*, dropped: peer .* lost: closed by the peer.*127.0.0.1:9"
+        ShardUnavailable, match=r"no provider has .*, dropped: peer .* lost: closed by the peer.*127.0.0.1:9"
     ):
         fetch(weights, FIRST, home, [replace_twist(gone, vanish)])
 
@@ -256,7 +256,7 @@ def test_a_part_is_served_as_it_is_and_lacks_the_rest(folder: Path, home: Path, 
     weights = up(str(part), home)
     assert (weights.id, weights.here, weights.folder) == (id_of(folder), FIRST, None)
     assert fetch(weights, FIRST, home)[0] == part
-    with pytest.raises(ShardUnavailable, match=r"nobody has tensor model\.layers\.[345].*0 peers"):
+    with pytest.raises(ShardUnavailable, match=r"no provider has tensor model\.layers\.[345].*0 peers"):
         fetch(weights, Span(0, 6), home)
     peer = FromDisk("peer", folder)
     where, _ = fetch(weights, Span(0, 6), home, [peer])

@@ -1,6 +1,6 @@
 """A model folder: config.json, safetensors files or a GGUF file, perhaps an index, a manifest, a journal of arrivals.
 
-Knows names and places, not what the numbers are. Folders come from strangers: every file name in them is checked.
+Knows names and places, not what the numbers are. Folders are untrusted: every file name in them is checked.
 """
 
 import json

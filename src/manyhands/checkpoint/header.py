@@ -1,4 +1,4 @@
-"""The header of a safetensors file: which tensor lies where. Reads strangers' files, so it believes nothing.
+"""The header of a safetensors file: which tensor lies where. Files are untrusted: every number is checked.
 
 Layout: 8 bytes little-endian length, that many bytes of JSON, then the data, which the tensors tile exactly. Parts of a GGUF
 model that were split off or fetched lie in such files too: with the block types of dtypes.py beside those of safetensors.

@@ -206,7 +206,7 @@ def build_manifest(folder: Path, progress: HashProgress | None = None, home: Pat
         check_small(known, folder)
         return known
     manifest = _hash_folder(folder, entries, progress or Silent())
-    if _stamp(folder, entries) == stamp:  # nobody wrote meanwhile
+    if _stamp(folder, entries) == stamp:  # not written to meanwhile
         _write_cache(cache, stamp, manifest)
     return manifest
 

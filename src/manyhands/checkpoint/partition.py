@@ -3,7 +3,7 @@
 Layers are found by their place in the name (`model.layers.7.`, `transformer.h.7.`, `blocks.7.`). All other tensors
 belong to the ends, in three roles: "embed" (token and position embeddings), "head" (the output matrix; absent if it is
 tied to the embedding) and "norm" (the final norm, and whatever else has no layer). Layers past the model's count
-(multi-token prediction) belong to nobody.
+(multi-token prediction) belong to no span.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint folder as the native engine reads them: mapped from its files, in whatever files they lie."""
+"""Tensors of a checkpoint folder as the native engine reads them: mapped from its files, whichever files hold them."""
 
 import mmap
 from pathlib import Path
@@ -24,7 +24,7 @@ _TYPES: Final[dict[str, tuple[str, type[Any]]]] = {
 class MappedTensors:
     """What `folder` holds, to be read while this is entered. `use` is told each tensor that is read, once.
 
-    Arrays are views of the files: whoever keeps one beyond the block copies it. Raises ModelError for damaged folders.
+    Arrays are views of the files: copy what is to be kept beyond the block. Raises ModelError for damaged folders.
     """
 
     def __init__(self, folder: Path, use: Add) -> None:

@@ -141,7 +141,7 @@ def _write_likeness(config: PreTrainedConfig, folder: Path, ids_T: Tensor) -> Te
 
 
 def _run(folder: Path, precision: Precision, num_spans: int, chunks: list[int], ids_T: Tensor) -> Tensor:
-    """Logits of `ids_T` over `num_spans` spans; with several, a stranger's rows run beside every chunk."""
+    """Logits of `ids_T` over `num_spans` spans; with several, another session's rows run beside every chunk."""
     ends = Ends(folder, precision)
     shards = [Shard(folder, span, precision) for span in even_cut(_LAYERS, num_spans)]
     caches = [(shard.new_cache(_TOKENS + 8), shard.new_cache(64)) for shard in shards]

@@ -1,4 +1,4 @@
-"""Whether a config describes the tensors that lie beside it, found out before memory is taken for either."""
+"""Whether a config describes the tensors in its folder, found out before memory is taken for either."""
 
 import math
 from collections.abc import Mapping

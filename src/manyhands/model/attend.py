@@ -97,7 +97,7 @@ class Module:
 
 
 class RotationTables:
-    """Cosines and sines as the kernel takes them, and where they lie."""
+    """Cosines and sines as the kernel takes them, and their addresses."""
 
     @classmethod
     def of(cls, plan: StepPlan, cos_1NR: Tensor, sin_1NR: Tensor) -> "RotationTables":

@@ -42,7 +42,7 @@ class LayerShape:
 class ShardCache:
     """Keys and values of one session for the layers of a span; [1, heads, capacity, width] each.
 
-    `length` is the number of valid positions. Content beyond it is stale but finite. Owned by whoever reserved it.
+    `length` is the number of valid positions. Content beyond it is stale but finite. Owned by the session that reserved it.
     """
 
     def __init__(self, shapes: dict[int, LayerShape], capacity: int) -> None:

@@ -118,7 +118,7 @@ def _error(ours: Callable[[Tensor], Tensor], stock: Callable[[Tensor], object], 
     with torch.inference_mode():
         try:
             want = stock(x)
-        except Exception:  # a stranger's module: whatever it does not take, it is not what we look for
+        except Exception:  # an unknown module: what it does not take, it is not what we look for
             return float("inf")
         if not isinstance(want, Tensor) or want.shape != x.shape or want.dtype != x.dtype:
             return float("inf")

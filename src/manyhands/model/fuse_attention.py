@@ -109,7 +109,7 @@ def _recognised(module: nn.Module, stock: Forward, call: dict[str, Any]) -> _Fus
         try:
             with running(listener), torch.inference_mode():
                 result = stock(**trial)
-        except Exception:  # a stranger's module: whatever it does not take, it is not what we look for
+        except Exception:  # an unknown module: what it does not take, it is not what we look for
             return None
         heard = listener.heard
         if heard is None or not isinstance(result, tuple) or len(result) != 2 or result[1] is not None:

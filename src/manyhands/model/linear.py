@@ -205,7 +205,7 @@ def pack_experts(root: nn.Module) -> None:
             continue
         if getattr(module, "has_post_expert_norm", True):  # absent: experts that are not dispatched by name
             raise ModelError(f"{type(module).__name__} computes its experts in a way that is not supported")
-        setattr(module.config, "_experts_implementation", EXPERTS)  # noqa: B010 - the config is a stranger to mypy
+        setattr(module.config, "_experts_implementation", EXPERTS)  # noqa: B010 - mypy does not know the config
         first = "gate_up_proj" if module.has_gate else "up_proj"
         for name in (first, "down_proj"):
             weights = getattr(module, name).detach()

@@ -37,10 +37,10 @@ _ERRORS: dict[str, type[ManyhandsError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Hop `at_fault` is to be replaced, for good if it `lied`, unless there is a `refusal`: that ends the session."""
+    """Hop `at_fault` is to be replaced, for good if it `untrusted`, unless there is a `refusal`: that ends the session."""
 
     at_fault: int
-    lied: bool
+    untrusted: bool
     refusal: ManyhandsError | None
 
 
@@ -53,10 +53,10 @@ def judge(fault: Fault, hops: Sequence[Hop], *, is_running: bool) -> Verdict:
     at_fault = fault.blame if fault.blame is not None and fault.blame in near else fault.hop
     kind = _ERRORS.get(fault.code, PipelineAborted)
     blames_origin = fault.blame == ORIGIN_HOP and fault.hop == 0
-    lied = fault.blame is not None and fault.code in (Corruption.code, ProtocolError.code)
+    untrusted = fault.blame is not None and fault.code in (Corruption.code, ProtocolError.code)
     if not blames_origin and (fault.blame is not None or (is_running and kind is not BadRequest)):
-        return Verdict(at_fault, lied, None)
+        return Verdict(at_fault, untrusted, None)
     offer = hops[at_fault].offer
     refusal = kind(f"{'the origin' if blames_origin else f'hop {at_fault} ({offer.name})'}: {fault.detail}")
     refusal.node = offer.node
-    return Verdict(at_fault, lied, refusal)
+    return Verdict(at_fault, untrusted, refusal)

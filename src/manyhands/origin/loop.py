@@ -144,7 +144,7 @@ class Generation:
             except HopLost:
                 pass
             except (Corruption, ProtocolError) as error:
-                self._session.lose(len(self._session.route.hops) - 1, f"sent what cannot be: {error}", lied=True)
+                self._session.lose(len(self._session.route.hops) - 1, f"sent what cannot be: {error}", untrusted=True)
             await self._repair(drafts)
 
     @property

@@ -19,7 +19,7 @@ from manyhands.route.search import Offer
 
 logger = logging.getLogger(__name__)
 
-# How often a repair that finds nobody asks again.
+# How often a repair that finds no node asks again.
 ASK_AGAIN_S = 0.25
 # Between two changes of a session's links: a hop that calls for them without need costs no more than a round trip a second.
 REWIRE_PAUSE_S = 1.0
@@ -58,9 +58,9 @@ class Alone:
 
 
 class RepairExecutor:
-    """Repairs one session. `excluded` grows: a node that was lost once comes back into this session only if nobody else
-    covers its layers (a link may have been cut, a node restarted), and never if it lied. `late_s` says how late the event
-    loops of this node and of another have run lately."""
+    """Repairs one session. `excluded` grows: a node that was lost once comes back into this session only if no other
+    covers its layers (a link may have been cut, a node restarted), and never if untrusted. `late_s` says how late the event loops
+    of this node and of another have run lately."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class RepairExecutor:
                 case "ready":
                     del session.leaving[index]
                     session.lose(index, reason)
-                case "nobody":
+                case "none":
                     del session.leaving[index]
                     await self._lose_if_covered(index, reason, committed)
                 case "following":
@@ -222,15 +222,15 @@ class RepairExecutor:
             except ShardUnavailable:
                 pass
             waited = asyncio.get_running_loop().time() - began
-            error = ShardUnavailable(f"nobody could take over: {'; '.join(session.losses.values())}")
-            if self._attempts:  # whoever failed just now needs some time, and patience ends that way too
+            error = ShardUnavailable(f"no node could take over: {'; '.join(session.losses.values())}")
+            if self._attempts:  # what failed just now needs some time, and patience ends that way too
                 await asyncio.sleep(ASK_AGAIN_S)
             if not self._attempts or waited <= self._config.patience_s:
                 await self._around.look_around()
                 try:
                     return await self._plan_without(session.untrusted_nodes, committed)
-                except ShardUnavailable as nobody:
-                    error = nobody
+                except ShardUnavailable as none_left:
+                    error = none_left
             if waited > self._config.patience_s:
                 if self._last_resort is None:
                     raise ShardUnavailable(f"{error}, after {waited:.0f} s of looking") from error

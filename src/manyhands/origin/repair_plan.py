@@ -164,7 +164,7 @@ def _standbys_of(run: Sequence[Offer], standbys: Sequence[Offer]) -> list[Offer]
 def _cover_run(
     route: Sequence[Offer], start: int, end: int, lost: Collection[int], offers: Sequence[Offer]
 ) -> tuple[Offer, ...]:
-    """New hops for the lost run route[start:end]: nodes outside the route first, whoever must load the layers last."""
+    """New hops for the lost run route[start:end]: nodes outside the route first, those that must load the layers last."""
     span = Span(route[start].info.span.start, route[end - 1].info.span.end)
     staying = {o.node for i, o in enumerate(route) if i not in lost}
     ready = [o for o in offers if o.info.is_loaded]

@@ -20,7 +20,7 @@ from manyhands.swarm.directory import Directory
 from manyhands.swarm.members import is_local
 from manyhands.swarm.record import Record
 
-# How long a repair that finds nobody waits for nodes to answer a dial: those that are back answer at once.
+# How long a repair that finds no node waits for nodes to answer a dial: those that are back answer at once.
 LOOK_AROUND_S = 2.0
 # Dials of nodes that no link is open to, all side by side: TCP and TLS over 300 ms of round trip take 0.9 s.
 REACH_S = 2.0
@@ -61,7 +61,7 @@ class Routes:
         return near + doubted
 
     def known_offers(self, excluded: Collection[NodeId] = ()) -> list[Offer]:
-        """By fresh records of this model's weights, and by nodes of `addrs` that a link is open to. Asks nobody."""
+        """By fresh records of this model's weights, and by nodes of `addrs` that a link is open to. Asks no node."""
         near, doubted = self._linked_offers(excluded)
         return near + doubted + self._far_offers(excluded)
 
@@ -170,7 +170,7 @@ class Routes:
     async def find(self, excluded: Collection[NodeId] = (), num_tokens: int = 0) -> tuple[Offer, ...]:
         """A route over spans of this model's weights and precision. Raises ShardUnavailable, WeightsMismatch.
 
-        `num_tokens`: positions to lease. Records tell who has room for them, as of some seconds ago; if by them nobody
+        `num_tokens`: positions to lease. Records tell who has room for them, as of some seconds ago; if by them no node
         has, the nodes are asked all the same.
         """
         if self._directory is None:
@@ -186,7 +186,7 @@ class Routes:
             return self.choose(await self.offers(excluded), num_tokens)
 
     def is_covered(self) -> bool:
-        """Whether some route is known now. Asks nobody."""
+        """Whether some route is known now. Asks no node."""
         with contextlib.suppress(ShardUnavailable, WeightsMismatch):
             return bool(self.choose(self.known_offers(self.evicted)))
         return False

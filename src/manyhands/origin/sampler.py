@@ -1,6 +1,6 @@
 """Draw a token from a row of logits: the last thing on a token's path. Knows no model, session or network.
 
-A draw is a pure function of (params, logits, position, history): whoever calls it, the origin or the last hop, in
+A draw is a pure function of (params, logits, position, history): whether the origin or the last hop calls it, in
 whatever order and however often, gets the same token. Its noise is *position-keyed*: entry v of a position's noise
 depends only on (seed, position, v), so a drafted token is verified by drawing again and comparing (docs/exactness.md),
 with no state to lose.

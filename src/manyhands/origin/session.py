@@ -180,7 +180,7 @@ class Session:
     ) -> None:
         """Send one step to hop 0, now or as soon as its credits allow. Raises the session's error if it has one.
 
-        While hops are lost nothing is sent: whoever repairs the route sends it again.
+        While hops are lost nothing is sent: the repair of the route sends it again.
         """
         if self._error is not None:
             raise self._error
@@ -251,7 +251,7 @@ class Session:
     def on_step(self, step: Step, link: Link) -> None:
         """A step for the origin (the last hop's), or, in a star, for the next hop.
 
-        Dropped if it comes from anybody but the hop that should have sent it (another's Open may make an honest node send
+        Dropped unless it comes from the hop that should have sent it (another's Open may make an honest node send
         here), or of another epoch. A hop that sends more than its credits has lost its place.
         """
         hops, is_star = self.route.hops, self.route.lease.path == "star"
@@ -262,7 +262,7 @@ class Session:
         if self.standbys.pass_on(step):
             return
         if not hops[sender].incoming.take():
-            self.lose(sender, f"sent more than its {hops[sender].window} steps without credit", lied=True)
+            self.lose(sender, f"sent more than its {hops[sender].window} steps without credit", untrusted=True)
             return
         self.last_progress = asyncio.get_running_loop().time()
         if step.hop == ORIGIN_HOP:
@@ -314,7 +314,7 @@ class Session:
             self._error = self._error or verdict.refusal
             self._arrived.set()
         else:
-            self.lose(verdict.at_fault, message.detail, lied=verdict.lied)
+            self.lose(verdict.at_fault, message.detail, untrusted=verdict.untrusted)
 
     def on_linked(self, link: Link) -> None:
         """There is a new link of this origin."""
@@ -327,13 +327,13 @@ class Session:
                 self.lose(index, f"is gone: {reason}")
         self.standbys.on_lost(link)
 
-    def lose(self, index: int, reason: str, *, lied: bool = False) -> None:
+    def lose(self, index: int, reason: str, *, untrusted: bool = False) -> None:
         """Hop `index` cannot be relied on any more, nor can others on its node; who waits for results gets HopLost.
 
-        `lied`: it sent what cannot be, so its node is not to come back into this session.
+        `untrusted`: it sent what cannot be, so its node is not to come back into this session.
         """
         node = self.route.hops[index].offer.node
-        if lied:
+        if untrusted:
             self.untrusted_nodes.add(node)
         for other, hop in enumerate(self.route.hops):
             if hop.offer.node == node:

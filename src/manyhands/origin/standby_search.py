@@ -50,15 +50,15 @@ class Followers:
 
     def recruit(
         self, span: Span, committed: int, excluded: Collection[NodeId]
-    ) -> Literal["ready", "following", "nobody"]:
-        """See to a standby for the hop of `span`. "ready": it lags by less than two feeds; "nobody": none was found lately."""
+    ) -> Literal["ready", "following", "none"]:
+        """See to a standby for the hop of `span`. "ready": it lags by less than two feeds; "none": none was found lately."""
         standby = self._session.standbys.by_span.get(span)
         if standby is not None:
             return "ready" if standby.is_open and committed - standby.computed < 2 * FEED_ROWS else "following"
         if span in self._looking:
             return "following"
         if committed - self._looked.get(span, -LOOK_AGAIN_ROWS) < LOOK_AGAIN_ROWS:
-            return "nobody"
+            return "none"
         self._looked[span] = committed
         self._looking.add(span)
         self._around.start(self._find(span, set(excluded)))

@@ -1,4 +1,4 @@
-"""What lies on this disk of a model already, whichever way it came: a fetch from the hub, a pull from peers.
+"""What is on this disk of a model already, whichever way it came: a fetch from the hub, a pull from peers.
 
 Both fill folders under `home`/models, each in a layout of its own; what makes them one model is their manifest.
 """

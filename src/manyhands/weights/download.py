@@ -1,7 +1,7 @@
 """Weights from peers: exactly the tensors of a span, from several nodes at once, every byte proven by the ModelId.
 
 The ModelId is the hash of the manifest, and the manifest holds a hash of each tensor, of tokenizer and chat template, and
-of config.json as far as it bears on arithmetic. So all of it may come from anybody. config.json is written without the keys
+of config.json as far as it bears on arithmetic. So all of it may come from any node. config.json is written without the keys
 that the manifest leaves out.
 
 The folder is one sparse file of the whole model with a journal (store.py), so spans can be added to it, and a kill costs
@@ -123,9 +123,9 @@ async def pull(
 
     `here` is asked first (other folders of this disk), then `providers`, and `hub` only for what they lack.
 
-    A provider that lies, stalls or goes away is dropped, its work goes to others, and `on_blame` hears of it at once.
+    A provider that sends wrong bytes, stalls or goes away is dropped: others do its work, and `on_blame` is told at once.
     May be cancelled, killed and called again. One pull of a folder at a time; others wait. Deadline: the caller's.
-    Raises ShardUnavailable if nobody has something, CutError (span outside the model), ModelError, DiskFull.
+    Raises ShardUnavailable if no provider has something, CutError (span outside the model), ModelError, DiskFull.
     """
     folder = home / "models" / need.model
     disk = ThreadPoolExecutor(1, thread_name_prefix="pull")
@@ -242,7 +242,7 @@ class _Pull:
                     return check(raw)
                 except ModelError as error:
                     self.blames.add(provider, "garbage", str(error))
-        raise self._nobody(name)
+        raise self._unavailable(name)
 
     async def _try(self, provider: Provider, name: str) -> bytes | None:
         try:
@@ -251,10 +251,10 @@ class _Pull:
             self.blames.add(provider, error.fault, str(error))
             return None
 
-    def _nobody(self, name: str) -> ShardUnavailable:
+    def _unavailable(self, name: str) -> ShardUnavailable:
         blames = "; ".join(map(str, self.blames.all[:3]))
         return ShardUnavailable(
-            f"nobody has {name} of model {self.need.model[:16]}...: {len(self.live)} peers were asked and lack it"
+            f"no provider has {name} of model {self.need.model[:16]}...: {len(self.live)} peers were asked and lack it"
             f"{f', dropped: {blames}' if blames else ''}. Name a hub id, or let a node that has it join"
         )
 
@@ -289,5 +289,5 @@ class _Pull:
             finally:
                 await crew.save()
             if board.waiting:
-                raise self._nobody(f"tensor {board.waiting[-1].entry.name}")
+                raise self._unavailable(f"tensor {board.waiting[-1].entry.name}")
             self._progress.done()

@@ -239,7 +239,7 @@ class _Fetch:
         yield from sink.feed(at, b"")  # tensors without elements need no bytes
 
     def _learn(self, span: Span | None, with_ends: bool) -> None:
-        """Read all weights once, keep what is needed, and write the manifest that nobody had."""
+        """Read all weights once, keep what is needed, and write the manifest that was missing."""
         places = self._places()
         shards = [self._shard(file) for file in sorted({SINGLE} if places is None else set(places.values()))]
         names = [entry.name for shard in shards for entry in shard.entries]

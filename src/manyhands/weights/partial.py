@@ -1,7 +1,7 @@
 """What has arrived of tensors that are not whole yet, so that a kill in the middle of large ones costs little.
 
 Beside the journal of whole tensors (store.py) lies a list of prefixes. Nothing in it is believed: a prefix is hashed
-again as a part of its tensor, and if the whole is wrong, nobody is blamed for it and it is fetched anew.
+again as a part of its tensor, and if the whole is wrong, no provider is blamed for it and it is fetched anew.
 """
 
 import json

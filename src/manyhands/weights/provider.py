@@ -1,6 +1,6 @@
 """Asking other nodes for parts of a model, over the bulk lane: several requests under way, answers as they come.
 
-Believes nothing: an answer nobody asked for is ignored, one that does not fit its request is the peer's fault. Whether
+Trusts no answer: one without a request is ignored, one that does not fit its request is the peer's fault. Whether
 the bytes are the right ones is for download.py to say, which knows the hashes.
 """
 
@@ -30,7 +30,7 @@ Data = bytes | bytearray | memoryview
 
 
 class ProviderError(Exception):
-    """A provider is of no more use: it lied (garbage), does not answer (stalled), or cannot be reached (lost)."""
+    """A provider is of no more use: it sent wrong bytes (garbage), does not answer (stalled), or cannot be reached (lost)."""
 
     def __init__(self, fault: Fault, detail: str) -> None:
         super().__init__(detail)

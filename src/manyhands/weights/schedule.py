@@ -1,6 +1,6 @@
 """Which tensor is fetched from whom next, and whom to blame for a wrong one. Pure: no clock, no network, no disk.
 
-A tensor comes from one provider, so that a wrong hash names the liar. Where a provider stalls or goes away in the
+A tensor comes from one provider, so that a wrong hash names the node that sent it. Where a provider stalls or goes away in the
 middle, another one goes on where it ended: such a mixed tensor, if wrong, is fetched once more from one provider
 alone, and then each old piece is compared with the truth.
 """
@@ -36,7 +36,7 @@ class TensorJob:
     node: str | None = None  # who is fetching it
     turn: int = 0  # counts takers
     since: float = 0.0
-    is_writing: bool = False  # the disk is at it: nobody else may start
+    is_writing: bool = False  # the disk is at it: no other may start
     pieces: list[TensorPiece] = field(default_factory=list)
     suspects: list[TensorPiece] = field(default_factory=list)
     sha256: "hashlib._Hash" = field(default_factory=hashlib.sha256)
@@ -103,7 +103,7 @@ class DownloadSchedule:
         self.running.discard(job)
 
     def give_back(self, job: TensorJob, turn: int) -> None:
-        """Its taker stops working on a job; harmless if somebody took it over or it is finished."""
+        """Its taker stops working on a job; harmless if another took it over or it is finished."""
         if job.turn != turn or job not in self.running:
             return
         self.running.discard(job)
@@ -115,10 +115,10 @@ class DownloadSchedule:
     def lack(self, node: str, name: str) -> None:
         self._lacks.setdefault(node, set()).add(name)
 
-    def drop(self, node: str, *, is_liar: bool) -> None:
-        """Ask `node` for nothing more. What a liar gave of unfinished tensors is forgotten."""
+    def drop(self, node: str, *, is_untrusted: bool) -> None:
+        """Ask `node` for nothing more. What an untrusted node gave of unfinished tensors is forgotten."""
         self.dropped.add(node)
-        if is_liar:
+        if is_untrusted:
             self.untrusted_nodes.add(node)
         for job in self.waiting:
             if job.givers & self.untrusted_nodes:

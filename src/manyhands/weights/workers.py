@@ -29,7 +29,7 @@ OnDisk = Callable[..., "asyncio.Future[Any]"]  # (function, *arguments): runs it
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Why a provider was dropped. `garbage` is a lie or a broken disk; `stalled` and `lost` may be bad luck."""
+    """Why a provider was dropped. `garbage`: wrong bytes; `stalled` and `lost` may be the network."""
 
     node: str
     name: str
@@ -41,7 +41,7 @@ class Blame:
 
 
 class Blames:
-    """Who was dropped, and why: the first reason, except that a lie outweighs bad luck."""
+    """Which providers were dropped, and why: the first reason, except that garbage outweighs the others."""
 
     def __init__(self, tell: Callable[[Blame], None]) -> None:
         self.all: list[Blame] = []
@@ -51,8 +51,8 @@ class Blames:
         return any(blame.node == provider.node for blame in self.all)
 
     def add(self, provider: Provider, fault: Fault, detail: str) -> None:
-        lied = {blame.node for blame in self.all if blame.fault == "garbage"}
-        if provider.node in lied or (provider in self and fault != "garbage"):
+        untrusted = {blame.node for blame in self.all if blame.fault == "garbage"}
+        if provider.node in untrusted or (provider in self and fault != "garbage"):
             return
         self.all = [blame for blame in self.all if blame.node != provider.node]
         blame = Blame(provider.node, provider.name, fault, detail)
@@ -190,7 +190,7 @@ class DownloadWorkers:
             raise ProviderError("garbage", f"tensor {entry.name} has SHA-256 {got[:16]}..., not {wanted[:16]}...")
 
     def _drop(self, provider: Provider, fault: Fault, detail: str) -> None:
-        self.board.drop(provider.node, is_liar=fault == "garbage")
+        self.board.drop(provider.node, is_untrusted=fault == "garbage")
         self.blames.add(provider, fault, detail)
         for task in self._tasks.get(provider.node, ()):
             if task is not asyncio.current_task():

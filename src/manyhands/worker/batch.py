@@ -1,7 +1,7 @@
 """Which waiting steps run together in the next device step. Pure: waiting steps in, picks out.
 
 Decode first: every short step (a token or a verify window) joins, longest waiting first. Prefill fills what is left, in
-pieces, the session served longest ago first; while somebody decodes, prefill gets a small share so that it neither
+pieces, the session served longest ago first; while a session decodes, prefill gets a small share so that it neither
 starves nor stalls the others. A session has at most one segment in a step, since its steps depend on each other.
 """
 
@@ -21,7 +21,7 @@ def hold_until(held_since: float, step_s: float, expected: Sequence[float]) -> f
     """Until when a decode step that could begin at `held_since` should wait for others that decode here too.
 
     `expected` are the times at which their next steps are due, as learnt from their past turnarounds; `step_s` is the usual
-    duration of a decode step. Returns `held_since` if nobody comes in time.
+    duration of a decode step. Returns `held_since` if none comes in time.
     """
     horizon = held_since + HOLD_SHARE * step_s
     return max((t for t in expected if t <= horizon), default=held_since)

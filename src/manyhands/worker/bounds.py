@@ -4,7 +4,7 @@ A model's rows at one boundary between layers have much the same norm. Over the 
 greedy and with long prompts, no row after the first eight was more than 1.5 times larger than the largest, or smaller
 than the smallest, before it, and no two differed by more than a factor of 8 (tests/worker/test_bounds.py). Pretrained
 models have rows hundreds of times larger than the rest (attention sinks), above all that of the first position, which
-whoever holds a cache has seen. So the bound is generous: it finds zeros and numbers of another order, never a factor of
+the holder of a cache has seen. So the bound is generous: it finds zeros and numbers of another order, never a factor of
 1.5. That would take computing it again.
 """
 

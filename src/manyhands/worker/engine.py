@@ -1,6 +1,6 @@
 """The model of one span on its device: whose rows run together, when, and what becomes of the results. No links, no leases.
 
-sessions ─ batch.choose ─► device ─► sessions ─► successors, and in the next turn of the event loop the books
+sessions ─ batch.choose ─► device ─► sessions ─► successors, and in the next turn of the event loop the statistics
 """
 
 import asyncio
@@ -169,7 +169,7 @@ class Engine:
     def _computed(
         self, batch: list[Taken], done: "asyncio.Future[list[Result | Exception]]", began: float, kind: StepKind | None
     ) -> None:
-        """Send what came of it. The books, and what waits meanwhile, are for the next turn, after the bytes have left."""
+        """Send what came of it. Statistics, and what waits meanwhile, are for the next turn, after the bytes have left."""
         self._is_busy = False
         if done.cancelled() or not self._runs:
             return

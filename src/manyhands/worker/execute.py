@@ -147,7 +147,7 @@ class SpanModel:
         self.num_threads = num_threads or fastest_threads(self._trial(), most)
 
     def _trial(self) -> Callable[[int], object]:
-        """A decode step of nobody's session, on so many threads."""
+        """A decode step without a session, on so many threads."""
         pieces = [Piece(self.runner.new_cache(1), 0, 1)]
         return lambda threads: self.runner.step(bytes(self._row_bytes), pieces, threads)
 

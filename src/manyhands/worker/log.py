@@ -79,7 +79,7 @@ class LogBudget:
     """What the output logs of a node may hold together, in bytes (0: nothing).
 
     Shared fairly: with n sessions on the node, one that holds at most an n-th loses nothing. When the bound is passed, the
-    session that holds most (so more than that) loses its largest log, whole: half a log rebuilds nobody.
+    session that holds most (so more than that) loses its largest log, whole: half a log rebuilds no hop.
     """
 
     def __init__(self, limit_bytes: int) -> None:

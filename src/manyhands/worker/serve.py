@@ -264,7 +264,7 @@ class SpanHost:
                 while self._places or self._opening:
                     self._changed.clear()
                     await self._changed.wait()
-        why = f"leaves: nobody took its place within {self._config.drain_s:g} s"
+        why = f"leaves: no node took its place within {self._config.drain_s:g} s"
         self._refuse(why)
         for session in self._places.values():
             session.fault(ShardUnavailable.code, why, None)
@@ -324,7 +324,7 @@ class SpanHost:
         return self.is_loaded and not self._places and not self._opening
 
     async def run(self) -> None:
-        """Compute steps as they come, for ever. Evicts the model when nobody has used it for `evict_after_s`."""
+        """Compute steps as they come, for ever. Evicts the model when it was not used for `evict_after_s`."""
         self.engine.start()
         try:
             while True:

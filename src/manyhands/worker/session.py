@@ -88,7 +88,9 @@ class HopSession:
         self.origin, self.successor = origin, successor
         self.capacity = opened.capacity
         self.log = logs.open(opened.session)
-        self.bounds = RowBounds()  # of what arrives; the layers before this place stay the same, whoever serves them
+        self.bounds = (
+            RowBounds()
+        )  # of what arrives; the layers before this place stay the same, whichever node serves them
         self.served = 0
         self.received = 0
         self.computed = 0
@@ -151,7 +153,7 @@ class HopSession:
         return self.opened.emit_from == STANDBY
 
     def feed(self, standby: Link, start: int, until: int) -> None:
-        """Send positions [start, until) of the log to the standby of the next hop; nobody wants their results.
+        """Send positions [start, until) of the log to the standby of the next hop; their results are not wanted.
 
         Not paid with credits: the origin asks for more when the standby has computed what it got.
         """

@@ -52,7 +52,7 @@ def current_scope() -> Scope | None:
 
 
 class OneThread(Executor):
-    """A thread that runs inside `scope`. Whoever makes it shuts it down."""
+    """A thread that runs inside `scope`. Its maker shuts it down."""
 
     def __init__(self, name: str, scope: AbstractContextManager[object]) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -119,7 +119,7 @@ def _tell(done: "asyncio.Future[Any]", *call: Any) -> None:
     try:
         done.get_loop().call_soon_threadsafe(*call)
     except RuntimeError:
-        return  # the loop is closed: nobody waits
+        return  # the loop is closed: nothing waits
 
 
 def _settle(done: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:

@@ -121,7 +121,7 @@ class Worker:
         self._loadable.append(Loadable(info, folder, manifest, device, max_layers))
 
     def drop(self, host: SpanHost) -> None:
-        """Serve a span no more and free its memory, whoever still uses it: drain it before."""
+        """Serve a span no more and free its memory, also while sessions use it: drain it before."""
         self.hosts.remove(host)
         self._running.pop(host).cancel()
 

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 typedef struct {
-    int64_t next, end; /* the tasks of its range that nobody has taken */
+    int64_t next, end; /* the tasks of its range that no thread has taken */
     void *room;        /* what it keeps between tasks, for whatever kernel runs */
     int64_t size;      /* bytes of it */
     pthread_t thread;
