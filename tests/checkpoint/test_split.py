@@ -82,7 +82,7 @@ def test_failure_leaves_nothing(llama: Path, tmp_path: Path, monkeypatch: pytest
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(split_module, "_copy_tensor", full)
+    monkeypatch.setattr(split_module, "tensor_blocks", full)
     with pytest.raises(DiskFull, match="the disk is full"):
         split_model(llama, CUT, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["home"]

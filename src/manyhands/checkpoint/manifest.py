@@ -9,7 +9,7 @@ only some of this carries the whole manifest as `manyhands.json`; what it holds 
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
@@ -262,6 +262,13 @@ def _difference(got: TensorDigest, want: TensorDigest) -> str:
 def hash_tensor(folder: Path, entry: TensorEntry, progress: HashProgress) -> TensorDigest:
     """Read one tensor's bytes and hash them. Raises ModelError if the file ends early."""
     digest = hashlib.sha256()
+    for block in tensor_blocks(folder, entry, progress):
+        digest.update(block)
+    return TensorDigest(entry.name, entry.dtype, entry.shape, digest.hexdigest())
+
+
+def tensor_blocks(folder: Path, entry: TensorEntry, progress: HashProgress) -> Iterator[bytes]:
+    """A tensor's bytes, BLOCK_BYTES at a time. Raises ModelError if the file ends early."""
     with (folder / entry.file).open("rb") as handle:
         handle.seek(entry.start)
         left = len(entry)
@@ -269,10 +276,9 @@ def hash_tensor(folder: Path, entry: TensorEntry, progress: HashProgress) -> Ten
             block = handle.read(min(left, BLOCK_BYTES))
             if not block:
                 raise ModelError(f"{folder / entry.file} ends inside tensor {entry.name}")
-            digest.update(block)
+            yield block
             progress.advance(len(block))
             left -= len(block)
-    return TensorDigest(entry.name, entry.dtype, entry.shape, digest.hexdigest())
 
 
 def _stamp(folder: Path, entries: Sequence[TensorEntry]) -> Stamp:

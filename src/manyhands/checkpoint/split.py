@@ -9,13 +9,12 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.dtypes import alignment
 from manyhands.checkpoint.folder import INDEX, JOURNAL, MANIFEST, SINGLE, SMALL_SUFFIXES, read_config, read_entries
 from manyhands.checkpoint.header import LENGTH_BYTES, TensorEntry
-from manyhands.checkpoint.manifest import BLOCK_BYTES, HashProgress, Manifest, Silent, build_manifest
+from manyhands.checkpoint.manifest import HashProgress, Manifest, Silent, build_manifest, tensor_blocks
 from manyhands.checkpoint.partition import ModelFacts, ends_tensors, span_tensors
 from manyhands.checkpoint.store import check_free, disk_errors
 from manyhands.core import Span, check_cover
@@ -95,18 +94,7 @@ def write_safetensors(path: Path, folder: Path, entries: Sequence[TensorEntry], 
     with path.open("wb") as target:
         target.write(len(raw).to_bytes(LENGTH_BYTES, "little") + raw)
         for entry in ordered:
-            _copy_tensor(folder, entry, target, progress)
+            for block in tensor_blocks(folder, entry, progress):
+                target.write(block)
         target.flush()
         os.fsync(target.fileno())
-
-
-def _copy_tensor(folder: Path, entry: TensorEntry, target: BinaryIO, progress: HashProgress) -> None:
-    with (folder / entry.file).open("rb") as source:
-        source.seek(entry.start)
-        left = len(entry)
-        while left:
-            block = source.read(min(left, BLOCK_BYTES))
-            if not block:
-                raise ModelError(f"{folder / entry.file} ends inside tensor {entry.name}")
-            left -= target.write(block)
-            progress.advance(len(block))

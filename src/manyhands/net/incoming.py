@@ -1,9 +1,14 @@
-"""Links that peers dialled and that are open, by who dialled: one identity cannot use up what a node keeps open. Pure."""
+"""Links that peers dialled and that are open, by who dialled: one identity cannot use up what a node keeps open."""
 
+import logging
 from typing import Generic, TypeVar
 
 from manyhands.core import NodeId
+from manyhands.errors import LinkClosed
+from manyhands.net.arrivals import Arrivals
 from manyhands.net.transport import Link
+
+logger = logging.getLogger(__name__)
 
 # Links of one node on one lane. A node dials one, and another where the last is lost or there is a better path.
 MAX_PER_LANE = 4
@@ -21,6 +26,20 @@ class Incoming(Generic[L]):
 
     def __len__(self) -> int:
         return sum(map(len, self._open().values()))
+
+    def check_room(self, node: NodeId) -> None:
+        """Raise LinkClosed unless one more link of `node` would be kept."""
+        if not self.has_room_for(node):
+            logger.warning("refused a link of peer=%s: %d are open, the limit", node[:8], len(self))
+            raise LinkClosed("this node has as many links as it takes")
+
+    def keep(self, link: L, arrivals: Arrivals[L]) -> None:
+        """Count `link` and let it be accepted; close the one that has to go for it."""
+        surplus = self.add(link)
+        if surplus is not None:
+            logger.info("peer=%s lane=%s: too many links", surplus.peer[:8], surplus.lane)
+            surplus.abort("this node has newer links, or as many as it takes")
+        arrivals.put(link)
 
     def has_room_for(self, node: NodeId) -> bool:
         """Whether `add` would keep one more link of `node`, on some lane."""

@@ -240,7 +240,7 @@ class TlsTransport:
             async with self._deadline():
                 if await connect(link):
                     await link.opened()
-                    self._keep(link)
+                    self._incoming.keep(link, self._arrivals)
         except (OSError, LinkClosed) as exc:  # OSError includes SSLError and TimeoutError
             logger.info("refused a link: %s", exc or type(exc).__name__)
             link.abort("refused")
@@ -252,18 +252,8 @@ class TlsTransport:
 
     def _identify_caller(self, transport: asyncio.BaseTransport) -> NodeId:
         peer = self._identify(transport, None)
-        if not self._incoming.has_room_for(peer):
-            logger.warning("refused a link of peer=%s: %d are open, the limit", peer[:8], len(self._incoming))
-            raise LinkClosed("this node has as many links as it takes")
+        self._incoming.check_room(peer)
         return peer
-
-    def _keep(self, link: FramedLink) -> None:
-        """Let `link` be accepted, and close the one that has to go for it."""
-        surplus = self._incoming.add(link)
-        if surplus is not None:
-            logger.info("peer=%s lane=%s: too many links", surplus.peer[:8], surplus.lane)
-            surplus.abort("this node has newer links, or as many as it takes")
-        self._arrivals.put(link)
 
     @contextlib.asynccontextmanager
     async def _deadline(self) -> AsyncIterator[None]:

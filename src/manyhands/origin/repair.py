@@ -59,7 +59,7 @@ class Alone:
 
 class RepairExecutor:
     """Repairs one session. `excluded` grows: a node that was lost once comes back into this session only if no other
-    covers its layers (a link may have been cut, a node restarted), and never if untrusted. `late_s` says how late the event loops
+    covers its layers (a link may have been cut, a node restarted), and never if untrusted. `late_s`: how late the event loops
     of this node and of another have run lately."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """The sessions that a node owns: offers of nodes, links to them, open sessions, and the messages that belong to them."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -149,34 +149,27 @@ class Sessions:
         return True
 
     def _on_opened(self, message: Opened, link: Link) -> bool:
-        session = self.active.get(message.session)
-        if session is None:
-            return False
-        if session.standbys.is_from(message.hop, link):
-            session.standbys.on_answer(message)
-        elif session.route.is_from(message.hop, link):
+        def take(session: Session) -> None:
             self._note_loaded(session.route.hops[message.hop].offer)
             session.on_opened(message)
-        return True
+
+        return self._hand_on(message, link, take)
 
     def _on_progress(self, message: Progress, link: Link) -> bool:
-        session = self.active.get(message.session)
-        if session is None:
-            return False
-        if session.standbys.is_from(message.hop, link):
-            session.standbys.on_answer(message)
-        elif session.route.is_from(message.hop, link):
-            session.on_progress(message)
-        return True
+        return self._hand_on(message, link, lambda session: session.on_progress(message))
 
     def _on_fault(self, message: Fault, link: Link) -> bool:
+        return self._hand_on(message, link, lambda session: session.on_fault(message))
+
+    def _hand_on(self, message: Opened | Progress | Fault, link: Link, take: Callable[[Session], None]) -> bool:
+        """Give the answer of a standby to the session's standbys, and that of a hop of its route to `take`."""
         session = self.active.get(message.session)
         if session is None:
             return False
         if session.standbys.is_from(message.hop, link):
             session.standbys.on_answer(message)
         elif session.route.is_from(message.hop, link):
-            session.on_fault(message)
+            take(session)
         return True
 
     def _note_loaded(self, offer: Offer) -> None:

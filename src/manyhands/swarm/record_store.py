@@ -21,7 +21,7 @@ place of the newest one of the largest; own statements always do. An introducer'
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from manyhands.core import ModelId, NodeAddr, NodeId
 from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, Record, RecordKey
@@ -85,23 +85,25 @@ class RecordChange(NamedTuple):
     is_arrival: bool
 
 
-class StoreBacked:
-    """What back-ends have in common that hold all they hear of on one `store`: there is nothing to be watched."""
+class ReportedStore(Protocol):
+    """What a back-end tells of its store; see RecordStore."""
 
-    store: "RecordStore"
+    counts: Counter[Verdict]
+    forks: Forks
 
-    def watch(self, model: ModelId) -> None:
-        """It is at hand."""
+    def account(self, node: NodeId) -> NodeId: ...
 
-    def unwatch(self, model: ModelId) -> None:
-        """It stays at hand."""
 
-    def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
-        """Where `node` can be dialled, as its records say, also those that are not fresh."""
-        return tuple(addr for entry in self.store.of_node(node) for addr in entry.record.addresses)
+S = TypeVar("S", bound=ReportedStore)
+
+
+class StoreReport(Generic[S]):
+    """What every back-end tells of the `store` that it keeps."""
+
+    store: S
 
     @property
-    def forks(self) -> "Forks":
+    def forks(self) -> Forks:
         """See RecordStore."""
         return self.store.forks
 
@@ -113,6 +115,20 @@ class StoreBacked:
     def account(self, node: NodeId) -> NodeId:
         """Who vouches for what is known of `node`: itself, if a link has proven its key, else who passed it on."""
         return self.store.account(node)
+
+
+class StoreBacked(StoreReport["RecordStore"]):
+    """What back-ends have in common that hold all they hear of: there is nothing to be watched."""
+
+    def watch(self, model: ModelId) -> None:
+        """It is at hand."""
+
+    def unwatch(self, model: ModelId) -> None:
+        """It stays at hand."""
+
+    def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
+        """Where `node` can be dialled, as its records say, also those that are not fresh."""
+        return tuple(addr for entry in self.store.of_node(node) for addr in entry.record.addresses)
 
     def records(self, now: float) -> list[Record]:
         """Fresh records, our own included."""

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from manyhands.core import EdgeHealth, NodeAddr, NodeId
+from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import LinkClosed
-from manyhands.net.liveness import LinkEvidence
-from manyhands.net.transport import Link, PongRoute, Transport
+from manyhands.net.transport import Link, Transport
 from manyhands.testing.trouble import Change, Trouble
-from manyhands.wire.message import Hello, Lane, Message, Step
+from manyhands.testing.wrapped_link import WrappedLink
+from manyhands.wire.message import Lane, Message, Step
 
 # How long a frame that is to be overtaken waits for the next one.
 OVERTAKE_S = 0.05
@@ -20,37 +20,18 @@ class _Frozen(Exception):
     """Ends deliver, so that the next messages wait below until the thaw."""
 
 
-class FaultyLink:
+class FaultyLink(WrappedLink):
     """A Link (see transport.Link) of `owner` that does what Trouble says. Closes the link it wraps."""
 
     def __init__(self, trouble: Trouble, owner: NodeId, link: Link) -> None:
         self.owner = owner
-        self._trouble, self._link = trouble, link
+        super().__init__(link)
+        self._trouble = trouble
         self._waiting: list[Message] = []  # sent while frozen
         self._received: Message | None = None  # the first that came while the owner was frozen
         self._held: Sequence[Step] = ()
         self._end: str | None = None
         link.answer_pings_with(self._send_pong)
-
-    @property
-    def peer(self) -> NodeId:
-        return self._link.peer
-
-    @property
-    def hello(self) -> Hello:
-        return self._link.hello
-
-    @property
-    def greeting(self) -> Hello:
-        return self._link.greeting
-
-    @property
-    def lane(self) -> Lane:
-        return self._link.lane
-
-    @property
-    def health(self) -> EdgeHealth:
-        return self._link.health
 
     @property
     def is_closed(self) -> bool:
@@ -133,12 +114,6 @@ class FaultyLink:
         if self._trouble.is_cut(self.owner, self.peer, self.lane):
             await asyncio.Event().wait()
         return await self._link.ping()
-
-    def line(self) -> LinkEvidence:
-        return self._link.line()
-
-    def answer_pings_with(self, pong: PongRoute) -> None:
-        self._link.answer_pings_with(pong)
 
     def abort(self, reason: str) -> None:
         """A frozen node may give a link up; its peer cannot hear of it before the thaw."""

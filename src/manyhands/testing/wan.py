@@ -17,10 +17,10 @@ from manyhands.core import EdgeHealth, NodeAddr, NodeId
 from manyhands.errors import LinkClosed
 from manyhands.net.inbox import Inbox
 from manyhands.net.link import CLOSE_S
-from manyhands.net.liveness import LinkEvidence
-from manyhands.net.transport import Link, PongRoute, Transport, check_lane, note_rtt
+from manyhands.net.transport import Link, Transport, check_lane, note_rtt
+from manyhands.testing.wrapped_link import WrappedLink
 from manyhands.wire.frame import wire_size
-from manyhands.wire.message import Hello, Lane, Message, Ping
+from manyhands.wire.message import Lane, Message, Ping
 
 HIGH_WATER_BYTES = 4 << 20  # what a sender may have on its line before drain() waits: 30 ms of 1 Gbit/s
 _PING_BYTES = wire_size(Ping(0))
@@ -113,7 +113,7 @@ class _Full(Exception):
     """Ends deliver, so that the next messages wait below until there is room."""
 
 
-class WanLink:
+class WanLink(WrappedLink):
     """A Link (see transport.Link) seen through a WAN: `up` delays what is sent, `down` what is received.
 
     Takes over `link` and closes it. Owns one task, which ends with the link. Its own ping takes both directions, and
@@ -121,7 +121,7 @@ class WanLink:
     """
 
     def __init__(self, link: Link, up: WanProfile, down: WanProfile | None = None) -> None:
-        self._link = link
+        super().__init__(link)
         self._up = _Delayed(up)
         self._down = _Delayed(down or WanProfile())
         self._inbox = Inbox()
@@ -129,26 +129,6 @@ class WanLink:
         self._has_room = asyncio.Event()
         self._pump = asyncio.create_task(self._receive(), name=f"wan {link.peer[:8]}")
         link.answer_pings_with(self._send_pong)
-
-    @property
-    def peer(self) -> NodeId:
-        return self._link.peer
-
-    @property
-    def hello(self) -> Hello:
-        return self._link.hello
-
-    @property
-    def greeting(self) -> Hello:
-        return self._link.greeting
-
-    @property
-    def lane(self) -> Lane:
-        return self._link.lane
-
-    @property
-    def is_closed(self) -> bool:
-        return self._link.is_closed
 
     @property
     def health(self) -> EdgeHealth:
@@ -178,12 +158,6 @@ class WanLink:
         rtt_s = self._now() - begin
         note_rtt(self._rtt, rtt_s)
         return rtt_s
-
-    def line(self) -> LinkEvidence:
-        return self._link.line()
-
-    def answer_pings_with(self, pong: PongRoute) -> None:
-        self._link.answer_pings_with(pong)
 
     def stall(self, seconds: float) -> None:
         """Nothing passes for `seconds`, either way, also not what is on its way."""

@@ -15,27 +15,38 @@ MAX_ID: Final = 64
 _HEAD: Final = re.compile(r"([\w-]+)(?:\[CALL_ID\][^\[]{0,64})?\[ARGS\]\s*")
 
 
-class JsonCall:
-    """Reads one JSON object {"name": ..., <arguments>: {...}} a character at a time; order and other keys are free."""
+class _Call:
+    """What both kinds of calls share: the text of the arguments, and where in their JSON the reader is."""
 
-    def __init__(self, arguments_key: str) -> None:
-        self._key_of_arguments = arguments_key
+    def __init__(self) -> None:
         self.raw = ""
         self.name: str | None = None
-        self.is_done = False
-        self.is_told = False
+        self.is_done = self.is_told = False
+        self._fresh: list[str] = []  # of the arguments, not taken yet
         self._depth = 0
         self._is_string = self._is_escaped = False
-        self._key: str | None = None  # of the value being read; None while a key is read
-        self._part: list[str] = []
-        self._fresh: list[str] = []  # of the arguments, not taken yet
-        self._has_arguments = False
 
     def take(self) -> str:
         """The text of the arguments since the last time."""
         fresh = "".join(self._fresh)
         self._fresh.clear()
         return fresh
+
+    def _read_string(self, char: str) -> None:
+        """A character within a string, which it may end."""
+        self._is_string = self._is_escaped or char != '"'
+        self._is_escaped = not self._is_escaped and char == "\\"
+
+
+class JsonCall(_Call):
+    """Reads one JSON object {"name": ..., <arguments>: {...}} a character at a time; order and other keys are free."""
+
+    def __init__(self, arguments_key: str) -> None:
+        super().__init__()
+        self._key_of_arguments = arguments_key
+        self._key: str | None = None  # of the value being read; None while a key is read
+        self._part: list[str] = []
+        self._has_arguments = False
 
     def feed(self, text: str) -> int:
         """Read on; return how many characters belong to the object."""
@@ -49,8 +60,7 @@ class JsonCall:
 
     def _read(self, char: str) -> None:
         if self._is_string:
-            self._is_string = self._is_escaped or char != '"'
-            self._is_escaped = not self._is_escaped and char == "\\"
+            self._read_string(char)
             self._keep(char)
         elif char == '"':
             self._is_string = True
@@ -106,23 +116,12 @@ class JsonCall:
             self._fresh.append("{}")
 
 
-class NamedCall:
+class NamedCall(_Call):
     """Reads name[CALL_ID]id[ARGS]{...}: the id may be missing. The object is passed on as it comes."""
 
     def __init__(self, functions: Collection[str]) -> None:
+        super().__init__()
         self._functions = functions
-        self.raw = ""  # until the call is known to be one
-        self.name: str | None = None
-        self.is_done = self.is_told = False
-        self._fresh: list[str] = []
-        self._depth = 0
-        self._is_string = self._is_escaped = False
-
-    def take(self) -> str:
-        """The text of the arguments since the last time."""
-        fresh = "".join(self._fresh)
-        self._fresh.clear()
-        return fresh
 
     def feed(self, text: str) -> int:
         """Read on; return how many characters belong to the call."""
@@ -161,8 +160,7 @@ class NamedCall:
     def _read(self, char: str) -> None:
         self._fresh.append(char)
         if self._is_string:
-            self._is_string = self._is_escaped or char != '"'
-            self._is_escaped = not self._is_escaped and char == "\\"
+            self._read_string(char)
         elif char == '"':
             self._is_string = True
         elif char in "{[":

@@ -227,7 +227,7 @@ class IrohTransport:
                 connection = await (await caller.accept()).connect()
                 link = await self._greet(connection)
                 await link.opened()
-            self._keep(link)
+            self._incoming.keep(link, self._arrivals)
         except (LinkClosed, TimeoutError, load().IrohError) as exc:
             logger.info("refused a link: %s", exc.message() if isinstance(exc, load().IrohError) else exc)
             self._give_up(connection, link)
@@ -241,22 +241,12 @@ class IrohTransport:
         if connection is not None:
             connection.close(0, b"")
 
-    def _keep(self, link: FramedLink) -> None:
-        """Let `link` be accepted, and close the one that has to go for it."""
-        surplus = self._incoming.add(link)
-        if surplus is not None:
-            logger.info("peer=%s lane=%s: too many links", surplus.peer[:8], surplus.lane)
-            surplus.abort("this node has newer links, or as many as it takes")
-        self._arrivals.put(link)
-
     async def _greet(self, connection: Any) -> FramedLink:
         connection.set_max_concurrent_uni_streams(0)
         peer = NodeId(connection.remote_id().to_bytes().hex())
         if not self._policy.admits(peer):
             raise LinkClosed(f"node {peer[:16]} is not admitted by this node's allow and deny lists")
-        if not self._incoming.has_room_for(peer):
-            logger.warning("refused a link of peer=%s: %d are open, the limit", peer[:8], len(self._incoming))
-            raise LinkClosed("this node has as many links as it takes")
+        self._incoming.check_room(peer)
         stream = await connection.accept_bi()
         await self._check_proof(stream, peer)
         await stream.send().write_all(proof(self._secret, self.node, peer))

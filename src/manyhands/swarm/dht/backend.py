@@ -44,7 +44,7 @@ from manyhands.swarm.dht.wire import (
 from manyhands.swarm.dht.wire import DhtFetch as FetchMessage
 from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.record import Record
-from manyhands.swarm.record_store import Forks
+from manyhands.swarm.record_store import StoreReport
 from manyhands.swarm.statement import read
 
 ANSWER_S = 2.0  # deadline of a question; dialling over 80 ms takes a quarter of it
@@ -58,7 +58,7 @@ PROBE_S = 10.0  # between pings of one contact that failed: partitions heal
 EXPIRE_S = 5.0
 
 
-class Dht:
+class Dht(StoreReport[DhtStore]):
     """A `Backend`. `interest`: models whose records are kept at hand; more by `watch`.
 
     `rng` draws request numbers, jitter and refresh targets. `on_finished` is told of every lookup.
@@ -103,20 +103,6 @@ class Dht:
         """Where `node` can be dialled, as its newest record says."""
         peer = self.store.peer(node)
         return () if peer is None else peer.addresses
-
-    @property
-    def forks(self) -> Forks:
-        """See record_store.RecordStore."""
-        return self.store.forks
-
-    @property
-    def num_news(self) -> int:
-        """See record_store.StoreBacked."""
-        return self.store.counts["new"]
-
-    def account(self, node: NodeId) -> NodeId:
-        """See record_store.StoreBacked."""
-        return self.store.account(node)
 
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
         """Store our statement near its key: at once if it is news, soon if signed anew, a beat with the next turn."""
