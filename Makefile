@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-avx2 nightly check bench format clean
+.PHONY: setup demo test test-avx2 nightly check installed wheel bench format clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: requirements.lock pyproject.toml setup.py $(wildcard src/manyhands/*/native/*)
@@ -39,6 +39,14 @@ check: setup
 	$(BIN)/python -m tools.measures
 	$(BIN)/python -m tools.wrap_docs --check
 
+# A plain `pip install .` in a new virtual environment: its size, and that the command runs without torch.
+installed: setup
+	$(BIN)/python -m tools.installed
+
+# Wheels for x86-64 and aarch64, with ziglang as the compiler: dist/*.whl.
+wheel: setup
+	$(BIN)/python -m tools.wheel
+
 bench: setup
 	$(BIN)/python -m bench.run
 
@@ -48,5 +56,5 @@ format: setup
 	$(BIN)/python -m tools.wrap_docs
 
 clean:
-	rm -f src/manyhands/model/_tiles*.so src/manyhands/engine/_native.so
+	rm -f src/manyhands/model/_tiles.so src/manyhands/engine/_native.so
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

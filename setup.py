@@ -2,6 +2,9 @@
 
 The engine (engine/native) is one library with several targets, chosen at run time: kernels.c is compiled once for each.
 The AMX kernels (model/native) are optional: without them products run on oneDNN, with other bits and more slowly.
+
+Python loads both with ctypes, so a wheel fits every Python 3. `MANYHANDS_WHEEL`, set by tools/wheel.py, names a platform
+tag to build for, as manylinux_2_17_aarch64; its compiler is in CC.
 """
 
 import platform
@@ -14,6 +17,7 @@ from os import environ
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -42,16 +46,23 @@ TARGETS: dict[str, dict[str, list[str]]] = {
     },
     "aarch64": {**SCALAR, "neon": ["-DTARGET=neon", "-DLANES_NEON"]},
 }
-targets = TARGETS.get(platform.machine(), {}) if sys.platform == "linux" else {}
+PLATFORM = environ.get("MANYHANDS_WHEEL", "")
+machine = next((name for name in TARGETS if PLATFORM.endswith(name)), platform.machine())
+targets = TARGETS.get(machine, {}) if sys.platform == "linux" else {}
+
+
+class Wheel(bdist_wheel):
+    """bdist_wheel, tagged for any Python 3."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", PLATFORM or super().get_tag()[2]
 
 
 class Build(build_ext):
     """build_ext, with flags of their own for each target of the engine, and a file name for any Python 3."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        if fullname.split(".")[-1] == "_native":
-            return str(Path(*fullname.split("."))) + ".so"
-        return str(super().get_ext_filename(fullname))
+        return str(Path(*fullname.split("."))) + ".so"
 
     def build_extension(self, ext: Extension) -> None:
         if not ext.name.endswith("engine._native"):
@@ -80,6 +91,7 @@ tiles = Extension(
         "-pthread",
         *(f"-m{name}" for name in "avx512f avx512bw avx512dq avx512vl avx512bf16 amx-tile amx-bf16".split()),
     ],
+    extra_link_args=["-s"],
     libraries=["m"],
     optional=True,
 )
@@ -94,4 +106,4 @@ if not shutil.which(compiler) and find_spec("ziglang"):
 extensions = [engine] if targets else []
 if "avx512" in targets:
     extensions.append(tiles)
-setup(ext_modules=extensions, cmdclass={"build_ext": Build})
+setup(ext_modules=extensions, cmdclass={"build_ext": Build, "bdist_wheel": Wheel})

@@ -13,7 +13,6 @@ local testing           many nodes on one machine; the public test kit
 
 import os
 from pathlib import Path
-from sysconfig import get_config_var
 
 _info = Path("/proc/cpuinfo")
 _cpu = _info.read_text() if _info.exists() else ""
@@ -27,10 +26,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 # with AVX2 on an Intel Sapphire Rapids 127 of 336 attention tests fail, with AVX512 none; on AMD Zen 4 AVX2 passes all).
 os.environ.setdefault("MKL_CBWR", "AVX512" if "GenuineIntel" in _cpu and "avx512f" in _cpu else "AVX2")
 # oneDNN's AMX kernels mix rows. Where ours (model/tiles.py) was not built, oneDNN does without AMX.
-if (
-    "amx_bf16" in _cpu
-    and not Path(__file__).with_name("model").joinpath(f"_tiles{get_config_var('EXT_SUFFIX')}").exists()
-):
+if "amx_bf16" in _cpu and not Path(__file__).with_name("model").joinpath("_tiles.so").exists():
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # transformers' bars are noise where a program speaks for itself.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

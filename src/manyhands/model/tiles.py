@@ -10,7 +10,6 @@ import threading
 from functools import cache
 from os import environ, getpid
 from pathlib import Path
-from sysconfig import get_config_var
 from typing import Any, Literal, get_args
 
 import torch
@@ -27,7 +26,7 @@ VERSION = 7
 @cache
 def _library() -> ctypes.CDLL | None:
     """The kernel, if it was built, and if this CPU and this process may run it."""
-    path = Path(__file__).with_name(f"_tiles{get_config_var('EXT_SUFFIX')}")
+    path = Path(__file__).with_name("_tiles.so")
     has_amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
     if not has_amx or "ONEDNN_MAX_CPU_ISA" in environ or not path.exists():
         return None

@@ -5,25 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#else
-#include <sys/auxv.h>
-#ifndef HWCAP_ASIMDDP
-#define HWCAP_ASIMDDP (1 << 20)
-#endif
-#endif
 
 #include "modes.h"
 
 enum { HUGE_PAGE = 1 << 21 };
-#ifdef TILES_EMULATED
-enum { EMULATED = 1 };
-#else
-enum { EMULATED = 0 };
-#endif
 enum { PIECE = 256, PLAN_BYTES = 32 << 20 }; /* numbers that an embedding takes at once; of registers and prepared rows */
 
 static const Kernels *back_end(int64_t target)
@@ -41,53 +26,7 @@ static const Kernels *back_end(int64_t target)
     }
 }
 
-#if defined(__x86_64__) && !defined(TILES_EMULATED)
-/* Whether CPU and system have tiles for bf16, and let this process use them. */
-static int has_tiles(void)
-{
-    enum { REQUEST = 0x1023, TILE_DATA = 18, SAVED = 3 << 17, BF16_AND_TILE = 1 << 22 | 1 << 24 };
-    unsigned a, b, c, d, low, high;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & BF16_AND_TILE) != BF16_AND_TILE)
-        return 0;
-    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (low & SAVED) == SAVED && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-}
-#elif defined(__x86_64__)
-static int has_tiles(void) { return 1; }
-#endif
-
-/* Whether this CPU, and its system, can run a target: 0 scalar, 1 avx2, 2 avx512, 3 neon, 4 amx. */
-EXPORT int mh_supports(int64_t target)
-{
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    if (target == 1)
-        return has_avx2 != 0;
-    if (target == 4)
-        return &kernels_amx && (EMULATED || mh_supports(2)) && has_avx2 && has_tiles();
-    if (target == 2)
-        return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return target == 0;
-#else
-    return target == 0 || target == 3;
-#endif
-}
-
 const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
-
-/* Set when the library is loaded: AVX-512 VNNI, or the dot product of ARMv8.2. */
-int mh_has_dot;
-__attribute__((constructor)) static void find_dot(void)
-{
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    mh_has_dot = __builtin_cpu_supports("avx512vnni") != 0;
-#else
-    mh_has_dot = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
-#endif
-}
 
 EXPORT int mh_version(void) { return 5; }
 

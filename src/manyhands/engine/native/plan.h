@@ -7,6 +7,8 @@
 enum { MAX_REGISTERS = 64, MAX_NUMBERS = 12, MAX_REALS = 3, MAX_TENSORS = 6, MAX_WIDTH = 1 << 24, MAX_HEADS = 1 << 16,
        MAX_ROWS = 1 << 16, MAX_SEGMENTS = 1 << 12 };
 #define EXPORT __attribute__((visibility("default")))
+/* Whether this CPU, and its system, can run a target: 0 scalar, 1 avx2, 2 avx512, 3 neon, 4 amx. */
+EXPORT int mh_supports(int64_t target);
 /* What a call answers: done, or why not (engine/library.py has the texts). */
 enum { DONE, NO_MEMORY, BAD_KIND, BAD_REGISTER, BAD_SHAPE, BAD_TENSOR, BAD_SEGMENT, BAD_ROWS, BAD_POSITION };
 /* As in engine/library.py. */
