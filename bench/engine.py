@@ -21,7 +21,7 @@ from bench.report import machine, note
 from manyhands.core import Span
 from manyhands.engine import golden, golden_models, library
 from manyhands.engine.cpu import CpuSpan, Piece
-from manyhands.engine.golden import draw, reals, stored
+from manyhands.engine.golden_cases import draw, reals, stored
 from manyhands.engine.library import Array, Team
 from manyhands.engine.memory import Memory
 from manyhands.engine.weights import Stored

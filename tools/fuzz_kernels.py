@@ -25,7 +25,7 @@ import numpy as np
 
 from manyhands.engine import golden, library
 from manyhands.engine.cache import SessionCache
-from manyhands.engine.golden import Op, reals, stored
+from manyhands.engine.golden_cases import Op, reals, stored
 from manyhands.engine.library import Array, Plan, Team
 from manyhands.errors import ManyhandsError
 

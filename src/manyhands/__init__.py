@@ -22,8 +22,8 @@ _cpu = _info.read_text() if _info.exists() else ""
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # They sleep only after a pause longer than those within a layer, though (0.3 ms): to wake one takes 70 to 90 us.
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-# MKL's kernels by which a row's bits do not depend on the other rows: which those are depends on who made the CPU (measured:
-# with AVX2 on an Intel Sapphire Rapids 127 of 336 attention tests fail, with AVX512 none; on AMD Zen 4 AVX2 passes all).
+# MKL's kernels by which a row's bits do not depend on the other rows; which those are depends on the CPU's maker. Measured:
+# with AVX2 on an Intel Sapphire Rapids 127 of 336 attention tests fail, with AVX512 none; on AMD Zen 4 AVX2 passes all.
 os.environ.setdefault("MKL_CBWR", "AVX512" if "GenuineIntel" in _cpu and "avx512f" in _cpu else "AVX2")
 # oneDNN's AMX kernels mix rows. Where ours (model/tiles.py) was not built, oneDNN does without AMX.
 if "amx_bf16" in _cpu and not Path(__file__).with_name("model").joinpath("_tiles.so").exists():

@@ -79,7 +79,7 @@ class RequestConfig:
     stall_timeout_s: float = 60.0
     # A step counts as overdue after this many times the usual step, but not before step_floor_s (other requests' prefill
     # may be in its way); a step of more than 16 rows after prefill_overdue_s. An overdue step makes the origin ask the hops
-    # who holds it up, and replace that one if another node can serve its layers.
+    # which one delays it, and replace that one if another node can serve its layers.
     overdue_factor: float = 10.0
     step_floor_s: float = 1.0
     prefill_overdue_s: float = 15.0
@@ -157,7 +157,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class SwarmConfig:
-    """Which swarm, and with whom of it to share (swarm/members.py)."""
+    """Which swarm, and which of its members to share with (swarm/members.py)."""
 
     # A password: a file that holds it belongs to its owner alone (chmod 600).
     ticket: str = field(default="", repr=False)

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from manyhands.engine import library
-from manyhands.engine.golden import reals, stored
+from manyhands.engine.golden_cases import reals, stored
 from manyhands.engine.library import Array
 from manyhands.engine.memory import HUGE, LINE, MAPPING, Memory
 from manyhands.engine.weights import Found, Stored, as_bf16, matrices

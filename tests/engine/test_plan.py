@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from manyhands.engine import golden, library
+from manyhands.engine import golden_cases, library
 from manyhands.engine.cache import SessionCache
-from manyhands.engine.golden import product, reals, stored
+from manyhands.engine.golden_cases import product, reals, stored
 from manyhands.engine.library import Array, Plan, Segment, Team
 from manyhands.errors import ContextOverflow, ModelError
 
@@ -210,5 +210,5 @@ def test_flush_modes_are_restored() -> None:
     """Denormals count again after a call, in the thread that called."""
     tiny = np.float32(1e-40)
     library.apply("scalar", "exp", np.zeros(64, np.float32))
-    golden.functions(golden.BackEnd("scalar", Team(1)))
+    golden_cases.functions(golden_cases.BackEnd("scalar", Team(1)))
     assert tiny * np.float32(0.5) > 0 and library.apply("scalar", "relu2", np.array([1e-30], np.float32))[0] == 0

@@ -8,7 +8,7 @@ from manyhands.core import Precision, Span
 from manyhands.engine import library
 from manyhands.engine.blocks import dequantise
 from manyhands.engine.cpu import CpuEnds, CpuSpan
-from manyhands.engine.golden import BackEnd, reals, stored
+from manyhands.engine.golden_cases import BackEnd, reals, stored
 from manyhands.engine.golden_models import configs, tensors
 from manyhands.engine.golden_small import blocks
 from manyhands.engine.library import TYPES, Team

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from manyhands.engine import library
-from manyhands.engine.golden import reals, stored
+from manyhands.engine.golden_cases import reals, stored
 from manyhands.engine.library import Plan, Segment, Team
 
 N, K, STEPS = 2048, 1024, 60

@@ -71,7 +71,7 @@ class _Share:
 
 @dataclass(slots=True)
 class _Watch:
-    """What is remembered of a running job: its model's tokens, when its last one came, who had a part in it."""
+    """What is remembered of a running job: its model's tokens, when its last one came, which nodes had a part in it."""
 
     words: _Words
     last_at: float | None = None

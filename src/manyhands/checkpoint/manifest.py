@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 VERSION: Final = 2  # 1 did not cover the FILES
 BLOCK_BYTES: Final = 8 << 20
-# Say who wrote the file, or how to run it; the numbers do not depend on them.
+# Say what wrote the file, or how to run it; the numbers do not depend on them.
 VOLATILE: Final = frozenset({"_name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "dtype"}) | {
     "_attn_implementation",
     "_attn_implementation_autoset",

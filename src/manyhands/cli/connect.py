@@ -75,7 +75,7 @@ def visitor(ticket: Ticket, swarm: SwarmConfig, request: RequestConfig) -> "Memb
 def member_transport(
     key: NodeKey, ticket: Ticket, config: "MemberConfig"
 ) -> Callable[[Callable[[Lane], Hello], Book], ReachTransport]:
-    """Makes a member's way in and out: every way there is, its lists of whom to let in, and a relay for the others."""
+    """Makes a member's way in and out: every way there is, its allow and deny lists, and a relay for the others."""
     policy = TlsPolicy(allow=config.allow if config.scope == "trusted" else None, deny=config.deny)
     iroh = None if config.iroh_url is None else [config.iroh_url]
 

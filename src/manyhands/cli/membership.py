@@ -176,7 +176,7 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
 
 @contextlib.asynccontextmanager
 async def _advertised(member: "Member", tell: Reporter) -> AsyncIterator[None]:
-    """Be found on the local network, and find others of this swarm there; pointless for who listens on loopback only."""
+    """Be found on the local network, and find others of this swarm there; pointless where it listens on loopback only."""
     from manyhands.swarm.lan import Browser, advertise
 
     direct = [addr for addr in member.addresses if "%" not in addr.host and not addr.host.startswith("127.")]
@@ -198,7 +198,7 @@ async def _advertised(member: "Member", tell: Reporter) -> AsyncIterator[None]:
 async def _gateway(
     api: ApiPlan, hosting: "Hosting", device: "Device", tell: Reporter, announce: Callable[[str], None]
 ) -> AsyncIterator[None]:
-    """The API of this member's model; by default, on who joins, only the view of the swarm for `manyhands status`."""
+    """The API of this member's model; by default, on a node that joins, only the view of the swarm for `manyhands status`."""
     if api.addr is None:
         yield
         return

@@ -60,7 +60,7 @@ def tell_serving(member: "Member", hosting: "Hosting", tell: Reporter, why: str,
 
 
 async def keep_telling(member: "Member", hosting: "Hosting", tell: Reporter) -> None:
-    """Say who comes and goes, and what is missing, whenever that changes."""
+    """Say which nodes come and go, and what is missing, whenever that changes."""
     from manyhands.member.view import missing_spans, say_missing
 
     known, said = _present(member), ""

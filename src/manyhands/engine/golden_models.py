@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from manyhands.core import Precision, Span
 from manyhands.engine.cpu import CpuEnds, CpuSpan, Piece
-from manyhands.engine.golden import BackEnd, draw, recorded, stored
+from manyhands.engine.golden import recorded
+from manyhands.engine.golden_cases import BackEnd, draw, stored
 from manyhands.engine.library import Team
 from manyhands.engine.weights import Stored
 from manyhands.program.families import build_program

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.engine import library
-from manyhands.engine.golden import EDGES, BackEnd, Op, draw, reals, stored
+from manyhands.engine.golden_cases import EDGES, BackEnd, Op, draw, reals, stored
 from manyhands.engine.library import TYPES, WIDE
 from manyhands.engine.quants import KEPT, pack_blocks, round_weights
 

@@ -1,6 +1,6 @@
 """A node with its directory: it comes in by a ticket, says what it hosts, is found again, and leaves without a trace.
 
-    links up, links lost ─► DirectoryRunner (of the ticket's kind) ─► records ─► who there is, whom to dial, what is missing
+    links up, links lost ─► DirectoryRunner (of the ticket's kind) ─► records ─► nodes, their addresses, what is missing
     hosting.py ─► spans and claims ─► signed records ─► the others
 
 `async with Member(...)`: leaving the block withdraws everything at once. `leave` before it hands the sessions over.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ReassignHandler:
-    """Call it with who asks, and for what. One ordered move in a period of the balance."""
+    """Call it with the node that asks, and its order. One ordered move in a period of the balance."""
 
     def __init__(self, hosting: "Hosting") -> None:
         self._hosting = hosting

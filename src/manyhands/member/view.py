@@ -31,7 +31,7 @@ class SwarmSnapshot:
 
 
 def holdings_of(kind: ServedModel, records: Sequence[Record]) -> list[Holding]:
-    """Who hosts what of a model. Spares serve only in need and count for nothing; who still loads is not ready."""
+    """Which nodes host what of a model. Spares serve only in need and are left out; a node that still loads is not ready."""
     return [
         Holding(record.node, record.info.span, record.load, is_ready=record.info.max_sessions > 0)
         for record in records

@@ -149,7 +149,7 @@ async def weights_of(
     progress: HashProgress,
     ask: Callable[[ServedModel], Sequence[Provider]] = lambda kind: (),
 ) -> Weights:
-    """The model that `up` names. `dtype` None: as the swarm has it, else bf16. `ask`: who holds a model of the swarm.
+    """The model that `up` names. `dtype` None: as the swarm has it, else bf16. `ask`: which nodes hold a model of the swarm.
 
     Raises ModelError; WeightsMismatch if the swarm serves other weights or another precision under this name.
     """

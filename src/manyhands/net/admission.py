@@ -2,7 +2,7 @@
 
 A dialling member puts a token into the server name of its ClientHello, which TLS sends in clear: 12 random bytes and their
 MAC under a key derived from the swarm secret. The listener looks at it before any public-key operation. Without a fresh valid
-token a caller gets a TLS alert and costs one MAC. The token proves nothing of who the caller is: that is the certificate's
+token a caller gets a TLS alert and costs one MAC. The token does not identify the caller: that is the certificate's
 task. Seen on the wire it can be used once more elsewhere, which opens a handshake and no more; each listener refuses the
 tokens that it has seen lately.
 """

@@ -8,7 +8,7 @@ from manyhands.net.link import FramedLink
 
 
 class AlpnDispatcher(asyncio.Protocol):
-    """Looks who is there, then steps aside: the transport goes to the protocol that `choose` names."""
+    """Reads the ALPN name, and no more: the transport goes to the protocol that `choose` names."""
 
     def __init__(self, choose: Callable[[asyncio.BaseTransport], asyncio.BaseProtocol]) -> None:
         self._choose = choose

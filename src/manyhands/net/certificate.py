@@ -1,4 +1,4 @@
-"""Membership as a certificate chain: who knows the swarm secret can sign a certificate for its own node key.
+"""Membership as a certificate chain: a node that knows the swarm secret can sign a certificate for its own node key.
 
     swarm secret ─ HKDF ─► the swarm's CA key (Ed25519) ─ signs ─► leaf of a node's own Ed25519 key
 
@@ -65,7 +65,7 @@ def _context(protocol: int, key: Ed25519PrivateKey, secret: bytes) -> ssl.SSLCon
     ca = _ca_certificate(ca_key)
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # who the peer is follows from its key, not from a name
+    context.check_hostname = False  # a peer is identified by its key, not by a name
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= _NO_CHECK_TIME
     context.load_verify_locations(cadata=_pem(ca).decode())

@@ -1,4 +1,4 @@
-"""Links that peers dialled and that are open, by who dialled: one identity cannot use up what a node keeps open."""
+"""Links that peers dialled and that are open, by the node that dialled: one identity cannot use up what a node keeps open."""
 
 import logging
 from typing import Generic, TypeVar

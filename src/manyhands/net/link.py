@@ -240,7 +240,7 @@ class FramedLink(asyncio.BufferedProtocol):
                         answered.set_result(None)
 
     def _hand_on(self) -> None:
-        """Give what waits to who delivers, as far as this turn of the event loop has time for it; the rest in the next ones."""
+        """Give what waits to `deliver`, as far as this turn of the event loop has time for it; the rest in the next ones."""
         turn = self._handshake.turn
         if not self._is_waiting and turn.run(self._inbox.hand_on):
             self._is_waiting = True
@@ -318,7 +318,7 @@ class FramedLink(asyncio.BufferedProtocol):
             raise LinkClosed(self._closed)
 
     def _end(self, reason: str, *, drop: bool) -> None:
-        """Closed from now on, for `reason`; wake everyone who waits. The first reason stays."""
+        """Closed from now on, for `reason`; wake all that waits. The first reason stays."""
         if self._closed is None:
             who = f"link to {self._peer[:16]}" if self._peer else "link"
             self._closed = f"{who}: {reason}"

@@ -33,7 +33,7 @@ class LinkPool:
         self._transport, self._on_new, self._late_s = transport, on_new, late_s
         self._added = asyncio.Event()
         self._links: dict[PeerLane, list[Link]] = {}
-        self._nodes: dict[tuple[str, int], NodeId] = {}  # who answered at an address, for addresses without a node
+        self._nodes: dict[tuple[str, int], NodeId] = {}  # which node answered at an address that names none
         self._dialling: dict[tuple[NodeAddr, Lane], asyncio.Future[LinkClosed | None]] = {}
         self._is_closed = False
 

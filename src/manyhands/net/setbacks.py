@@ -26,7 +26,7 @@ class Setbacks:
     def __init__(self) -> None:
         self._failures: dict[NodeId | Place, tuple[float, float]] = {}  # (how long it is left alone, until when)
         self._proven: dict[Place, NodeId] = {}  # by links that are open
-        self._dialled: dict[Place, NodeId] = {}  # now, and for whom
+        self._dialled: dict[Place, NodeId] = {}  # now, and for which node
 
     def __len__(self) -> int:
         return len(self._failures)

@@ -64,7 +64,7 @@ class TlsPolicy:
         return node not in self.deny and (self.allow is None or node in self.allow)
 
 
-# By ALPN name: makes the protocol that takes over the connection of an admitted member who asked for it.
+# By ALPN name: makes the protocol that takes over the connection of an admitted member that asked for it.
 Guests = Mapping[str, Callable[[NodeId], asyncio.Protocol]]
 
 
@@ -195,7 +195,7 @@ class TlsTransport:
             await Listener(listening, self.tokens, lambda connection: self._begin(connection, group), limits).serve()
 
     def _begin(self, connection: socket.socket, group: asyncio.TaskGroup) -> None:
-        """Let a caller wait for its turn, and turn away who has to go for it."""
+        """Let a caller wait for its turn, and turn away the one that has to go for it."""
         try:
             source = source_of(str(connection.getpeername()[0]))
         except OSError:  # it is gone
@@ -268,7 +268,7 @@ class TlsTransport:
                 del self._handshakes[timeout]
 
     async def _accept_tls(self, connection: socket.socket, link: FramedLink) -> bool:
-        """Handshake with a caller. Whether he came for a link: False if a guest took him over."""
+        """Handshake with a caller. Whether it came for a link: False if a guest took it over."""
         door = AlpnDispatcher(lambda transport: self._guest(transport) or link) if self._guests else None
         await asyncio.get_running_loop().connect_accepted_socket(
             lambda: door or link,
@@ -280,7 +280,7 @@ class TlsTransport:
         return door is None or door.is_for(link)
 
     def _guest(self, transport: asyncio.BaseTransport) -> asyncio.BaseProtocol | None:
-        """The guest that the caller asked for. One who is not admitted gets a link, which will turn him away."""
+        """The guest that the caller asked for. One that is not admitted gets a link, which will refuse it."""
         make = self._guests.get(transport.get_extra_info("ssl_object").selected_alpn_protocol())
         if make is None:
             return None

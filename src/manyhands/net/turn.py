@@ -41,7 +41,7 @@ class Turn:
             self._count()
 
     def later(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` in a later turn, after those who wait already."""
+        """Call `go_on` in a later turn, after those that wait already."""
         self._waiting.append(go_on)
         self._count()
 
@@ -51,7 +51,7 @@ class Turn:
             asyncio.get_running_loop().call_soon(self._renew)
 
     def _renew(self) -> None:
-        """A new turn of the event loop: those who wait go on, in order, as far as its time goes."""
+        """A new turn of the event loop: those that wait go on, in order, as far as its time goes."""
         self._is_counting = False
         self._spent_s = 0.0
         for _ in range(len(self._waiting)):

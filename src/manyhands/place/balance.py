@@ -4,7 +4,7 @@ What keeps a swarm from thrashing or tearing (C-19; field.md §4(a); petals, ser
 - a move must raise the throughput of the weakest layer it touches by `gain`, `patience` periods in a row, and not soon after
   another;
 - no node leaves a layer that no other node serves;
-- of all who would move from a span or to one, a single one may in a period: the lowest hash of (period, node). All nodes
+- of all nodes that would move from a span or to one, a single one may in a period: the lowest hash of (period, node). All nodes
   that see the same records pick the same one, without a message;
 - a mover is announced at its new span while it still serves the old one (make before break), and what is announced counts
   as strength there, so that others do not follow it; only what is ready counts as cover.

@@ -48,7 +48,7 @@ class SpanChoice:
 
 
 def size(num_bytes: float, *, is_limit: bool = False) -> str:
-    """Bytes for people: 3.2 GB. `is_limit`: rounded up, so that who gives what is shown gives enough."""
+    """Bytes for people: 3.2 GB. `is_limit`: rounded up, so that what is shown is enough."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= factor:
             digits = 1 if num_bytes < 10 * factor else 0

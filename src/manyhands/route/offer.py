@@ -1,4 +1,4 @@
-"""What a route is made of and looked for on: spans on offer, and the terms of who asks. Values only."""
+"""What a route is made of and looked for on: spans on offer, and the terms of the origin. Values only."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ Policy = Literal["latency", "greedy"]
 Pair = tuple[NodeId, NodeId]
 
 UNMEASURED = SpanLoad()
-UNKNOWN = NodeId("")  # an origin that has not said who it is
+UNKNOWN = NodeId("")  # an origin without a known id
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Terms:
     uplink_Bps: float = math.inf  # the origin's
     rtts: Mapping[Pair, float] = field(default_factory=dict)  # seconds, by `pair`
     admits: Callable[[Offer], bool] = _all  # trust and scope: what it refuses is never used
-    num_tokens: int = 0  # positions to lease on every hop; who has less room is asked last (HN-32)
+    num_tokens: int = 0  # positions to lease on every hop; a node with less room is asked last (HN-32)
     key: bytes = b""  # of the session: spreads requests over near-equals. Empty: always the cheapest
     current: tuple[Offer, ...] = ()  # the session's route, kept unless another is better by HYSTERESIS
 

@@ -52,7 +52,7 @@ def find_route(
 def cover(offers: Sequence[Offer], span: Span, terms: Terms = ANY, between: Pair | None = None) -> tuple[Offer, ...]:
     """The cheapest chain of (parts of) offers for `span`: fewest spares, then least time. () if there is none.
 
-    All of one kind; nothing is filtered. `between`: who sends to the first and who the last sends to; the origin if None.
+    All of one kind; nothing is filtered. `between`: the nodes before the first hop and after the last; the origin if None.
     """
     if not offers:
         return ()
@@ -107,7 +107,7 @@ def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, term
     return best.part(Span(layer, min(end, best.info.span.end)))
 
 
-# -- who may take part --------------------------------------------------------------------------------------------------
+# -- which may take part --------------------------------------------------------------------------------------------------
 
 
 def _kind(offer: Offer) -> Kind:
@@ -208,7 +208,7 @@ def _spread(space: Space, run: Span, key: bytes) -> tuple[Offer, ...]:
 
     Every node is taken to cost up to NEAR more, by a draw of its own, and the cheapest is looked for once more: what is
     found costs at most 1 + NEAR times the best. Two draws and the lighter load, because what is known of load is always
-    old, and all who choose the best by old news choose the same (Mitzenmacher, The Power of Two Choices, 2001).
+    old, and all that choose the best by old news choose the same (Mitzenmacher, The Power of Two Choices, 2001).
     """
     routes = []
     for salt in (b"1", b"2"):

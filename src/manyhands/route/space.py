@@ -28,7 +28,7 @@ class Space:
 
     @classmethod
     def of(cls, offers: Sequence[Offer], terms: Terms, between: Pair | None = None) -> "Space":
-        """`between`: who sends to the first hop and whom the last sends to; the origin if None."""
+        """`between`: the nodes before the first hop and after the last; the origin if None."""
         order = sorted(offers, key=lambda o: (-o.info.free_tokens, o.node, o.info.span, o.addr.host, o.addr.port))
         return cls(tuple(order), _spans(order, terms, between or (terms.origin, terms.origin)))
 

@@ -121,7 +121,7 @@ class Backend(Exchange, Protocol):
         """Where `node` can be dialled, as its records say, also those that are not fresh."""
 
     def account(self, node: NodeId) -> NodeId:
-        """Who vouches for what is known of `node`: itself, if a link has proven its key, else who passed it on."""
+        """On whose account `node` is known: its own, if a link has proven its key, else that of the node that passed it on."""
 
     @property
     def num_news(self) -> int:
@@ -137,7 +137,7 @@ class DirectoryRunner:
 
     `send(peer, body)` dials if need be and raises a ManyhandsError or OSError if it cannot. `hosted()` says what the node
     offers and how busy that is *now*; None: this node only looks, and says nothing of itself. `members` filters what is
-    offered to others of this program, and who may speak. The node calls `receive`, `joined` and `lost`; `changed` is
+    offered to others of this program, and which nodes may speak. The node calls `receive`, `joined` and `lost`; `changed` is
     notified whenever the offered records changed. `clock` is monotonic: all that is decided goes by it. `unix_clock` only
     stamps what this node signs, and is compared with others' for `complaints`.
     """
@@ -309,7 +309,7 @@ class DirectoryRunner:
             self._post(self.backend.publish(data, self._clock()))
 
     def _post(self, outgoing: Sequence[Outgoing]) -> None:
-        """Queue what is to be sent, in order for every peer, and tell those who wait if the directory changed."""
+        """Queue what is to be sent, in order for every peer, and wake what waits if the directory changed."""
         for item in outgoing:
             queue = self._queues.get(item.to.node)
             if queue is None:

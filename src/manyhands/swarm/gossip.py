@@ -3,12 +3,12 @@
     tick      A ── dense digest ──► B      A names no keys, only a hash of its list and the version of each key, in order
               A ◄─ news: what A lacks, what B wants ── B        A ── news: what B wants ──► B
               A ◄─ sparse digest (keys and versions) ── B       instead, where the lists differ: a node came or left
-    publish   A ── rumour ──► FAN_OUT neighbours, who pass it on once; all pass on a new key or a withdrawal
+    publish   A ── rumour ──► FAN_OUT neighbours, which pass it on once; all pass on a new key or a withdrawal
 
     body      kind u8 · content                                                                       big endian
     dense     hash of the tags 8 · versions u16 ...     sparse   (tag 8 · version u16) ...     news, rumour   see news.py
 
-Neighbours: each node compares with NEIGHBOURS others that it draws by a salted hash, and with those who drew it. A
+Neighbours: each node compares with NEIGHBOURS others that it draws by a salted hash, and with those that drew it. A
 random graph of out-degree 6 is connected and spreads as fast as random calls do, but needs 12 links of a node instead of all.
 That holds once all know all; nodes that start together, and know few, could draw only each other and stay a swarm of their
 own. So every node also calls any node it is linked to, now and then. Nodes that were lost are remembered and tried in turn:
@@ -184,7 +184,7 @@ class Gossip(StoreBacked):
     # Spreading
 
     def _spread(self, entries: list[HeldRecord], now: float, origin: NodeId) -> list[Outgoing]:
-        """A rumour of `entries` for some neighbours, but not for `origin`, who told us."""
+        """A rumour of `entries` for some neighbours, but not for `origin`, which sent them."""
         news = News()
         for entry in entries:
             news.tell(entry, (entry.record.version - 1) & 0xFFFF or 1)

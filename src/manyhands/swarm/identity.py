@@ -1,4 +1,4 @@
-"""A node's key: who it is, for as long as the file lives. Knows nothing of swarms or networks."""
+"""A node's key: its identity, for as long as the file exists. Knows nothing of swarms or networks."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""With whom a node shares: scope, allow list, deny list. Pure predicates, for transports (who may speak) and routes.
+"""Which nodes a node shares with: scope, allow list, deny list. Pure predicates, for transports (admission) and routes.
 
     off       no node
     lan       nodes at addresses of this machine or its local networks, and those on the allow list

@@ -48,13 +48,13 @@ class HeldRecord:
     heard_at: float  # when it last became newer here
     tag: bytes  # of the record's key
     account: NodeId  # that its room is on
-    teller: NodeId  # who passed it on
+    teller: NodeId  # that passed it on
     trusted_from: int = 0  # the version from which the node is no longer suspect
     is_linked: bool = False  # a link to its node is up
 
     @property
     def data(self) -> bytes:
-        """The whole statement, for those who do not have the record."""
+        """The whole statement, for nodes that do not have the record."""
         return with_beat(self.signed, self.record.beats, self.value) if self.record.beats else self.signed
 
     def is_fresh(self, now: float) -> bool:
@@ -113,7 +113,7 @@ class StoreReport(Generic[S]):
         return self.store.counts["new"]
 
     def account(self, node: NodeId) -> NodeId:
-        """Who vouches for what is known of `node`: itself, if a link has proven its key, else who passed it on."""
+        """On whose account `node` is known: its own, if a link has proven its key, else that of the node that passed it on."""
         return self.store.account(node)
 
 
@@ -158,7 +158,7 @@ class RecordStore:
         return self.take(data, now).verdict
 
     def take(self, data: bytes, now: float, sender: NodeId | None = None) -> RecordChange:
-        """As `put`, and says what changed. `sender`: who passed it on, where that is known."""
+        """As `put`, and says what changed. `sender`: the node that passed it on, where that is known."""
         try:
             change = self._take(data, now, sender)
         except RecordRefused as exc:

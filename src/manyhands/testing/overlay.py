@@ -1,4 +1,4 @@
-"""Many directory back-ends in one thread and in virtual time: who hears what, when, and at what cost in bytes.
+"""Many directory back-ends in one thread and in virtual time: which hears what, when, and at what cost in bytes.
 
 A discrete-event simulator: a heap of events, no sockets, no tasks, no clock. It plays the driver of every back-end: it
 dials peers that are not linked, reports `joined` and `lost`, and calls `tick`. It knows nothing of what the bodies

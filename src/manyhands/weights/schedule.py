@@ -1,4 +1,4 @@
-"""Which tensor is fetched from whom next, and whom to blame for a wrong one. Pure: no clock, no network, no disk.
+"""Which tensor is fetched next from which provider, and which one sent a wrong one. Pure: no clock, no network, no disk.
 
 A tensor comes from one provider, so that a wrong hash names the node that sent it. Where a provider stalls or goes away in the
 middle, another one goes on where it ended: such a mixed tensor, if wrong, is fetched once more from one provider
@@ -33,7 +33,7 @@ class TensorJob:
     """One tensor to fetch."""
 
     entry: TensorEntry
-    node: str | None = None  # who is fetching it
+    node: str | None = None  # that is fetching it
     turn: int = 0  # counts takers
     since: float = 0.0
     is_writing: bool = False  # the disk is at it: no other may start
@@ -132,7 +132,7 @@ class DownloadSchedule:
         return job
 
     def _is_slow(self, job: TensorJob, node: str, now: float) -> bool:
-        """Whether `node` would be much faster with the rest of `job` than who has it."""
+        """Whether `node` would be much faster with the rest of `job` than the one that has it."""
         if job.node == node or job.is_writing or node not in self._rates:
             return False
         mine_s = (len(job.entry) - job.done) / self._rates[node]

@@ -98,7 +98,7 @@ class DownloadWorkers:
             raise errors.exceptions[0] from errors
 
     def _signal(self) -> None:
-        """Wake who waits for work, and `work` itself if there is nothing left to wait for."""
+        """Wake what waits for work, and `work` itself if there is nothing left to wait for."""
         self._changed.set()
         self._changed = asyncio.Event()
         if self.board.is_done or not self._num_active:

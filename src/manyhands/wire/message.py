@@ -108,7 +108,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Reserve cache for `capacity` positions of a session on `span` and say who sends and who gets its steps.
+    """Reserve cache for `capacity` positions of a session on `span` and say which nodes send and get its steps.
 
     A higher `epoch` of a session that the receiver already serves gives it a new place in the route: it keeps its cache,
     forgets what waits, and first re-sends its output log of positions [replay_from, replay_until). A hop computes what it

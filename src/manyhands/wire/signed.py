@@ -1,4 +1,4 @@
-"""Signed Opens: who owns a session is proven by its key, not by the link on which a message came.
+"""Signed Opens: the owner of a session is proven by its key, not by the link on which a message came.
 
 What is signed is a label and the JSON of the Open with an empty signature, as control.py encodes what it has decoded. An
 Open names its receiver (`to`), repeats what the receiver's Hello to the origin said (`token`) and has a number (`serial`).

@@ -167,7 +167,7 @@ class HostGuard:
 
 
 class BodyGuard:
-    """Lets in who has a key, and reads the body, within read_timeout_s, before a route runs.
+    """Admits clients with a key, and reads the body, within read_timeout_s, before a route runs.
 
     A body has at most max_body_bytes on LARGE_PATHS, SMALL_BODY_BYTES elsewhere: those are parsed on the event loop. All
     bodies that are held at once have MAX_BODIES times max_body_bytes.

@@ -83,7 +83,7 @@ def address_of(host: str) -> Address | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether who listens at `host` is reached from this machine alone."""
+    """Whether a server that listens at `host` is reached from this machine alone."""
     address = address_of(host)
     return host == "localhost" if address is None else address.is_loopback
 

@@ -237,7 +237,7 @@ def span_object(model: str, offer: Offer) -> dict[str, Any]:
 
 
 async def scheduler_object(gateway: Gateway) -> dict[str, Any]:
-    """What lattice9 calls scheduler stats: who is there, what runs, and which route a request would take now."""
+    """What lattice9 calls scheduler stats: which nodes there are, what runs, and which route a request would take now."""
     workers = list_workers(gateway)
     return {
         "total_workers": len(workers),

@@ -7,7 +7,7 @@
 
 Every arrow is a connection of its own, over TLS with the relay (so it serves members only) and asked for by ALPN on the
 port where the relay listens for links. Inside the bytes caller and callee run the TLS of tls.py with each other: the
-relay sees who talks to whom, when and how much, and can delay or cut, but reads nothing and changes nothing unnoticed.
+relay sees which nodes talk, when and how much, and can delay or cut, but reads nothing and changes nothing unnoticed.
 
 A tunnel holds at most BUFFER_BYTES and one read (256 KiB) each way: a slow reader stops its writer, and the event loop
 serves all tunnels in turn. Who may have how many is decided by Switchboard, which is pure.
@@ -67,7 +67,7 @@ class _Tunnel(Generic[Leg]):
 
 
 class Switchboard(Generic[Leg]):
-    """Who waits for calls, who rings, who is connected with whom. Pure; a Leg stands for one connection to the relay."""
+    """Which nodes wait for calls, call, and are connected. Pure; a Leg stands for one connection to the relay."""
 
     def __init__(self, limits: RelayLimits) -> None:
         self._limits = limits

@@ -4,16 +4,16 @@ Every node is a place in the id space, its public key; a model is one too, the h
 (table.py), finds the K nodes nearest to a model (lookup.py), and they hold what its hosts say (store.py):
 
     a host       every REFRESH_S: find the K nodes nearest to its model, STORE its newest records there
-    who asks     every REFRESH_S: find them, read off which records each lists, FETCH every one it lacks, once
+    an asker     every REFRESH_S: find them, read off which records each lists, FETCH every one it lacks, once
 
 What a peer cannot do. Ids come from the link, which proves the key: no node speaks as another, answers for another (a
-request is bound to whom it was put), or stores for another (STORE takes the sender's own records only). DhtRecords are
+request is bound to its receiver), or stores for another (STORE takes the sender's own records only). DhtRecords are
 verified before they are stored, passed on or shown, and only forward: a replayed one is older than what is known.
 Hearsay is asked, never believed: only nodes that spoke enter the table, and long-lived ones are not pushed out. Floods
 meet caps per sender and second, per publisher, per key and in all.
 What it can do. Members may make any number of keys (the swarm's secret admits them, nothing else does). The owner of
 the K nodes nearest to a model can hide it, not forge it; grinding keys for that costs seconds in any Kademlia
-without a price on ids. A table is filled by who speaks first, so a node whose bootstrap peers are all dishonest is eclipsed.
+without a price on ids. The nodes that speak first fill a table, so one whose bootstrap peers are all dishonest is eclipsed.
 """
 
 import random

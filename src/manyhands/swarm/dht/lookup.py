@@ -22,7 +22,7 @@ FETCH_TAGS = 11  # records per question: 11 of the largest (record.MAX_BYTES) fi
 @dataclass(slots=True)
 class _Candidate:
     contact: Contact
-    teller: int  # who named it first; 0: our own table
+    teller: int  # that named it first; 0: our own table
     depth: int
     state: str = "new"  # new -> asked (-> slow) -> answered | failed
 
@@ -151,7 +151,7 @@ class Lookup:
 class RecordFetch:
     """Get every wanted record once, from any holder that lists it; from the next one if a holder does not deliver.
 
-    `holders` maps a tag (a record and a version of it) to those who list it.
+    `holders` maps a tag (a record and a version of it) to the nodes that list it.
     """
 
     def __init__(self, holders: dict[bytes, list[Peer]], *, alpha: int = ALPHA) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 from manyhands.swarm.dht.table import Contact
 from manyhands.swarm.record import Record, RecordKey
 
-# What a statement is to those who have the one before: new content, the same content signed anew, or a beat.
+# What a statement is to nodes that have the one before: new content, the same content signed anew, or a beat.
 Change = Literal["news", "signed", "beat"]
 
 

@@ -100,7 +100,7 @@ class DhtStore:
         return Peer(node, max(entries, key=lambda e: e.record.version).record.addresses) if entries else None
 
     def account(self, node: NodeId) -> NodeId:
-        """Who vouches for what is known of `node` (record_store.StoreReport)."""
+        """On whose account `node` is known (record_store.StoreReport)."""
         return next((store.account(node) for store in self._stores.values() if store.of_node(node)), node)
 
     def suspect(self, node: NodeId) -> None:
