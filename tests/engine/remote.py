@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.engine.library import Array, Tensor
+from manyhands.engine.layout import Tensor
+from manyhands.engine.library import Array
 
 SOURCE = Path(__file__).with_name("remote.c")
 NAMES = re.findall(r"X\((\w+)\)", SOURCE.read_text())

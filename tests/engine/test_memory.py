@@ -11,7 +11,8 @@ from manyhands.engine import golden_models, library
 from manyhands.engine.compile import compile_layers
 from manyhands.engine.cpu import CpuEnds
 from manyhands.engine.golden_cases import draw, reals, stored
-from manyhands.engine.library import Array, Plan, Segment, Team
+from manyhands.engine.layout import Segment
+from manyhands.engine.library import Array, Plan, Team
 from manyhands.engine.registers import Touched, lives, offsets
 from manyhands.engine.weights import Stored
 from manyhands.program.families import build_program

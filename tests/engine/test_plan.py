@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from manyhands.engine import golden_cases, library
 from manyhands.engine.cache import SessionCache
 from manyhands.engine.golden_cases import product, reals, stored
-from manyhands.engine.library import Array, Plan, Segment, Team
+from manyhands.engine.layout import Segment
+from manyhands.engine.library import Array, Plan, Team
 from manyhands.errors import ContextOverflow, ModelError
 
 HIDDEN = 40

@@ -9,7 +9,8 @@ import numpy as np
 
 from manyhands.engine import library
 from manyhands.engine.golden_cases import reals, stored
-from manyhands.engine.library import Plan, Segment, Team
+from manyhands.engine.layout import Segment
+from manyhands.engine.library import Plan, Team
 
 N, K, STEPS = 2048, 1024, 60
 

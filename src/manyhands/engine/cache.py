@@ -6,7 +6,8 @@ To roll back is to step from an earlier position: later positions are written ag
 import numpy as np
 
 from manyhands.engine import library
-from manyhands.engine.library import BLOCK, Array, Plan, Segment
+from manyhands.engine.layout import Segment
+from manyhands.engine.library import BLOCK, Array, Plan
 from manyhands.program.ops import LatentAttention, Layer
 
 WIDE, NARROW = 32, 16  # to multiples of which keys and values are filled up

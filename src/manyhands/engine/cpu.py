@@ -13,6 +13,7 @@ from manyhands.core import Precision, Span
 from manyhands.engine import golden, library
 from manyhands.engine.cache import SessionCache
 from manyhands.engine.compile import ROW_TYPES, compile_layers, head_plan
+from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan, Team
 from manyhands.engine.memory import Memory
 from manyhands.engine.quants import SMALL
@@ -125,5 +126,5 @@ class CpuEnds:
     def logits(self, rows: bytes | Array, count: int, threads: int) -> NDArray[np.float32]:
         """Logits [count, vocab] in fp32 of rows that left the last layer."""
         assert self._head is not None, "these ends have no head"
-        segments = [library.Segment(None, 0, 0, 0, 0, count)]
+        segments = [Segment(None, 0, 0, 0, 0, count)]
         return self._head.run(self._team, threads, segments, rows, count).view(np.float32)

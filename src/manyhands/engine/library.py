@@ -14,10 +14,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from manyhands.engine.layout import NUMBERS, REALS, TENSORS, Segment, Tensor, difference
 from manyhands.errors import ContextOverflow, ModelError
 
 Array = NDArray[Any]
-VERSION: Final = 5  # of the interface: mh_version in native/plan.c
+VERSION: Final = 6  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon", "amx")  # by the number that C gives them
 PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
@@ -30,7 +31,6 @@ FUNCTIONS: Final = (*ACTIVATIONS, "exp", "tanh", "erf")
 DOUBLES: Final = ("exp", "log", "sin", "cos", "pow")
 BLOCK: Final = 64  # positions of a cache's block
 SIDE: Final = 16  # columns of a panel; registers begin at multiples
-NUMBERS, REALS, TENSORS = 12, 3, 6
 _FAILED = {
     1: "there is no memory for a step's rows: give it fewer rows at once",
     2: "the operation is unknown",
@@ -43,24 +43,9 @@ _FAILED = {
 _POSITION = 8
 
 
-class Tensor(ctypes.Structure):
-    """Bytes that Python holds."""
-
-    _fields_ = (("data", ctypes.c_void_p), ("bytes", ctypes.c_int64))
-
-
-class Segment(ctypes.Structure):
-    """Rows of a step that are positions of one session (Segment in native/plan.h)."""
-
-    _fields_ = (
-        ("cache", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("cache_bytes", "blocks", "start", "row", "count")),
-    )
-
-
 @cache
 def load() -> ctypes.CDLL:
-    """The library. Raises ModelError where it was not built or is of another version."""
+    """The library. Raises ModelError where it was not built, is of another version or lays out its structs differently."""
     path = PATH
     remedy = "install manyhands again, with a C compiler or ziglang at hand"
     try:
@@ -70,6 +55,8 @@ def load() -> ctypes.CDLL:
         raise ModelError(f"the engine's library {path} cannot be loaded ({error}): {remedy}") from error
     if version != VERSION:
         raise ModelError(f"the engine's library {path} is of version {version}, not {VERSION}: {remedy}")
+    if wrong := difference(library, EXPERTS + 1):
+        raise ModelError(f"the engine's library {path} does not fit this version of manyhands ({wrong}): {remedy}")
     pointer, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "mh_supports": (ctypes.c_int, [count]),

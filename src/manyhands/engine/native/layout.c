@@ -1,0 +1,29 @@
+/* What Python writes down a second time (engine/layout.py): sizes and offsets of structs in bytes, limits, kinds of operations. */
+#include "plan.h"
+#include <stddef.h>
+#include <string.h>
+
+/* Writes them to `out`, if it has room for all; gives their number. */
+EXPORT int64_t mh_layout(int64_t *out, int64_t room)
+{
+    static const int64_t found[] = {
+        sizeof(Tensor),
+        offsetof(Tensor, data),
+        offsetof(Tensor, bytes),
+        sizeof(Segment),
+        offsetof(Segment, cache),
+        offsetof(Segment, cache_bytes),
+        offsetof(Segment, blocks),
+        offsetof(Segment, start),
+        offsetof(Segment, row),
+        offsetof(Segment, count),
+        MAX_NUMBERS,
+        MAX_REALS,
+        MAX_TENSORS,
+        KINDS,
+    };
+    int64_t count = sizeof found / sizeof *found;
+    if (room >= count)
+        memcpy(out, found, sizeof found);
+    return count;
+}

@@ -1,0 +1,59 @@
+"""manyhands.engine.layout: structs that C and Python both write down."""
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from manyhands.engine import layout, library
+from manyhands.errors import ModelError
+
+KINDS = library.EXPERTS + 1
+
+
+class Layout:
+    """mh_layout of a library whose figures are `change`d."""
+
+    def __init__(self, change: Callable[[list[int]], list[int]]) -> None:
+        figures = (ctypes.c_int64 * 64)()
+        count = library.load().mh_layout(figures, 64)
+        self.figures = change(list(figures)[:count])
+
+    def __call__(self, out: Any, room: int) -> int:
+        if room >= len(self.figures):
+            out[: len(self.figures)] = self.figures
+        return len(self.figures)
+
+
+def fake(change: Callable[[list[int]], list[int]]) -> ctypes.CDLL:
+    return cast(ctypes.CDLL, SimpleNamespace(mh_layout=Layout(change), mh_version=lambda: library.VERSION))
+
+
+def test_the_library_has_the_structs_that_python_has() -> None:
+    assert layout.difference(library.load(), KINDS) == ""
+
+
+def test_every_figure_is_compared() -> None:
+    count = len(Layout(list).figures)
+    for index in range(count):
+        changed = fake(lambda figures, index=index: [f + (i == index) for i, f in enumerate(figures)])  # type: ignore[misc]
+        assert " is " in layout.difference(changed, KINDS), index
+
+
+def test_fields_that_changed_places_are_named() -> None:
+    changed = fake(lambda f: [*f[:5], f[6], f[5], *f[7:]])
+    assert layout.difference(changed, KINDS) == "Segment.cache_bytes is 16, not 8, Segment.blocks is 8, not 16"
+
+
+@pytest.mark.parametrize("change", [lambda f: f[:-1], lambda f: [*f, 1]], ids=["fewer", "more"])
+def test_another_number_of_figures_is_told(change: Callable[[list[int]], list[int]]) -> None:
+    assert "figures, not" in layout.difference(fake(change), KINDS)
+
+
+def test_a_library_of_another_layout_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = fake(lambda f: [f[0] + 8, *f[1:]])
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: changed)
+    with pytest.raises(ModelError, match=r"does not fit this version .*sizeof Tensor is 24, not 16.*install manyhands"):
+        library.load.__wrapped__()
