@@ -127,7 +127,10 @@ async def forged(flooder: Flooder, turn: int) -> None:
 
 
 @pytest.mark.parametrize("way", [refused_step, overtaken, unreachable, forged])
-def test_sessions_leave_nothing(bench: Bench, way: object, request: pytest.FixtureRequest) -> None:
+def test_sessions_leave_nothing(
+    bench: Bench, way: object, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manyhands.net.setbacks.MAX_REMEMBERED", TURNS // 20)  # full before it is measured
     left = Left(TURNS)
     logging.disable(logging.WARNING)  # or pytest would keep the records
     request.addfinalizer(lambda: logging.disable(logging.NOTSET))
