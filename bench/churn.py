@@ -2,7 +2,7 @@
 
 Resident 0 founds the swarm, holds layers 0-5 and answers the API. The others hold the rest, each time other layers, and one is
 ended only while another is left that holds layers 6-11: so every request can be answered, and every one must be, with the
-text of an undisturbed one. In the end all views must be equal, and name nobody who is gone.
+text of an undisturbed one. In the end all views must be equal, and name no node that is gone.
 
 Run: python -m bench.churn [--quick]        10 minutes and 8 processes, or 1 minute and 4
 """

@@ -63,7 +63,7 @@ def token_s(run: Run) -> float:
 
 
 async def cold(home: Base, warm: Origin) -> Run:
-    """A request of a node that knows nobody yet: dials, surveys, opens."""
+    """A request of a node that knows no other yet: dials, surveys, opens."""
     async with tls_node(home.ticket, None, is_ephemeral=True) as stranger:
         return await generate(Origin(stranger, home.model, home.device, warm.routes.addrs), prompt_ids(PROMPT), 2)
 

@@ -165,7 +165,7 @@ async def open_flood(siege: Target) -> None:
 
 
 async def forged_records(siege: Target) -> None:
-    """Records of made-up nodes that claim every layer, at speeds that nobody has, at an address that is silent."""
+    """Records of made-up nodes that claim every layer, at speeds that no node has, at an address that is silent."""
     async with insider(siege, "forged_records") as me:
         silent = await asyncio.start_server(stay_silent, "127.0.0.1", 0)
         port = silent.sockets[0].getsockname()[1]

@@ -38,7 +38,7 @@ def paired(numerator: Sequence[float], denominator: Sequence[float], digits: int
 def measuring(arm: str) -> Iterator[None]:
     """Encloses a timed part on stderr."""
     print(f"measuring {arm}", file=sys.stderr, flush=True)
-    time.sleep(0.02)  # whoever listens to this line may still the machine
+    time.sleep(0.02)  # the reader of this line may still the machine
     try:
         yield
     finally:

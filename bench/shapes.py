@@ -50,7 +50,7 @@ def checkpoint(name: str) -> Path:
 
 
 def _make(shape: Shape, folder: Path) -> None:
-    """Write into a folder beside it and rename, so that nobody finds half a checkpoint."""
+    """Write into a folder beside it and rename, so that half a checkpoint is never found."""
     began = time.monotonic()
     print(f"making a checkpoint in the shape of {shape.like} in {folder}", file=sys.stderr, flush=True)
     half = folder.with_name(folder.name + ".part")

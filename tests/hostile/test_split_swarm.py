@@ -153,6 +153,9 @@ def test_what_is_remembered_is_bounded(play: Play) -> None:
         assert set(saved[4:]) <= set(many)
         first.hear(NodeAddr("10.0.0.2", 1 + index, node_of(index)) for index in range(10 * MAX_HEARD))
         assert len(first._bootstrap.addresses()) <= MAX_HEARD + MAX_ADDRESSES + MAX_MET
+        first._bootstrap._behind.update((NodeAddr("10.0.0.3", 1 + i), node_of(i)) for i in range(1000))
+        await asyncio.sleep(2 * REDIAL_S)
+        assert set(first._bootstrap._behind) <= set(first._bootstrap.addresses()), "those of addresses now forgotten"
 
     play(scene)
 

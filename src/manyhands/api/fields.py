@@ -60,7 +60,7 @@ _REF = "#/components/schemas/{model}"
 
 
 def body_schema(path: str) -> dict[str, Any]:
-    """The request body as OpenAPI wants it; it names `definitions`."""
+    """The request body as OpenAPI describes it; it names `definitions`."""
     schema = _ADAPTERS[path].json_schema(ref_template=_REF)
     schema.pop("$defs", None)
     return schema

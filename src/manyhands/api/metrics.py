@@ -1,4 +1,4 @@
-"""What is counted, as Prometheus reads it. Counters grow where the gateway tells (Observer); gauges are read when asked for.
+"""What is counted, as Prometheus reads it. Counters grow with the gateway's events (Observer); gauges are read on demand.
 
 docs/metrics.md lists every name and what HearthNet and lattice9 call it. A registry of its own, nothing global. Labels are
 bounded: models are those served, outcomes are finish reasons and error codes, and beyond MAX_NODES nodes the rest is "other".
@@ -34,7 +34,7 @@ TALLIES_A_TURN = 12  # 252 lines
 
 
 class Tally:
-    """A histogram's numbers. What grows with every token is counted here, and told to Prometheus when it asks."""
+    """A histogram's numbers. What grows with every token is counted here, and given to Prometheus on demand."""
 
     __slots__ = ("_counts", "total")
 
@@ -169,7 +169,7 @@ class Metrics(Collector):
         yield stall
         yield from _tallied("hop_compute_seconds", "A hop's device step, as the hop says", "node", compute)
 
-    # -- what the gateway tells ---------------------------------------------------------------------------------------
+    # -- Observer -----------------------------------------------------------------------------------------------------
 
     def started(self, job: Job) -> None:
         words = self._words.get(job.model) or self._words.setdefault(job.model, _Words())

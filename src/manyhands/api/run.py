@@ -1,4 +1,4 @@
-"""One request of the gateway: what is asked, what may be told of it, and its tokens as they come.
+"""One request of the gateway: what is asked, what may be shown of it, and its tokens as they come.
 
 `Gateway.run` (gateway.py) makes and ends a Run; observers are told of its Job.
 """
@@ -79,7 +79,7 @@ class Ask:
 
 @dataclass(slots=True)
 class Job:
-    """What may be told of a request: never its prompt, its text or its key. Grows until `outcome` is set.
+    """What may be shown of a request: never its prompt, its text or its key. Grows until `outcome` is set.
 
     `created` and `ended` are Unix times. `queue_s` is the wait for admission; `timings` begin after it. `route` is the first
     one, `hops` the present one; `session` is its public name, `untrusted_nodes` how many nodes sent impossible values.
@@ -194,7 +194,7 @@ class Run:
         self._timings, self._last_at = session.timings, timings.last_at
 
     def _follow(self) -> None:
-        """Copy what may be told from the answer, and tell of new events."""
+        """Copy what may be shown from the answer, and report new events."""
         job, answer = self.job, self.answer
         job.route, job.exactness, job.finish_reason = answer.route, answer.exactness, answer.finish_reason
         job.timings, job.repairs, job.drafting = answer.timings, answer.repairs, answer.drafting

@@ -1,4 +1,4 @@
-"""`manyhands drain`: let a node on this machine leave politely."""
+"""`manyhands drain`: let a node on this machine hand over its sessions and leave."""
 
 import os
 import signal

@@ -48,7 +48,7 @@ class StopSignals:
             self.stop.set()
 
     def begin_serving(self) -> None:
-        """It serves from now on: the first signal asks it to hand over. Call it before anyone is told that it serves."""
+        """It serves from now on: the first signal asks it to hand over. Call it before it is announced that it serves."""
         self._is_serving = True
 
     async def leaving(self) -> None:

@@ -1,4 +1,4 @@
-"""`manyhands status`: the swarm as a running member sees it. What it says is pure of the view that the member tells."""
+"""`manyhands status`: the swarm as a running member sees it. Its text is a pure function of the view that a member gives."""
 
 import contextlib
 import time
@@ -174,7 +174,7 @@ def span_strip(span: Span, groups: Sequence[range], state: str) -> Text:
 
 
 def coverage_strip(coverage: Sequence[int], groups: Sequence[range]) -> Text:
-    """By how many nodes the layers are held: 0 to 9, then +; a cell of several layers tells its weakest."""
+    """By how many nodes the layers are held: 0 to 9, then +; a cell of several layers shows its weakest."""
     strip = Text()
     for group in groups:
         least = min(coverage[group.start : group.stop])

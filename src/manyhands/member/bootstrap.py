@@ -143,8 +143,9 @@ class Bootstrap:
 
     def _unlinked_addresses(self, *, is_all: bool) -> list[NodeAddr]:
         """Where to dial: with links, at nodes of the list and of the local network, and at one other known address in turn."""
-        linked = self.edges()
-        shut = [addr for addr in self.addresses() if addr.node not in linked and self._behind.get(addr) not in linked]
+        linked, known = self.edges(), self.addresses()
+        self._behind = {addr: node for addr, node in self._behind.items() if addr in known}
+        shut = [addr for addr in known if addr.node not in linked and self._behind.get(addr) not in linked]
         if is_all or not linked:
             return shut
         always = [addr for addr in shut if addr in self._nodes or addr in self._heard]

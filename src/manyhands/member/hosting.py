@@ -279,7 +279,7 @@ class Hosting:
     # -- balance ------------------------------------------------------------------------------------------------------
 
     async def keep_balance(self) -> NoReturn:
-        """Fill gaps soon, and move where a move helps the swarm, for ever. A failure is told, and tried again later."""
+        """Fill gaps soon, and move where a move helps the swarm, for ever. A failure is reported, and tried again later."""
         config = self.member.config
         period = self._period()
         while True:

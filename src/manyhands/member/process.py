@@ -1,4 +1,4 @@
-"""Whether a process that wrote a file still runs. Process ids are used again, so an id alone tells nothing."""
+"""Whether a process that wrote a file still runs. Process ids are used again, so an id alone proves nothing."""
 
 import os
 from pathlib import Path

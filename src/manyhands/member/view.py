@@ -1,4 +1,4 @@
-"""The swarm as one member sees it: records, links and sessions as people and `manyhands status` want them. Pure."""
+"""The swarm as one member sees it: records, links and sessions, for people and `manyhands status`. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ def warnings_of(kind: ServedModel, records: Sequence[Record]) -> list[str]:
 
 
 def view_of(sight: SwarmSnapshot) -> dict[str, Any]:
-    """Everything `manyhands status` tells; JSON-able. Seconds are `_s`, milliseconds `_ms`."""
+    """Everything `manyhands status` shows; JSON-able. Seconds are `_s`, milliseconds `_ms`."""
     kinds = kinds_of(sight.records)
     return {
         "swarm": sight.swarm,

@@ -80,7 +80,7 @@ class Inbox:
             return error
 
     def end(self, reason: str, *, drop: bool) -> None:
-        """No more will arrive: the taker hears it at the next `hand_on`. `drop` also forgets what did. The first stays."""
+        """No more will arrive; the next `hand_on` ends the taker. `drop`: what arrived is discarded. The first call counts."""
         self._end = self._end or reason
         if drop:
             self._queue.clear()

@@ -1,4 +1,4 @@
-"""What the system's TCP knows of a connection: whether the peer's kernel acknowledges what was sent. Linux alone tells."""
+"""What the system's TCP knows of a connection: whether the peer's kernel acknowledges what was sent. Linux only."""
 
 import asyncio
 import socket

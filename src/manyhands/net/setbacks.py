@@ -1,4 +1,4 @@
-"""Which nodes and addresses could not be dialled lately, and how long they are left alone. Pure: the time is an argument.
+"""Which nodes and addresses could not be dialled lately, and how long they are not dialled. Pure: the time is an argument.
 
 A record may name any address, also one that blackholes, or a machine that has nothing to do with the swarm. So a dial that
 failed is remembered for the node *and* for its address: both are left alone for FIRST_S, twice as long after each further
@@ -66,7 +66,7 @@ class Setbacks:
         self._proven = {place: owner for place, owner in self._proven.items() if owner != node}
 
     def failing_s(self, node: NodeId, now: float) -> float:
-        """For how long `node` is left alone, wherever it is."""
+        """For how long `node` is not to be dialled, at any address."""
         return max(0.0, self._failures[node][1] - now) if node in self._failures else 0.0
 
     def wait_s(self, node: NodeId, addr: NodeAddr, now: float) -> float:

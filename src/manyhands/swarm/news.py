@@ -1,4 +1,4 @@
-"""What two nodes tell each other when they compare their directories. Values and bytes; gossip.py says what is told.
+"""What two nodes send each other when they compare their directories. Values and bytes; gossip.py decides what is sent.
 
     news    number of wants u16 · number of beats u16 · wants (tag 8 · version u16, 0: it has nothing) ...
             · beats (tag 8 · version u16 · value 8) ... · statements (length u16 · bytes) ...            big endian

@@ -33,7 +33,7 @@ from manyhands.plain import one_line
 
 logger = logging.getLogger(__name__)
 
-# Nothing behind these tells of a request, a node or a key, so they need none.
+# Nothing behind these shows a request, a node or a key, so they need none.
 OPEN_PATHS = frozenset({"/health", "/ready", "/api/health", "/docs", "/openapi.json"})
 MAX_MESSAGE_CHARS = 2000  # of an error: it may quote what was sent
 # An address, a name, some layers: what routes that do not generate take.
@@ -90,7 +90,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 
 def error_object(error: Exception) -> dict[str, Any]:
-    """What OpenAI's clients understand; `code` is ours (errors.py). A bug tells nothing of itself."""
+    """What OpenAI's clients understand; `code` is ours (errors.py). A bug's text is not shown."""
     is_ours = isinstance(error, ManyhandsError)
     status = error.http_status if isinstance(error, ManyhandsError) else 500
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")

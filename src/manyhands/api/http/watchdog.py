@@ -1,4 +1,4 @@
-"""How long anything held the gateway's event loop: measured all the time, told in /metrics (manyhands_loop_stall_seconds)."""
+"""How long anything held the gateway's event loop: measured all the time, shown in /metrics (manyhands_loop_stall_seconds)."""
 
 import itertools
 from bisect import bisect_left

@@ -109,7 +109,7 @@ class IrohPipe(asyncio.Transport):
     # -- the work -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Read, write and watch until one of them ends; then the link is told and the connection closed."""
+        """Read, write and watch until one of them ends; then the link ends and the connection is closed."""
         tasks = [asyncio.create_task(work) for work in (self._read(), self._write(), self._watch(), self._wait_end())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

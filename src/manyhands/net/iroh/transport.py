@@ -181,7 +181,7 @@ class IrohTransport:
             raise LinkClosed(f"{addr} cannot be reached: {exc.message()}") from exc
 
     async def _resolve(self, addr: NodeAddr) -> list[str]:
-        """The address as iroh wants it: numbers. None if it cannot be found, which leaves the relay."""
+        """The address as iroh takes it: numbers. None if it cannot be found, which leaves the relay."""
         with suppress(OSError):
             host = addr.host.removeprefix(PREFIX)
             found = await asyncio.get_running_loop().getaddrinfo(host, addr.port, type=socket.SOCK_DGRAM)
