@@ -203,7 +203,7 @@ def change(raw: bytes, **facts: Any) -> header.Gguf:
         ({"general__architecture": "mamba"}, "architecture is 'mamba'; served from GGUF are llama"),
         ({"general__architecture": 3}, "architecture is 3"),
         ({"llama__block_count": "x"}, "llama.block_count is 'x'"),
-        ({"llama__attention__head_count": np.array([4, 2], np.int32)}, "a whole number is needed"),
+        ({"llama__attention__head_count": np.array([4, 2], np.int32)}, "a whole number from 1 is needed"),
         ({"llama__new__field": 1}, "'llama.new.field' is not known here"),
         ({"llama__rope__scaling__type": "odd"}, "positions are scaled by 'odd'"),
         ({"llama__attention__value_length": 8}, "heads of different widths"),

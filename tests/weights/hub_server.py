@@ -13,6 +13,7 @@ from typing import Any
 
 COMMIT = "c0ffee" * 6 + "c0de"
 REPO = "tests/tiny"
+WEIGHTS = (".safetensors", ".gguf")
 
 
 @dataclass
@@ -44,7 +45,7 @@ class FakeHub:
             return {"rfilename": name}
         raw = (self.folder / name).read_bytes()
         lfs = {"sha256": hashlib.sha256(raw).hexdigest(), "size": len(raw), "pointerSize": 1}
-        is_large = self.has_hashes and name.endswith(".safetensors")
+        is_large = self.has_hashes and name.endswith(WEIGHTS)
         return {"rfilename": name, "size": len(raw), **({"lfs": lfs} if is_large else {})}
 
     def read(self, name: str) -> bytes:
@@ -90,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
         raw = (self.hub.folder / name).read_bytes()
         digest = hashlib.sha256(raw).hexdigest() if self.hub.has_hashes else hashlib.sha1(raw).hexdigest()
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{digest}"'}
-        if not name.endswith(".safetensors"):
+        if not name.endswith(WEIGHTS):
             return self._answer(200, raw, headers)
         if not is_cdn:
             linked = {"X-Linked-Size": str(len(raw)), "X-Linked-ETag": f'"{digest}"', "Location": f"/cdn/{name}"}

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from manyhands.checkpoint import store
 from manyhands.checkpoint.folder import FILES, MANIFEST, SINGLE, read_entries
+from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.header import LENGTH_BYTES, parse_header
 from manyhands.checkpoint.manifest import Manifest, TensorDigest, build_manifest, config_digest
 from manyhands.checkpoint.partition import needed_tensors
@@ -31,6 +32,7 @@ from manyhands.weights.hub_provider import HubProvider
 from manyhands.weights.partial import PARTIAL
 from manyhands.weights.provider import Provider
 from manyhands.weights.workers import Blame
+from tests.gguf_files import tiny_gguf
 from tests.weights.hub_server import REPO, FakeHub, serving
 from tests.weights.providers import FromDisk, Twist, after, honest, lack, lie, slow, stall, vanish
 
@@ -496,3 +498,26 @@ def test_a_hub_with_other_weights_is_garbage_too(llama: Path, home: Path, hub: F
     manifest.store.tensors.clear()
     with pytest.raises(ShardUnavailable, match=f"{REPO} .hub. garbage"):
         asyncio.run(pull(need(llama, None, with_ends=True), [manifest], home, hub=HubProvider(REPO)))
+
+
+@pytest.mark.parametrize("dtype", ["Q8_0", "Q4_1", "BF16"])
+def test_a_joiner_gets_its_span_of_a_gguf_file_as_it_is_stored(dtype: str, tmp_path: Path, home: Path) -> None:
+    """From a node that was given the file; and from one that pulled it. What arrives is the same model, blocks and all."""
+    file, _ = tiny_gguf("llama", tmp_path / "model.gguf", dtype)
+    source = gguf_folder(file, home)
+    first = get(need(source, with_ends=True, with_files=True), [FromDisk("a", source)], tmp_path / "one")
+    names = check_holds(first.folder, source, with_ends=True)
+    assert not any(".layers.0." in name for name in names)
+    needed = sum(len(entry) for entry in read_entries(source) if entry.name in names)
+    assert sum(first.received.values()) == needed
+    second = get(need(source, with_files=True), [FromDisk("b", first.folder)], tmp_path / "two")
+    check_holds(second.folder, source)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (second.folder / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_parts_of_a_gguf_file_can_be_split_off(tmp_path: Path, home: Path) -> None:
+    file, _ = tiny_gguf("llama", tmp_path / "model.gguf", "Q4_0")
+    source = gguf_folder(file, home)
+    for part in split_model(source, [Span(0, 2), Span(2, 6)], tmp_path / "parts"):
+        assert build_manifest(part).id == build_manifest(source).id

@@ -12,14 +12,16 @@ import pytest
 from huggingface_hub import constants
 
 from manyhands import tales
-from manyhands.checkpoint import store
+from manyhands.checkpoint import gguf, store
 from manyhands.checkpoint.folder import INDEX, JOURNAL, MANIFEST, SINGLE, read_entries
+from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.manifest import Silent, build_manifest
 from manyhands.checkpoint.partition import needed_tensors
 from manyhands.core import Span
 from manyhands.errors import BadRequest, CutError, DiskFull, ModelError
 from manyhands.weights.fetch import resolve_model, runs
+from tests.gguf_files import tiny_gguf
 from tests.weights.hub_server import COMMIT, REPO, FakeHub, serving
 
 StartHub = Callable[..., FakeHub]
@@ -361,3 +363,61 @@ def test_runs_join_neighbours_only() -> None:
     groups = runs([entry(30, 40), entry(10, 20), entry(20, 25)])
     assert [[(one.start, one.end) for one in group] for group in groups] == [[(10, 20), (20, 25)], [(30, 40)]]
     assert runs([]) == []
+
+
+@pytest.fixture(scope="session")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF file alone in its folder."""
+    file, _ = tiny_gguf("llama", tmp_path_factory.mktemp("gguf") / "model.gguf", "Q8_0")
+    alone = tmp_path_factory.mktemp("alone") / "tiny.Q8_0.gguf"
+    return file.replace(alone)
+
+
+def test_a_span_of_a_gguf_file_costs_its_bytes(
+    quantised: Path, home: Path, start: StartHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first fetch, which reads all once to learn the hashes: its tensors, and the header twice."""
+    monkeypatch.setattr(gguf, "FIRST_BYTES", 2048)
+    hub = start(quantised.parent)
+    name = f"hf:{REPO}:{quantised.name}"
+    source = gguf_folder(quantised, home)
+    folder = fetch(home, name=name)
+    check_holds(folder, source)
+    assert (folder / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    begun = hub.weight_bytes
+    check_holds(fetch(home, Span(4, 5), name=name), source, Span(4, 5))
+    layer = sum(len(entry) for entry in read_entries(source) if ".layers.4." in entry.name)
+    header = min(entry.start for entry in read_entries(source))
+    assert layer + 8 * header < quantised.stat().st_size
+    assert layer < hub.weight_bytes - begun <= layer + 8 * header  # a header is read in pieces that grow fourfold
+
+
+def test_a_fetched_gguf_file_is_not_taken_for_the_repository(quantised: Path, home: Path, start: StartHub) -> None:
+    start(quantised.parent)
+    fetch(home, name=f"{REPO}:{quantised.name}")
+    with pytest.raises(ModelError, match="holds no weights"):
+        fetch(home)
+
+
+def test_a_fetched_gguf_file_needs_no_hub(
+    quantised: Path, home: Path, start: StartHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"hf:{REPO}@main:{quantised.name}"
+    start(quantised.parent)
+    folder = fetch(home, name=name)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert fetch(home, name=name) == folder
+
+
+def test_wrong_bytes_of_a_gguf_file_are_fetched_again(quantised: Path, home: Path, start: StartHub) -> None:
+    source = gguf_folder(quantised, home)
+    hub = start(quantised.parent)
+    entry = next(e for e in read_entries(source) if e.name == "model.layers.2.mlp.up_proj.weight")
+    hub.corrupt_at[quantised.name] = (entry.start + 5, 1)
+    check_holds(fetch(home, name=f"hf:{REPO}:{quantised.name}"), source)
+
+
+@pytest.mark.parametrize("name", ["missing.gguf", "hf:a/b:../x.gguf", "a/b:x.bin", "hf:a/b:c/d.gguf", "a/missing.gguf"])
+def test_names_that_are_no_gguf_file_are_refused(name: str, home: Path) -> None:
+    with pytest.raises(ModelError, match="neither a folder or GGUF file here"):
+        fetch(home, name=name)

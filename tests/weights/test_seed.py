@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.checkpoint.folder import MANIFEST, SINGLE, read_entries
+from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.checkpoint.split import split_model
 from manyhands.core import ModelId, NodeAddr, NodeId, SamplingParams, Span
@@ -30,6 +31,7 @@ from manyhands.weights.download import Need, pull
 from manyhands.weights.provider import PeerProvider, ProviderError
 from manyhands.weights.seed import MAX_WAITING, UploadPace, WeightServer, read_shared_model, read_want
 from manyhands.wire.message import MAX_CHUNK_BYTES, Message, Part, WeightRequest, WeightsChunk, WeightsNotFound
+from tests.gguf_files import tiny_gguf
 
 SPAN = Span(2, 4)
 A = NodeId("aa" * 32)
@@ -472,3 +474,13 @@ def test_pace() -> None:
     assert free.wait(1 << 40, 0.0) == 0
     assert [capped.wait(100, 10.0), capped.wait(100, 10.0), capped.wait(50, 10.0)] == [0, 1.0, 1.5]
     assert capped.wait(100, 100.0) == 0
+
+
+def test_links_to_gguf_files_are_followed_in_our_own_folders_only(tmp_path: Path, home: Path) -> None:
+    file, _ = tiny_gguf("qwen2", tmp_path / "model.gguf", "Q8_0", layers=1)
+    own = gguf_folder(file, home)
+    model, shared = read_shared_model(own)
+    assert len(shared.tensors) == len(read_entries(own)) > 0
+    copied = shutil.copytree(own, tmp_path / "downloaded", symlinks=True)
+    model_too, given = read_shared_model(copied)
+    assert model_too == model and not given.tensors

@@ -17,7 +17,7 @@ from manyhands.engine.span import Piece, Rows, SpanRunner
 from manyhands.errors import CutError, Damaged, ModelError
 from manyhands.testing.tiny import make_tiny
 from manyhands.worker import runner
-from manyhands.worker.runner import arithmetic_class, describe, load_ends, load_span, native_program, widening_note
+from manyhands.worker.runner import arithmetic_class, describe, load_ends, load_span, native_program, precision_note
 
 LAYERS = 4
 NATIVE = library.supported()[0]
@@ -215,8 +215,8 @@ def test_weights_are_memory_of_their_own(tmp_path: Path) -> None:
 
 
 def test_nobody_is_told_of_widened_weights_where_there_are_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert widening_note(config(folder), "bf16") == ""
+    assert precision_note(config(folder), "bf16") == ""
     monkeypatch.setattr("manyhands.model.linear.has_bf16_products", lambda: False)
     monkeypatch.setenv(FORCED, "torch")
-    assert "twice the memory" in widening_note(config(folder), "bf16")
-    assert widening_note(config(folder), "w8") == "" == widening_note(config(folder), "fp32")
+    assert "twice the memory" in precision_note(config(folder), "bf16")
+    assert precision_note(config(folder), "w8") == "" == precision_note(config(folder), "fp32")

@@ -82,19 +82,19 @@ class _Keys:
     def refused(self, what: str) -> ModelError:
         return ModelError(f"{self.gguf.file} refused: {what}")
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number; of a list with one value for each layer, that value if it is the same for all."""
         value = self.get(name, default)
         if isinstance(value, np.ndarray) and len(value) and bool((value == value[0]).all()):
             value = value[0].item()
-        if type(value) is not int or value < 0:
-            raise self.refused(f"{self.arch}.{name} is {value!r:.60}; a whole number is needed")
+        if type(value) is not int or value < least:
+            raise self.refused(f"{self.arch}.{name} is {value!r:.60}; a whole number from {least} is needed")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """As the shortest decimal that is this fp32: 1e-05, not 9.999999747378752e-06."""
         value = self.get(name, default)
-        if type(value) not in (int, float):
+        if type(value) not in (int, float) or abs(value) > 1e30:
             raise self.refused(f"{self.arch}.{name} is {value!r:.60}; a number is needed")
         return float(str(np.float32(value)))
 
@@ -148,7 +148,7 @@ def _gemma3(keys: _Keys, config: Config) -> Config:
 
 
 def _phi3(keys: _Keys, config: Config) -> Config:
-    window = keys.count("attention.sliding_window", 0)
+    window = keys.count("attention.sliding_window", 0, least=0)
     return {"sliding_window": window} if 0 < window < config["max_position_embeddings"] else {}
 
 
@@ -226,6 +226,9 @@ def config_json(gguf: Gguf, read: ReadRange) -> bytes:
     keys, shapes = _Keys(gguf, arch), {tensor.name: tensor for tensor in gguf.tensors}
     if "token_embd.weight" not in shapes:
         raise keys.refused("it has no tensor token_embd.weight")
+    tokens, rows = gguf.facts.get("tokenizer.ggml.tokens"), shapes["token_embd.weight"].shape[0]
+    if isinstance(tokens, list) and len(tokens) > rows:
+        raise keys.refused(f"its tokenizer has {len(tokens)} tokens, token_embd.weight {rows} rows")
     config = _sizes(keys, found, shapes)
     config |= _rotary(keys, shapes, config, read)
     config |= found.more(keys, config)

@@ -20,8 +20,11 @@ _GPT2: Final = _CONTRACTIONS + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3: Final = _ANY_CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
 _QWEN2: Final = _ANY_CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
-_UPPER: Final = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-_LOWER: Final = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+# As llama.cpp has them: without combining marks, and of letters only a to z and A to Z have a case.
+_CASED: Final = (
+    r"[^\r\n\p{L}\p{N}]?(?:(?=\p{L})[^a-z])*(?:(?=\p{L})[^A-Z])+",
+    r"[^\r\n\p{L}\p{N}]?(?:(?=\p{L})[^a-z])+(?:(?=\p{L})[^A-Z])*",
+)
 _SLASHES: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # tokenizer.ggml.pre -> the expressions that cut a text, one after the other.
 _CUTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -32,8 +35,10 @@ _CUTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4"), (_GPT2,)),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
-    "tekken": (rf"{_UPPER}|{_LOWER}|\p{{N}}{_SLASHES}",),
-    **dict.fromkeys(("gpt-4o", "llama4"), (rf"{_UPPER}{_ANY_CASE}?|{_LOWER}{_ANY_CASE}?|\p{{N}}{{1,3}}{_SLASHES}",)),
+    "tekken": (rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}{_SLASHES}",),
+    **dict.fromkeys(
+        ("gpt-4o", "llama4"), (rf"{_CASED[0]}{_ANY_CASE}?|{_CASED[1]}{_ANY_CASE}?|\p{{N}}{{1,3}}{_SLASHES}",)
+    ),
 }
 _WHOLE_FIRST: Final = frozenset(
     "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 tekken glm4".split()

@@ -1,7 +1,7 @@
 """`manyhands model`: look into a model, cut it into parts, make a tiny one."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,17 +13,18 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedCo
 from rich.progress import Progress as Bars
 from rich.table import Column, Table
 
+from manyhands.cli.options import MODEL_HELP
 from manyhands.config import home_from_env
 from manyhands.core import PRECISIONS, Precision, Span, even_cut, parse_cut
 from manyhands.errors import BadRequest
 
 if TYPE_CHECKING:  # help is instant: the hub's client is imported inside the commands
-    from manyhands.checkpoint.manifest import Manifest
+    from manyhands.checkpoint.manifest import Manifest, TensorDigest
     from manyhands.checkpoint.partition import ModelFacts
 
 app = typer.Typer(no_args_is_help=True, help="Look into a model, cut it into parts, make a tiny one.")
 
-Model = Annotated[str, typer.Argument(help='A folder, "tales", or a hub id org/name[@revision].')]
+Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 Out = Annotated[Path, typer.Argument(help="A folder that does not exist yet.")]
 
 
@@ -57,7 +58,7 @@ def inspect(
     model: Model,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Say what a model is: its family, its sizes at each precision, and its id."""
+    """Say what a model is: its family, how it is stored, its sizes at each precision, and its id."""
     from manyhands.checkpoint.config_fields import parse_config
     from manyhands.checkpoint.folder import read_config
     from manyhands.checkpoint.manifest import build_manifest
@@ -81,9 +82,20 @@ def describe(facts: "ModelFacts", manifest: "Manifest") -> dict[str, Any]:
     return {
         **asdict(facts),
         "tied": is_tied(manifest.names),
+        "stored": stored_as(manifest.tensors),
         "bytes": {precision: _sizes(facts, manifest, precision) for precision in PRECISIONS},
         "model_id": manifest.id,
     }
+
+
+def stored_as(tensors: "Iterable[TensorDigest]") -> dict[str, int]:
+    """Bytes of the tensors of each stored type, the most first."""
+    from manyhands.checkpoint.dtypes import stored_bytes
+
+    found: dict[str, int] = {}
+    for tensor in tensors:
+        found[tensor.dtype] = found.get(tensor.dtype, 0) + stored_bytes(tensor.dtype, tensor.shape)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _sizes(facts: "ModelFacts", manifest: "Manifest", precision: Precision) -> dict[str, int]:
@@ -102,6 +114,8 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     sizes = Table("precision", "smallest layer", "largest layer", "ends", "total", title="bytes")
     for name, row in facts["bytes"].items():
         sizes.add_row(name, *(f"{row[key]:,}" for key in ("layer_min", "layer_max", "ends", "total")))
+    sizes.add_row("as stored", "", "", "", f"{sum(facts['stored'].values()):,}")
+    about.add_row("stored as", ", ".join(f"{dtype} {size:,}" for dtype, size in facts["stored"].items()))
     console.print(about, sizes)
 
 

@@ -16,8 +16,8 @@ from manyhands.core import PRECISIONS, EndsAt, PathKind, Precision, SamplingPara
 from manyhands.errors import BadRequest
 
 T = TypeVar("T")
-
-Model = Annotated[str, typer.Argument(help='A checkpoint folder, "tales", or a hub id org/name[@revision].')]
+MODEL_HELP = 'A checkpoint folder, a GGUF file, "tales", or a hub id: org/name[@revision] or hf:org/name:file.gguf.'
+Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 Prompt = Annotated[str, typer.Option("-p", "--prompt", help="The text to go on from.")]
 MaxTokens = Annotated[int, typer.Option("-n", "--max-tokens", help="Tokens to generate at most.")]
 Temperature = Annotated[float, typer.Option("-t", "--temperature", help="0 is greedy.")]

@@ -31,7 +31,7 @@ class Reporter:
 
 def tell_serving(member: "Member", hosting: "Hosting", tell: Reporter, why: str, seconds: float) -> None:
     """Say which layers are served, why, and how fast."""
-    from manyhands.worker.runner import widening_note
+    from manyhands.worker.runner import precision_note
 
     for host in hosting.hosts:
         info, layer_s = host.info, member.layer_s[host.info.span]
@@ -40,7 +40,7 @@ def tell_serving(member: "Member", hosting: "Hosting", tell: Reporter, why: str,
             f"  one token takes {layer_s * len(info.span) * 1e3:.1f} ms here ({layer_s * 1e3:.2f} ms a layer), "
             f"peers come to {member.addresses[0]}"
         )
-        if note := widening_note(hosting.weights.config, info.precision):
+        if note := precision_note(hosting.weights.config, info.precision):
             text += f"\n  {note}"
         tell(
             "serving",

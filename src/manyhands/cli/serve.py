@@ -152,7 +152,7 @@ async def _host(
     from manyhands.member.neighbours import reachable
     from manyhands.weights.names import is_here
     from manyhands.weights.refetch import use_fetched
-    from manyhands.worker.runner import widening_note
+    from manyhands.worker.runner import precision_note
 
     async def load(folder: Path) -> "SpanHost":
         return await node.worker.host(
@@ -182,7 +182,7 @@ async def _host(
         model_id=host.info.model,
         arithmetic=host.info.arithmetic,
         back_end=host.back_end,
-        note=widening_note(read_config(folder), job.precision),
+        note=precision_note(read_config(folder), job.precision),
         ticket=ticket.encode(),
     )
     return ticket

@@ -29,7 +29,7 @@ from manyhands.weights.provider import Provider, ProviderError
 from manyhands.weights.workers import Blame
 from manyhands.worker.runner import arithmetic_class
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.@/-]+")
+_HUB_ID = re.compile(r"(?:hf:)?[\w-][\w.-]*/[\w.@/:-]+")
 
 
 @dataclass(frozen=True, slots=True)

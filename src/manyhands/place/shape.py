@@ -6,10 +6,13 @@ Knows nothing of machines. Model's packages are imported inside the functions, s
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from manyhands.core import ModelId, Precision, Span
 from manyhands.errors import ModelError
+
+if TYPE_CHECKING:
+    from manyhands.weights.hub import HubModel
 
 # Of activations and cache.
 _ITEM_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "w8": 2, "w4": 2}
@@ -132,19 +135,22 @@ def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any], ModelId | N
     """config.json, tensors, and the id where there is a manifest; from an earlier fetch if it is there."""
     from manyhands.checkpoint.folder import INDEX, MANIFEST, SINGLE, parse_index
     from manyhands.checkpoint.manifest import Manifest
-    from manyhands.weights.fetch import hub_folder
+    from manyhands.weights.fetch import fetched_folders, hub_folder
     from manyhands.weights.hub import HubUnreachable, find_model, parse_hub_id, read_remote_header, read_whole
 
-    repo, revision = parse_hub_id(model)
-    here = sorted((home / "models").glob(f"{repo.replace('/', '--')}@*/{MANIFEST}"))
+    id = parse_hub_id(model)
+    repo, revision, file = id
+    here = [folder for folder in fetched_folders(home, id) if (folder / MANIFEST).exists()]
     try:
         found = find_model(repo, revision, is_vital=not here)
     except HubUnreachable:
         if not here:
             raise
-        return _fetched(here[-1].parent)
-    if (folder := hub_folder(home, repo, found.commit)) / MANIFEST in here:
+        return _fetched(here[0])
+    if (folder := hub_folder(home, repo, found.commit, file)) in here:
         return _fetched(folder)
+    if file is not None:
+        return _gguf_on_hub(found, file)
     config = read_whole(found, found.describe("config.json"), _CONFIG_BYTES)
     if MANIFEST in found.names:
         manifest = Manifest.decode(
@@ -158,6 +164,13 @@ def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any], ModelId | N
         raise ModelError(f"{repo} holds no weights: neither {SINGLE} nor {INDEX}")
     headers = [read_remote_header(found, found.describe(file))[1] for file in sorted(files)]
     return config, [entry for entries in headers for entry in entries], None
+
+
+def _gguf_on_hub(found: "HubModel", file: str) -> tuple[bytes, Sequence[Any], None]:
+    from manyhands.weights.hub import read_remote_header, remote_small_files
+
+    described = found.describe(file)
+    return remote_small_files(found, described)["config.json"], read_remote_header(found, described)[1], None
 
 
 def _fetched(folder: Path) -> tuple[bytes, Sequence[Any], ModelId | None]:

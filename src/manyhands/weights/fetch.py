@@ -42,6 +42,7 @@ from manyhands.checkpoint.store import Sink, Store, check_free, disk_errors, era
 from manyhands.core import Span
 from manyhands.errors import Damaged, ModelError
 from manyhands.weights.hub import (
+    HubId,
     HubModel,
     HubUnreachable,
     RangeIgnored,
@@ -50,6 +51,7 @@ from manyhands.weights.hub import (
     read_range,
     read_remote_header,
     read_whole,
+    remote_small_files,
 )
 from manyhands.weights.names import gguf_file, model_folder
 
@@ -75,15 +77,15 @@ def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, pro
     """
     if (here := folder_named(name, home)) is not None:
         return here
-    repo, revision = parse_hub_id(name)
-    local = _find_local(home, repo, revision, span, with_ends)
+    id = parse_hub_id(name)
+    local = _find_local(home, id, span, with_ends)
     try:
-        model = find_model(repo, revision, is_vital=local is None)
+        model = find_model(id.repo, id.revision, is_vital=local is None)
     except HubUnreachable:
         if local is None:
             raise
         return local
-    return _Fetch(model, home, progress).run(span, with_ends)
+    return _Fetch(model, id.file, home, progress).run(span, with_ends)
 
 
 def folder_named(name: str, home: Path) -> Path | None:
@@ -95,17 +97,23 @@ def folder_named(name: str, home: Path) -> Path | None:
     return model_folder(name)
 
 
-def hub_folder(home: Path, repo: str, commit: str) -> Path:
-    """Where fetches of a repository at a commit go."""
-    return home / "models" / f"{repo.replace('/', '--')}@{commit}"
+def hub_folder(home: Path, repo: str, commit: str, file: str | None = None) -> Path:
+    """Where fetches of a repository at a commit go, or of one GGUF file of it."""
+    return home / "models" / f"{repo.replace('/', '--')}@{commit}{f'--{file}' if file else ''}"
 
 
-def _find_local(home: Path, repo: str, revision: str, span: Span | None, with_ends: bool) -> Path | None:
-    """A folder fetched earlier that was asked for as `revision` and holds all that is needed now; the newest one."""
-    folders = hub_folder(home, repo, "x").parent.glob(f"{repo.replace('/', '--')}@*")
-    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
+def fetched_folders(home: Path, id: HubId) -> list[Path]:
+    """Folders of earlier fetches of this repository, or of this file of it, at any commit; the newest first."""
+    found = (home / "models").glob(f"{id.repo.replace('/', '--')}@*")
+    ours = [path for path in found if path.name.partition("@")[2].partition("--")[2] == (id.file or "")]
+    return sorted(ours, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _find_local(home: Path, id: HubId, span: Span | None, with_ends: bool) -> Path | None:
+    """A folder fetched earlier that was asked for by this revision and holds all that is needed now; the newest one."""
+    for folder in fetched_folders(home, id):
         store = Store(folder)
-        is_meant = revision in store.revisions or folder.name.endswith(f"@{revision}")
+        is_meant = id.revision in store.revisions or folder == hub_folder(home, id.repo, id.revision, id.file)
         if is_meant and _is_complete(folder, store, span, with_ends):
             return folder
     return None
@@ -151,9 +159,9 @@ def _num_layers(folder: Path) -> int:
 class _Fetch:
     """One download into one folder."""
 
-    def __init__(self, model: HubModel, home: Path, progress: HashProgress) -> None:
-        self.model = model
-        self.folder = hub_folder(home, model.repo, model.commit)
+    def __init__(self, model: HubModel, file: str | None, home: Path, progress: HashProgress) -> None:
+        self.model, self.file = model, file
+        self.folder = hub_folder(home, model.repo, model.commit, file)
         self.progress = progress
 
     def run(self, span: Span | None, with_ends: bool) -> Path:
@@ -170,11 +178,19 @@ class _Fetch:
         return self.folder
 
     def _fetch_small(self) -> None:
-        """Config, tokenizer, index, and the manifest if the repository has one; what is here already and right stays."""
+        """Config, tokenizer, index, and the manifest if the repository has one; what is here already and right stays.
+
+        Of a GGUF file: what its header says of them.
+        """
         if (self.folder / MANIFEST).exists():
             drop_damaged(
                 Manifest.decode((self.folder / MANIFEST).read_bytes(), str(self.folder / MANIFEST)), self.folder
             )
+        if self.file is not None:
+            for name, raw in remote_small_files(self.model, self.model.describe(self.file)).items():
+                if not (self.folder / name).exists():
+                    write_atomic(self.folder / name, raw)
+            return
         for name in sorted(self.model.names):
             is_small = "/" not in name and not name.startswith(".") and name.endswith(SMALL_SUFFIXES)
             if not is_small or (self.folder / name).exists():
@@ -196,7 +212,7 @@ class _Fetch:
             return
         known = {tensor.name: tensor for tensor in manifest.tensors}
         places = self._places()
-        files = {SINGLE} if places is None else {_place(places, name) for name in missing}
+        files = {self.file or SINGLE} if places is None else {_place(places, name) for name in missing}
         shards = [self._shard(file) for file in sorted(files)]
         wanted = {shard.name: [entry for entry in shard.entries if entry.name in missing] for shard in shards}
         if lost := missing - {entry.name for entries in wanted.values() for entry in entries}:
@@ -247,7 +263,9 @@ class _Fetch:
     def _learn(self, span: Span | None, with_ends: bool) -> None:
         """Read all weights once, keep what is needed, and write the manifest that was missing."""
         places = self._places()
-        shards = [self._shard(file) for file in sorted({SINGLE} if places is None else set(places.values()))]
+        shards = [
+            self._shard(file) for file in sorted({self.file or SINGLE} if places is None else set(places.values()))
+        ]
         names = [entry.name for shard in shards for entry in shard.entries]
         wanted = set(needed_tensors(names, _num_layers(self.folder), span, with_ends))
         entries = [entry for shard in shards if shard.name not in self.store.hashes for entry in shard.entries]
@@ -285,7 +303,9 @@ class _Fetch:
         return True
 
     def _places(self) -> dict[str, str] | None:
-        """Tensor to file by the index; None for a single file. Raises ModelError if there are no safetensors."""
+        """Tensor to file by the index; None for a single file. Raises ModelError if there are no weights."""
+        if self.file is not None:
+            return None
         if (self.folder / INDEX).exists():
             return parse_index((self.folder / INDEX).read_bytes(), f"{self.model.repo}: {INDEX}")
         if SINGLE in self.model.names:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from huggingface_hub import HfApi, get_hf_file_metadata, get_session, hf_hub_url
@@ -17,6 +17,9 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabl
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from manyhands.checkpoint.folder import check_file_name
+from manyhands.checkpoint.gguf import SUFFIX, Gguf, parse_gguf
+from manyhands.checkpoint.gguf_folder import small_files
+from manyhands.checkpoint.gguf_model import tensor_entries
 from manyhands.checkpoint.header import LENGTH_BYTES, TensorEntry, header_length, parse_header
 from manyhands.errors import ModelError
 
@@ -26,7 +29,9 @@ TIMEOUT_S: Final = 30.0  # of connecting and of each read; a hub that is silent 
 RETRIES: Final = 5  # in a row without a byte of progress
 FIRST_RETRIES: Final = 2  # of the first question, with which nothing is lost yet: 1.5 s
 BACKOFF_S: Final = 0.5  # doubled each time: 0.5 + 1 + 2 + 4 + 8 s in all
-_HUB_ID: Final = re.compile(r"([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(?:@([\w.-][\w./-]{0,200}))?")
+_HUB_ID: Final = re.compile(
+    r"(?:hf:)?([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(?:@([\w.-][\w./-]{0,200}))?(?::([\w-][\w.-]{0,200}\.gguf))?"
+)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -36,6 +41,14 @@ class HubUnreachable(ModelError):
 
 class RangeIgnored(Exception):
     """The server answered a range request with the whole file."""
+
+
+class HubId(NamedTuple):
+    """A model on the hub: a repository at a branch, tag or commit, or one GGUF file of it."""
+
+    repo: str
+    revision: str
+    file: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +86,15 @@ class HubModel:
         return HubFile(file, found.size, etag if _SHA256.fullmatch(etag) else None)
 
 
-def parse_hub_id(name: str) -> tuple[str, str]:
-    """Repository and revision of "org/name[@revision]". Raises ModelError for anything else."""
+def parse_hub_id(name: str) -> HubId:
+    """What "[hf:]org/name[@revision][:file.gguf]" names. Raises ModelError for anything else."""
     match = _HUB_ID.fullmatch(name)
-    if match is None or ".." in name:
-        raise ModelError(f'model {name!r} is neither a folder here, nor "tales", nor a hub id like org/name[@revision]')
-    return match[1], match[2] or "main"
+    if match is None or ".." in name or (name.endswith(SUFFIX) and match[3] is None):
+        forms = "org/name[@revision] or hf:org/name:file.gguf"
+        raise ModelError(
+            f'model {name!r} is neither a folder or GGUF file here, nor "tales", nor a hub id like {forms}'
+        )
+    return HubId(match[1], match[2] or "main", match[3])
 
 
 def find_model(repo: str, revision: str, *, is_vital: bool = True) -> HubModel:
@@ -131,11 +147,32 @@ def read_whole(model: HubModel, file: HubFile, limit: int) -> bytes:
 
 
 def read_remote_header(model: HubModel, file: HubFile) -> tuple[bytes, list[TensorEntry]]:
-    """The first bytes of a safetensors file, up to its data, and the tensors that they describe. Raises ModelError."""
+    """The first bytes of a weights file, up to its data, and the tensors that they describe. Raises ModelError."""
+    if file.name.endswith(SUFFIX):
+        raw, gguf = read_remote_gguf(model, file)
+        return raw, tensor_entries(gguf)
     prefix = _first(model, file, 0, min(LENGTH_BYTES, file.size))
     end = LENGTH_BYTES + header_length(prefix, file.name, file.size)
     raw = _first(model, file, LENGTH_BYTES, end)
     return prefix + raw, parse_header(raw, file.name, file.size)
+
+
+def read_remote_gguf(model: HubModel, file: HubFile) -> tuple[bytes, Gguf]:
+    """The first bytes of a GGUF file, up to its data, and the header that they are. Raises ModelError."""
+    raw = bytearray()
+
+    def read(start: int, end: int) -> bytes:
+        raw[start:] = found = _first(model, file, start, end)
+        return found
+
+    gguf = parse_gguf(read, file.name, file.size)
+    return bytes(raw[: gguf.data_start]), gguf
+
+
+def remote_small_files(model: HubModel, file: HubFile) -> dict[str, bytes]:
+    """config.json and the tokenizer's files, made of the header of a GGUF file. Raises ModelError."""
+    _, gguf = read_remote_gguf(model, file)
+    return small_files(gguf, lambda start, end: _first(model, file, start, end))
 
 
 def _first(model: HubModel, file: HubFile, start: int, end: int) -> bytes:

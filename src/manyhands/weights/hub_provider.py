@@ -17,6 +17,7 @@ from manyhands.weights.hub import (
     read_range,
     read_remote_header,
     read_whole,
+    remote_small_files,
 )
 from manyhands.weights.provider import MAX_FILE_BYTES, OFFERED, Data, Lacking, ProviderError
 
@@ -36,6 +37,7 @@ class HubProvider:
         self._lock = Lock()
         self._model: HubModel | None = None
         self._places: dict[str, str] | None = None
+        self._made: dict[str, bytes] | None = None  # the small files of a GGUF file
         self._entries: dict[str, dict[str, TensorEntry]] = {}  # by file, of the headers read so far
 
     async def read(self, model: ModelId, tensor: str, start: int, end: int) -> AsyncGenerator[Data, None]:
@@ -54,6 +56,8 @@ class HubProvider:
 
     def _whole(self, name: str) -> bytes | None:
         repository = self._repository()
+        if self._id.file is not None:
+            return self._small(repository, self._id.file).get(name)
         if name not in OFFERED or name not in repository.names:
             return None
         return read_whole(repository, repository.describe(name), MAX_FILE_BYTES)
@@ -61,19 +65,25 @@ class HubProvider:
     def _repository(self) -> HubModel:
         with self._lock:
             if self._model is None:
-                self._model = find_model(*self._id)
+                self._model = find_model(self._id.repo, self._id.revision)
             return self._model
+
+    def _small(self, repository: HubModel, file: str) -> dict[str, bytes]:
+        with self._lock:
+            if self._made is None:
+                self._made = remote_small_files(repository, repository.describe(file))
+            return self._made
 
     def _find(self, tensor: str) -> TensorEntry:
         """Where a tensor lies; reads the index and the header of its file once. Raises Lacking."""
         repository = self._repository()
         with self._lock:
-            if self._places is None and INDEX in repository.names:
+            if self._id.file is None and self._places is None and INDEX in repository.names:
                 raw = read_whole(repository, repository.describe(INDEX), MAX_FILE_BYTES)
                 self._places = parse_index(raw, f"{self.name}: {INDEX}")
-            file = SINGLE if self._places is None else self._places.get(tensor, "")
+            file = self._id.file or (SINGLE if self._places is None else self._places.get(tensor, ""))
             if file not in repository.names:
-                raise Lacking(f"{self.name} has no safetensors with {tensor}")
+                raise Lacking(f"{self.name} has no file with {tensor}")
             if file not in self._entries:
                 _, entries = read_remote_header(repository, repository.describe(file))
                 self._entries[file] = {entry.name: entry for entry in entries}

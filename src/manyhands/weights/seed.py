@@ -175,25 +175,30 @@ def read_shared_model(folder: Path) -> tuple[ModelId, SharedModel]:
     folder = folder.resolve()
     manifest = build_manifest(folder)
     known = {tensor.name: tensor for tensor in manifest.tensors}
+    held = [entry for entry in read_entries(folder) if entry.name in known]
+    places = {file: _place(folder / file) for file in {entry.file for entry in held}}
     tensors = {
-        entry.name: ProvenStretch(folder / entry.file, entry.start, entry.end, entry.name, known[entry.name].sha256)
-        for entry in read_entries(folder)
-        if entry.name in known and _is_inside(folder / entry.file, folder)
+        entry.name: ProvenStretch(place, entry.start, entry.end, entry.name, known[entry.name].sha256)
+        for entry in held
+        if (place := places[entry.file]) is not None
     }
     files: dict[str, ProvenStretch | MemoryFile] = {MANIFEST: MemoryFile(manifest.encode())}
     for name, sha256 in manifest.files:
-        if _is_inside(folder / name, folder) and (length := (folder / name).stat().st_size) <= MAX_FILE_BYTES:
+        if _place(folder / name) is not None and (length := (folder / name).stat().st_size) <= MAX_FILE_BYTES:
             files[name] = ProvenStretch(folder / name, 0, length, name, sha256)
-    if _is_inside(folder / "config.json", folder):
+    if _place(folder / "config.json") is not None:
         raw = read_config(folder)
         if config_digest(raw) == manifest.config_sha256 and len(raw) <= MAX_FILE_BYTES:
             files["config.json"] = MemoryFile(raw)
     return manifest.id, SharedModel(tensors, files)
 
 
-def _is_inside(path: Path, folder: Path) -> bool:
-    """Whether `path` is a file that really lies in `folder`, or a GGUF file that its owner named."""
-    is_inside = path.is_file() and (path.resolve() == path or linked_file(path, home_from_env()) is not None)
-    if path.exists() and not is_inside:
+def _place(path: Path) -> Path | None:
+    """Where the bytes of `path` really lie: there, or in a GGUF file that its owner named. None: they are not offered."""
+    if path.is_file():
+        place = path if path.resolve() == path else linked_file(path, home_from_env())
+        if place is not None:
+            return place
+    if path.exists():
         logger.warning("%s is not offered to peers: it lies outside its folder", path)
-    return is_inside
+    return None

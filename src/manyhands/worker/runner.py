@@ -81,7 +81,7 @@ def is_gguf(config: Mapping[str, Any]) -> bool:
 
 def _check_gguf(precision: Precision) -> None:
     if precision not in ROW_TYPES:
-        raise ModelError(f"a GGUF file is computed in {' or '.join(ROW_TYPES)}, not in {precision}: give --dtype bf16")
+        raise ModelError(f"a GGUF file is computed in {', '.join(ROW_TYPES)}, not in {precision}: give --dtype bf16")
     if os.environ.get(FORCED) == TORCH:
         raise ModelError(f"{FORCED}={TORCH} reads no GGUF file: leave it out")
 
@@ -176,9 +176,15 @@ def is_widened(config: bytes | Mapping[str, Any], precision: Precision) -> bool:
     return not has_bf16_products()
 
 
-def widening_note(config: bytes | Mapping[str, Any], precision: Precision) -> str:
-    """What a user should know where bf16 runs in fp32 for want of bf16 products; "" where it does not."""
-    if not is_widened(config, precision):
+def precision_note(config: bytes | Mapping[str, Any], precision: Precision) -> str:
+    """What a user should know of how weights are held here: rounded, or as fp32 for want of bf16 products; "" if neither."""
+    parsed = parse_config(config) if isinstance(config, bytes) else config
+    if precision == "bf16" and is_gguf(parsed):
+        return (
+            "matrices of this GGUF file that are stored in blocks are rounded to bf16, 8 bits of each number; --dtype fp32 "
+            "holds them exactly, in twice the memory"
+        )
+    if not is_widened(parsed, precision):
         return ""
     return (
         "torch multiplies no bf16 on this CPU (that takes AVX-512): weights are packed as fp32, in twice the memory, and a "

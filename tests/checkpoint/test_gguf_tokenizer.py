@@ -1,0 +1,131 @@
+"""Tokenizers of GGUF files: the ids that llama.cpp gives over texts that are hard to cut, byte pairs and sentencepiece."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from manyhands.checkpoint.gguf import read_gguf
+from manyhands.checkpoint.gguf_tokenizer import tokenizer_files
+from manyhands.errors import ModelError
+from manyhands.testing.gguf import write_gguf
+from manyhands.text.prompt import load_eos_ids, render_chat
+from manyhands.text.tokenizer import TextTokenizer, load_tokenizer
+from tests.gguf_vocabularies import PRES, byte_pairs, sentencepiece, texts
+
+# SHA-256 of the ids of texts(), from llama.cpp (llama-cpp-python 0.3.36, ggml of September 2026).
+GOLDEN: dict[str, str] = json.loads((Path(__file__).parent / "gguf_ids.json").read_text())
+VOCABULARIES = {**{pre: byte_pairs(pre) for pre in PRES}, "spm": sentencepiece(True), "spm-bare": sentencepiece(False)}
+
+
+def digest(ids: list[list[int]]) -> str:
+    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
+
+
+def files(facts: dict[str, Any], tmp_path: Path) -> dict[str, bytes]:
+    return tokenizer_files(read_gguf(write_gguf(tmp_path / "f.gguf", facts, [])))
+
+
+def load(facts: dict[str, Any], tmp_path: Path) -> TextTokenizer:
+    for name, raw in files(facts, tmp_path).items():
+        (tmp_path / name).write_bytes(raw)
+    return load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(VOCABULARIES))
+def test_ids_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_str(files(VOCABULARIES[name], tmp_path)["tokenizer.json"].decode())
+    assert digest([tokenizer.encode(text, add_special_tokens=False).ids for text in texts()]) == GOLDEN[name]
+
+
+@pytest.mark.parametrize("name", sorted(VOCABULARIES))
+def test_the_digests_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    """Where it is installed (pip install 'manyhands[bench]'); names the text that differs."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    path = write_gguf(tmp_path / "f.gguf", VOCABULARIES[name], [])
+    theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    ours = load(VOCABULARIES[name], tmp_path)
+    ids = []
+    for text in texts():
+        ids.append(theirs.tokenize(text.encode(), add_bos=False, special=True))
+        assert ours.encode(text, add_special_tokens=False) == ids[-1], text
+    assert digest(ids) == GOLDEN[name]
+
+
+@pytest.mark.parametrize("name", ["qwen2", "spm", "spm-bare"])
+def test_text_comes_back(name: str, tmp_path: Path) -> None:
+    tokenizer = load(VOCABULARIES[name], tmp_path)
+    for text in texts():
+        if "<" not in text:  # sentencepiece begins anew behind a special token, with a space
+            assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, "spm begins"),
+        ({"tokenizer.ggml.add_bos_token": False}, ""),
+        ({"tokenizer.ggml.add_eos_token": True}, "spm begins ends"),
+    ],
+)
+def test_bos_and_eos_follow_the_file(facts: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    ids = load({**VOCABULARIES["spm"], **facts}, tmp_path).encode("the")
+    assert (ids[0] == 1, ids[-1] == 2) == ("begins" in expected, "ends" in expected)
+
+
+def test_llama_3_begins_where_the_file_does_not_say(tmp_path: Path) -> None:
+    facts = VOCABULARIES["llama-bpe"]
+    assert load(facts, tmp_path).encode("the")[0] == facts["tokenizer.ggml.bos_token_id"]
+    assert load(VOCABULARIES["qwen2"], tmp_path).encode("the")[0] != facts["tokenizer.ggml.bos_token_id"]
+
+
+def test_answers_end_at_every_token_that_ends_a_turn(tmp_path: Path) -> None:
+    """Also where the file calls it a normal token, or names another as eos."""
+    facts = byte_pairs("qwen2")
+    count = len(facts["tokenizer.ggml.tokens"])
+    facts["tokenizer.ggml.tokens"] += ["<|endoftext|>", "<other>"]
+    facts["tokenizer.ggml.token_type"] = np.append(facts["tokenizer.ggml.token_type"], [1, 3]).astype(np.int32)
+    facts |= {"tokenizer.ggml.eos_token_id": count, "tokenizer.ggml.eot_token_id": count + 1}
+    tokenizer = load(facts, tmp_path)
+    assert load_eos_ids(tmp_path, tokenizer) == {count - 2, count, count + 1}
+    assert tokenizer.encode("<|endoftext|>") == [count]
+
+
+def test_the_chat_template_is_the_files(tmp_path: Path) -> None:
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    facts = {**VOCABULARIES["qwen2"], "tokenizer.chat_template": template}
+    tokenizer = load(facts, tmp_path)
+    ids = render_chat(tokenizer, [{"role": "user", "content": "the"}])
+    assert tokenizer.decode(ids) == "<|im_start|>user\nthe<|im_end|>"
+    named = load({**facts, "tokenizer.chat_template.tool_use": "tools"}, tmp_path)
+    assert named.chat_template == {"default": template, "tool_use": "tools"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"tokenizer.ggml.model": "t5"}, "its tokenizer is 't5'"),
+        ({"tokenizer.ggml.model": 3}, "tokenizer.ggml.model is no str"),
+        ({"tokenizer.ggml.pre": "odd"}, "its pre-tokenizer is 'odd'; known are"),
+        ({"tokenizer.ggml.tokens": ["a", "a"]}, "a token twice|one number for each"),
+        ({"tokenizer.ggml.tokens": "abc"}, "tokens is no list"),
+        ({"tokenizer.ggml.token_type": np.zeros(3, np.int32)}, "not one number for each"),
+        ({"tokenizer.ggml.bos_token_id": 1 << 30}, "bos_token_id is 1073741824"),
+        ({"tokenizer.ggml.merges": np.zeros(2, np.int32)}, "merges is no list"),
+        ({"tokenizer.ggml.add_bos_token": 3}, "add_bos_token is no bool"),
+    ],
+)
+def test_vocabularies_that_make_no_sense_are_refused(facts: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        files({**VOCABULARIES["qwen2"], **facts}, tmp_path)
+
+
+def test_pieces_that_would_take_long_to_split_are_refused(tmp_path: Path) -> None:
+    facts = sentencepiece(True)
+    facts["tokenizer.ggml.tokens"][300] = "x" * 5000
+    with pytest.raises(ModelError, match="a piece of more than 1024 characters"):
+        files(facts, tmp_path)
