@@ -60,7 +60,7 @@ def test_the_digests_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
 def test_text_comes_back(name: str, tmp_path: Path) -> None:
     tokenizer = load(VOCABULARIES[name], tmp_path)
     for text in texts():
-        if "<" not in text:  # sentencepiece begins anew behind a special token, with a space
+        if not {"<", "▁"} & set(text):  # sentencepiece begins anew behind a special token; its sign for a space is one
             assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
