@@ -8,6 +8,10 @@
 
 #define WHOLE_BYTE 12582912.0f /* 1.5 * 2^23: the low byte of x + this is x, rounded to nearest even */
 
+/* Without it gcc adds integers in another order, reads rows once for both halves of a panel, and has registers for neither. */
+#define IN_ORDER(vector) __asm__("" : "+v"(vector))
+#define AGAIN(pointer) __asm__("" : "+r"(pointer))
+
 /* ---- sixteen int32 sums, one a column: (4 numbers of a row) times (4 numbers of 16 columns) at a time ---- */
 
 #if defined(LANES_AVX512)
@@ -98,12 +102,12 @@ INLINE void half_bytes(int count, const char *rows, int64_t step, const uint8_t 
         sums[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
     for (int j = first; j < end; j++) {
-        __builtin_prefetch(codes + j * 64 + 4096);
         __m256i w = _mm256_loadu_si256((const __m256i *)(codes + j * 64)), size = _mm256_abs_epi8(w);
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) {
             __m256i x = _mm256_sign_epi8(four_of(group_at(rows, r * step)->codes + 4 * j), w);
             sums[r] = pairs_added(sums[r], _mm256_maddubs_epi16(size, x));
+            IN_ORDER(sums[r]);
         }
     }
     for (int r = 0; r < count; r++)
@@ -114,7 +118,10 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
     (void)has_dot;
+    for (int j = first; j < end; j++)
+        __builtin_prefetch(codes + j * 64 + 4096);
     half_bytes(count, rows, step, codes, first, end, a);
+    AGAIN(rows);
     half_bytes(count, rows, step, codes + 32, first, end, b);
     for (int r = 0; r < count; r++)
         out[r] = (V){a[r], b[r]};
@@ -128,13 +135,15 @@ INLINE void half_nibbles(int count, const char *rows, int64_t step, const uint8_
         sums[r] = _mm256_setzero_si256();
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
-        __builtin_prefetch(codes + j * 64 + 4096);
         __m256i both = _mm256_loadu_si256((const __m256i *)(codes + j * 64));
         __m256i a = _mm256_and_si256(both, low), b = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) { /* in int16: 8 times 2 times 15 times 127 fit */
             const int8_t *x = group_at(rows, r * step)->codes + 4 * j;
-            sums[r] = _mm256_add_epi16(sums[r], _mm256_add_epi16(_mm256_maddubs_epi16(a, four_of(x)), _mm256_maddubs_epi16(b, four_of(x + 16))));
+            sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(a, four_of(x)));
+            IN_ORDER(sums[r]);
+            sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(b, four_of(x + 16)));
+            IN_ORDER(sums[r]);
         }
     }
     for (int r = 0; r < count; r++)
@@ -145,7 +154,10 @@ INLINE void nibbles_product(int has_dot, int count, const char *rows, int64_t st
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
     (void)has_dot;
+    for (int j = 0; j < 4; j++)
+        __builtin_prefetch(codes + j * 64 + 4096);
     half_nibbles(count, rows, step, codes, offset, a);
+    AGAIN(rows);
     half_nibbles(count, rows, step, codes + 32, offset, b);
     for (int r = 0; r < count; r++)
         out[r] = (V){a[r], b[r]};
