@@ -4,6 +4,7 @@ Only what llama.cpp needs to compute: no vocabulary (ids in, ids out). Format: h
 master/docs/gguf.md, version 3. Needs llama-cpp-python, an optional extra: pip install 'manyhands[bench]'.
 """
 
+import ctypes
 import struct
 import time
 from collections.abc import Iterator
@@ -119,13 +120,28 @@ def _renamed(name: str) -> str:
     return f"blk.{layer}.{_NAMES['.'.join(middle)]}.{last}"
 
 
-class LlamaCpp:
-    """An arm of bench/step.py."""
+def quantised(folder: Path, kind: str) -> Path:
+    """The checkpoint in one of llama.cpp's formats ("q8_0", "q4_0": its head then has 8 bits, as ours); written once."""
+    import llama_cpp
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    file = folder / f"model.{kind}.gguf"
+    if not file.exists():
+        half, given = file.with_suffix(".part"), llama_cpp.llama_model_quantize_default_params()
+        given.ftype = {"q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}[kind]
+        given.output_tensor_type = given.token_embedding_type = llama_cpp.GGML_TYPE_Q8_0
+        if llama_cpp.llama_model_quantize(str(gguf(folder)).encode(), str(half).encode(), ctypes.byref(given)):
+            raise RuntimeError(f"llama.cpp did not write {file}")
+        half.rename(file)
+    return file
+
+
+class LlamaCpp:
+    """An arm of bench/step.py, on a GGUF file."""
+
+    def __init__(self, file: Path, threads: int) -> None:
         from llama_cpp import Llama
 
-        self.model: Any = Llama(str(gguf(folder)), n_ctx=512, n_threads=threads, n_threads_batch=threads, verbose=False)
+        self.model: Any = Llama(str(file), n_ctx=512, n_threads=threads, n_threads_batch=threads, verbose=False)
 
     def times(self, ids: list[int], new: int) -> list[float]:
         self.model.reset()

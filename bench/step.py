@@ -7,9 +7,11 @@ Arms, interleaved, on one checkpoint in bf16 and with the same number of threads
   llama_cpp     llama-cpp-python where it is importable (the same weights as GGUF, bench/gguf.py)
 Decode: tokens/s after the first of NEW tokens that follow a prompt of 64. Prefill: 256 tokens over the time to the first.
   ENGINE        with --engine: the same by that one (torch, or a back end of the native engine)
+With --dtype w8 or w4 (--shape 1.1b, say): `ours` at that precision, `bf16` ours at bf16, llama_cpp at q8_0 or q4_0.
 The floor is the machine's read bandwidth, measured in the same run, over the bytes of weights that a token reads.
 Holds if `ours` decodes at 1.6x transformers and prefills at 1.0x (medians of the ratios rep by rep), and `node` likewise.
-Run: python -m bench.step [--shape 0.5b|1.1b] [--reps N] [--quick]
+At w8 and w4 it holds at 1.0x llama.cpp in both (where it is importable), at w4 with decode at 2.5x our bf16 besides.
+Run: python -m bench.step [--dtype bf16|w8|w4] [--shape 0.5b|1.1b] [--reps N] [--quick]
 """
 
 import argparse
@@ -35,8 +37,9 @@ from bench.stock import Stopwatch
 from bench.swarm import base, generate, origin, prompt_ids
 from manyhands.checkpoint.config_fields import read_facts
 from manyhands.checkpoint.folder import read_entries
+from manyhands.checkpoint.partition import ends_bytes, layer_bytes
 from manyhands.cli.options import run as run_loop
-from manyhands.core import Span
+from manyhands.core import Precision, Span
 from manyhands.engine.library import FORCED
 from manyhands.engine.span import Cache, Piece
 from manyhands.model import threads
@@ -44,6 +47,8 @@ from manyhands.worker.runner import load_ends, load_span
 
 PROMPT, NEW, PREFILL = 64, 32, 256
 TARGET = {"decode_x": 1.6, "prefill_x": 1.0}
+SMALL_TARGET = {"decode_x": 1.0, "prefill_x": 1.0, "w4_of_bf16_x": 2.5}
+LIKE: dict[Precision, str] = {"w8": "q8_0", "w4": "q4_0"}  # what llama.cpp calls the like of it
 
 
 class Arm(Protocol):
@@ -71,13 +76,13 @@ class Transformers:
 class Ours:
     """What serves here, or the engine that MANYHANDS_ENGINE would name, in one plain loop."""
 
-    def __init__(self, folder: Path, threads: int, engine: str | None = None) -> None:
+    def __init__(self, folder: Path, threads: int, engine: str | None = None, precision: Precision = "bf16") -> None:
         before = os.environ.get(FORCED)
         if engine is not None:
             os.environ[FORCED] = engine
         try:
             span = Span(0, read_facts(folder).num_layers)
-            self.ends, self.span = load_ends(folder, "bf16", threads), load_span(folder, span, "bf16", threads)
+            self.ends, self.span = load_ends(folder, precision, threads), load_span(folder, span, precision, threads)
         finally:
             if engine is not None:
                 os.environ.pop(FORCED)
@@ -99,13 +104,13 @@ class Ours:
         return int(self.ends.logits(rows[-1:], 1, self._threads)[0].argmax())
 
 
-def llama_cpp(folder: Path, threads: int) -> Arm | None:
-    """llama.cpp on the same weights, or None where it is not installed."""
+def llama_cpp(folder: Path, threads: int, kind: str | None = None) -> Arm | None:
+    """llama.cpp on the same weights, in bf16 or as `kind`; None where it is not installed."""
     if find_spec("llama_cpp") is None:
         return None
-    from bench.gguf import LlamaCpp
+    from bench.gguf import LlamaCpp, gguf, quantised
 
-    return LlamaCpp(folder, threads)
+    return LlamaCpp(quantised(folder, kind) if kind else gguf(folder), threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,28 @@ def bytes_per_token(folder: Path) -> int:
     """Bytes of weights that one decoded token reads: everything but an embedding that is not the head too."""
     tied = bool(json.loads((folder / "config.json").read_bytes()).get("tie_word_embeddings", False))
     return sum(len(e) for e in read_entries(folder) if tied or "embed_tokens" not in e.name)
+
+
+def measure_small(options: argparse.Namespace, folder: Path) -> dict[str, list[Any]]:
+    """Arms in this process, without a network."""
+    samples: dict[str, list[Any]] = defaultdict(list)
+    arms: dict[str, Arm] = {
+        "ours": Ours(folder, options.threads, options.engine, options.dtype),
+        "bf16": Ours(folder, options.threads, options.engine),
+    }
+    if (other := llama_cpp(folder, options.threads, LIKE[options.dtype])) is not None:
+        arms["llama_cpp"] = other
+    buffer = torch.ones(1 << 28)
+    for rep in range(-1, options.reps):
+        for name, arm in arms.items():
+            with measuring(f"{name} rep {rep}"):
+                decode = arm.times(prompt_ids(PROMPT), NEW if rep >= 0 else 4)
+                prefill = arm.times(prompt_ids(PREFILL, 1), 1)
+            if rep >= 0:
+                samples[name].append(figures(decode, prefill))
+                note(f"  decode {samples[name][-1].decode_tps:.1f} tok/s, prefill {samples[name][-1].prefill_tps:.0f}")
+        samples["bandwidth"].append(bandwidth_gbs(buffer))
+    return samples
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[Any]]:
@@ -182,12 +209,39 @@ def main() -> int:
     parser.add_argument("--reps", type=int, default=0, help="default: 7, or 3 with --quick")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--engine", help="one more arm: torch, avx2, avx512, neon or scalar")
+    parser.add_argument("--dtype", choices=["bf16", "w8", "w4"], default="bf16")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     options.reps = options.reps or (3 if options.quick else 7)
     folder = checkpoint(options.shape)
     torch.set_num_threads(options.threads)
-    return report(options, folder, run_loop(measure(options, folder)))
+    if options.dtype == "bf16":
+        return report(options, folder, run_loop(measure(options, folder)))
+    return report_small(options, folder, measure_small(options, folder))
+
+
+def report_small(options: argparse.Namespace, folder: Path, samples: dict[str, list[Any]]) -> int:
+    gbs, size = samples.pop("bandwidth"), small_bytes_per_token(folder, options.dtype)
+    out: dict[str, Any] = {"shape": options.shape, "dtype": options.dtype, "threads": options.threads}
+    out |= {"read_gbs": spread(gbs), "mb_per_token": round(size / 1e6)}
+    ratios: dict[str, dict[str, float]] = {}
+    for what in ("decode", "prefill"):
+        series = {arm: [getattr(f, f"{what}_tps") for f in taken] for arm, taken in samples.items()}
+        out[f"{what}_tps"] = {arm: spread(taken) for arm, taken in series.items()}
+        out[f"{what}_x"] = {arm: paired(series["ours"], series[arm]) for arm in series if arm != "ours"}
+        ratios[what] = {arm: found["median"] for arm, found in out[f"{what}_x"].items()}
+    out["weights_gbs"] = round(out["decode_tps"]["ours"]["median"] * size / 1e9, 2)
+    holds = {f"{what}_llama_cpp": found["llama_cpp"] >= 1 for what, found in ratios.items() if "llama_cpp" in found}
+    if options.dtype == "w4":
+        holds["decode_bf16"] = ratios["decode"]["bf16"] >= SMALL_TARGET["w4_of_bf16_x"]
+    return finish("step", out, SMALL_TARGET, holds)
+
+
+def small_bytes_per_token(folder: Path, precision: Precision) -> int:
+    """As bytes_per_token, as `precision` holds them."""
+    tied = bool(json.loads((folder / "config.json").read_bytes()).get("tie_word_embeddings", False))
+    used = [entry for entry in read_entries(folder) if tied or "embed_tokens" not in entry.name]
+    return ends_bytes(used, precision) + sum(layer_bytes(used, read_facts(folder).num_layers, precision))
 
 
 def report(options: argparse.Namespace, folder: Path, samples: dict[str, list[Any]]) -> int:
