@@ -26,7 +26,9 @@ import numpy as np
 from manyhands.engine import golden, library
 from manyhands.engine.cache import SessionCache
 from manyhands.engine.golden_cases import Op, reals, stored
+from manyhands.engine.golden_small import blocks
 from manyhands.engine.library import Array, Plan, Team
+from manyhands.engine.quants import KEPT, pack_blocks, round_weights
 from manyhands.errors import ManyhandsError
 
 ROOT: Final = Path(__file__).parents[1]
@@ -39,6 +41,12 @@ def matrix(integer: Integer, n: int, k: int, groups: int = 1) -> tuple[int, Arra
     """Packed out of views of all kinds: as it is, transposed, every other row, rows by number, at odd addresses."""
     name = ("bf16", "f16", "f32")[integer(0, 2)]
     packed = []
+    if (form := integer(0, 8)) < 3:
+        kind = tuple(KEPT)[form]
+        rows = np.array([integer(0, n - 1) for _ in range(n)], np.int64) if integer(0, 1) else None
+        drawn = [blocks(integer(1, 99), n, -(-k // 32), kind) for _ in range(groups)]
+        return library.TYPES[KEPT[kind]], np.concatenate([pack_blocks(raw, kind, rows) for raw in drawn])
+    small = ("w8", "w4")[form - 3] if form < 5 else ""
     for _ in range(groups):
         whole, rows = stored(reals(integer(1, 99), 2 * n, k), name), None
         match integer(0, 4):
@@ -52,8 +60,11 @@ def matrix(integer: Integer, n: int, k: int, groups: int = 1) -> tuple[int, Arra
                 given, rows = whole, np.array([integer(0, 2 * n - 1) for _ in range(n)], np.int64)
             case _:
                 given = np.frombuffer(b"x" + whole[:n].tobytes(), np.uint8)[1:].view(whole.dtype).reshape(n, k)
-        kept = "bf16" if name == "f32" and groups == 1 and integer(0, 1) else name
-        packed.append(library.pack(given, name, kept, rows))
+        kept = small or ("bf16" if name == "f32" and groups == 1 and integer(0, 1) else name)
+        if small:
+            packed.append(round_weights("scalar", given, name, small, rows))
+        else:
+            packed.append(library.pack(given, name, kept, rows))
     return library.TYPES[kept], np.concatenate(packed)
 
 
@@ -133,13 +144,9 @@ def operation(integer: Integer, whole: Shape) -> Op:
         case library.EXPERTS:
             inner, top = integer(1, 40), max(1, w[1] // 2)
             experts = integer(top, top + 9)
-            before = np.concatenate(
-                [library.pack(stored(reals(e, inner, w[0]), "bf16"), "bf16") for e in range(experts)]
-            )
-            after = np.concatenate(
-                [library.pack(stored(reals(e, w[2], inner), "bf16"), "bf16") for e in range(experts)]
-            )
-            shape = (r[0], r[1], r[2], experts + odd, top, inner, 0, integer(0, 6))
+            first, before = matrix(integer, inner, w[0], experts)
+            second, after = matrix(integer, w[2], inner, experts)
+            shape = (r[0], r[1], r[2], experts + odd, top, inner, first, integer(0, 6), second)
             return kind, shape, (1.0, 0.0, 0.0), (before, before, after, maybe(integer, experts * inner))
         case library.COPY:
             return kind, (r[0], r[1], *(integer(0, 9) for _ in range(6))), (), ()
@@ -171,6 +178,9 @@ def embedded(integer: Integer, back_end: str) -> bytes:
     name = ("bf16", "f16", "f32")[integer(0, 2)]
     table = stored(reals(integer(1, 99), vocab, width), name)
     given = library.pack(table, name) if integer(0, 1) else table
+    if integer(0, 2) == 0:
+        small = ("w8", "w4")[integer(0, 1)]
+        given, name = round_weights(back_end, table, name, small), small
     ids = [integer(0, vocab - 1 + (integer(0, 9) == 0)) for _ in range(integer(0, 5))]
     shape = (vocab + (integer(0, 9) == 0), width + (integer(0, 9) == 0))
     try:
