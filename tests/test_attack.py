@@ -12,7 +12,7 @@ from manyhands.errors import PipelineStalled, ShardUnavailable
 from manyhands.net.transport import Link
 from manyhands.origin.node import FullNode
 from manyhands.testing.tiny import make_tiny
-from manyhands.wire.message import Fault, Progress, Step
+from manyhands.wire.message import Close, Fault, Progress, Step
 from manyhands.worker.execute import Device
 from tests.kill import PARAMS, REQUEST, Bench, Scene, kept_models
 
@@ -131,7 +131,7 @@ def test_a_survivor_that_has_lost_its_cache_is_found_out(bench: Bench, forgetful
             def forget() -> None:
                 for host in scene.hops[forgetful].hosts:
                     for session_id, _ in list(host._places):
-                        host.close(session_id, scene.swarm.origin.node.transport.node)
+                        host.close(Close(session_id), scene.swarm.origin.node.transport.node)
                 scene.faults.die(scene.hops[2])
 
             scene.faults.at("decode", scene.hops[2], forget, 6)

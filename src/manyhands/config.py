@@ -90,6 +90,9 @@ class RequestConfig:
     # Whether to guess tokens and let the route check several at once: "auto", as far as measurement says that it pays, or
     # "off". The text is the same.
     draft: str = "auto"
+    # Whether a request may begin with what an earlier one of the same key, or of this machine's user, has cached on the hops,
+    # and leaves its own caches there for the next one. The text is the same.
+    reuse: bool = True
     # Positions per prefill frame: large enough to fill the device, small enough to overlap on several hops.
     prefill_chunk: int = 256
     # Steps that may be on the way to one hop without having been computed (credits), and bytes of one frame.

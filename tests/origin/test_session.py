@@ -31,7 +31,7 @@ from manyhands.origin.standby import Standby
 from manyhands.route.search import Offer
 from manyhands.testing.faulty_device import SlowDevice
 from manyhands.testing.swarm import MemorySwarm, node_id, node_key
-from manyhands.wire.message import Credit, Fault, Feed, Payload, Step
+from manyhands.wire.message import Close, Credit, Fault, Feed, Payload, Step
 from manyhands.wire.signed import Signer
 from manyhands.worker.execute import Device, Result, Work
 from tests.origin.scenes import GREEDY, HOT, NEW, PROMPT, all_free, expected, ids_of, play, swarm_of
@@ -253,7 +253,7 @@ def test_a_busy_hop_refuses_and_nothing_stays_leased(folder: Path, greedy: list[
             await asyncio.sleep(1)  # virtual: what is on its way arrives
             assert leased(swarm)[0] == leased(swarm)[2] == 0
             for stranger in strangers:
-                host.close(stranger.session, a_link.peer)
+                host.close(Close(stranger.session), a_link.peer)
             await all_free(swarm)
             assert await ids_of(swarm, PROMPT, GREEDY, path=path) == greedy
 

@@ -9,7 +9,7 @@ import torch
 
 from manyhands.net.transport import Link
 from manyhands.testing.faulty_device import SlowDevice
-from manyhands.wire.message import Credit, Fault, Step
+from manyhands.wire.message import Close, Credit, Fault, Step
 from manyhands.worker.execute import Device
 from tests.worker.hop import AFTER, ORIGIN, Hop, Notes, hidden, opening, session_id
 from tests.worker.test_serve import computed, folder, play
@@ -152,7 +152,7 @@ def test_an_idle_span_is_evicted_and_comes_back_with_the_same_bits(folder: Path)
         await one.open(1)
         one.step(1, 0, hidden(9))
         await computed(one, 1, 1)
-        one.host.close(session_id(1), ORIGIN)
+        one.host.close(Close(session_id(1)), ORIGIN)
         assert one.host.is_loaded
         await asyncio.sleep(99)
         assert one.host.is_loaded
@@ -176,17 +176,17 @@ def test_a_load_goes_on_for_the_next_opener_and_is_evicted_if_none_comes(folder:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(5.0):
                     await one.open(number)
-            one.host.close(session_id(number), ORIGIN)
+            one.host.close(Close(session_id(number)), ORIGIN)
         async with asyncio.timeout(2.5):
             await one.open(3)
         assert one.loads == 1 and one.host.is_loaded
-        one.host.close(session_id(3), ORIGIN)
+        one.host.close(Close(session_id(3)), ORIGIN)
         await asyncio.sleep(101)
         assert not one.host.is_loaded
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5.0):
                 await one.open(4)
-        one.host.close(session_id(4), ORIGIN)
+        one.host.close(Close(session_id(4)), ORIGIN)
         await asyncio.sleep(10)
         assert one.host.is_loaded and one.loads == 2
         await asyncio.sleep(101)
@@ -232,7 +232,7 @@ def test_a_span_with_a_session_is_never_evicted(folder: Path) -> None:
 def test_zero_means_never(folder: Path) -> None:
     async def scenario(one: Hop) -> None:
         await one.open(1)
-        one.host.close(session_id(1), ORIGIN)
+        one.host.close(Close(session_id(1)), ORIGIN)
         await asyncio.sleep(1e6)
         assert one.host.is_loaded
 

@@ -16,7 +16,7 @@ from manyhands.errors import BadRequest, Busy, ContextOverflow, Draining, LinkCl
 from manyhands.net.transport import Link
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
-from manyhands.wire.message import Credit, Opened, Step
+from manyhands.wire.message import Close, Credit, Opened, Step
 from manyhands.worker.execute import Result, SpanModel, Work
 from manyhands.worker.thread import computing
 from tests.worker.hop import AFTER, ORIGIN, Hop, Notes, hidden, hop, opening, session_id
@@ -57,7 +57,7 @@ def test_too_many_sessions_are_refused_before_they_are_accepted(folder: Path) ->
         with pytest.raises(Busy, match="2 sessions, the limit"):
             one.host.reserve(opening(3), cast(Link, one.origin))
         assert one.host.info.free_tokens == 1000 - 128
-        one.host.close(session_id(2), ORIGIN)
+        one.host.close(Close(session_id(2)), ORIGIN)
         one.host.reserve(opening(3), cast(Link, one.origin))
 
     play(folder, scenario, max_sessions=2, cache_tokens=1000)
@@ -112,15 +112,15 @@ def test_a_close_frees_the_lease_at_once_also_while_opening(folder: Path) -> Non
 
     async def scenario(one: Hop) -> None:
         await one.open(1, capacity=300)
-        one.host.close(session_id(1), AFTER)
+        one.host.close(Close(session_id(1)), AFTER)
         assert one.host.num_sessions == 1, "only its origin may close a session"
-        one.host.close(session_id(1), ORIGIN)
+        one.host.close(Close(session_id(1)), ORIGIN)
         assert (one.host.num_sessions, one.host.info.free_tokens) == (0, 1000)
         message = opening(2, capacity=300)
         reserved = one.host.reserve(message, cast(Link, one.origin))
         assert one.host.info.free_tokens == 700
-        one.host.close(session_id(2), ORIGIN)
-        one.host.close(session_id(2), ORIGIN)
+        one.host.close(Close(session_id(2)), ORIGIN)
+        one.host.close(Close(session_id(2)), ORIGIN)
         assert one.host.info.free_tokens == 1000
         await one.host.open(reserved, cast(Link, one.after))
         assert one.host.num_sessions == 0 and not one.origin.of(Opened, session_id(2))
@@ -132,7 +132,7 @@ def test_a_close_while_computing_sends_nothing_more(folder: Path) -> None:
     async def scenario(one: Hop) -> None:
         await one.open(1)
         one.step(1, 0, hidden(9))
-        one.host.close(session_id(1), ORIGIN)
+        one.host.close(Close(session_id(1)), ORIGIN)
         await one.quiet()
         assert not one.after.sent and one.host.info.free_tokens == WorkerConfig().cache_tokens
 
@@ -471,7 +471,7 @@ def test_who_drains_says_so_in_every_epoch(folder: Path) -> None:
         await one.open(1, epoch=2)
         assert [(f.epoch, f.code) for f in one.faults()] == [(1, "draining"), (2, "draining")]
         assert not emptied.done()
-        one.host.close(session_id(1), ORIGIN)
+        one.host.close(Close(session_id(1)), ORIGIN)
         await asyncio.wait_for(emptied, 1)
 
     play(folder, scenario)
@@ -563,7 +563,7 @@ def test_logs_are_bounded_together_and_the_largest_goes_first(folder: Path, log_
         for number, rows in ((1, 8), (2, 4)):
             await one.open(number, epoch=2, replay_until=rows)
         assert [o.has_log for o in one.origin.of(Opened)[-2:]] == [False, log_bytes > 0]
-        one.host.close(session_id(2), ORIGIN)
+        one.host.close(Close(session_id(2)), ORIGIN)
         assert one.logs.num_bytes == 0, "a closed session gives its bytes back"
 
     play(folder, scenario, log_bytes=log_bytes)

@@ -22,6 +22,9 @@ from manyhands.errors import BadRequest, Forbidden, Unauthorized
 
 logger = logging.getLogger(__name__)
 
+# Whose requests are those without a key, where no other machine can come in: this machine's user's.
+LOCAL = "local"
+
 
 class Access:
     """What one gateway asks for. `owner_secret` and `page_token` are random and die with this process."""
@@ -50,13 +53,13 @@ class Access:
         Raises Unauthorized; Forbidden for a page of this gateway that changes something without key and token.
         """
         if _is_equal(headers.get(OWNER_HEADER), self.owner_secret):
-            return Caller(is_admin=True)
+            return Caller(is_admin=True, tenant=LOCAL)
         if self.needs_key():
             return Caller() if is_open else self._check_key(headers.get("authorization"))
         is_change = sender == "page" and method not in SAFE_METHODS
         if is_change and not _is_equal(headers.get(TOKEN_HEADER), self.page_token):
             raise Forbidden(f"a page needs the token of GET /api/session in the header {TOKEN_HEADER}, or a key")
-        return Caller()
+        return Caller(tenant=None if self.hosts.is_shared else LOCAL)
 
     def _look(self) -> None:
         """Lock if there is a key, or a file of keys that cannot be read."""

@@ -36,7 +36,7 @@ class ApiKey:
     @property
     def caller(self) -> Caller:
         models = None if self.models is None else frozenset(self.models)
-        return Caller(self.name, self.quota, models, self.is_admin)
+        return Caller(self.name, self.quota, models, self.is_admin, tenant=self.sha256)
 
 
 class KeyRing:

@@ -241,6 +241,11 @@ class Choice:
         return self._run is not None and self._run.answer.session is not None
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that an earlier request had computed."""
+        return self.job.cached_tokens if self.job is not None else 0
+
+    @property
     def finish_reason(self) -> str:
         """stop, length or tool_calls: what happened."""
         if self.is_cut or (self._tools is not None and self._tools.num_calls and self._reason == "stop"):

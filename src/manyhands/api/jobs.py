@@ -50,6 +50,7 @@ def job_object(job: Job) -> JobObject:
         "created_unix_s": round(job.created, 3),
         "ended_unix_s": _rounded(job.ended),
         "prompt_tokens": job.prompt_tokens,
+        "cached_tokens": job.cached_tokens,
         "completion_tokens": job.completion_tokens,
         "max_tokens": job.max_tokens,
         "exactness": job.exactness,

@@ -32,13 +32,15 @@ Outcome = Literal["done", "cancelled", "refused", "failed"]
 class Caller:
     """Whose request it is: the name of a key (None: none is needed) and what it may do.
 
-    `models`: those it may use (None: all). `is_admin`: it may also change the swarm (evict, reassign).
+    `models`: those it may use (None: all). `is_admin`: it may also change the swarm (evict, reassign). `tenant`: with whose
+    earlier requests it may share caches (origin/reuse.py); None: with none.
     """
 
     name: str | None = None
     quota: Quota = NO_QUOTA
     models: frozenset[str] | None = None
     is_admin: bool = False
+    tenant: str | None = None
 
     def check_model(self, model: str) -> None:
         """Raise Forbidden if this key may not use `model`."""
@@ -94,6 +96,7 @@ class Job:
     max_tokens: int
     queue_s: float | None = None  # None: not admitted yet
     completion_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt: an earlier request had them computed
     timings: Timings = field(default_factory=Timings)
     drafting: Drafting = field(default_factory=Drafting)
     session: str | None = None
@@ -142,7 +145,12 @@ class Run:
         ask = self._ask
         drafter = self.origin.drafter(ask.draft)
         tokens = self.origin.stream(
-            self.answer, path=ask.path, drafter=drafter, constraint=ask.constraint, marks=ask.marks
+            self.answer,
+            path=ask.path,
+            drafter=drafter,
+            constraint=ask.constraint,
+            marks=ask.marks,
+            tenant=ask.caller.tenant,
         )
         async with aclosing(tokens) as stream:
             try:
@@ -198,6 +206,7 @@ class Run:
         job, answer = self.job, self.answer
         job.route, job.exactness, job.finish_reason = answer.route, answer.exactness, answer.finish_reason
         job.timings, job.repairs, job.drafting = answer.timings, answer.repairs, answer.drafting
+        job.cached_tokens = answer.cached_tokens
         if (session := answer.session) is not None:
             job.untrusted_nodes = len(session.untrusted_nodes)
             if session.route.hops is not self._hops:  # a new route is a new list

@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from manyhands.cli.client import GatewayError, call, check_address, headers_for
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from manyhands.origin import Origin
 
 Messages = Sequence[Mapping[str, str]]
+MYSELF: Final = "local"  # the one tenant of this process's own origin
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class Stats:
 
     began: float = field(default_factory=time.monotonic)
     tokens: int = 0
+    cached: int = 0  # tokens of the prompt that had been computed for an earlier answer
     first_s: float | None = None
     total_s: float = 0.0
     finish_reason: str | None = None
@@ -49,6 +51,7 @@ class Stats:
             f"{self.tokens} tokens",
             speed,
             f"first after {self.first_s:.3f} s",
+            f"{self.cached} cached" if self.cached else "",
             f"finish: {self.finish_reason or 'stopped'}",
         ]
         return "\n".join([" · ".join(part for part in parts if part), *self.route])
@@ -82,12 +85,12 @@ class OriginSource:
     async def answer(self, messages: Messages, stats: Stats) -> AsyncGenerator[str, None]:
         answer = self._origin.answer(self._origin.request([dict(m) for m in messages], self._params))
         try:
-            async with contextlib.aclosing(self._origin.stream(answer, path=self._path)) as stream:
+            async with contextlib.aclosing(self._origin.stream(answer, path=self._path, tenant=MYSELF)) as stream:
                 async for token in stream:
                     stats.count(1)
                     yield token.text
         finally:
-            stats.finish_reason = answer.finish_reason
+            stats.finish_reason, stats.cached = answer.finish_reason, answer.cached_tokens
             route = [f"layers {offer.info.span!s:<7} {offer.name} {offer.addr}" for offer in answer.route]
             stats.route = [one_line(line) for line in route]
 
@@ -139,6 +142,8 @@ def _take(event: Mapping[str, Any], stats: Stats) -> list[str]:
         stats.route = [one_line(f"layers {hop['layers']:<7} {hop['name']}") for hop in route] or stats.route
     if usage := event.get("usage"):
         stats.tokens = usage["completion_tokens"]
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        stats.cached = cached if isinstance(cached, int) else 0
     return texts
 
 

@@ -55,6 +55,12 @@ class SessionCache:
             self.plan.copy_cache(self._bytes, self.blocks, grown, blocks, self.blocks)
         self._bytes, self.blocks = grown, blocks
 
+    def take(self, source: "SessionCache", start: int, end: int) -> None:
+        """Copy positions [start, end) of another cache of the plan; `start` is a multiple of 64. Both have memory for them."""
+        first, keep = start // BLOCK, -(-end // BLOCK)
+        self.plan.copy_cache(source._bytes, source.blocks, self._bytes, self.blocks, keep, first)
+        self.length = end
+
     def segment(self, start: int, row: int, count: int) -> Segment:
         """Rows [row, row + count) of a step as the positions from `start` on. Reserves their memory."""
         self.reserve(start + count)

@@ -58,6 +58,9 @@ class CpuSpan:
         """An empty cache for one session on `span`, within this one's (default: all); it grows beyond `capacity`."""
         return SessionCache(self._part(span or self.span), capacity)
 
+    def copy(self, source: SessionCache, target: SessionCache, start: int, end: int) -> None:
+        target.take(source, start, end)
+
     def _part(self, span: Span) -> Plan:
         """The plan of a part of the layers; it lives as long as sessions that use it."""
         plan = self._parts.get(span)

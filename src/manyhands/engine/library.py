@@ -76,7 +76,7 @@ def load() -> ctypes.CDLL:
         "mh_plan_new": (pointer, [count, count, pointer, pointer, count, count, count, count]),
         "mh_plan_add": (ctypes.c_int, [pointer, count, pointer, pointer, pointer]),
         "mh_plan_block_bytes": (count, [pointer]),
-        "mh_cache_copy": (ctypes.c_int, [pointer, pointer, count, count, pointer, count, count, count]),
+        "mh_cache_copy": (ctypes.c_int, [pointer, pointer, count, count, pointer, count, count, count, count]),
         "mh_plan_run": (ctypes.c_int, [pointer, pointer, count, pointer, count, pointer, count, pointer, count, count]),
         "mh_plan_free": (None, [pointer]),
         "mh_team_start": (pointer, [count]),
@@ -288,9 +288,11 @@ class Plan:
         """Bytes that 64 positions take in a session's cache."""
         return int(load().mh_plan_block_bytes(self._handle))
 
-    def copy_cache(self, source: Array, source_blocks: int, target: Array, target_blocks: int, keep: int) -> None:
-        """The first `keep` blocks of a cache -> another, of zeros."""
-        given = (address(source), source.nbytes, source_blocks, address(target), target.nbytes, target_blocks, keep)
+    def copy_cache(
+        self, source: Array, source_blocks: int, target: Array, target_blocks: int, keep: int, first: int = 0
+    ) -> None:
+        """Blocks [first, keep) of a cache -> another."""
+        given = (address(source), source.nbytes, source_blocks, address(target), target.nbytes, target_blocks, first, keep)
         check(load().mh_cache_copy(self._handle, *given))
 
     def run(self, team: Team, threads: int, segments: Sequence[Segment], rows: Array | bytes, count: int) -> Array:

@@ -51,6 +51,13 @@ class SpanRunner(Protocol):
         """An empty cache of `capacity` positions for a session on `span`, which lies within this one's (default: all)."""
         ...
 
+    def copy(self, source: Any, target: Any, start: int, end: int) -> None:
+        """Copy positions [start, end) of a cache of this runner to another one of the same span; `start` is a multiple of 64.
+
+        Both have room for them. Sets the length of `target` to `end`.
+        """
+        ...
+
     def step(self, rows: bytes, pieces: Sequence[Piece], threads: int) -> Rows:
         """Rows of all pieces through the layers of their caches' span, which they share; rows out.
 

@@ -49,6 +49,7 @@ class Answer:
     route: tuple[Offer, ...] = ()
     session: Session | None = field(default=None, repr=False)
     exactness: Exactness = "E0"
+    cached_tokens: int = 0  # of the prompt, that did not have to be computed; known with the first token
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     repairs: list[Repair] = field(default_factory=list)

@@ -67,6 +67,7 @@ class Generation:
         self.ledger: list[int] = list(request.prompt)
         self.finish_reason: FinishReason | None = None
         self.drafting = Drafting()
+        self.num_cached = 0  # positions of the prompt that did not have to be sent
         self._pace = Pace(config)
         self._bounds = RowBounds()  # of what the last hop sends
         self._sent_at: float | None = None  # when the window was sent; None for a prefill, and after a disturbance
@@ -78,7 +79,9 @@ class Generation:
     async def tokens(self) -> AsyncGenerator[Drawn, None]:
         """The tokens as they are committed. Raises what ends the session, ContextOverflow never (the lease fits)."""
         drafts: Sequence[int] = ()
-        await self._send_known(0, drafts)
+        self._reached = self._session.begins_at
+        self.num_cached = await self._healer.restore(self._reached)
+        await self._send_known(self.num_cached, drafts)
         while self.finish_reason is None:
             drawn, drafts, payload = await self._next_window(drafts)
             self.finish_reason = self._finished()
@@ -137,8 +140,8 @@ class Generation:
             try:
                 if self._session.leaving:
                     self._sent_at = None
-                    await self._healer.hand_over(self._committed)
-                if self._session.has_detour and (start := await self._healer.rewire(self._committed)) is not None:
+                    await self._healer.hand_over(self.committed)
+                if self._session.has_detour and (start := await self._healer.rewire(self.committed)) is not None:
                     await self._send_known(start, drafts)
                 return await self._advance(drafts)
             except HopLost:
@@ -148,12 +151,12 @@ class Generation:
             await self._repair(drafts)
 
     @property
-    def _committed(self) -> int:
+    def committed(self) -> int:
         """Positions that every hop has computed and that nothing will take back."""
         return min(self._reached, len(self.ledger) - 1)
 
     async def _feed_standbys(self) -> None:
-        followers, committed = self._healer.followers, self._committed
+        followers, committed = self._healer.followers, self.committed
         if self._config.standby:
             followers.follow_all(committed, self._healer.excluded)
         due = followers.due(committed)
@@ -167,7 +170,7 @@ class Generation:
 
     async def _repair(self, drafts: Sequence[int]) -> None:
         self._sent_at = None
-        committed = self._committed
+        committed = self.committed
         at_token = len(self.ledger) - len(self._request.prompt)
         await self._send_known(await self._healer.repair(committed, at_token), drafts)
 
@@ -282,7 +285,7 @@ class Generation:
             waited_s = loop.time() - self._moved_at
             if waited_s > self._config.stall_timeout_s:
                 raise PipelineStalled(f"no step came back within {self._config.stall_timeout_s:g} s")
-            await self._healer.suspect(waited_s, self._committed, self._pace.usual_s)
+            await self._healer.suspect(waited_s, self.committed, self._pace.usual_s)
             self._asked_at = loop.time()
 
 

@@ -17,6 +17,7 @@ from manyhands.origin.model import Messages, OriginModel
 from manyhands.origin.node import FullNode
 from manyhands.origin.queue import RoomQueue
 from manyhands.origin.repair import RepairExecutor
+from manyhands.origin.reuse import Reuse
 from manyhands.origin.route import Lease
 from manyhands.origin.routes import Routes
 from manyhands.origin.sampler import Constraint, Sampler
@@ -42,6 +43,7 @@ class Origin:
         self.routes = Routes(node, model, addrs, directory)
         self.last_resort: Offer | None = None
         self.waiting = RoomQueue()
+        self.reuse = Reuse(node.requests, self.routes)
         self._acceptance = Acceptance()  # of drafts, over all requests
         self._ends = None if model.ends is None else EndsBatcher(model.ends, WIRE_DTYPES[model.precision], device)
         if self._ends is not None:
@@ -90,8 +92,12 @@ class Origin:
         drafter: Drafter | None = None,
         constraint: Constraint | None = None,
         marks: Mapping[int, str] | None = None,
+        tenant: str | None = None,
     ) -> AsyncGenerator[Token, None]:
         """Generate; yields tokens, fills `answer`. Close the generator (or let it end) to free the session.
+
+        With a `tenant` the session may begin with what an earlier request of the same tenant has cached, and is parked in
+        the end for the next one (reuse.py); no other tenant shares it.
 
         `drafter` guesses tokens; None: the one that the node's configuration names (`request.draft`).
         `constraint` says which tokens may be drawn; `marks` are special tokens that shall appear in the text.
@@ -99,12 +105,21 @@ class Origin:
         request = Request(answer.prompt, answer.params)
         sampler = Sampler(answer.params, self.model.vocab_size, self.model.eos_ids, constraint)
         began = time.monotonic()
-        answer.route, session = await self._open(route, self._lease(request, path, is_free=constraint is None))
+        lease, tenant = (
+            self._lease(request, path, is_free=constraint is None),
+            tenant if self.node.request.reuse else None,
+        )
+        resumed = await self.reuse.open(tenant, request.prompt, lease) if route is None else None
+        answer.route, session, cached = resumed or (*await self._open(route, lease), "E0")
         answer.session = session
         answer.timings.open_s = time.monotonic() - began
-        answer.exactness = self._exactness(session)
+        answer.exactness = max(cached, self._exactness(session))
+        healer = RepairExecutor(session, self.routes, self.node.request, self.last_resort, self.node.watch.late_s)
+        drafter = drafter or self.drafter()
+        generation = Generation(session, self._ends, sampler, request, drafter, healer, self.node.request)
+        answer.repairs, answer.events, answer.drafting = healer.repairs, healer.events, generation.drafting
         try:
-            async for token in self._tokens(session, sampler, request, answer, drafter or self.drafter(), marks or {}):
+            async for token in self._tokens(session, generation, request, answer, marks or {}):
                 now = time.monotonic()
                 answer.timings.first_at = answer.timings.first_at or now
                 answer.timings.ttft_s = answer.timings.first_at - began
@@ -113,7 +128,7 @@ class Origin:
                 yield token
         finally:
             self.routes.learn(session)
-            self.node.requests.close(session)
+            self.reuse.park(tenant, session, generation.ledger[: generation.committed], answer.exactness)
             self.waiting.released()
 
     def drafter(self, mode: str = "") -> Drafter:
@@ -161,17 +176,12 @@ class Origin:
     async def _tokens(
         self,
         session: Session,
-        sampler: Sampler,
+        generation: Generation,
         request: Request,
         answer: Answer,
-        drafter: Drafter,
         marks: Mapping[int, str],
     ) -> AsyncGenerator[Token, None]:
         params, model = request.params, self.model
-        healer = RepairExecutor(session, self.routes, self.node.request, self.last_resort, self.node.watch.late_s)
-        answer.repairs, answer.events = healer.repairs, healer.events
-        generation = Generation(session, self._ends, sampler, request, drafter, healer, self.node.request)
-        answer.drafting = generation.drafting
         eos = frozenset[int]() if params.ignore_eos else model.eos_ids
         detokenizer = Detokenizer(model.tokenizer, params.stop, params.stop_ids, eos, request.prompt, marks)
         tokens = generation.tokens()
@@ -179,6 +189,7 @@ class Origin:
             self.routes.lose_evicted(session)  # who was evicted while it opened
             async for drawn in tokens:
                 self.routes.lose_evicted(session)
+                answer.cached_tokens = generation.num_cached
                 piece = detokenizer.feed(drawn.token)
                 answer.token_ids.append(drawn.token)
                 text = piece.text

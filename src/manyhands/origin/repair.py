@@ -119,6 +119,19 @@ class RepairExecutor:
         logger.info("session=%s repaired at token %d: %s -> %s", session.name, at_token, lost, names)
         return plan.replay_from
 
+    async def restore(self, begins_at: int) -> int:
+        """As a session begins: rebuild hops that lack positions [0, `begins_at`) from the logs of those before them.
+
+        Returns the position from which on the origin must send. What is lost meanwhile is for `repair`.
+        """
+        hops, start = self._session.route.hops, begins_at
+        while not self._session.losses and (empty := [i for i, hop in enumerate(hops) if not hop.is_whole]):
+            logless = [i for i, hop in enumerate(hops) if not hop.has_log]
+            plan = plan_repair([hop.offer for hop in hops], (), empty, logless, (), (), begins_at)
+            await self._try(plan, "")
+            hops, start = self._session.route.hops, plan.replay_from
+        return start
+
     async def _try(self, plan: RepairPlan, reason: str) -> str:
         """Carry `plan` out; the hops are whole if it went through. Returns the reason, longer if it did not."""
         try:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from manyhands.core import NodeId, Span
+from manyhands.core import NodeId, SessionId, Span
 from manyhands.errors import ShardUnavailable
 from manyhands.route.search import Offer, cover, without_needless_loading
 
@@ -21,7 +21,7 @@ from manyhands.route.search import Offer, cover, without_needless_loading
 class Slot:
     """One hop of the new route: a survivor (`kept` is its index in the old route) or a new hop (`kept` None).
 
-    `replay_from`, `replay_until`, `emit_from`: see Open. `recomputes`: it gets committed positions (again).
+    `replay_from`, `replay_until`, `emit_from`, `resume`: see Open. `recomputes`: it gets committed positions (again).
     """
 
     offer: Offer
@@ -30,6 +30,8 @@ class Slot:
     replay_from: int = 0
     replay_until: int = 0
     emit_from: int = 0
+    resume: SessionId | None = None
+    resume_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """The route of a session: what it asks of its hops, how its origin sees each of them, and how each is told of its place."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from manyhands.core import EndsAt, ModelId, PathKind, Precision, SamplingParams, SessionId, Span
 from manyhands.net.transport import Link, try_send
@@ -39,6 +40,7 @@ class Hop:
     arithmetic: str = ""
     epoch: int = 0  # of the last Opened
     has_log: bool = True
+    cached: int = 0  # positions of a parked session that it began with
     is_whole: bool = True  # its cache holds the committed positions, or they are on their way
     outbox: deque[Step] = field(default_factory=deque)
 
@@ -62,6 +64,30 @@ class Hop:
             try_send(self.data, self.outbox.popleft())
             num_sent += 1
         return num_sent
+
+
+class Resume(NamedTuple):
+    """Begin with the first `until` positions of what the hops of these indices have parked under `name`."""
+
+    name: SessionId
+    until: int
+    kept: Collection[int]
+
+    def slots(self, hops: Sequence[Hop]) -> list[Slot]:
+        """The places of these hops, all new."""
+        told = [(self.name, self.until) if index in self.kept else (None, 0) for index in range(len(hops))]
+        return [
+            Slot(hop.offer, None, resume=name, resume_until=until)
+            for hop, (name, until) in zip(hops, told, strict=True)
+        ]
+
+    def begin(self, hops: Sequence[Hop]) -> int:
+        """The hops have opened: where the session begins. Those that lack positions that others have are not whole."""
+        if not any(hop.cached for hop in hops):
+            return 0
+        for hop in hops:
+            hop.is_whole = hop.cached >= self.until
+        return self.until
 
 
 @dataclass(slots=True)
@@ -124,5 +150,7 @@ class Route:
             token=control.hello.token,
             serial=0,
             signature=UNSIGNED,
+            resume=slot.resume,
+            resume_until=slot.resume_until,
         )
         return self.signer.sign(message)

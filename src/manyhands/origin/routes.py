@@ -8,13 +8,16 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from manyhands.core import NodeAddr, NodeId
+from manyhands.core import ModelId, NodeAddr, NodeId, Precision
 from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.origin.model import OriginModel
 from manyhands.origin.node import FullNode
+from manyhands.origin.repair_plan import Slot, plan_repair
 from manyhands.origin.route import Hop, Lease
 from manyhands.origin.session import Session
+from manyhands.origin.standby_search import is_edge
 from manyhands.route.learn import Learned
+from manyhands.route.prefix import gain_s
 from manyhands.route.search import Offer, Terms, find_route, gaps_of
 from manyhands.swarm.directory import Directory
 from manyhands.swarm.members import is_local
@@ -185,6 +188,27 @@ class Routes:
             await self.look_around()
             return self.choose(await self.offers(excluded), num_tokens)
 
+    async def keeps(self, route: Sequence[Offer], saved: int, lease: Lease) -> bool:
+        """Whether going on over `route`, where `saved` positions are cached, is no slower than the best route of today."""
+        if self._directory is None:
+            return True  # no times are known
+        try:
+            offers = await self.offers(())
+            best = self.choose(offers, lease.capacity)
+        except (ShardUnavailable, WeightsMismatch):
+            return True
+        max_tokens = lease.capacity - lease.prompt_length
+        return gain_s(route, best, self._informed(offers), self._terms(0), saved, max_tokens) >= 0
+
+    async def rejoin(self, route: Sequence[Offer], excluded: Collection[NodeId], positions: int) -> tuple[Slot, ...]:
+        """`route`, whose hops have `positions` cached, with those replaced that are lost. Raises ShardUnavailable."""
+        offers = [o for o in await self.offers(excluded) if _kind(o) == _kind(route[0])]
+        held = {(o.node, layer) for o in offers for layer in _layers(o)}
+        lost = [i for i, hop in enumerate(route) if any((hop.node, layer) not in held for layer in _layers(hop))]
+        if self._model.ends_at == "edges":
+            offers = [o for o in offers if o.info.has_ends or not is_edge(o, o.info.span)]
+        return plan_repair(route, lost, (), (), offers, excluded, positions).slots
+
     def is_covered(self) -> bool:
         """Whether some route is known now. Asks no node."""
         with contextlib.suppress(ShardUnavailable, WeightsMismatch):
@@ -194,14 +218,8 @@ class Routes:
     def choose(self, offers: Sequence[Offer], num_tokens: int = 0) -> tuple[Offer, ...]:
         """The best route over `offers`. Raises ShardUnavailable, WeightsMismatch."""
         mine = [o for o in offers if (o.info.model, o.info.precision) == (self._model.id, self._model.precision)]
-        now = time.monotonic()
-        least_s = self._learned.least_s(now)
         try:
-            route = find_route(
-                [self._learned.informed(o, now, least_s) for o in mine],
-                self._model.num_layers,
-                terms=self._terms(num_tokens),
-            )
+            route = find_route(self._informed(mine), self._model.num_layers, terms=self._terms(num_tokens))
         except ShardUnavailable:  # say what there is, if there is something
             route = find_route(offers, self._model.num_layers, (self._model.id, self._model.precision))
         info = route[0].info
@@ -213,6 +231,12 @@ class Routes:
         if self._model.ends_at == "edges" and not (route[0].info.has_ends and route[-1].info.has_ends):
             raise ShardUnavailable("the first and last hop do not hold the ends: serve them with --ends, or use origin")
         return route
+
+    def _informed(self, offers: Sequence[Offer]) -> list[Offer]:
+        """With the costs that experience gives them."""
+        now = time.monotonic()
+        least_s = self._learned.least_s(now)
+        return [self._learned.informed(o, now, least_s) for o in offers]
 
     def _terms(self, num_tokens: int) -> Terms:
         """What this node's own links show, and a key that spreads requests over near-equals."""
@@ -230,6 +254,14 @@ class Routes:
         for hop, timing in zip(session.route.hops, session.timings, strict=False):
             span = hop.offer.info.span
             self._learned.observe(hop.offer.node, span, timing.compute_us / 1e6 / len(span), time.monotonic())
+
+
+def _kind(offer: Offer) -> tuple[ModelId, Precision]:
+    return offer.info.model, offer.info.precision
+
+
+def _layers(offer: Offer) -> range:
+    return range(offer.info.span.start, offer.info.span.end)
 
 
 def _offers_of(records: Iterable[Record]) -> list[Offer]:

@@ -27,7 +27,7 @@ from manyhands.net.transport import Link, betters, try_send
 from manyhands.origin.fault import judge
 from manyhands.origin.pace import HeldStep
 from manyhands.origin.repair_plan import Slot
-from manyhands.origin.route import Hop, Lease, Route
+from manyhands.origin.route import Hop, Lease, Resume, Route
 from manyhands.origin.standby import Standbys
 from manyhands.wire.message import Close, Credit, Fault, HopTiming, Opened, Payload, Probe, Progress, Step
 from manyhands.wire.signed import Signer
@@ -62,6 +62,7 @@ class Session:
         self.untrusted_nodes: set[NodeId] = set()
         self._unclosed: list[Hop] = []  # out of the route, but the route that leaves them out does not stand yet
         self.last_progress: float = 0.0
+        self.begins_at = 0  # positions that its hops began with
         self.timings: tuple[HopTiming, ...] = ()  # of the last step that brought rows, one a hop
         self.turn_s = 0.0  # from the last send to that step
         self._sent_at = 0.0
@@ -88,22 +89,25 @@ class Session:
 
     # -- opening, changing and closing the route ----------------------------------------------------------------------
 
-    async def open(self) -> None:
+    async def open(self, resume: Resume | None = None) -> None:
         """Open every hop at once and wait until all have a lease. Deadline: config.open_timeout_s, more where
         event loops are late.
 
-        Raises Busy, WeightsMismatch, ContextOverflow, ... as the hops say; ShardUnavailable naming the node if one is
-        lost meanwhile; PipelineStalled at the deadline.
+        With `resume`, hops that still have its positions begin with them. If none has, `begins_at` stays 0; else those that
+        lack them are not whole. Raises Busy, WeightsMismatch, ContextOverflow, ... as the hops say; ShardUnavailable
+        naming the node if one is lost meanwhile; PipelineStalled at the deadline.
         """
         hops = self.route.hops
         self.route.renew(hops)
+        slots = [Slot(hop.offer, None) for hop in hops] if resume is None else resume.slots(hops)
         try:
-            await self._place([Slot(hop.offer, None) for hop in hops], range(len(hops)))
+            await self._place(slots, range(len(hops)))
         except HopLost as error:
             refusal = ShardUnavailable(str(error))
             refusal.node = hops[min(self.losses)].offer.node
             raise refusal from error
         self._is_running = True
+        self.begins_at = 0 if resume is None else resume.begin(hops)
 
     async def reshape(self, slots: Sequence[Slot], hops: Sequence[Hop]) -> None:
         """Put the route into a new shape, in a new epoch: first the hops that recompute, then those that feed them.
@@ -165,12 +169,15 @@ class Session:
         names = ", ".join(f"{i} ({self.route.hops[i].offer.name})" for i in silent)
         raise PipelineStalled(f"hops {names} {reason}")
 
-    def close(self) -> None:
-        """Tell every hop to free the session at once. Harmless when repeated or when links are gone."""
+    def close(self, parked_as: SessionId | None = None, positions: int = 0) -> None:
+        """Tell every hop to free the session at once, or to keep its first `positions` under a name that only they hear.
+
+        Harmless when repeated or when links are gone.
+        """
         self._error = self._error or PipelineAborted("the session is closed")
         for hop in (*self.route.hops, *self._unclosed):
             hop.outbox.clear()
-            try_send(hop.control, Close(self.id))
+            try_send(hop.control, Close(self.id, parked_as, positions))
         self.standbys.close()
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -246,6 +253,7 @@ class Session:
         if message.epoch == self.route.epoch:
             hop = self.route.hops[message.hop]
             hop.arithmetic, hop.epoch, hop.has_log = message.arithmetic, message.epoch, message.has_log
+            hop.cached = message.cached
             self._arrived.set()
 
     def on_step(self, step: Step, link: Link) -> None:

@@ -9,12 +9,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, NodeAddr, NodeId, SessionId, SpanInfo
 from manyhands.errors import LinkClosed, ShardUnavailable
-from manyhands.net.transport import Link
+from manyhands.net.transport import Link, try_send
 from manyhands.node import Node
-from manyhands.origin.route import Hop, Lease
+from manyhands.origin.route import Hop, Lease, Resume
 from manyhands.origin.session import Session
 from manyhands.route.offer import Offer, refuse_twins
-from manyhands.wire.message import Credit, Fault, Opened, Progress, Step
+from manyhands.wire.message import Close, Credit, Fault, Opened, Progress, Step
 from manyhands.wire.signed import Signer
 from manyhands.worker.owners import Owners
 
@@ -73,7 +73,7 @@ class Sessions:
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
-    async def open(self, route: Sequence[Offer], lease: Lease) -> Session:
+    async def open(self, route: Sequence[Offer], lease: Lease, resume: Resume | None = None) -> Session:
         """Open a session on every hop of `route`. The caller closes it with `close`.
 
         Raises Busy, WeightsMismatch, BadRequest, ShardUnavailable, PipelineStalled as the hops answer.
@@ -83,7 +83,7 @@ class Sessions:
         self.active[session.id] = session
         self._owners.hold(session.id, self._node.transport.node)
         try:
-            await session.open()
+            await session.open(resume)
         except BaseException:
             self.close(session)
             raise
@@ -103,11 +103,17 @@ class Sessions:
             raise refusal from error
         return Hop(offer, control, data, self.request.window)
 
-    def close(self, session: Session) -> None:
-        """Free the session on every hop at once. Harmless when repeated."""
+    def close(self, session: Session, parked_as: SessionId | None = None, positions: int = 0) -> None:
+        """Free the session on every hop at once, or park it (Session.close). Only the first call counts."""
         if self.active.pop(session.id, None) is not None:
             self._owners.release(session.id)
-        session.close()
+            session.close(parked_as, positions)
+
+    def forget(self, name: SessionId, route: Sequence[Offer]) -> None:
+        """Tell the nodes of `route` that what was parked as `name` is not wanted any more."""
+        for node in {offer.node for offer in route}:
+            if (link := self._node.pool.find(node, "control")) is not None:
+                try_send(link, Close(name))
 
     def close_all(self) -> None:
         """Close every session: the node stops."""

@@ -32,7 +32,7 @@ from manyhands.core import (
 Token = NewType("Token", str)  # 32 hex digits: 16 random bytes
 Signature = NewType("Signature", str)  # 128 hex digits: an Ed25519 signature
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 # `emit_from` of a standby: a standby for a hop, which computes when its device is idle and sends nothing on. It says how far it
 # is by Progress whenever it has computed what it had. Beyond every position.
 STANDBY = (1 << 32) - 1
@@ -118,6 +118,9 @@ class Open:
     `sampling` is given to the last hop iff it draws the tokens (ends = edges), else it is None; the last hop then returns
     hidden states (ends = origin) or logits (ends = edges). `prompt_length` is what penalties count from.
 
+    `resume` names a session that the origin parked here (Close): the place begins with a copy of its positions
+    [0, `resume_until`), if they are still here, else empty. Opened says which.
+
     `origin` owns the session and signs everything else here (signed.py). `to` is the node addressed, `token` that of its
     Hello to the origin, `serial` is used once: the signature is worth nothing to another node, on another link or again.
     """
@@ -145,6 +148,8 @@ class Open:
     token: Token
     serial: int
     signature: Signature
+    resume: SessionId | None = None
+    resume_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,7 @@ class Opened:
     """`hop` of `session` holds its lease; `arithmetic` is its arithmetic class.
 
     `has_log`: the replay that Open asked for is on its way; false if the log has been dropped (it was bounded out).
+    `cached`: a new place begins with so many positions of a parked session.
     """
 
     session: SessionId
@@ -159,13 +165,20 @@ class Opened:
     hop: int
     arithmetic: str
     has_log: bool
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The session is over on the receiver's side: free everything at once. Sent to every hop by the origin."""
+    """The session, open or parked, is over: free everything at once. Sent to every hop by the origin.
+
+    With `parked_as` the receiver may keep cache and log of positions [0, `positions`) under that name, a secret of the
+    origin, for as long as nothing else needs the room (worker/parking.py).
+    """
 
     session: SessionId
+    parked_as: SessionId | None = None
+    positions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

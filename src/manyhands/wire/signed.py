@@ -17,7 +17,7 @@ from manyhands.core import NodeId
 from manyhands.wire import control
 from manyhands.wire.message import Open, Signature
 
-LABEL: Final = b"manyhands open 2\0"
+LABEL: Final = b"manyhands open 3\0"
 WINDOW: Final = (
     1024  # serials below the highest that may still come: Opens may overtake each other where they are forwarded
 )

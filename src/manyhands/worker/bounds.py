@@ -49,6 +49,12 @@ class RowBounds:
     def __repr__(self) -> str:
         return f"<RowBounds {self._least:g} to {self._most:g} over {self._num_seen} rows>"
 
+    def copy(self) -> "RowBounds":
+        """The same, to learn on from here."""
+        copied = RowBounds()
+        copied._least, copied._most, copied._num_seen = self._least, self._most, self._num_seen
+        return copied
+
     def admit(self, hidden_TD: Numbers, name: str) -> None:
         """Learn from rows that can be; raise Corruption, naming them, and learn nothing, if one cannot."""
         least, most = norms(hidden_TD, name)

@@ -46,6 +46,19 @@ class OutputLog:
         self.num_bytes = 0
         self._is_dropped = True
 
+    def begin_with(self, other: "OutputLog", until: int) -> None:
+        """Take positions [0, until) of another log, which this empty one shares; no bytes are copied. Dropped, if that lacks
+        some of them."""
+        for step in other._steps if other.covers(until) else ():
+            if step.position < until:
+                self.append(first_rows(step, until - step.position))
+        if self.end < until:
+            self.drop()
+
+    def cut(self, position: int) -> None:
+        """Forget positions from `position` on."""
+        self._cut(position)
+
     def covers(self, until: int) -> bool:
         return until == 0 or self.end >= until
 
@@ -78,20 +91,22 @@ class OutputLog:
 class LogBudget:
     """What the output logs of a node may hold together, in bytes (0: nothing).
 
-    Shared fairly: with n sessions on the node, one that holds at most an n-th loses nothing. When the bound is passed, the
-    session that holds most (so more than that) loses its largest log, whole: half a log rebuilds no hop.
+    Logs of parked sessions go first, the oldest before the others. The rest is shared fairly: with n sessions on the node, one
+    that holds at most an n-th loses nothing. When the bound is passed, the session that holds most (so more than that) loses
+    its largest log, whole: half a log rebuilds no hop.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes  # may be changed; in force at the next note
         self._logs: dict[OutputLog, SessionId] = {}
+        self._parked: dict[OutputLog, None] = {}  # the oldest first
 
     def __repr__(self) -> str:
-        return f"<LogBudget {self.num_bytes} of {self.limit_bytes} bytes, {len(self._logs)} logs>"
+        return f"<LogBudget {self.num_bytes} of {self.limit_bytes} bytes, {len(self._logs)} logs + {len(self._parked)} parked>"
 
     @property
     def num_bytes(self) -> int:
-        return sum(log.num_bytes for log in self._logs)
+        return sum(log.num_bytes for log in self._logs) + sum(log.num_bytes for log in self._parked)
 
     def open(self, session: SessionId) -> OutputLog:
         """A new log of `session`; it counts until it is closed."""
@@ -103,9 +118,19 @@ class LogBudget:
         """Drop a log and give its bytes back. Harmless when repeated."""
         log.drop()
         self._logs.pop(log, None)
+        self._parked.pop(log, None)
+
+    def park(self, log: OutputLog) -> None:
+        """The session of `log` has ended, and the log is kept (parking.py) until it is closed: it goes before all others."""
+        self._logs.pop(log, None)
+        self._parked[log] = None
 
     def enforce(self) -> None:
         """Drop logs until the rest is within the bound."""
+        for log in self._parked:
+            if self.num_bytes <= self.limit_bytes:
+                return
+            log.drop()
         while self.num_bytes > self.limit_bytes:
             self._greediest().drop()
 

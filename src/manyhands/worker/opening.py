@@ -1,8 +1,10 @@
-"""An Open that is being carried out."""
+"""An Open that is being carried out, and what must be true before it is."""
 
 import asyncio
 from dataclasses import dataclass
 
+from manyhands.core import MAX_WINDOW, SpanInfo
+from manyhands.errors import BadRequest, Busy, ContextOverflow, ShardUnavailable, WeightsMismatch
 from manyhands.net.transport import Link
 from manyhands.wire.message import Open
 
@@ -19,3 +21,35 @@ class Opening:
         task, self.task = self.task, None  # which leads back here
         if task is not None:
             task.cancel()
+
+
+def check_fits(message: Open, info: SpanInfo) -> None:
+    """Raise WeightsMismatch or BadRequest unless `message` describes a place on this span."""
+    if message.model != info.model or message.precision != info.precision:
+        raise WeightsMismatch(
+            f"hop {message.hop} holds {info.model_name} {info.model[:12]} in {info.precision}, "
+            f"the request is for {message.model[:12]} in {message.precision}: serve the same weights and precision"
+        )
+    if not info.span.covers(message.span):
+        raise BadRequest(f"hop {message.hop} holds layers {info.span}, not {message.span}")
+    if message.hop >= message.num_hops or message.capacity < 1 or not 1 <= message.window <= MAX_WINDOW:
+        raise BadRequest(
+            f"hop {message.hop} of {message.num_hops}, {message.capacity} positions, {message.window} steps under way: "
+            f"a hop is one of its route, a lease has a position or more, a window 1 to {MAX_WINDOW} steps"
+        )
+
+
+def check_room(message: Open, info: SpanInfo, cache_tokens: int, sessions: int) -> None:
+    """Raise ContextOverflow, ShardUnavailable or Busy if a span of `cache_tokens` with so many sessions cannot take another."""
+    span, asked, free = info.span, message.capacity, info.free_tokens
+    if asked > info.context_length:
+        raise ContextOverflow(f"{asked} positions exceed the model's context of {info.context_length}")
+    if asked > cache_tokens:
+        raise ShardUnavailable(
+            f"layers {span} have cache for {cache_tokens} positions in all, {asked} are asked for: lower "
+            "max_tokens, or raise --cache-tokens there"
+        )
+    if sessions >= info.max_sessions:
+        raise Busy(f"layers {span} already serve {sessions} sessions, the limit; try another node or later")
+    if asked > free:
+        raise Busy(f"layers {span} have cache for {free} more positions, {asked} are asked for")

@@ -6,29 +6,28 @@ Open ─ reserve ─► open ─► session ─► Engine ... ─► close, lost
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from manyhands.config import WorkerConfig
-from manyhands.core import MAX_WINDOW, ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo, SpanLoad
+from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo, SpanLoad
 from manyhands.errors import (
     BadRequest,
-    Busy,
-    ContextOverflow,
     Detour,
     Draining,
     LinkClosed,
     ShardUnavailable,
-    WeightsMismatch,
 )
 from manyhands.net.transport import Link, betters, try_send
-from manyhands.wire.message import Fault, Feed, Open, Probe, Step
+from manyhands.wire.message import Close, Fault, Feed, Open, Probe, Step
 from manyhands.worker.engine import Engine
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.log import LogBudget
-from manyhands.worker.opening import Opening
+from manyhands.worker.opening import Opening, check_fits, check_room
 from manyhands.worker.owners import Owners
+from manyhands.worker.parking import Parked, Parking
 from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)
@@ -61,6 +60,7 @@ class SpanHost:
         self._places: dict[Place, HopSession] = {}
         self._by_hop: dict[tuple[SessionId, int], HopSession] = {}
         self._opening: dict[Place, Opening] = {}  # the newest of each place
+        self.parking = Parking(logs)
         self._leaves_at: float | None = None  # by the loop's clock, once it drains
 
     def __repr__(self) -> str:
@@ -70,7 +70,7 @@ class SpanHost:
     @property
     def info(self) -> SpanInfo:
         """What this span says of itself now."""
-        return replace(self._info, free_tokens=self.engine.cache_tokens - self._leased())
+        return replace(self._info, free_tokens=self._free())
 
     @property
     def load(self) -> SpanLoad:
@@ -90,6 +90,10 @@ class SpanHost:
     def is_loaded(self) -> bool:
         return self.engine.model is not None
 
+    def _free(self) -> int:
+        """Positions that no live session leases. Parked ones may have their caches there."""
+        return self.engine.cache_tokens - self._leased()
+
     def _leased(self) -> int:
         new = [opening.message.capacity for place, opening in self._opening.items() if place not in self._places]
         return sum(s.capacity for s in self._places.values()) + sum(new)
@@ -103,7 +107,7 @@ class SpanHost:
         origin that holds the session anywhere on this node may have another place in it.
         Raises Busy, ShardUnavailable (it would never fit), WeightsMismatch, ContextOverflow, BadRequest.
         """
-        self._check_fits(message)
+        check_fits(message, self._info)
         self._owners.check(message.session, origin.peer)
         place = (message.session, message.span)
         here, before = self._places.get(place), self._opening.get(place)
@@ -119,42 +123,16 @@ class SpanHost:
         if before is not None:
             before.cancel()
         opening = self._opening[place] = Opening(message, origin)
+        self.parking.shrink(self._free(), message.resume)
         self._changed.set()  # no longer idle
         return opening
 
-    def _check_fits(self, message: Open) -> None:
-        """Raise WeightsMismatch or BadRequest unless `message` describes a place on this span."""
-        info = self._info
-        if message.model != info.model or message.precision != info.precision:
-            raise WeightsMismatch(
-                f"hop {message.hop} holds {info.model_name} {info.model[:12]} in {info.precision}, "
-                f"the request is for {message.model[:12]} in {message.precision}: serve the same weights and precision"
-            )
-        if not info.span.covers(message.span):
-            raise BadRequest(f"hop {message.hop} holds layers {info.span}, not {message.span}")
-        if message.hop >= message.num_hops or message.capacity < 1 or not 1 <= message.window <= MAX_WINDOW:
-            raise BadRequest(
-                f"hop {message.hop} of {message.num_hops}, {message.capacity} positions, {message.window} steps under way: "
-                f"a hop is one of its route, a lease has a position or more, a window 1 to {MAX_WINDOW} steps"
-            )
-
     def _lease(self, message: Open) -> None:
-        info = self._info
+        """Raise what refuses a new place, unless there is room for it."""
         if self.is_draining:
-            raise Draining(f"layers {info.span} are being drained: try another node")
-        if message.capacity > info.context_length:
-            raise ContextOverflow(f"{message.capacity} positions exceed the model's context of {info.context_length}")
-        if message.capacity > (most := self.engine.cache_tokens):
-            raise ShardUnavailable(
-                f"layers {info.span} have cache for {most} positions in all, {message.capacity} are asked for: lower "
-                "max_tokens, or raise --cache-tokens there"
-            )
+            raise Draining(f"layers {self._info.span} are being drained: try another node")
         sessions = len(self._places.keys() | self._opening.keys())
-        if sessions >= self._config.max_sessions:
-            raise Busy(f"layers {info.span} already serve {sessions} sessions, the limit; try another node or later")
-        free = self.engine.cache_tokens - self._leased()
-        if message.capacity > free:
-            raise Busy(f"layers {info.span} have cache for {free} more positions, {message.capacity} are asked for")
+        check_room(message, self.info, self.engine.cache_tokens, sessions)
 
     async def open(self, opening: Opening, successor: Link) -> None:
         """Turn a reservation into a session, or give a session its new place; tell the origin.
@@ -164,6 +142,9 @@ class SpanHost:
         await self.engine.ensure_loaded()
         message, origin = opening.message, opening.origin
         place = (message.session, message.span)
+        parked, cache = self._parked(message, origin), None
+        if parked is not None and place not in self._places:
+            cache = await self.engine.fork(parked, message.resume_until, message.capacity)
         if self._opening.get(place) is not opening:
             return  # closed, or overtaken, while it was being opened
         if successor.is_closed:
@@ -175,15 +156,25 @@ class SpanHost:
             self._forget_hop(session)
             has_log = session.place(message, origin, successor, sampler)
         else:
-            session = self._places[place] = self.engine.add(message, sampler, origin, successor)
+            session = self._places[place] = self.engine.add(message, sampler, origin, successor, cache)
+            if cache is not None and parked is not None:
+                session.begin_with(parked, message.resume_until)
         del self._opening[place]
         self._by_hop[message.session, message.hop] = session
         if session.is_last:
             self._by_hop[message.session, ORIGIN_HOP] = session
-        session.answer_open(self._info.arithmetic, has_log=has_log)
+        cached = message.resume_until if cache is not None else 0
+        session.answer_open(self._info.arithmetic, has_log=has_log, cached=cached)
         if self.is_draining:  # what was said before may have been lost in the change of epochs
             session.fault(Draining.code, "drains", session.opened.hop)
         logger.info("session=%s epoch=%d hop=%d layers=%s", session.name, message.epoch, message.hop, message.span)
+
+    def _parked(self, message: Open, origin: Link) -> Parked | None:
+        """What `message` would go on with, if it is still here."""
+        if message.resume is None:
+            return None
+        now = asyncio.get_running_loop().time()
+        return self.parking.find(message.resume, message.span, origin.peer, message.ends, now)
 
     def abandon(self, opening: Opening, *, keep: bool) -> bool:
         """An Open cannot be carried out: free its lease, also of the place it has unless that may be kept (`keep`).
@@ -196,19 +187,20 @@ class SpanHost:
         del self._opening[place]
         self._released(place)
         if not keep and place in self._places:
-            self._free(place, self._places[place])
+            self._remove(place, self._places[place])
         return True
 
     def _forget_hop(self, session: HopSession) -> None:
         for key in [k for k, s in self._by_hop.items() if s is session]:
             del self._by_hop[key]
 
-    def close(self, session_id: SessionId, node: NodeId) -> None:
-        """Free a session at once, on behalf of `node` (ignored unless that is its origin).
+    def close(self, message: Close, node: NodeId) -> None:
+        """Free a session at once, or park it, on behalf of `node` (ignored unless that is its origin).
 
         Unknown ids are ignored: a session may be closed from two sides.
         """
-        self._end(lambda id_, origin: id_ == session_id and origin.peer == node)
+        self.parking.forget(message.session, node)
+        self._end(lambda id_, origin: id_ == message.session and origin.peer == node, message)
 
     def _fail(self, session_id: SessionId) -> None:
         """A step of the session failed, as its origin was told; an Open that asks for it in a later epoch is refused."""
@@ -221,20 +213,25 @@ class SpanHost:
             message = opening.message
             try_send(opening.origin, Fault(message.session, message.epoch, message.hop, ShardUnavailable.code, why))
 
-    def _end(self, is_meant: Callable[[SessionId, Link], bool]) -> None:
-        """Free sessions, also those half open, by their id and their origin's link."""
+    def _end(self, is_meant: Callable[[SessionId, Link], bool], why: Close | None = None) -> None:
+        """Free sessions, also those half open, by their id and their origin's link. `why` may ask to park them."""
         for place in [p for p, opening in self._opening.items() if is_meant(p[0], opening.origin)]:
             self._opening.pop(place).cancel()
             self._released(place)
         for place, session in [(p, s) for p, s in self._places.items() if is_meant(p[0], s.origin)]:
-            self._free(place, session)
+            self._remove(place, session, why)
 
-    def _free(self, place: Place, session: HopSession) -> None:
-        session.close()
+    def _remove(self, place: Place, session: HopSession, why: Close | None = None) -> None:
         del self._places[place]
         self._forget_hop(session)
         self._released(place)
         self.engine.remove(session)
+        may_park = why is not None and not self.is_draining and 0 < why.positions <= session.cache.length
+        if may_park and why is not None and why.parked_as is not None:
+            total, now = self.engine.cache_tokens, asyncio.get_running_loop().time()
+            self.parking.park(why.parked_as, session.park(why.positions), self._free(), total, now)
+        else:
+            session.close()
         logger.info("session=%s closed layers=%s", session.name, place[1])
 
     def _released(self, place: Place) -> None:
@@ -254,6 +251,7 @@ class SpanHost:
     def drain(self) -> None:
         """Accept no more sessions; let the origins of those here look for other nodes, for `drain_s` from the first call on."""
         self._leaves_at = self._leaves_at or asyncio.get_running_loop().time() + self._config.drain_s
+        self.parking.clear()
         for session in self._places.values():
             session.fault(Draining.code, "drains", session.opened.hop)
 
@@ -329,12 +327,21 @@ class SpanHost:
         try:
             while True:
                 idle_s = self._config.evict_after_s if self._is_idle else 0
+                idle_at = asyncio.get_running_loop().time() + (idle_s or math.inf)
                 try:
-                    async with asyncio.timeout(idle_s or None):
+                    async with asyncio.timeout_at(min(idle_at, self.parking.expires_at())):
                         await self._changed.wait()
                     self._changed.clear()
                 except TimeoutError:
-                    if self._is_idle:
-                        self.engine.evict()
+                    self._tidy(idle_at)
         finally:
             self.engine.stop()
+            self.parking.clear()
+
+    def _tidy(self, idle_at: float) -> None:
+        """Drop what was parked for too long, and the model if nobody has used it for long enough."""
+        now = asyncio.get_running_loop().time()
+        self.parking.expire(now)
+        if self._is_idle and now >= idle_at:
+            self.parking.clear()
+            self.engine.evict()

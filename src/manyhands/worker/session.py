@@ -17,6 +17,7 @@ from manyhands.wire.message import STANDBY, Credit, DType, Fault, HopTiming, Ope
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Draws, Result, Work
 from manyhands.worker.log import LogBudget, rows_from, split_step
+from manyhands.worker.parking import Parked
 
 logger = logging.getLogger(__name__)
 
@@ -166,14 +167,33 @@ class HopSession:
         self._is_spoiled = True
 
     def close(self) -> None:
+        self._end()
+        self._logs.close(self.log)
+
+    def park(self, positions: int) -> Parked:
+        """End as `close` does, but hand on what the first `positions`, all computed, have left here."""
+        self._end()
+        opened = self.opened
+        self.log.cut(positions)
+        ids = tuple(self._ids[:positions])
+        kept = positions, self.capacity, self.cache, self.log, self.bounds, ids
+        return Parked(self.origin.peer, opened.span, opened.ends, *kept)
+
+    def _end(self) -> None:
         self.is_closed = True
         self.waiting.clear()
         self.outbox.clear()
-        self._logs.close(self.log)
 
-    def answer_open(self, arithmetic: str, *, has_log: bool) -> None:
+    def begin_with(self, parked: Parked, positions: int) -> None:
+        """Begin with what a parked session left of the first `positions`; the cache is a copy of its already."""
+        self.log.begin_with(parked.log, positions)
+        self.bounds = parked.bounds.copy()
+        self._ids = list(parked.ids[:positions])
+
+    def answer_open(self, arithmetic: str, *, has_log: bool, cached: int = 0) -> None:
         """Tell the origin that this place is taken; then send what the log holds for the successor."""
-        try_send(self.origin, Opened(self.opened.session, self.opened.epoch, self.opened.hop, arithmetic, has_log))
+        opened = self.opened
+        try_send(self.origin, Opened(opened.session, opened.epoch, opened.hop, arithmetic, has_log, cached))
         self.flush()
 
     def fault(self, code: str, detail: str, blame: int | None) -> None:
@@ -304,7 +324,7 @@ class HopSession:
         opened, is_last = self.opened, self.is_last
         hop, ids = (ORIGIN_HOP, None) if is_last else (opened.hop + 1, step.ids if opened.ends == "edges" else None)
         where = rows.position, rows.count, step.reply_from, step.window
-        return Step(step.session, opened.epoch, hop, *where, rows.content, ids, rows.payload, timings)
+        return Step(opened.session, opened.epoch, hop, *where, rows.content, ids, rows.payload, timings)
 
     def credit(self, steps: int, epoch: int) -> None:
         """The successor has computed `steps` steps of `epoch`: send what waits for it."""

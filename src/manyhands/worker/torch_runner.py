@@ -88,6 +88,13 @@ class ShardSpan:
     def new_cache(self, capacity: int, span: Span | None = None) -> ShardCache:
         return self.shard.new_cache(capacity, span)
 
+    def copy(self, source: ShardCache, target: ShardCache, start: int, end: int) -> None:
+        with _inference(None):
+            for held, copied in ((source.keys, target.keys), (source.values, target.values)):
+                for layer, rows in held.items():
+                    copied[layer][:, :, start:end] = rows[:, :, start:end]
+        target.length = end
+
     def step(self, rows: bytes, pieces: Sequence[Piece], threads: int) -> Rows:
         segments, row = [], 0
         for piece in pieces:

@@ -173,7 +173,7 @@ class Worker:
 
     def _on_close(self, message: Close, link: Link) -> bool:
         for host in self.hosts:
-            host.close(message.session, link.peer)
+            host.close(message, link.peer)
         return True
 
     def _on_probe(self, message: Probe, link: Link) -> bool:
@@ -209,8 +209,11 @@ class Worker:
     def on_lost(self, link: Link) -> None:
         """A link is gone, and with it what was opened over it."""
         self._serials.pop(link, None)
+        is_gone = link.lane == "control" and self._pool.find(link.peer, "control") is None
         for host in self.hosts:
             host.drop_origin(link)
+            if is_gone:
+                host.parking.forget_owner(link.peer)
             host.drop_successor(link)
 
     def _find_host(self, message: Open) -> tuple[SpanHost, Loadable | None]:

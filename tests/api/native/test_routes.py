@@ -111,7 +111,8 @@ def test_an_evicted_worker_leaves_a_running_stream_and_stays_out(folder: Path) -
         assert workers["scheduler"]["evicted_workers"] == 1
         back = (await client.post("/api/workers/n1/readmit")).json()
         assert back["status"] == "readmitted"
-        again = (await client.post("/api/infer", json=BODY)).json()
+        # Another prompt: n2 has the beginning of the first one cached.
+        again = (await client.post("/api/infer", json={**BODY, "prompt": "Something else"})).json()
         assert [hop["name"] for hop in again["worker_trace"]] == ["n0", "n1"]
 
     play(folder, main)

@@ -120,6 +120,11 @@ class Hosts:
         self._names = {"localhost"}
         self._is_wide = False
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether requests may come from other machines, directly or through a reverse proxy."""
+        return self._is_wide or bool(self._told)
+
     def listen(self, host: str) -> None:
         """It listens at `host`. Beyond loopback every address may be one of its own (port forwarding), and so may its name."""
         self._is_wide = not is_loopback(host)

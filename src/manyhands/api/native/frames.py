@@ -39,6 +39,7 @@ class EventEncoder:
         self._hops = job.hops
         facts: dict[str, Any] = {"request_id": job.id, "session": job.session, "model": job.model, "prompt": prompt}
         facts |= {"seed": answer.params.seed, "exactness": job.exactness, "prompt_tokens": job.prompt_tokens}
+        facts["cached_tokens"] = job.cached_tokens
         return Frame("start", {**facts, "assignments": [hop_object(hop) for hop in job.hops]})
 
     def token(self, token: Token) -> Iterator[Frame]:
@@ -128,6 +129,7 @@ def result_object(run: Run) -> dict[str, Any]:
         "result": JsonText(answer.text),
         "tokens_generated": job.completion_tokens,
         "prompt_tokens": job.prompt_tokens,
+        "cached_tokens": job.cached_tokens,
         "finish_reason": job.finish_reason,
         "seed": answer.params.seed,
         "exactness": job.exactness,

@@ -192,4 +192,6 @@ def usage(call: _Call, choices: Sequence[Choice]) -> Object:
     made = sum(choice.num_tokens for choice in choices)
     thought = sum(choice.reasoning_tokens for choice in choices)
     total = {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
-    return {**total, "completion_tokens_details": {"reasoning_tokens": thought}}
+    cached = sum(choice.cached_tokens for plan, choice in zip(call.plans, choices, strict=True) if plan.index == 0)
+    details = {"prompt_tokens_details": {"cached_tokens": cached}}
+    return {**total, **details, "completion_tokens_details": {"reasoning_tokens": thought}}

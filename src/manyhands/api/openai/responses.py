@@ -233,7 +233,7 @@ class _Answer:
         asked, made = len(self.made.prompts[0]), self.choice.num_tokens
         return {
             "input_tokens": asked,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self.choice.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": made,
             "output_tokens_details": {"reasoning_tokens": self.choice.reasoning_tokens},
             "total_tokens": asked + made,

@@ -304,11 +304,11 @@ EXPORT int64_t mh_plan_block_bytes(const Plan *plan) { return plan->block_bytes;
 
 /* The first `keep` blocks of a session's cache of `from_blocks` -> one of `to_blocks`, which was zeros. */
 EXPORT int mh_cache_copy(const Plan *plan, const char *from, int64_t from_bytes, int64_t from_blocks, char *to, int64_t to_bytes,
-                         int64_t to_blocks, int64_t keep)
+                         int64_t to_blocks, int64_t first, int64_t keep)
 {
     int64_t most = INT64_MAX / (plan->block_bytes + 1);
     if (from_blocks < 0 || from_blocks > most || to_blocks < 0 || to_blocks > most || from_bytes != from_blocks * plan->block_bytes ||
-        to_bytes != to_blocks * plan->block_bytes || keep < 0 || keep > from_blocks || keep > to_blocks)
+        to_bytes != to_blocks * plan->block_bytes || first < 0 || first > keep || keep > from_blocks || keep > to_blocks)
         return BAD_SEGMENT;
     for (int64_t i = 0; i < plan->num_ops; i++) {
         const Op *op = plan->ops + i;
@@ -317,8 +317,8 @@ EXPORT int mh_cache_copy(const Plan *plan, const char *from, int64_t from_bytes,
         Kind kind = plan_kind(plan, op);
         int64_t bytes = block_numbers(&kind) * size_of_type(plan->type);
         for (int64_t head = 0; head < op->numbers[5]; head++)
-            memcpy(to + op->cache * to_blocks + head * to_blocks * bytes, from + op->cache * from_blocks + head * from_blocks * bytes,
-                   (size_t)(keep * bytes));
+            memcpy(to + op->cache * to_blocks + (head * to_blocks + first) * bytes,
+                   from + op->cache * from_blocks + (head * from_blocks + first) * bytes, (size_t)((keep - first) * bytes));
     }
     return DONE;
 }

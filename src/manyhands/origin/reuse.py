@@ -1,0 +1,103 @@
+"""Sessions that begin where an earlier request of the same tenant got to: whether, over which hops, and how they are parked.
+
+    find (conversations.py) ─ is it worth it? (Routes) ─ who is still there? (Routes.rejoin) ─ Open(resume) on those
+
+Nothing here can fail a request: where it does not work out, the request computes its prompt like any other.
+"""
+
+import os
+import time
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from manyhands.core import Exactness, NodeId, SessionId
+from manyhands.errors import BadRequest, ShardUnavailable, WeightsMismatch
+from manyhands.origin.conversations import Conversations, ParkedConversation, Prefix
+from manyhands.origin.repair_plan import Slot
+from manyhands.origin.route import Lease, Resume
+from manyhands.origin.session import Session
+from manyhands.origin.sessions import Sessions
+from manyhands.route.search import Offer
+
+
+class Around(Protocol):
+    """What is needed of origin/routes.py."""
+
+    async def keeps(self, route: Sequence[Offer], saved: int, lease: Lease) -> bool:
+        """Whether going on over `route`, where `saved` positions are cached, is no slower than the best route of today."""
+
+    async def rejoin(self, route: Sequence[Offer], excluded: Collection[NodeId], positions: int) -> Sequence[Slot]:
+        """`route` with its lost hops replaced. Raises ShardUnavailable."""
+
+
+class Resumed(NamedTuple):
+    """An open session that begins with parked positions on at least one hop, and how exact those are."""
+
+    route: tuple[Offer, ...]
+    session: Session
+    exactness: Exactness
+
+
+class Reuse:
+    """The parked conversations of one model. Tenants are told apart by name; None never shares anything."""
+
+    def __init__(self, sessions: Sessions, around: Around) -> None:
+        self.conversations = Conversations()
+        self._sessions, self._around = sessions, around
+
+    async def open(self, tenant: str | None, prompt: Sequence[int], lease: Lease) -> Resumed | None:
+        """A session that goes on with what `tenant` has parked; None if nothing fits, or it is not worth it, or is gone."""
+        if tenant is None or (prefix := self.conversations.find(tenant, prompt, time.monotonic())) is None:
+            return None
+        try:
+            if not await self._around.keeps(prefix.conversation.route, prefix.length, lease):
+                return None
+            session = await self._open(prefix, lease)
+        except (ShardUnavailable, WeightsMismatch, BadRequest):  # the usual way may do better, or says what is wrong
+            return None
+        if not session.begins_at:  # no hop has it any more, but the route stands
+            self.conversations.lose(prefix.conversation)
+            return Resumed(_offers(session), session, "E0")
+        self.conversations.use(prefix.conversation, time.monotonic())
+        return Resumed(_offers(session), session, prefix.conversation.exactness)
+
+    async def _open(self, prefix: Prefix, lease: Lease) -> Session:
+        """A hop that refuses or is gone is replaced, each once; the others begin with what they have."""
+        conversation, excluded = prefix.conversation, set[NodeId]()
+        while True:
+            slots = await self._around.rejoin(conversation.route, excluded, prefix.length)
+            kept = frozenset(index for index, slot in enumerate(slots) if slot.kept is not None)
+            if not kept:
+                raise ShardUnavailable("no hop of the conversation is left")
+            try:
+                route = [slot.offer for slot in slots]
+                return await self._sessions.open(route, lease, Resume(conversation.name, prefix.length, kept))
+            except ShardUnavailable as refusal:
+                if refusal.node is None or refusal.node in excluded:
+                    raise
+                excluded.add(NodeId(refusal.node))
+
+    def park(self, tenant: str | None, session: Session, ids: Sequence[int], exactness: Exactness) -> None:
+        """End the session. If every hop has cached `ids`, it is parked for the next request of `tenant`."""
+        if tenant is None or not ids or not _is_sound(session):
+            self._sessions.close(session)
+            return
+        name = SessionId(os.urandom(16))
+        route = _offers(session)
+        self._sessions.close(session, name, len(ids))
+        conversation = ParkedConversation(tenant, name, np.array(ids, np.int32), route, exactness)
+        for old in self.conversations.add(conversation, time.monotonic()):
+            self._sessions.forget(old.name, old.route)
+
+
+def _is_sound(session: Session) -> bool:
+    """Whether every hop is there and has computed what is committed, and none has ever sent what cannot be."""
+    if session.is_closed or session.losses or session.untrusted_nodes:
+        return False
+    return all(hop.is_whole and not hop.control.is_closed for hop in session.route.hops)
+
+
+def _offers(session: Session) -> tuple[Offer, ...]:
+    return tuple(hop.offer for hop in session.route.hops)
