@@ -292,17 +292,8 @@ class Plan:
         self, source: Array, source_blocks: int, target: Array, target_blocks: int, keep: int, first: int = 0
     ) -> None:
         """Blocks [first, keep) of a cache -> another."""
-        given = (
-            address(source),
-            source.nbytes,
-            source_blocks,
-            address(target),
-            target.nbytes,
-            target_blocks,
-            first,
-            keep,
-        )
-        check(load().mh_cache_copy(self._handle, *given))
+        given = address(source), source.nbytes, source_blocks, address(target), target.nbytes, target_blocks
+        check(load().mh_cache_copy(self._handle, *given, keep, first))
 
     def run(self, team: Team, threads: int, segments: Sequence[Segment], rows: Array | bytes, count: int) -> Array:
         """`count` rows -> `count` rows [count, bytes of a row]. Raises ModelError, ContextOverflow; then caches may hold

@@ -10,7 +10,7 @@ from manyhands.route.chain import SPARE, RoutePart
 from manyhands.route.offer import Offer, Terms
 from manyhands.route.space import DEFAULT_LAYER_S, Space
 
-# What a row of a prefill is taken to cost where nobody measured it, as a share of a decode step: rather too little.
+# What a row of a prefill is taken to cost where it is not measured, as a share of a decode step: rather too little.
 ROW_SHARE: Final = 1 / 16
 # Tokens that an answer is taken to have where more are allowed.
 USUAL_TOKENS: Final = 256

@@ -339,7 +339,7 @@ class SpanHost:
             self.parking.clear()
 
     def _tidy(self, idle_at: float) -> None:
-        """Drop what was parked for too long, and the model if nobody has used it for long enough."""
+        """Drop what was parked for too long, and the model if it has not been used for long enough."""
         now = asyncio.get_running_loop().time()
         self.parking.expire(now)
         if self._is_idle and now >= idle_at:

@@ -304,7 +304,7 @@ EXPORT int64_t mh_plan_block_bytes(const Plan *plan) { return plan->block_bytes;
 
 /* The first `keep` blocks of a session's cache of `from_blocks` -> one of `to_blocks`, which was zeros. */
 EXPORT int mh_cache_copy(const Plan *plan, const char *from, int64_t from_bytes, int64_t from_blocks, char *to, int64_t to_bytes,
-                         int64_t to_blocks, int64_t first, int64_t keep)
+                         int64_t to_blocks, int64_t keep, int64_t first)
 {
     int64_t most = INT64_MAX / (plan->block_bytes + 1);
     if (from_blocks < 0 || from_blocks > most || to_blocks < 0 || to_blocks > most || from_bytes != from_blocks * plan->block_bytes ||
