@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import manyhands
+from tools import measures
 
 ROOT = Path(manyhands.__file__).parent
 # Upper lines know nothing of lower ones. Parts of one line may import each other.
@@ -130,3 +131,8 @@ def test_the_network_side_does_not_load_torch(name: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_the_tree_keeps_its_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines of files and functions, class names that stand once: tools/measures.py, as `make check` runs it."""
+    assert measures.main() == 0, capsys.readouterr().out
