@@ -135,7 +135,7 @@ def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any], ModelId | N
     """config.json, tensors, and the id where there is a manifest; from an earlier fetch if it is there."""
     from manyhands.checkpoint.folder import INDEX, MANIFEST, SINGLE, parse_index
     from manyhands.checkpoint.manifest import Manifest
-    from manyhands.weights.fetch import fetched_folders, hub_folder
+    from manyhands.weights.fetched import fetched_folders, hub_folder
     from manyhands.weights.hub import HubUnreachable, find_model, parse_hub_id, read_remote_header, read_whole
 
     id = parse_hub_id(model)

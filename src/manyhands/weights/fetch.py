@@ -23,7 +23,6 @@ from typing import BinaryIO, Final
 from huggingface_hub.utils import WeakFileLock
 
 from manyhands import tales
-from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import (
     INDEX,
     MANIFEST,
@@ -37,12 +36,12 @@ from manyhands.checkpoint.folder import (
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.manifest import HashProgress, Manifest, TensorDigest, check_small, config_digest, hash_files
-from manyhands.checkpoint.partition import ModelFacts, needed_tensors
+from manyhands.checkpoint.partition import needed_tensors
 from manyhands.checkpoint.store import Sink, Store, check_free, disk_errors, erase
 from manyhands.core import Span
 from manyhands.errors import Damaged, ModelError
+from manyhands.weights.fetched import find_local, hub_folder, lacking_tensors, num_layers
 from manyhands.weights.hub import (
-    HubId,
     HubModel,
     HubUnreachable,
     RangeIgnored,
@@ -78,7 +77,7 @@ def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, pro
     if (here := folder_named(name, home)) is not None:
         return here
     id = parse_hub_id(name)
-    local = _find_local(home, id, span, with_ends)
+    local = find_local(home, id, span, with_ends)
     try:
         model = find_model(id.repo, id.revision, is_vital=local is None)
     except HubUnreachable:
@@ -97,38 +96,6 @@ def folder_named(name: str, home: Path) -> Path | None:
     return model_folder(name)
 
 
-def hub_folder(home: Path, repo: str, commit: str, file: str | None = None) -> Path:
-    """Where fetches of a repository at a commit go, or of one GGUF file of it."""
-    return home / "models" / f"{repo.replace('/', '--')}@{commit}{f'--{file}' if file else ''}"
-
-
-def fetched_folders(home: Path, id: HubId) -> list[Path]:
-    """Folders of earlier fetches of this repository, or of this file of it, at any commit; the newest first."""
-    found = (home / "models").glob(f"{id.repo.replace('/', '--')}@*")
-    ours = [path for path in found if path.name.partition("@")[2].partition("--")[2] == (id.file or "")]
-    return sorted(ours, key=lambda path: path.stat().st_mtime, reverse=True)
-
-
-def _find_local(home: Path, id: HubId, span: Span | None, with_ends: bool) -> Path | None:
-    """A folder fetched earlier that was asked for by this revision and holds all that is needed now; the newest one."""
-    for folder in fetched_folders(home, id):
-        store = Store(folder)
-        is_meant = id.revision in store.revisions or folder == hub_folder(home, id.repo, id.revision, id.file)
-        if is_meant and _is_complete(folder, store, span, with_ends):
-            return folder
-    return None
-
-
-def _is_complete(folder: Path, store: Store, span: Span | None, with_ends: bool) -> bool:
-    try:
-        if not (folder / MANIFEST).exists() or _missing(folder, store, span, with_ends):
-            return False
-        check_small(Manifest.decode((folder / MANIFEST).read_bytes()), folder)
-        return True
-    except ModelError:  # a file is damaged or gone: the hub has it
-        return False
-
-
 def drop_damaged(manifest: Manifest, folder: Path) -> None:
     """Remove config.json and tokenizer files that are not as `manifest` has them, so that they are fetched again."""
     try:
@@ -144,16 +111,6 @@ def _entries_of(path: Path) -> dict[str, TensorEntry]:
         return {entry.name: entry for entry in read_file(path)}
     except ModelError:
         return {}
-
-
-def _missing(folder: Path, store: Store, span: Span | None, with_ends: bool) -> list[str]:
-    manifest = Manifest.decode((folder / MANIFEST).read_bytes(), str(folder / MANIFEST))
-    held = {name for names in store.held.values() for name in names}
-    return [name for name in needed_tensors(manifest.names, _num_layers(folder), span, with_ends) if name not in held]
-
-
-def _num_layers(folder: Path) -> int:
-    return ModelFacts.from_config(parse_config(read_config(folder), str(folder / "config.json"))).num_layers
 
 
 class _Fetch:
@@ -207,7 +164,7 @@ class _Fetch:
         check_small(manifest, self.folder)
         for file in list(self.store.held):
             self.store.settle(file, _entries_of(self.folder / file))
-        missing = set(_missing(self.folder, self.store, span, with_ends))
+        missing = set(lacking_tensors(self.folder, self.store, span, with_ends))
         if not missing:
             return
         known = {tensor.name: tensor for tensor in manifest.tensors}
@@ -267,7 +224,7 @@ class _Fetch:
             self._shard(file) for file in sorted({self.file or SINGLE} if places is None else set(places.values()))
         ]
         names = [entry.name for shard in shards for entry in shard.entries]
-        wanted = set(needed_tensors(names, _num_layers(self.folder), span, with_ends))
+        wanted = set(needed_tensors(names, num_layers(self.folder), span, with_ends))
         entries = [entry for shard in shards if shard.name not in self.store.hashes for entry in shard.entries]
         needed = sum(len(entry) for entry in entries if entry.name in wanted)
         check_free(self.folder, needed)

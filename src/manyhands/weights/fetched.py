@@ -1,0 +1,56 @@
+"""Folders that fetches from the hub have written: where they are, and what of a model they lack."""
+
+from pathlib import Path
+
+from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.folder import MANIFEST, read_config
+from manyhands.checkpoint.manifest import Manifest, check_small
+from manyhands.checkpoint.partition import ModelFacts, needed_tensors
+from manyhands.checkpoint.store import Store
+from manyhands.core import Span
+from manyhands.errors import ModelError
+from manyhands.weights.hub import HubId
+
+
+def hub_folder(home: Path, repo: str, commit: str, file: str | None = None) -> Path:
+    """Where fetches of a repository at a commit go, or of one GGUF file of it."""
+    return home / "models" / f"{repo.replace('/', '--')}@{commit}{f'--{file}' if file else ''}"
+
+
+def fetched_folders(home: Path, id: HubId) -> list[Path]:
+    """Folders of earlier fetches of this repository, or of this file of it, at any commit; the newest first."""
+    found = (home / "models").glob(f"{id.repo.replace('/', '--')}@*")
+    ours = [path for path in found if path.name.partition("@")[2].partition("--")[2] == (id.file or "")]
+    return sorted(ours, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def find_local(home: Path, id: HubId, span: Span | None, with_ends: bool) -> Path | None:
+    """A folder fetched earlier that was asked for by this revision and holds all that is needed now; the newest one."""
+    for folder in fetched_folders(home, id):
+        store = Store(folder)
+        is_meant = id.revision in store.revisions or folder == hub_folder(home, id.repo, id.revision, id.file)
+        if is_meant and _is_complete(folder, store, span, with_ends):
+            return folder
+    return None
+
+
+def _is_complete(folder: Path, store: Store, span: Span | None, with_ends: bool) -> bool:
+    try:
+        if not (folder / MANIFEST).exists() or lacking_tensors(folder, store, span, with_ends):
+            return False
+        check_small(Manifest.decode((folder / MANIFEST).read_bytes()), folder)
+        return True
+    except ModelError:  # a file is damaged or gone: the hub has it
+        return False
+
+
+def lacking_tensors(folder: Path, store: Store, span: Span | None, with_ends: bool) -> list[str]:
+    """Names of the tensors that are needed and not in `folder`, which has a manifest."""
+    manifest = Manifest.decode((folder / MANIFEST).read_bytes(), str(folder / MANIFEST))
+    held = {name for names in store.held.values() for name in names}
+    return [name for name in needed_tensors(manifest.names, num_layers(folder), span, with_ends) if name not in held]
+
+
+def num_layers(folder: Path) -> int:
+    """As config.json in `folder` says. Raises ModelError."""
+    return ModelFacts.from_config(parse_config(read_config(folder), str(folder / "config.json"))).num_layers
