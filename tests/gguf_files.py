@@ -10,11 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.checkpoint.gguf_model import _ARCHITECTURES, _ENDS, _MIXTRAL_LLAMA, PAIRS, PLUS_ONE
 from manyhands.testing.gguf import Written, write_gguf
 from manyhands.testing.tiny import CHAT_TEMPLATE, make_tiny
 
 FAMILIES = ("llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe")
+# Types that the gguf package does not write: byte of a block -> the fp16 that stands there, or the exponent of MXFP4.
+_UNWRITTEN: dict[str, dict[int, float | int]] = {
+    "Q4_K": {0: 0.0005, 2: 0.003},
+    "Q5_K": {0: 0.00025, 2: 0.003},
+    "Q6_K": {208: 0.00005},
+    "MXFP4": {0: 122},
+}
 Choose = Callable[[str, tuple[int, ...]], str]
 
 
@@ -38,8 +46,22 @@ def tiny_gguf(family: str, path: Path, dtype: str | Choose = "F32", **sizes: Any
 
 def _written(name: str, array: NDArray[np.float32], pick: Choose) -> Written:
     dtype = pick(name, array.shape)
+    if dtype in _UNWRITTEN:
+        return name, dtype, array.shape, _random_blocks(dtype, array.shape)
     raw = gguf.quants.quantize(np.ascontiguousarray(array), gguf.GGMLQuantizationType[dtype])
     return name, dtype, array.shape, raw
+
+
+def _random_blocks(dtype: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Blocks of a type that the gguf package cannot write: random, but for their factors."""
+    numbers, size = BLOCKS[dtype]
+    raw = np.random.default_rng(len(shape) + shape[0]).integers(
+        0, 256, (int(np.prod(shape)) // numbers, size), np.uint8
+    )
+    for at, value in _UNWRITTEN[dtype].items():
+        put = np.frombuffer(np.float16(value).tobytes(), np.uint8) if isinstance(value, float) else np.uint8(value)
+        raw[:, at : at + np.size(put)] = put
+    return raw.reshape(*shape[:-1], -1)
 
 
 def _renamed(

@@ -14,15 +14,18 @@ from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.checkpoint.gguf import read_gguf
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.gguf_model import tensor_entries
+from manyhands.checkpoint.manifest import TensorDigest
+from manyhands.checkpoint.partition import tensor_bytes
 from manyhands.checkpoint.verify import ignore
-from manyhands.core import Precision, Span
+from manyhands.core import SMALL_WEIGHTS, Precision, Span
 from manyhands.engine import weights
 from manyhands.engine.blocks import dequantise
 from manyhands.engine.cpu import CpuEnds, CpuSpan, Piece
 from manyhands.engine.library import Team
 from manyhands.engine.mapped import MappedTensors
 from manyhands.engine.memory import Memory
-from manyhands.engine.weights import Stored, held, matrix
+from manyhands.engine.quants import packed_bytes
+from manyhands.engine.weights import Stored, held, kept_type, matrix
 from manyhands.program.families import read_program
 from tests.gguf_files import FAMILIES, tiny_gguf
 
@@ -72,6 +75,21 @@ def test_fp32_computes_with_exactly_what_the_file_stores(dtype: str, tmp_path: P
     file, folder = tiny_gguf("qwen2", tmp_path / "tiny.gguf", dtype, layers=2)
     store(folder, file)
     np.testing.assert_allclose(logits(gguf_folder(file, tmp_path)), theirs(folder), atol=2e-4, rtol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", ["Q4_K", "Q5_K", "Q6_K", "MXFP4"])
+def test_types_that_only_llama_cpp_writes_are_computed_exactly_too(dtype: str, tmp_path: Path) -> None:
+    """Blocks of random codes and scales; factors that make weights of a usual size."""
+    file, folder = tiny_gguf("qwen2", tmp_path / "tiny.gguf", dtype, layers=2, hidden=256, intermediate_size=512)
+    store(folder, file)
+    np.testing.assert_allclose(logits(gguf_folder(file, tmp_path)), theirs(folder), atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", sorted(BLOCKS))
+@pytest.mark.parametrize("precision", SMALL_WEIGHTS)
+def test_plans_count_blocks_as_they_are_held(dtype: str, precision: Precision) -> None:
+    held_bytes = packed_bytes(kept_type(dtype, precision), 64, 512)
+    assert tensor_bytes(TensorDigest("m", dtype, (64, 512), ""), precision) == held_bytes
 
 
 def store(folder: Path, file: Path) -> None:

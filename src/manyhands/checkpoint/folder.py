@@ -6,6 +6,7 @@ Knows names and places, not what the numbers are. Folders are untrusted: every f
 import json
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -70,7 +71,19 @@ def read_entries(folder: Path) -> list[TensorEntry]:
 
 def read_file(path: Path) -> list[TensorEntry]:
     """The tensors of one weights file, safetensors or GGUF; their `file` is its name. Raises ModelError."""
-    return tensor_entries(read_gguf(path)) if path.suffix == SUFFIX else read_header(path)
+    if path.suffix != SUFFIX:
+        return read_header(path)
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
+    return list(_gguf_entries(path, stat.st_size, stat.st_mtime_ns))
+
+
+@lru_cache(maxsize=8)
+def _gguf_entries(path: Path, size: int, mtime_ns: int) -> tuple[TensorEntry, ...]:
+    """Kept because a header is read in a tenth of a second: it holds the vocabulary too, which is not kept."""
+    return tuple(tensor_entries(read_gguf(path)))
 
 
 def parse_index(raw: bytes, where: str = INDEX) -> dict[str, str]:

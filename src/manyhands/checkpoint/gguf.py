@@ -10,7 +10,6 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,18 +75,14 @@ def read_gguf(path: Path) -> Gguf:
         stat = path.stat()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
-    return _read_gguf(path, stat.st_size, stat.st_mtime_ns)
 
-
-@lru_cache(maxsize=2)
-def _read_gguf(path: Path, size: int, mtime_ns: int) -> Gguf:
     def read(start: int, end: int) -> bytes:
         with path.open("rb") as handle:
             handle.seek(start)
             return handle.read(end - start)
 
     try:
-        return parse_gguf(read, path.name, size)
+        return parse_gguf(read, path.name, stat.st_size)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
 

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, Self
 
-from manyhands.checkpoint.dtypes import is_float
+from manyhands.checkpoint.dtypes import BLOCKS, is_float
 from manyhands.core import SMALL_WEIGHTS, Precision, Span
 from manyhands.errors import CutError, ModelError
 
@@ -32,6 +32,8 @@ _BITS: Final[Mapping[Precision, float]] = {
     "w8": 8.5,
     "w4": 4.5,
 }  # of a matrix's number
+# Of a number of blocks at w8 and w4, where they are held as they are stored (engine/quants.py); of other blocks: 8.5.
+_BLOCK_BITS: Final = {"Q4_0": 4.5, "Q4_1": 5.0}
 _STORED_SIZES: Final = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
 
 
@@ -176,6 +178,8 @@ def tensor_bytes(tensor: Described, precision: Precision) -> int:
         return count * _STORED_SIZES.get(tensor.dtype, 8)
     if precision in SMALL_WEIGHTS and len(tensor.shape) < 2:
         return count * 4
+    if precision in SMALL_WEIGHTS and tensor.dtype in BLOCKS:
+        return math.ceil(count * _BLOCK_BITS.get(tensor.dtype, 8.5) / 8)
     return math.ceil(count * _BITS[precision] / 8)
 
 
