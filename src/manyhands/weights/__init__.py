@@ -1,6 +1,7 @@
 """Where the bytes of a model come from: the local disk, other nodes and the hub.
 
-fetch.py a model's name to a folder · hub.py the hub's HTTP API · download.py the tensors of a span from several providers
+names.py, fetch.py a model's name to a folder · fetched.py folders of earlier fetches · hub.py the hub's HTTP API
+download.py the tensors of a span from several providers
 schedule.py which tensor is fetched from which provider next · workers.py the tasks that fetch, write and hash
 provider.py, hub_provider.py, disk.py the providers · partial.py, blocks.py large tensors in parts
 refetch.py damaged parts again · seed.py this node as a provider for others
