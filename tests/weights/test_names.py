@@ -1,0 +1,32 @@
+"""What a model's name means, and what the model is called where others see it."""
+
+from pathlib import Path
+
+import pytest
+
+from manyhands.cli.gateway import served_name
+from manyhands.weights import names
+from manyhands.weights.hub import HubId, parse_hub_id
+
+
+def test_files_and_folders_are_called_by_their_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "Tiny.Q4_K_M.gguf").touch()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name, label in (("Tiny.Q4_K_M.gguf", "Tiny.Q4_K_M"), (str(tmp_path / "folder"), "folder"), ("tales", "tales")):
+        assert names.is_here(name) and names.label(name) == label == served_name(name)
+    for name in ("org/name", "hf:org/name:file.gguf", "absent.gguf", ""):
+        assert not names.is_here(name) and names.label(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("org/name", HubId("org/name", "main", None)),
+        ("hf:org/name@v1", HubId("org/name", "v1", None)),
+        ("hf:org/name:a-Q4_0.gguf", HubId("org/name", "main", "a-Q4_0.gguf")),
+        ("org/name@refs/pr/3:a.gguf", HubId("org/name", "refs/pr/3", "a.gguf")),
+    ],
+)
+def test_hub_ids_name_a_repository_or_one_file_of_it(name: str, meant: HubId) -> None:
+    assert parse_hub_id(name) == meant
