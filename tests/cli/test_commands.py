@@ -2,10 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from manyhands.cli import app
 from manyhands.cli.commands import COMMANDS, LazyCommands
+from manyhands.errors import ModelError
 
 
 def test_help_lists_every_command_and_imports_none() -> None:
@@ -24,3 +28,13 @@ def test_help_lists_every_command_and_imports_none() -> None:
 def test_each_command_of_the_table_is_there(name: str) -> None:
     command = LazyCommands()[name]
     assert command.name == name and command.help
+
+
+@pytest.mark.parametrize("command", ["up", "local", "serve", "infer", "plan"])
+def test_a_name_that_can_be_no_model_is_refused_before_anything_is_begun(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path / "home"))
+    found = CliRunner().invoke(app, [command, "/no/such/folder"])
+    assert isinstance(found.exception, ModelError) and "'/no/such/folder' is neither a folder" in str(found.exception)
+    assert not (tmp_path / "home").exists()

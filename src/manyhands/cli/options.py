@@ -17,7 +17,15 @@ from manyhands.errors import BadRequest
 
 T = TypeVar("T")
 MODEL_HELP = 'A checkpoint folder, a GGUF file, "tales", or a hub id: org/name[@revision] or hf:org/name:file.gguf.'
-Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
+
+
+def _named(model: str) -> str:
+    from manyhands.weights.names import check_name
+
+    return check_name(model)
+
+
+Model = Annotated[str, typer.Argument(callback=_named, help=MODEL_HELP)]
 Prompt = Annotated[str, typer.Option("-p", "--prompt", help="The text to go on from.")]
 MaxTokens = Annotated[int, typer.Option("-n", "--max-tokens", help="Tokens to generate at most.")]
 Temperature = Annotated[float, typer.Option("-t", "--temperature", help="0 is greedy.")]

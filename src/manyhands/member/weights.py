@@ -7,7 +7,6 @@ model; else the tensors of the span come from peers, and from the hub what no pe
 import asyncio
 import contextlib
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,13 +22,10 @@ from manyhands.weights import names
 from manyhands.weights.disk import DiskProvider, find_complete, folders_of, layers_here
 from manyhands.weights.download import Need, pull
 from manyhands.weights.fetch import resolve_model
-from manyhands.weights.hub import parse_hub_id
 from manyhands.weights.hub_provider import HubProvider
 from manyhands.weights.provider import Provider, ProviderError
 from manyhands.weights.workers import Blame
 from manyhands.worker.runner import arithmetic_class
-
-_HUB_ID = re.compile(r"(?:hf:)?[\w-][\w.-]*/[\w.@/:-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +216,8 @@ async def weights_in(kind: ServedModel, providers: Sequence[Provider], home: Pat
 
 def _hub_id(name: str) -> str | None:
     """`name` if it is a hub id. It comes from a record, so it may be anything."""
-    if not _HUB_ID.fullmatch(name):
-        return None
     try:
-        parse_hub_id(name)
+        names.parse_hub_id(name)
     except ModelError:
         return None
     return name

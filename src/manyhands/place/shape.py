@@ -136,7 +136,8 @@ def _from_hub(model: str, home: Path) -> tuple[bytes, Sequence[Any], ModelId | N
     from manyhands.checkpoint.folder import INDEX, MANIFEST, SINGLE, parse_index
     from manyhands.checkpoint.manifest import Manifest
     from manyhands.weights.fetched import fetched_folders, hub_folder
-    from manyhands.weights.hub import HubUnreachable, find_model, parse_hub_id, read_remote_header, read_whole
+    from manyhands.weights.hub import HubUnreachable, find_model, read_remote_header, read_whole
+    from manyhands.weights.names import parse_hub_id
 
     id = parse_hub_id(model)
     repo, revision, file = id

@@ -46,13 +46,12 @@ from manyhands.weights.hub import (
     HubUnreachable,
     RangeIgnored,
     find_model,
-    parse_hub_id,
     read_range,
     read_remote_header,
     read_whole,
     remote_small_files,
 )
-from manyhands.weights.names import gguf_file, model_folder
+from manyhands.weights.names import gguf_file, model_folder, parse_hub_id
 
 SMALL_BYTES: Final = 256 << 20  # of one such file; the largest tokenizers have some 30 MB
 PICKLES: Final = (".bin", ".pt", ".pth")

@@ -9,7 +9,7 @@ from manyhands.checkpoint.partition import ModelFacts, needed_tensors
 from manyhands.checkpoint.store import Store
 from manyhands.core import Span
 from manyhands.errors import ModelError
-from manyhands.weights.hub import HubId
+from manyhands.weights.names import HubId
 
 
 def hub_folder(home: Path, repo: str, commit: str, file: str | None = None) -> Path:

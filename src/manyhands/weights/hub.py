@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from huggingface_hub import HfApi, get_hf_file_metadata, get_session, hf_hub_url
@@ -29,9 +29,6 @@ TIMEOUT_S: Final = 30.0  # of connecting and of each read; a hub that is silent 
 RETRIES: Final = 5  # in a row without a byte of progress
 FIRST_RETRIES: Final = 2  # of the first question, with which nothing is lost yet: 1.5 s
 BACKOFF_S: Final = 0.5  # doubled each time: 0.5 + 1 + 2 + 4 + 8 s in all
-_HUB_ID: Final = re.compile(
-    r"(?:hf:)?([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(?:@([\w.-][\w./-]{0,200}))?(?::([\w-][\w.-]{0,200}\.gguf))?"
-)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -41,14 +38,6 @@ class HubUnreachable(ModelError):
 
 class RangeIgnored(Exception):
     """The server answered a range request with the whole file."""
-
-
-class HubId(NamedTuple):
-    """A model on the hub: a repository at a branch, tag or commit, or one GGUF file of it."""
-
-    repo: str
-    revision: str
-    file: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +73,6 @@ class HubModel:
             raise ModelError(f"{self.repo}: the hub does not say how large {file} is")
         etag = found.etag or ""
         return HubFile(file, found.size, etag if _SHA256.fullmatch(etag) else None)
-
-
-def parse_hub_id(name: str) -> HubId:
-    """What "[hf:]org/name[@revision][:file.gguf]" names. Raises ModelError for anything else."""
-    match = _HUB_ID.fullmatch(name)
-    if match is None or ".." in name or (name.endswith(SUFFIX) and match[3] is None):
-        forms = "org/name[@revision] or hf:org/name:file.gguf"
-        raise ModelError(
-            f'model {name!r} is neither a folder or GGUF file here, nor "tales", nor a hub id like {forms}'
-        )
-    return HubId(match[1], match[2] or "main", match[3])
 
 
 def find_model(repo: str, revision: str, *, is_vital: bool = True) -> HubModel:

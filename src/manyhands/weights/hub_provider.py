@@ -13,12 +13,12 @@ from manyhands.weights.hub import (
     HubModel,
     RangeIgnored,
     find_model,
-    parse_hub_id,
     read_range,
     read_remote_header,
     read_whole,
     remote_small_files,
 )
+from manyhands.weights.names import parse_hub_id
 from manyhands.weights.provider import MAX_FILE_BYTES, OFFERED, Data, Lacking, ProviderError
 
 T = TypeVar("T")

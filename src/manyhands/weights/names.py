@@ -1,8 +1,23 @@
 """What the name of a model may be: "tales", a folder, a GGUF file, or a hub id. Looks at the disk, at nothing in it."""
 
+import re
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from manyhands.checkpoint.gguf import SUFFIX
+from manyhands.errors import ModelError
+
+_HUB_ID: Final = re.compile(
+    r"(?:hf:)?([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(?:@([\w.-][\w./-]{0,200}))?(?::([\w-][\w.-]{0,200}\.gguf))?"
+)
+
+
+class HubId(NamedTuple):
+    """A model on the hub: a repository at a branch, tag or commit, or one GGUF file of it."""
+
+    repo: str
+    revision: str
+    file: str | None
 
 
 def gguf_file(name: str) -> Path | None:
@@ -28,3 +43,21 @@ def label(name: str) -> str:
         return file.resolve().name.removesuffix(SUFFIX)
     folder = model_folder(name)
     return name if folder is None else folder.resolve().name
+
+
+def parse_hub_id(name: str) -> HubId:
+    """What "[hf:]org/name[@revision][:file.gguf]" names. Raises ModelError for anything else."""
+    match = _HUB_ID.fullmatch(name)
+    if match is None or ".." in name or (name.endswith(SUFFIX) and match[3] is None):
+        forms = "org/name[@revision] or hf:org/name:file.gguf"
+        raise ModelError(
+            f'model {name!r} is neither a folder or GGUF file here, nor "tales", nor a hub id like {forms}'
+        )
+    return HubId(match[1], match[2] or "main", match[3])
+
+
+def check_name(name: str) -> str:
+    """`name`, if it can be that of a model: the disk is looked at, no hub is asked. Raises ModelError."""
+    if not is_here(name):
+        parse_hub_id(name)
+    return name
