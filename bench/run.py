@@ -19,6 +19,7 @@ RUNS = {
     "wire": ["wire"],
     "sample": ["sample"],
     "wan": ["wan"],
+    "reuse": ["reuse", "--quick", "--shape", "tales"],
     "upkeep": ["upkeep", "--quick"],
     "gateway": ["gateway", "--quick"],
     "join": ["join", "--quick"],

@@ -50,6 +50,12 @@ ROWS = [
     Row("repair-freeze", "pause when a hop freezes", _KILLED, "p50 {target.p50_s} s"),
     Row("repair-drain", "pause when a hop leaves politely", _KILLED, "p50 {target.p50_s} s"),
     Row(
+        "reuse-tales",
+        "first token of a second turn with {history} tokens of history cached, tales shape",
+        "{times_sooner} x sooner than computing them: {reused_s} s; {same_text} of {reused_s.n} texts the same",
+        "{target.times_sooner} x",
+    ),
+    Row(
         "soak",
         "{kills} kills in {seconds} s, {streams_at_once} streams at any time",
         "{completed_same} streams whole and unchanged, {completed_changed} changed, {num_failed} failed; "

@@ -135,6 +135,22 @@ def test_they_end_by_age(folder: Path) -> None:
     play(folder, scenario)
 
 
+def test_a_node_that_leaves_parks_nothing(folder: Path) -> None:
+    """Neither what was parked before it drains nor what ends while it does."""
+
+    async def scenario(one: Hop) -> None:
+        await park(one, 1)
+        await one.open(2)
+        one.step(2, 0, hidden(8))
+        await one.until(lambda: bool(one.after.of(Step, session_id(2))))
+        one.host.drain()
+        assert len(one.host.parking) == 0
+        one.host.close(Close(session_id(2), name(2), 8), ORIGIN)
+        assert len(one.host.parking) == 0 and one.logs.num_bytes == 0
+
+    play(folder, scenario)
+
+
 def test_all_owners_together_are_bounded() -> None:
     parking = Parking(LogBudget(0))
     for number in range(MAX_PARKED + 50):
