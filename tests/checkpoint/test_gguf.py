@@ -149,6 +149,7 @@ def test_tensors_out_of_place_are_refused(change: Callable[[bytes], bytes], mess
         (("a", "Q4_K", (4, 64), np.zeros(1)), "a multiple of 256"),
         (("a", "F32", (1, 1, 1, 1, 4), np.zeros(1)), "has 5 dimensions"),
         (("a", "F32", (1 << 60, 1 << 60), np.zeros(1)), "truncated"),
+        (("a", "F32", (1 << 60, 0), np.zeros(1)), "has the empty shape"),
     ],
 )
 def test_impossible_tensors_are_refused(tensor: Any, message: str, tmp_path: Path) -> None:
@@ -227,6 +228,15 @@ def test_experts_are_ranges_of_their_stack(tmp_path: Path) -> None:
     found = {entry.name: entry for entry in tensor_entries(read_gguf(file))}
     one, two = (found[f"model.layers.0.block_sparse_moe.experts.{n}.w1.weight"] for n in (0, 1))
     assert one.end == two.start and one.shape == (96, 64) and len(one) == 96 * 2 * 34
+
+
+@pytest.mark.parametrize("shape", [(5000, 1, 1), (4, 4), (4,)])
+def test_stacks_of_experts_that_make_no_sense_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Each expert is an entry: their number is bounded, whatever the size of the file."""
+    tensor = ("blk.0.ffn_gate_exps.weight", "F32", shape, np.zeros(shape, np.float32))
+    raw = made(tmp_path, {"general.architecture": "qwen3moe"}, [tensor])
+    with pytest.raises(ModelError, match="a stack of at most 4096 matrices is needed"):
+        tensor_entries(parse(raw))
 
 
 def test_the_id_names_the_stored_bytes(tmp_path: Path) -> None:

@@ -206,6 +206,8 @@ class _Reader:
         if not 0 < count <= _MAX_SIZES:
             raise self._refused(f"tensor {name[:80]!a} has {count} dimensions; 1 to {_MAX_SIZES} are allowed")
         sizes = struct.unpack(f"<{count}Q", self._take(8 * count))
+        if 0 in sizes:
+            raise self._refused(f"tensor {name[:80]!a} has the empty shape {list(sizes[::-1])}")
         kind, offset = self._number("<I"), self._number("<Q")
         if kind not in TYPES:
             what = REFUSED.get(kind, f"type {kind}")

@@ -24,6 +24,7 @@ _DROPPED: Final = (
     "rope_factors_long.weight",
 )  # they go into the config
 _MAX_FACTORS: Final = 1 << 13
+MAX_EXPERTS: Final = 4096
 _ENDS: Final = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -204,7 +205,10 @@ def _entries(gguf: Gguf, arch: _Architecture, tensor: GgufTensor) -> Iterator[Te
         yield TensorEntry(name, gguf.file, tensor.dtype, tensor.shape, tensor.start, tensor.end)
         return
     shape = tensor.shape[1:]
-    step = stored_bytes(tensor.dtype, shape) if shape else 0
+    if len(shape) != 2 or tensor.shape[0] > MAX_EXPERTS:
+        wanted = f"a stack of at most {MAX_EXPERTS} matrices is needed"
+        raise ModelError(f"{gguf.file} refused: {tensor.name[:80]!a} has the shape {list(tensor.shape)}; {wanted}")
+    step = stored_bytes(tensor.dtype, shape)
     for expert in range(tensor.shape[0]):
         start = tensor.start + expert * step
         yield TensorEntry(name.format(expert=expert), gguf.file, tensor.dtype, shape, start, start + step)
