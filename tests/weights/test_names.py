@@ -6,7 +6,7 @@ import pytest
 
 from manyhands.cli.gateway import served_name
 from manyhands.weights import names
-from manyhands.weights.hub import HubId, parse_hub_id
+from manyhands.weights.names import HubId, parse_hub_id
 
 
 def test_files_and_folders_are_called_by_their_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
