@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
+from manyhands.cli.chat_source import OriginSource, Stats
 from manyhands.config import RequestConfig, WorkerConfig
 from manyhands.core import EndsAt, PathKind, SamplingParams
 from manyhands.origin import Answer, Origin
@@ -252,5 +253,22 @@ def test_random_conversations(qwen3: Path, gemma2: Path, seed: int) -> None:
                 answer = await ask(swarm.origin, history, params, drafter=drafter, path=path)
                 assert answer.token_ids == wanted, (turn, answer.cached_tokens)
                 histories.append([*history, *wanted])
+
+    play(main)
+
+
+def test_a_chat_counts_what_was_cached(qwen3: Path) -> None:
+    """`manyhands chat` with a ticket is one tenant: /stats of the second answer tell of the first one's positions."""
+
+    async def main() -> None:
+        async with swarm_of(qwen3, "0-2,3-5") as swarm:
+            source = OriginSource(swarm.origin, "tiny", SamplingParams(max_tokens=8), "ring")
+            talk, told = [{"role": "user", "content": "A first question, of some length"}], list[Stats]()
+            for _ in range(2):
+                told.append(Stats())
+                text = "".join([piece async for piece in source.answer(talk, told[-1])])
+                talk += [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
+            assert told[0].cached == 0 and "cached" not in str(told[0])
+            assert told[1].cached >= len(talk[0]["content"]) and f"{told[1].cached} cached" in str(told[1])
 
     play(main)
