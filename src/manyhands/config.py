@@ -129,7 +129,7 @@ class NodeConfig:
     # Members that forward to this node (HOST:PORT), or the URL of an iroh relay.
     relay: tuple[str, ...] = ()
     threads: int | None = None
-    dtype: str = "bf16"
+    dtype: str = "auto"
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:

@@ -45,7 +45,7 @@ def test_groups_check_what_they_are_given() -> None:
     assert Sampling(max_tokens=3, stop=["."]).params.stop == (".",)
     for bad in (Computing(dtype="fp8"), Computing(path="line"), Computing(ends="middle"), Computing(draft="maybe")):
         with pytest.raises(BadRequest):
-            _ = bad.precision, bad.path_kind, bad.ends_at, bad.drafts
+            _ = bad.precision("tales"), bad.path_kind, bad.ends_at, bad.drafts
     with pytest.raises(BadRequest, match=r"--log-json is for the HTTP API: open it with --api HOST:PORT"):
         ApiOptions(log_json=True).plan("")
 

@@ -14,9 +14,10 @@ from manyhands.engine import library
 from manyhands.engine.cpu import CpuSpan
 from manyhands.errors import ModelError
 from manyhands.model.linear import has_bf16_products
-from manyhands.place.shape import look_up
+from manyhands.place.shape import look_up, stored_precision
 from manyhands.testing.tiny import make_tiny
 from manyhands.worker.runner import has_tiles, load_span
+from tests.gguf_files import tiny_gguf
 from tests.model.pipeline import forced
 from tests.weights.hub_server import REPO, FakeHub, serving
 
@@ -110,3 +111,11 @@ def test_layers_that_the_checkpoint_lacks_are_named(llama: Path, home: Path, tmp
     (tmp_path / "x" / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes())
     with pytest.raises(ModelError, match="no tensors of layer 6"):
         look_up(str(tmp_path / "x"), "bf16", home)
+
+
+@pytest.mark.parametrize(("dtype", "auto"), [("Q4_0", "w4"), ("Q4_1", "w4"), ("Q8_0", "w8"), ("F16", "bf16")])
+def test_a_gguf_file_is_held_as_it_is_stored(dtype: str, auto: str, tmp_path: Path) -> None:
+    """What --dtype auto, the default, means."""
+    file, folder = tiny_gguf("llama", tmp_path / "tiny.gguf", dtype)
+    assert stored_precision(str(file), tmp_path / "home") == auto
+    assert stored_precision(str(folder), tmp_path / "home") == stored_precision("tales", tmp_path / "home") == "bf16"

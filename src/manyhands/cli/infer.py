@@ -56,7 +56,7 @@ async def swarm_origin(model: str, ticket_text: str, computing: options.Computin
 
     Raises TicketError, ModelError, BadRequest, ShardUnavailable.
     """
-    precision, ends, draft = computing.precision, computing.ends_at, computing.drafts
+    precision, ends, draft = computing.precision(model), computing.ends_at, computing.drafts
     from manyhands.cli.connect import load_origin, visitor
     from manyhands.cli.model import progress_bar
     from manyhands.config import home_from_env

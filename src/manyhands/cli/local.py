@@ -73,7 +73,7 @@ def local(
         model,
         nodes,
         cut,
-        computing.precision,
+        computing.precision(model),
         computing.ends_at,
         computing.threads,
         spares,

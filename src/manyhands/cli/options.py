@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
-from manyhands.config import DRAFTS
+from manyhands.config import DRAFTS, home_from_env
 from manyhands.config_file import Settings, read_settings
 from manyhands.core import PRECISIONS, EndsAt, PathKind, Precision, SamplingParams
 from manyhands.errors import BadRequest
@@ -35,7 +35,9 @@ MinP = Annotated[float, typer.Option("--min-p", help="Keep tokens this likely re
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same text, however the model is cut.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the text before this string; may be repeated.")]
 RepetitionPenalty = Annotated[float, typer.Option("--repetition-penalty", help="1 is none.")]
-DType = Annotated[str, typer.Option("--dtype", help="Precision: bf16, fp32, w8 or w4 (weights of 8 or 4 bit).")]
+DType = Annotated[
+    str, typer.Option("--dtype", help="Precision: bf16, fp32, w8 or w4; auto: as a GGUF file has it, else bf16.")
+]
 Path_ = Annotated[str, typer.Option("--path", help="ring: hop to hop; star: each hop answers the origin.")]
 Standby = Annotated[
     bool, typer.Option("--standby", help="Spare nodes follow the request, so that a repair takes one short step.")
@@ -78,18 +80,17 @@ class Sampling:
 class Computing:
     """The options of a command that is the origin: what it computes itself, and how its requests travel.
 
-    The properties raise BadRequest for what is none of the words that an option knows.
+    They raise BadRequest for what is none of the words that an option knows.
     """
 
-    dtype: DType = "bf16"
+    dtype: DType = "auto"
     path: Path_ = "ring"
     ends: Ends = "origin"
     draft: Draft = "auto"
     threads: Threads = None
 
-    @property
-    def precision(self) -> Precision:
-        return precision_of(self.dtype)
+    def precision(self, model: str) -> Precision:
+        return precision_of(self.dtype, model)
 
     @property
     def path_kind(self) -> PathKind:
@@ -192,9 +193,14 @@ def defaults(found: Settings) -> dict[str, Any]:
     return tables
 
 
-def precision_of(text: str) -> Precision:
+def precision_of(text: str, model: str) -> Precision:
+    """What --dtype says of `model`; auto: as it is stored. Raises BadRequest, and ModelError of a file that is none."""
+    if text == "auto":
+        from manyhands.place.shape import stored_precision
+
+        return stored_precision(model, home_from_env())
     if text not in PRECISIONS or text == "fp16":
-        raise BadRequest(f"--dtype is {text!r}; on a CPU it is one of bf16, fp32, w8, w4")
+        raise BadRequest(f"--dtype is {text!r}; on a CPU it is one of auto, bf16, fp32, w8, w4")
     return text
 
 

@@ -36,7 +36,7 @@ def plan(
         int | None, typer.Option("--prompt", min=1, help="Tokens of the prompt, for the time to the first token.")
     ] = None,
     strategy: Annotated[str, typer.Option("--strategy", help="measured, uniform or capacity.")] = "measured",
-    dtype: options.DType = "bf16",
+    dtype: options.DType = "auto",
     as_json: options.Json = False,
 ) -> None:
     """Find the best placement of a model on machines and say what to expect of it, before loading."""
@@ -47,7 +47,7 @@ def plan(
 
     if strategy not in STRATEGIES:
         raise BadRequest(f"--strategy is {strategy!r}; it is one of {', '.join(STRATEGIES)}")
-    checkpoint = look_up(model, options.precision_of(dtype), home_from_env())
+    checkpoint = look_up(model, options.precision_of(dtype, model), home_from_env())
     fleet = _fleet(checkpoint, machines, parse_bytes(memory) if memory else None)
     length = tokens or min(DEFAULT_TOKENS, checkpoint.shape.context or DEFAULT_TOKENS)
     task = Task(checkpoint.shape, fleet, length, prompt or min(DEFAULT_PROMPT, length))

@@ -34,7 +34,7 @@ def serve(
     ticket: Annotated[
         str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="The swarm to serve; none: found a new one.")
     ] = "",
-    dtype: options.DType = "bf16",
+    dtype: options.DType = "auto",
     ends: Annotated[bool, typer.Option("--ends", help="Also hold embedding or head (first and last hop).")] = False,
     spare: options.Spare = False,
     can_load: options.CanLoad = 0,
@@ -66,7 +66,7 @@ def serve(
         job = _Job(
             model,
             Span.parse(layers),
-            options.precision_of(dtype),
+            options.precision_of(dtype, model),
             ends,
             spare,
             can_load,

@@ -24,7 +24,11 @@ def up(
     api: Api = "127.0.0.1:8000",
     opened: gateway.ApiOptions = gateway.ApiOptions(),
     dtype: Annotated[
-        str, typer.Option("--dtype", help="Precision: bf16, fp32, w8 or w4; default: as the swarm has it, else bf16.")
+        str,
+        typer.Option(
+            "--dtype",
+            help="Precision: bf16, fp32, w8 or w4; default: the swarm's, else as local has it.",
+        ),
     ] = "",
     directory: Directory = "",
     as_json: Json = False,
@@ -34,5 +38,5 @@ def up(
 
     Prints the one line to run on other machines. Ctrl-C once: hand the sessions over, then leave. Twice: leave at once.
     """
-    named = Named(model, options.precision_of(dtype) if dtype else None, directory)
+    named = Named(model, options.precision_of(dtype, model) if dtype not in ("", "auto") else None, directory)
     start(wish, opened.member_plan(api), None, named, as_json=as_json, while_stdin=while_stdin)

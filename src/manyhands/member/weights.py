@@ -16,7 +16,7 @@ from manyhands.checkpoint.folder import MANIFEST
 from manyhands.checkpoint.manifest import HashProgress, Manifest, build_manifest, config_digest
 from manyhands.core import ModelId, Precision, Span, SpanInfo
 from manyhands.errors import ModelError, ShardUnavailable, WeightsMismatch
-from manyhands.place.shape import Checkpoint, ModelShape, look_up, shape_of
+from manyhands.place.shape import Checkpoint, ModelShape, look_up, shape_of, stored_precision
 from manyhands.swarm.record import Record
 from manyhands.weights import names
 from manyhands.weights.disk import DiskProvider, find_complete, folders_of, layers_here
@@ -145,13 +145,20 @@ async def weights_of(
     progress: HashProgress,
     ask: Callable[[ServedModel], Sequence[Provider]] = lambda kind: (),
 ) -> Weights:
-    """The model that `up` names. `dtype` None: as the swarm has it, else bf16. `ask`: which nodes hold a model of the swarm.
+    """The model that `up` names. `dtype` None: the swarm's, else as it is stored (place/shape.py). `ask`: which nodes hold a
+    model of the swarm.
 
     Raises ModelError; WeightsMismatch if the swarm serves other weights or another precision under this name.
     """
     label = names.label(name)
     same = [kind for kind in kinds_of(records) if kind.name == label]
-    precision = dtype or (same[0].precision if same else "bf16")
+    precision: Precision
+    if dtype is not None:
+        precision = dtype
+    elif same:
+        precision = same[0].precision
+    else:
+        precision = await asyncio.to_thread(stored_precision, name, home)
     for kind in same:
         if kind.precision != precision:
             raise WeightsMismatch(

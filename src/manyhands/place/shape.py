@@ -81,6 +81,23 @@ def look_up(model: str, precision: Precision, home: Path) -> Checkpoint:
     return Checkpoint(shape, raw, folder if _is_whole(folder, tensors) else None)
 
 
+def stored_precision(model: str, home: Path) -> Precision:
+    """The precision that holds a model as it is stored: w4 or w8 for a GGUF file with blocks, bf16 for all else.
+
+    Blocking; asks the hub for the header of a GGUF file that is not here. Raises ModelError.
+    """
+    from manyhands.checkpoint.dtypes import BLOCKS
+    from manyhands.checkpoint.gguf import SUFFIX
+
+    if not model.endswith(SUFFIX):
+        return "bf16"
+    folder = _local_folder(model, home)
+    types = {tensor.dtype for tensor in (_from_hub(model, home)[1] if folder is None else _tensors(folder))}
+    if not types & BLOCKS.keys():
+        return "bf16"
+    return "w4" if types & {"Q4_0", "Q4_1"} else "w8"
+
+
 def _local_folder(model: str, home: Path) -> Path | None:
     """The folder of a model that needs no hub: "tales", a folder's own path, or a GGUF file."""
     from manyhands.checkpoint.manifest import Silent
