@@ -112,11 +112,6 @@ static inline int64_t panel_bytes(int64_t type, int64_t depth)
     return is_small(type) ? depth * (code_bytes(type) + factor_bytes(type)) : panel_size(depth) * size_of_type(type);
 }
 static inline int64_t place_of_code(int64_t type, int64_t k, int64_t c) { return (type == W8 ? k : k % 16) / 4 * 64 + c * 4 + k % 4; }
-static inline void put_code(int64_t type, uint8_t *codes, int64_t k, int64_t c, int code)
-{
-    uint8_t *at = codes + place_of_code(type, k, c);
-    *at = type == W8 ? (uint8_t)code : k < 16 ? (uint8_t)((*at & 0xF0) | code) : (uint8_t)((*at & 15) | code << 4);
-}
 static inline int get_code(int64_t type, const uint8_t *codes, int64_t k, int64_t c)
 {
     uint8_t at = codes[place_of_code(type, k, c)];

@@ -161,13 +161,13 @@ static float widen_one(int64_t type, const void *at)
 static void round_block(const Kernels *kernels, const StoredMatrix *m, int64_t small, int64_t panel, int64_t step, uint8_t *packed)
 {
     _Alignas(64) char block[SIDE * DEPTH * 4];
-    float columns[DEPTH * SIDE];
+    float rows[SIDE * DEPTH], columns[DEPTH * SIDE];
     int64_t depth = ceil_div(m->k, DEPTH), size = size_of_type(m->type);
     uint8_t *to = packed + panel * panel_bytes(small, depth);
     take_block(m, panel, step, block);
-    for (int64_t c = 0; c < SIDE; c++)
-        for (int64_t k = 0; k < DEPTH; k++)
-            columns[k * SIDE + c] = widen_one(m->type, block + (c * DEPTH + k) * size);
+    for (int64_t i = 0; i < SIDE * DEPTH; i++)
+        rows[i] = m->type == BF16 ? widen_one(BF16, block + i * 2) : widen_one(m->type, block + i * size);
+    turn_over((const uint32_t *)rows, DEPTH, (uint32_t *)columns, SIDE, SIDE, DEPTH);
     kernels->round_weights(small, columns, to + step * code_bytes(small), (uint16_t *)(to + depth * code_bytes(small) + step * factor_bytes(small)));
 }
 

@@ -351,6 +351,24 @@ static V code_columns(const float *x, V scale, V inverse, float low, float high,
     return error;
 }
 
+/* Codes [32][16] -> a step of a panel, four of a column in a word. */
+static void put_codes(int64_t type, const float *from, uint8_t *codes)
+{
+    const uint32_t mask = type == W8 ? 0xFF : 0x0F;
+    uint32_t words[DEPTH / 4][SIDE];
+    for (int j = 0; j < DEPTH / 4; j++)
+        for (int c = 0; c < SIDE; c++) {
+            uint32_t word = 0;
+            for (int k = 0; k < 4; k++)
+                word |= ((uint32_t)((int32_t)from[(4 * j + k) * SIDE + c] + (type == W8 ? 0 : 8)) & mask) << 8 * k;
+            words[j][c] = word;
+        }
+    for (int j = 0; type != W8 && j < DEPTH / 8; j++)
+        for (int c = 0; c < SIDE; c++)
+            words[j][c] |= words[j + DEPTH / 8][c] << 4;
+    memcpy(codes, words, (size_t)code_bytes(type));
+}
+
 /* A step of a panel out of x [32][16]: codes and factors of type W8 or W4. */
 static void round_weights(int64_t type, const float *x, uint8_t *codes, half_t *factors)
 {
@@ -381,8 +399,6 @@ static void round_weights(int64_t type, const float *x, uint8_t *codes, half_t *
         for (int c = 0; c < SIDE; c++)
             factors[c] = i == 0 || chosen[c] != 0 ? scales[c] : factors[c];
     }
-    for (int k = 0; k < DEPTH; k++)
-        for (int c = 0; c < SIDE; c++)
-            put_code(type, codes, k, c, (int)best[k * SIDE + c] + (type == W8 ? 0 : 8));
+    put_codes(type, best, codes);
 }
 #endif
