@@ -7,7 +7,7 @@ master/docs/gguf.md, version 3. Needs llama-cpp-python, an optional extra: pip i
 import ctypes
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -138,17 +138,18 @@ def quantised(folder: Path, kind: str) -> Path:
 class LlamaCpp:
     """An arm of bench/step.py, on a GGUF file."""
 
-    def __init__(self, file: Path, threads: int) -> None:
+    def __init__(self, file: Path, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
         from llama_cpp import Llama
 
+        self._clock = clock
         self.model: Any = Llama(str(file), n_ctx=512, n_threads=threads, n_threads_batch=threads, verbose=False)
 
     def times(self, ids: list[int], new: int) -> list[float]:
         self.model.reset()
-        began = time.perf_counter()
+        began = self._clock()
         at: list[float] = []
         for _ in range(new):
             self.model.eval(ids)
             ids = [int(self.model.sample(temp=0.0))]
-            at.append(time.perf_counter() - began)
+            at.append(self._clock() - began)
         return at

@@ -11,7 +11,7 @@ With --dtype w8 or w4 (--shape 1.1b, say): `ours` at that precision, `bf16` ours
 The floor is the machine's read bandwidth, measured in the same run, over the bytes of weights that a token reads.
 Holds if `ours` decodes at 1.6x transformers and prefills at 1.0x (medians of the ratios rep by rep), and `node` likewise.
 At w8 and w4 it holds at 1.0x llama.cpp in both (where it is importable), at w4 with decode at 2.5x our bf16 besides.
-Run: python -m bench.step [--dtype bf16|w8|w4] [--shape 0.5b|1.1b] [--reps N] [--quick]
+Run: python -m bench.step [--dtype bf16|w8|w4] [--shape 0.5b|1.1b] [--reps N] [--quick] [--cpu]
 """
 
 import argparse
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -51,6 +52,9 @@ SMALL_TARGET = {"decode_x": 1.0, "prefill_x": 1.0, "w4_of_bf16_x": 2.5}
 LIKE: dict[Precision, str] = {"w8": "q8_0", "w4": "q4_0"}  # what llama.cpp calls the like of it
 
 
+Clock = Callable[[], float]
+
+
 class Arm(Protocol):
     """`times`: seconds from the request to each of `new` tokens. Called on the compute thread."""
 
@@ -76,7 +80,15 @@ class Transformers:
 class Ours:
     """What serves here, or the engine that MANYHANDS_ENGINE would name, in one plain loop."""
 
-    def __init__(self, folder: Path, threads: int, engine: str | None = None, precision: Precision = "bf16") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        threads: int,
+        engine: str | None = None,
+        precision: Precision = "bf16",
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._clock = clock
         before = os.environ.get(FORCED)
         if engine is not None:
             os.environ[FORCED] = engine
@@ -92,7 +104,7 @@ class Ours:
 
     def times(self, ids: list[int], new: int) -> list[float]:
         cache = self.span.new_cache(len(ids) + new)
-        clock = Stopwatch()
+        clock = Stopwatch(self._clock)
         for _ in range(new):
             ids = [self.next(cache, ids)]
             clock.put(None)
@@ -104,13 +116,13 @@ class Ours:
         return int(self.ends.logits(rows[-1:], 1, self._threads)[0].argmax())
 
 
-def llama_cpp(folder: Path, threads: int, kind: str | None = None) -> Arm | None:
+def llama_cpp(folder: Path, threads: int, kind: str | None = None, clock: Clock = time.perf_counter) -> Arm | None:
     """llama.cpp on the same weights, in bf16 or as `kind`; None where it is not installed."""
     if find_spec("llama_cpp") is None:
         return None
     from bench.gguf import LlamaCpp, gguf, quantised
 
-    return LlamaCpp(quantised(folder, kind) if kind else gguf(folder), threads)
+    return LlamaCpp(quantised(folder, kind) if kind else gguf(folder), threads, clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +157,12 @@ def bytes_per_token(folder: Path) -> int:
 def measure_small(options: argparse.Namespace, folder: Path) -> dict[str, list[Any]]:
     """Arms in this process, without a network."""
     samples: dict[str, list[Any]] = defaultdict(list)
+    clock = time.process_time if options.cpu else time.perf_counter
     arms: dict[str, Arm] = {
-        "ours": Ours(folder, options.threads, options.engine, options.dtype),
-        "bf16": Ours(folder, options.threads, options.engine),
+        "ours": Ours(folder, options.threads, options.engine, options.dtype, clock),
+        "bf16": Ours(folder, options.threads, options.engine, "bf16", clock),
     }
-    if (other := llama_cpp(folder, options.threads, LIKE[options.dtype])) is not None:
+    if (other := llama_cpp(folder, options.threads, LIKE[options.dtype], clock)) is not None:
         arms["llama_cpp"] = other
     buffer = torch.ones(1 << 28)
     for rep in range(-1, options.reps):
@@ -210,6 +223,9 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--engine", help="one more arm: torch, avx2, avx512, neon or scalar")
     parser.add_argument("--dtype", choices=["bf16", "w8", "w4"], default="bf16")
+    parser.add_argument(
+        "--cpu", action="store_true", help="with --dtype w8|w4, --threads 1: CPU seconds, where others compute"
+    )
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     options.reps = options.reps or (3 if options.quick else 7)
@@ -222,7 +238,12 @@ def main() -> int:
 
 def report_small(options: argparse.Namespace, folder: Path, samples: dict[str, list[Any]]) -> int:
     gbs, size = samples.pop("bandwidth"), small_bytes_per_token(folder, options.dtype)
-    out: dict[str, Any] = {"shape": options.shape, "dtype": options.dtype, "threads": options.threads}
+    out: dict[str, Any] = {
+        "shape": options.shape,
+        "dtype": options.dtype,
+        "threads": options.threads,
+        "clock": "cpu" if options.cpu else "wall",
+    }
     out |= {"read_gbs": spread(gbs), "mb_per_token": round(size / 1e6)}
     ratios: dict[str, dict[str, float]] = {}
     for what in ("decode", "prefill"):

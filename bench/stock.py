@@ -7,6 +7,7 @@ Reads requests [ids, new] from standard input, a line of JSON each; answers with
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,12 +17,12 @@ from transformers import AutoModelForCausalLM
 class Stopwatch:
     """A streamer that keeps only when it was called."""
 
-    def __init__(self) -> None:
-        self.began = time.perf_counter()
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self.began = clock, clock()
         self.at: list[float] = []
 
     def put(self, _: object) -> None:
-        self.at.append(time.perf_counter() - self.began)
+        self.at.append(self._clock() - self.began)
 
     def end(self) -> None:
         pass

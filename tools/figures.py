@@ -34,6 +34,11 @@ class Row:
 _KILLED = "p50 {pause_p50_s} s, longest {pause_p99_s} s; {same_text} of {trials} texts the same"
 _STEP = "decode {decode_x.node} x, prefill {prefill_x.node} x; in process {decode_x.ours} x, {prefill_x.ours} x"
 _STEP_TARGET = "decode {target.decode_x} x, prefill {target.prefill_x} x"
+_SMALL = (
+    "decode {decode_x.llama_cpp} x, prefill {prefill_x.llama_cpp} x; of our bf16 {decode_x.bf16} x, {prefill_x.bf16} x"
+)
+_SMALL_QUESTION = "`--dtype {dtype}`, one thread, in CPU seconds, the 1.1B shape: against llama.cpp's like format"
+_SMALL_TARGET = "decode {target.decode_x} x, prefill {target.prefill_x} x"
 _SPLIT = "one thread a node {nodes_x.3n1t1s} x; two threads {nodes_x.3n2t1s} x"
 _CHURN = "{requests_answered} requests answered, {requests_lost} lost, {requests_wrong} wrong; gone from views after {gone_s} s"
 
@@ -155,6 +160,15 @@ ROWS = [
         "weights of a node with a third of the layers against all, 0.5B shape",
         "{third_of_whole_weights} ({third_mb} of {whole_mb} MB resident, {libraries_mb} of them libraries)",
         "{target.third}",
+    ),
+    Row("step-1.1b-w8", _SMALL_QUESTION, _SMALL, _SMALL_TARGET),
+    Row("step-1.1b-w4", _SMALL_QUESTION, _SMALL, _SMALL_TARGET + "; decode {target.w4_of_bf16_x} x"),
+    Row(
+        "quality",
+        "{model}, {positions} positions: mean divergence from bf16 at w8 and w4, against llama.cpp's q8_0 and q4_0",
+        "w8 {w8.mean_kl} ({mean_kl_of_llama_cpp_x.w8} x), w4 {w4.mean_kl} ({mean_kl_of_llama_cpp_x.w4} x); likeliest token the "
+        "same {w8.same_top}, {w4.same_top}",
+        "{target.mean_kl_of_llama_cpp_x} x",
     ),
 ]
 
