@@ -1,8 +1,9 @@
 """How far are the predictions of small weights from those of bf16, and is that as near as llama.cpp's?
 
 Over windows of a text, at every position: the divergence KL(bf16 || other) of the next token's distribution (mean, median,
-99.9 %), how often the likeliest token is the same, and the ratio of perplexities. Arms: ours at w8 and w4; llama.cpp in bf16
-(its noise), at q8_0 and q4_0 where llama-cpp-python is importable, with 8 bits for embedding and head in both.
+99.9 %; in thousandths of a nat), how often the likeliest token is the same, and the ratio of perplexities. Arms: ours at w8
+and w4; llama.cpp in bf16 (its noise), at q8_0 and q4_0 where llama-cpp-python is importable, with 8 bits for embedding and
+head in both.
 The text is FILE, else one that the model draws from its own bf16 logits: of a model with random weights it says little.
 Holds if the mean divergence is at most 1.1x llama.cpp's of the like format.
 Run: python -m bench.quality [MODEL] [--text FILE] [--windows N]
@@ -100,7 +101,8 @@ def compared(right: Predict, other: Predict, windows: Sequence[Sequence[int]]) -
         for i, log in enumerate((p, q)):
             cost[i] -= float(log[np.arange(len(ids) - 1), list(ids[1:])].sum())
     every, count = np.concatenate(divergences), sum(len(ids) - 1 for ids in windows)
-    found = {"mean_kl": every.mean(), "median_kl": np.median(every), "kl_99_9": np.quantile(every, 0.999)}
+    found = {"mean_mkl": 1e3 * every.mean(), "median_mkl": 1e3 * np.median(every)}
+    found |= {"mkl_99_9": 1e3 * np.quantile(every, 0.999)}
     found |= {"same_top": np.concatenate(same).mean(), "perplexity_x": np.exp((cost[1] - cost[0]) / count)}
     return {name: float(f"{value:.4g}") for name, value in found.items()}
 
@@ -136,7 +138,7 @@ def main() -> int:
             out[name] = compared(right, make(), windows)
             note(f"{name}: {out[name]}")
     like = {ours_: f"llama_cpp {theirs}" for ours_, theirs in LIKE.items() if f"llama_cpp {theirs}" in out}
-    ratios = {name: out[name]["mean_kl"] / out[theirs]["mean_kl"] for name, theirs in like.items()}
+    ratios = {name: out[name]["mean_mkl"] / out[theirs]["mean_mkl"] for name, theirs in like.items()}
     out["mean_kl_of_llama_cpp_x"] = {name: round(ratio, 3) for name, ratio in ratios.items()}
     return finish("quality", out, TARGET, {name: ratio <= 1.1 for name, ratio in ratios.items()})
 

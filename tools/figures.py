@@ -165,9 +165,9 @@ ROWS = [
     Row("step-1.1b-w4", _SMALL_QUESTION, _SMALL, _SMALL_TARGET + "; decode {target.w4_of_bf16_x} x"),
     Row(
         "quality",
-        "{model}, {positions} positions: mean divergence from bf16 at w8 and w4, against llama.cpp's q8_0 and q4_0",
-        "w8 {w8.mean_kl} ({mean_kl_of_llama_cpp_x.w8} x), w4 {w4.mean_kl} ({mean_kl_of_llama_cpp_x.w4} x); likeliest token the "
-        "same {w8.same_top}, {w4.same_top}",
+        "{model}, {positions} positions: mean divergence from bf16 in thousandths of a nat, and against llama.cpp's like format",
+        "w8 {w8.mean_mkl} ({mean_kl_of_llama_cpp_x.w8} x), w4 {w4.mean_mkl} ({mean_kl_of_llama_cpp_x.w4} x); "
+        "likeliest token the same {w8.same_top}, {w4.same_top}",
         "{target.mean_kl_of_llama_cpp_x} x",
     ),
 ]
