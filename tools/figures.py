@@ -165,7 +165,7 @@ ROWS = [
     Row("step-1.1b-w4", _SMALL_QUESTION, _SMALL, _SMALL_TARGET + "; decode {target.w4_of_bf16_x} x"),
     Row(
         "quality",
-        "{model}, {positions} positions: mean divergence from bf16 in thousandths of a nat, and against llama.cpp's like format",
+        "{model}, {positions} positions: mean divergence from bf16 in thousandths of a nat, and of llama.cpp's likes",
         "w8 {w8.mean_mkl} ({mean_kl_of_llama_cpp_x.w8} x), w4 {w4.mean_mkl} ({mean_kl_of_llama_cpp_x.w4} x); "
         "likeliest token the same {w8.same_top}, {w4.same_top}",
         "{target.mean_kl_of_llama_cpp_x} x",
