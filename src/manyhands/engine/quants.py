@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.engine import library
-from manyhands.engine.library import BACK_ENDS, TYPES, Array, address, check
+from manyhands.engine.library import BACK_ENDS, TYPES, Array, check
 from manyhands.errors import ModelError
 
 KEPT: Final = {"Q8_0": "w8", "Q4_0": "w4", "Q4_1": "w4m"}  # types of blocks -> how they are held as they are
@@ -41,7 +41,7 @@ def round_weights(
     given, (n, k) = library.view_of(weight_NK, rows)
     out = np.empty(packed_bytes(small, n, k), np.uint8) if out is None else out
     types = (BACK_ENDS.index(back_end), TYPES[small], TYPES[type_name])
-    check(library.load().mh_round(*types, *given, address(rows), address(out), out.nbytes))
+    check(library.load().mh_round(*types, *given, library.address(rows), library.address(out), out.nbytes))
     return out
 
 
@@ -60,6 +60,6 @@ def pack_blocks(
         raise ModelError(f"blocks of {form} lie row by row, {size} bytes each, not as {list(blocks.shape)}")
     small, n, depth = KEPT[form], len(blocks) if rows is None else len(rows), blocks.shape[1] // size
     out = np.empty(packed_bytes(small, n, depth * numbers), np.uint8) if out is None else out
-    given = (TYPES[small], address(blocks), blocks.nbytes, n, depth, address(rows))
-    check(library.load().mh_pack_blocks(*given, address(out), out.nbytes))
+    given = (TYPES[small], library.address(blocks), blocks.nbytes, n, depth, library.address(rows))
+    check(library.load().mh_pack_blocks(*given, library.address(out), out.nbytes))
     return out
