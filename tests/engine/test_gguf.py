@@ -86,7 +86,7 @@ def test_types_that_only_llama_cpp_writes_are_computed_exactly_too(dtype: str, t
 
 
 @pytest.mark.parametrize("dtype", sorted(BLOCKS))
-@pytest.mark.parametrize("precision", SMALL_WEIGHTS)
+@pytest.mark.parametrize("precision", sorted(SMALL_WEIGHTS))
 def test_plans_count_blocks_as_they_are_held(dtype: str, precision: Precision) -> None:
     held_bytes = packed_bytes(kept_type(dtype, precision), 64, 512)
     assert tensor_bytes(TensorDigest("m", dtype, (64, 512), ""), precision) == held_bytes
