@@ -92,5 +92,5 @@ def test_options_that_make_no_sense_are_refused_before_anything_starts(
     arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
-    result = CliRunner().invoke(app, ["local", "no-such-model", *arguments])
+    result = CliRunner().invoke(app, ["local", "tales", *arguments])
     assert isinstance(result.exception, BadRequest) and says in str(result.exception)

@@ -273,6 +273,9 @@ INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, in
 static void group_chains(int64_t type, int has_dot, const Source *source, const uint8_t *panel, float *sums)
 {
     int64_t count = source->count, depth = source->depth, steps = count > MOST_TOGETHER ? 1 : depth, rows;
+#if !defined(LANES_AVX512) && !defined(LANES_NEON)
+    has_dot = 0; /* the CPU's, which this target does not use */
+#endif
     for (int64_t step = 0; step < depth; step += steps)
         for (int64_t row = 0; row < count; row += rows) {
             const float *x = source->rows + row * source->row_step + step * source->step_step;
