@@ -5,21 +5,18 @@ master/docs/gguf.md, version 3. Needs llama-cpp-python, an optional extra: pip i
 """
 
 import ctypes
-import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from manyhands.model.load import read_config
+from manyhands.testing.gguf import ALIGN, Written, write_gguf
 
-_U32, _F32, _STRING = 4, 6, 8  # types of values
-_TENSOR_F32, _TENSOR_BF16 = 0, 30
-_ALIGN = 32
 _NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -41,62 +38,33 @@ def gguf(folder: Path) -> Path:
     file = folder / "model.bf16.gguf"
     if not file.exists():
         half = file.with_suffix(".part")
-        with half.open("wb") as out:
-            _write(out, folder)
+        config: Any = read_config(folder)
+        write_gguf(half, _facts(config), _tensors(folder, config))
         half.rename(file)
     return file
 
 
-def _write(out: BinaryIO, folder: Path) -> None:
-    config: Any = read_config(folder)
-    tensors = dict(_tensors(folder, config))
-    facts = _facts(config)
-    out.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(facts)))
-    for key, (kind, value) in facts.items():
-        packed = _string(value) if kind == _STRING else struct.pack("<I" if kind == _U32 else "<f", value)
-        out.write(_string(key) + struct.pack("<I", kind) + packed)
-    offset = 0
-    for name, tensor in tensors.items():
-        kind = _TENSOR_F32 if tensor.dtype == torch.float32 else _TENSOR_BF16
-        sizes = tensor.shape[::-1]
-        out.write(_string(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset))
-        offset += -(-tensor.nbytes // _ALIGN) * _ALIGN
-    _pad(out)
-    for tensor in tensors.values():
-        out.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-        _pad(out)
-
-
-def _pad(out: BinaryIO) -> None:
-    out.write(bytes(-out.tell() % _ALIGN))
-
-
-def _string(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def _facts(config: Any) -> dict[str, tuple[int, Any]]:
+def _facts(config: Any) -> dict[str, Any]:
     arch = config.model_type
     head_dim = config.hidden_size // config.num_attention_heads
     return {
-        "general.architecture": (_STRING, arch),
-        "general.alignment": (_U32, _ALIGN),
-        f"{arch}.context_length": (_U32, config.max_position_embeddings),
-        f"{arch}.embedding_length": (_U32, config.hidden_size),
-        f"{arch}.block_count": (_U32, config.num_hidden_layers),
-        f"{arch}.feed_forward_length": (_U32, config.intermediate_size),
-        f"{arch}.attention.head_count": (_U32, config.num_attention_heads),
-        f"{arch}.attention.head_count_kv": (_U32, config.num_key_value_heads),
-        f"{arch}.attention.layer_norm_rms_epsilon": (_F32, config.rms_norm_eps),
-        f"{arch}.rope.dimension_count": (_U32, head_dim),
-        f"{arch}.rope.freq_base": (_F32, config.rope_parameters["rope_theta"]),
-        f"{arch}.vocab_size": (_U32, config.vocab_size),
-        "tokenizer.ggml.model": (_STRING, "no_vocab"),
+        "general.architecture": arch,
+        "general.alignment": ALIGN,
+        f"{arch}.context_length": config.max_position_embeddings,
+        f"{arch}.embedding_length": config.hidden_size,
+        f"{arch}.block_count": config.num_hidden_layers,
+        f"{arch}.feed_forward_length": config.intermediate_size,
+        f"{arch}.attention.head_count": config.num_attention_heads,
+        f"{arch}.attention.head_count_kv": config.num_key_value_heads,
+        f"{arch}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        f"{arch}.rope.dimension_count": head_dim,
+        f"{arch}.rope.freq_base": config.rope_parameters["rope_theta"],
+        f"{arch}.vocab_size": config.vocab_size,
+        "tokenizer.ggml.model": "no_vocab",
     }
 
 
-def _tensors(folder: Path, config: Any) -> Iterator[tuple[str, Tensor]]:
+def _tensors(folder: Path, config: Any) -> Iterator[Written]:
     """Tensors by llama.cpp's names; vectors in float32, as it wants them."""
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as handle:
@@ -104,7 +72,10 @@ def _tensors(folder: Path, config: Any) -> Iterator[tuple[str, Tensor]]:
                 tensor = handle.get_tensor(name)
                 if config.model_type == "llama" and ("q_proj" in name or "k_proj" in name):
                     tensor = _interleaved(tensor, config.hidden_size // config.num_attention_heads)
-                yield _renamed(name), tensor.float() if tensor.dim() == 1 else tensor
+                tensor = tensor.float() if tensor.dim() == 1 else tensor
+                dtype = "F32" if tensor.dtype == torch.float32 else "BF16"
+                raw = tensor.contiguous().flatten().view(torch.uint8).numpy()
+                yield _renamed(name), dtype, tuple(tensor.shape), raw
 
 
 def _interleaved(weight_NK: Tensor, head_dim: int) -> Tensor:
