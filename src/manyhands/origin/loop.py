@@ -49,7 +49,7 @@ class Request:
 class Generation:
     """One request on one open session. `tokens()` is consumed once; `finish_reason` is set when it ends.
 
-    Stopping on text is the consumer's affair (text/detokenize.py): it simply stops consuming.
+    The consumer stops on text (text/detokenize.py): it stops reading tokens.
     """
 
     def __init__(

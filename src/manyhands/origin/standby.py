@@ -95,7 +95,7 @@ class Standbys:
         )
 
     def pass_on(self, step: Step) -> bool:
-        """In a star: whether `step` is for a standby (`feed`), and so no affair of the route's; it costs no credit.
+        """In a star: whether `step` is for a standby (`feed`), and not for the route; it costs no credit.
 
         It is sent on if it is the next; else it is dropped, and the standby falls behind.
         """

@@ -1,6 +1,6 @@
 """The hub as we need it: what a repository holds, and byte ranges of its files.
 
-Addresses, tokens and redirects are huggingface_hub's affair, so HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE work as
+huggingface_hub handles addresses, tokens and redirects, so HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE work as
 everywhere. Blocking. Every foreign error is turned into one of ours here, with the remedy.
 """
 

@@ -1,7 +1,7 @@
 """The nodes behind a gateway, as an operator sees and moves them (lattice9 calls a node a worker).
 
-Reading asks no node: links know what their peer hosts and how far away it is. Evicting is the origin's affair
-(origin/routes.py), for every model served here at once.
+Reading asks no node: links know what their peer hosts and how far away it is. The origin evicts (origin/routes.py), for
+every model served here at once.
 """
 
 import asyncio
