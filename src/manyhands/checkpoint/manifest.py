@@ -188,8 +188,10 @@ def _sha256(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def build_manifest(folder: Path, progress: HashProgress | None = None, home: Path | None = None) -> Manifest:
-    """The manifest of the model that `folder` holds, whole or in part.
+def build_manifest(
+    folder: Path, progress: HashProgress | None = None, home: Path | None = None, *, called: str = ""
+) -> Manifest:
+    """The manifest of the model that `folder` holds, whole or in part. `called`: its name for people.
 
     config.json and the tokenizer's files are hashed each time. Tensors are read and hashed unless weights files of the same
     path, size and mtime were hashed before; that is remembered in `home`/manifests ($MANYHANDS_HOME by default) and says
@@ -205,19 +207,19 @@ def build_manifest(folder: Path, progress: HashProgress | None = None, home: Pat
     if known is not None:
         check_small(known, folder)
         return known
-    manifest = _hash_folder(folder, entries, progress or Silent())
+    manifest = _hash_folder(folder, entries, progress or Silent(), called)
     if _stamp(folder, entries) == stamp:  # not written to meanwhile
         _write_cache(cache, stamp, manifest)
     return manifest
 
 
-def _hash_folder(folder: Path, entries: Sequence[TensorEntry], progress: HashProgress) -> Manifest:
+def _hash_folder(folder: Path, entries: Sequence[TensorEntry], progress: HashProgress, called: str) -> Manifest:
     config = config_digest(read_config(folder), str(folder / "config.json"))
     whole = None
     if (folder / MANIFEST).exists():
         whole = Manifest.decode((folder / MANIFEST).read_bytes(), str(folder / MANIFEST))
         check_small(whole, folder)
-    progress.start(f"hashing {folder.name}", sum(len(entry) for entry in entries))
+    progress.start(f"reading {called or folder.name}", sum(len(entry) for entry in entries))
     held = [hash_tensor(folder, entry, progress) for entry in entries]
     progress.done()
     if whole is None:

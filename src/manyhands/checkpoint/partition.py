@@ -109,6 +109,17 @@ def longest_run(names: Iterable[str], num_layers: int) -> Span:
     return max(runs, key=lambda run: (len(run), -run.start))
 
 
+def whole_layers(names: Iterable[str], held: set[str], num_layers: int) -> list[Span]:
+    """The runs of layers of which all tensors of `names` are among `held`. Raises ModelError as span_tensors."""
+    listed = list(names)
+    runs: list[Span] = []
+    for layer in range(num_layers):
+        if held.issuperset(span_tensors(listed, Span(layer, layer + 1))):
+            start = runs.pop().start if runs and runs[-1].end == layer else layer
+            runs.append(Span(start, layer + 1))
+    return runs
+
+
 def span_tensors(names: Iterable[str], span: Span) -> list[str]:
     """The tensors of `span`, sorted. Raises ModelError naming the first layer that has none."""
     found = sorted(name for name in names if (layer := layer_of(name)) is not None and span.start <= layer < span.end)

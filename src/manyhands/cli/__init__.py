@@ -4,6 +4,7 @@
     local    a swarm on this machine     serve    host layers               infer, chat      ask a swarm
     plan     what to expect              model    inspect, split, tiny      ticket           new, add, show
     workers  the nodes of a gateway      jobs     what it did               benchmark, key   how fast, and who may use it
+    pull, list, rm, show   the models of this machine
     drain    let a node leave            config   what is set, and where    doctor           is this machine fit
     demo     see it work
 

@@ -33,15 +33,15 @@ class GatewayError(ManyhandsError):
         self.code, self.http_status = code, http_status
 
 
-def call(api: str, key: str, method: str, path: str, body: Any = None) -> Any:
-    """The JSON answer to one request. Deadline: TIMEOUT_S.
+def call(api: str, key: str, method: str, path: str, body: Any = None, *, timeout_s: float = TIMEOUT_S) -> Any:
+    """The JSON answer to one request, for each part of which `timeout_s` is the deadline.
 
     Raises GatewayError as the gateway says, LinkClosed if there is none, BadRequest for an address that is none.
     """
     url, headers = api.rstrip("/") + path, headers_for(api, key)
     data = None if body is None else json.dumps(body).encode()
     try:
-        with _opener(api).open(urllib.request.Request(url, data, headers, method=method), timeout=TIMEOUT_S) as told:
+        with _opener(api).open(urllib.request.Request(url, data, headers, method=method), timeout=timeout_s) as told:
             return json.load(told)
     except urllib.error.HTTPError as error:
         raise _error(error) from error

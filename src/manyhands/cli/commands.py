@@ -1,5 +1,6 @@
 """The table of commands, each loaded when it is called: what `manyhands --help` prints needs none of them."""
 
+import builtins
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, Final
@@ -7,7 +8,8 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-# Name -> what it does, in the order of the help. The module of the same name defines a function of that name, or `app`.
+# Name -> what it does, in the order of the help. The module of the same name (or of MODULES) defines a function of that
+# name, `list_` for what Python has already, or `app`.
 COMMANDS: Final = {
     "up": "Start a swarm for a model, or come back to it, and answer requests.",
     "join": "Join a swarm and serve the layers that help it most.",
@@ -16,6 +18,10 @@ COMMANDS: Final = {
     "serve": "Host layers of a model for those who hold the ticket.",
     "infer": "Ask a swarm to go on from a prompt; this machine is the origin.",
     "chat": "Talk with a model of a gateway, a swarm or this machine.",
+    "pull": "Fetch a model to this machine: a short name, a hub id.",
+    "list": "The models of this machine, and who in the swarm has which layers.",
+    "show": "What a model is, how large, and where it lies.",
+    "rm": "Remove a model from this machine.",
     "plan": "Find the best placement of a model on machines, and its speed.",
     "jobs": "Requests that run and that ran lately: timings, route, repairs.",
     "benchmark": "Ask a gateway the same prompts and tell how fast it answers.",
@@ -28,6 +34,7 @@ COMMANDS: Final = {
     "workers": "Every node that a running gateway knows, and its routes.",
     "key": "Who may use the gateway: make, list and revoke API keys.",
 }
+MODULES: Final = dict.fromkeys(("pull", "list", "show", "rm"), "shelf")
 
 
 def _nothing() -> None:
@@ -40,13 +47,13 @@ class LazyCommands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Raises KeyError for what is no command."""
         COMMANDS[name]
-        module = import_module(f"manyhands.cli.{name}")
+        module = import_module(f"manyhands.cli.{MODULES.get(name, name)}")
         parent = typer.Typer(add_completion=False, rich_markup_mode=None)
         parent.callback()(_nothing)  # so that it is a group even with one command
         if hasattr(module, "app"):
             parent.add_typer(module.app, name=name)
         else:
-            parent.command(name)(getattr(module, name))
+            parent.command(name)(getattr(module, f"{name}_" if hasattr(builtins, name) else name))
         group = typer.main.get_command(parent)
         assert isinstance(group, TyperGroup)
         return group.commands[name]

@@ -215,7 +215,8 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
         folder = await asyncio.to_thread(resolve_model, plan.model, None, True, home_from_env(), bar)
         num_layers = read_facts(folder).num_layers
         spans = parse_cut(plan.cut, num_layers) if plan.cut else even_cut(num_layers, plan.nodes)
-        await asyncio.to_thread(build_manifest, folder, bar)  # once, before every node wants it
+        # Once, before every node wants it.
+        await asyncio.to_thread(build_manifest, folder, bar, called=gateway.served_name(plan.model))
     spans += [Span(0, num_layers)] * plan.spares
     ticket = Ticket.new("local")
     device = Device.start(plan.threads)

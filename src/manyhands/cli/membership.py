@@ -102,20 +102,40 @@ async def _serve(
     signals: StopSignals,
     began: float,
 ) -> None:
-    """Come in, host, answer, until told to leave; then hand over."""
+    """Come in and host, then stay."""
     from manyhands.cli.model import progress_bar
-    from manyhands.member.home import keep_ticket, save_ticket, update_ticket
     from manyhands.member.hosting import Hosting
+    from manyhands.weights.shelf import in_use
 
     await _meet(member, named, tell)
     with progress_bar() as bar:
         weights = await _weights(member, named, home, bar)
         hosting = Hosting(member, weights, device, home, bar, tell.line, with_ends=api.is_told)
         choice = await hosting.start()
+    assert hosting.folder is not None, "it hosts already"
+    with in_use(hosting.folder):
+        await _stay(member, hosting, choice.why, api, device, home, tell, announce, signals, began)
+
+
+async def _stay(
+    member: "Member",
+    hosting: "Hosting",
+    why: str,
+    api: ApiPlan,
+    device: "Device",
+    home: Path,
+    tell: Reporter,
+    announce: Callable[[str], None],
+    signals: StopSignals,
+    began: float,
+) -> None:
+    """Announce what is served, answer, until told to leave; then hand over."""
+    from manyhands.member.home import keep_ticket, save_ticket, update_ticket
+
     save_ticket(home, member.remembered())
     member.node.start(keep_ticket(home, member))
     signals.begin_serving()
-    tell_serving(member, hosting, tell, choice.why, time.monotonic() - began)
+    tell_serving(member, hosting, tell, why, time.monotonic() - began)
     member.node.start(hosting.keep_balance())
     async with _advertised(member, tell), _gateway(api, hosting, device, tell, announce):
         freeze_startup()

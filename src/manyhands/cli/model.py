@@ -64,10 +64,11 @@ def inspect(
     from manyhands.checkpoint.manifest import build_manifest
     from manyhands.checkpoint.partition import ModelFacts
     from manyhands.weights.fetch import resolve_model
+    from manyhands.weights.names import label
 
     with progress_bar() as progress:
         folder = resolve_model(model, Span(0, 1), False, home_from_env(), progress)  # the manifest tells of the rest
-        manifest = build_manifest(folder, progress)
+        manifest = build_manifest(folder, progress, called=label(model))
     facts = describe(ModelFacts.from_config(parse_config(read_config(folder))), manifest)
     if as_json:
         typer.echo(json.dumps({"model": model, **facts}))

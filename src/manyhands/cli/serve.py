@@ -117,6 +117,7 @@ class _Job:
 async def _serve(job: _Job, ticket_text: str, worker: "WorkerConfig", as_json: bool) -> None:
     from manyhands.cli.connect import tls_node
     from manyhands.swarm.ticket import Ticket
+    from manyhands.weights.shelf import in_use
     from manyhands.worker.execute import device_of_process
 
     ticket = Ticket.parse(ticket_text) if ticket_text else Ticket.new("home")
@@ -124,7 +125,7 @@ async def _serve(job: _Job, ticket_text: str, worker: "WorkerConfig", as_json: b
     found = options.settings()
     # Children of `local` share with it alone: no other process has its ticket.
     swarm = None if job.is_child else found.swarm
-    with StopSignals(while_stdin=job.is_child) as signals, device_of_process(job.threads) as device:
+    with StopSignals(while_stdin=job.is_child) as signals, device_of_process(job.threads) as device, in_use(folder):
 
         async def work() -> None:
             async with tls_node(

@@ -19,9 +19,10 @@ from manyhands.errors import ModelError, ShardUnavailable, WeightsMismatch
 from manyhands.place.shape import Checkpoint, ModelShape, look_up, shape_of, stored_precision
 from manyhands.swarm.record import Record
 from manyhands.weights import names
+from manyhands.weights.catalogue import SHORT_NAMES
 from manyhands.weights.disk import DiskProvider, find_complete, folders_of, layers_here
 from manyhands.weights.download import Need, pull
-from manyhands.weights.fetch import resolve_model
+from manyhands.weights.fetch import bring_short, resolve_model
 from manyhands.weights.hub_provider import HubProvider
 from manyhands.weights.provider import Provider, ProviderError
 from manyhands.weights.workers import Blame
@@ -113,14 +114,14 @@ class Weights:
         is_pulled = any(folder.name == self.id for folder in folders)
         if self.hub is not None and (self.id is None or not (providers or is_pulled)):
             folder = await asyncio.to_thread(resolve_model, self.hub, span, with_ends, home, progress)
-            model = (await asyncio.to_thread(build_manifest, folder, progress)).id
+            model = (await asyncio.to_thread(build_manifest, folder, progress, called=self.name)).id
             if self.id not in (None, model):
                 raise WeightsMismatch(
                     f"the hub's {self.hub} is {model[:12]} now, the swarm has {self.id[:12]}: name its revision"
                 )
             return folder, replace(self, id=model)
         assert self.id is not None, "without a folder and a hub id, it is the swarm that knows the model"
-        need = Need(self.id, span, with_ends=with_ends, with_files=True)
+        need = Need(self.id, span, with_ends=with_ends, with_files=True, name=self.name)
         hub = None if self.hub is None else HubProvider(self.hub)
         here = [DiskProvider(folder) for folder in folders if folder.name != self.id]
         pulled = await pull(need, providers, home, here=here, hub=hub, progress=progress, on_blame=on_blame)
@@ -158,23 +159,25 @@ async def weights_of(
     elif same:
         precision = same[0].precision
     else:
+        await asyncio.to_thread(bring_short, name, home, progress)
         precision = await asyncio.to_thread(stored_precision, name, home)
     for kind in same:
         if kind.precision != precision:
             raise WeightsMismatch(
                 f"the swarm serves {label} in {kind.precision}, not {precision}: leave --dtype out, or found another swarm"
             )
-    local = names.model_folder(name) or names.gguf_file(name)
+    local = names.model_folder(name) or names.gguf_file(name, home)
     if local is None and name != "tales" and same and (providers := ask(same[0])):
         with contextlib.suppress(ShardUnavailable):
             return await weights_in(same[0], providers, home, progress)
+    await asyncio.to_thread(bring_short, name, home, progress)
     checkpoint = await asyncio.to_thread(look_up, name, precision, home)
     if local is None and checkpoint.folder is None:
         found = _weights(label, checkpoint, same[0].model if same else checkpoint.model, name)
         return await _placed(found, home)
     folder = checkpoint.folder or names.model_folder(name)
     assert folder is not None, "a GGUF file holds its model whole"
-    manifest = await asyncio.to_thread(build_manifest, folder, progress)
+    manifest = await asyncio.to_thread(build_manifest, folder, progress, called=label)
     for kind in same:
         if kind.model != manifest.id:
             raise WeightsMismatch(await _told_apart(kind, manifest, ask(kind)))
@@ -210,8 +213,8 @@ async def weights_in(kind: ServedModel, providers: Sequence[Provider], home: Pat
 
     Raises ShardUnavailable if no peer tells, ModelError.
     """
-    if kind.name == "tales":
-        found = await weights_of("tales", kind.precision, (), home, progress)
+    if kind.name == "tales" or (kind.name in SHORT_NAMES and names.gguf_file(kind.name, home) is not None):
+        found = await weights_of(kind.name, kind.precision, (), home, progress)
         if found.id == kind.model:
             return found
     manifest, config = await _described(kind, providers)

@@ -88,8 +88,9 @@ def stored_precision(model: str, home: Path) -> Precision:
     """
     from manyhands.checkpoint.dtypes import BLOCKS
     from manyhands.checkpoint.gguf import SUFFIX
+    from manyhands.weights.catalogue import SHORT_NAMES
 
-    if not model.endswith(SUFFIX):
+    if not model.endswith(SUFFIX) and model not in SHORT_NAMES:
         return "bf16"
     folder = _local_folder(model, home)
     types = {tensor.dtype for tensor in (_from_hub(model, home)[1] if folder is None else _tensors(folder))}

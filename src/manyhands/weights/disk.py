@@ -12,7 +12,7 @@ from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import MANIFEST, read_config, read_entries
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.manifest import BLOCK_BYTES, Manifest, check_small
-from manyhands.checkpoint.partition import ModelFacts, needed_tensors, span_tensors
+from manyhands.checkpoint.partition import ModelFacts, needed_tensors, whole_layers
 from manyhands.core import ModelId, Span
 from manyhands.errors import ModelError
 from manyhands.weights.provider import OFFERED, Data, Lacking, ProviderError
@@ -91,15 +91,9 @@ def _lacks(folder: Path, span: Span | None, with_ends: bool) -> bool:
 def _runs(folder: Path) -> list[Span]:
     try:
         manifest, num_layers = _described(folder)
-        held = _held(folder)
-        whole = [n for n in range(num_layers) if held.issuperset(span_tensors(manifest.names, Span(n, n + 1)))]
+        return whole_layers(manifest.names, _held(folder), num_layers)
     except (OSError, ModelError):
         return []
-    runs: list[Span] = []
-    for layer in whole:
-        start = runs.pop().start if runs and runs[-1].end == layer else layer
-        runs.append(Span(start, layer + 1))
-    return runs
 
 
 def _described(folder: Path) -> tuple[Manifest, int]:

@@ -33,6 +33,7 @@ from manyhands.errors import ModelError, ShardUnavailable
 from manyhands.weights.partial import restore_partial
 from manyhands.weights.provider import Provider, ProviderError
 from manyhands.weights.schedule import DownloadSchedule
+from manyhands.weights.shelf import call_it
 from manyhands.weights.workers import Blame, Blames, DownloadWorkers
 
 T = TypeVar("T")
@@ -43,12 +44,22 @@ LOCK_S: Final = 1.0  # how long one attempt waits for another pull of the same f
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What to fetch: the layers of `span` (None: all), the ends, and the FILES beside them if asked for."""
+    """What to fetch: the layers of `span` (None: all), the ends, and the FILES beside them if asked for.
+
+    `name`: what people call the model.
+    """
 
     model: ModelId
     span: Span | None
     with_ends: bool = False
     with_files: bool = False
+    name: str = ""
+
+    @property
+    def title(self) -> str:
+        """What is being fetched, for people."""
+        what = "" if self.span is None else f", layers {self.span}"
+        return f"{self.name or self.model[:12]}{what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +177,7 @@ class _Pull:
     async def open(self) -> None:
         while not await self.on_disk(self._lock):
             pass
+        await self.on_disk(call_it, self.folder, self.need.name)
         self.store = await self.on_disk(Store, self.folder)
 
     def _lock(self) -> bool:
@@ -279,7 +291,7 @@ class _Pull:
             handle = await self.on_disk(self.stack.enter_context, filling)
             await self.on_disk(restore_partial, self.folder, handle, board.waiting)
             left = total - sum(job.done for job in board.waiting)
-            self._progress.start(f"fetching {self.need.model[:12]} from peers", left)
+            self._progress.start(f"fetching {self.need.title}, from the swarm", left)
             args = (self.need.model, board, hashes, self.store, handle, self.on_disk, self.blames, self._progress)
             crew = DownloadWorkers(*args, self.received)
             try:

@@ -1,6 +1,7 @@
 """From a model's name to a folder that holds what a node needs of it, and not much more.
 
-A local folder is itself; "tales" ships with the package; anything else is a hub id. From the hub only the byte ranges
+A local folder is itself; "tales" ships with the package; a short name's file is fetched whole (pinned.py); anything else
+is a hub id. From the hub only the byte ranges
 of the needed tensors are read, each checked against the model's manifest. Where no manifest is known, all weights are
 read once to make it, and still only the needed ones are kept. A fetch may be killed at any time and resumed, and
 another one may add other layers to the same folder. Blocking: call it from a thread.
@@ -40,6 +41,7 @@ from manyhands.checkpoint.partition import needed_tensors
 from manyhands.checkpoint.store import Sink, Store, check_free, disk_errors, erase
 from manyhands.core import Span
 from manyhands.errors import Damaged, ModelError
+from manyhands.weights.catalogue import SHORT_NAMES
 from manyhands.weights.fetched import find_local, hub_folder, lacking_tensors, num_layers
 from manyhands.weights.hub import (
     HubModel,
@@ -52,6 +54,7 @@ from manyhands.weights.hub import (
     remote_small_files,
 )
 from manyhands.weights.names import gguf_file, model_folder, parse_hub_id
+from manyhands.weights.pinned import fetch_pinned
 
 SMALL_BYTES: Final = 256 << 20  # of one such file; the largest tokenizers have some 30 MB
 PICKLES: Final = (".bin", ".pt", ".pth")
@@ -73,6 +76,7 @@ def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, pro
 
     Raises ModelError (unknown, refused, corrupt, pickle weights only), CutError (span outside the model), DiskFull.
     """
+    bring_short(name, home, progress)
     if (here := folder_named(name, home)) is not None:
         return here
     id = parse_hub_id(name)
@@ -86,11 +90,17 @@ def resolve_model(name: str, span: Span | None, with_ends: bool, home: Path, pro
     return _Fetch(model, id.file, home, progress).run(span, with_ends)
 
 
+def bring_short(name: str, home: Path, progress: HashProgress) -> None:
+    """Fetch the file of a short name that is not here yet; nothing for any other name. Raises as fetch_pinned."""
+    if (short := SHORT_NAMES.get(name)) is not None:
+        fetch_pinned(short, home, progress)
+
+
 def folder_named(name: str, home: Path) -> Path | None:
     """The folder that `name` is, or that a GGUF file of this name has in `home`; None for a hub id. Raises ModelError."""
     if name == "tales":
         return Path(tales.model_path())
-    if (file := gguf_file(name)) is not None:
+    if (file := gguf_file(name, home)) is not None:
         return gguf_folder(file, home)
     return model_folder(name)
 

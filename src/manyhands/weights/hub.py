@@ -99,11 +99,12 @@ def _file(name: str, sibling: Any) -> HubFile:
 
 
 def read_range(
-    model: HubModel, file: str, start: int, end: int, *, may_skip: bool = False
+    model: HubModel, file: str, start: int, end: int, *, may_skip: bool = False, first_retries: int = RETRIES
 ) -> Generator[bytes, None, None]:
     """Bytes [start, end) of `file` in blocks as they arrive; goes on where a broken connection ended.
 
     Raises RangeIgnored if the server sends whole files only, unless `may_skip`: then the rest is read and dropped.
+    Before the first byte it is asked `first_retries` times again at most.
     """
     position, failures = start, 0
     while position < end:
@@ -114,7 +115,7 @@ def read_range(
             if position < end:
                 raise HTTPError(f"{file} ended at byte {position}, {end} expected")
         except (HTTPError, OfflineModeIsEnabled) as error:
-            failures = _wait(error, failures, model.repo)
+            failures = _wait(error, failures, model.repo, RETRIES if position > start else first_retries)
 
 
 def read_whole(model: HubModel, file: HubFile, limit: int) -> bytes:

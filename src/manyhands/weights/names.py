@@ -1,11 +1,17 @@
-"""What the name of a model may be: "tales", a folder, a GGUF file, or a hub id. Looks at the disk, at nothing in it."""
+"""What the name of a model may be: a short name, a folder, a GGUF file, or a hub id. Looks at the disk, at nothing in it.
+
+Short names are "tales", which comes with the package, and those of catalogue.py, whose file lies in $MANYHANDS_HOME once it
+was fetched. A folder or file of the same name must be written as a path: ./smollm2.
+"""
 
 import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from manyhands.checkpoint.gguf import SUFFIX
+from manyhands.config import home_from_env
 from manyhands.errors import ModelError
+from manyhands.weights.catalogue import SHORT_NAMES, ShortName
 
 _HUB_ID: Final = re.compile(
     r"(?:hf:)?([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(?:@([\w.-][\w./-]{0,200}))?(?::([\w-][\w.-]{0,200}\.gguf))?"
@@ -20,16 +26,24 @@ class HubId(NamedTuple):
     file: str | None
 
 
-def gguf_file(name: str) -> Path | None:
-    """The GGUF file here that `name` is, if it is one."""
+def short_path(model: ShortName, home: Path) -> Path:
+    """Where the file of a short name is kept."""
+    return home / "models" / model.name / model.file
+
+
+def gguf_file(name: str, home: Path | None = None) -> Path | None:
+    """The GGUF file here that `name` is, if it is one; `home`: where those of short names lie ($MANYHANDS_HOME)."""
+    if (short := SHORT_NAMES.get(name)) is not None:
+        path = short_path(short, home or home_from_env())
+        return path if path.is_file() else None
     path = Path(name).expanduser()
     return path if name.endswith(SUFFIX) and path.is_file() else None
 
 
 def model_folder(name: str) -> Path | None:
-    """The checkpoint folder here that `name` is, if it is one; not "tales"."""
+    """The checkpoint folder here that `name` is, if it is one; no short name is."""
     path = Path(name).expanduser()
-    return path if name not in ("", "tales") and path.is_dir() else None
+    return path if name not in ("", "tales", *SHORT_NAMES) and path.is_dir() else None
 
 
 def is_here(name: str) -> bool:
@@ -39,19 +53,25 @@ def is_here(name: str) -> bool:
 
 def label(name: str) -> str:
     """What a model is called in records and in the API: a folder or file by its own name, else what the user typed."""
-    if (file := gguf_file(name)) is not None:
+    if name not in SHORT_NAMES and (file := gguf_file(name)) is not None:
         return file.resolve().name.removesuffix(SUFFIX)
     folder = model_folder(name)
     return name if folder is None else folder.resolve().name
 
 
 def parse_hub_id(name: str) -> HubId:
-    """What "[hf:]org/name[@revision][:file.gguf]" names. Raises ModelError for anything else."""
+    """What "[hf:]org/name[@revision][:file.gguf]" names, or where a short name's file lies on the hub.
+
+    Raises ModelError for anything else.
+    """
+    if (short := SHORT_NAMES.get(name)) is not None:
+        return HubId(short.repo, short.commit, short.file)
     match = _HUB_ID.fullmatch(name)
     if match is None or ".." in name or (name.endswith(SUFFIX) and match[3] is None):
         forms = "org/name[@revision] or hf:org/name:file.gguf"
         raise ModelError(
-            f'model {name!r} is neither a folder or GGUF file here, nor "tales", nor a hub id like {forms}'
+            f"model {name!r} is neither a folder or GGUF file here, nor a short name ({', '.join(('tales', *SHORT_NAMES))}), "
+            f"nor a hub id like {forms}"
         )
     return HubId(match[1], match[2] or "main", match[3])
 

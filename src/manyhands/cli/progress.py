@@ -1,0 +1,159 @@
+"""What a command is doing now, on one line of the terminal that the next one replaces: within half a second of Enter.
+
+    with doing("starting tales") as screen:          a line with a sign that turns, and seconds after the second one
+        screen.say("waiting for node-1 and node-2")  the next line
+        fetch(..., screen)                           a HashProgress: a bar, bytes, speed, what is left
+
+Only on a terminal (stderr): logs and pipes get the command's own lines and nothing of this.
+"""
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, TextIO
+
+from manyhands.plain import one_line
+
+TICK_S: Final = 0.1
+SECONDS_AFTER_S: Final = 2.0  # what takes longer shows for how long it has
+SIGNS: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+BAR_CELLS: Final = 24
+ERASE: Final = "\r\x1b[2K"
+
+
+@dataclass(slots=True)
+class Phase:
+    """What is being done since `began` (monotonic seconds). `total` None: not counted in bytes. `at_start`: here before."""
+
+    text: str
+    began: float
+    total: int | None = None
+    done: int = 0
+
+    def line(self, now: float, width: int) -> str:
+        """As the terminal shows it, in at most `width` characters."""
+        passed = now - self.began
+        sign = SIGNS[int(passed / TICK_S) % len(SIGNS)]
+        tail = "" if self.total is None else f"  {bar(self.done, self.total)}  {self._amount(passed)}"
+        if self.total is None and passed >= SECONDS_AFTER_S:
+            tail = f"  {passed:.0f} s"
+        room = width - len(sign) - len(tail) - 2
+        text = self.text if len(self.text) <= room else f"{self.text[: max(0, room - 1)]}…"
+        return f"{sign} {text}{tail}"[: max(0, width - 1)]
+
+    def _amount(self, passed: float) -> str:
+        assert self.total is not None
+        speed = self.done / passed if passed > 0 else 0.0
+        told = f"{megabytes(self.done)} of {megabytes(self.total)}"
+        return f"{told}  {megabytes(int(speed))}/s" if passed >= 1 and speed else told
+
+
+def bar(done: int, total: int) -> str:
+    """How much of it is done, as BAR_CELLS cells."""
+    full = BAR_CELLS if total <= 0 else min(BAR_CELLS, BAR_CELLS * done // total)
+    return "━" * full + "─" * (BAR_CELLS - full)
+
+
+def megabytes(count: int) -> str:
+    """A number of bytes for people."""
+    if count >= 1_000_000_000:
+        return f"{count / 1e9:.1f} GB"
+    return f"{count / 1e6:.0f} MB" if count >= 10_000_000 else f"{count / 1e6:.1f} MB"
+
+
+class Screen:
+    """The line. Also a HashProgress. Threads may call it."""
+
+    def __init__(self, out: TextIO, is_shown: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out, self._is_shown, self._clock = out, is_shown, clock
+        self._lock = threading.Lock()
+        self._phase: Phase | None = None
+        self._is_drawn = False
+
+    def say(self, text: str) -> None:
+        """What is done from now on."""
+        self._set(Phase(one_line(text, 300), self._clock()))
+
+    def start(self, name: str, total: int) -> None:
+        self._set(Phase(one_line(name, 300), self._clock(), total))
+
+    def advance(self, amount: int) -> None:
+        with self._lock:
+            if self._phase is not None:
+                self._phase.done += amount
+
+    def done(self) -> None:
+        with self._lock:
+            if self._phase is not None:
+                self._phase = Phase(self._phase.text, self._clock())
+        self.draw()
+
+    def draw(self) -> None:
+        """Show the line as it is now."""
+        with self._lock:
+            if self._phase is not None and self._is_shown:
+                self._out.write(ERASE + self._phase.line(self._clock(), shutil.get_terminal_size().columns))
+                self._out.flush()
+                self._is_drawn = True
+
+    def clear(self) -> None:
+        """Take the line away, until the next tick: something else is about to be printed."""
+        with self._lock:
+            if self._is_drawn:
+                self._out.write(ERASE)
+                self._out.flush()
+                self._is_drawn = False
+
+    def end(self) -> None:
+        """Nothing is shown any more."""
+        with self._lock:
+            self._phase = None
+        self.clear()
+
+    def _set(self, phase: Phase) -> None:
+        with self._lock:
+            self._phase = phase
+        self.draw()
+
+
+_shown: list[Screen] = []  # those of this process, the one in use last
+
+
+def clear_line() -> None:
+    """Take the line away before something is printed."""
+    for screen in _shown:
+        screen.clear()
+
+
+@contextmanager
+def doing(text: str, out: TextIO | None = None) -> Iterator[Screen]:
+    """Show what is being done while the block runs. Inside another such block the outer line goes on with the new text."""
+    if _shown:
+        _shown[-1].say(text)
+        yield _shown[-1]
+        return
+    stream = out or sys.stderr
+    screen = Screen(stream, stream.isatty())
+    _shown.append(screen)
+    ended = threading.Event()
+    ticker = threading.Thread(target=_tick, args=(screen, ended), name="progress", daemon=True)
+    try:
+        screen.say(text)
+        if stream.isatty():
+            ticker.start()
+        yield screen
+    finally:
+        ended.set()
+        if ticker.ident is not None:
+            ticker.join()
+        _shown.remove(screen)
+        screen.end()
+
+
+def _tick(screen: Screen, ended: threading.Event) -> None:
+    while not ended.wait(TICK_S):
+        screen.draw()

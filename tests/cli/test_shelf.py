@@ -1,0 +1,85 @@
+"""`manyhands pull`, `list`, `show`, `rm` as a person runs them, and the line that says what is being done."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from manyhands.cli import app, shelf
+from manyhands.cli.progress import ERASE, Phase, Screen, clear_line, doing, megabytes
+from tests.gguf_files import tiny_gguf
+
+VIEW = {
+    "swarm": "home",
+    "nodes": [
+        {"name": "desk", "spans": [{"model": "tiny", "layers": "0-2"}]},
+        {"name": "laptop", "spans": [{"model": "tiny", "layers": "3-5"}, {"model": "tales", "layers": "0-11"}]},
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def swarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "_swarm", lambda: VIEW)
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_file_is_listed_shown_and_forgotten(tmp_path: Path) -> None:
+    file, _ = tiny_gguf("llama", tmp_path / "tiny.gguf")
+    assert "tiny is here: manyhands up" in run("pull", str(file))
+    listed = run("list")
+    assert str(file) in listed and "all 6" in listed and "comes with manyhands" in listed
+    assert "in swarm home:" in listed and "tiny  desk 0-2 · laptop 3-5" in listed
+    assert "manyhands pull smollm2   98 MB" in listed
+    told = json.loads(run("list", "--json"))
+    assert told["swarm"]["tiny"] == {"desk": ["0-2"], "laptop": ["3-5"]}
+    assert [each["kind"] for each in told["models"]] == ["bundled", "file"]
+    shown = run("show", str(file))
+    assert "llama, 6 layers" in shown and "held by" in shown and str(file) in shown
+    assert "its file is yours" in run("rm", str(file))
+    assert file.exists() and str(file) not in run("list")
+
+
+def test_columns_are_aligned() -> None:
+    assert shelf._columns([("A", "B"), ("long", "c")]) == ["A     B", "long  c"]
+
+
+def test_a_phase_is_one_line_of_the_terminal() -> None:
+    assert Phase("waiting for nas", 0.0).line(1.0, 80).endswith("waiting for nas")
+    assert Phase("waiting for nas", 0.0).line(3.0, 80).endswith("waiting for nas  3 s")
+    fetching = Phase("fetching BIG", 0.0, 100_000_000, 25_000_000).line(2.0, 120)
+    assert "━" * 6 + "─" * 18 in fetching and fetching.endswith("25 MB of 100 MB  12 MB/s")
+    for width in (10, 20, 40):
+        assert len(Phase("x" * 200, 0.0, 10, 5).line(9.0, width)) < width
+    assert megabytes(1_500_000_000) == "1.5 GB" and megabytes(2_500_000) == "2.5 MB"
+
+
+def test_the_line_gives_way_to_what_is_printed() -> None:
+    out = io.StringIO()
+    screen = Screen(out, is_shown=True)
+    screen.say("starting tales\x1b[31m")
+    assert "starting tales" in out.getvalue() and "\x1b[31m" not in out.getvalue()
+    screen.clear()
+    assert out.getvalue().endswith(ERASE)
+    screen.start("reading tales", 10)
+    screen.advance(10)
+    screen.done()
+    screen.end()
+    assert out.getvalue().endswith(ERASE)
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal() -> None:
+    out = io.StringIO()
+    with doing("starting", out) as screen:
+        with doing("then this", out) as inner:
+            assert inner is screen
+        screen.start("reading", 10)
+        clear_line()
+    assert out.getvalue() == ""
