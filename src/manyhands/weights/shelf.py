@@ -15,7 +15,6 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Final, Literal
 
-from manyhands import tales
 from manyhands.checkpoint.config_fields import read_facts
 from manyhands.checkpoint.folder import MANIFEST, read_entries, write_atomic
 from manyhands.checkpoint.gguf import SUFFIX
@@ -26,6 +25,7 @@ from manyhands.checkpoint.partition import whole_layers
 from manyhands.core import Span
 from manyhands.errors import BadRequest, ManyhandsError, ModelError, NotFound
 from manyhands.weights.catalogue import SHORT_NAMES, ShortName
+from manyhands.weights.fetch import folder_named
 from manyhands.weights.names import short_path
 
 Kind = Literal["bundled", "short name", "hub", "swarm", "file"]
@@ -61,7 +61,7 @@ def on_shelf(home: Path) -> list[Shelved]:
     found += [_short(short, home) for short in SHORT_NAMES.values() if _short_folder(short, home).is_dir()]
     found += _linked(home)
     with contextlib.suppress(ModelError):  # an installation without it
-        found.append(_shelved("tales", "bundled", tales.model_path()))
+        found += [_shelved("tales", "bundled", folder) for folder in [folder_named("tales", home)] if folder is not None]
     return sorted(found, key=lambda each: (each.kind != "bundled", each.name, str(each.where)))
 
 
