@@ -61,7 +61,7 @@ def on_shelf(home: Path) -> list[Shelved]:
     found += [_short(short, home) for short in SHORT_NAMES.values() if _short_folder(short, home).is_dir()]
     found += _linked(home)
     with contextlib.suppress(ModelError):  # an installation without it
-        found += [_shelved("tales", "bundled", folder) for folder in [folder_named("tales", home)] if folder is not None]
+        found += [_shelved("tales", "bundled", folder) for folder in (folder_named("tales", home),) if folder]
     return sorted(found, key=lambda each: (each.kind != "bundled", each.name, str(each.where)))
 
 
