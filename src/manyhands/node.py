@@ -42,8 +42,8 @@ class Node:
         self.address: NodeAddr | None = None
         self._spans = spans
         self.transport = make_transport(self._hello)
-        self.watch = Watch()
         self.pool = LinkPool(self.transport, self._linked, self._late_s)
+        self.watch = Watch(self.pool.is_in_use)
         self.setbacks = Setbacks()  # which nodes and addresses not to dial now
         self._handlers: dict[type[Any], list[Handler[Any]]] = {}
         self._on_linked: list[Callable[[Link], None]] = []

@@ -110,6 +110,40 @@ def test_a_node_that_is_held_up_again_and_again_is_kept_while_it_answers_within_
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("wanted", "is_given_up"), [(False, False), (True, True)])
+def test_a_member_that_nothing_waits_for_may_be_silent_for_ten_seconds(wanted: bool, is_given_up: bool) -> None:
+    """It loads its layers beside busy processes: it answered quickly until now, so nothing tells how late it will be."""
+
+    async def main() -> None:
+        faults, network = Faults(), MemoryNetwork()
+        async with memory_node(network, "a", faults.wrap) as a, memory_node(network, "b", faults.wrap) as b:
+            addr = await b.listen(ANYWHERE)
+            control = await a.pool.get(addr, "control")
+            await asyncio.sleep(10)
+            faults.freeze(b)
+            dial = asyncio.ensure_future(a.pool.get(addr, "data") if wanted else asyncio.sleep(0))
+            ended = await ended_after_s({"control": control}, PATIENCE_S - 1)
+            assert bool(ended) == is_given_up and all(after_s <= FOUND_S + 0.1 for after_s in ended.values())
+            faults.thaw(b)
+            await asyncio.gather(dial, return_exceptions=True)
+            await asyncio.sleep(2)
+            assert control.is_closed == is_given_up
+
+    run_virtual(main())
+
+
+def test_a_member_that_nothing_waits_for_is_given_up_in_the_end() -> None:
+    async def main() -> None:
+        faults, network = Faults(), MemoryNetwork()
+        async with memory_node(network, "a", faults.wrap) as a, memory_node(network, "b", faults.wrap) as b:
+            control = await a.pool.get(await b.listen(ANYWHERE), "control")
+            faults.freeze(b)
+            assert await ended_after_s({"control": control}, PATIENCE_S + 2)
+            faults.thaw(b)
+
+    run_virtual(main())
+
+
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with kept_models() as models:

@@ -53,7 +53,7 @@ def found_after_s(
             pulse.answered(awake_s)
             asked_at = None
         pulse.observe(LinkEvidence(peer.received, True, peer.acked, peer.has_unacked), awake_s)
-        verdict = pulse.judge(awake_s, max(late_s, stalls.worst_s(now), pulse.late_s), is_suspect=False)
+        verdict = pulse.judge(awake_s, patience_s(max(late_s, stalls.worst_s(now), pulse.late_s)))
         if verdict != "alive":
             return verdict, now - 10
         if asked_at is None and now - beat_at >= HEARTBEAT_S:
@@ -150,10 +150,10 @@ def test_beside_a_link_that_was_given_up_one_probe_is_enough() -> None:
     pulse = Pulse(0.0)
     pulse.asked(0.0)
     pulse.observe(LinkEvidence(0), 0.0)
-    assert pulse.judge(PROBE_S, 0.0, is_suspect=False) == "alive"
-    assert pulse.judge(PROBE_S, 0.0, is_suspect=True) == "frozen"
+    assert pulse.judge(PROBE_S, SUSPECT_S) == "alive"
+    assert pulse.judge_suspect(PROBE_S) == "frozen"
     pulse.observe(LinkEvidence(1), PROBE_S)
-    assert pulse.judge(PROBE_S, 0.0, is_suspect=True) == "alive"
+    assert pulse.judge_suspect(PROBE_S) == "alive"
 
 
 def test_a_node_that_reads_nothing_blames_nobody() -> None:
@@ -161,12 +161,12 @@ def test_a_node_that_reads_nothing_blames_nobody() -> None:
     pulse.asked(0.0)
     for second in range(60):
         pulse.observe(LinkEvidence(0, is_reading=False), float(second))
-        assert pulse.judge(float(second), 0.0, is_suspect=False) == "alive"
+        assert pulse.judge(float(second), SUSPECT_S) == "alive"
 
 
 def test_where_the_system_tells_nothing_of_acknowledgements_the_loop_decides() -> None:
     pulse = Pulse(0.0)
     pulse.asked(0.0)
     pulse.observe(LinkEvidence(0), 2.9)
-    assert pulse.judge(2.9, 0.0, is_suspect=False) == "alive"
-    assert pulse.judge(3.0, 0.0, is_suspect=False) == "frozen"
+    assert pulse.judge(2.9, SUSPECT_S) == "alive"
+    assert pulse.judge(3.0, SUSPECT_S) == "frozen"

@@ -5,6 +5,7 @@ of both, and how late event loops have run lately, here and there, decides how l
 
     the kernel acknowledges nothing            cut off        SUSPECT_S
     it does, the loop does not answer          frozen, busy   SUSPECT_S, stretched by lateness up to PATIENCE_S
+    the same, and nothing waits for the peer   loading, busy  PATIENCE_S
     another link of the pair was given up      the same       PROBE_S
 
 Silence is measured on a clock that stands still while this process does not run (stalls.py), so a node that was starved,
@@ -93,13 +94,18 @@ class Pulse:
             self._moved_at = now
         self._line = line
 
-    def judge(self, now: float, late_s: float, *, is_suspect: bool) -> Verdict:
-        """What the peer's silence means. `is_suspect`: another link of the same pair was given up just now."""
+    def judge(self, now: float, borne_s: float) -> Verdict:
+        """What the peer's silence means. `borne_s`: how long its loop may be silent (patience_s)."""
         if self._asked_at is None:
             return "alive"
-        quiet_s = now - max(self._asked_at, self._heard_at)
-        if is_suspect:
-            return "frozen" if quiet_s >= PROBE_S - ROUNDING_S else "alive"
         if self._line.has_unacked and now - max(self._asked_at, self._moved_at) >= SUSPECT_S - ROUNDING_S:
             return "cut"
-        return "frozen" if quiet_s >= patience_s(late_s) - ROUNDING_S else "alive"
+        return "frozen" if self._quiet_s(now) >= borne_s - ROUNDING_S else "alive"
+
+    def judge_suspect(self, now: float) -> Verdict:
+        """The same where another link of the same pair was given up just now."""
+        return "frozen" if self._quiet_s(now) >= PROBE_S - ROUNDING_S else "alive"
+
+    def _quiet_s(self, now: float) -> float:
+        """For how long a ping has waited and nothing has come; 0 while none waits."""
+        return 0.0 if self._asked_at is None else now - max(self._asked_at, self._heard_at)

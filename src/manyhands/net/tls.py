@@ -242,7 +242,7 @@ class TlsTransport:
                     await link.opened()
                     self._incoming.keep(link, self._arrivals)
         except (OSError, LinkClosed) as exc:  # OSError includes SSLError and TimeoutError
-            logger.info("refused a link: %s", exc or type(exc).__name__)
+            logger.info("refused a link: %s", str(exc) or type(exc).__name__)
             link.abort("refused")
             return False
         except BaseException:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from manyhands.core import NodeId
 from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net import liveness
-from manyhands.net.liveness import SUSPECT_S, TICK_S, Pulse, Verdict
+from manyhands.net.liveness import PATIENCE_S, SUSPECT_S, TICK_S, Pulse, Verdict, patience_s
 from manyhands.net.transport import Link, try_send
 from manyhands.stalls import Stalls
 from manyhands.wire.message import Message, Ping
@@ -44,9 +44,12 @@ class Watch:
     """Pings every link of a node, whatever its lane, and aborts those whose peer is cut off or frozen.
 
     When one link of a pair of nodes is given up, the others are after PROBE_S of silence: they may go another way (a relay).
+    `is_in_use` tells whether something waits for a peer. One that nothing waits for is a member that may load a model on a
+    busy machine: its loop has PATIENCE_S from the start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_in_use: Callable[[NodeId], bool]) -> None:
+        self._is_in_use = is_in_use
         self.stalls = Stalls(0.0, period_s=TICK_S)
         self._watched: list[_Watched] = []
         self._suspects: dict[NodeId, float] = {}  # peers that a link to was given up, with when (awake)
@@ -83,8 +86,7 @@ class Watch:
 
     def late_s(self, peer: NodeId) -> float:
         """How late event loops have run lately, this node's own and that of `peer`."""
-        there = [each.pulse.late_s for each in self._watched if each.link.peer == peer]
-        return max([self.stalls.worst_s(asyncio.get_running_loop().time()), *there])
+        return self._late_s({peer})[peer]
 
     # -- one look -----------------------------------------------------------------------------------------------------
 
@@ -95,18 +97,27 @@ class Watch:
         self._suspects = {peer: at for peer, at in self._suspects.items() if awake_s - at < SUSPECT_S}
         for each in self._watched:
             each.pulse.observe(each.link.line(), awake_s)
-        late = {peer: self.late_s(peer) for peer in {each.link.peer for each in self._watched}}
+        late = self._late_s({each.link.peer for each in self._watched if each.pulse.is_asked})
+        borne = {peer: patience_s(late_s) for peer, late_s in late.items() if self._is_in_use(peer)}
         for each in self._watched:
-            verdict = each.pulse.judge(awake_s, late[each.link.peer], is_suspect=False)
+            verdict = each.pulse.judge(awake_s, borne.get(each.link.peer, PATIENCE_S))
             if verdict != "alive":
                 self._suspects[each.link.peer] = awake_s
                 self._give_up(each, verdict)
         for each in self._watched:
             if each.link.peer in self._suspects and not each.link.is_closed:
-                verdict = each.pulse.judge(awake_s, 0.0, is_suspect=True)
+                verdict = each.pulse.judge_suspect(awake_s)
                 if verdict != "alive":
                     self._give_up(each, verdict)
         self._forget_closed()
+
+    def _late_s(self, peers: set[NodeId]) -> dict[NodeId, float]:
+        """`late_s` of each of them. Takes one look at each link: there may be a thousand."""
+        late = dict.fromkeys(peers, self.stalls.worst_s(asyncio.get_running_loop().time()))
+        for each in self._watched:
+            if each.link.peer in late:
+                late[each.link.peer] = max(late[each.link.peer], each.pulse.late_s)
+        return late
 
     def _forget_closed(self) -> None:
         closed = [each for each in self._watched if each.link.is_closed]

@@ -154,7 +154,7 @@ class Tunnels:
                 async with asyncio.timeout(HANDSHAKE_S):
                     line = await self._open(relay)
             except (LinkClosed, TimeoutError) as exc:
-                logger.info("cannot answer a call at %s: %s", relay, exc or "no answer")
+                logger.info("cannot answer a call at %s: %s", relay, str(exc) or "no answer")
                 return
             line.transport.write(ANSWER + call_id)
             await self._tls.admit_over(line.transport)
