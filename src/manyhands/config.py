@@ -227,6 +227,8 @@ class ApiConfig:
     cors: tuple[str, ...] = ()
     # Names of the gateway beside this machine's own, as behind a reverse proxy: "llm.example.org", "llm.example.org:8443".
     hosts: tuple[str, ...] = ()
+    # Further names of models, ALIAS=MODEL: "gpt-4o=tales"; "*=tales" stands for every name that is not known.
+    aliases: tuple[str, ...] = ()
     url: str = "http://127.0.0.1:8000"
     key: str = field(default="", repr=False)
 
@@ -234,6 +236,9 @@ class ApiConfig:
         for origin in self.cors:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+", origin):
                 raise BadRequest(f'cors has {origin!r:.80}; it must be "*" or SCHEME://HOST[:PORT] and no more')
+        for alias in self.aliases:
+            if not re.fullmatch(r"[^=\s]{1,200}=[^=\s]{1,500}", alias):
+                raise BadRequest(f'aliases has {alias!r:.80}; it must be ALIAS=MODEL, as "gpt-4o=tales"')
         for name in self.hosts:
             if not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:\d{1,5})?", name):
                 raise BadRequest(f"hosts has {name!r:.80}; it must be NAME or NAME:PORT, without http:// and path")

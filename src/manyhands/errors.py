@@ -4,12 +4,13 @@ ManyhandsError                code            meaning
 ├─ BadRequest                 bad_request     the caller asked for something impossible
 │  ├─ CutError                bad_request     layers do not cover the model
 │  └─ ContextOverflow         bad_request     prompt + max_tokens exceed the context or the lease
-├─ Unauthorized               unauthorized    no key, or one that is not known
+├─ Unauthorized               invalid_api_key no key, or one that is not known
 ├─ Forbidden                  forbidden       this key may not do that
-├─ NotFound                   not_found       no model, job or path of that name
+├─ NotFound                   not_found       no job, node or path of that name
+│  └─ ModelNotFound           model_not_found no model of that name is served
 ├─ Conflict                   conflict        it would break what runs now
 ├─ TooLarge                   too_large       a body beyond the limit
-├─ RateLimited                rate_limited    a quota is used up or the queue is full; `retry_after_s` says until when
+├─ RateLimited                rate_limit_exceeded  a quota is used up or the queue is full; `retry_after_s` says until when
 ├─ ModelError                 bad_model       a checkpoint is missing, corrupt or of an unknown family
 │  └─ Damaged                 bad_model       bytes on disk are not those of the model's manifest
 ├─ WeightsMismatch            weights_mismatch  two nodes hold different weights or precision
@@ -28,12 +29,14 @@ ManyhandsError                code            meaning
 
 
 class ManyhandsError(Exception):
-    """Base of all errors of this package. `code` goes over the wire and into JSON; `http_status` into HTTP answers.
+    """Base of all errors of this package. `code` goes over the wire and into JSON; `http_status` into HTTP answers;
+    `api_code`, where there is one, stands there in place of `code`: OpenAI's word for what others call by a wider one.
 
     `node` is the id of the node that said no, where one did: others may be asked.
     """
 
     code = "internal"
+    api_code: str | None = None
     http_status = 500
     node: str | None = None
 
@@ -48,11 +51,11 @@ class CutError(BadRequest):
 
 
 class ContextOverflow(BadRequest):
-    pass
+    api_code = "context_length_exceeded"
 
 
 class Unauthorized(ManyhandsError):
-    code = "unauthorized"
+    code = "invalid_api_key"
     http_status = 401
 
 
@@ -64,6 +67,11 @@ class Forbidden(ManyhandsError):
 class NotFound(ManyhandsError):
     code = "not_found"
     http_status = 404
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+    param = "model"
 
 
 class Conflict(ManyhandsError):
@@ -79,7 +87,7 @@ class TooLarge(ManyhandsError):
 class RateLimited(ManyhandsError):
     """Try again in `retry_after_s` seconds."""
 
-    code = "rate_limited"
+    code = "rate_limit_exceeded"
     http_status = 429
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:

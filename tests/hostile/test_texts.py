@@ -21,7 +21,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from manyhands.api.gateway import Gateway
-from manyhands.api.http.app import MAX_MESSAGE_CHARS, create_app, error_object
+from manyhands.api.http.app import create_app
+from manyhands.api.http.error import MAX_MESSAGE_CHARS, error_object
 from manyhands.api.http.server import serving
 from manyhands.api.jobs import History
 from manyhands.api.log import JsonLines

@@ -107,17 +107,19 @@ class ModelFormats:
         Raises as `prepare` and Preparing.run do. Cancelling ends the work.
         """
         await self.open()
-        limits = self._gateway.limits
+        limits, names = self._gateway.limits, self._gateway.names
         made = None
         if len(body) <= INLINE_BYTES:
             numbers = (limits.max_choices, limits.default_max_tokens)
-            desk = PreparationDesk(self._speakers, *numbers, self._accept, caller.models, caller.name, is_inline=True)
+            who = (caller.models, caller.name)
+            desk = PreparationDesk(self._speakers, *numbers, self._accept, *who, is_inline=True, names=names)
             try:
                 made = prepare(path, body, desk)
             except NeedsProcess:
                 pass
         if made is None:
-            job = PreparationJob(path, body, caller.models, caller.name, limits.max_choices, limits.default_max_tokens)
+            who = (caller.models, caller.name)
+            job = PreparationJob(path, body, *who, limits.max_choices, limits.default_max_tokens, names)
             made = await self.preparing.run(caller.name or client, job)
         return self._known[made.model], made
 
@@ -210,7 +212,7 @@ class Choice:
         self._thoughts = ThoughtReader(plan.thinking, is_open=made.is_open)
         dialect = plan.voice.speaker.dialect
         self._tools = ToolReader(dialect, made.functions) if made.functions and dialect else None
-        self._is_parallel = made.is_parallel
+        self._is_parallel, self._is_call = made.is_parallel, made.is_call
         self.reasoning = ""
         self.content = ""
         self.calls: list[dict[str, str]] = []  # name, arguments, id
@@ -272,7 +274,9 @@ class Choice:
         thought, text = self._thoughts.finish()
         pieces = self._split(text)
         if self._tools is not None:
-            pieces += [] if self.is_cut else self._tools.finish()
+            held = [] if self.is_cut else self._tools.finish()
+            # The beginning of a call, where nothing but calls can be, is no text.
+            pieces += [piece for piece in held if not (self._is_call and isinstance(piece, Content))]
         return self._keep(Delta(thought, pieces))
 
     def _keep(self, delta: Delta) -> Delta:

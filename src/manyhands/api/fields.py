@@ -1,7 +1,7 @@
 """The fields of every request that generates: parsed, documented (docs/openai.md, OpenAPI) and tested from the same models.
 
-A field that no model names is refused with 400, and so is a value that is not honoured. Nothing is ignored. `null` is the same
-as leaving a field out, as in OpenAI's own API.
+A field that no model names is refused with 400, and so is a value that is not honoured. `null` is the same as leaving a field
+out, wherever it stands; only in what is a client's own (a schema, the arguments of a call) it is a value.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +42,9 @@ def _fields(model: Any) -> Iterator[Field]:
 
 _ADAPTERS: Mapping[str, TypeAdapter[Any]] = {path: TypeAdapter(model) for path, model in MODELS.items()}
 _SAYS = {path: {field.name: field.shown.says for field in _fields(model)} for path, model in MODELS.items()}
+# What is a client's own, on every path and on some.
+_VERBATIM = frozenset({"parameters", "schema", "input_schema", "arguments"})
+_OWN: Mapping[str, frozenset[str]] = {}
 # The paths of OpenAI's API, whose tables stand in docs/openai.md.
 ENDPOINTS: Mapping[str, Sequence[Field]] = {
     path: list(_fields(model)) for path, model in MODELS.items() if path.startswith("/v1/")
@@ -50,8 +53,20 @@ ENDPOINTS: Mapping[str, Sequence[Field]] = {
 
 def parse(path: str, sent: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that a request sets, checked by the model of its path. Raises BadField."""
-    given = {name: value for name, value in sent.items() if value is not None}
-    return check(_ADAPTERS[path], given, _SAYS[path], path)
+    return check(_ADAPTERS[path], _without_nulls(sent, _VERBATIM | _OWN.get(path, frozenset())), _SAYS[path], path)
+
+
+def _without_nulls(value: Any, verbatim: frozenset[str]) -> Any:
+    """`value` (of bounded depth) without the keys that are null; what stands under a key of `verbatim` stays as it is."""
+    if isinstance(value, Mapping):
+        return {
+            name: inner if name in verbatim else _without_nulls(inner, verbatim)
+            for name, inner in value.items()
+            if inner is not None
+        }
+    if isinstance(value, list):
+        return [_without_nulls(inner, verbatim) if isinstance(inner, dict | list) else inner for inner in value]
+    return value
 
 
 # -- documentation ----------------------------------------------------------------------------------------------------

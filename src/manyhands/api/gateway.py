@@ -13,13 +13,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
-from uuid import uuid4
 
+from manyhands.api.http.arrival import new_job_id
 from manyhands.api.http.watchdog import Watchdog
 from manyhands.api.limits import Admission
+from manyhands.api.names import NO_NAMES, ModelNames
 from manyhands.api.run import LOOK_S, Admitted, Api, Ask, Caller, Job, Observer, Outcome, Run
 from manyhands.config import LimitsConfig
-from manyhands.errors import ManyhandsError, NotFound, RateLimited
+from manyhands.errors import ManyhandsError, ModelNotFound, RateLimited
 from manyhands.origin import Origin
 from manyhands.origin.loop import Request
 
@@ -41,11 +42,12 @@ class Gateway:
         limits: LimitsConfig | None = None,
         observers: Iterable[Observer] = (),
         *,
+        names: ModelNames = NO_NAMES,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.origins = dict(origins)
-        self.limits = limits or LimitsConfig()
+        self.limits, self.names = limits or LimitsConfig(), names
         self.observers = list(observers)
         self.parts: list[GatewayPart] = []
         self.watchdog = Watchdog()
@@ -66,10 +68,17 @@ class Gateway:
         return len(self._admission.running)
 
     def origin(self, model: str) -> Origin:
-        """The origin of a model served here. Raises NotFound naming those that are."""
-        if model not in self.origins:
-            raise NotFound(f"model {model[:100]!r} is not served here; there is {', '.join(self.origins) or 'none'}")
-        return self.origins[model]
+        """The origin of a model, by any of its names. Raises ModelNotFound naming those that are served."""
+        return self.origins[self.name(model)]
+
+    def name(self, model: str) -> str:
+        """The name of the model that is meant by it. Raises ModelNotFound."""
+        meant = self.names.find(model, self.origins)
+        if meant not in self.origins:
+            raise ModelNotFound(
+                f"model {model[:100]!r} is not served here; there is {', '.join(self.origins) or 'none'}"
+            )
+        return meant
 
     def enter(self, caller: Caller, api: Api) -> Admitted:
         """Charge a request before anything is done for it. Raises RateLimited if a quota is used up or the queue is full.
@@ -79,7 +88,7 @@ class Gateway:
         try:
             self._admission.enter(caller.name, caller.quota, self._clock())
         except RateLimited as error:
-            job = Job(uuid4().hex, "", api, caller.name, self._wall_clock(), 0, 0, error=error.code)
+            job = Job(new_job_id(), "", api, caller.name, self._wall_clock(), 0, 0, error=error.code)
             self._end(job, "refused")
             raise
         return Admitted()
@@ -87,7 +96,7 @@ class Gateway:
     def run(self, ask: Ask) -> AbstractAsyncContextManager[Run]:
         """Admit `ask` and run it until the block is left. Waits for its turn: limits.patience_s.
 
-        Raises NotFound, Forbidden, BadRequest, ContextOverflow; RateLimited if a quota is used up, the queue is full or
+        Raises ModelNotFound, Forbidden, BadRequest, ContextOverflow; RateLimited if a quota is used up, the queue is full or
         too slow.
         """
         return self._run(ask)
@@ -117,7 +126,7 @@ class Gateway:
 
     def _new_job(self, ask: Ask) -> Job:
         size, limit = len(ask.prompt), ask.params.max_tokens
-        return Job(uuid4().hex, ask.model, ask.api, ask.caller.name, self._wall_clock(), size, limit)
+        return Job(new_job_id(), ask.model, ask.api, ask.caller.name, self._wall_clock(), size, limit)
 
     async def _admit(self, job: Job, ask: Ask) -> None:
         asked_at, caller = self._clock(), ask.caller

@@ -166,6 +166,7 @@ async def api_for(
     from manyhands.api.log import RequestLog
     from manyhands.api.log import log_json as start_log
     from manyhands.api.metrics import Metrics
+    from manyhands.api.names import ModelNames
     from manyhands.api.native.routes import native_router
     from manyhands.api.openai.chat import openai_router
     from manyhands.api.openai.responses import responses_router
@@ -177,7 +178,7 @@ async def api_for(
     async with AsyncExitStack() as stack:
         found = options.settings()
         limits = replace(found.limits, max_running=found.limits.max_running or max_running)
-        gateway = Gateway(origins, limits)
+        gateway = Gateway(origins, limits, names=ModelNames.of(found.api.aliases))
         metrics = Metrics(gateway)
         history = History(file=stack.enter_context(JobFile(job_file)) if job_file else None)
         gateway.observers += [RequestLog(), metrics, history]

@@ -48,9 +48,14 @@ def render_text(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Any],
     budget: RenderBudget,
+    begun: str = "",
     **variables: Any,
 ) -> str:
-    """The text of which `render_chat` returns the ids. Raises as it does."""
+    """The text of which `render_chat` returns the ids; with `begun`, the content of the last message, it ends with that, so
+    that an answer goes on from it. Raises as it does."""
+    if begun:
+        text = render_text(tokenizer, messages, tools, budget, add_generation_prompt=False, **variables)
+        return _up_to(text, begun)
     if not messages:
         raise BadRequest("messages is empty: send at least one message")
     try:
@@ -70,6 +75,14 @@ def render_text(
         reason = " ".join(str(error).split())[:300]  # what it raises itself, or content that it does not expect
         said = reason or type(error).__name__
         raise BadRequest(f"the chat template of this model refuses these messages: {said}") from error
+
+
+def _up_to(text: str, begun: str) -> str:
+    """`text` until the end of the last `begun` in it. Raises BadRequest."""
+    for words in (begun, begun.strip()):
+        if words and (at := text.rfind(words)) >= 0:
+            return text[: at + len(words)]
+    raise BadRequest("the chat template of this model changes the last message: no answer can go on from it")
 
 
 def find_template(tokenizer: Tokenizer, *, has_tools: bool) -> ChatTemplate:

@@ -198,9 +198,10 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], budget: RenderBudget) -> str:
         """The text of a conversation. Raises TooCostly, TemplateError, and whatever a template's operations do."""
         self._environment.budget = budget
-        known = {"add_generation_prompt": True, "documents": None, _PASS: budget.take, _JOIN: budget.join}
+        own = {_PASS: budget.take, _JOIN: budget.join}
+        known = {"add_generation_prompt": True, "documents": None, **variables, **own}
         pieces, size = [], 0
-        for piece in self._template.generate(messages=list(map(_with_thoughts, messages)), **known, **variables):
+        for piece in self._template.generate(messages=list(map(_with_thoughts, messages)), **known):
             size += len(piece)
             budget.check(size)
             pieces.append(piece)

@@ -8,7 +8,6 @@ Who is let in, and how much of what they send is read, is decided before any rou
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -23,7 +22,10 @@ from manyhands.api.access import Access, session_router
 from manyhands.api.auth import KeyRing
 from manyhands.api.fields import definitions
 from manyhands.api.gateway import Gateway
+from manyhands.api.http.arrival import arrived
+from manyhands.api.http.body import BadField
 from manyhands.api.http.document import with_errors
+from manyhands.api.http.error import error_response, routing_error
 from manyhands.api.http.hosts import Hosts, check_json, single
 from manyhands.api.http.route import LARGE_PATHS
 from manyhands.api.trace import PARENT
@@ -35,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 # Nothing behind these shows a request, a node or a key, so they need none.
 OPEN_PATHS = frozenset({"/health", "/ready", "/api/health", "/docs", "/openapi.json"})
-MAX_MESSAGE_CHARS = 2000  # of an error: it may quote what was sent
 # An address, a name, some layers: what routes that do not generate take.
 SMALL_BODY_BYTES = 8 << 10
 # Bodies of max_body_bytes that are held at once, while they come and until they are answered.
@@ -78,7 +79,7 @@ def create_app(
     opened = OPEN_PATHS | set(open_paths)
     app.add_middleware(BodyGuard, limits=gateway.limits, access=access, open_paths=opened)
     if cors:
-        allowed = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["retry-after"]}
+        allowed = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["retry-after", "x-request-id"]}
         app.add_middleware(CORSMiddleware, allow_origins=list(cors), **allowed)  # type: ignore[arg-type]
     app.add_middleware(HostGuard, hosts=access.hosts)
     return app
@@ -86,82 +87,48 @@ def create_app(
 
 # -- errors -----------------------------------------------------------------------------------------------------------
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
-
-def error_object(error: Exception) -> dict[str, Any]:
-    """What OpenAI's clients understand; `code` is ours (errors.py). A bug's text is not shown."""
-    is_ours = isinstance(error, ManyhandsError)
-    status = error.http_status if isinstance(error, ManyhandsError) else 500
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    message = one_line(error, MAX_MESSAGE_CHARS) if is_ours else "this is a bug in the gateway: see its log"
-    code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
-    return {"message": message, "type": kind, "param": getattr(error, "param", None), "code": code}
-
-
-def error_response(error: Exception) -> JSONResponse:
-    """`error` as HTTP: its status, Retry-After where trying again helps."""
-    status = error.http_status if isinstance(error, ManyhandsError) else 500
-    headers = {}
-    if isinstance(error, RateLimited):
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
-    elif status == 503:
-        headers["retry-after"] = "1"
-    elif status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return JSONResponse({"error": error_object(error)}, status, headers)
-
-
-async def _on_error(_: Request, error: Exception) -> JSONResponse:
-    return error_response(error)
+async def _on_error(request: Request, error: Exception) -> JSONResponse:
+    return error_response(error, request.url.path)
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
-    """What the router itself says: no such path, no such method."""
     assert isinstance(error, HTTPException)
-    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    message = f"{request.method} {one_line(request.url.path)}: {error.detail}; /docs lists what there is"
-    body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    return JSONResponse({"error": body}, error.status_code, error.headers)
+    return routing_error(request.method, request.url.path, error.status_code, error.detail, error.headers)
 
 
-async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
+async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     """What FastAPI found wrong with a parameter or a body, one problem at a time."""
     assert isinstance(error, RequestValidationError)
     first: Mapping[str, Any] = error.errors()[0]
     where = one_line(".".join(str(part) for part in first["loc"][1:]) or "the body")
-    body = {
-        "message": one_line(f"{where}: {first['msg']}", MAX_MESSAGE_CHARS),
-        "type": "invalid_request_error",
-        "param": where,
-        "code": "bad_request",
-    }
-    return JSONResponse({"error": body}, 400)
+    return error_response(BadField(f"{where}: {first['msg']}", where), request.url.path)
 
 
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:
     logger.error("%s %s failed: %s", request.method, one_line(request.url.path), type(error).__name__)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 # -- before the routes ------------------------------------------------------------------------------------------------
 
 
 class HostGuard:
-    """Refuses what a page of another site made a browser send (hosts.py); everything else gets its `sender`."""
+    """Refuses what a page of another site made a browser send (hosts.py); gives others their `sender` (and arrival.py)."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            scope, send = arrived(scope, send)
             state = scope.setdefault("state", {})
             try:
                 headers = single(scope["headers"])
                 target = state.get("target", b"/").decode("latin-1")
                 state["sender"] = self._hosts.sender(scope["method"], scope["http_version"], headers, target)
             except ManyhandsError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -188,7 +155,7 @@ class BodyGuard:
             state["caller"] = self._access.caller(scope["method"], headers, state["sender"], is_open=is_open)
             check_json(headers)
         except ManyhandsError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         held = _Held(self)
         state["release_body"] = held.release
@@ -196,7 +163,7 @@ class BodyGuard:
             body = await self._read(headers, receive, held, self._limit(scope["path"]))
         except ManyhandsError as error:
             held.release()
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         try:
             if body is not None:

@@ -15,11 +15,11 @@ MAX_DEPTH = 64  # of a request's JSON
 
 
 class BadField(BadRequest):
-    """A field of a request is not what it can be; `param` names it."""
+    """A field of a request is not what it can be; `param` names it, `api_code` is OpenAI's word for how."""
 
-    def __init__(self, message: str, param: str) -> None:
+    def __init__(self, message: str, param: str, api_code: str | None = "invalid_value") -> None:
         super().__init__(message)
-        self.param = param
+        self.param, self.api_code = param, api_code
 
 
 def read_json(body: bytes) -> dict[str, Any]:
@@ -69,15 +69,19 @@ def check(model: TypeAdapter[Any], value: Any, says: Mapping[str, str], where: s
     at, name = ".".join(loc), (loc or [""])[0]
     match problem["type"]:
         case "extra_forbidden":
+            code, reason = "unknown_parameter", "is not known"
             if len(loc) == 1:
-                raise BadField(f"{name!r} is not a parameter of {where}: leave it out (docs/openai.md)", name) from None
-            reason = "is not known"
+                raise BadField(f"{name!r} is not a parameter of {where}: leave it out (/docs)", name, code) from None
         case "missing":
-            reason = "is missing" if len(loc) > 1 else f"is missing: {where} needs it"
-        case _:
+            code, reason = (
+                "missing_required_parameter",
+                "is missing" if len(loc) > 1 else f"is missing: {where} needs it",
+            )
+        case kind:
+            code = "invalid_type" if kind.endswith("_type") else "invalid_value"
             reason = f"is {show(problem['input'])}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
     said = f" ({says[name]})" if name in says else ""
-    raise BadField(" ".join(f"{at} {reason}{said}".split()), name)
+    raise BadField(" ".join(f"{at} {reason}{said}".split()), name, code)
 
 
 def _depth_of(problem: Mapping[str, Any]) -> int:

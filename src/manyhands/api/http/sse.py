@@ -14,8 +14,8 @@ from typing import Any
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from manyhands.api.http.app import error_object, error_response
 from manyhands.api.http.encode import HOLE, encode, pieces
+from manyhands.api.http.error import error_object, error_response
 from manyhands.config import LimitsConfig
 from manyhands.errors import ManyhandsError
 
@@ -128,7 +128,7 @@ class EventStream:
                 if not isinstance(error, ManyhandsError):
                     logger.exception("a stream failed")
                 if not out.has_begun:
-                    await error_response(error)(scope, receive, send)
+                    await error_response(error, scope["path"])(scope, receive, send)
                     return
                 await self._emit(out, self._on_error(error))
             finally:
@@ -204,7 +204,7 @@ class Watched(Response):
             self._has_begun()
             await answer.send_to(scope, receive, send)
         except ManyhandsError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
 
 
 class _Gone(Exception):

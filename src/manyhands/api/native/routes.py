@@ -24,8 +24,8 @@ from manyhands.api.access import check_admin
 from manyhands.api.choice import ModelFormats, plans_of
 from manyhands.api.gateway import Gateway
 from manyhands.api.http import encode
-from manyhands.api.http.app import error_object
 from manyhands.api.http.encode import JsonRows
+from manyhands.api.http.error import error_object
 from manyhands.api.http.route import body_of, client_of, describe
 from manyhands.api.http.sse import Emit, EventStream, Single, Watched, event_pieces, to_event
 from manyhands.api.jobs import History, JobObject, job_object

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -39,13 +40,15 @@ def openai_router(gateway: Gateway, voices: ModelFormats | None = None) -> APIRo
     async def models(request: Request) -> Object:
         """The models served here that this key may use."""
         served = [(name, origin) for name, origin in gateway.origins.items() if _may_use(request, name)]
-        return {"object": "list", "data": [model_object(name, origin, gateway) for name, origin in served]}
+        ends = {"first_id": served[0][0], "last_id": served[-1][0]} if served else {"first_id": None, "last_id": None}
+        return {"object": "list", "data": [model_object(*one, gateway) for one in served], "has_more": False, **ends}
 
     @router.get("/models/{name:path}", responses={404: {"description": "not served here"}})
     async def model(name: str, request: Request) -> Object:
         """One model."""
-        caller_of(request).check_model(name)
-        return model_object(name, gateway.origin(name), gateway)
+        meant = gateway.names.find(name, gateway.origins)
+        caller_of(request).check_model(meant)
+        return model_object(meant, gateway.origin(name), gateway)
 
     @router.post("/embeddings", responses={501: {"description": "always"}})
     async def embeddings() -> None:
@@ -57,16 +60,24 @@ def openai_router(gateway: Gateway, voices: ModelFormats | None = None) -> APIRo
     return router
 
 
+def iso_time(unix_s: float) -> str:
+    """As RFC 3339, in UTC."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
+
+
 def _may_use(request: Request, name: str) -> bool:
     caller = caller_of(request)
     return caller.models is None or name in caller.models
 
 
 def model_object(name: str, origin: Origin, gateway: Gateway) -> Object:
-    model = origin.model
+    """As OpenAI and Anthropic both have it, and ours."""
+    model, aliases = origin.model, gateway.names.of_model(name)
     ours = {"model_id": model.id, "dtype": model.precision, "layers": model.num_layers, "context": model.context_length}
     created = int(gateway.started_at)
-    return {"id": name, "object": "model", "created": created, "owned_by": "manyhands", "manyhands": ours}
+    anthropic = {"type": "model", "display_name": name, "created_at": iso_time(created)}
+    head = {"id": name, "object": "model", "created": created, "owned_by": "manyhands"}
+    return {**head, **anthropic, "max_model_len": model.context_length, "manyhands": {**ours, "aliases": aliases}}
 
 
 @dataclass(slots=True)

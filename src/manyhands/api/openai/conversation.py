@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from manyhands.api.http.body import BadField
@@ -13,7 +13,11 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A chat request, whichever API it came by. `format`: None (text), {} (any JSON object) or a JSON schema."""
+    """A chat request, whichever API it came by. `format`: None (text), {} (any JSON object) or a JSON schema.
+
+    `variables`: of the chat template. `is_continued`: the answer goes on from the last message, the assistant's. `may_shorten`:
+    its oldest messages may be left out until it fits.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     functions: Sequence[Function] = ()
@@ -22,6 +26,9 @@ class Conversation:
     is_parallel: bool = True
     format: Mapping[str, Any] | None = None
     effort: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    is_continued: bool = False
+    may_shorten: bool = False
 
 
 def conversation_of(given: Mapping[str, Any]) -> Conversation:
@@ -31,8 +38,8 @@ def conversation_of(given: Mapping[str, Any]) -> Conversation:
     functions, word = functions_of(
         [t["function"] for t in tools], choice["function"] if isinstance(choice, dict) else choice
     )
-    if not tools and {"tool_choice", "parallel_tool_calls"} & given.keys() and word != "none":
-        raise BadField("tool_choice and parallel_tool_calls are for requests with tools", "tool_choice")
+    if not tools and word not in ("none", "auto"):
+        raise BadField("tool_choice is for requests with tools", "tool_choice")
     return Conversation(
         [message_of(m) for m in given["messages"]],
         functions,
@@ -41,7 +48,22 @@ def conversation_of(given: Mapping[str, Any]) -> Conversation:
         given.get("parallel_tool_calls", True),
         format_of(given.get("response_format")),
         given.get("reasoning_effort"),
+        given.get("chat_template_kwargs", {}),
+        _is_continued(given),
     )
+
+
+def _is_continued(given: Mapping[str, Any]) -> bool:
+    """Whether the last message is the beginning of the answer. Raises BadField."""
+    is_continued = bool(given.get("continue_final_message", False))
+    if given.get("add_generation_prompt", not is_continued) == is_continued:
+        raise BadField(
+            "add_generation_prompt is false where continue_final_message is true, and only there",
+            "add_generation_prompt",
+        )
+    if is_continued and given["messages"][-1]["role"] != "assistant":
+        raise BadField("continue_final_message: the last message is not the assistant's", "continue_final_message")
+    return is_continued
 
 
 def format_of(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -91,27 +113,49 @@ def functions_of(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[list[
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content: a string, or parts of text."""
+    """The text of a message's content: a string, or parts of text or refusals."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part["text"] for part in content)
+    return "".join(part.get("text") or part.get("refusal") or "" for part in content)
+
+
+# What the model is told of a custom tool, whose input is plain text.
+CUSTOM_INPUT: Object = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
 
 
 def input_conversation(given: Mapping[str, Any]) -> Conversation:
     """The conversation of a /v1/responses request. Raises BadField."""
-    tools = given.get("tools", ())
+    tools = [_flat_function(tool) for tool in given.get("tools", ())]
     functions, word = functions_of(tools, given.get("tool_choice"))
-    if not tools and {"tool_choice", "parallel_tool_calls"} & given.keys() and word != "none":
-        raise BadField("tool_choice and parallel_tool_calls are for requests with tools", "tool_choice")
+    if not tools and word not in ("none", "auto"):
+        raise BadField("tool_choice is for requests with tools", "tool_choice")
     said: list[Object] = []
     if "instructions" in given:
         said.append({"role": "system", "content": given["instructions"]})
     wanted = given["input"]
     said += [{"role": "user", "content": wanted}] if isinstance(wanted, str) else messages_of(wanted)
-    shown = [{"type": "function", "function": {k: v for k, v in t.items() if k != "type"}} for t in tools]
-    form = format_of(given.get("text", {}).get("format"))
-    effort = given.get("reasoning", {}).get("effort")
-    return Conversation(said, functions, shown, word, given.get("parallel_tool_calls", True), form, effort)
+    return Conversation(
+        said,
+        functions,
+        [{"type": "function", "function": tool} for tool in tools],
+        word,
+        given.get("parallel_tool_calls", True),
+        format_of(given.get("text", {}).get("format")),
+        given.get("reasoning", {}).get("effort"),
+        may_shorten=given.get("truncation") == "auto",
+    )
+
+
+def _flat_function(tool: Mapping[str, Any]) -> Object:
+    """A function as chat requests have it, of a flat tool."""
+    if tool["type"] == "custom":
+        return {"name": tool["name"], "description": tool.get("description", ""), "parameters": CUSTOM_INPUT}
+    return {name: value for name, value in tool.items() if name != "type"}
 
 
 def messages_of(items: Sequence[Mapping[str, Any]]) -> list[Object]:
@@ -121,11 +165,11 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[Object]:
         match item.get("type", "message"):
             case "message":
                 out.append(message_of(item))
-            case "function_call":
+            case "function_call" | "custom_tool_call" as kind:
                 if not out or out[-1]["role"] != "assistant":
                     out.append({"role": "assistant", "content": ""})
-                call = call_of(item["call_id"], item["name"], item["arguments"])
-                out[-1].setdefault("tool_calls", []).append(call)
-            case "function_call_output":
+                arguments = item["arguments"] if kind == "function_call" else json.dumps({"input": item["input"]})
+                out[-1].setdefault("tool_calls", []).append(call_of(item["call_id"], item["name"], arguments))
+            case "function_call_output" | "custom_tool_call_output":
                 out.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item["output"])})
     return out

@@ -18,7 +18,7 @@ from manyhands.api.openai.schema import (
     Format,
     Label,
     Message,
-    Nothing,
+    Metadata,
     Refused,
     Shown,
     Stops,
@@ -26,6 +26,7 @@ from manyhands.api.openai.schema import (
     Text,
     Tool,
     ToolChoice,
+    Variables,
 )
 
 _FN = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -44,7 +45,7 @@ _EFFORT = "where the template has a switch: `none` turns thoughts off, others on
 Temperature = Annotated[float, Limits(ge=0, le=2)]
 Penalty = Annotated[float, Limits(ge=-2, le=2)]
 NewTokens = Annotated[int, Limits(ge=1, le=MAX_TOKENS)]
-Effort = Literal["none", "minimal", "low", "medium", "high"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Ids = Annotated[list[Annotated[int, Limits(ge=0, le=MAX_ID)]], FIRST, Limits(min_length=1, max_length=MAX_TOKENS)]
 Texts = Annotated[list[Text], FIRST, Limits(min_length=1, max_length=128)]
 IdLists = Annotated[list[Ids], FIRST, Limits(min_length=1, max_length=128)]
@@ -69,7 +70,11 @@ class Common(TypedDict):
     """What all OpenAI paths take."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
-    model: Annotated[Label, Shown("one of /v1/models, else 404", refused=[1])]
+    model: NotRequired[
+        Annotated[
+            Label, Shown("one of /v1/models or an alias, else 404; may be left out where one is served", refused=[1])
+        ]
+    ]
     temperature: NotRequired[
         Annotated[Temperature, Shown("default 1; 0 is greedy", [0, 0.7, 2], [-0.1, 2.1, "1", True])]
     ]
@@ -99,6 +104,22 @@ class Common(TypedDict):
     ]
 
 
+class Sampled(TypedDict):
+    """What vLLM and llama.cpp take beside OpenAI's fields; the first three may stand in `manyhands` instead."""
+
+    top_k: NotRequired[Annotated[int, Limits(ge=0, le=MAX_ID), Shown("0 (the default): all tokens", [0, 5], [-1])]]
+    min_p: NotRequired[Annotated[float, Limits(ge=0, le=1), Shown("default 0", [0.1], [2])]]
+    repetition_penalty: NotRequired[
+        Annotated[float, Limits(ge=0.001, le=1000), Shown("1 (the default) is none", [1.1], [0])]
+    ]
+    stop_token_ids: NotRequired[
+        Annotated[
+            Annotated[list[Annotated[int, Limits(ge=0, le=MAX_ID)]], FIRST, Limits(max_length=64)],
+            Shown("up to 64 tokens that end the text and show none", [[], [5]], [[-1], ["a"], 5, [99999]]),
+        ]
+    ]
+
+
 class Labels(TypedDict):
     """What tells OpenAI of a request, and does nothing to it."""
 
@@ -107,11 +128,13 @@ class Labels(TypedDict):
     prompt_cache_retention: NotRequired[
         Annotated[Refused, Shown(f"{NEVER}; no cache outlives a request", refused=["24h"])]
     ]
-    metadata: NotRequired[Annotated[Nothing, Shown("only `{}`: answers are not kept", [{}], [{"a": "b"}])]]
+    metadata: NotRequired[Annotated[Metadata, Shown("up to 16 labels; not kept", [{}, {"a": "b"}], [{"a": 1}, "x"])]]
     service_tier: NotRequired[
         Annotated[Literal["auto", "default"], Shown("there is one tier", ["auto", "default"], ["flex", "priority"])]
     ]
-    store: NotRequired[Annotated[Literal[False], Shown("only `false`: answers are not kept", [False], [True])]]
+    store: NotRequired[
+        Annotated[bool, Shown("answers are never kept; the answer to `/v1/responses` says so", [False, True], ["yes"])]
+    ]
 
 
 class _Sampling(TypedDict):
@@ -159,7 +182,7 @@ class _Sampling(TypedDict):
     ]
 
 
-class Chat(Common, Labels, _Sampling):
+class Chat(Common, Sampled, Labels, _Sampling):
     """POST /v1/chat/completions."""
 
     messages: Annotated[
@@ -207,17 +230,18 @@ class Chat(Common, Labels, _Sampling):
         Annotated[
             list[Tool],
             FIRST,
-            Limits(min_length=1, max_length=128),
+            Limits(max_length=128),
             Shown(
                 "functions, where the chat template teaches them in a dialect we read; `strict` arguments are enforced",
-                [[_FN]],
-                [[], [{"type": "web_search"}], [{"type": "function"}]],
+                [[], [_FN]],
+                [[{"type": "web_search"}], [{"type": "function"}]],
             ),
         ]
     ]
     tool_choice: NotRequired[
         Annotated[
             ToolChoice,
+            Variables,
             Shown(
                 "none, auto, required or a function; the last two are enforced by a grammar",
                 ["none", "auto", "required", {"type": "function", "function": {"name": "f"}}],
@@ -231,6 +255,29 @@ class Chat(Common, Labels, _Sampling):
             bool,
             Shown("default true; false: the answer ends with the first call", [True, False], ["no"], {"tools": [_FN]}),
         ]
+    ]
+    chat_template_kwargs: NotRequired[
+        Annotated[
+            Variables,
+            Shown(
+                "up to 16 variables of the chat template, as `enable_thinking`; none that the gateway itself sets",
+                [{}, {"enable_thinking": False}],
+                [{"messages": "x"}, {"a b": 1}, {"a": [1]}],
+            ),
+        ]
+    ]
+    continue_final_message: NotRequired[
+        Annotated[
+            bool,
+            Shown(
+                "the answer goes on from the last message, the assistant's",
+                [False],
+                ["x", True],
+            ),
+        ]
+    ]
+    add_generation_prompt: NotRequired[
+        Annotated[bool, Shown("`false` only with `continue_final_message`", [True], [False, 1])]
     ]
     reasoning_effort: NotRequired[Annotated[Effort, Shown(_EFFORT, refused=["none", "high", "huge"])]]
     modalities: NotRequired[
@@ -246,7 +293,7 @@ class Chat(Common, Labels, _Sampling):
     function_call: NotRequired[Annotated[Refused, Shown("refused: use `tool_choice`", refused=["auto"])]]
 
 
-class Completions(Common, _Sampling):
+class Completions(Common, Sampled, _Sampling):
     """POST /v1/completions."""
 
     prompt: Annotated[

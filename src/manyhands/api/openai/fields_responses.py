@@ -6,12 +6,13 @@ from pydantic import Field as Limits
 from pydantic import Tag
 from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
-from manyhands.api.openai.fields_chat import EXAMPLE_SCHEMA, Common, Effort, Labels, NewTokens
+from manyhands.api.openai.fields_chat import EXAMPLE_SCHEMA, Common, Effort, Labels, NewTokens, Sampled
 from manyhands.api.openai.schema import (
     BY_FORMAT,
     FIRST,
     MAX_ITEMS,
     NEVER,
+    SAID,
     STRICT,
     WORDS,
     Content,
@@ -33,7 +34,7 @@ _NOT_KEPT = "refused: answers are not kept, send the whole input"
 
 
 class _Item(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = SAID  # type: ignore[misc]
     id: NotRequired[Label]
     status: NotRequired[Label]
 
@@ -51,23 +52,35 @@ class CallItem(_Item):
     arguments: Text
 
 
+class CustomCallItem(_Item):
+    type: Literal["custom_tool_call"]
+    call_id: Label
+    name: Name
+    input: Text
+
+
 class OutputItem(_Item):
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Label
     output: Content
 
 
 class ThoughtItem(_Item):
     type: Literal["reasoning"]
-    summary: NotRequired[Annotated[list[Object], FIRST, Limits(max_length=MAX_ITEMS)]]
-    content: NotRequired[Annotated[list[Object], FIRST, Limits(max_length=MAX_ITEMS)]]
-    encrypted_content: NotRequired[None]
 
 
-_ITEMS = {"message": "message", "function_call": "call", "function_call_output": "output", "reasoning": "thought"}
+_ITEMS = {
+    "message": "message",
+    "function_call": "call",
+    "custom_tool_call": "custom",
+    "function_call_output": "output",
+    "custom_tool_call_output": "output",
+    "reasoning": "thought",
+}
 Item = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[CallItem, Tag("<call>")]
+    | Annotated[CustomCallItem, Tag("<custom>")]
     | Annotated[OutputItem, Tag("<output>")]
     | Annotated[ThoughtItem, Tag("<thought>")],
     by_key("type", _ITEMS, "message"),
@@ -80,9 +93,30 @@ class FlatTool(FunctionTool):
     type: Literal["function"]
 
 
+class PlainInput(TypedDict):
+    """Text without a grammar of the client's."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    type: Literal["text"]
+
+
+class CustomTool(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    type: Literal["custom"]
+    name: Name
+    description: NotRequired[Text]
+    format: NotRequired[PlainInput]
+
+
+ResponsesTool = Annotated[
+    Annotated[FlatTool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")],
+    by_key("type", {"function": "function", "custom": "custom"}),
+]
+
+
 class FlatNamedTool(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: Name
 
 
@@ -92,7 +126,7 @@ FlatChoice = Annotated[Annotated[Word, Tag("<word>")] | Annotated[FlatNamedTool,
 class FlatSchemaFormat(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]
     type: Literal["json_schema"]
-    name: Name
+    name: NotRequired[Name]
     description: NotRequired[Text]
     schema: Object
     strict: NotRequired[bool | None]
@@ -106,9 +140,9 @@ class TextOptions(TypedDict, total=False):
 
 class Reasoning(TypedDict, total=False):
     __pydantic_config__ = STRICT  # type: ignore[misc]
-    effort: Effort | None
-    summary: None
-    generate_summary: None
+    effort: Effort
+    summary: Literal["auto"]
+    generate_summary: Literal["auto"]
 
 
 class ResponsesStream(TypedDict, total=False):
@@ -116,7 +150,7 @@ class ResponsesStream(TypedDict, total=False):
     include_obfuscation: Literal[False]
 
 
-class Responses(Common, Labels):
+class Responses(Common, Sampled, Labels):
     """POST /v1/responses."""
 
     input: Annotated[
@@ -148,23 +182,23 @@ class Responses(Common, Labels):
     ]
     include: NotRequired[
         Annotated[
-            list[Literal["message.output_text.logprobs"]],
-            Limits(max_length=1),
+            list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
+            Limits(max_length=2),
             Shown(
-                "log probabilities of the text",
-                [[], ["message.output_text.logprobs"]],
-                [["reasoning.encrypted_content"]],
+                "log probabilities of the text; encrypted thoughts are taken, and there are none: thoughts come in the clear",
+                [[], ["message.output_text.logprobs"], ["reasoning.encrypted_content"]],
+                [["file_search_call.results"]],
             ),
         ]
     ]
     tools: NotRequired[
         Annotated[
-            list[FlatTool],
+            list[ResponsesTool],
             FIRST,
-            Limits(min_length=1, max_length=128),
+            Limits(max_length=128),
             Shown(
-                "functions; `strict` (default false here) arguments are enforced",
-                [[_RFN]],
+                "functions; `strict` (default false here) arguments are enforced; custom tools whose input is plain text",
+                [[], [_RFN], [{"type": "custom", "name": "p"}]],
                 [[{"type": "web_search"}], [{"type": "function"}]],
             ),
         ]
@@ -203,9 +237,9 @@ class Responses(Common, Labels):
         Annotated[
             Reasoning,
             Shown(
-                "`effort` as reasoning_effort; thoughts come as they are, without a summary",
-                [{}],
-                [{"effort": "none"}, {"summary": "auto"}],
+                "`effort` as reasoning_effort; thoughts come as they are: `summary` can be `auto`, and there is none",
+                [{}, {"summary": "auto"}],
+                [{"effort": "none"}, {"summary": "detailed"}],
             ),
         ]
     ]
@@ -213,7 +247,14 @@ class Responses(Common, Labels):
     conversation: NotRequired[Annotated[Refused, Shown(_NOT_KEPT, refused=["conv_1"])]]
     prompt: NotRequired[Annotated[Refused, Shown(NEVER, refused=[{"id": "p"}])]]
     truncation: NotRequired[
-        Annotated[Literal["disabled"], Shown("only `disabled`: too long an input is refused", ["disabled"], ["auto"])]
+        Annotated[
+            Literal["disabled", "auto"],
+            Shown(
+                "`disabled` (the default): too long an input is refused; `auto`: its oldest items are left out until it fits",
+                ["disabled", "auto"],
+                ["x"],
+            ),
+        ]
     ]
     background: NotRequired[Annotated[Literal[False], Shown("only `false`", [False], [True])]]
     max_tool_calls: NotRequired[Annotated[Refused, Shown(f"{NEVER}; there are no built-in tools", refused=[1])]]

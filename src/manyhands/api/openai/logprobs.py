@@ -72,14 +72,16 @@ class TextOdds:
         text_of = self._spelling.text_of
         self._tokens.append(text_of(token.id))
         self._logprobs.append(None if token.logprob is None else finite(token.logprob))
-        self._tops.append({text_of(other): finite(logprob) for other, logprob in token.top or ()})
+        if token.top:  # the token that was drawn is among them, as at OpenAI
+            drawn = {text_of(token.id): finite(token.logprob or 0.0)}
+            self._tops.append({text_of(other): finite(logprob) for other, logprob in token.top} | drawn)
         self._offsets.append(offset)
 
     def shown(self) -> dict[str, Any]:
         return {
             "tokens": self._tokens,
             "token_logprobs": self._logprobs,
-            "top_logprobs": self._tops,
+            "top_logprobs": self._tops if len(self._tops) else None,
             "text_offset": self._offsets,
         }
 

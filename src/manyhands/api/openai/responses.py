@@ -4,6 +4,7 @@ response.created ─ in_progress ─ (output_item.added ─ ... deltas ... ─ d
 """
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -14,8 +15,8 @@ from fastapi import APIRouter, Request, Response
 
 from manyhands.api.choice import Choice, Delta, ModelFormats, plans_of
 from manyhands.api.gateway import Gateway
-from manyhands.api.http.app import error_object
 from manyhands.api.http.encode import JsonRows, JsonText
+from manyhands.api.http.error import error_object
 from manyhands.api.http.route import body_of, caller_of, client_of, describe
 from manyhands.api.http.sse import Emit, EventStream, Single, Watched, event_pieces
 from manyhands.api.openai.forms import extension
@@ -51,7 +52,8 @@ async def _answer(
     spelling = Spelling(voice.grammars) if made.params.logprobs is not None else None
     if spelling is not None:
         await asyncio.to_thread(spelling.load)
-    answer = _Answer(made, choice, spelling)
+    custom = frozenset(tool["name"] for tool in made.given.get("tools", ()) if tool["type"] == "custom")
+    answer = _Answer(made, choice, spelling, custom=custom)
     if not made.given.get("stream", False):
         return Single(lambda: _whole(answer, gateway, ask), gateway.limits)
     return EventStream(
@@ -95,6 +97,7 @@ class _Answer:
     id: str = field(default_factory=lambda: f"resp_{uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     output: list[Object] = field(default_factory=list)
+    custom: frozenset[str] = frozenset()  # names of tools whose input is plain text
     _number: int = 0
     _is_open: bool = False  # the last item still grows
     _logprobs: JsonRows = field(default_factory=JsonRows)  # of the text not told yet
@@ -143,9 +146,14 @@ class _Answer:
                 yield self._part_event("response.output_text.delta", delta=JsonText(text), logprobs=logprobs)
             case CallStart(index, name):
                 yield from self._close("completed")
-                call = {"type": "function_call", "call_id": self.choice.calls[index]["id"], "name": name}
-                yield from self._open({"id": f"fc_{uuid4().hex}", **call, "arguments": JsonText()})
-            case CallArguments(_, text):
+                call = {"call_id": self.choice.calls[index]["id"], "name": name}
+                item: Object
+                if name in self.custom:
+                    item = {"id": f"ctc_{uuid4().hex}", "type": "custom_tool_call", **call, "input": ""}
+                else:
+                    item = {"id": f"fc_{uuid4().hex}", "type": "function_call", **call, "arguments": JsonText()}
+                yield from self._open(item)
+            case CallArguments(_, text) if "arguments" in self.output[-1]:
                 self.output[-1]["arguments"].add(text)
                 yield self._item_event("response.function_call_arguments.delta", delta=JsonText(text))
 
@@ -180,6 +188,10 @@ class _Answer:
             yield self._part_event("response.output_text.done", text=part["text"], logprobs=part["logprobs"])
         elif item["type"] == "reasoning":
             yield self._part_event("response.reasoning_text.done", text=item["content"][0]["text"])
+        elif item["type"] == "custom_tool_call":
+            item["input"] = _custom_input(self.choice.calls[-1]["arguments"])
+            yield self._item_event("response.custom_tool_call_input.delta", delta=item["input"])
+            yield self._item_event("response.custom_tool_call_input.done", input=item["input"])
         else:
             said = {"name": item["name"], "arguments": item["arguments"]}
             yield self._item_event("response.function_call_arguments.done", **said)
@@ -212,7 +224,7 @@ class _Answer:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": JsonText(given["instructions"]) if "instructions" in given else None,
             "max_output_tokens": given.get("max_output_tokens"),
-            "model": given["model"],
+            "model": self.made.model,
             "output": list(self.output),
             "parallel_tool_calls": given.get("parallel_tool_calls", True),
             "previous_response_id": None,
@@ -221,11 +233,11 @@ class _Answer:
             "temperature": self.made.params.temperature,
             "text": {"format": {"type": "text"}, **given.get("text", {})},
             "tool_choice": given.get("tool_choice", "auto"),
-            "tools": [{"strict": False, "parameters": None, **tool} for tool in given.get("tools", ())],
+            "tools": [_shown_tool(tool) for tool in given.get("tools", ())],
             "top_p": self.made.params.top_p,
-            "truncation": "disabled",
+            "truncation": given.get("truncation", "disabled"),
             "usage": self._usage() if is_over else None,
-            "metadata": {},
+            "metadata": given.get("metadata", {}),
             "manyhands": extension(self.choice) if is_over else None,
         }
 
@@ -238,6 +250,19 @@ class _Answer:
             "output_tokens_details": {"reasoning_tokens": self.choice.reasoning_tokens},
             "total_tokens": asked + made,
         }
+
+
+def _shown_tool(tool: Object) -> Object:
+    return tool if tool["type"] == "custom" else {"strict": False, "parameters": None, **tool}
+
+
+def _custom_input(arguments: str) -> str:
+    """The text of a custom tool's call, written as conversation.CUSTOM_INPUT says; as it is, where it broke off."""
+    try:
+        given = json.loads(arguments)["input"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return arguments
+    return given if isinstance(given, str) else arguments
 
 
 def _message() -> Object:

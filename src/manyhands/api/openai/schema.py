@@ -15,6 +15,8 @@ from typing_extensions import TypedDict  # pydantic wants this one below Python 
 from manyhands.core import Precision
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+# Of what is said: programs send back what they were answered, with keys of their own; keys that are not named are dropped.
+SAID = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 MAX_ITEMS = 4096  # messages, parts of a message: more than any context holds at a few tokens each
 MAX_TOKENS = 1 << 20
 MAX_ID = 1 << 24
@@ -70,59 +72,62 @@ Stop = Annotated[str, Limits(min_length=1, max_length=256)]
 
 
 class TextPart(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = SAID  # type: ignore[misc]
     type: Literal["text", "input_text", "output_text"]
     text: Text
-    annotations: NotRequired[Annotated[list[Object], FIRST, Limits(max_length=64)]]
-    logprobs: NotRequired[Annotated[list[Object], FIRST, Limits(max_length=MAX_ITEMS)]]
 
 
-Parts = Annotated[list[TextPart], FIRST, Limits(min_length=1, max_length=MAX_ITEMS)]
-Content = Annotated[Annotated[Text, Tag("<text>")] | Annotated[Parts, Tag("<parts>")], by({"text": str, "parts": list})]
-MaybeContent = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[Parts, Tag("<parts>")] | Annotated[None, Tag("<null>")],
-    by({"text": str, "parts": list, "null": type(None)}),
+class RefusalPart(TypedDict):
+    """What a model said in place of an answer."""
+
+    __pydantic_config__ = SAID  # type: ignore[misc]
+    type: Literal["refusal"]
+    refusal: Text
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
+    by_key("type", {"text": "text", "refusal": "refusal"}),
 ]
+Parts = Annotated[list[Part], FIRST, Limits(min_length=1, max_length=MAX_ITEMS)]
+Content = Annotated[Annotated[Text, Tag("<text>")] | Annotated[Parts, Tag("<parts>")], by({"text": str, "parts": list})]
 
 
 class CalledFunction(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = SAID  # type: ignore[misc]
     name: Name
     arguments: Text
 
 
 class Call(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = SAID  # type: ignore[misc]
     id: Label
     type: NotRequired[Literal["function"]]
     function: CalledFunction
 
 
 class SpokenMessage(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = SAID  # type: ignore[misc]
     role: Literal["system", "developer", "user"]
     content: Content
     name: NotRequired[Label]
 
 
 class AssistantMessage(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = SAID  # type: ignore[misc]
     role: Literal["assistant"]
-    content: NotRequired[MaybeContent]
-    tool_calls: NotRequired[Annotated[list[Call], FIRST, Limits(min_length=1, max_length=128)] | None]
-    reasoning_content: NotRequired[Text | None]
-    refusal: NotRequired[None]
-    audio: NotRequired[None]
-    annotations: NotRequired[Annotated[list[Object], Limits(max_length=0)]]
-    function_call: NotRequired[None]
+    content: NotRequired[Content]
+    tool_calls: NotRequired[Annotated[list[Call], FIRST, Limits(max_length=128)]]
+    reasoning_content: NotRequired[Text]
     name: NotRequired[Label]
 
 
 class ToolMessage(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = SAID  # type: ignore[misc]
     role: Literal["tool"]
     content: Content
     tool_call_id: Label
+    name: NotRequired[Label]
 
 
 Message = Annotated[
@@ -165,7 +170,7 @@ ToolChoice = Annotated[Annotated[Word, Tag("<word>")] | Annotated[NamedTool, Tag
 
 class JsonSchema(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]
-    name: Name
+    name: NotRequired[Name]
     description: NotRequired[Text]
     schema: Object
     strict: NotRequired[bool | None]
@@ -203,13 +208,14 @@ class StreamOptions(TypedDict, total=False):
     include_obfuscation: Literal[False]
 
 
-class Nothing(TypedDict):
-    """An object without entries."""
-
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-
-
 TokenName = Annotated[str, Limits(pattern=r"^\d{1,7}$")]
+# What a chat template is told beside the conversation. No digits: names of our own in a template have some.
+Variable = bool | int | float | Annotated[str, Limits(max_length=512)]
+VariableName = Annotated[str, Limits(pattern=r"^[A-Za-z_]{1,64}$")]
+Variables = Annotated[dict[VariableName, Variable], Limits(max_length=16)]
+Metadata = Annotated[
+    dict[Annotated[str, Limits(max_length=64)], Annotated[str, Limits(max_length=512)]], Limits(max_length=16)
+]
 Biases = Annotated[dict[TokenName, Annotated[float, Limits(ge=-100, le=100)]], Limits(max_length=1024)]
 Stops = Annotated[
     Annotated[Stop, Tag("<text>")] | Annotated[Annotated[list[Stop], FIRST, Limits(max_length=16)], Tag("<list>")],

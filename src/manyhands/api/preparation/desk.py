@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from manyhands.api.names import NO_NAMES, ModelNames
 from manyhands.core import SamplingParams
 from manyhands.text.prompt import Tokenizer
 from manyhands.text.reasoning import Thinking
@@ -46,6 +47,7 @@ class PreparationDesk:
     models: frozenset[str] | None = None
     key: str | None = None  # its name, for the error
     is_inline: bool = False
+    names: ModelNames = NO_NAMES
 
 
 @dataclass(slots=True)
@@ -63,4 +65,5 @@ class Prepared:
         default_factory=dict
     )  # that may be called, with their parameters
     is_parallel: bool = True
+    is_call: bool = False  # a grammar allows nothing but calls
     is_talk: bool = False  # the answer may begin with thoughts

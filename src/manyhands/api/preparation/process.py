@@ -22,6 +22,7 @@ from tokenizers import Tokenizer as Backend
 
 from manyhands import errors
 from manyhands.api.http.body import BadField
+from manyhands.api.names import NO_NAMES, ModelNames
 from manyhands.api.preparation.desk import PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.prepare import prepare
 from manyhands.core import SamplingParams
@@ -72,6 +73,7 @@ class PreparationJob:
     key: str | None
     max_choices: int
     default_max_tokens: int
+    names: ModelNames = NO_NAMES
 
 
 # -- the parent's side of the pipe ------------------------------------------------------------------------------------
@@ -97,8 +99,9 @@ def read_answer(said: bytes, ids: bytes) -> Prepared:
     """An answer as it was meant. Raises what the child raised."""
     told = json.loads(said)
     if "error" in told:
-        kind = getattr(errors, told["error"], BadRequest)
-        raise BadField(told["message"], told["param"]) if told["param"] else kind(told["message"])
+        if told["error"] == BadField.__name__:
+            raise BadField(told["message"], told["param"], told["api_code"])
+        raise getattr(errors, told["error"], BadRequest)(told["message"])
     numbers = array("I", ids).tolist()
     prompts, start = [], 0
     for length in told.pop("lengths"):
@@ -122,13 +125,15 @@ def to_answer(made: Prepared | ManyhandsError) -> bytes:
         told = {name: getattr(made, name) for name in Prepared.__slots__ if name not in ("prompts", "params")}
         told |= {"lengths": [len(prompt) for prompt in made.prompts], "params": asdict(made.params)}
     else:
-        told = {"error": type(made).__name__, "message": str(made), "param": getattr(made, "param", None)}
+        param, api_code = getattr(made, "param", None), made.api_code
+        told = {"error": type(made).__name__, "message": str(made), "param": param, "api_code": api_code}
     said = json.dumps(told, ensure_ascii=False).encode()
     return _LENGTH.pack(len(said), 4 * len(ids)) + said + ids.tobytes()
 
 
 def _do(job: PreparationJob, speakers: Mapping[str, Speaker]) -> bytes:
-    desk = PreparationDesk(speakers, job.max_choices, job.default_max_tokens, check_grammar, job.models, job.key)
+    numbers = (job.max_choices, job.default_max_tokens)
+    desk = PreparationDesk(speakers, *numbers, check_grammar, job.models, job.key, names=job.names)
     try:
         return to_answer(prepare(job.path, job.body, desk))
     except ManyhandsError as error:

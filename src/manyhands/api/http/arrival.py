@@ -1,0 +1,56 @@
+"""What happens to a request before anything else looks at it: its path as written by habit, HEAD, and its id.
+
+GET /v1/models/ ─► /v1/models · POST /chat/completions ─► /v1/chat/completions · HEAD ─► GET without a body
+every answer has x-request-id, which is also the id of its first job (GET /api/jobs/{id}), and openai-processing-ms
+"""
+
+import time
+from contextvars import ContextVar
+from uuid import uuid4
+
+from starlette.types import Message, Scope, Send
+
+# Programs that are given a base URL without /v1 ask for these.
+UNVERSIONED = frozenset({"/chat/completions", "/completions", "/embeddings", "/messages", "/models", "/responses"})
+
+
+class RequestId:
+    """The id of one HTTP request: its first job has it too, the others have their own."""
+
+    def __init__(self) -> None:
+        self.text = uuid4().hex
+        self._is_taken = False
+
+    def take(self) -> str:
+        """An id for one job."""
+        if self._is_taken:
+            return uuid4().hex
+        self._is_taken = True
+        return self.text
+
+
+_CURRENT: ContextVar[RequestId | None] = ContextVar("request_id", default=None)
+
+
+def new_job_id() -> str:
+    """The id of a job that the HTTP request of this context makes; outside of one, any."""
+    current = _CURRENT.get()
+    return uuid4().hex if current is None else current.take()
+
+
+def arrived(scope: Scope, send: Send) -> tuple[Scope, Send]:
+    """The request as the application is to see it, and its way back, which adds the headers above."""
+    path = scope["path"].rstrip("/") or "/"
+    path = f"/v1{path}" if path in UNVERSIONED else path
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]  # the server sends no body after a HEAD
+    began, request_id = time.monotonic(), RequestId()
+    _CURRENT.set(request_id)
+
+    async def answer(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            took_ms = b"%d" % round((time.monotonic() - began) * 1e3)
+            told = [(b"x-request-id", request_id.text.encode()), (b"openai-processing-ms", took_ms)]
+            message = {**message, "headers": [*message.get("headers", ()), *told]}
+        await send(message)
+
+    return {**scope, "path": path, "method": method}, answer

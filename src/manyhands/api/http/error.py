@@ -1,0 +1,85 @@
+"""Errors as HTTP answers, in the shape that the clients of a path read: OpenAI's, Anthropic's or Ollama's. Pure."""
+
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from manyhands.errors import ManyhandsError, RateLimited
+from manyhands.plain import one_line
+
+Object = dict[str, Any]
+MAX_MESSAGE_CHARS = 2000  # of an error: it may quote what was sent
+# Ollama's own paths; every other one below /api is ours.
+OLLAMA_PATHS = frozenset(f"/api/{name}" for name in ("tags", "show", "chat", "generate", "version", "ps"))
+
+_OPENAI_TYPES: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_object(error: Exception) -> Object:
+    """What OpenAI's clients understand: its codes where it has one, else ours (errors.py). A bug's text is not shown."""
+    is_ours = isinstance(error, ManyhandsError)
+    status = status_of(error)
+    kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    message = one_line(error, MAX_MESSAGE_CHARS) if is_ours else "this is a bug in the gateway: see its log"
+    code = (error.api_code or error.code) if isinstance(error, ManyhandsError) else ManyhandsError.code
+    return {"message": message, "type": kind, "param": getattr(error, "param", None), "code": code}
+
+
+def status_of(error: Exception) -> int:
+    return error.http_status if isinstance(error, ManyhandsError) else 500
+
+
+def error_body(path: str, said: Object, status: int) -> Object:
+    """`said` (error_object) as the clients of `path` read it."""
+    return _shape_of(path)(said, status)
+
+
+def error_response(error: Exception, path: str) -> JSONResponse:
+    """`error` as HTTP: its status, Retry-After where trying again helps."""
+    status, headers = status_of(error), {}
+    if isinstance(error, RateLimited):
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    elif status == 503:
+        headers["retry-after"] = "1"
+    elif status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(error_body(path, error_object(error), status), status, headers)
+
+
+def routing_error(method: str, path: str, status: int, detail: str, headers: Mapping[str, str] | None) -> JSONResponse:
+    """What the router itself says: no such path, no such method."""
+    code = HTTPStatus(status).phrase.lower().replace(" ", "_")
+    message = f"{method} {one_line(path)}: {detail}; /docs lists what there is"
+    said = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return JSONResponse(error_body(path, said, status), status, headers)
+
+
+def _shape_of(path: str) -> Callable[[Object, int], Object]:
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return _anthropic
+    return _ollama if path in OLLAMA_PATHS else _openai
+
+
+def _openai(said: Object, _: int) -> Object:
+    return {"error": said}
+
+
+def _anthropic(said: Object, status: int) -> Object:
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": said["message"]}}
+
+
+def _ollama(said: Object, _: int) -> Object:
+    return {"error": said["message"]}

@@ -1,0 +1,37 @@
+"""The names by which a model may be asked for: its own, an alias ([api] aliases), and either with Ollama's `:latest`. Pure."""
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+ANY: Final = "*"  # the alias of whatever is not known otherwise
+LATEST: Final = ":latest"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """`aliases`: (alias, model)."""
+
+    aliases: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, given: Iterable[str]) -> "ModelNames":
+        """From NAME=MODEL, as the configuration has them (and has checked)."""
+        return cls(tuple((alias, model) for alias, _, model in (text.partition("=") for text in given)))
+
+    def find(self, name: str, served: Container[str]) -> str:
+        """The model that `name` means; `name` itself where it means none."""
+        known = dict(self.aliases)
+        for form in (name, name.removesuffix(LATEST)):
+            if form in served:
+                return form
+            if form in known:
+                return known[form]
+        return known.get(ANY, name)
+
+    def of_model(self, model: str) -> list[str]:
+        """The aliases of one model."""
+        return [alias for alias, meant in self.aliases if meant == model and alias != ANY]
+
+
+NO_NAMES: Final = ModelNames()

@@ -1,0 +1,239 @@
+"""A conversation or a text as the ids of a prompt, with how tokens are drawn and what grammar holds them. Pure."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from manyhands.api.http.body import BadField
+from manyhands.api.openai.conversation import Conversation
+from manyhands.api.preparation.desk import NeedsProcess, Object, PreparationDesk, Prepared, Speaker
+from manyhands.core import SamplingParams
+from manyhands.errors import BadRequest, ContextOverflow
+from manyhands.text.grammar import calls_grammar, json_grammar, strict_grammar
+from manyhands.text.prompt import encode_prompt, find_template, render_text
+from manyhands.text.template import RenderBudget, TooCostly
+
+# What the gateway itself tells a chat template.
+OWN_VARIABLES: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
+def talk(
+    said: Conversation,
+    wishes: Object,
+    speaker: Speaker,
+    desk: PreparationDesk,
+    wanted: int | None,
+    logprobs: int | None = None,
+    *,
+    is_clamped: bool = False,
+) -> Prepared:
+    """A conversation by the chat template, with its grammar. `wishes`: as `sampling`; `wanted`: max_tokens, None for the
+    default; `is_clamped`: where less is left of the context, that. Raises BadRequest, ContextOverflow, NeedsProcess."""
+    if said.functions and speaker.dialect is None:
+        raise BadField("tools: this model's chat template takes none that we can read", "tools")
+    grammar = _grammar(speaker, said)
+    if grammar is not None and wishes.get("manyhands", {}).get("ignore_eos", False):
+        message = "manyhands.ignore_eos goes with neither response_format nor tools that are enforced"
+        raise BadField(message, "manyhands")
+    prompt = _shortened(said, speaker, desk, wanted) if said.may_shorten else render(said, speaker, desk)
+    params = sampling(
+        wishes, speaker, room(speaker, prompt, wanted, desk.default_max_tokens, is_clamped=is_clamped), logprobs
+    )
+    functions = {f.name: f.parameters for f in said.functions} if said.tool_choice != "none" else {}
+    return Prepared(
+        speaker.name,
+        wishes,
+        [prompt],
+        params,
+        grammar=grammar,
+        is_open=_ends_in_thought(speaker, prompt),
+        functions=functions,
+        is_parallel=said.is_parallel,
+        is_call=bool(said.functions) and said.tool_choice not in ("none", "auto"),
+        is_talk=True,
+    )
+
+
+# -- rendering --------------------------------------------------------------------------------------------------------
+
+
+def render(said: Conversation, speaker: Speaker, desk: PreparationDesk) -> tuple[int, ...]:
+    """The prompt of a conversation. Raises BadRequest, NeedsProcess."""
+    for message in said.messages:
+        _check_text(message["content"], speaker)
+    tools = said.tools if said.tool_choice != "none" else ()
+    variables = {**_effort_variables(speaker, said.effort), **_own_variables(speaker, said.variables)}
+    budget = RenderBudget()
+    if desk.is_inline and speaker.tokenizer.chat_template:
+        if not find_template(speaker.tokenizer, has_tools=bool(tools)).is_simple:
+            raise NeedsProcess
+        budget = RenderBudget(passes=4096, seconds=0.005, size=1 << 17)
+    begun = said.messages[-1]["content"] if said.is_continued else ""
+    messages = said.messages if begun or not said.is_continued else said.messages[:-1]
+    try:
+        text = render_text(speaker.tokenizer, messages, tools, budget, begun=begun, **variables)
+    except TooCostly:
+        if desk.is_inline:
+            raise NeedsProcess from None
+        raise
+    return encode(text, speaker, is_rendered=True)
+
+
+def _shortened(said: Conversation, speaker: Speaker, desk: PreparationDesk, wanted: int | None) -> tuple[int, ...]:
+    """The prompt, of the newest messages that fit with what may follow: a system message before them stays.
+
+    Rendered a few times (log2 of the messages), in a process unless all of it fits.
+    """
+    reserved = wanted or min(desk.default_max_tokens, speaker.context // 4)
+    head = [m for m in said.messages[:1] if m["role"] == "system"]
+    rest = said.messages[len(head) :]
+    # What is left begins with a turn of its own, not with the answer of a tool that was called before.
+    starts = [index for index, m in enumerate(rest) if m["role"] != "tool"] or [0]
+    best: tuple[int, ...] | None = None
+    low, high = 0, len(starts)  # the first of `starts` that fits, by halving
+    middle = 0
+    while low < high:
+        prompt = _fitting(replace(said, messages=[*head, *rest[starts[middle] :]]), speaker, desk, reserved)
+        if prompt is None:
+            if desk.is_inline:
+                raise NeedsProcess
+            low = middle + 1
+        else:
+            best, high = prompt, middle
+        middle = (low + high) // 2
+    if best is None:
+        raise ContextOverflow(
+            f"the newest message and {reserved} tokens to answer exceed the context of {speaker.context}: shorten it"
+        )
+    return best
+
+
+def _fitting(said: Conversation, speaker: Speaker, desk: PreparationDesk, reserved: int) -> tuple[int, ...] | None:
+    try:
+        prompt = render(said, speaker, desk)
+    except ContextOverflow:
+        return None
+    return prompt if len(prompt) + reserved <= speaker.context else None
+
+
+def encode(prompt: str | Sequence[int], speaker: Speaker, *, is_rendered: bool = False) -> tuple[int, ...]:
+    """Ids of a text, or those that were sent. The template has placed the special tokens of what is rendered."""
+    if not isinstance(prompt, str):
+        return tuple(prompt)
+    _check_text(prompt, speaker)
+    if is_rendered:
+        return tuple(speaker.tokenizer.encode(prompt, add_special_tokens=False))
+    return tuple(encode_prompt(speaker.tokenizer, prompt))
+
+
+def _check_text(text: str, speaker: Speaker) -> None:
+    """Raise ContextOverflow for a text that cannot fit, before it is tokenised: no token has more bytes than the longest."""
+    if len(text) > speaker.context * speaker.longest:
+        least = len(text) // speaker.longest
+        raise ContextOverflow(
+            f"the prompt has {len(text)} characters, at least {least} tokens; the context has {speaker.context}: shorten it"
+        )
+
+
+def _ends_in_thought(speaker: Speaker, ids: Sequence[int]) -> bool:
+    if speaker.thinking is None:
+        return False
+    tail: str = speaker.tokenizer.decode(list(ids[-8:]), skip_special_tokens=False)
+    return tail.rstrip().endswith(speaker.thinking.opens)
+
+
+def _own_variables(speaker: Speaker, given: Mapping[str, Any]) -> Object:
+    """Variables that a client gives. Raises BadField for one that the gateway sets."""
+    taken = sorted((OWN_VARIABLES | speaker.tokenizer.special_tokens_map.keys()) & given.keys())
+    if taken:
+        raise BadField(
+            f"chat_template_kwargs: {', '.join(taken)} is set by the gateway: leave it out", "chat_template_kwargs"
+        )
+    return dict(given)
+
+
+def _effort_variables(speaker: Speaker, effort: str | None) -> Object:
+    if effort is None:
+        return {}
+    if speaker.has_levels and effort != "none":
+        return {"reasoning_effort": effort}
+    if speaker.thinking is not None and speaker.thinking.switch is not None:
+        return {speaker.thinking.switch: effort != "none"}
+    raise BadField("reasoning_effort: this model's template has no such switch, leave it out", "reasoning_effort")
+
+
+# -- drawing ----------------------------------------------------------------------------------------------------------
+
+
+def room(speaker: Speaker, prompt: Sequence[int], wanted: int | None, default: int, *, is_clamped: bool = False) -> int:
+    """max_tokens: what was asked for (checked later), else the default, or less where the context is full."""
+    if wanted is not None and not is_clamped:
+        return wanted
+    if len(prompt) >= speaker.context:
+        raise ContextOverflow(f"the prompt has {len(prompt)} tokens; the context has {speaker.context}: shorten it")
+    return min(default if wanted is None else wanted, speaker.context - len(prompt))
+
+
+def sampling(wishes: Mapping[str, Any], speaker: Speaker, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    """Sampling parameters of checked fields, by OpenAI's names; without a seed a random one.
+
+    Raises BadField for what the model has not.
+    """
+    ours = _ours(wishes)
+    if ours.get("dtype", speaker.precision) != speaker.precision:
+        raise BadField(
+            f"manyhands.dtype is {ours['dtype']}; this model is served in {speaker.precision}", "manyhands.dtype"
+        )
+    stop, bias, stop_ids = wishes.get("stop", ()), wishes.get("logit_bias", {}), wishes.get("stop_token_ids", ())
+    for name, tokens in (("logit_bias", bias), ("stop_token_ids", stop_ids)):
+        for token in tokens:
+            if int(token) >= speaker.vocab_size:
+                raise BadField(f"{name} names token {token}; there are 0 to {speaker.vocab_size - 1}", name)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=float(wishes.get("temperature", 1.0)),
+        top_p=float(wishes.get("top_p", 1.0)),
+        top_k=ours.get("top_k", 0),
+        min_p=float(ours.get("min_p", 0.0)),
+        seed=wishes["seed"] % (1 << 64) if "seed" in wishes else secrets.randbits(64),
+        repetition_penalty=float(ours.get("repetition_penalty", 1.0)),
+        presence_penalty=float(wishes.get("presence_penalty", 0.0)),
+        frequency_penalty=float(wishes.get("frequency_penalty", 0.0)),
+        logit_bias=tuple((int(token), float(value)) for token, value in bias.items()),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_ids=tuple(stop_ids),
+        ignore_eos=ours.get("ignore_eos", False),
+        logprobs=logprobs,
+    )
+
+
+def _ours(wishes: Mapping[str, Any]) -> Object:
+    """What stands in `manyhands`, or beside OpenAI's fields. Raises BadField for what stands in both."""
+    inner = wishes.get("manyhands", {})
+    outer = {name: wishes[name] for name in ("top_k", "min_p", "repetition_penalty") if name in wishes}
+    twice = sorted(inner.keys() & outer.keys())
+    if twice:
+        raise BadField(f"{twice[0]} stands in manyhands too: send it once", twice[0])
+    return {**inner, **outer}
+
+
+def _grammar(speaker: Speaker, said: Conversation) -> str | None:
+    """What the answer must look like; None: anything."""
+    functions, choice = said.functions, said.tool_choice
+    if functions and choice != "none" and said.format is not None:
+        raise BadField("response_format goes with tools only where tool_choice is none", "response_format")
+    if said.format is not None:
+        return json_grammar(said.format or None)
+    if not functions or choice == "none":
+        return None
+    assert speaker.dialect is not None
+    try:
+        if choice == "auto":
+            is_strict = any(f.is_strict for f in functions)
+            return strict_grammar(speaker.dialect, functions, speaker.special) if is_strict else None
+        wanted = [f for f in functions if choice in ("required", f.name)]
+        several = said.is_parallel and choice == "required"
+        return calls_grammar(speaker.dialect, wanted, speaker.special, parallel=several)
+    except BadRequest as error:
+        raise BadField(f"tools: {error}", "tools") from error
