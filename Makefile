@@ -25,7 +25,7 @@ test-avx2: export ONEDNN_MAX_CPU_ISA = AVX2
 test-avx2: export ATEN_CPU_CAPABILITY = avx2
 test-avx2: setup
 	$(BIN)/pytest tests/model/test_linear.py tests/model/test_exactness.py -k "test_linear or (bf16 and (gemma2 or gpt_oss) and (cut or chunks or strangers))"
-	$(BIN)/manyhands demo --nodes 2 --max-tokens 20
+	$(BIN)/manyhands demo --model tales --nodes 2 --max-tokens 20
 
 # What is too long for .ci/run. The outcome and the commit go to bench/nightly.json.
 nightly: setup

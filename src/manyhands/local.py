@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,10 +52,14 @@ class NodeOptions:
 
 @asynccontextmanager
 async def node_processes(
-    spans: Sequence[Span], options: NodeOptions, ticket: Ticket
+    spans: Sequence[Span],
+    options: NodeOptions,
+    ticket: Ticket,
+    on_serving: Callable[[str], None] = lambda name: None,
 ) -> AsyncIterator[list[NodeProcess]]:
     """Start one node per span at once, wait until all serve, stop them on leaving. Deadline: START_TIMEOUT_S.
 
+    `on_serving` is told the name of each node as soon as it serves.
     Raises what a node said when it could not start (its code and its one line).
     """
     with tempfile.TemporaryDirectory(prefix="manyhands-") as keys:
@@ -66,6 +70,8 @@ async def node_processes(
                     group.create_task(_start(i, span, options, ticket, Path(keys), started, len(spans)))
                     for i, span in enumerate(spans)
                 ]
+                for task in tasks:
+                    task.add_done_callback(lambda task: _tell(task, on_serving))
         except* ManyhandsError as errors:
             await _stop(started)
             raise errors.exceptions[0] from None
@@ -117,6 +123,11 @@ async def _start(
             raise _error(event["code"], f"{name} (layers {span}): {event['message']}")
     said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
     raise ModelError(f"{name} (layers {span}) ended before it served: {said[-1] if said else 'without a word'}")
+
+
+def _tell(task: "asyncio.Task[NodeProcess]", on_serving: Callable[[str], None]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        on_serving(task.result().name)
 
 
 def _error(code: str, message: str) -> ManyhandsError:

@@ -26,7 +26,7 @@ COMMANDS: Final = {
     "jobs": "Requests that run and that ran lately: timings, route, repairs.",
     "benchmark": "Ask a gateway the same prompts and tell how fast it answers.",
     "drain": "Hand the sessions of a node on this machine over to others.",
-    "demo": "Tell a story on three processes and stop one in the middle.",
+    "demo": "Ask three processes a question and kill one in the middle.",
     "config": "Print the configuration in force, and where each value is set.",
     "doctor": "Check keys, ports, reachability, disk, memory and the engine.",
     "model": "Look into a model, cut it into parts, make a tiny one.",

@@ -58,7 +58,7 @@ async def swarm_origin(model: str, ticket_text: str, computing: options.Computin
     """
     precision, ends, draft = computing.precision(model), computing.ends_at, computing.drafts
     from manyhands.cli.connect import load_origin, visitor
-    from manyhands.cli.model import progress_bar
+    from manyhands.cli.progress import doing
     from manyhands.config import home_from_env
     from manyhands.core import Span
     from manyhands.swarm.ticket import Ticket
@@ -72,7 +72,7 @@ async def swarm_origin(model: str, ticket_text: str, computing: options.Computin
     ticket.agree(found.swarm.directory)
 
     async def fetch() -> Path:
-        with progress_bar() as bar:
+        with doing(f"reading {model}") as bar:
             # Layer 0 comes along with the ends: a folder without any layer is no checkpoint.
             return await asyncio.to_thread(resolve_model, model, Span(0, 1), True, home_from_env(), bar)
 

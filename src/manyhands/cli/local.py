@@ -9,20 +9,22 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from manyhands.cli import gateway, options
 from manyhands.cli.process import freeze_startup
+from manyhands.cli.progress import Screen, doing
 from manyhands.cli.signals import StopSignals
 from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
 from manyhands.errors import BadRequest
 
 if TYPE_CHECKING:
-    from manyhands.local import NodeProcess
+    from manyhands.local import NodeOptions, NodeProcess
     from manyhands.origin import Answer, Origin
 
 FaultKind = Literal["kill", "freeze", "slow", "poison", "drain"]
@@ -134,6 +136,15 @@ class LocalPlan:
     draft: str = "auto"
     max_sessions: int | None = None  # of each node, where it is not the default
 
+    def node_options(self, folder: Path) -> "NodeOptions":
+        """What the nodes are started with, over the model's folder."""
+        from manyhands.local import NodeOptions
+
+        module = "manyhands.testing.faulty_node" if self.is_faulty else "manyhands.cli"
+        extra = ("--max-sessions", str(self.max_sessions)) if self.max_sessions is not None else ()
+        has_ends = self.ends == "edges"
+        return NodeOptions(str(folder), self.precision, has_ends, self.threads, self.spares, module, extra)
+
 
 class FaultInjector:
     """Applies faults as an answer grows; `check` is called after every token."""
@@ -146,12 +157,16 @@ class FaultInjector:
             if fault.hop >= num_hops:
                 raise BadRequest(f"--{fault.kind}: there is no hop {fault.hop}; hops are 0 to {num_hops - 1}")
 
-    def check(self) -> None:
+    def check(self) -> list[str]:
+        """The names of the nodes that it has just disturbed."""
+        disturbed = []
         self._first_route = self._first_route or [offer.name for offer in self._answer.route]
         for fault in [f for f in self._waiting if len(self._answer.token_ids) >= f.at_token]:
             self._waiting.remove(fault)
             name = self._first_route[fault.hop]
             fault.apply(next(node for node in self._nodes if node.name == name))
+            disturbed.append(name)
+        return disturbed
 
 
 async def _local(
@@ -203,37 +218,48 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
     from manyhands.checkpoint.config_fields import read_facts
     from manyhands.checkpoint.manifest import build_manifest
     from manyhands.cli.connect import load_origin, tls_node
-    from manyhands.cli.model import progress_bar
     from manyhands.config import home_from_env
     from manyhands.core import NodeAddr, Span, even_cut, parse_cut
-    from manyhands.local import NodeOptions, node_processes
+    from manyhands.local import node_processes
     from manyhands.swarm.ticket import Ticket
     from manyhands.weights.fetch import resolve_model
     from manyhands.worker.execute import Device
 
-    with progress_bar() as bar:
-        folder = await asyncio.to_thread(resolve_model, plan.model, None, True, home_from_env(), bar)
+    name = gateway.served_name(plan.model)
+    with ExitStack() as shown:
+        screen = shown.enter_context(doing(f"reading {name}"))
+        folder = await asyncio.to_thread(resolve_model, plan.model, None, True, home_from_env(), screen)
         num_layers = read_facts(folder).num_layers
         spans = parse_cut(plan.cut, num_layers) if plan.cut else even_cut(num_layers, plan.nodes)
         # Once, before every node wants it.
-        await asyncio.to_thread(build_manifest, folder, bar, called=gateway.served_name(plan.model))
-    spans += [Span(0, num_layers)] * plan.spares
-    ticket = Ticket.new("local")
-    device = Device.start(plan.threads)
-    module = "manyhands.testing.faulty_node" if plan.is_faulty else "manyhands.cli"
-    extra = ("--max-sessions", str(plan.max_sessions)) if plan.max_sessions is not None else ()
-    what = NodeOptions(str(folder), plan.precision, plan.ends == "edges", plan.threads, plan.spares, module, extra)
-    try:
+        await asyncio.to_thread(build_manifest, folder, screen, called=name)
+        spans += [Span(0, num_layers)] * plan.spares
+        ticket = Ticket.new("local")
+        device = Device.start(plan.threads)
+        shown.callback(device.close)
         request = replace(options.settings().request, standby=plan.standby, draft=plan.draft)
+        screen.say(f"starting {len(spans)} node processes of {name}")
+        waiting = _Waiting(screen, name, len(spans))
         async with (
-            node_processes(spans, what, ticket) as running,
+            node_processes(spans, plan.node_options(folder), ticket, waiting.note) as running,
             tls_node(ticket, None, is_ephemeral=True, request=request) as node,
         ):
+            screen.say(f"reading the tokenizer and the head of {name}")
             addrs = [n.address for n in running]
             origin = await load_origin(node, folder, plan.precision, plan.ends, device, addrs)
             if plan.fallback:
                 await node.listen(NodeAddr("127.0.0.1", 0))
                 await origin.add_fallback(folder, device)
+            screen.end()
             yield origin, running
-    finally:
-        device.close()
+
+
+class _Waiting:
+    """Says which nodes are waited for."""
+
+    def __init__(self, screen: Screen, model: str, count: int) -> None:
+        self._screen, self._model, self._left = screen, model, count
+
+    def note(self, node: str) -> None:
+        self._left -= 1
+        self._screen.say(f"starting node processes of {self._model}: {node} serves, {self._left} to come")

@@ -103,13 +103,15 @@ async def _serve(
     began: float,
 ) -> None:
     """Come in and host, then stay."""
-    from manyhands.cli.model import progress_bar
+    from manyhands.cli.progress import doing
     from manyhands.member.hosting import Hosting
     from manyhands.weights.shelf import in_use
 
-    await _meet(member, named, tell)
-    with progress_bar() as bar:
+    with doing(f"calling the nodes of swarm {member.ticket.name}") as bar:
+        await _meet(member, named, tell)
+        bar.say(f"reading {named.model}" if named else "asking the swarm for its model")
         weights = await _weights(member, named, home, bar)
+        bar.say(f"choosing and loading layers of {weights.name}")
         hosting = Hosting(member, weights, device, home, bar, tell.line, with_ends=api.is_told)
         choice = await hosting.start()
     assert hosting.folder is not None, "it hosts already"

@@ -1,19 +1,17 @@
 """`manyhands model`: look into a model, cut it into parts, make a tiny one."""
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-from rich.progress import Progress as Bars
 from rich.table import Column, Table
 
 from manyhands.cli.options import MODEL_HELP
+from manyhands.cli.progress import doing
 from manyhands.config import home_from_env
 from manyhands.core import PRECISIONS, Precision, Span, even_cut, parse_cut
 from manyhands.errors import BadRequest
@@ -26,31 +24,6 @@ app = typer.Typer(no_args_is_help=True, help="Look into a model, cut it into par
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 Out = Annotated[Path, typer.Argument(help="A folder that does not exist yet.")]
-
-
-class Bar:
-    """Progress as bars on stderr, one below the other."""
-
-    def __init__(self, bars: Bars) -> None:
-        self._bars = bars
-        self._task = bars.add_task("", total=None, visible=False)
-
-    def start(self, name: str, total: int) -> None:
-        self._task = self._bars.add_task(name, total=total)
-
-    def advance(self, amount: int) -> None:
-        self._bars.advance(self._task, amount)
-
-    def done(self) -> None:
-        self._bars.stop_task(self._task)
-
-
-@contextmanager
-def progress_bar() -> Iterator[Bar]:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    console = Console(stderr=True)
-    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        yield Bar(bars)
 
 
 @app.command()
@@ -66,7 +39,7 @@ def inspect(
     from manyhands.weights.fetch import resolve_model
     from manyhands.weights.names import label
 
-    with progress_bar() as progress:
+    with doing(f"reading {model}") as progress:
         folder = resolve_model(model, Span(0, 1), False, home_from_env(), progress)  # the manifest tells of the rest
         manifest = build_manifest(folder, progress, called=label(model))
     facts = describe(ModelFacts.from_config(parse_config(read_config(folder))), manifest)
@@ -136,7 +109,7 @@ def split(
 
     if (cut is None) == (nodes is None):
         raise BadRequest("give either --cut 0-3,4-7 or --nodes 2")
-    with progress_bar() as progress:
+    with doing(f"reading {model}") as progress:
         folder = resolve_model(model, None, True, home_from_env(), progress)
         num_layers = ModelFacts.from_config(parse_config(read_config(folder))).num_layers
         spans = parse_cut(cut, num_layers) if cut is not None else even_cut(num_layers, nodes or 1)

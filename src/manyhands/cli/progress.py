@@ -108,6 +108,18 @@ class Screen:
                 self._out.flush()
                 self._is_drawn = False
 
+    @contextmanager
+    def instead(self, text: str) -> Iterator["Screen"]:
+        """Say `text` while the block runs, and then what was said before."""
+        before = self._phase
+        self.say(text)
+        try:
+            yield self
+        finally:
+            with self._lock:
+                self._phase = before
+            self.clear()
+
     def end(self) -> None:
         """Nothing is shown any more."""
         with self._lock:
@@ -131,10 +143,10 @@ def clear_line() -> None:
 
 @contextmanager
 def doing(text: str, out: TextIO | None = None) -> Iterator[Screen]:
-    """Show what is being done while the block runs. Inside another such block the outer line goes on with the new text."""
+    """Show what is being done while the block runs. Inside another such block its line says `text` meanwhile."""
     if _shown:
-        _shown[-1].say(text)
-        yield _shown[-1]
+        with _shown[-1].instead(text) as screen:
+            yield screen
         return
     stream = out or sys.stderr
     screen = Screen(stream, stream.isatty())

@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+from manyhands.cli.progress import clear_line
 from manyhands.core import NodeId
 from manyhands.plain import one_line
 
@@ -23,6 +24,7 @@ class Reporter:
     def __call__(self, event: str, text: str, **facts: Any) -> None:
         plain = "\n".join(one_line(line, 4000) for line in text.split("\n"))  # our own breaks: foreign texts have none
         line = json.dumps({"event": event, "text": text, **facts}) if self.as_json else plain
+        clear_line()
         print(line, flush=True)
 
     def line(self, text: str) -> None:

@@ -105,12 +105,16 @@ class _Job:
 
     async def fetch(self) -> Path:
         """A folder with the layers to serve, and the ends if they or the API need them. Raises ModelError."""
-        from manyhands.cli.model import progress_bar
+        from manyhands.weights.names import model_folder
+
+        if (here := model_folder(self.model)) is not None:  # at once: no hub, and none of its client's imports
+            return here
+        from manyhands.cli.progress import doing
         from manyhands.config import home_from_env
         from manyhands.weights.fetch import resolve_model
 
         with_ends = self.has_ends or self.api.addr is not None
-        with progress_bar() as bar:
+        with doing(f"reading {self.model}") as bar:
             return await asyncio.to_thread(resolve_model, self.model, self.span, with_ends, home_from_env(), bar)
 
 

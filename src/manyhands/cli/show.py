@@ -18,7 +18,7 @@ async def show_answer(
     *,
     as_json: bool,
     lead: str = "",
-    on_token: Callable[[], None] = lambda: None,
+    on_token: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> None:
     """Stream the route, `lead` and an answer to the terminal, or collect it silently for `print_json`.
