@@ -20,6 +20,7 @@ from manyhands.api.preparation.pool import INLINE_BYTES, Preparing
 from manyhands.api.preparation.prepare import prepare
 from manyhands.api.preparation.process import PreparationJob, SpeakerSpec
 from manyhands.api.run import Admitted, Api, Ask, Caller, Job, Run
+from manyhands.api.streams import ChoiceProgress, Stream
 from manyhands.errors import BadRequest
 from manyhands.origin import Origin, Token
 from manyhands.text.grammar import Grammar, Grammars
@@ -222,6 +223,7 @@ class Choice:
         self.job: Job | None = None
         self._run: Run | None = None
         self.is_cut = False  # ended after its first call, as asked
+        self.names = secrets.token_bytes(12)  # what the ids of its calls are made from
 
     async def read(self, gateway: Gateway, ask: Ask) -> AsyncGenerator[Delta, None]:
         """Run it: deltas as they come, the last one when all is said. Raises what ends it."""
@@ -241,6 +243,18 @@ class Choice:
     def has_route(self) -> bool:
         """Whether its session is open: what could be refused has been."""
         return self._run is not None and self._run.answer.session is not None
+
+    def progress(self, *, is_done: bool) -> ChoiceProgress:
+        """How far it is, for the id of its next event."""
+        hops = self.job.hops if self.job is not None else ()
+        return ChoiceProgress(self.num_tokens, self.reasoning_tokens, hops, is_done)
+
+    def join(self, stream: Stream, index: int) -> "Choice":
+        """Be choice `index` of `stream`, which may have begun in an earlier attempt. Returns itself."""
+        self.names, had = stream.names(index), stream.had(index)
+        if had.is_done:  # it is not read again
+            self.num_tokens, self.reasoning_tokens = had.tokens, had.thoughts
+        return self
 
     @property
     def cached_tokens(self) -> int:
@@ -279,6 +293,10 @@ class Choice:
             pieces += [piece for piece in held if not (self._is_call and isinstance(piece, Content))]
         return self._keep(Delta(thought, pieces))
 
+    def _call_id(self) -> str:
+        """The id of the next call."""
+        return f"call_{hashlib.sha256(self.names + len(self.calls).to_bytes(4, 'big')).hexdigest()[:24]}"
+
     def _keep(self, delta: Delta) -> Delta:
         if (text := delta.text) is not None:
             self.content += text
@@ -289,7 +307,7 @@ class Choice:
                 case Content(text):
                     self.content += text
                 case CallStart(_, name):
-                    self.calls.append({"id": f"call_{secrets.token_hex(12)}", "name": name, "arguments": ""})
+                    self.calls.append({"id": self._call_id(), "name": name, "arguments": ""})
                 case CallArguments(index, text):
                     self.calls[index]["arguments"] += text
         return delta

@@ -19,6 +19,7 @@ from manyhands.api.http.watchdog import Watchdog
 from manyhands.api.limits import Admission
 from manyhands.api.names import NO_NAMES, ModelNames
 from manyhands.api.run import LOOK_S, Admitted, Api, Ask, Caller, Job, Observer, Outcome, Run
+from manyhands.api.streams import Claim, Streams
 from manyhands.config import LimitsConfig
 from manyhands.errors import ManyhandsError, ModelNotFound, RateLimited
 from manyhands.origin import Origin
@@ -45,12 +46,15 @@ class Gateway:
         names: ModelNames = NO_NAMES,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        secret: bytes | None = None,
     ) -> None:
+        """`secret`: what all gateways of the swarm know, to go on with each other's streams; None: with its own alone."""
         self.origins = dict(origins)
         self.limits, self.names = limits or LimitsConfig(), names
         self.observers = list(observers)
         self.parts: list[GatewayPart] = []
         self.watchdog = Watchdog()
+        self.streams = Streams(secret, wall_clock)
         self.jobs: dict[str, Job] = {}  # those that wait or run
         self.started_at = wall_clock()
         self._admission = Admission(self.limits, self._turn_has_come)
@@ -93,6 +97,16 @@ class Gateway:
             raise
         return Admitted()
 
+    def claim(self, caller: Caller, api: Api, last_event: str) -> tuple[Admitted, Claim | None]:
+        """As `enter`, for a request that may go on with a stream: `last_event` is the id of its last event, or "".
+
+        Raises BadEventId as well (streams.py).
+        """
+        if not last_event:
+            return self.enter(caller, api), None
+        claim = self.streams.claim(last_event, caller)
+        return Admitted() if claim.is_free else self.enter(caller, api), claim
+
     def run(self, ask: Ask) -> AbstractAsyncContextManager[Run]:
         """Admit `ask` and run it until the block is left. Waits for its turn: limits.patience_s.
 
@@ -126,16 +140,17 @@ class Gateway:
 
     def _new_job(self, ask: Ask) -> Job:
         size, limit = len(ask.prompt), ask.params.max_tokens
-        return Job(new_job_id(), ask.model, ask.api, ask.caller.name, self._wall_clock(), size, limit)
+        paid = min(ask.paid_tokens, size + limit)
+        name = ask.job_id or new_job_id()
+        return Job(name, ask.model, ask.api, ask.caller.name, self._wall_clock(), size, limit, paid_tokens=paid)
 
     async def _admit(self, job: Job, ask: Ask) -> None:
         asked_at, caller = self._clock(), ask.caller
         is_paid = ask.entry is not None and ask.entry.spend()
         self.jobs[job.id] = job
         turn = self._turns[job.id] = asyncio.get_running_loop().create_future()
-        self._admission.ask(
-            job.id, caller.name, caller.quota, job.prompt_tokens + job.max_tokens, asked_at, is_paid=is_paid
-        )
+        most = job.prompt_tokens + job.max_tokens - job.paid_tokens
+        self._admission.ask(job.id, caller.name, caller.quota, most, asked_at, is_paid=is_paid)
         try:
             if not turn.done():
                 async with asyncio.timeout(self.limits.patience_s):
@@ -170,8 +185,7 @@ class Gateway:
         self._turns.pop(job.id, None)
         self._runs.pop(job.id, None)
         self.jobs.pop(job.id, None)
-        self._admission.leave(
-            job.id, job.prompt_tokens * (job.queue_s is not None) + job.completion_tokens, self._clock()
-        )
+        used = job.prompt_tokens * (job.queue_s is not None) + job.completion_tokens - job.paid_tokens
+        self._admission.leave(job.id, max(0, used), self._clock())
         for observer in self.observers:
             observer.ended(job, outcome)

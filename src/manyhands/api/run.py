@@ -77,6 +77,10 @@ class Ask:
     marks: Mapping[int, str] = field(default_factory=dict)  # special tokens that shall appear in the text
     draft: str = ""  # one of config.DRAFTS; "": as the node's configuration says
     is_fit: bool = False  # `prompt` and `params` are known to fit the model: once for all choices (prepare.check_fit)
+    job_id: str = ""  # "": a new one
+    paid_tokens: int = (
+        0  # of prompt and answer, that an earlier attempt at the same stream was charged for (streams.py)
+    )
 
 
 @dataclass(slots=True)
@@ -97,6 +101,7 @@ class Job:
     queue_s: float | None = None  # None: not admitted yet
     completion_tokens: int = 0
     cached_tokens: int = 0  # of the prompt: an earlier request had them computed
+    paid_tokens: int = 0  # of prompt and answer: an earlier attempt at the same stream was charged for them
     timings: Timings = field(default_factory=Timings)
     drafting: Drafting = field(default_factory=Drafting)
     session: str | None = None

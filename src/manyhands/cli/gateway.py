@@ -120,9 +120,13 @@ class ApiPlan:
     is_told: bool = True  # asked for by --api; else it only shows a member's view of the swarm
 
     def open(
-        self, origins: Mapping[str, "Origin"], max_running: int, extra_routers: "Sequence[APIRouter]" = ()
+        self,
+        origins: Mapping[str, "Origin"],
+        max_running: int,
+        extra_routers: "Sequence[APIRouter]" = (),
+        secret: bytes | None = None,
     ) -> contextlib.AbstractAsyncContextManager[str]:
-        """api_for of this plan, which has an address."""
+        """api_for of this plan, which has an address. `secret`: of the swarm whose other gateways go on with its streams."""
         assert self.addr is not None
         return api_for(
             origins,
@@ -134,6 +138,7 @@ class ApiPlan:
             log_json=self.log_json,
             names=self.names,
             extra_routers=extra_routers,
+            secret=secret,
         )
 
 
@@ -149,6 +154,7 @@ async def api_for(
     log_json: bool = False,
     names: Names = Names(),
     extra_routers: "Sequence[APIRouter]" = (),
+    secret: bytes | None = None,
 ) -> AsyncIterator[str]:
     """Serve `origins` by name at `api` while the block runs; yields the URL. No more than `max_running` requests run at
     once, others wait: make it what the nodes serve (WorkerConfig.max_sessions), beyond which they would refuse.
@@ -158,13 +164,12 @@ async def api_for(
     wider than this machine while no key is needed (unless `insecure`); if the job file cannot be written or the trace
     exporter is not installed.
     """
+    from manyhands.api import log
     from manyhands.api.choice import ModelFormats
     from manyhands.api.gateway import Gateway
     from manyhands.api.http.app import create_app
     from manyhands.api.http.server import serving
     from manyhands.api.jobs import History, JobFile
-    from manyhands.api.log import RequestLog
-    from manyhands.api.log import log_json as start_log
     from manyhands.api.metrics import Metrics
     from manyhands.api.names import ModelNames
     from manyhands.api.native.routes import native_router
@@ -174,14 +179,14 @@ async def api_for(
     from manyhands.api.trace import open_tracing
 
     if log_json:
-        start_log(logging.INFO)
+        log.log_json(logging.INFO)
     async with AsyncExitStack() as stack:
         found = options.settings()
         limits = replace(found.limits, max_running=found.limits.max_running or max_running)
-        gateway = Gateway(origins, limits, names=ModelNames.of(found.api.aliases))
+        gateway = Gateway(origins, limits, names=ModelNames.of(found.api.aliases), secret=secret)
         metrics = Metrics(gateway)
         history = History(file=stack.enter_context(JobFile(job_file)) if job_file else None)
-        gateway.observers += [RequestLog(), metrics, history]
+        gateway.observers += [log.RequestLog(), metrics, history]
         if trace:
             gateway.observers.append(stack.enter_context(open_tracing(trace)))
         voices = ModelFormats(gateway)

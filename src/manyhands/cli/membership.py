@@ -229,7 +229,8 @@ async def _gateway(
     origins = {hosting.weights.name: await _origin(hosting, device)} if api.is_told else {}
     shown: list[str] = []  # the URL, once it is known
     router = swarm_router(lambda: hosting.view("".join(shown)))
-    async with api.open(origins, hosting.member.node.worker.config.max_sessions, [router]) as url:
+    most, secret = hosting.member.node.worker.config.max_sessions, hosting.member.ticket.secret
+    async with api.open(origins, most, [router], secret) as url:
         shown.append(url)
         announce(url)
         if api.is_told:

@@ -205,7 +205,7 @@ async def _api(
 
     origin = await load_origin(node, folder, job.precision, "origin", device, list(ticket.addresses))
     name = gateway.served_name(job.model)
-    async with job.api.open({name: origin}, node.worker.config.max_sessions) as url:
+    async with job.api.open({name: origin}, node.worker.config.max_sessions, secret=ticket.secret) as url:
         if as_json:
             _say(True, "api", url=url, model=name)
         else:

@@ -61,6 +61,11 @@ def client_of(request: Request) -> str:
     return request.client.host if request.client is not None else ""
 
 
+def last_event_of(request: Request) -> str:
+    """The id of the last event of a stream that is to go on; "" if none is."""
+    return request.headers.get("last-event-id", "").strip()
+
+
 async def body_of(request: Request) -> bytes:
     """The body, which the guard has read whole (app.py); to be asked for once, and not kept by the Request."""
     message = await request.receive()

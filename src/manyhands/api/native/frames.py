@@ -15,6 +15,9 @@ from manyhands.origin import Token
 from manyhands.origin.repair_plan import Event
 from manyhands.route.search import Offer
 
+# Frames that follow from request and seed: every attempt at a stream has them, in this order. Others tell what happened.
+REPEATED = frozenset({"start", "token", "done"})
+
 
 class Frame(NamedTuple):
     """One server-sent event."""

@@ -12,8 +12,7 @@ Changing the swarm needs an admin's key, or the secret of the gateway's owner (a
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, Any
 
@@ -21,15 +20,12 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from manyhands.api.access import check_admin
-from manyhands.api.choice import ModelFormats, plans_of
+from manyhands.api.choice import ModelFormats
 from manyhands.api.gateway import Gateway
-from manyhands.api.http import encode
 from manyhands.api.http.encode import JsonRows
-from manyhands.api.http.error import error_object
-from manyhands.api.http.route import body_of, client_of, describe
-from manyhands.api.http.sse import Emit, EventStream, Single, Watched, event_pieces, to_event
+from manyhands.api.http.sse import Single, Watched
 from manyhands.api.jobs import History, JobObject, job_object
-from manyhands.api.native.frames import EventEncoder, Frame, result_object
+from manyhands.api.native.infer import infer_router
 from manyhands.api.native.workers import (
     WorkerView,
     evict,
@@ -42,8 +38,8 @@ from manyhands.api.native.workers import (
     scheduler_object,
     worker_object,
 )
-from manyhands.api.run import Ask, Caller, Run
-from manyhands.errors import BadRequest, ManyhandsError, NotFound
+from manyhands.api.run import Caller
+from manyhands.errors import NotFound
 
 # Of a list of jobs that are made and encoded in one turn of the event loop.
 JOBS_A_TURN = 8
@@ -92,112 +88,10 @@ def _admin(caller: Annotated[Caller, Depends(_caller)]) -> None:
 def native_router(gateway: Gateway, history: History, voices: ModelFormats | None = None) -> APIRouter:
     """The routes above. `history` must be among the gateway's observers. Share `voices` with openai_router."""
     router = APIRouter(prefix="/api")
-    router.include_router(_infer_router(gateway, voices or ModelFormats(gateway)), tags=["infer"])
+    router.include_router(infer_router(gateway, voices or ModelFormats(gateway)), tags=["infer"])
     router.include_router(_workers_router(gateway), prefix="/workers", tags=["workers"])
     router.include_router(_jobs_router(gateway, history), prefix="/jobs", tags=["jobs"])
     return router
-
-
-# -- infer ------------------------------------------------------------------------------------------------------------
-
-
-def _infer_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
-    router = APIRouter()
-
-    async def infer(request: Request) -> Response:
-        """Generate, and tell which workers did."""
-        body = await body_of(request)
-
-        async def work() -> Single:
-            ask, prompt = await _ask(gateway, voices, body, request)
-            return Single(lambda: _whole(gateway, ask, prompt), gateway.limits)
-
-        return Watched(work(), request.state.release_body)
-
-    async def stream(request: Request) -> Response:
-        """Server-sent events: start, token, reshard, done or error."""
-        body, diagnostics = await body_of(request), _flag(request, "diagnostics")
-
-        async def work() -> EventStream:
-            ask, prompt = await _ask(gateway, voices, body, request)
-            return _events(gateway, ask, prompt, diagnostics=diagnostics)
-
-        return Watched(work(), request.state.release_body)
-
-    wanted: dict[str, Any] = {"name": "diagnostics", "in": "query", "schema": {"type": "boolean", "default": False}}
-    wanted["description"] = "Add HearthNet's diagnostic frames."
-    describe(router, "/infer", infer, "A whole answer", schema_of="/api/infer")
-    describe(router, "/infer/stream", stream, "An answer as it grows", schema_of="/api/infer", parameters=[wanted])
-    return router
-
-
-def _flag(request: Request, name: str) -> bool:
-    """A query parameter that is true or false. Raises BadRequest."""
-    value = request.query_params.get(name, "false").lower()
-    if value not in _FLAGS:
-        raise BadRequest(f"{name} is {value[:40]!r}; it can be true or false")
-    return _FLAGS[value]
-
-
-_FLAGS = {"true": True, "1": True, "on": True, "yes": True, "false": False, "0": False, "off": False, "no": False}
-
-
-async def _ask(gateway: Gateway, voices: ModelFormats, body: bytes, request: Request) -> tuple[Ask, str | None]:
-    """What to generate, and the text to echo. Raises BadRequest, NotFound, RateLimited."""
-    caller = _caller(request)
-    entry = gateway.enter(caller, "native")
-    voice, made = await voices.prepare("/api/infer", body, caller, client_of(request))
-    (plan,) = plans_of(voices, voice, made)
-    ask, _ = await plan.choose("native", caller, entry)
-    return ask, made.given.get("prompt")
-
-
-async def _whole(gateway: Gateway, ask: Ask, prompt: str | None) -> dict[str, Any]:
-    async with gateway.run(ask) as run, aclosing(run.tokens()) as tokens:
-        async for _ in tokens:
-            pass
-        return {"prompt": None if prompt is None else encode.JsonText(prompt), **result_object(run)}
-
-
-def _events(gateway: Gateway, ask: Ask, prompt: str | None, *, diagnostics: bool) -> EventStream:
-    runs: list[Run] = []
-
-    async def produce(emit: Emit) -> None:
-        async with gateway.run(ask) as run:
-            runs.append(run)
-            async with aclosing(told(run, prompt, diagnostics=diagnostics)) as frames:
-                async for frame in frames:
-                    await emit(event_pieces(frame.data, frame.event))
-
-    def is_running() -> bool:
-        return bool(runs) and runs[0].answer.session is not None
-
-    return EventStream(produce, gateway.limits, is_running, _error_event)
-
-
-async def told(run: Run, prompt: str | None, *, diagnostics: bool) -> AsyncGenerator[Frame, None]:
-    """The frames of a running request but `error`, which is raised. The first comes with the first token: until then the
-    request may still be refused with a status of its own."""
-    telling = EventEncoder(run, diagnostics=diagnostics)
-    async with aclosing(run.happenings()) as tokens:
-        try:
-            async for token in tokens:
-                if token is not None and run.job.completion_tokens == 1:
-                    yield telling.start(prompt)
-                for frame in telling.news() if token is None else telling.token(token):
-                    yield frame
-        except ManyhandsError:
-            if run.job.completion_tokens:
-                for frame in telling.news():
-                    yield frame
-            raise
-    yield telling.done()
-
-
-def _error_event(error: Exception) -> bytes:
-    """The last frame of a stream that failed after it began."""
-    said = error_object(error)
-    return to_event({"detail": said["message"], "code": said["code"]}, "error")
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------

@@ -3,20 +3,24 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 
 from manyhands.api.choice import Choice, GenerationPlan, ModelFormat, ModelFormats, plans_of
+from manyhands.api.event_id import BadEventId
 from manyhands.api.gateway import Gateway
-from manyhands.api.http.route import body_of, caller_of, client_of, describe
+from manyhands.api.http.route import body_of, caller_of, client_of, describe, last_event_of
 from manyhands.api.http.sse import DONE, Emit, EventStream, Single, Template, Watched, to_event
 from manyhands.api.openai.forms import ChatForm, Form, TextForm
 from manyhands.api.openai.logprobs import Spelling
+from manyhands.api.preparation.desk import Prepared
 from manyhands.api.run import Admitted, Api, Ask, Caller
+from manyhands.api.streams import Claim, Stream, request_digest
 from manyhands.errors import ManyhandsError
 from manyhands.origin import Origin
 
@@ -104,6 +108,14 @@ class _Call:
         return await self.plans[index].choose(self.api, self.caller, self.entry)
 
 
+class _Sender(NamedTuple):
+    """Who asks: as the guard found out, from which address, and the id of the last event it has of a stream ("": none)."""
+
+    caller: Caller
+    address: str
+    last_event: str
+
+
 class OpenAI:
     """The handlers. What they do for a client, from parsing to the last token, ends with it."""
 
@@ -120,30 +132,48 @@ class OpenAI:
         self, request: Request, path: str, api: Api, form: Callable[[Spelling | None], Form]
     ) -> Response:
         body = await body_of(request)
-        work = self._answer(body, path, api, form, caller_of(request), client_of(request))
+        sender = _Sender(caller_of(request), client_of(request), last_event_of(request))
+        work = self._answer(body, path, api, form, sender)
         return Watched(work, request.state.release_body)
 
     async def _answer(
-        self, body: bytes, path: str, api: Api, form: Callable[[Spelling | None], Form], caller: Caller, client: str
+        self, body: bytes, path: str, api: Api, form: Callable[[Spelling | None], Form], sender: _Sender
     ) -> EventStream | Single:
-        entry = self.gateway.enter(caller, api)
-        voice, made = await self.voices.prepare(path, body, caller, client)
+        entry, claim = self.gateway.claim(sender.caller, api, sender.last_event)
+        voice, made = await self.voices.prepare(path, body, sender.caller, sender.address)
+        told = self._stream_of(path, voice, made, sender.caller, claim)
+        if told is not None:
+            made = replace(made, params=replace(made.params, seed=told.position.seed))
         prefix, kind = ("chatcmpl-", "chat.completion") if api == "chat" else ("cmpl-", "text_completion")
         plans = plans_of(self.voices, voice, made)
-        identity = (prefix + uuid4().hex, kind, made.model, int(time.time()))
-        call = _Call(self.gateway, voice, *identity, plans, caller, api, entry)
+        name, created = (told.id, told.position.created) if told is not None else (uuid4().hex, int(time.time()))
+        call = _Call(self.gateway, voice, prefix + name, kind, made.model, created, plans, sender.caller, api, entry)
         shape = form(Spelling(voice.grammars) if made.params.logprobs is not None else None)
         asked = [await call.choose(index) for index in range(len(plans))]
         await shape.prepare()
-        if not made.given.get("stream", False):
+        if told is None:
             return Single(lambda: _whole(call, shape, asked), self.gateway.limits)
+        asked = [(told.ask(index, ask), choice.join(told, index)) for index, (ask, choice) in enumerate(asked)]
         with_usage = bool(made.given.get("stream_options", {}).get("include_usage", False))
         choices = [choice for _, choice in asked]
         return EventStream(
-            lambda emit: _stream(call, shape, asked, emit, with_usage=with_usage),
+            lambda emit: told.run(lambda: _stream(call, shape, asked, emit, told, with_usage=with_usage)),
             self.gateway.limits,
             is_running=lambda: any(choice.has_route for choice in choices),
         )
+
+    def _stream_of(
+        self, path: str, voice: ModelFormat, made: Prepared, caller: Caller, claim: Claim | None
+    ) -> Stream | None:
+        """The stream that is asked for; None if the answer is wanted whole. Raises BadEventId."""
+        if not made.given.get("stream", False):
+            if claim is not None:
+                raise BadEventId("Last-Event-ID is for a stream: send stream: true, as before")
+            return None
+        options = made.given.get("stream_options", {})
+        request = request_digest(path, voice.origin.model.id, made, [name for name in options if options[name]])
+        num_choices = len(made.prompts) * made.count
+        return self.gateway.streams.open(claim, request, caller, made.params.seed, num_choices)
 
 
 async def _whole(call: _Call, form: Form, asked: Sequence[tuple[Ask, Choice]]) -> Object:
@@ -159,7 +189,7 @@ async def _whole(call: _Call, form: Form, asked: Sequence[tuple[Ask, Choice]]) -
 
 
 async def _stream(
-    call: _Call, form: Form, asked: Sequence[tuple[Ask, Choice]], emit: Emit, *, with_usage: bool
+    call: _Call, form: Form, asked: Sequence[tuple[Ask, Choice]], emit: Emit, told: Stream, *, with_usage: bool
 ) -> None:
     extra: Object = {"usage": None} if with_usage else {}
 
@@ -168,17 +198,23 @@ async def _stream(
 
     async def run(index: int, ask: Ask, choice: Choice) -> None:
         plain = Template(enveloped(form.plain(index, Template.HOLE)))
+
+        async def tell(chunk: Object | str, *, is_done: bool = False) -> None:
+            make = partial(plain.event, chunk) if isinstance(chunk, str) else partial(to_event, enveloped(chunk))
+            await told.tell(index, emit, make, choice.progress(is_done=is_done))
+
         begin: list[Object | str] = [*form.begin(index)]
         async for delta in choice.read(call.gateway, ask):
             for chunk in begin + form.grow(index, choice, delta):
-                await emit(plain.event(chunk) if isinstance(chunk, str) else to_event(enveloped(chunk)))
+                await tell(chunk)
             begin = []
-        await emit(to_event(enveloped(form.end(index, choice))))
+        await tell(form.end(index, choice), is_done=True)
 
-    await together([run(index, ask, choice) for index, (ask, choice) in enumerate(asked)])
+    left = [(index, ask, choice) for index, (ask, choice) in enumerate(asked) if not told.had(index).is_done]
+    await together([run(*each) for each in left])
     if with_usage:
         used = usage(call, [choice for _, choice in asked])
-        await emit(to_event(call.envelope(choices=[], usage=used, object=form.chunk_kind)))
+        await told.tell_usage(emit, lambda: to_event(call.envelope(choices=[], usage=used, object=form.chunk_kind)))
     await emit(DONE)
 
 

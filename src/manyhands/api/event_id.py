@@ -1,0 +1,210 @@
+"""The ids of a stream's events: where each choice has got to, sealed. Pure.
+
+    id         URL-safe base64, without padding, of: version u8 · stream 16 · attempt 8 · event u32 · ciphertext · tag 16
+    plaintext  created u32 · told u32 · seed u64 · request 8 · caller 8 · flags u8
+               · routes: count, each: number of hops, each: node 6, first layer, number of layers
+               · choices: count, each: tokens, events, thoughts, 2 * route + (1 if done)            big endian, varints
+
+The key of an attempt is derived from a secret that all gateways of a swarm know (docs/threat.md), the nonce is the number
+of the event. A client can read that an event belongs to the stream that the answer names, and nothing else; it can change
+nothing.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from manyhands.errors import BadRequest
+
+VERSION: Final = 1
+STREAM_BYTES: Final = 16
+ATTEMPT_BYTES: Final = 8
+DIGEST_BYTES: Final = 8
+NODE_BYTES: Final = 6
+# Longer ids are not looked at: 128 choices over routes of their own do not need as much.
+MAX_ID_CHARS: Final = 32 << 10
+_HEAD = struct.Struct(f">B{STREAM_BYTES}s{ATTEMPT_BYTES}sI")
+_FIXED = struct.Struct(f">IIQ{DIGEST_BYTES}s{DIGEST_BYTES}sB")
+_USAGE_TOLD = 1
+
+
+class BadEventId(BadRequest):
+    """A Last-Event-ID that nothing can be gone on from."""
+
+    code = "bad_event_id"
+    param = "Last-Event-ID"
+
+
+class HopMark(NamedTuple):
+    """A hop that has a choice's cache: the first bytes of its node's key in hex, and its layers."""
+
+    node: str
+    start: int
+    end: int
+
+
+class Reached(NamedTuple):
+    """How far the client has one choice: `events` of it, and with them all text of its first `tokens` tokens.
+
+    `thoughts`: how many of those were thoughts. `route`: which hops had them cached.
+    """
+
+    tokens: int = 0
+    events: int = 0
+    thoughts: int = 0
+    is_done: bool = False
+    route: tuple[HopMark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What an id says. `request` and `caller` are digests; times are Unix seconds."""
+
+    stream: bytes
+    created: int
+    told: int
+    seed: int
+    request: bytes
+    caller: bytes
+    choices: tuple[Reached, ...]
+    is_usage_told: bool = False
+
+    @property
+    def num_events(self) -> int:
+        """Events of all choices together: it never falls along a stream."""
+        return sum(choice.events for choice in self.choices) + self.is_usage_told
+
+
+class Sealer:
+    """Seals the ids of one attempt at a stream, each under a nonce of its own."""
+
+    def __init__(self, secret: bytes, stream: bytes, attempt: bytes) -> None:
+        self._stream, self._attempt, self._cipher = stream, attempt, _cipher(secret, stream, attempt)
+        self._event = 0
+
+    def seal(self, position: Position) -> bytes:
+        """The id of the next event."""
+        self._event += 1
+        head = _HEAD.pack(VERSION, self._stream, self._attempt, self._event)
+        sealed = self._cipher.encrypt(_nonce(self._event), _pack(position), head)
+        return base64.urlsafe_b64encode(head + sealed).rstrip(b"=")
+
+
+def unseal(secret: bytes, text: str) -> Position:
+    """What the id `text` says. Raises BadEventId unless it was sealed under `secret` and is whole. Takes some 20 us."""
+    if len(text) > MAX_ID_CHARS:
+        raise BadEventId(f"Last-Event-ID has {len(text)} characters; ids of events have at most {MAX_ID_CHARS}")
+    try:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        if base64.urlsafe_b64encode(raw).rstrip(b"=") != text.encode():
+            raise ValueError("another spelling of the same bytes")
+        version, stream, attempt, event = _HEAD.unpack_from(raw)
+        if version != VERSION:
+            raise BadEventId(f"Last-Event-ID has version {version}, this gateway reads version {VERSION}: {_AGAIN}")
+        plain = _cipher(secret, stream, attempt).decrypt(_nonce(event), raw[_HEAD.size :], raw[: _HEAD.size])
+        return _unpack(stream, plain)
+    except (binascii.Error, ValueError, struct.error, InvalidTag, IndexError) as error:
+        raise BadEventId(
+            f"Last-Event-ID is not the id of an event of this swarm's gateways, or not whole: {_AGAIN}"
+        ) from error
+
+
+_AGAIN = "send the request again without it"
+
+
+def derive(secret: bytes, label: str, *parts: bytes) -> bytes:
+    """32 bytes that only who knows `secret` can compute; another `label` or other parts (of fixed sizes) give others."""
+    return hmac.digest(secret, b"manyhands " + label.encode() + b"\0" + b"".join(parts), "sha256")
+
+
+def digest(label: str, *parts: bytes) -> bytes:
+    """DIGEST_BYTES that tell requests or callers apart; the parts are told apart too."""
+    hashed = hashlib.sha256(label.encode())
+    for part in parts:
+        hashed.update(len(part).to_bytes(8, "big") + part)
+    return hashed.digest()[:DIGEST_BYTES]
+
+
+def _cipher(secret: bytes, stream: bytes, attempt: bytes) -> ChaCha20Poly1305:
+    return ChaCha20Poly1305(derive(secret, "event ids 1", stream, attempt))
+
+
+def _nonce(event: int) -> bytes:
+    return event.to_bytes(12, "big")
+
+
+# -- plaintext --------------------------------------------------------------------------------------------------------
+
+
+def _pack(position: Position) -> bytes:
+    routes = list(dict.fromkeys(choice.route for choice in position.choices))
+    numbers = {route: index for index, route in enumerate(routes)}
+    flags = _USAGE_TOLD * position.is_usage_told
+    out = bytearray(
+        _FIXED.pack(position.created, position.told, position.seed, position.request, position.caller, flags)
+    )
+    _put(out, len(routes))
+    for route in routes:
+        _put(out, len(route))
+        for hop in route:
+            out += bytes.fromhex(hop.node)
+            _put(out, hop.start)
+            _put(out, hop.end - hop.start)
+    _put(out, len(position.choices))
+    for choice in position.choices:
+        for number in (choice.tokens, choice.events, choice.thoughts, 2 * numbers[choice.route] + choice.is_done):
+            _put(out, number)
+    return bytes(out)
+
+
+def _put(out: bytearray, number: int) -> None:
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+
+
+class _Plain:
+    """Reads a plaintext, which is authentic: a gateway of this swarm wrote it."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def take(self, size: int) -> bytes:
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def number(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._data[self._at]
+            self._at += 1
+            value |= (byte & 0x7F) << shift
+            if byte <= 0x7F:
+                return value
+            shift += 7
+
+    def hop(self) -> HopMark:
+        node, start = self.take(NODE_BYTES).hex(), self.number()
+        return HopMark(node, start, start + self.number())
+
+
+def _unpack(stream: bytes, data: bytes) -> Position:
+    plain = _Plain(data)
+    created, told, seed, request, caller, flags = _FIXED.unpack(plain.take(_FIXED.size))
+    routes = [tuple([plain.hop() for _ in range(plain.number())]) for _ in range(plain.number())]
+    choices = tuple([_reached(plain, routes) for _ in range(plain.number())])
+    return Position(stream, created, told, seed, request, caller, choices, bool(flags & _USAGE_TOLD))
+
+
+def _reached(plain: _Plain, routes: Sequence[tuple[HopMark, ...]]) -> Reached:
+    tokens, events, thoughts, last = (plain.number() for _ in range(4))
+    return Reached(tokens, events, thoughts, bool(last & 1), routes[last >> 1])

@@ -1,0 +1,271 @@
+"""Streams that any gateway of the swarm can go on with: which ids their events get, and what an id that comes back allows.
+
+    start ─► Stream ─ tell(choice, event) ─► id + event         Last-Event-ID ─ claim ─► resume ─► Stream: the rest
+
+An attempt at a stream tells again what the first one told, event by event, and shows what the client lacks: text follows
+from request and seed (docs/exactness.md). Docs: docs/resume.md.
+"""
+
+import asyncio
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from manyhands.api.event_id import (
+    ATTEMPT_BYTES,
+    NODE_BYTES,
+    STREAM_BYTES,
+    BadEventId,
+    HopMark,
+    Position,
+    Reached,
+    Sealer,
+    derive,
+    digest,
+    unseal,
+)
+from manyhands.api.run import Ask, Caller
+from manyhands.core import ModelId
+from manyhands.errors import Conflict
+from manyhands.route.search import Offer
+
+if TYPE_CHECKING:
+    from manyhands.api.http.sse import Emit, Event
+    from manyhands.api.preparation.desk import Prepared
+
+# How long an id is good after its event was told.
+MAX_AGE_S: Final = 3600.0
+# Resumptions of a stream that are part of its request; more are requests of their own, and pay for all their tokens.
+FREE_RESUMPTIONS: Final = 8
+# Streams of which a gateway remembers how far they were resumed; the least recently used are forgotten.
+MAX_REMEMBERED: Final = 4096
+
+
+class TakenOver(Conflict):
+    """The client has come back for its stream: this attempt at it ends."""
+
+    code = "stream_resumed"
+
+
+class Claim(NamedTuple):
+    """An id that came back. `is_free`: going on is part of the request that was charged when the stream began."""
+
+    position: Position
+    is_free: bool
+
+
+@dataclass(slots=True)
+class _Known:
+    """What this gateway remembers of a stream."""
+
+    num_resumed: int = 0
+    furthest: int = 0  # events that the client had when it came back last
+
+
+class Streams:
+    """The streams of one gateway. `secret`: the same on all gateways of a swarm. `wall_clock`: Unix seconds."""
+
+    def __init__(self, secret: bytes | None = None, wall_clock: Callable[[], float] = time.time) -> None:
+        self._secret = derive(secret or os.urandom(32), "streams 1")
+        self._wall_clock = wall_clock
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._running: dict[bytes, Stream] = {}
+
+    def __repr__(self) -> str:
+        return f"<Streams: {len(self._running)} run, {len(self._known)} remembered>"
+
+    def claim(self, text: str, caller: Caller) -> Claim:
+        """What the id `text`, shown by `caller`, allows.
+
+        Raises BadEventId for an id that is none, of another key, too old, or from before a point that the stream was
+        resumed from. Costs microseconds, and changes nothing but a count.
+        """
+        position = unseal(self._secret, text)
+        if position.caller != caller_digest(caller):
+            raise BadEventId("Last-Event-ID is of a stream of another key: send the key that began it")
+        if (age_s := self._wall_clock() - position.told) > MAX_AGE_S:
+            raise BadEventId(
+                f"Last-Event-ID is {age_s:.0f} s old; ids are good for {MAX_AGE_S:g} s: send the request without it"
+            )
+        known = self._known.setdefault(position.stream, _Known())
+        self._known.move_to_end(position.stream)
+        while len(self._known) > MAX_REMEMBERED:
+            self._known.popitem(last=False)
+        if position.num_events < known.furthest:
+            raise BadEventId(
+                f"Last-Event-ID is event {position.num_events} of a stream that was resumed from event {known.furthest} "
+                "since: send the newest id"
+            )
+        known.num_resumed += 1
+        return Claim(position, known.num_resumed <= FREE_RESUMPTIONS)
+
+    def open(
+        self, claim: Claim | None, request: bytes, caller: Caller, seed: int, num_choices: int, name: str = ""
+    ) -> "Stream":
+        """A new stream of the request with digest `request`, or the rest of what was claimed.
+
+        `name`: 32 hex digits to call a new one; "": random ones.
+
+        Raises BadEventId if that is of another request.
+        """
+        if claim is None:
+            now, choices = int(self._wall_clock()), (Reached(),) * num_choices
+            stream = bytes.fromhex(name) if name else os.urandom(STREAM_BYTES)
+            return self._stream(Position(stream, now, now, seed, request, caller_digest(caller), choices))
+        position = claim.position
+        if position.request != request or len(position.choices) != num_choices:
+            raise BadEventId(
+                "Last-Event-ID is of another request: send the same one again (model, prompt, every parameter), or leave "
+                "the header out"
+            )
+        if (known := self._known.get(position.stream)) is not None:
+            known.furthest = max(known.furthest, position.num_events)
+        return self._stream(position, claim)
+
+    def _stream(self, position: Position, claim: Claim | None = None) -> "Stream":
+        sealer = Sealer(self._secret, position.stream, os.urandom(ATTEMPT_BYTES))
+        handle = derive(self._secret, "handle", position.stream)
+        return Stream(position, sealer, handle, self._wall_clock, self._running, claim)
+
+
+class ChoiceProgress(NamedTuple):
+    """How far a choice is: tokens, thoughts among them, and the hops of its route (the same list while that stands)."""
+
+    tokens: int
+    thoughts: int = 0
+    hops: Sequence[Offer] = ()
+    is_done: bool = False
+
+
+class Stream:
+    """One attempt at a stream: tells its events, those that the client has aside. `run` is its time."""
+
+    def __init__(
+        self,
+        position: Position,
+        sealer: Sealer,
+        handle: bytes,
+        wall_clock: Callable[[], float],
+        running: "dict[bytes, Stream]",
+        claim: Claim | None,
+    ) -> None:
+        self.position, self.is_resumed = position, claim is not None
+        self._is_free = claim is not None and claim.is_free
+        self._sealer, self._handle, self._wall_clock, self._running = sealer, handle, wall_clock, running
+        self._made = [0] * len(position.choices)  # events, told or skipped
+        self._choices = list(position.choices)
+        self._routes: dict[int, tuple[Sequence[Offer], tuple[HopMark, ...]]] = {}
+        self._turn = asyncio.Lock()  # held while an event is told: an id counts what was told before it
+        self._work: asyncio.Task[None] | None = None
+        self._is_taken_over = False
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.id} of {len(self._choices)} choices, resumed={self.is_resumed}>"
+
+    @property
+    def id(self) -> str:
+        """32 hex digits, the same for all attempts."""
+        return self.position.stream.hex()
+
+    def had(self, index: int) -> Reached:
+        """What the client had of a choice when this attempt began."""
+        return self.position.choices[index]
+
+    def ask(self, index: int, ask: Ask) -> Ask:
+        """`ask` for a choice of this attempt: what an earlier one was charged for is not charged again."""
+        paid = len(ask.prompt) + self.had(index).tokens if self._is_free else 0
+        return replace(ask, paid_tokens=paid)
+
+    def names(self, index: int) -> bytes:
+        """What the ids of a choice's tool calls are made from. No secret."""
+        return self.position.stream + index.to_bytes(4, "big")
+
+    def is_behind(self, index: int) -> bool:
+        """Whether the client has what comes next of this choice."""
+        return self._made[index] < self._choices[index].events
+
+    async def run(self, produce: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Await `produce()`, which tells the events. An attempt at the stream that still runs here ends first.
+
+        Raises TakenOver once another attempt begins here.
+        """
+        while (other := self._running.get(self.position.stream)) is not None:
+            await other._end()
+        self._running[self.position.stream] = self
+        self._work = work = asyncio.get_running_loop().create_task(produce())
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not self._is_taken_over:
+                raise
+            raise TakenOver("the client has come back for this stream: it goes on there") from None
+        finally:
+            del self._running[self.position.stream]
+
+    async def _end(self) -> None:
+        """End the attempt, and wait until its sessions are parked."""
+        self._is_taken_over = True
+        assert self._work is not None
+        self._work.cancel()
+        await asyncio.wait((self._work,))
+        await asyncio.sleep(0)  # `run` leaves
+
+    async def tell(
+        self,
+        index: int,
+        emit: "Emit",
+        make: "Callable[[], Event]",
+        progress: "ChoiceProgress",
+    ) -> None:
+        """Emit the next event of a choice, unless the client has it. `progress`: with this event."""
+        async with self._turn:
+            self._made[index] += 1
+            reached, route = self._choices[index], self._route(index, progress.hops)
+            if self._made[index] <= reached.events:
+                self._choices[index] = reached._replace(route=route)
+                return
+            self._choices[index] = Reached(
+                progress.tokens, self._made[index], progress.thoughts, progress.is_done, route
+            )
+            await emit(self._with_id(make()))
+
+    async def tell_usage(self, emit: "Emit", make: "Callable[[], Event]") -> None:
+        """Emit the event after those of all choices, unless the client has it."""
+        if not self.position.is_usage_told:
+            await emit(self._with_id(make(), is_usage_told=True))
+
+    def _with_id(self, event: "Event", *, is_usage_told: bool = False) -> "Event":
+        choices, told = tuple(self._choices), int(self._wall_clock())
+        position = replace(self.position, told=told, choices=choices, is_usage_told=is_usage_told)
+        line = b"id: %b\n" % self._sealer.seal(position)
+        return line + event if isinstance(event, bytes) else chain((line,), event)
+
+    def _route(self, index: int, hops: Sequence[Offer]) -> tuple[HopMark, ...]:
+        """`hops` as marks, made once for each list of them; those known before where there are none yet."""
+        if not hops:
+            return self._choices[index].route
+        seen, marks = self._routes.get(index, ((), ()))
+        if seen is not hops:
+            marks = tuple([HopMark(hop.node[: 2 * NODE_BYTES], hop.info.span.start, hop.info.span.end) for hop in hops])
+            self._routes[index] = hops, marks
+        return marks
+
+
+def caller_digest(caller: Caller) -> bytes:
+    """Tells keys apart, on all gateways that know them; callers without one are one."""
+    return digest("caller", b"" if caller.name is None else (caller.tenant or caller.name).encode())
+
+
+def request_digest(path: str, model: ModelId, made: "Prepared", names: Collection[str] = ()) -> bytes:
+    """Tells apart requests whose streams differ. `names`: wishes beside those of `made` that change events."""
+    seed = made.given.get("seed", 0)
+    wishes = (path, model, replace(made.params, seed=seed % (1 << 64)), made.count, made.grammar)
+    reading = (made.is_open, made.is_parallel, made.is_talk, sorted(made.functions), sorted(names))
+    prompts = [np.asarray(prompt, ">u4").tobytes() for prompt in made.prompts]
+    return digest("request", repr((wishes, reading)).encode(), *prompts)

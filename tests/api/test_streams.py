@@ -1,0 +1,351 @@
+"""Streams that go on: cut at any event, the rest is what the uncut stream would have told; what is no id changes nothing."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from manyhands.api.auth import KeyRing
+from manyhands.api.event_id import BadEventId
+from manyhands.api.gateway import Gateway
+from manyhands.api.http.app import create_app
+from manyhands.api.http.server import serving
+from manyhands.api.jobs import History
+from manyhands.api.limits import Quota
+from manyhands.api.native.routes import native_router
+from manyhands.api.openai.chat import openai_router
+from manyhands.api.run import Caller
+from manyhands.api.streams import FREE_RESUMPTIONS, MAX_AGE_S, MAX_REMEMBERED, Streams
+from manyhands.config import LimitsConfig
+from manyhands.core import NodeAddr
+from manyhands.origin import Origin
+from manyhands.testing.swarm import MemorySwarm, memory_node, memory_swarm
+from manyhands.worker.execute import Device
+from tests.api.served import HERMES_TEMPLATE, MODEL, Watcher, make_model, post
+
+CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/api/infer/stream"
+HI: Any = [{"role": "user", "content": "hi"}]
+USAGE = {"include_usage": True}
+SECRET = b"of the swarm" * 3
+TIDE: Any = {
+    "type": "function",
+    "function": {
+        "name": "tide",
+        "parameters": {
+            "type": "object",
+            "properties": {"unit": {"enum": ["c", "f"]}},
+            "required": ["unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+class Told(NamedTuple):
+    """One event as a client reads it. `id` is "" for one without."""
+
+    id: str
+    name: str
+    data: Any
+
+
+@dataclass(slots=True)
+class Doors:
+    """Gateways of one swarm, each an origin of its own."""
+
+    swarm: MemorySwarm
+    addrs: list[NodeAddr] = field(default_factory=list)
+    gateways: list[Gateway] = field(default_factory=list)
+    watchers: list[Watcher] = field(default_factory=list)
+
+    async def tell(self, path: str, body: Any, last: str = "", door: int = 0, key: str = "") -> tuple[int, list[Told]]:
+        """The status and the events of a stream, to its end."""
+        told = [event async for event in self.events(path, body, last, door, key)]
+        return told[0].data, told[1:]
+
+    async def events(
+        self, path: str, body: Any, last: str = "", door: int = 0, key: str = ""
+    ) -> AsyncGenerator[Told, None]:
+        """The status as an event, then those of the stream; leaving it cuts the connection."""
+        headers = {"last-event-id": last} if last else {}
+        headers |= {"authorization": f"Bearer {key}"} if key else {}
+        addr = self.addrs[door]
+        reader, writer = await asyncio.open_connection(addr.host, addr.port)
+        try:
+            writer.write(post(path, json.dumps(body).encode(), **headers))
+            async with asyncio.timeout(30):
+                head = await reader.readuntil(b"\r\n\r\n")
+                status = int(head.split()[1])
+                yield Told("", "status", status)
+                if status != 200:
+                    yield Told("", "refusal", json.loads(await reader.read())["error"])
+                    return
+                async for event in _parsed(reader):
+                    yield event
+        finally:
+            writer.close()
+
+    async def quiet(self) -> None:
+        """Wait until no request runs on any gateway."""
+        async with asyncio.timeout(10):
+            while any(gateway.num_running for gateway in self.gateways):  # noqa: ASYNC110 - another's state
+                await asyncio.sleep(0.002)
+
+
+async def _parsed(reader: asyncio.StreamReader) -> AsyncIterator[Told]:
+    """Events of a chunked body."""
+    pending = b""
+    while size := int(await reader.readline(), 16):
+        pending += await reader.readexactly(size)
+        await reader.readexactly(2)
+        while b"\n\n" in pending:
+            raw, _, pending = pending.partition(b"\n\n")
+            found = dict(line.split(b": ", 1) for line in raw.split(b"\n") if not line.startswith(b":"))
+            if data := found.get(b"data"):
+                value = "[DONE]" if data == b"[DONE]" else json.loads(data)
+                yield Told(found.get(b"id", b"").decode(), found.get(b"event", b"").decode(), value)
+
+
+@asynccontextmanager
+async def doors(
+    folder: Path, num: int = 1, *, keys: KeyRing | None = None, limits: LimitsConfig | None = None, **options: Any
+) -> AsyncIterator[Doors]:
+    async with memory_swarm(folder, options.pop("cut", "0,1"), **options) as swarm, AsyncExitStack() as stack:
+        made = Doors(swarm)
+        for index in range(num):
+            origin = swarm.origin
+            if index:
+                node = await stack.enter_async_context(
+                    memory_node(swarm.network, f"origin{index}", request=options.get("request"))
+                )
+                device = Device.start(1)
+                stack.callback(device.close)
+                origin = Origin(node, swarm.origin.model, device, swarm.addrs)
+            watcher = Watcher()
+            gateway = Gateway({MODEL: origin}, limits, [watcher], secret=SECRET)
+            routers = [openai_router(gateway), native_router(gateway, History())]
+            app = create_app(gateway, keys=keys, routers=routers)
+            made.addrs.append(await stack.enter_async_context(serving(app, "127.0.0.1", 0)))
+            made.gateways.append(gateway)
+            made.watchers.append(watcher)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("streams") / "m", HERMES_TEMPLATE)
+
+
+def play(folder: Path, scene: Callable[[Doors], Awaitable[None]], num: int = 1, **options: Any) -> None:
+    async def main() -> None:
+        async with doors(folder, num, **options) as it:
+            await scene(it)
+            await it.quiet()
+
+    asyncio.run(main())
+
+
+def chat(**more: Any) -> Any:
+    return {"model": MODEL, "messages": HI, "max_tokens": 14, "temperature": 0.9, "stream": True, **more}
+
+
+VARYING = (
+    "ms",
+    "cached_tokens",
+    "total_latency_ms",
+    "timings",
+    "worker_trace",
+    "session",
+    "assignments",
+    "decode_worker",
+)
+
+
+def shown(events: list[Told]) -> list[Any]:
+    """What must be the same in any attempt: all but times, routes and whether something was cached."""
+    out = []
+    for event in events:
+        data = json.loads(json.dumps(event.data))
+        if event.name in ("shard_status", "token_delta", "reshard", "resumed"):
+            continue
+        if isinstance(data, dict):
+            for name in VARYING:
+                data.pop(name, None)
+            for choice in data.get("choices", ()):
+                choice.pop("manyhands", None)
+            (data.get("usage") or {}).pop("prompt_tokens_details", None)
+        out.append((event.name, data))
+    return out
+
+
+CUTS = 3  # of each stream, beside the first and the last event: random ones
+WISHES: dict[str, tuple[str, Any]] = {
+    "plain": (CHAT, chat(seed=4)),
+    "no seed": (CHAT, chat()),
+    "logprobs, stop, usage": (CHAT, chat(logprobs=True, top_logprobs=2, stop=["e", "xyz"], seed=9, stream_options=USAGE)),
+    "penalties": (CHAT, chat(presence_penalty=0.5, manyhands={"repetition_penalty": 1.2, "top_k": 40})),
+    "a call": (CHAT, chat(max_tokens=60, tools=[TIDE], tool_choice="required", seed=2)),
+    "three choices": (CHAT, chat(n=3, max_tokens=6, stream_options=USAGE)),
+    "prompts": (TEXT, {"model": MODEL, "prompt": ["ab", "cd"], "n": 2, "max_tokens": 5, "logprobs": 1, "stream": True}),
+    "native": (NATIVE, {"prompt": "Once upon", "max_tokens": 9}),
+    "native, diagnostics": (NATIVE + "?diagnostics=1", {"prompt": "Once upon", "max_tokens": 5, "seed": 3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_cut_at_every_event(folder: Path, wish: str) -> None:
+    """Ids, creation time, ids of calls, text split within characters, odds and counts go on; at the gateway that began it."""
+    path, body = WISHES[wish]
+
+    async def scene(it: Doors) -> None:
+        status, whole = await it.tell(path, body)
+        assert (status == 200 and len(whole) > 4 and whole[-1].data == "[DONE]") or whole[-1].name == "done"
+        named = [event for event in whole if event.id]
+        assert len({event.id for event in named}) == len(named) > 3
+        numbers = [number for number, event in enumerate(whole) if event.id]
+        for number in sorted({0, numbers[-1], *random.Random(wish).sample(numbers, min(len(numbers), CUTS))}):
+            event = whole[number]
+            status, rest = await it.tell(path, body, event.id)
+            assert status == 200 and by_choice(shown(rest)) == by_choice(shown(whole[number + 1 :])), number
+
+    play(folder, scene, limits=LimitsConfig(max_choices=4))
+
+
+def by_choice(events: list[Any]) -> dict[Any, list[Any]]:
+    """Several choices run side by side: their events may mix in any way, each choice's keep their order."""
+    out: dict[Any, list[Any]] = {}
+    for name, data in events:
+        choices = data.get("choices") if isinstance(data, dict) else None
+        out.setdefault(choices[0]["index"] if choices else None, []).append((name, data))
+    return out
+
+
+def test_a_stream_that_is_really_cut(folder: Path) -> None:
+    """Cut and resumed again and again, at random moments, at one of two gateways: the parts together are the whole."""
+
+    async def scene(it: Doors) -> None:
+        draw = random.Random(5)
+        for path, body in (WISHES["three choices"], WISHES["native"], WISHES["plain"]):
+            whole = (await it.tell(path, {**body, "seed": 12}))[1]
+            got: list[Told] = []
+            for door in [0, 0, *(draw.randrange(2) for _ in range(6))]:
+                events = it.events(path, {**body, "seed": 12}, got[-1].id if got else "", door)
+                assert (await anext(events)).data == 200
+                for _ in range(draw.randrange(1, 5)):
+                    got += [event] if (event := await anext(events, None)) is not None and event.id else []
+                await events.aclose()
+            got += (await it.tell(path, {**body, "seed": 12}, got[-1].id, 1))[1] if got[-1].name != "done" else []
+            assert by_choice(same(got)) == by_choice(same(whole))
+
+    play(folder, scene, num=2)
+
+
+def same(events: list[Told]) -> list[Any]:
+    """As `shown`, without what tells one stream from another."""
+    out = shown(events)
+    for _, data in out:
+        for name in ("id", "created", "request_id"):
+            data.pop(name, None) if isinstance(data, dict) else None
+    return out
+
+
+def test_what_is_no_id_of_this_request_and_key_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    """400 that says why; no job, no charge. Another key's id, another request's, a cut one, another swarm's, an old one."""
+    keys = KeyRing(tmp_path / "keys.json")
+    ann, bob = keys.add("ann", 0.0, quota=Quota(requests_per_minute=2)), keys.add("bob", 0.0)
+
+    async def scene(it: Doors) -> None:
+        body = chat(seed=4)
+        _, whole = await it.tell(CHAT, body, key=ann)
+        good = whole[3].id
+        changed = ("B" if good[50] == "A" else "A").join([good[:50], good[51:]])
+        others = [
+            (body, good, bob, "another key"),
+            (chat(seed=5), good, ann, "another request"),
+            (chat(seed=4, stop=["q"]), good, ann, "another request"),
+            ({**body, "messages": [{"role": "user", "content": "ho"}]}, good, ann, "another request"),
+            ({**body, "stream": False}, good, ann, "stream: true"),
+            (body, good[:-1], ann, "not whole"),
+            (body, changed, ann, "not the id"),
+            (body, "7", ann, "not the id"),
+            (body, "x" * 40000, ann, "characters"),
+        ]
+        before = len(it.watchers[0].ended_jobs)
+        for asked, last, key, why in others:
+            status, (refusal,) = await it.tell(CHAT, asked, last, key=key)
+            assert status == 400 and refusal.data["code"] == "bad_event_id" and why in refusal.data["message"], why
+        assert len(it.watchers[0].ended_jobs) == before
+        assert (await it.tell(NATIVE, {"prompt": "x"}, good, key=ann))[0] == 400
+        status, rest = await it.tell(CHAT, body, whole[5].id, key=ann)  # a part of the request that was charged
+        assert status == 200 and shown(rest) == shown(whole[6:])
+        status, (refusal,) = await it.tell(CHAT, body, good, key=ann)
+        assert status == 400 and "newest" in refusal.data["message"]
+
+    play(folder, scene, keys=keys)
+
+
+def test_tokens_are_charged_once(folder: Path, tmp_path: Path) -> None:
+    """A quota of tokens that holds one answer and a half: resumed eight times it is not used up, then it is."""
+    keys = KeyRing(tmp_path / "keys.json")
+    key = keys.add("ann", 0.0, quota=Quota(tokens_per_day=30, requests_per_minute=1))
+
+    async def scene(it: Doors) -> None:
+        body = chat(seed=4)
+        status, whole = await it.tell(CHAT, body, key=key)
+        assert status == 200
+        for _ in range(FREE_RESUMPTIONS):
+            status, rest = await it.tell(CHAT, body, whole[-2].id, key=key)
+            assert status == 200 and shown(rest) == shown(whole[-1:])
+        status, (refusal,) = await it.tell(CHAT, body, whole[-2].id, key=key)
+        assert status == 429 and refusal.data["code"] == "rate_limit_exceeded"
+
+    play(folder, scene, keys=keys)
+
+
+def test_a_client_that_comes_back_ends_its_first_attempt(folder: Path) -> None:
+    """The connection still stands, for all that the gateway knows: one attempt runs, the other is told."""
+
+    async def scene(it: Doors) -> None:
+        body = chat(seed=4, max_tokens=900, manyhands={"ignore_eos": True})
+        first = it.events(CHAT, body)
+        seen = [await anext(first) for _ in range(6)]
+        again = it.events(CHAT, body, seen[-1].id)
+        assert (await anext(again)).data == 200 and (await anext(again)).id
+        left = [event async for event in first]
+        assert left[-1].data["error"]["code"] == "stream_resumed" and it.gateways[0].num_running == 1
+        await again.aclose()
+
+    play(folder, scene)
+
+
+# -- what a gateway remembers -----------------------------------------------------------------------------------------
+
+
+def test_claims_are_bounded_in_age_number_and_memory() -> None:
+    now = [1000.0]
+    streams, ann = Streams(SECRET, lambda: now[0]), Caller("ann", tenant="a")
+
+    def id_of(stream: Any) -> str:
+        line = stream._with_id(b"x").splitlines()[0]
+        return str(line.removeprefix(b"id: ").decode())
+
+    first = id_of(streams.open(None, b"r" * 8, ann, 1, 1))
+    elsewhere = Streams(SECRET, lambda: now[0])
+    assert [elsewhere.claim(first, ann).is_free for _ in range(10)] == [True] * 8 + [False] * 2
+    for caller in (Caller(), Caller("bob", tenant="b")):
+        with pytest.raises(BadEventId, match="another key"):
+            streams.claim(first, caller)
+    with pytest.raises(BadEventId, match="not the id"):
+        Streams(b"another swarm" * 3).claim(first, ann)
+    for number in range(MAX_REMEMBERED + 100):
+        streams.claim(id_of(streams.open(None, b"r" * 8, ann, number, 1)), ann)
+    assert len(streams._known) == MAX_REMEMBERED
+    now[0] += MAX_AGE_S + 1
+    with pytest.raises(BadEventId, match="good for"):
+        streams.claim(first, ann)
