@@ -1,6 +1,7 @@
 """manyhands chat: what a line means, where a paragraph ends, and a conversation with a gateway and with an own origin."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from manyhands.cli.chat import ChatHistory
 from manyhands.cli.chat_source import GatewaySource, Messages, OriginSource, Stats
 from manyhands.cli.chat_text import HELP, Command, Mistake, Paragraphs, Said, as_markdown, parse, tail
 from manyhands.cli.client import GatewayError
-from manyhands.core import SamplingParams
+from manyhands.core import NodeAddr, SamplingParams
 from manyhands.errors import BadRequest, LinkClosed
 from tests.api.served import Served, make_model, served
 
@@ -154,7 +155,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def gateway(folder: Path, tokens: int = 6) -> AsyncIterator[tuple[Served, GatewaySource]]:
     async with served(folder) as scene:
         params = SamplingParams(max_tokens=tokens, temperature=0.7, seed=7, stop=("\x00",))
-        source = GatewaySource(f"http://{scene.addr}/", "", "", params, "ring")
+        source = GatewaySource([f"http://{scene.addr}/"], "", "", params, "ring")
         await source.choose()
         yield scene, source
 
@@ -216,3 +217,44 @@ def test_wishes_that_cannot_be(
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
     with pytest.raises(BadRequest, match=said):
         CliRunner().invoke(app, ["chat", *arguments], catch_exceptions=False)
+
+
+@asynccontextmanager
+async def cutting(addr: NodeAddr, after: list[int]) -> AsyncIterator[str]:
+    """A way to the gateway at `addr` that is cut after so many bytes of an answer, one number a connection."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        left = after.pop(0) if after else 1 << 30
+        there, back = await asyncio.open_connection(addr.host, addr.port)
+        back.write(await reader.readuntil(b"\r\n\r\n") + await reader.read(1 << 16))
+        with contextlib.suppress(ConnectionError):
+            while left > 0 and (data := await there.read(left)):
+                writer.write(data)
+                left -= len(data)
+        back.close()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+
+
+def test_an_answer_that_is_cut_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut within an event, twice, then by a gateway that is gone: the text is whole, and half a line says so each time."""
+    monkeypatch.setattr("manyhands.cli.chat_source.RETRY_PAUSES_S", (0.0, 0.01, 0.01, 0.01, 0.01))
+
+    async def main() -> None:
+        async with gateway(folder, tokens=12) as (scene, source):
+            messages = [{"role": "user", "content": "Hello"}]
+            whole = "".join([piece async for piece in source.answer(messages, Stats())])
+            cuts = [2000, 0, 1500]
+            async with cutting(scene.addr, cuts) as api:
+                params = SamplingParams(max_tokens=12, temperature=0.7, seed=7, stop=("\x00",))
+                both = GatewaySource([api, "http://127.0.0.1:9"], "", "tiny", params, "ring")
+                stats = Stats()
+                assert "".join([piece async for piece in both.answer(messages, stats)]) == whole
+                assert not cuts and stats.resumed == len(stats.notices) == 2 and "resumed 2 times" in str(stats)
+                assert api in stats.notices[0] and stats.tokens == 12
+
+    asyncio.run(main())

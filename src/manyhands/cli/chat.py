@@ -31,7 +31,12 @@ Ticket = Annotated[
     str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="Be an origin of this swarm, without a gateway.")
 ]
 Api = Annotated[
-    str, typer.Option("--api", envvar="MANYHANDS_API", help="Ask this gateway; default: a member that runs here.")
+    list[str] | None,
+    typer.Option(
+        "--api",
+        envvar="MANYHANDS_API",
+        help="Ask this gateway; default: a member that runs here. Again: another one of the swarm, should it be gone.",
+    ),
 ]
 Ask = Callable[[], Awaitable[str]]  # the next line; raises EOFError at the end, KeyboardInterrupt
 
@@ -41,7 +46,7 @@ def chat(
     context: typer.Context,
     model: Model = "",
     ticket: Ticket = "",
-    api: Api = "",
+    api: Api = None,
     api_key: ApiKey = "",
     system: Annotated[str, typer.Option("--system", help="What the model shall be.")] = "",
     history: Annotated[bool, typer.Option("--history/--no-history", help="Remember what was typed.")] = True,
@@ -60,7 +65,7 @@ def chat(
             raise BadRequest(
                 f"--{idle[0]} is for an origin of one's own: leave it out, or leave --api out and give --ticket"
             )
-        source = _from_gateway(api, api_key, model, params, path)
+        source = _from_gateway(api or [], api_key, model, params, path)
     options.run(_chat(source, system, history))
 
 
@@ -78,13 +83,13 @@ async def _from_swarm(
 
 @asynccontextmanager
 async def _from_gateway(
-    api: str, api_key: str, model: str, params: SamplingParams, path: PathKind
+    apis: list[str], api_key: str, model: str, params: SamplingParams, path: PathKind
 ) -> "AsyncIterator[Source]":
-    """The gateway at `api`, or of a member that runs here."""
+    """The first gateway of `apis` that is there, or of a member that runs here."""
     from manyhands.cli.chat_source import GatewaySource
     from manyhands.cli.status import running_api
 
-    gateway = GatewaySource(api or running_api(), api_key, model, params, path)
+    gateway = GatewaySource(apis or [running_api()], api_key, model, params, path)
     await gateway.choose()
     yield gateway
 
@@ -199,6 +204,8 @@ class ChatHistory:
         with _without_echo(), contextlib.closing(_Screen()) as screen:
             async with contextlib.aclosing(self._source.answer(self.messages, self._stats)) as pieces:
                 async for piece in pieces:
+                    while self._stats.notices:
+                        screen.note(self._stats.notices.pop(0))
                     said.append(piece)
                     screen.show(piece)
 
@@ -246,6 +253,13 @@ class _Screen:
             self._print(paragraph)
         width, height = self._console.size
         self._live.update(Text(tail(self._paragraphs.rest, width, height - 2)))
+
+    def note(self, text: str) -> None:
+        """Show half a line that is no part of the answer."""
+        if self._is_plain:
+            typer.secho(text, dim=True, err=True)
+        else:
+            self._console.print(one_line(text), style="dim", markup=False)
 
     def _print(self, paragraph: str) -> None:
         from rich.markdown import Markdown

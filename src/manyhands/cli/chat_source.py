@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Messages = Sequence[Mapping[str, str]]
 MYSELF: Final = "local"  # the one tenant of this process's own origin
+# Before each attempt to go on with an answer that was cut: a client's network is back within seconds, or another gateway is.
+RETRY_PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 @dataclass(slots=True)
@@ -35,6 +37,8 @@ class Stats:
     total_s: float = 0.0
     finish_reason: str | None = None
     route: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)  # that are to be shown beside the text, oldest first
+    resumed: int = 0  # how often the answer was cut and went on
 
     def count(self, tokens: int) -> None:
         """Some more tokens came."""
@@ -52,6 +56,7 @@ class Stats:
             speed,
             f"first after {self.first_s:.3f} s",
             f"{self.cached} cached" if self.cached else "",
+            f"resumed {self.resumed} times" if self.resumed else "",
             f"finish: {self.finish_reason or 'stopped'}",
         ]
         return "\n".join([" · ".join(part for part in parts if part), *self.route])
@@ -96,16 +101,26 @@ class OriginSource:
 
 
 class GatewaySource:
-    """Answers of a gateway, by POST /v1/chat/completions with stream."""
+    """Answers of a gateway, by POST /v1/chat/completions with stream. `apis`: gateways of one swarm, the preferred first.
 
-    def __init__(self, api: str, key: str, model: str, params: SamplingParams, path: PathKind) -> None:
-        check_address(api)
-        self.model, self._api, self._key = model, api.rstrip("/"), key
+    An answer that is cut goes on where it was, at the first of them that is there (docs/resume.md).
+    """
+
+    def __init__(self, apis: Sequence[str], key: str, model: str, params: SamplingParams, path: PathKind) -> None:
+        for api in apis:
+            check_address(api)
+        self.model, self._apis, self._key = model, [api.rstrip("/") for api in apis], key
         self._wishes = _wishes(params, path)
 
     async def models(self) -> list[str]:
-        told = await asyncio.to_thread(call, self._api, self._key, "GET", "/v1/models")
-        return [str(model["id"]) for model in told["data"]]
+        while True:
+            try:
+                told = await asyncio.to_thread(call, self._apis[0], self._key, "GET", "/v1/models")
+                return [str(model["id"]) for model in told["data"]]
+            except LinkClosed:
+                if len(self._apis) == 1:
+                    raise
+                del self._apis[0]
 
     async def choose(self) -> None:
         """Take the gateway's model where none was named. Raises BadRequest if there are several."""
@@ -115,15 +130,37 @@ class GatewaySource:
         self.model = self.model or known[0]
 
     async def answer(self, messages: Messages, stats: Stats) -> AsyncGenerator[str, None]:
+        """Raises BrokenStream if the answer is cut and no gateway goes on with it in RETRY_PAUSES_S."""
         body = {"model": self.model, "messages": list(messages), "stream": True, **self._wishes}
-        async with contextlib.aclosing(_events(self._api, self._key, body)) as events:
-            async for event in events:
+        last, has_begun, pauses = "", False, list(RETRY_PAUSES_S)
+        while True:
+            try:
+                async with contextlib.aclosing(self._texts(body, last, stats)) as pieces:
+                    async for text, event_id in pieces:
+                        if last and len(pauses) < len(RETRY_PAUSES_S):
+                            stats.resumed += 1
+                            stats.notices.append(f"[the stream was cut; it goes on at {self._apis[0]}]")
+                        last, has_begun, pauses = event_id or last, True, list(RETRY_PAUSES_S)
+                        if text:
+                            yield text
+                return
+            except BrokenStream:
+                can_go_on = last or (not has_begun and len(self._apis) > 1)
+                if not pauses or not can_go_on:
+                    raise
+                await asyncio.sleep(pauses.pop(0))
+                self._apis.append(self._apis.pop(0))  # the next one, or the only one again
+
+    async def _texts(self, body: Mapping[str, Any], last: str, stats: Stats) -> AsyncGenerator[tuple[str, str], None]:
+        """What each event adds to the text, and its id."""
+        api = self._apis[0]
+        async with contextlib.aclosing(_events(api, self._key, body, last)) as events:
+            async for event_id, event in events:
                 try:
                     texts = _take(event, stats)
                 except (TypeError, KeyError, AttributeError) as error:
-                    raise BrokenStream(f"the gateway at {self._api} sent what is no event: {event!r:.100}") from error
-                for text in texts:
-                    yield text
+                    raise BrokenStream(f"the gateway at {api} sent what is no event: {event!r:.100}") from error
+                yield "".join(texts), event_id
 
 
 def _take(event: Mapping[str, Any], stats: Stats) -> list[str]:
@@ -161,13 +198,16 @@ def _wishes(params: SamplingParams, path: PathKind) -> dict[str, Any]:
     }
 
 
-async def _events(api: str, key: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-    """The JSON objects of an event stream. A thread reads, one line at a time; leaving ends its read at once.
+async def _events(
+    api: str, key: str, body: Mapping[str, Any], last: str
+) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+    """The ids and JSON objects of an event stream, from after the event `last` on ("": all of it).
 
-    Raises GatewayError as the gateway says, BrokenStream if it is not there, or if the stream ends without its end mark.
+    A thread reads, one line at a time; leaving ends its read at once. Raises GatewayError as the gateway says,
+    BrokenStream if it is not there, or if the stream ends without its end mark.
     """
     connection = _connect(api)
-    headers = headers_for(api, key)
+    headers = headers_for(api, key) | ({"last-event-id": last} if last else {})
     path = f"{urlsplit(api).path}/v1/chat/completions"
     wire: socket.socket | None = None
     response: http.client.HTTPResponse | None = None
@@ -177,11 +217,18 @@ async def _events(api: str, key: str, body: Mapping[str, Any]) -> AsyncGenerator
         response = await asyncio.to_thread(connection.getresponse)
         if response.status != 200:
             raise _refusal(response.status, await asyncio.to_thread(response.read, 1 << 20))
+        event_id, data = "", b""
         while line := await asyncio.to_thread(response.readline, 1 << 20):
-            if line.startswith(b"data:"):
-                if line[5:].strip() == b"[DONE]":
+            name, _, value = line.strip().partition(b":")
+            if name == b"id":
+                event_id = value.strip().decode("ascii")
+            elif name == b"data":
+                data = value.strip()
+            elif not line.strip() and data:  # an event is whole with the empty line after it
+                if data == b"[DONE]":
                     return
-                yield json.loads(line[5:])
+                yield event_id, json.loads(data)
+                event_id, data = "", b""
         raise BrokenStream(f"the answer of {api} broke off before its end ([DONE]): it is not whole")
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise BrokenStream(f"the gateway at {api} broke off ({error!s:.200}): is it up?") from error
