@@ -14,7 +14,7 @@ from random import Random
 
 from bench.report import finish, measuring, spread
 from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
-from manyhands.route.offer import Offer, Pair, Terms, pair
+from manyhands.route.offer import Offer, Pair, Rules, Terms, pair
 from manyhands.route.search import find_route
 
 NODES, LAYERS = 100, 80
@@ -66,7 +66,7 @@ def search_arms(random: Random, swarms: list[tuple[list[Offer], Terms]], reps: i
         arms = {
             "latency": terms,
             "spread": replace(terms, key=random.randbytes(16)),
-            "greedy": replace(terms, policy="greedy"),
+            "greedy": replace(terms, rules=Rules("greedy")),
         }
         for name, asked in arms.items():
             samples[name].append(timed_ms(partial(find_route, offers, LAYERS, terms=asked)))

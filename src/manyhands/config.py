@@ -15,6 +15,8 @@ from manyhands.errors import BadRequest
 SCOPES = ("off", "lan", "trusted", "public")
 DIRECTORIES = ("gossip", "dht", "static")
 DRAFTS = ("auto", "off")
+POLICIES = ("latency", "greedy")
+REQUEST_SCOPES = ("", "off", "lan", "trusted", "public")  # "": as the node's own scope
 
 
 def home_from_env() -> Path:
@@ -93,6 +95,18 @@ class RequestConfig:
     # Whether a request may begin with what an earlier one of the same key, or of this machine's user, has cached on the hops,
     # and leaves its own caches there for the next one. The text is the same.
     reuse: bool = True
+    # How a route is chosen: "latency", the chain with the least time for a token, or "greedy", hop by hop to the lowest queue.
+    policy: str = "latency"
+    # Whether spans of the origin's own node may be hops of its requests; else they are used for layers that no other has.
+    allow_self_as_shard: bool = True
+    # Whether a request takes the route of the same key's last one, unless another is 20 % better.
+    sticky: bool = False
+    # The first and the last so many layers are computed on the origin's own node and nowhere else: what other nodes see is
+    # then further from the text.
+    own_first: int = 0
+    own_last: int = 0
+    # Whether the origin keeps the whole model on disk, and goes on alone where no other node can.
+    fallback: bool = False
     # Positions per prefill frame: large enough to fill the device, small enough to overlap on several hops.
     prefill_chunk: int = 256
     # Steps that may be on the way to one hop without having been computed (credits), and bytes of one frame.
@@ -111,6 +125,11 @@ class RequestConfig:
                 raise BadRequest(f"{field_.name} is {value}; it must be more than 0 seconds")
         if self.draft not in DRAFTS:
             raise BadRequest(f"draft is {self.draft!r}; it is one of {', '.join(DRAFTS)}")
+        if self.policy not in POLICIES:
+            raise BadRequest(f"policy is {self.policy!r:.40}; it is one of {', '.join(POLICIES)}")
+        for name in ("own_first", "own_last"):
+            if getattr(self, name) < 0:
+                raise BadRequest(f"{name} is {getattr(self, name)}; it must be 0 (none) or more layers")
         if not 1 <= self.overdue_factor < math.inf:
             raise BadRequest(f"overdue_factor is {self.overdue_factor}; it must be at least 1")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo, SpanLoad, check_cover
 from manyhands.errors import ShardUnavailable
 from manyhands.route.cost import Leg, SpanCost, queue_s, token_s
-from manyhands.route.offer import Offer, Policy, Terms, pair
+from manyhands.route.offer import Offer, Policy, Rules, Terms, pair
 from manyhands.route.search import CLASS_WORTH, HYSTERESIS, NEAR, cover, find_route, next_hop
 
 ME = NodeId("me")
@@ -209,7 +209,7 @@ def test_who_is_not_admitted_is_never_used(
 ) -> None:
     """Trust and scope come first: an error sooner than a node that was refused."""
     offers, terms = swarm
-    terms = replace(terms, admits=lambda o: o.name not in banned, policy=policy, key=key, current=tuple(offers))
+    terms = replace(terms, admits=lambda o: o.name not in banned, rules=Rules(policy), key=key, current=tuple(offers))
     try:
         route = find_route(offers, LAYERS, terms=terms)
     except ShardUnavailable:
@@ -232,7 +232,7 @@ def test_layers_held_only_by_those_not_admitted_are_named() -> None:
 @pytest.mark.parametrize("policy", ["latency", "greedy"])
 def test_a_full_hop_is_no_candidate(policy: Policy) -> None:
     """HN-32: another is picked rather than a queue joined. If only full ones are left, they are asked: records are old news."""
-    terms = Terms(policy=policy, num_tokens=100)
+    terms = Terms(rules=Rules(policy), num_tokens=100)
     small, crowded = offer("a", 6, 12, free_tokens=99), offer("b", 6, 12, sessions=4)
     slow = offer("c", 6, 12, 50 * MS, queue=9)
     assert shown(find_route([offer("o", 0, 6), small, crowded, slow], 12, terms=terms)) == "o:0-5 c:6-11"
@@ -263,7 +263,7 @@ def test_one_arithmetic_class_is_worth_a_little() -> None:
 
 
 def greedy(offers: Sequence[Offer], num_layers: int = 16, **ms: float) -> str:
-    return shown(find_route(offers, num_layers, terms=Terms("greedy", ME, rtts=rtts(**ms))))
+    return shown(find_route(offers, num_layers, terms=Terms(Rules("greedy"), ME, rtts=rtts(**ms))))
 
 
 def test_hn_44_by_furthest_reach() -> None:

@@ -65,12 +65,14 @@ def test_hn_44_overlapping_shards() -> None:
 
 
 def test_a_spare_serves_only_where_nobody_else_does() -> None:
-    """Fewest spares before fewest hops; where one is needed anyway, it serves as much as it can."""
+    """Fewest layers on spares before fewest hops: where one is needed, it takes the hole and no more."""
     halves = [offer("a", 0, 6), offer("b", 6, 12)]
     spare = offer("s", 0, 12)
     spare = replace(spare, info=replace(spare.info, is_spare=True))
     assert names([spare, *halves]) == ["a", "b"]
-    assert names([spare, halves[1]]) == ["s"]
+    assert names([spare, halves[1]]) == ["s", "b"]
+    thirds = [offer("a", 0, 4), offer("c", 8, 12)]
+    assert names([spare, *thirds]) == ["a", "s", "c"]
     assert names([spare]) == ["s"]
 
 

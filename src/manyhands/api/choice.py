@@ -6,7 +6,7 @@ bytes ─ ModelFormats.prepare ─► Prepared ─ GenerationPlan (per choice) �
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.body import BadField
+from manyhands.api.openai.schema import ROUTE_WISHES
 from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.pool import INLINE_BYTES, Preparing
 from manyhands.api.preparation.prepare import prepare
@@ -23,6 +24,7 @@ from manyhands.api.run import Admitted, Api, Ask, Caller, Job, Run
 from manyhands.api.streams import ChoiceProgress, Stream
 from manyhands.errors import BadRequest
 from manyhands.origin import Origin, Token
+from manyhands.route.offer import Rules
 from manyhands.text.grammar import Grammar, Grammars
 from manyhands.text.reasoning import Thinking, ThoughtReader, find_thinking, template_of
 from manyhands.text.tools import (
@@ -168,8 +170,17 @@ class GenerationPlan:
         marks = {token: text for text, token in self.voice.speaker.special.items()} if shown else {}
         ours = made.given.get("manyhands", {})
         path, draft = made.given.get("path") or ours.get("path", "ring"), ours.get("draft", "")
-        ask = Ask(made.model, api, self.prompt, params, caller, path, constraint, entry, marks, draft, is_fit=True)
+        rules = _rules_of(self.voice.origin, made.given | ours)
+        ask = Ask(
+            made.model, api, self.prompt, params, caller, path, constraint, entry, marks, draft, rules, is_fit=True
+        )
         return ask, Choice(self)
+
+
+def _rules_of(origin: Origin, given: Mapping[str, Any]) -> Rules:
+    """How the route is chosen: as the request says, else as the node's configuration does."""
+    told = {name.removesuffix("_as_shard"): given[name] for name in ROUTE_WISHES if name in given}
+    return replace(Rules.of(origin.node.request), **told)
 
 
 def plans_of(voices: ModelFormats, voice: ModelFormat, made: Prepared) -> list[GenerationPlan]:

@@ -58,6 +58,7 @@ def job_object(job: Job) -> JobObject:
         "hops": [hop_object(offer) for offer in job.hops],
         "timings": timings_object(job),
         "drafting": drafting_object(job),
+        "routing": job.routing.as_object(),
         "repairs": [_plain(repair) for repair in job.repairs],
         "events": events,
         "reshard_events": [e for e in events if e["kind"] in ("shard_failover", "reshard")],

@@ -16,9 +16,10 @@ from manyhands.errors import Forbidden
 from manyhands.origin import Answer, Origin, Timings, Token
 from manyhands.origin.draft import Drafting
 from manyhands.origin.repair_plan import Event, Repair
+from manyhands.origin.request_routes import Routing
 from manyhands.origin.route import Hop
 from manyhands.origin.sampler import Constraint
-from manyhands.route.search import Offer
+from manyhands.route.offer import Offer, Rules
 from manyhands.wire.message import HopTiming
 
 Api = Literal["chat", "completions", "responses", "native"]
@@ -76,6 +77,7 @@ class Ask:
     entry: Admitted | None = None  # None: not charged yet
     marks: Mapping[int, str] = field(default_factory=dict)  # special tokens that shall appear in the text
     draft: str = ""  # one of config.DRAFTS; "": as the node's configuration says
+    rules: Rules | None = None  # how the route is chosen; None: as the node's configuration says
     is_fit: bool = False  # `prompt` and `params` are known to fit the model: once for all choices (prepare.check_fit)
     job_id: str = ""  # "": a new one
     paid_tokens: int = (
@@ -104,6 +106,7 @@ class Job:
     paid_tokens: int = 0  # of prompt and answer: an earlier attempt at the same stream was charged for them
     timings: Timings = field(default_factory=Timings)
     drafting: Drafting = field(default_factory=Drafting)
+    routing: Routing = field(default_factory=Routing)
     session: str | None = None
     route: tuple[Offer, ...] = ()
     hops: tuple[Offer, ...] = ()
@@ -156,6 +159,7 @@ class Run:
             constraint=ask.constraint,
             marks=ask.marks,
             tenant=ask.caller.tenant,
+            rules=ask.rules,
         )
         async with aclosing(tokens) as stream:
             try:
@@ -211,7 +215,7 @@ class Run:
         job, answer = self.job, self.answer
         job.route, job.exactness, job.finish_reason = answer.route, answer.exactness, answer.finish_reason
         job.timings, job.repairs, job.drafting = answer.timings, answer.repairs, answer.drafting
-        job.cached_tokens = answer.cached_tokens
+        job.cached_tokens, job.routing = answer.cached_tokens, answer.routing
         if (session := answer.session) is not None:
             job.untrusted_nodes = len(session.untrusted_nodes)
             if session.route.hops is not self._hops:  # a new route is a new list

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +39,7 @@ Api = Annotated[
         help="Ask this gateway; default: a member that runs here. Again: another one of the swarm, should it be gone.",
     ),
 ]
+_ROUTING = [each.name for each in fields(options.RouteOptions)]
 Ask = Callable[[], Awaitable[str]]  # the next line; raises EOFError at the end, KeyboardInterrupt
 
 
@@ -52,6 +54,7 @@ def chat(
     history: Annotated[bool, typer.Option("--history/--no-history", help="Remember what was typed.")] = True,
     sampling: options.Sampling = options.Sampling(max_tokens=256, temperature=0.7, top_p=0.95),
     computing: options.Computing = options.Computing(),
+    routing: options.RouteOptions = options.RouteOptions(),
 ) -> None:
     """Talk with a model: with --ticket this machine is the origin, else a gateway is asked."""
     params, path = sampling.params, computing.path_kind
@@ -59,11 +62,12 @@ def chat(
     if ticket and "api" not in given:
         if not model:
             raise BadRequest("with a ticket, name the model: manyhands chat MODEL --ticket mh1...")
-        source = _from_swarm(model, ticket, params, computing)
+        source = _from_swarm(model, ticket, params, computing, routing)
     else:
-        if idle := sorted(given & {"ticket", "dtype", "ends", "threads", "draft"}):
+        if idle := sorted(given & {"ticket", "dtype", "ends", "threads", "draft", *_ROUTING}):
             raise BadRequest(
-                f"--{idle[0]} is for an origin of one's own: leave it out, or leave --api out and give --ticket"
+                f"--{idle[0].replace('_', '-')} is for an origin of one's own: leave it out, or leave --api out and give "
+                "--ticket"
             )
         source = _from_gateway(api or [], api_key, model, params, path)
     options.run(_chat(source, system, history))
@@ -71,13 +75,13 @@ def chat(
 
 @asynccontextmanager
 async def _from_swarm(
-    model: str, ticket: str, params: SamplingParams, computing: options.Computing
+    model: str, ticket: str, params: SamplingParams, computing: options.Computing, routing: options.RouteOptions
 ) -> "AsyncIterator[Source]":
     """This process as an origin of the swarm of `ticket`."""
     from manyhands.cli.chat_source import OriginSource
     from manyhands.cli.infer import swarm_origin
 
-    async with swarm_origin(model, ticket, computing) as origin:
+    async with swarm_origin(model, ticket, computing, routing) as origin:
         yield OriginSource(origin, model, params, computing.path_kind)
 
 

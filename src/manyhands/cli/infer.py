@@ -27,11 +27,12 @@ def infer(
     ticket: options.Ticket,
     sampling: options.Sampling = options.Sampling(),
     computing: options.Computing = options.Computing(),
+    routing: options.RouteOptions = options.RouteOptions(),
     as_json: options.Json = False,
 ) -> None:
     """Ask a swarm to go on from a prompt; this machine is the origin."""
     params, path = sampling.params, computing.path_kind
-    options.run(_infer(swarm_origin(model, ticket, computing), prompt, params, path, as_json))
+    options.run(_infer(swarm_origin(model, ticket, computing, routing), prompt, params, path, as_json))
 
 
 async def _infer(
@@ -51,13 +52,16 @@ async def _infer(
 
 
 @asynccontextmanager
-async def swarm_origin(model: str, ticket_text: str, computing: options.Computing) -> AsyncIterator["Origin"]:
+async def swarm_origin(
+    model: str, ticket_text: str, computing: options.Computing, routing: options.RouteOptions
+) -> AsyncIterator["Origin"]:
     """An origin in this process that asks the nodes of a ticket, and those that they know.
 
     Raises TicketError, ModelError, BadRequest, ShardUnavailable.
     """
     precision, ends, draft = computing.precision(model), computing.ends_at, computing.drafts
     from manyhands.cli.connect import load_origin, visitor
+    from manyhands.cli.own_layers import keep_layers
     from manyhands.cli.progress import doing
     from manyhands.config import home_from_env
     from manyhands.core import Span
@@ -71,16 +75,17 @@ async def swarm_origin(model: str, ticket_text: str, computing: options.Computin
     found = options.settings()
     ticket.agree(found.swarm.directory)
 
-    async def fetch() -> Path:
+    async def fetch(span: Span = Span(0, 1)) -> Path:
         with doing(f"reading {model}") as bar:
             # Layer 0 comes along with the ends: a folder without any layer is no checkpoint.
-            return await asyncio.to_thread(resolve_model, model, Span(0, 1), True, home_from_env(), bar)
+            return await asyncio.to_thread(resolve_model, model, span, True, home_from_env(), bar)
 
+    request = routing.applied(replace(found.request, draft=draft))
     folder = await fetch()
     again = None if is_here(model) else fetch
     device = Device.start(computing.threads)
     try:
-        async with visitor(ticket, found.swarm, replace(found.request, draft=draft)) as member:
+        async with visitor(ticket, found.swarm, request) as member:
             await member.call()
             addrs, directory = list(ticket.addresses), member.directory
 
@@ -88,6 +93,7 @@ async def swarm_origin(model: str, ticket_text: str, computing: options.Computin
                 return await load_origin(member.node, folder, precision, ends, device, addrs, directory)
 
             origin = await use_fetched(folder, again, load)
+            await keep_layers(origin, device, fetch)
             if not await member.wait_until(origin.routes.is_covered, NEWS_S):
                 for line in member.complaints():
                     typer.secho(f"! {one_line(line, 2000)}", fg="yellow", err=True)

@@ -34,6 +34,7 @@ def join(
     wish: MemberOptions = MemberOptions(),
     api: Api = "",
     opened: gateway.ApiOptions = gateway.ApiOptions(),
+    routing: options.RouteOptions = options.RouteOptions(),
     as_json: ups.Json = False,
     while_stdin: ups.WhileStdin = False,
 ) -> None:
@@ -42,7 +43,7 @@ def join(
     Without a ticket: come back to this machine's swarm, or look for one on the local network and ask for its code. Ctrl-C
     once: hand the sessions over, then leave. Twice: leave at once.
     """
-    start(wish, opened.member_plan(api), _ticket(ticket), None, as_json=as_json, while_stdin=while_stdin)
+    start(wish, opened.member_plan(api), routing, _ticket(ticket), None, as_json=as_json, while_stdin=while_stdin)
 
 
 def _ticket(text: str) -> "Ticket":

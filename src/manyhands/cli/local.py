@@ -50,7 +50,7 @@ def local(
         list[str] | None, typer.Option("--poison", help="HOP@TOKEN:nan|inf|scale|zero|nudge, what it computes.")
     ] = None,
     drain: Annotated[list[str] | None, typer.Option("--drain", help=f"Ask a hop to leave, {HopAtToken}")] = None,
-    fallback: options.Fallback = False,
+    routing: options.RouteOptions = options.RouteOptions(),
     sampling: options.Sampling = options.Sampling(),
     computing: options.Computing = options.Computing(),
     api: gateway.Api = "",
@@ -80,7 +80,7 @@ def local(
         computing.threads,
         spares,
         bool(faults),
-        fallback,
+        routing,
         standby,
         computing.drafts,
         MAX_RUNNING if api else None,
@@ -131,7 +131,7 @@ class LocalPlan:
     threads: int | None = None
     spares: int = 0
     is_faulty: bool = False
-    fallback: bool = False
+    routing: options.RouteOptions = options.RouteOptions()
     standby: bool = False
     draft: str = "auto"
     max_sessions: int | None = None  # of each node, where it is not the default
@@ -218,8 +218,9 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
     from manyhands.checkpoint.config_fields import read_facts
     from manyhands.checkpoint.manifest import build_manifest
     from manyhands.cli.connect import load_origin, tls_node
+    from manyhands.cli.own_layers import keep_layers
     from manyhands.config import home_from_env
-    from manyhands.core import NodeAddr, Span, even_cut, parse_cut
+    from manyhands.core import Span, even_cut, parse_cut
     from manyhands.local import node_processes
     from manyhands.swarm.ticket import Ticket
     from manyhands.weights.fetch import resolve_model
@@ -238,6 +239,7 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
         device = Device.start(plan.threads)
         shown.callback(device.close)
         request = replace(options.settings().request, standby=plan.standby, draft=plan.draft)
+        request = plan.routing.applied(request)
         screen.say(f"starting {len(spans)} node processes of {name}")
         waiting = _Waiting(screen, name, len(spans))
         async with (
@@ -247,9 +249,7 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
             screen.say(f"reading the tokenizer and the head of {name}")
             addrs = [n.address for n in running]
             origin = await load_origin(node, folder, plan.precision, plan.ends, device, addrs)
-            if plan.fallback:
-                await node.listen(NodeAddr("127.0.0.1", 0))
-                await origin.add_fallback(folder, device)
+            await keep_layers(origin, device, lambda _: asyncio.sleep(0, folder))
             screen.end()
             yield origin, running
 

@@ -16,6 +16,7 @@ from manyhands.cli.member_options import MemberOptions, config_of
 from manyhands.cli.process import freeze_startup
 from manyhands.cli.reporter import Reporter, keep_telling, tell_serving
 from manyhands.cli.signals import StopSignals
+from manyhands.config import RequestConfig
 from manyhands.core import Precision
 from manyhands.errors import BadRequest, ManyhandsError, ShardUnavailable
 
@@ -39,6 +40,7 @@ class Named:
 def start(
     wish: MemberOptions,
     api: ApiPlan,
+    routing: options.RouteOptions,
     ticket: "Ticket | None",
     named: Named | None,
     *,
@@ -48,7 +50,8 @@ def start(
     """Run a member until it is told to leave. `ticket` None: this machine's swarm, or a new one."""
     tell = Reporter(as_json)
     try:
-        options.run(_run(wish, api, ticket, named, tell, while_stdin))
+        request = routing.for_api(options.settings().request, has_api=api.is_told and api.addr is not None)
+        options.run(_run(wish, api, request, ticket, named, tell, while_stdin))
     except ManyhandsError as error:
         if as_json:
             tell("error", str(error), code=error.code)
@@ -58,6 +61,7 @@ def start(
 async def _run(
     wish: MemberOptions,
     api: ApiPlan,
+    request: RequestConfig,
     ticket: "Ticket | None",
     named: Named | None,
     tell: Reporter,
@@ -83,7 +87,7 @@ async def _run(
     config = config_of(wish, name, key, ticket, found)
     with StopSignals(while_stdin=while_stdin) as signals, device_of_process(wish.threads) as device:
         made = member_transport(key, ticket, config)
-        async with Member(key, ticket, config, made, worker=found.worker, request=found.request) as member:
+        async with Member(key, ticket, config, made, worker=found.worker, request=request) as member:
             me = Running(name, os.getpid(), member.id, ticket.name, str(member.addresses[0]))
             with run_file(name), announced(home, me) as announce:
                 work = _serve(member, api, named, device, home, tell, announce, signals, began)
@@ -239,14 +243,18 @@ async def _gateway(
 
 
 async def _origin(hosting: "Hosting", device: "Device") -> "Origin":
+    from manyhands.cli.own_layers import keep_layers
     from manyhands.origin import Origin, OriginModel
     from manyhands.weights.refetch import use_fetched
 
     member, precision = hosting.member, hosting.weights.precision
     assert hosting.folder is not None, "it hosts already"
+    folder = hosting.folder
 
     async def load(folder: Path) -> OriginModel:
         return await device.run(lambda: OriginModel(folder, precision, "origin", device.num_threads))
 
-    model = await use_fetched(hosting.folder, lambda: hosting.fetch(hosting.held[0]), load)
-    return Origin(member.node, model, device, (), member.directory)
+    model = await use_fetched(folder, lambda: hosting.fetch(hosting.held[0]), load)
+    origin = Origin(member.node, model, device, (), member.directory)
+    await keep_layers(origin, device, hosting.fetch)
+    return origin

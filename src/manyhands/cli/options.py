@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
-from manyhands.config import DRAFTS, home_from_env
+from manyhands.config import DRAFTS, RequestConfig, home_from_env
 from manyhands.config_file import Settings, read_settings
 from manyhands.core import PRECISIONS, EndsAt, PathKind, Precision, SamplingParams
 from manyhands.errors import BadRequest
@@ -46,7 +46,25 @@ Spare = Annotated[bool, typer.Option("--spare", help="Serve only where no other 
 CanLoad = Annotated[
     int, typer.Option("--can-load", min=0, help="Load so many further layers when no other node holds them.")
 ]
-Fallback = Annotated[bool, typer.Option("--fallback", help="This process goes on alone if no other node can.")]
+Fallback = Annotated[
+    bool, typer.Option("--fallback", help="Keep the whole model here, loaded when no other node can go on.")
+]
+Policy = Annotated[
+    str, typer.Option("--policy", help="How a route is chosen: latency, or greedy (hop by hop, the lowest queue).")
+]
+AllowSelf = Annotated[
+    bool,
+    typer.Option("--allow-self/--avoid-self", help="Whether layers of this node may serve its own requests."),
+]
+Sticky = Annotated[
+    bool, typer.Option("--sticky/--no-sticky", help="Take the route of the last request unless another is 20 % better.")
+]
+OwnFirst = Annotated[
+    int, typer.Option("--own-first", min=0, help="Compute the first N layers on this machine and nowhere else.")
+]
+OwnLast = Annotated[
+    int, typer.Option("--own-last", min=0, help="Compute the last N layers on this machine and nowhere else.")
+]
 Draft = Annotated[str, typer.Option("--draft", help="Guess tokens and check several at once: auto, or off.")]
 Ends = Annotated[str, typer.Option("--ends", help="Where embedding and head are: origin, or edges (first, last hop).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -105,6 +123,39 @@ class Computing:
         return draft_of(self.draft)
 
 
+@dataclass(frozen=True, slots=True)
+class RouteOptions:
+    """The options of a command that is the origin: who computes what of its requests."""
+
+    policy: Policy = "latency"
+    allow_self: AllowSelf = True
+    sticky: Sticky = False
+    own_first: OwnFirst = 0
+    own_last: OwnLast = 0
+    fallback: Fallback = False
+
+    def applied(self, config: RequestConfig) -> RequestConfig:
+        """`config` with what the options say. Raises BadRequest."""
+        return replace(
+            config,
+            policy=self.policy,
+            allow_self_as_shard=self.allow_self,
+            sticky=self.sticky,
+            own_first=self.own_first,
+            own_last=self.own_last,
+            fallback=self.fallback,
+        )
+
+    def for_api(self, config: RequestConfig, *, has_api: bool) -> RequestConfig:
+        """As `applied`. Raises BadRequest if an option says something and no API is opened whose requests it could bear on."""
+        told = self.applied(config)
+        if told == config or has_api:
+            return told
+        name = next(n for n in RequestConfig.__slots__ if getattr(told, n) != getattr(config, n))
+        option = "avoid-self" if name == "allow_self_as_shard" else name.replace("_", "-")
+        raise BadRequest(f"--{option} is for requests to this machine's API: open it with --api HOST:PORT")
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """A command for typer: each parameter whose default is a dataclass stands for options, one for each of its fields.
 
@@ -140,13 +191,19 @@ def _options_of(group: Any) -> list[inspect.Parameter]:
 # Where an option's default stands in the configuration: command -> parameter -> (section, key).
 _GATEWAY: Final = {"api": ("api", "url"), "api_key": ("api", "key")}
 _ORIGIN: Final = {"ticket": ("swarm", "ticket"), "dtype": ("node", "dtype"), "threads": ("node", "threads")}
+_ROUTE: Final = {
+    **{name: ("request", name) for name in ("policy", "sticky", "own_first", "own_last", "fallback")},
+    "allow_self": ("request", "allow_self_as_shard"),
+}
 _HOST: Final = {
     **_ORIGIN,
+    **_ROUTE,
     **{name: ("node", name) for name in ("listen", "advertise", "name", "key")},
     **{name: ("worker", name) for name in ("max_sessions", "cache_tokens", "log_bytes")},
     "evict_after": ("worker", "evict_after_s"),
 }
 _MEMBER: Final = {
+    **_ROUTE,
     **{name: ("node", name) for name in ("listen", "advertise", "name", "key", "memory", "threads", "relay")},
     **{name: ("swarm", name) for name in ("scope", "allow", "deny")},
     "insecure": ("api", "insecure"),
@@ -155,9 +212,10 @@ CONFIGURED: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "up": {**_MEMBER, "api": ("api", "listen"), "dtype": ("node", "dtype"), "directory": ("swarm", "directory")},
     "join": {**_MEMBER, "ticket": ("swarm", "ticket")},
     "serve": _HOST,
-    "infer": {**_ORIGIN, "draft": ("request", "draft")},
-    "chat": {**_ORIGIN, "draft": ("request", "draft")},
+    "infer": {**_ORIGIN, **_ROUTE, "draft": ("request", "draft")},
+    "chat": {**_ORIGIN, **_ROUTE, "draft": ("request", "draft")},
     "local": {
+        **_ROUTE,
         "dtype": ("node", "dtype"),
         "threads": ("node", "threads"),
         "standby": ("request", "standby"),

@@ -19,7 +19,7 @@ from manyhands.core import NodeAddr, Precision, Span
 from manyhands.errors import ManyhandsError
 
 if TYPE_CHECKING:
-    from manyhands.config import WorkerConfig
+    from manyhands.config import RequestConfig, WorkerConfig
     from manyhands.origin.node import FullNode
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import Device
@@ -42,6 +42,7 @@ def serve(
     name: Annotated[str, typer.Option(help="What to call this node; default: the host's name.")] = "",
     key: Annotated[Path | None, typer.Option(help="This node's key file; default: $MANYHANDS_HOME/node.key.")] = None,
     threads: options.Threads = None,
+    routing: options.RouteOptions = options.RouteOptions(),
     max_sessions: Annotated[int, typer.Option(help="Sessions served at once; beyond it: Busy.")] = 32,
     cache_tokens: Annotated[int, typer.Option(help="Positions of cache leased in all; beyond it: Busy.")] = 65536,
     log_bytes: Annotated[int, typer.Option(help="Memory for output logs (repairs replay them); 0: none.")] = 256 << 20,
@@ -78,7 +79,9 @@ def serve(
             opened.plan(api),
             while_stdin,
         )
-        options.run(_serve(job, ticket, worker, as_json))
+        options.run(
+            _serve(job, ticket, worker, routing.for_api(options.settings().request, has_api=bool(api)), as_json)
+        )
     except ManyhandsError as error:
         if as_json:
             _say(True, "error", code=error.code, message=str(error))
@@ -103,8 +106,8 @@ class _Job:
     api: gateway.ApiPlan
     is_child: bool
 
-    async def fetch(self) -> Path:
-        """A folder with the layers to serve, and the ends if they or the API need them. Raises ModelError."""
+    async def fetch(self, span: Span | None = None) -> Path:
+        """A folder with the layers of `span` (None: to serve), and the ends if they or the API need them. Raises ModelError."""
         from manyhands.weights.names import model_folder
 
         if (here := model_folder(self.model)) is not None:  # at once: no hub, and none of its client's imports
@@ -114,11 +117,12 @@ class _Job:
         from manyhands.weights.fetch import resolve_model
 
         with_ends = self.has_ends or self.api.addr is not None
+        layers = span or self.span
         with doing(f"reading {self.model}") as bar:
-            return await asyncio.to_thread(resolve_model, self.model, self.span, with_ends, home_from_env(), bar)
+            return await asyncio.to_thread(resolve_model, self.model, layers, with_ends, home_from_env(), bar)
 
 
-async def _serve(job: _Job, ticket_text: str, worker: "WorkerConfig", as_json: bool) -> None:
+async def _serve(job: _Job, ticket_text: str, worker: "WorkerConfig", request: "RequestConfig", as_json: bool) -> None:
     from manyhands.cli.connect import tls_node
     from manyhands.swarm.ticket import Ticket
     from manyhands.weights.shelf import in_use
@@ -132,9 +136,7 @@ async def _serve(job: _Job, ticket_text: str, worker: "WorkerConfig", as_json: b
     with StopSignals(while_stdin=job.is_child) as signals, device_of_process(job.threads) as device, in_use(folder):
 
         async def work() -> None:
-            async with tls_node(
-                ticket, job.key, swarm=swarm, name=job.name, worker=worker, request=found.request
-            ) as node:
+            async with tls_node(ticket, job.key, swarm=swarm, name=job.name, worker=worker, request=request) as node:
                 given = await _host(job, node, folder, device, ticket, as_json)
                 # Children of `local` are not drained by name, and several `local` have nodes of the same names.
                 with contextlib.nullcontext() if job.is_child else run_file(job.name):
@@ -202,8 +204,10 @@ async def _api(
         yield
         return
     from manyhands.cli.connect import load_origin
+    from manyhands.cli.own_layers import keep_layers
 
     origin = await load_origin(node, folder, job.precision, "origin", device, list(ticket.addresses))
+    await keep_layers(origin, device, job.fetch)
     name = gateway.served_name(job.model)
     async with job.api.open({name: origin}, node.worker.config.max_sessions, secret=ticket.secret) as url:
         if as_json:

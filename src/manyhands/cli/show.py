@@ -93,6 +93,7 @@ def as_object(answer: Answer, load_s: float) -> dict[str, Any]:
             "total_tokens": len(answer.prompt) + len(answer.token_ids),
         },
         "drafting": {**asdict(answer.drafting), "tokens_per_traversal": _rounded(answer.drafting.tokens_per_traversal)},
+        "routing": answer.routing.as_object(),
         "repairs": [_rounded_floats(asdict(repair)) for repair in answer.repairs],
         "events": [asdict(event) for event in answer.events],
         "timings": {

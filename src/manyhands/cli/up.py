@@ -23,6 +23,7 @@ def up(
     wish: MemberOptions = MemberOptions(),
     api: Api = "127.0.0.1:8000",
     opened: gateway.ApiOptions = gateway.ApiOptions(),
+    routing: options.RouteOptions = options.RouteOptions(),
     dtype: Annotated[
         str,
         typer.Option(
@@ -39,4 +40,4 @@ def up(
     Prints the one line to run on other machines. Ctrl-C once: hand the sessions over, then leave. Twice: leave at once.
     """
     named = Named(model, options.precision_of(dtype, model) if dtype not in ("", "auto") else None, directory)
-    start(wish, opened.member_plan(api), None, named, as_json=as_json, while_stdin=while_stdin)
+    start(wish, opened.member_plan(api), routing, None, named, as_json=as_json, while_stdin=while_stdin)

@@ -69,7 +69,7 @@ class Hosting:
 
     @property
     def hosts(self) -> list[SpanHost]:
-        return [host for host in self.member.node.hosts if not host.is_draining]
+        return [host for host in self.member.node.hosts if not (host.is_draining or host.is_private)]
 
     # -- the first span -----------------------------------------------------------------------------------------------
 

@@ -206,7 +206,7 @@ class Member:
         """Spans that are served, as busy as they are now, and those that are being loaded."""
         if self.is_leaving:
             return []
-        serving = [(host.info, host.load) for host in self.node.hosts if not host.is_draining]
+        serving = [(host.info, host.load) for host in self.node.hosts if not (host.is_draining or host.is_private)]
         told = [(i, replace(load, layer_s=load.layer_s or self.layer_s.get(i.span, 0.0))) for i, load in serving]
         told += [(info, SpanLoad()) for info in self.node.worker.spans if not info.is_loaded]
         named = {info.span for info, _ in told}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from manyhands.core import Exactness, FinishReason, Precision, SamplingParams
 from manyhands.origin.draft import Drafting
 from manyhands.origin.repair_plan import Event, Repair
+from manyhands.origin.request_routes import Routing
 from manyhands.origin.session import Session
 from manyhands.route.search import Offer
 
@@ -57,3 +58,4 @@ class Answer:
     finish_reason: FinishReason | None = None
     timings: Timings = field(default_factory=Timings)
     drafting: Drafting = field(default_factory=Drafting)
+    routing: Routing = field(default_factory=Routing)

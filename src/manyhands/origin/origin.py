@@ -1,5 +1,6 @@
 """The requests of one model on a node: checked against it, streamed, answered."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
@@ -16,16 +17,21 @@ from manyhands.origin.loop import Generation, Request
 from manyhands.origin.model import Messages, OriginModel
 from manyhands.origin.node import FullNode
 from manyhands.origin.queue import RoomQueue
-from manyhands.origin.repair import RepairExecutor
+from manyhands.origin.repair import ASK_AGAIN_S, RepairExecutor
+from manyhands.origin.repair_plan import Event
+from manyhands.origin.request_routes import RequestRoutes
 from manyhands.origin.reuse import Reuse
 from manyhands.origin.route import Lease
-from manyhands.origin.routes import Routes
+from manyhands.origin.routes import FALLBACK, Routes
 from manyhands.origin.sampler import Constraint, Sampler
 from manyhands.origin.session import Session
-from manyhands.route.search import Offer
+from manyhands.route.search import Offer, Rules
 from manyhands.swarm.directory import Directory
 from manyhands.text.detokenize import Detokenizer
 from manyhands.worker.execute import WIRE_DTYPES, Device
+
+# Between two looks of a request that waits for layers that no node holds.
+MAX_PAUSE_S = 2.0
 
 
 class Origin:
@@ -43,7 +49,7 @@ class Origin:
         self.routes = Routes(node, model, addrs, directory)
         self.last_resort: Offer | None = None
         self.waiting = RoomQueue()
-        self.reuse = Reuse(node.requests, self.routes)
+        self.reuse = Reuse(node.requests)
         self._acceptance = Acceptance()  # of drafts, over all requests
         self._ends = None if model.ends is None else EndsBatcher(model.ends, WIRE_DTYPES[model.precision], device)
         if self._ends is not None:
@@ -52,16 +58,44 @@ class Origin:
     async def add_fallback(self, folder: Path, device: Device) -> None:
         """Keep the whole model of `folder` at hand on this machine, loaded only when no other node can go on.
 
-        The node must be listening: it opens a link to itself. Raises ModelError.
+        A request that finds no route, and one whose repair finds none, goes on there with the same text. The node must be
+        listening: it opens a link to itself. Raises ModelError.
         """
         assert self.node.address is not None, "a fallback needs a listening node"
         span = Span(0, self.model.num_layers)
         ends = self.model.ends_at == "edges"
         host = await self.node.worker.host(
-            folder, span, self.model.precision, device, model_name="fallback", has_ends=ends, is_lazy=True
+            folder,
+            span,
+            self.model.precision,
+            device,
+            model_name=FALLBACK,
+            has_ends=ends,
+            is_lazy=True,
+            is_private=True,
         )
         info = replace(host.info, is_loaded=False)  # its Open has the deadline of a load
-        self.last_resort = Offer(self.node.address, self.node.transport.node, "fallback", info)
+        self.last_resort = Offer(self.node.address, self.node.transport.node, FALLBACK, info)
+
+    @property
+    def own_spans(self) -> list[Span]:
+        """The layers that are computed on this node and nowhere else ([request] own_first, own_last)."""
+        num_layers, config = self.model.num_layers, self.node.request
+        first, last = min(config.own_first, num_layers), min(config.own_last, num_layers)
+        if first + last >= num_layers and first and last:
+            return [Span(0, num_layers)]
+        ends = ((0, first), (num_layers - last, num_layers))
+        return [Span(start, end) for start, end in ends if start < end]
+
+    async def host_own(self, folder: Path, span: Span, device: Device) -> None:
+        """Serve `span` of `folder` to the requests of this node alone, unless it serves it anyway. Raises ModelError.
+
+        The node must be listening: it opens a link to itself.
+        """
+        if any(host.info.span.covers(span) and host.info.model == self.model.id for host in self.node.hosts):
+            return
+        ends, precision = self.model.ends_at == "edges", self.model.precision
+        await self.node.worker.host(folder, span, precision, device, model_name="own", has_ends=ends, is_private=True)
 
     def request(self, prompt: str | Messages, params: SamplingParams) -> Request:
         """Check a request against the model. Raises BadRequest, ContextOverflow naming both numbers."""
@@ -93,6 +127,7 @@ class Origin:
         constraint: Constraint | None = None,
         marks: Mapping[int, str] | None = None,
         tenant: str | None = None,
+        rules: Rules | None = None,
     ) -> AsyncGenerator[Token, None]:
         """Generate; yields tokens, fills `answer`. Close the generator (or let it end) to free the session.
 
@@ -100,7 +135,8 @@ class Origin:
         the end for the next one (reuse.py); no other tenant shares it.
 
         `drafter` guesses tokens; None: the one that the node's configuration names (`request.draft`).
-        `constraint` says which tokens may be drawn; `marks` are special tokens that shall appear in the text.
+        `rules`: how the route is chosen; None: as the node's configuration says. `constraint` says which tokens may be drawn;
+        `marks` are special tokens that shall appear in the text.
         """
         request = Request(answer.prompt, answer.params)
         sampler = Sampler(answer.params, self.model.vocab_size, self.model.eos_ids, constraint)
@@ -109,12 +145,16 @@ class Origin:
             self._lease(request, path, is_free=constraint is None),
             tenant if self.node.request.reuse else None,
         )
-        resumed = await self.reuse.open(tenant, request.prompt, lease) if route is None else None
-        answer.route, session, cached = resumed or (*await self._open(route, lease), "E0")
+        around = RequestRoutes(self.routes, rules or Rules.of(self.node.request), tenant)
+        answer.routing = around.routing
+        resumed = await self.reuse.open(tenant, request.prompt, lease, around) if route is None else None
+        answer.route, session, cached = resumed or (*await self._open(route, lease, around), "E0")
+        around.opened(answer.route)
         answer.session = session
         answer.timings.open_s = time.monotonic() - began
         answer.exactness = max(cached, self._exactness(session))
-        healer = RepairExecutor(session, self.routes, self.node.request, self.last_resort, self.node.watch.late_s)
+        healer = RepairExecutor(session, around, self.node.request, self.last_resort, self.node.watch.late_s)
+        healer.events += around.events
         drafter = drafter or self.drafter()
         generation = Generation(session, self._ends, sampler, request, drafter, healer, self.node.request)
         answer.repairs, answer.events, answer.drafting = healer.repairs, healer.events, generation.drafting
@@ -136,20 +176,44 @@ class Origin:
         mode = mode or self.node.request.draft
         return SuffixDrafter(self._acceptance) if mode == "auto" else NoDrafter()
 
-    async def _open(self, route: Sequence[Offer] | None, lease: Lease) -> tuple[tuple[Offer, ...], Session]:
+    async def _open(
+        self, route: Sequence[Offer] | None, lease: Lease, around: RequestRoutes
+    ) -> tuple[tuple[Offer, ...], Session]:
         """Open a session on `route`, or on the best one whose nodes all have room: a full node is passed over (HN-32).
 
-        Where all are full the request waits for request.patience_s in `waiting`. Raises what the last node to refuse said
-        (Busy, if one was full), once no other route is left.
+        Where all are full the request waits for request.patience_s in `waiting`. Where no node holds some layers it waits
+        until that has lasted for patience_s; then it goes to the fallback, if there is one. Raises what the last node to
+        refuse said (Busy, if one was full), once no other route is left.
         """
         if route is not None:
             return tuple(route), await self.node.requests.open(route, lease)
-        return await self.waiting.run(lambda: self._open_best(lease), self.node.request.patience_s)
+        patience_s, loop, pause_s = self.node.request.patience_s, asyncio.get_running_loop(), ASK_AGAIN_S
+        while True:
+            try:
+                return await self.waiting.run(lambda: self._open_best(lease, around), patience_s)
+            except Busy:
+                raise
+            except ShardUnavailable as refusal:
+                if loop.time() >= self.routes.waits_until(patience_s):
+                    return await self._open_alone(lease, around, refusal)
+            await asyncio.sleep(pause_s)
+            await self.routes.look_around()
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    async def _open_best(self, lease: Lease) -> tuple[tuple[Offer, ...], Session]:
+    async def _open_alone(
+        self, lease: Lease, around: RequestRoutes, refusal: ShardUnavailable
+    ) -> tuple[tuple[Offer, ...], Session]:
+        """A session on the fallback. Raises `refusal` if there is none, or if what is missing is not layers."""
+        if self.last_resort is None:
+            raise refusal
+        around.routing.is_fallback = True
+        around.events.append(Event("reshard", (self.last_resort.name,), 0, f"{refusal}; this machine goes on alone"))
+        return (self.last_resort,), await self.node.requests.open((self.last_resort,), lease)
+
+    async def _open_best(self, lease: Lease, around: RequestRoutes) -> tuple[tuple[Offer, ...], Session]:
         full: set[NodeId] = set()
         busy: Busy | None = None
-        found = await self.routes.find(num_tokens=lease.capacity)
+        found = await around.find(num_tokens=lease.capacity)
         while True:
             try:
                 return found, await self.node.requests.open(found, lease)
@@ -162,7 +226,7 @@ class Origin:
                 else:
                     self.routes.doubt(NodeId(refusal.node))
                 try:
-                    found = await self.routes.find(full, lease.capacity)
+                    found = await around.find(full, lease.capacity)
                 except ShardUnavailable:
                     raise busy or refusal from None
 

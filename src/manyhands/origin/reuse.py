@@ -23,7 +23,7 @@ from manyhands.route.search import Offer
 
 
 class Around(Protocol):
-    """What is needed of origin/routes.py."""
+    """What is needed of origin/request_routes.py."""
 
     async def keeps(self, route: Sequence[Offer], saved: int, lease: Lease) -> bool:
         """Whether going on over `route`, where `saved` positions are cached, is no slower than the best route of today."""
@@ -43,18 +43,18 @@ class Resumed(NamedTuple):
 class Reuse:
     """The parked conversations of one model. Tenants are told apart by name; None never shares anything."""
 
-    def __init__(self, sessions: Sessions, around: Around) -> None:
+    def __init__(self, sessions: Sessions) -> None:
         self.conversations = Conversations()
-        self._sessions, self._around = sessions, around
+        self._sessions = sessions
 
-    async def open(self, tenant: str | None, prompt: Sequence[int], lease: Lease) -> Resumed | None:
+    async def open(self, tenant: str | None, prompt: Sequence[int], lease: Lease, around: Around) -> Resumed | None:
         """A session that goes on with what `tenant` has parked; None if nothing fits, or it is not worth it, or is gone."""
         if tenant is None or (prefix := self.conversations.find(tenant, prompt, time.monotonic())) is None:
             return None
         try:
-            if not await self._around.keeps(prefix.conversation.route, prefix.length, lease):
+            if not await around.keeps(prefix.conversation.route, prefix.length, lease):
                 return None
-            session = await self._open(prefix, lease)
+            session = await self._open(prefix, lease, around)
         except (ShardUnavailable, WeightsMismatch, BadRequest):  # the usual way may do better, or says what is wrong
             return None
         if not session.begins_at:  # no hop has it any more, but the route stands
@@ -63,11 +63,11 @@ class Reuse:
         self.conversations.use(prefix.conversation, time.monotonic())
         return Resumed(_offers(session), session, prefix.conversation.exactness)
 
-    async def _open(self, prefix: Prefix, lease: Lease) -> Session:
+    async def _open(self, prefix: Prefix, lease: Lease, around: Around) -> Session:
         """A hop that refuses or is gone is replaced, each once; the others begin with what they have."""
         conversation, excluded = prefix.conversation, set[NodeId]()
         while True:
-            slots = await self._around.rejoin(conversation.route, excluded, prefix.length)
+            slots = await around.rejoin(conversation.route, excluded, prefix.length)
             kept = frozenset(index for index, slot in enumerate(slots) if slot.kept is not None)
             if not kept:
                 raise ShardUnavailable("no hop of the conversation is left")

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from manyhands.core import EndsAt, ModelId, PathKind, Precision, SamplingParams, SessionId, Span
+from manyhands.core import EndsAt, ModelId, NodeId, PathKind, Precision, SamplingParams, SessionId, Span
 from manyhands.net.transport import Link, try_send
 from manyhands.origin.repair_plan import Slot
 from manyhands.route.search import Offer
@@ -109,6 +109,10 @@ class Route:
     def index_of(self, span: Span) -> int | None:
         """The hop that serves exactly `span`."""
         return next((i for i, hop in enumerate(self.hops) if hop.offer.info.span == span), None)
+
+    def node_of(self, hop: int) -> NodeId | None:
+        """The node of hop `hop`; None if there is no such hop."""
+        return self.hops[hop].offer.node if hop < len(self.hops) else None
 
     def is_from(self, hop: int, link: Link) -> bool:
         """Whether `link` leads to the node of hop `hop`: what others say in its name is not heard."""

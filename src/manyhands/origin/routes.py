@@ -2,29 +2,33 @@
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
-from manyhands.core import ModelId, NodeAddr, NodeId, Precision
+from manyhands.core import ModelId, NodeAddr, NodeId, Precision, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.origin.model import OriginModel
 from manyhands.origin.node import FullNode
 from manyhands.origin.repair_plan import Slot, plan_repair
+from manyhands.origin.request_routes import LastRoutes
 from manyhands.origin.route import Hop, Lease
 from manyhands.origin.session import Session
 from manyhands.origin.standby_search import is_edge
 from manyhands.route.learn import Learned
 from manyhands.route.prefix import gain_s
-from manyhands.route.search import Offer, Terms, find_route, gaps_of
+from manyhands.route.search import Offer, Rules, Terms, admitted, find_route, gaps_of, permitted
 from manyhands.swarm.directory import Directory
-from manyhands.swarm.members import is_local
-from manyhands.swarm.record import Record
+from manyhands.swarm.members import Members, is_local
+from manyhands.swarm.record import Record, Scope
 
 # How long a repair that finds no node waits for nodes to answer a dial: those that are back answer at once.
 LOOK_AROUND_S = 2.0
+FALLBACK = "fallback"  # what the whole model is called that an origin keeps for itself; no route is made of it
 # Dials of nodes that no link is open to, all side by side: TCP and TLS over 300 ms of round trip take 0.9 s.
 REACH_S = 2.0
 MAX_FAR = 64
@@ -34,8 +38,11 @@ EXPLORED = 4
 
 
 class Routes:
-    """What is offered for one model: by the records of `directory`, if there is one, and by the nodes at `addrs`, which are
-    asked. Repairs look for replacements here, too (origin/standby_search.py:Surroundings)."""
+    """What is offered for one model: by the records of `directory`, if there is one, by the nodes at `addrs`, which are
+    asked, and by this node itself. A request looks here by way of its rules (request_routes.py:RequestRoutes).
+
+    `members`: who belongs to which scope, for requests that narrow it.
+    """
 
     def __init__(
         self, node: FullNode, model: OriginModel, addrs: Sequence[NodeAddr], directory: Directory | None = None
@@ -44,8 +51,12 @@ class Routes:
         self.addrs = list(addrs)
         self._directory = directory
         self.evicted: set[NodeId] = set()  # not used, whatever they offer, until readmitted
+        self.last = LastRoutes()
+        self.members = Members("public")  # where there is no directory, which has its own
         self._learned = Learned()
         self._explored_at = -EXPLORE_S
+        self._was_covered = False  # there has been a route
+        self._missing_since = math.inf  # by the loop's clock; since the first request that found none
 
     async def offers(self, excluded: Collection[NodeId]) -> list[Offer]:
         """Spans on nodes that can be reached now and are not evicted: a link is open to them.
@@ -72,13 +83,23 @@ class Routes:
         """What linked nodes offer: those that did not fail lately, and those that did."""
         told = self._node.requests.known_offers(self.addrs, excluded)
         if self._directory is None:
-            return told, []
+            return self._with_own(told, excluded), []
         linked = _offers_of(r for r in self._records(excluded) if self._is_linked(r.node))
         named = {(offer.node, offer.info.span) for offer in linked}
         linked += [offer for offer in told if (offer.node, offer.info.span) not in named]
+        linked = self._with_own(linked, excluded)
         now = asyncio.get_running_loop().time()
         doubted = [o for o in linked if self._node.setbacks.failing_s(o.node, now)]
         return [o for o in linked if o not in doubted], doubted
+
+    def _with_own(self, offers: list[Offer], excluded: Collection[NodeId]) -> list[Offer]:
+        """`offers`, and what this node serves although no record or address says so (an origin that only asks)."""
+        me, addr = self._node.transport.node, self._node.address
+        if addr is None or me in excluded:
+            return offers
+        named = {offer.info.span for offer in offers if offer.node == me}
+        hosts = [h for h in self._node.hosts if h.info.model_name != FALLBACK and h.info.span not in named]
+        return offers + [Offer(addr, me, self._node.name, h.info, h.load) for h in hosts if not h.is_draining]
 
     def _far_offers(self, excluded: Collection[NodeId]) -> list[Offer]:
         """At most MAX_FAR offers of nodes that would have to be dialled, and may be now."""
@@ -170,7 +191,13 @@ class Routes:
             session.lose(index, "was evicted")
         return bool(lost)
 
-    async def find(self, excluded: Collection[NodeId] = (), num_tokens: int = 0) -> tuple[Offer, ...]:
+    async def find(
+        self,
+        excluded: Collection[NodeId] = (),
+        num_tokens: int = 0,
+        rules: Rules = Rules(),
+        current: tuple[Offer, ...] = (),
+    ) -> tuple[Offer, ...]:
         """A route over spans of this model's weights and precision. Raises ShardUnavailable, WeightsMismatch.
 
         `num_tokens`: positions to lease. Records tell who has room for them, as of some seconds ago; if by them no node
@@ -179,30 +206,46 @@ class Routes:
         if self._directory is None:
             # Who has just been excluded may be frozen: asking it again would take the deadline.
             offers = await (self.offers(excluded) if excluded else self._node.requests.survey(self.addrs))
-            return self.choose([o for o in offers if o.node not in self.evicted])
+            offers = self._with_own([o for o in offers if o.node not in self.evicted], excluded)
+            return self.choose(offers, 0, rules, current)
         try:
-            return self.choose(await self.offers(excluded), num_tokens)
+            return self.choose(await self.offers(excluded), num_tokens, rules, current)
         except ShardUnavailable:
             if not self.addrs:
                 raise
             await self.look_around()
-            return self.choose(await self.offers(excluded), num_tokens)
+            return self.choose(await self.offers(excluded), num_tokens, rules, current)
 
-    async def keeps(self, route: Sequence[Offer], saved: int, lease: Lease) -> bool:
+    def permitted(self, offers: Sequence[Offer], rules: Rules) -> list[Offer]:
+        """Those of `offers`, or the parts of them, that `rules` let take part."""
+        terms = self._terms(0, rules)
+        return permitted(admitted(offers, terms), Span(0, self._model.num_layers), terms)
+
+    def num_refused(self, rules: Rules) -> int:
+        """Nodes of this model's weights that are known, and that the scope of `rules` keeps out."""
+        admits = self._admits(rules)
+        return 0 if admits is None else len({o.node for o in self.known_offers(self.evicted) if not admits(o)})
+
+    async def keeps(self, route: Sequence[Offer], saved: int, lease: Lease, rules: Rules = Rules()) -> bool:
         """Whether going on over `route`, where `saved` positions are cached, is no slower than the best route of today."""
         if self._directory is None:
             return True  # no times are known
         try:
             offers = await self.offers(())
-            best = self.choose(offers, lease.capacity)
+            best = self.choose(offers, lease.capacity, rules)
         except (ShardUnavailable, WeightsMismatch):
             return True
         max_tokens = lease.capacity - lease.prompt_length
-        return gain_s(route, best, self._informed(offers), self._terms(0), saved, max_tokens) >= 0
+        return gain_s(route, best, self._informed(offers), self._terms(0, rules), saved, max_tokens) >= 0
 
-    async def rejoin(self, route: Sequence[Offer], excluded: Collection[NodeId], positions: int) -> tuple[Slot, ...]:
-        """`route`, whose hops have `positions` cached, with those replaced that are lost. Raises ShardUnavailable."""
-        offers = [o for o in await self.offers(excluded) if _kind(o) == _kind(route[0])]
+    def rejoin(
+        self, route: Sequence[Offer], offers: Sequence[Offer], excluded: Collection[NodeId], positions: int
+    ) -> tuple[Slot, ...]:
+        """`route`, whose hops have `positions` cached, with those replaced that are not among `offers` any more.
+
+        Raises ShardUnavailable.
+        """
+        offers = [o for o in offers if _kind(o) == _kind(route[0])]
         held = {(o.node, layer) for o in offers for layer in _layers(o)}
         lost = [i for i, hop in enumerate(route) if any((hop.node, layer) not in held for layer in _layers(hop))]
         if self._model.ends_at == "edges":
@@ -212,16 +255,41 @@ class Routes:
     def is_covered(self) -> bool:
         """Whether some route is known now. Asks no node."""
         with contextlib.suppress(ShardUnavailable, WeightsMismatch):
-            return bool(self.choose(self.known_offers(self.evicted)))
+            return bool(self._choose(self.known_offers(self.evicted), 0, Rules(), ()))
         return False
 
-    def choose(self, offers: Sequence[Offer], num_tokens: int = 0) -> tuple[Offer, ...]:
+    def waits_until(self, patience_s: float) -> float:
+        """A request finds no route: until when, by the loop's clock, it should look again. -inf: that is no use.
+
+        Layers that were served before come back, or others load them; patience counts from the first request that missed
+        them. What is held, and only not for this request, will not change by waiting.
+        """
+        if not self._was_covered or self.is_covered():
+            return -math.inf
+        self._missing_since = min(self._missing_since, asyncio.get_running_loop().time())
+        return self._missing_since + patience_s
+
+    def choose(
+        self,
+        offers: Sequence[Offer],
+        num_tokens: int = 0,
+        rules: Rules = Rules(),
+        current: tuple[Offer, ...] = (),
+    ) -> tuple[Offer, ...]:
         """The best route over `offers`. Raises ShardUnavailable, WeightsMismatch."""
+        route = self._choose(offers, num_tokens, rules, current)
+        self._was_covered, self._missing_since = True, math.inf
+        return route
+
+    def _choose(
+        self, offers: Sequence[Offer], num_tokens: int, rules: Rules, current: tuple[Offer, ...]
+    ) -> tuple[Offer, ...]:
         mine = [o for o in offers if (o.info.model, o.info.precision) == (self._model.id, self._model.precision)]
+        terms = replace(self._terms(num_tokens, rules), current=current)
         try:
-            route = find_route(self._informed(mine), self._model.num_layers, terms=self._terms(num_tokens))
+            route = find_route(self._informed(mine), self._model.num_layers, terms=terms)
         except ShardUnavailable:  # say what there is, if there is something
-            route = find_route(offers, self._model.num_layers, (self._model.id, self._model.precision))
+            route = find_route(offers, self._model.num_layers, (self._model.id, self._model.precision), terms)
         info = route[0].info
         if (info.model, info.precision) != (self._model.id, self._model.precision):
             raise WeightsMismatch(
@@ -238,16 +306,26 @@ class Routes:
         least_s = self._learned.least_s(now)
         return [self._learned.informed(o, now, least_s) for o in offers]
 
-    def _terms(self, num_tokens: int) -> Terms:
+    def _admits(self, rules: Rules) -> Callable[[Offer], bool] | None:
+        """Whom the scope of `rules` lets take part; this machine always. None: it narrows nothing."""
+        if not rules.scope:
+            return None
+        members = self.members if self._directory is None else self._directory.members
+        me, members = self._node.transport.node, replace(members, scope=cast(Scope, rules.scope))
+        near = ("localhost",)  # a record names several addresses, of which an offer has the first
+        return lambda o: o.node == me or members.admits(o.node, (o.addr.host, *(near if o.is_lan else ())))
+
+    def _terms(self, num_tokens: int, rules: Rules) -> Terms:
         """What this node's own links show, and a key that spreads requests over near-equals."""
-        if self._directory is None:
-            return Terms()
         me, now = self._node.transport.node, time.monotonic()
+        if self._directory is None:
+            return Terms(rules, me, admits=self._admits(rules))
         for (peer, lane), health in self._node.pool.health().items():
             if lane == "control" and health.rtt_s is not None:
                 self._learned.observe_rtt(me, peer, health.rtt_s, now)
         self._learned.forget(now)
-        return Terms(origin=me, rtts=self._learned.rtts(now), num_tokens=num_tokens, key=secrets.token_bytes(8))
+        rtts, key = self._learned.rtts(now), secrets.token_bytes(8)
+        return Terms(rules, me, rtts=rtts, admits=self._admits(rules), num_tokens=num_tokens, key=key)
 
     def learn(self, session: Session) -> None:
         """What the hops said of the last step, for the routes of others."""

@@ -91,7 +91,8 @@ class Sessions:
 
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
         """Links to hop `index` of a route. Deadline: `pool.connect_s`. Raises ShardUnavailable."""
-        needs_data = lease.path == "star" or index in (0, num_hops - 1)
+        # A hop before one of this node's own finds its way to it by this link: an origin that only asks cannot be dialled.
+        needs_data = lease.path == "star" or index in (0, num_hops - 1) or self.request.own_last > 0
         try:
             async with asyncio.timeout(self._node.pool.connect_s):
                 control = await self._node.pool.get(offer.addr, "control")
@@ -137,7 +138,10 @@ class Sessions:
         session = self.active.get(message.session)
         if session is None:
             return False
-        is_to_forward = session.route.lease.path == "star" and link.peer != self._node.transport.node
+        me = self._node.transport.node
+        is_to_forward = session.route.lease.path == "star" and not (
+            link.peer == me == session.route.node_of(message.hop)
+        )
         if message.hop != ORIGIN_HOP and not is_to_forward:
             return False
         session.on_step(message, link)

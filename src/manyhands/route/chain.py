@@ -20,7 +20,9 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 NEVER = 1 << 60  # no way; sums of two stay within int64
-SPARE = 1 << 50  # what using a spare costs: more than all else together (13 days), so fewest spares come first
+# What a layer on a spare costs: more than all else together (3 days), so the fewest layers on spares come first. 4,000 of
+# them stay below NEVER.
+SPARE = 1 << 48
 _LONGEST = 1 << 36  # 69 s: longer figures are cut to it. 255 hops and 1,000 layers of it stay below SPARE
 
 
@@ -69,12 +71,12 @@ class Spans:
         return Spans(start, end, layer, fixed, entry, table, self.closing[k], self.is_spare[k])
 
     def cost(self, chain: Sequence[RoutePart]) -> int:
-        """Nanoseconds of a chain, SPARE for each spare in it."""
+        """Nanoseconds of a chain, SPARE for each layer that a spare computes."""
         total = int(self.entry[chain[0].at] + self.closing[chain[-1].at])
         for a, b in itertools.pairwise(chain):
             total += int(self.legs[a.at, b.at])
         for at, span in chain:
-            total += int(self.fixed[at] + len(span) * self.layer[at]) + SPARE * bool(self.is_spare[at])
+            total += int(self.fixed[at] + len(span) * self.layer[at]) + len(span) * SPARE * bool(self.is_spare[at])
         return total
 
 
@@ -90,7 +92,7 @@ def cheapest(spans: Spans, run: Span) -> list[RoutePart] | None:
     num_spans = len(spans.start)
     if num_spans == 0:
         return None
-    fixed = spans.fixed + SPARE * spans.is_spare
+    layer_costs = spans.layer + SPARE * spans.is_spare
     senders = np.ascontiguousarray(spans.legs.T)
     np.fill_diagonal(senders, NEVER)  # taking over from itself is going on
     rows = np.arange(num_spans)
@@ -100,14 +102,14 @@ def cheapest(spans: Spans, run: Span) -> list[RoutePart] | None:
     done = np.full(num_spans, NEVER)
     for at, layer in enumerate(range(run.start, run.end)):
         if at == 0:
-            begun = spans.entry + fixed
+            begun = spans.entry + spans.fixed
         else:
             ways = senders + done
             best = ways.argmin(axis=1)
-            begun = ways[rows, best] + fixed
+            begun = ways[rows, best] + spans.fixed
             came_from[at] = np.where(begun < done, best, -1)
         holds = (spans.start <= layer) & (layer < spans.end)
-        done = np.where(holds, np.minimum(begun, done) + spans.layer, NEVER)
+        done = np.where(holds, np.minimum(begun, done) + layer_costs, NEVER)
         np.minimum(done, NEVER, out=done)
     total = done + spans.closing
     last = int(total.argmin())

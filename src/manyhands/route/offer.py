@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from manyhands.config import REQUEST_SCOPES, RequestConfig
 from manyhands.core import NodeAddr, NodeId, Span, SpanInfo, SpanLoad
 from manyhands.errors import BadRequest
 
@@ -41,31 +42,57 @@ class Offer:
         return self.load.layer_s if 0 < self.load.layer_s < math.inf else None
 
 
-def _all(_: Offer) -> bool:
-    return True
-
-
 def pair(a: NodeId, b: NodeId) -> Pair:
     """The key of a round trip: the same from both ends."""
     return (a, b) if a <= b else (b, a)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """On what terms a route is looked for.
+class Rules:
+    """What a request wants of its route, whatever is measured. Raises BadRequest for an unknown word or a negative number.
 
-    Origins set `origin`, `rtts`, `num_tokens` and `key`. `policy`, `uplink_Bps`, `admits` and `current` work, but nothing that
-    a user can set reaches them yet (issue 18; docs/routing.md says so for each).
+    `allow_self`: the origin's own spans may be hops; else they are used for layers that no other node holds. `sticky`: the
+    route of the tenant's last request is kept while no other is much better. `scope`: narrows the node's own scope ("": does
+    not): lan, trusted, or off for this machine alone. The first `own_first` and the last `own_last` layers are computed on
+    the origin's own node and nowhere else.
     """
 
     policy: Policy = "latency"
+    allow_self: bool = True
+    sticky: bool = False
+    scope: str = ""
+    own_first: int = 0
+    own_last: int = 0
+
+    def __post_init__(self) -> None:
+        if self.scope not in REQUEST_SCOPES:
+            raise BadRequest(f"scope is {self.scope!r:.40}; of a request it is one of {', '.join(REQUEST_SCOPES[1:])}")
+
+    @classmethod
+    def of(cls, config: RequestConfig) -> "Rules":
+        """As the node's configuration says."""
+        return cls(
+            config.policy,  # type: ignore[arg-type]  # it was checked
+            config.allow_self_as_shard,
+            config.sticky,
+            "",
+            config.own_first,
+            config.own_last,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a route is looked for. Origins set all but `uplink_Bps`, which no node measures (issue 18)."""
+
+    rules: Rules = Rules()
     origin: NodeId = UNKNOWN
     uplink_Bps: float = math.inf  # the origin's
     rtts: Mapping[Pair, float] = field(default_factory=dict)  # seconds, by `pair`
-    admits: Callable[[Offer], bool] = _all  # trust and scope: what it refuses is never used
+    admits: Callable[[Offer], bool] | None = None  # trust and scope: what it refuses is never used. None: admit all
     num_tokens: int = 0  # positions to lease on every hop; a node with less room is asked last (HN-32)
     key: bytes = b""  # of the session: spreads requests over near-equals. Empty: always the cheapest
-    current: tuple[Offer, ...] = ()  # the session's route, kept unless another is better by HYSTERESIS
+    current: tuple[Offer, ...] = ()  # the route so far, kept unless another is better by HYSTERESIS
 
 
 ANY = Terms()  # everything admitted, nothing known

@@ -6,15 +6,29 @@ the figures come from: learn.py. What they mean: cost.py, docs/routing.md.
 """
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 
 from manyhands.core import ModelId, NodeId, Precision, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.route.chain import SPARE, RoutePart
-from manyhands.route.offer import ANY, Offer, Pair, Terms
+from manyhands.route.offer import ANY, Offer, Pair, Rules, Terms
 from manyhands.route.space import Space, rtt_between
 
-__all__ = ["Kind", "Offer", "Pair", "Terms", "cover", "find_route", "gaps_of", "next_hop", "without_needless_loading"]
+__all__ = [
+    "Kind",
+    "Offer",
+    "Pair",
+    "Rules",
+    "Terms",
+    "admitted",
+    "cover",
+    "find_route",
+    "gaps_of",
+    "next_hop",
+    "permitted",
+    "without_needless_loading",
+]
 
 Kind = tuple[ModelId, Precision]
 
@@ -32,25 +46,26 @@ def find_route(
 ) -> tuple[Offer, ...]:
     """The best chain of spans for [0, num_layers) on `terms`; the order of `offers` does not matter.
 
-    No layer is loaded that a node holds in memory. Fewest spares come first in every policy. Unmeasured offers are taken
-    to be as fast as the fastest, so that they are tried; with no figures at all the fewest hops win, then the most free cache.
+    No layer is loaded that a node holds in memory. The fewest layers on spares come first in every policy. Unmeasured offers
+    are taken to be as fast as the fastest, so that they are tried; with no figures at all the fewest hops win, then the most
+    free cache.
     What is known of room is some seconds old: a full offer is used only for layers that no offer with room holds, and its node
     is then asked all the same (HN-32). `wanted`: weights and precision to prefer, if they cover the model. Raises
     WeightsMismatch if the offers disagree on weights or precision and no one kind covers the model; ShardUnavailable naming
     the layers that no node holds.
     """
-    admitted = [o for o in offers if terms.admits(o)]
+    fit = admitted(offers, terms)
     run = Span(0, num_layers)
-    for kind in _kinds(admitted, wanted):
-        held = [o for o in admitted if _kind(o) == kind]
+    for kind in _kinds(fit, wanted):
+        held = permitted([o for o in fit if _kind(o) == kind], run, terms)
         candidates = without_needless_loading(_with_room_first(held, run, terms), run)
         if not _missing(candidates, num_layers):
             return _choose(candidates, run, terms)
-    raise _refusal(offers, admitted, num_layers)
+    raise _refusal(offers, fit, run, terms)
 
 
 def cover(offers: Sequence[Offer], span: Span, terms: Terms = ANY, between: Pair | None = None) -> tuple[Offer, ...]:
-    """The cheapest chain of (parts of) offers for `span`: fewest spares, then least time. () if there is none.
+    """The cheapest chain of (parts of) offers for `span`: fewest layers on spares, then least time. () if there is none.
 
     All of one kind; nothing is filtered. `between`: the nodes before the first hop and after the last; the origin if None.
     """
@@ -93,7 +108,7 @@ def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, term
     there is no dead end, since any part of a span can be used. Raises ShardUnavailable if none that `terms` admit holds it.
     """
     holders = [o for o in offers if o.info.span.start <= layer < o.info.span.end]
-    fit = [o for o in holders if terms.admits(o)]
+    fit = admitted(holders, terms)
     if not fit:
         raise ShardUnavailable(f"no node holds layer {layer}: serve it on a node, or admit more")
 
@@ -108,6 +123,23 @@ def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, term
 
 
 # -- which may take part --------------------------------------------------------------------------------------------------
+
+
+def admitted(offers: Sequence[Offer], terms: Terms) -> list[Offer]:
+    """Those that trust and scope let take part."""
+    return [o for o in offers if terms.admits is None or terms.admits(o)]
+
+
+def permitted(offers: Sequence[Offer], run: Span, terms: Terms) -> list[Offer]:
+    """`offers` of one kind as the rules of the request leave them: others only for layers that the origin does not keep for
+    itself, the origin's own only for layers that no other may compute, unless it may be a hop everywhere."""
+    rules, own = terms.rules, [o for o in offers if o.node == terms.origin]
+    if rules.allow_self and not (rules.own_first or rules.own_last):
+        return list(offers)
+    start, end = min(rules.own_first, run.end), max(run.end - rules.own_last, 0)
+    others = [o for o in offers if o.node != terms.origin and max(o.info.span.start, start) < min(o.info.span.end, end)]
+    others = [o.part(Span(max(o.info.span.start, start), min(o.info.span.end, end))) for o in others]
+    return [*others, *own] if rules.allow_self else _filled(others, own, run)
 
 
 def _kind(offer: Offer) -> Kind:
@@ -125,19 +157,26 @@ def _has_room(offer: Offer, terms: Terms) -> bool:
     return offer.info.free_tokens >= terms.num_tokens and offer.load.sessions < offer.info.max_sessions
 
 
-def _refusal(offers: Sequence[Offer], admitted: Sequence[Offer], num_layers: int) -> ShardUnavailable | WeightsMismatch:
-    """Why there is no route: what is missing at the first of weights in common, holders, trust."""
-    if len(_kinds(admitted, None)) > 1:
-        held_by = "; ".join(f"{o.name} {o.info.span}: {o.info.model[:12]} {o.info.precision}" for o in admitted)
+def _refusal(
+    offers: Sequence[Offer], fit: Sequence[Offer], run: Span, terms: Terms
+) -> ShardUnavailable | WeightsMismatch:
+    """Why there is no route: what is missing at the first of weights in common, holders, trust, what the origin keeps."""
+    num_layers = run.end
+    if len(_kinds(fit, None)) > 1:
+        held_by = "; ".join(f"{o.name} {o.info.span}: {o.info.model[:12]} {o.info.precision}" for o in fit)
         return WeightsMismatch(
             f"the nodes hold different weights or precision ({held_by}): serve the same on all of them"
         )
-    missing = _missing(admitted, num_layers)
-    if len(admitted) < len(offers):
-        missing += (
-            f" of {num_layers} among those that trust and scope admit ({len(offers) - len(admitted)} spans are not)"
-        )
+    missing = _missing(fit, num_layers)
+    if len(fit) < len(offers) and missing:
+        missing += f" of {num_layers} among those that trust and scope admit ({len(offers) - len(fit)} spans are not)"
         return ShardUnavailable(f"no node holds layers {missing}: serve them on a node, or admit more")
+    if not missing:
+        kept, rules = _missing(permitted(fit, run, terms), num_layers), terms.rules
+        return ShardUnavailable(
+            f"this node does not hold layers {kept} of {num_layers}, and with own_first = {rules.own_first} and own_last = "
+            f"{rules.own_last} no other may compute them: serve them here, or keep fewer"
+        )
     return ShardUnavailable(f"no node holds layers {missing} of {num_layers}: serve them on a node")
 
 
@@ -164,14 +203,30 @@ def gaps_of(offers: Sequence[Offer], num_layers: int) -> list[Span]:
 
 def _choose(candidates: Sequence[Offer], run: Span, terms: Terms) -> tuple[Offer, ...]:
     """A route over candidates that cover `run`."""
-    if terms.policy == "greedy":
-        return _greedy(candidates, run, terms)
+    if terms.rules.policy == "greedy":
+        return _stay(candidates, _greedy(candidates, run, terms), terms)
     space = Space.of(candidates, terms)
     kept = space.find(terms.current)
     space, whole = _prefer_one_class(space, run), space
     if kept and _is_near(whole.spans.cost(kept), _cost(space, run), 1 / (1 - HYSTERESIS) - 1):
         return whole.route(kept)
     return _spread(space, run, terms.key) if terms.key else space.route(_find(space, run))
+
+
+def _stay(candidates: Sequence[Offer], best: tuple[Offer, ...], terms: Terms) -> tuple[Offer, ...]:
+    """The present route if its nodes still hold it and none has a longer queue than the longest of `best`; else `best`."""
+    space = Space.of(candidates, terms)
+    kept = space.route(space.find(terms.current) or [])
+    if not _is_chain(kept, best) or (any(o.info.is_spare for o in kept) and not any(o.info.is_spare for o in best)):
+        return best
+    return best if max(o.load.queue for o in kept) > max(o.load.queue for o in best) else kept
+
+
+def _is_chain(route: Sequence[Offer], other: Sequence[Offer]) -> bool:
+    """Whether the spans of `route` follow each other over the same layers as those of `other`."""
+    spans = [o.info.span for o in route]
+    ends = bool(spans) and (spans[0].start, spans[-1].end) == (other[0].info.span.start, other[-1].info.span.end)
+    return ends and all(a.end == b.start for a, b in itertools.pairwise(spans))
 
 
 def _greedy(candidates: Sequence[Offer], run: Span, terms: Terms) -> tuple[Offer, ...]:

@@ -60,6 +60,7 @@ class Directory(Protocol):
     """
 
     changed: asyncio.Condition
+    members: Members  # whose records `records` returns
 
     @property
     def me(self) -> NodeId: ...

@@ -36,8 +36,10 @@ Place = tuple[SessionId, Span]
 
 
 class SpanHost:
-    """Serves one span. `load` makes the model (on the device thread); it is called again after an eviction. `logs` bounds the
-    output logs of all spans of the node together, `owners` knows whose sessions all of them serve.
+    """Serves one span; a private one for requests of its own node alone, and no other node hears of it.
+
+    `load` makes the model (on the device thread); it is called again after an eviction. `logs` bounds the output logs of all
+    spans of the node together, `owners` knows whose sessions all of them serve.
 
     `run` must be running for steps to be computed; cancelling it stops the host. Owned by the Node.
     """
@@ -51,8 +53,10 @@ class SpanHost:
         make_sampler: Callable[[SamplingParams], Draws],
         logs: LogBudget,
         owners: Owners,
+        *,
+        is_private: bool = False,
     ) -> None:
-        self._owners = owners
+        self._owners, self.is_private = owners, is_private
         self._info, self._config, self._make_sampler = info, config, make_sampler
         self._changed = asyncio.Event()  # places come or go, or the model was loaded
         self.engine = Engine(info.span, load, device, config, logs, self._fail, self._changed.set)

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 LOAD_S = 100.0
 # Rows that a Feed may ask for at once: four prefill-sized steps of the log.
 MAX_FEED_ROWS = 512
+# An idle private span that is loaded on demand (the whole model of a fallback) is dropped from memory after so long.
+PRIVATE_IDLE_S = 60.0
 
 
 class Worker:
@@ -71,7 +73,8 @@ class Worker:
     @property
     def spans(self) -> tuple[SpanInfo, ...]:
         """What this node hosts, and then what it would load, as it says to others."""
-        return (*(host.info for host in self.hosts), *(loadable.info for loadable in self._loadable))
+        shared = [host.info for host in self.hosts if not host.is_private]
+        return (*shared, *(loadable.info for loadable in self._loadable))
 
     async def host(
         self,
@@ -84,10 +87,18 @@ class Worker:
         has_ends: bool = False,
         is_spare: bool = False,
         is_lazy: bool = False,
+        is_private: bool = False,
     ) -> SpanHost:
-        """Load a span (if lazy: when it is first opened) and serve it until the node stops. Raises ModelError, CutError."""
+        """Load a span (if lazy: when it is first opened) and serve it until the node stops. Raises ModelError, CutError.
+
+        A private one serves requests of this node alone. A private, lazy one is dropped from memory after PRIVATE_IDLE_S
+        without a session, unless the configuration says sooner.
+        """
         info, manifest = await device.run(lambda: _describe(folder, span, precision, model_name, self.config))
-        host = self._make_host(folder, manifest, replace(info, has_ends=has_ends, is_spare=is_spare), device)
+        info, config = replace(info, has_ends=has_ends, is_spare=is_spare), self.config
+        if is_private and is_lazy:
+            config = replace(config, evict_after_s=min(config.evict_after_s or PRIVATE_IDLE_S, PRIVATE_IDLE_S))
+        host = self._make_host(folder, manifest, info, device, config, is_private=is_private)
         if not is_lazy:
             await host.engine.ensure_loaded()
         return self._add(host)
@@ -97,16 +108,26 @@ class Worker:
         self._running[host] = self._start(host.run())
         return host
 
-    def _make_host(self, folder: Path, manifest: Manifest, info: SpanInfo, device: Device) -> SpanHost:
+    def _make_host(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        info: SpanInfo,
+        device: Device,
+        config: WorkerConfig | None = None,
+        *,
+        is_private: bool = False,
+    ) -> SpanHost:
         """A host that is not loaded yet. What it loads is proven by `manifest`."""
         return SpanHost(
             info,
             lambda: SpanModel(folder, info.span, info.precision, info.has_ends, device.num_threads, manifest),
             device,
-            self.config,
+            config or self.config,
             self._sampling(folder, info.has_ends),
             self.logs,
             self.owners,
+            is_private=is_private,
         )
 
     async def offer_to_load(
@@ -221,12 +242,15 @@ class Worker:
 
         With a Loadable it is a new one of these layers, to be added once it has taken the session.
         """
-        holding = [host for host in self.hosts if host.info.span.covers(message.span)]
+        is_own = message.origin == message.to
+        holding = [h for h in self.hosts if h.info.span.covers(message.span) and (is_own or not h.is_private)]
+        # A private host that holds more than is asked for is the whole model for emergencies: others go first.
+        holding.sort(key=lambda host: host.is_private and host.info.span != message.span)
         exact = [h for h in holding if (h.info.model, h.info.precision) == (message.model, message.precision)]
         if not exact and (loadable := find_loadable(self._loadable, message, self._name)) is not None:
             return self._host_on_demand(loadable, message.span), loadable
         if not holding:
-            held = ", ".join(str(host.info.span) for host in self.hosts) or "none"
+            held = ", ".join(str(info.span) for info in self.spans if info.is_loaded) or "none"
             raise ShardUnavailable(f"{self._name} does not hold layers {message.span} (it holds {held})")
         here = [h for h in holding if h.has_place(message)]
         return (here or exact or holding)[0], None

@@ -91,14 +91,16 @@ class Common(TypedDict):
             Extension,
             Shown(
                 "`path` (ring, star), `dtype` (must be what is served), `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, "
-                "`draft` (auto, off: [drafting](speculation.md))",
+                "`draft` (auto, off: [drafting](speculation.md)), `policy`, `allow_self_as_shard`, `sticky`, `scope` "
+                "([routing](routing.md#what-a-request-may-ask))",
                 [
                     {"path": "star"},
                     {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1},
                     {"ignore_eos": True},
                     {"draft": "off"},
+                    {"policy": "greedy", "allow_self_as_shard": False, "sticky": True, "scope": "public"},
                 ],
-                [{"path": "x"}, {"hops": 3}, {"dtype": "w8"}],
+                [{"path": "x"}, {"hops": 3}, {"dtype": "w8"}, {"policy": "random"}],
             ),
         ]
     ]

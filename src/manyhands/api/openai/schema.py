@@ -191,6 +191,10 @@ BY_FORMAT = by_key("type", {"text": "plain", "json_object": "plain", "json_schem
 Format = Annotated[Annotated[PlainFormat, Tag("<plain>")] | Annotated[SchemaFormat, Tag("<schema>")], BY_FORMAT]
 
 
+# What a request may say of its route (route/offer.py:Rules).
+ROUTE_WISHES = ("policy", "allow_self_as_shard", "sticky", "scope")
+
+
 class Extension(TypedDict, total=False):
     __pydantic_config__ = STRICT  # type: ignore[misc]
     path: Literal["ring", "star"]
@@ -200,6 +204,10 @@ class Extension(TypedDict, total=False):
     repetition_penalty: Annotated[float, Limits(ge=0.001, le=1000)]
     ignore_eos: bool
     draft: Literal["auto", "off"]
+    policy: Literal["latency", "greedy"]
+    allow_self_as_shard: bool
+    sticky: bool
+    scope: Literal["off", "lan", "trusted", "public"]
 
 
 class StreamOptions(TypedDict, total=False):

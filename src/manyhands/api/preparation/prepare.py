@@ -15,6 +15,7 @@ from typing import Any
 from manyhands.api.fields import parse
 from manyhands.api.http.body import BadField, read_json
 from manyhands.api.openai.conversation import Conversation, conversation_of, input_conversation
+from manyhands.api.openai.schema import ROUTE_WISHES
 from manyhands.api.preparation.desk import Object, PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.talk import encode, render, sampling, talk
 from manyhands.core import SamplingParams
@@ -153,7 +154,7 @@ def _infer(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
         raise BadRequest("give either prompt (a text) or messages (a conversation)")
     values = {
         **_INFER,
-        **{k: v for k, v in given.items() if k not in ("prompt", "messages", "model", "path", "stream")},
+        **{k: v for k, v in given.items() if k not in ("prompt", "messages", "model", "path", "stream", *ROUTE_WISHES)},
     }
     values |= {
         "seed": given.get("seed", secrets.randbits(53)),

@@ -1,0 +1,114 @@
+"""The routes of one request: those of its origin (routes.py), by the request's own rules."""
+
+from collections import OrderedDict
+from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from manyhands.core import NodeId
+from manyhands.origin.repair_plan import Event, Slot
+from manyhands.origin.route import Hop, Lease
+from manyhands.route.offer import Offer, Rules
+
+if TYPE_CHECKING:
+    from manyhands.origin.routes import Routes
+
+MAX_TENANTS: Final = 256  # whose last routes are remembered
+
+
+@dataclass(slots=True)
+class Routing:
+    """By what rules a request got its route, and what they did, for people.
+
+    `num_refused`: nodes that its scope kept out. `is_kept`: the route is the one of the tenant's last request.
+    """
+
+    rules: Rules = Rules()
+    num_refused: int = 0
+    is_kept: bool = False
+    is_fallback: bool = False  # no route could be made: the origin computes alone
+
+    def as_object(self) -> dict[str, Any]:
+        """The JSON form (docs/routing.md)."""
+        rules = self.rules
+        return {
+            "policy": rules.policy,
+            "allow_self_as_shard": rules.allow_self,
+            "sticky": rules.sticky,
+            "scope": rules.scope or None,
+            "own_first": rules.own_first,
+            "own_last": rules.own_last,
+            "refused_nodes": self.num_refused,
+            "is_kept": self.is_kept,
+            "is_fallback": self.is_fallback,
+        }
+
+
+class LastRoutes:
+    """The route that each tenant's last request ran over; of MAX_TENANTS, the least recent are forgotten."""
+
+    def __init__(self) -> None:
+        self._routes: OrderedDict[str, tuple[Offer, ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._routes)
+
+    def of(self, tenant: str) -> tuple[Offer, ...]:
+        return self._routes.get(tenant, ())
+
+    def note(self, tenant: str, route: tuple[Offer, ...]) -> None:
+        self._routes[tenant] = route
+        self._routes.move_to_end(tenant)
+        if len(self._routes) > MAX_TENANTS:
+            self._routes.popitem(last=False)
+
+
+class RequestRoutes:
+    """What repairs, standbys and reuse ask of a request's surroundings. `tenant`: whose last route a sticky one keeps."""
+
+    def __init__(self, routes: "Routes", rules: Rules, tenant: str | None) -> None:
+        self._routes, self._tenant = routes, tenant or ""
+        self.routing = Routing(rules)
+        self.events: list[Event] = []  # before the session was open
+
+    @property
+    def rules(self) -> Rules:
+        return self.routing.rules
+
+    async def find(self, excluded: Collection[NodeId] = (), num_tokens: int = 0) -> tuple[Offer, ...]:
+        """As Routes.find, by the rules."""
+        current = self._routes.last.of(self._tenant) if self.rules.sticky else ()
+        route = await self._routes.find(excluded, num_tokens, self.rules, current)
+        self.routing.num_refused = self._routes.num_refused(self.rules)
+        self.routing.is_kept = bool(current) and _places(current) == _places(route)
+        return route
+
+    def opened(self, route: tuple[Offer, ...]) -> None:
+        """A session runs over `route`."""
+        self._routes.last.note(self._tenant, route)
+
+    async def offers(self, excluded: Collection[NodeId]) -> list[Offer]:
+        """As Routes.offers, those that the rules permit."""
+        return self._routes.permitted(await self._routes.offers(excluded), self.rules)
+
+    async def keeps(self, route: Sequence[Offer], saved: int, lease: Lease) -> bool:
+        """As Routes.keeps, by the rules."""
+        return await self._routes.keeps(route, saved, lease, self.rules)
+
+    async def rejoin(self, route: Sequence[Offer], excluded: Collection[NodeId], positions: int) -> tuple[Slot, ...]:
+        """As Routes.rejoin, by the rules: a hop that they do not permit counts as lost."""
+        return self._routes.rejoin(route, await self.offers(excluded), excluded, positions)
+
+    async def look_around(self) -> None:
+        await self._routes.look_around()
+
+    async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
+        """As Routes.connect. Raises ShardUnavailable."""
+        return await self._routes.connect(index, offer, num_hops, lease)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._routes.start(work)
+
+
+def _places(route: Sequence[Offer]) -> list[tuple[NodeId, str]]:
+    return [(o.node, str(o.info.span)) for o in route]

@@ -1,0 +1,178 @@
+"""Layers that the origin computes itself and nowhere else, and the whole model for when no other node can."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from manyhands.config import RequestConfig
+from manyhands.core import EndsAt, NodeAddr, PathKind, Span
+from manyhands.errors import ShardUnavailable
+from manyhands.testing.faults import Faults
+from manyhands.testing.swarm import MemorySwarm, memory_swarm
+from manyhands.testing.tiny import make_tiny
+from manyhands.worker.execute import Device
+from tests.origin.scenes import HOT, PROMPT, ids_of, play
+
+OWN = RequestConfig(own_first=2, own_last=1, patience_s=2.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("qwen3", tmp_path_factory.mktemp("own") / "qwen3", seed=3)
+
+
+async def keep(swarm: MemorySwarm, folder: Path, device: Device) -> None:
+    await swarm.origin.node.listen(NodeAddr("mem", 0))
+    for span in swarm.origin.own_spans:
+        await swarm.origin.host_own(folder, span, device)
+
+
+@pytest.mark.parametrize("path", ["ring", "star"])
+@pytest.mark.parametrize("ends", ["origin", "edges"])
+def test_the_first_and_last_layers_stay_here(folder: Path, path: PathKind, ends: EndsAt) -> None:
+    """SH-17, F07: others hold every layer, and see the rows of the middle only; the text is the same."""
+
+    async def main() -> None:
+        device = Device.start(1)
+        async with memory_swarm(folder, "0-2,3-5", ends=ends) as plain:
+            wanted = await ids_of(plain, PROMPT, HOT)
+        async with memory_swarm(folder, "0-2,3-5", ends=ends, request=OWN) as swarm:
+            await keep(swarm, folder, device)
+            origin = swarm.origin
+            answer = await origin.complete(origin.request_ids(PROMPT, HOT), path=path)
+            assert [(o.name, str(o.info.span)) for o in answer.route] == [
+                ("origin", "0-1"),
+                ("n0", "2"),
+                ("n1", "3-4"),
+                ("origin", "5"),
+            ]
+            assert answer.token_ids == wanted
+            assert origin.node.worker.spans == ()  # no other node hears of them
+        device.close()
+
+    play(main)
+
+
+def test_a_repair_does_not_give_them_away(folder: Path) -> None:
+    """A hop dies; the spare that holds everything takes the hole and nothing of what is kept here."""
+
+    async def main() -> None:
+        device, faults = Device.start(1), Faults()
+        async with memory_swarm(folder, "0-2,3-5", request=OWN, spares=["0-5"], wrap=faults.wrap) as swarm:
+            await keep(swarm, folder, device)
+            origin = swarm.origin
+            wanted = await ids_of(swarm, PROMPT, HOT)
+            answer = origin.answer(origin.request_ids(PROMPT, HOT))
+            async for _ in origin.stream(answer):
+                if len(answer.token_ids) == 4:
+                    faults.die(swarm.hops[1])
+            assert answer.token_ids == wanted
+            assert answer.session is not None
+            hops = [(hop.offer.name, str(hop.offer.info.span)) for hop in answer.session.route.hops]
+            assert hops == [("origin", "0-1"), ("n0", "2"), ("n2", "3-4"), ("origin", "5")]
+        device.close()
+
+    play(main)
+
+
+def test_what_is_kept_here_and_not_held_here_is_named(folder: Path) -> None:
+    async def main() -> None:
+        async with memory_swarm(folder, "0-2,3-5", request=OWN) as swarm:
+            with pytest.raises(
+                ShardUnavailable, match="this node does not hold layers 0-1, 5 of 6, and with own_first = 2"
+            ):
+                await ids_of(swarm, PROMPT, HOT)
+
+    play(main)
+
+
+def test_own_spans_cover_the_model_at_most(folder: Path) -> None:
+    async def main() -> None:
+        for first, last, spans in [(0, 0, []), (9, 0, [Span(0, 6)]), (4, 3, [Span(0, 6)]), (0, 2, [Span(4, 6)])]:
+            request = RequestConfig(own_first=first, own_last=last)
+            async with memory_swarm(folder, "0-5", request=request) as swarm:
+                assert swarm.origin.own_spans == spans
+
+    play(main)
+
+
+# -- when no other node can ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("was_covered", [True, False])
+def test_a_request_without_a_route_goes_on_alone(folder: Path, was_covered: bool) -> None:
+    """F44: at once where there never was a route, else after the patience; the text is that of the swarm."""
+
+    async def main() -> None:
+        device, faults = Device.start(1), Faults()
+        request = RequestConfig(patience_s=2.0)
+        async with memory_swarm(folder, "0-2,3-5", request=request, wrap=faults.wrap) as swarm:
+            origin = swarm.origin
+            await origin.node.listen(NodeAddr("mem", 0))
+            await origin.add_fallback(folder, device)
+            wanted = await ids_of(swarm, PROMPT, HOT)
+            if not was_covered:
+                origin.routes._was_covered = False
+            for node in swarm.hops:
+                if was_covered:
+                    faults.die(node)
+                else:
+                    origin.routes.evict(node.transport.node)
+            loop = asyncio.get_running_loop()
+            for num_asked in range(2):
+                began = loop.time()
+                answer = await origin.complete(origin.request_ids(PROMPT, HOT))
+                assert answer.token_ids == wanted
+                assert answer.routing.is_fallback
+                assert answer.events[0].kind == "reshard"
+                assert "this machine goes on alone" in answer.events[0].detail
+                waits = was_covered and not num_asked  # the patience counts from the first request that missed them
+                assert (loop.time() - began > 1.9) == waits
+            assert origin.node.worker.spans == ()
+        device.close()
+
+    play(main)
+
+
+def test_a_request_waits_for_layers_that_come_back(folder: Path) -> None:
+    """As a running one does: a node is away for a second."""
+
+    async def main() -> None:
+        async with memory_swarm(folder, "0-2,3-5", request=RequestConfig(patience_s=20.0)) as swarm:
+            wanted = await ids_of(swarm, PROMPT, HOT)
+            routes, node = swarm.origin.routes, swarm.hops[1].transport.node
+            routes.evict(node)
+            asyncio.get_running_loop().call_later(1.0, routes.readmit, node)
+            began = asyncio.get_running_loop().time()
+            assert await ids_of(swarm, PROMPT, HOT) == wanted
+            assert 1.0 <= asyncio.get_running_loop().time() - began < 5.0
+            routes.evict(node)
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(ShardUnavailable, match="no node holds layers 3-5"):
+                await ids_of(swarm, PROMPT, HOT)
+            assert 20.0 <= asyncio.get_running_loop().time() - began < 25.0
+
+    play(main)
+
+
+def test_new_requests_leave_a_spare_what_it_fills(folder: Path) -> None:
+    """One of two dies: the spare takes its layers, the other goes on; once it is back, the spare gives them back."""
+
+    async def main() -> None:
+        request = replace(RequestConfig(), patience_s=2.0)
+        async with memory_swarm(folder, "0-2,3-5", spares=["0-5"], request=request) as swarm:
+            routes, node = swarm.origin.routes, swarm.hops[1].transport.node
+
+            async def route() -> list[tuple[str, str]]:
+                answer = await swarm.origin.complete(swarm.origin.request_ids(PROMPT, HOT))
+                return [(o.name, str(o.info.span)) for o in answer.route]
+
+            assert await route() == [("n0", "0-2"), ("n1", "3-5")]
+            routes.evict(node)
+            assert await route() == [("n0", "0-2"), ("n2", "3-5")]
+            routes.readmit(node)
+            assert await route() == [("n0", "0-2"), ("n1", "3-5")]
+
+    play(main)
