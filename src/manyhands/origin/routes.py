@@ -5,7 +5,7 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, cast
@@ -14,6 +14,7 @@ from manyhands.core import ModelId, NodeAddr, NodeId, Precision, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.origin.model import OriginModel
 from manyhands.origin.node import FullNode
+from manyhands.origin.offers import offers_of
 from manyhands.origin.repair_plan import Slot, plan_repair
 from manyhands.origin.request_routes import LastRoutes
 from manyhands.origin.route import Hop, Lease
@@ -23,7 +24,7 @@ from manyhands.route.learn import Learned
 from manyhands.route.prefix import gain_s
 from manyhands.route.search import Offer, Rules, Terms, admitted, find_route, gaps_of, permitted
 from manyhands.swarm.directory import Directory
-from manyhands.swarm.members import Members, is_local
+from manyhands.swarm.members import Members
 from manyhands.swarm.record import Record, Scope
 
 # How long a repair that finds no node waits for nodes to answer a dial: those that are back answer at once.
@@ -84,7 +85,7 @@ class Routes:
         told = self._node.requests.known_offers(self.addrs, excluded)
         if self._directory is None:
             return self._with_own(told, excluded), []
-        linked = _offers_of(r for r in self._records(excluded) if self._is_linked(r.node))
+        linked = offers_of(r for r in self._records(excluded) if self._is_linked(r.node))
         named = {(offer.node, offer.info.span) for offer in linked}
         linked += [offer for offer in told if (offer.node, offer.info.span) not in named]
         linked = self._with_own(linked, excluded)
@@ -107,7 +108,7 @@ class Routes:
             return []
         now = asyncio.get_running_loop().time()
         strange = (r for r in self._directory.in_turn(self._records(excluded)) if self._may_dial(r, now))
-        return _offers_of(islice(strange, MAX_FAR))
+        return offers_of(islice(strange, MAX_FAR))
 
     def _records(self, excluded: Collection[NodeId]) -> list[Record]:
         assert self._directory is not None
@@ -340,17 +341,3 @@ def _kind(offer: Offer) -> tuple[ModelId, Precision]:
 
 def _layers(offer: Offer) -> range:
     return range(offer.info.span.start, offer.info.span.end)
-
-
-def _offers_of(records: Iterable[Record]) -> list[Offer]:
-    return [offer for record in records if (offer := offer_of(record))]
-
-
-def offer_of(record: Record) -> Offer | None:
-    """What a record offers to routes; None if it is only announced (a node that is still loading takes no session)."""
-    if record.info is None or record.info.max_sessions == 0 or not record.addresses:
-        return None
-    addr = record.addresses[0]
-    at = NodeAddr(addr.host, addr.port, record.node)
-    is_lan = any(is_local(addr.host) for addr in record.addresses)
-    return Offer(at, record.node, record.name, record.info, record.load, is_lan=is_lan)

@@ -40,7 +40,6 @@ class SpanHost:
 
     `load` makes the model (on the device thread); it is called again after an eviction. `logs` bounds the output logs of all
     spans of the node together, `owners` knows whose sessions all of them serve.
-
     `run` must be running for steps to be computed; cancelling it stops the host. Owned by the Node.
     """
 

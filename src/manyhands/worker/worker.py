@@ -39,13 +39,11 @@ logger = logging.getLogger(__name__)
 LOAD_S = 100.0
 # Rows that a Feed may ask for at once: four prefill-sized steps of the log.
 MAX_FEED_ROWS = 512
-# An idle private span that is loaded on demand (the whole model of a fallback) is dropped from memory after so long.
-PRIVATE_IDLE_S = 60.0
+PRIVATE_IDLE_S = 60.0  # after which a private span that was loaded on demand (a fallback) is dropped from memory
 
 
 class Worker:
     """`start` runs a task of the node; `sampling` gives what draws the tokens of a folder's model (True: if its head is here).
-
     `config` may be changed; it is in force for what is hosted after that.
     """
 
@@ -73,8 +71,7 @@ class Worker:
     @property
     def spans(self) -> tuple[SpanInfo, ...]:
         """What this node hosts, and then what it would load, as it says to others."""
-        shared = [host.info for host in self.hosts if not host.is_private]
-        return (*shared, *(loadable.info for loadable in self._loadable))
+        return (*(h.info for h in self.hosts if not h.is_private), *(loadable.info for loadable in self._loadable))
 
     async def host(
         self,
@@ -91,8 +88,7 @@ class Worker:
     ) -> SpanHost:
         """Load a span (if lazy: when it is first opened) and serve it until the node stops. Raises ModelError, CutError.
 
-        A private one serves requests of this node alone. A private, lazy one is dropped from memory after PRIVATE_IDLE_S
-        without a session, unless the configuration says sooner.
+        A private one serves requests of this node alone; a lazy one of these is dropped from memory after PRIVATE_IDLE_S.
         """
         info, manifest = await device.run(lambda: _describe(folder, span, precision, model_name, self.config))
         info, config = replace(info, has_ends=has_ends, is_spare=is_spare), self.config
@@ -244,8 +240,7 @@ class Worker:
         """
         is_own = message.origin == message.to
         holding = [h for h in self.hosts if h.info.span.covers(message.span) and (is_own or not h.is_private)]
-        # A private host that holds more than is asked for is the whole model for emergencies: others go first.
-        holding.sort(key=lambda host: host.is_private and host.info.span != message.span)
+        holding.sort(key=lambda host: host.is_private and host.info.span != message.span)  # the whole model goes last
         exact = [h for h in holding if (h.info.model, h.info.precision) == (message.model, message.precision)]
         if not exact and (loadable := find_loadable(self._loadable, message, self._name)) is not None:
             return self._host_on_demand(loadable, message.span), loadable
