@@ -2,8 +2,9 @@
 
     python -m tools.nightly [--only NAME ...] [--minutes 60] [--seed N]      `--minutes`: of each fuzzer
 
-Steps: tests marked `nightly`, both fuzzers, the siege, the busy machine, the soak. Each step's outcome and seconds go to
-bench/nightly.json together with the commit; the last line on stdout is the same as JSON. Exits with 1 if a step failed.
+Steps: tests marked `nightly`, the torch engine on AVX2, both fuzzers, the siege, the busy machine, the soak. Each step's
+outcome and seconds go to bench/nightly.json together with the commit; the last line on stdout is the same as JSON. Exits
+with 1 if a step failed.
 """
 
 import argparse
@@ -24,8 +25,12 @@ def steps(minutes: int, seed: int) -> dict[str, list[str]]:
     """Name and command of each step."""
     seeded = ["--seed", str(seed)]  # the day's: what failed is drawn again with it
     python = [sys.executable, "-m"]
+    # The torch engine with the libraries held to AVX2, as on most laptops.
+    avx2 = ["env", "ONEDNN_MAX_CPU_ISA=AVX2", "ATEN_CPU_CAPABILITY=avx2", *python, "pytest"]
+    both = ["tests/model/test_linear.py", "tests/model/test_exactness.py"]
     return {
         "tests": [*python, "pytest", "-m", "nightly", "-n", "2", "--dist", "worksteal"],
+        "torch on avx2": [*avx2, *both, "-k", "test_linear or (torch and bf16)"],
         "fuzz kernels": [*python, "tools.fuzz_kernels", "--minutes", str(minutes), *seeded],
         "fuzz configs": [*python, "tools.fuzz_configs", "--count", str(5 * minutes), *seeded],
         "siege": [*python, "bench.siege", "--minutes", "10"],

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from manyhands.cli import gateway, options
-from manyhands.cli.process import freeze_startup
+from manyhands.cli.process import steady_memory
 from manyhands.cli.progress import Screen, doing
 from manyhands.cli.signals import StopSignals
 from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
@@ -208,8 +208,8 @@ async def _answer_api(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool, sign
             for node in nodes:
                 typer.echo(f"{node.name:<8} layers {node.span!s:<7} at {node.address}  process {node.process.pid}")
             gateway.say_api(url, name)
-        freeze_startup()
-        await signals.leaving()
+        async with steady_memory():
+            await signals.leaving()
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.cli import options
 from manyhands.cli.gateway import ApiPlan
 from manyhands.cli.member_options import MemberOptions, config_of
-from manyhands.cli.process import freeze_startup
+from manyhands.cli.process import steady_memory
 from manyhands.cli.reporter import Reporter, keep_telling, tell_serving
 from manyhands.cli.signals import StopSignals
 from manyhands.config import RequestConfig
@@ -143,8 +143,7 @@ async def _stay(
     signals.begin_serving()
     tell_serving(member, hosting, tell, why, time.monotonic() - began)
     member.node.start(hosting.keep_balance())
-    async with _advertised(member, tell), _gateway(api, hosting, device, tell, announce):
-        freeze_startup()
+    async with _advertised(member, tell), _gateway(api, hosting, device, tell, announce), steady_memory():
         invitation = member.invitation().encode()
         tell("invitation", f"on another machine:  manyhands join {invitation}", ticket=invitation)
         watch = asyncio.ensure_future(keep_telling(member, hosting, tell))

@@ -1,14 +1,20 @@
-"""What a command does to its own process: plain log lines, no secrets among its arguments, short runs of the collector."""
+"""What a command does to its own process: plain log lines, no secrets among its arguments, memory that does not grow."""
 
+import asyncio
+import ctypes
 import gc
 import logging
 import re
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from manyhands.plain import one_line
 
 MAX_LINE_CHARS = 4000
+TRIM_S = 30.0  # between two times that free pages of the C heap are given back
 # A ticket, a key of the gateway: every user of a machine can read the arguments of every process.
 _SECRETS = re.compile(rb"(?:mh1|mhk_)[A-Za-z0-9_-]{16,}")
 
@@ -53,8 +59,19 @@ def hide_secrets(proc: Path = Path("/proc/self")) -> bool:
         return False
 
 
+@asynccontextmanager
+async def steady_memory() -> AsyncIterator[None]:
+    """For a process that serves, while it does: short runs of the collector, and free pages of the C heap given back."""
+    freeze_startup()
+    trims = asyncio.create_task(_trim_forever())
+    try:
+        yield
+    finally:
+        trims.cancel()
+
+
 def freeze_startup() -> None:
-    """Hide what exists now from the cyclic collector. For processes that serve, once they do.
+    """Hide what exists now from the cyclic collector.
 
     Python's collector looks at every object now and then, on whatever thread allocates: the libraries' 380,000 held the event
     loop for 0.2 to 0.5 s. Without them a full run takes some milliseconds and comes often. What is hidden and not part
@@ -63,3 +80,19 @@ def freeze_startup() -> None:
     gc.collect()
     gc.freeze()
     gc.collect()  # the next full run is due when what is left has grown by a quarter
+
+
+def heap_trimmer() -> Callable[[int], int] | None:
+    """glibc's malloc_trim(3), or None with another C library. It runs without the interpreter's lock.
+
+    glibc gives back the end of its heap alone. Large bodies leave holes below what was allocated after them: 26 MB of a
+    gateway's 186 MB after four minutes of bench.siege.
+    """
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+async def _trim_forever() -> None:
+    trim = heap_trimmer()
+    while trim is not None:
+        await asyncio.sleep(TRIM_S)
+        await asyncio.to_thread(trim, 0)

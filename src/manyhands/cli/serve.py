@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manyhands.cli import gateway, options
-from manyhands.cli.process import freeze_startup
+from manyhands.cli.process import steady_memory
 from manyhands.cli.runfile import run_file
 from manyhands.cli.signals import StopSignals
 from manyhands.core import NodeAddr, Precision, Span
@@ -141,8 +141,8 @@ async def _serve(job: _Job, ticket_text: str, worker: "WorkerConfig", request: "
                 # Children of `local` are not drained by name, and several `local` have nodes of the same names.
                 with contextlib.nullcontext() if job.is_child else run_file(job.name):
                     async with _api(job, node, folder, device, given, as_json):
-                        freeze_startup()
-                        await signals.leaving()
+                        async with steady_memory():
+                            await signals.leaving()
                     _say(as_json, "draining")
                     await node.worker.drain()
 

@@ -31,7 +31,6 @@ from manyhands.weights.names import short_path
 Kind = Literal["bundled", "short name", "hub", "swarm", "file"]
 NAME: Final = ".name"  # in a folder that members of a swarm filled: what they call the model
 MAX_NAME_CHARS: Final = 200
-_USED: Final = ".used"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +88,9 @@ def remove(shelved: Shelved) -> None:
 
 @contextlib.contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """While the block runs, `remove` refuses the model in `folder`. A folder that cannot be written needs no lock."""
+    """While the block runs, `remove` refuses the model in `folder`: the folder itself is locked, nothing is written into it."""
     try:
-        handle = os.open(folder / _USED, os.O_CREAT | os.O_RDWR, 0o600)
+        handle = os.open(folder, os.O_RDONLY)
     except OSError:
         yield
         return
@@ -105,7 +104,7 @@ def in_use(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _alone(folder: Path, name: str) -> Iterator[None]:
     try:
-        handle = os.open(folder / _USED, os.O_CREAT | os.O_RDWR, 0o600)
+        handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise BadRequest(f"{folder} cannot be removed: {error.strerror}") from error
     try:

@@ -1,0 +1,33 @@
+"""What a serving process does to its own memory."""
+
+import subprocess
+import sys
+
+import pytest
+
+from manyhands.cli.process import heap_trimmer
+
+# Freed blocks below one that is kept: glibc alone gives none of them back.
+HOLES = """
+import ctypes
+from manyhands.cli.process import heap_trimmer
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+def resident_mb():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
+blocks = [libc.malloc(64 << 10) for _ in range(1024)]
+for block in blocks:
+    ctypes.memset(block, 1, 64 << 10)
+kept = libc.malloc(64 << 10)
+for block in blocks:
+    libc.free(block)
+before = resident_mb()
+heap_trimmer()(0)
+print(before - resident_mb())
+"""
+
+
+@pytest.mark.skipif(heap_trimmer() is None, reason="not glibc")
+def test_free_pages_below_what_is_kept_are_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
+    assert float(done.stdout) > 50
