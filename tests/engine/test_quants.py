@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.core import Precision, Span
 from manyhands.engine import library
 from manyhands.engine.blocks import dequantise
@@ -38,17 +39,20 @@ def rounded_rows(x: NDArray[np.float32]) -> NDArray[np.float64]:
 @pytest.mark.parametrize("form", KEPT)
 def test_blocks_are_kept_as_they_are(form: str) -> None:
     raw = blocks(3, 37, 5, form)
-    want = dequantise(raw, form)
-    assert np.array_equal(numbers(pack_blocks(raw, form), KEPT[form], 37, 160), want)
+    want = dequantise(raw, form)  # the gguf package's: test_gguf.py
+    if form == "MXFP4":  # powers of two that are denormal in fp32 are zero
+        want.reshape(37, 5, 32)[raw.reshape(37, 5, 17)[..., 0] < 2] = 0
+    assert np.array_equal(numbers(pack_blocks(raw, form), KEPT[form], *want.shape), want)
     rows = np.array([36, 0, 5, 5], np.int64)
-    assert np.array_equal(numbers(pack_blocks(raw, form, rows), KEPT[form], 4, 160), want[rows])
+    assert np.array_equal(numbers(pack_blocks(raw, form, rows), KEPT[form], 4, want.shape[1]), want[rows])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 33])
 @pytest.mark.parametrize("form", KEPT)
 def test_products_are_those_of_rounded_rows(form: str, count: int) -> None:
-    raw, x = blocks(5, 20, 7, form), GOOD.standard_normal((count, 224), np.float32)
-    want, team = rounded_rows(x) @ dequantise(raw, form).astype(np.float64).T, Team(2)
+    raw, team = blocks(5, 20, 3, form), Team(2)
+    x = GOOD.standard_normal((count, 3 * BLOCKS[form][0]), np.float32)
+    want = rounded_rows(x) @ dequantise(raw, form).astype(np.float64).T
     ops = [(library.PRODUCT, (0, 1, TYPES[KEPT[form]], 0), (), (pack_blocks(raw, form), None))]
     for name in library.supported():
         found = BackEnd(name, team).run(x, "f32", [20], ops, 1).view(np.float32).reshape(count, 20)
@@ -139,20 +143,12 @@ def test_what_does_not_fit_is_refused() -> None:
             plan.add(library.PRODUCT, (0, 1, TYPES["w8"], 0), (), (np.ascontiguousarray(held), None))
 
 
-def test_blocks_of_other_types_are_rounded_to_8_bit() -> None:
-    """Of those that are not held as they are: whatever the precision, rather than lose what they store."""
+def test_blocks_are_held_as_they_are_whatever_the_precision() -> None:
     raw, found = blocks(1, 16, 3, "Q4_0"), Stored("Q4_0", blocks(1, 16, 3, "Q4_0"))
-    assert [kept_type(form, "w4") for form in ("Q4_0", "Q8_0", "Q4_1", "Q6_K", "bf16")] == [
-        "w4",
-        "w8",
-        "w4m",
-        "w8",
-        "w4",
-    ]
+    assert [kept_type(form, "w8") for form in ("Q4_0", "Q6_K", "bf16")] == ["w4", "w6k", "w8"]
+    assert {form: kept_type(form, "w4") for form in BLOCKS} == KEPT
     kept = matrix((found, None), "w8", Memory(), "scalar")
     assert kept.type == "w4" and np.array_equal(kept.array, pack_blocks(raw, "Q4_0"))
-    wide = matrix((Stored("Q5_0", np.zeros((40, 44), np.uint8)), None), "w4", Memory(), "scalar")
-    assert wide.type == "w8" and wide.array.nbytes == packed_bytes("w8", 40, 64)
 
 
 @pytest.mark.parametrize(("precision", "bits"), [("w8", 8.5), ("w4", 4.5)])

@@ -32,8 +32,18 @@ _BITS: Final[Mapping[Precision, float]] = {
     "w8": 8.5,
     "w4": 4.5,
 }  # of a matrix's number
-# Of a number of blocks at w8 and w4, where they are held as they are stored (engine/quants.py); of other blocks: 8.5.
-_BLOCK_BITS: Final = {"Q4_0": 4.5, "Q4_1": 5.0}
+# Of a number of blocks at w8 and w4, where they are held as they are stored (engine/quants.py). Scales of 6 bit take 8.
+_BLOCK_BITS: Final = {
+    "Q4_0": 4.5,
+    "Q4_1": 5.0,
+    "Q5_0": 5.5,
+    "Q5_1": 6.0,
+    "Q8_0": 8.5,
+    "Q4_K": 4.625,
+    "Q5_K": 5.625,
+    "Q6_K": 6.5625,
+    "MXFP4": 4.25,
+}
 _STORED_SIZES: Final = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
 
 
@@ -190,7 +200,7 @@ def tensor_bytes(tensor: Described, precision: Precision) -> int:
     if precision in SMALL_WEIGHTS and len(tensor.shape) < 2:
         return count * 4
     if precision in SMALL_WEIGHTS and tensor.dtype in BLOCKS:
-        return math.ceil(count * _BLOCK_BITS.get(tensor.dtype, 8.5) / 8)
+        return math.ceil(count * _BLOCK_BITS[tensor.dtype] / 8)
     return math.ceil(count * _BITS[precision] / 8)
 
 

@@ -12,6 +12,12 @@ from manyhands.engine.golden_cases import EDGES, BackEnd, Op, draw, reals, store
 from manyhands.engine.library import TYPES, WIDE
 from manyhands.engine.quants import KEPT, pack_blocks, round_weights
 
+_HALVES: Final = {  # where blocks have numbers in fp16
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q6_K": (208,),
+    "MXFP4": (),
+}
 SHAPES: Final = ((50, 70, 29), (16, 257, 5), (33, 32, 1), (7, 96, 3))  # outputs, inputs, rows
 
 
@@ -30,11 +36,15 @@ def blocks(seed: int, n: int, depth: int, form: str) -> NDArray[np.uint8]:
     """Rows of blocks of a GGUF file: codes of every value, -128 among them; finite scales and minima."""
     size = BLOCKS[form][1]
     found = (draw(seed, n * depth * size) >> np.uint64(20)).astype(np.uint8).reshape(n, depth, size)
-    halves = 2 if form == "Q4_1" else 1
-    factors = stored(reals(seed + 1, n, depth, halves, around=-3, spread=12), "f16")
-    found[..., : 2 * halves] = factors.view(np.uint8).reshape(n, depth, 2 * halves)
+    halves = _HALVES[form]
+    factors = stored(reals(seed + 1, n, depth, len(halves), around=-3, spread=12), "f16")
+    for i, at in enumerate(halves):
+        found[..., at : at + 2] = factors[..., i : i + 1].copy().view(np.uint8)
     if form == "Q8_0":
         found[0, 0, 2:] = 128
+    if form == "MXFP4":
+        found[..., 0] = found[..., 0] % 24 + 112
+        found[0, :, 0] = np.arange(depth)  # of the least powers of two
     return np.ascontiguousarray(found.reshape(n, depth * size))
 
 
@@ -68,8 +78,9 @@ def stored_blocks(form: str) -> Callable[[BackEnd], bytes]:
         found = []
         for n, depth, rows in ((35, 3, 13), (16, 9, 2), (5, 1, 1)):
             packed = pack_blocks(blocks(n, n, depth, form), form)
-            x = reals(3, rows, depth * 32, spread=9)
-            x[rows // 2] = uneven(4, depth * 32)
+            k = depth * BLOCKS[form][0]
+            x = reals(3, rows, k, spread=9)
+            x[rows // 2] = uneven(4, k)
             x[-1] *= np.float32(2.0**-99)
             found.append(multiplied(machine, packed, KEPT[form], x, n))
         return b"".join(found)

@@ -1,7 +1,7 @@
-"""Small weights: matrices of 8 and 4 bit in groups of 32 inputs, packed by panels of 16 outputs (native/quants.h).
+"""Small weights: matrices of 4 to 8 bit in groups of 32 inputs, packed by panels of 16 outputs (native/quants.h).
 
-"w8": codes of 8 bit and a scale a group; "w4": codes of 4 bit, less 8, and a scale; "w4m": codes of 4 bit, a scale and a
-minimum. They are rounded from a checkpoint's numbers, or taken as they are from blocks of a GGUF file: Q8_0, Q4_0, Q4_1.
+A checkpoint's numbers are rounded to "w8" (codes of 8 bit and a scale a group) or "w4" (of 4 bit, less 8); the blocks of a
+GGUF file are taken as they are, in the types of KEPT: docs/arithmetic.md has what each of them means.
 """
 
 from typing import Final
@@ -14,8 +14,19 @@ from manyhands.engine import library
 from manyhands.engine.library import BACK_ENDS, TYPES, Array, check
 from manyhands.errors import ModelError
 
-KEPT: Final = {"Q8_0": "w8", "Q4_0": "w4", "Q4_1": "w4m"}  # types of blocks -> how they are held as they are
+KEPT: Final = {  # types of blocks -> how they are held as they are
+    "Q8_0": "w8",
+    "Q4_0": "w4",
+    "Q4_1": "w4m",
+    "Q5_0": "w5",
+    "Q5_1": "w5m",
+    "Q4_K": "w4k",
+    "Q5_K": "w5k",
+    "Q6_K": "w6k",
+    "MXFP4": "w4f",
+}
 SMALL: Final = frozenset(KEPT.values())
+GROUP: Final = 32  # inputs that share a scale
 
 
 def packed_bytes(type_name: str, n: int, k: int) -> int:
@@ -58,8 +69,8 @@ def pack_blocks(
     numbers, size = BLOCKS[form]
     if blocks.ndim != 2 or blocks.shape[1] % size or not blocks.flags.c_contiguous:
         raise ModelError(f"blocks of {form} lie row by row, {size} bytes each, not as {list(blocks.shape)}")
-    small, n, depth = KEPT[form], len(blocks) if rows is None else len(rows), blocks.shape[1] // size
-    out = np.empty(packed_bytes(small, n, depth * numbers), np.uint8) if out is None else out
-    given = (TYPES[small], library.address(blocks), blocks.nbytes, n, depth, library.address(rows))
+    small, n, width = KEPT[form], len(blocks) if rows is None else len(rows), blocks.shape[1] // size * numbers
+    out = np.empty(packed_bytes(small, n, width), np.uint8) if out is None else out
+    given = (TYPES[small], library.address(blocks), blocks.nbytes, n, width // GROUP, library.address(rows))
     check(library.load().mh_pack_blocks(*given, library.address(out), out.nbytes))
     return out

@@ -98,10 +98,10 @@ def vector(weights: Sequence[Weight], read: Read) -> NDArray[np.float32] | None:
 
 
 def kept_type(stored_type: str, precision: Precision) -> str:
-    """The type in which a matrix is kept. At w8 and w4: blocks as they are (KEPT), of other types as w8, and all else as the
-    precision says. Else as stored, blocks as fp32; where the precision is bf16, fp32 is rounded to it."""
+    """The type in which a matrix is kept. At w8 and w4: blocks as they are (KEPT), all else as the precision says. Else as
+    stored, blocks as fp32; where the precision is bf16, fp32 is rounded to it."""
     if precision in SMALL_WEIGHTS:
-        return KEPT.get(stored_type, "w8") if stored_type in BLOCKS else precision
+        return KEPT.get(stored_type, precision)
     exact = "f32" if stored_type in BLOCKS else stored_type
     return "bf16" if precision == "bf16" and exact == "f32" else exact
 

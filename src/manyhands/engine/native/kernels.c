@@ -7,6 +7,7 @@
 #include "functions.h"
 #include "panels.h"
 #include "quants.h"
+#include "rounding.h"
 #ifdef TILES
 #include "tiles.h"
 #endif

@@ -10,9 +10,11 @@
 enum { SIDE = 16, DEPTH = 32, BLOCK = 64, CHUNK = 240 }; /* columns of a panel, K of a step, keys of a block, rows of a product */
 enum { EXPANDED = 4, PANELS = 4 }; /* steps of K that a blocked product widens at once, and panels that take turns */
 enum { SCRATCH_BYTES = (EXPANDED * DEPTH + PANELS * CHUNK) * SIDE * 4 }; /* of a product */
-/* Types of stored numbers; then of matrices in groups of 32 numbers of K: codes of 8 bit with a scale; of 4 bit, less 8, with a
- * scale; of 4 bit with a scale and a minimum. */
-enum { BF16, F16, F32, W8, W4, W4M, TYPES };
+/* Types of stored numbers; then of matrices in groups of 32 numbers of K ("small weights" in docs/arithmetic.md): codes of 8 bit with
+ * a scale; of 4 bit, less 8, with a scale; of 4 bit with a scale and a minimum; the same with codes of 5 bit, less 16; nested, with
+ * factors of 256 numbers that scale those of a group: of 4 and 5 bit with minima, of 6 bit, less 32, with a scale for 16 numbers;
+ * floats of 4 bit (E2M1) with a power of two. */
+enum { BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, TYPES };
 #define INLINE static inline __attribute__((always_inline))
 
 /* Columns [0, n) of x[rows, k] . weight[n, k]^T, packed by panels of 16 columns (pack.h); bias [n] or null. */
@@ -103,19 +105,54 @@ static inline Source grouped_rows(float *rows, int64_t count, int64_t depth)
 /* Numbers of a panel of 16 columns whose K takes `depth` steps. */
 static inline int64_t panel_size(int64_t depth) { return depth * DEPTH * SIDE; }
 
-/* A panel of small weights: the codes of all steps, then their factors (16 scales, 16 minima in fp16, one a column). Codes lie as
- * [K / 4][column][4 numbers of K]; of 4 bit, numbers [0, 16) of a step lie in the low halves, [16, 32) in the high ones. */
-static inline int64_t code_bytes(int64_t type) { return type == W8 ? DEPTH * SIDE : DEPTH * SIDE / 2; }
-static inline int64_t factor_bytes(int64_t type) { return type == W4M ? 4 * SIDE : 2 * SIDE; }
+/* A panel of small weights: the codes of all steps, then their factors.
+ *
+ * Codes lie as [K / 4][column][4 numbers of K]; of less than 8 bits, the low 4 of numbers [0, 16) of a step lie in the low halves of
+ * bytes, those of [16, 32) in the high ones. The fifth bits follow, a byte for 8 numbers: bit j of byte [column][k % 4] is number
+ * 4 j + k % 4; or the fifth and sixth, two bytes for 8 numbers: bits 2 j and 2 j + 1 of [k / 16][column][k % 4] are number
+ * 16 (k / 16) + 4 j + k % 4.
+ * Factors of a step are one a column: 16 scales in fp16, then 16 minima; of W4F 16 exponents. Nested ones lie by NEST steps: 16
+ * scales, 16 minima in fp16, then of each step 16 scales and 16 minima of a byte (W6K: 16 scales, then of each step 16 pairs). */
+enum { NEST = 8, SUBS = 2 * SIDE }; /* steps that share factors; bytes of a step's own */
+static inline int is_nested(int64_t type) { return type >= W4K && type <= W6K; }
+static inline int has_minima(int64_t type) { return type == W4M || type == W5M || type == W4K || type == W5K; }
+static inline int64_t code_bits(int64_t type) { return type == W8 ? 8 : type == W6K ? 6 : type == W5 || type == W5M || type == W5K ? 5 : 4; }
+static inline int32_t code_offset(int64_t type) { return type == W4 ? 8 : type == W5 ? 16 : type == W6K ? 32 : type == W4F ? 12 : 0; }
+static inline int64_t code_bytes(int64_t type) { return code_bits(type) * DEPTH * SIDE / 8; }
+static inline int64_t shared_bytes(int64_t type) { return type == W6K ? 2 * SIDE : 4 * SIDE; } /* of NEST steps */
+static inline int64_t factor_bytes(int64_t type)
+{
+    return is_nested(type) ? SUBS + shared_bytes(type) / NEST : type == W4F ? SIDE : has_minima(type) ? 4 * SIDE : 2 * SIDE;
+}
 static inline int64_t panel_bytes(int64_t type, int64_t depth)
 {
     return is_small(type) ? depth * (code_bytes(type) + factor_bytes(type)) : panel_size(depth) * size_of_type(type);
 }
-static inline int64_t place_of_code(int64_t type, int64_t k, int64_t c) { return (type == W8 ? k : k % 16) / 4 * 64 + c * 4 + k % 4; }
+/* Where the factors of a step begin, or of the NEST steps that it is of; and its own bytes. */
+static inline const uint8_t *factors_at(int64_t type, const uint8_t *panel, int64_t depth, int64_t step)
+{
+    return panel + depth * code_bytes(type) + (is_nested(type) ? step / NEST * NEST : step) * factor_bytes(type);
+}
+static inline const uint8_t *subs_at(int64_t type, const uint8_t *factors, int64_t step)
+{
+    return factors + shared_bytes(type) + step % NEST * SUBS;
+}
+
+/* Twice the numbers that a float of 4 bit can be, more by 12. */
+static const uint8_t E2M1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+/* Number k of column c of a step, less the type's offset. */
 static inline int get_code(int64_t type, const uint8_t *codes, int64_t k, int64_t c)
 {
-    uint8_t at = codes[place_of_code(type, k, c)];
-    return type == W8 ? (int8_t)at : (k < 16 ? at & 15 : at >> 4) - (type == W4 ? 8 : 0);
+    int64_t place = c * 4 + k % 4, four = k % 16 / 4, half = k / 16;
+    const uint8_t *highs = codes + DEPTH * SIDE / 2;
+    if (type == W8)
+        return (int8_t)codes[k / 4 * 64 + place];
+    int code = codes[four * 64 + place] >> 4 * half & 15;
+    if (code_bits(type) == 5)
+        code |= (highs[place] >> (4 * half + four) & 1) << 4;
+    if (type == W6K)
+        code |= (highs[half * 64 + place] >> 2 * four & 3) << 4;
+    return (type == W4F ? E2M1[code] : code) - code_offset(type);
 }
 
 /* Where column c, row k of a panel lies: bf16 in pairs of rows, others by even and odd rows. */

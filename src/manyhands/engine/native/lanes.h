@@ -59,6 +59,12 @@ static inline V from_bf16(const half_t *at)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)at)), 16));
 }
 static inline V from_f16(const half_t *at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
+static inline V from_bytes(const uint8_t *at) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at))); }
+static inline V powers_at(const uint8_t *at) /* 2^(byte - 128); 0 where that is denormal */
+{
+    __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at)), one = _mm512_set1_epi32(1);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(_mm512_max_epi32(e, one), one), 23));
+}
 static inline void to_bf16(half_t *at, V rounded)
 {
     _mm256_storeu_si256((__m256i *)at, _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(rounded), 16)));
@@ -123,6 +129,14 @@ static inline V from_f16(const half_t *at)
 {
     return (V){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(at + 8)))};
 }
+static inline __m256i widen_bytes(const uint8_t *at) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)); }
+static inline V from_bytes(const uint8_t *at) { return (V){_mm256_cvtepi32_ps(widen_bytes(at)), _mm256_cvtepi32_ps(widen_bytes(at + 8))}; }
+static inline __m256 powers_half(const uint8_t *at)
+{
+    __m256i one = _mm256_set1_epi32(1);
+    return REAL(_mm256_slli_epi32(_mm256_sub_epi32(_mm256_max_epi32(widen_bytes(at), one), one), 23));
+}
+static inline V powers_at(const uint8_t *at) { return (V){powers_half(at), powers_half(at + 8)}; }
 static inline void to_bf16(half_t *at, V rounded)
 {
     __m256i both = _mm256_packus_epi32(_mm256_srli_epi32(BITS(rounded.a), 16), _mm256_srli_epi32(BITS(rounded.b), 16));
@@ -183,6 +197,14 @@ static inline V pick(M mask, V yes, V no) { return EACH(V, vbslq_f32(mask.q[i], 
 ONE(power_of_two, REAL(vaddq_u32(vshlq_n_u32(BITS(a.q[i]), 23), vdupq_n_u32(0x3F800000))))
 static inline V from_bf16(const half_t *at) { return EACH(V, REAL(vshll_n_u16(vld1_u16(at + 4 * i), 16))); }
 static inline V from_f16(const half_t *at) { return EACH(V, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at + 4 * i)))); }
+static inline uint32x4_t widen_bytes(const uint8_t *at)
+{
+    uint32_t word;
+    memcpy(&word, at, 4);
+    return vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(word)))));
+}
+static inline V from_bytes(const uint8_t *at) { return EACH(V, vcvtq_f32_u32(widen_bytes(at + 4 * i))); }
+static inline V powers_at(const uint8_t *at) { return EACH(V, REAL(vshlq_n_u32(vqsubq_u32(widen_bytes(at + 4 * i), vdupq_n_u32(1)), 23))); }
 static inline void to_bf16(half_t *at, V rounded)
 {
     for (int i = 0; i < 4; i++)
@@ -266,6 +288,8 @@ static inline V pick(M mask, V yes, V no) { return EACH(V, mask.v[i] ? yes.v[i] 
 ONE(power_of_two, real_of((bits_of(a.v[i]) << 23) + 0x3F800000))
 static inline V from_bf16(const half_t *at) { return EACH(V, real_of((uint32_t)at[i] << 16)); }
 static inline V from_f16(const half_t *at) { return EACH(V, widen_f16(at[i])); }
+static inline V from_bytes(const uint8_t *at) { return EACH(V, at[i]); }
+static inline V powers_at(const uint8_t *at) { return EACH(V, real_of(at[i] ? (uint32_t)(at[i] - 1) << 23 : 0)); }
 static inline void to_bf16(half_t *at, V rounded)
 {
     for (int i = 0; i < LANES; i++)

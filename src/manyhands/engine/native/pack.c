@@ -191,50 +191,28 @@ EXPORT int mh_round(int64_t target, int64_t small, int64_t type, const void *wei
     return DONE;
 }
 
-/* Blocks of 32 numbers as GGUF files hold them (W8: Q8_0, W4: Q4_0, W4M: Q4_1), `depth` a row, rows one after the other -> panels of
- * the same codes and factors. rows: which rows are taken, in order; null: the first n. */
-EXPORT int mh_pack_blocks(int64_t small, const void *blocks, int64_t count, int64_t n, int64_t depth, const int64_t *rows, void *packed,
-                          int64_t bytes)
-{
-    if (small < W8 || small > W4M || !is_count(depth, MAX_WIDTH) || mh_packed_bytes(small, n, depth * DEPTH) < 0)
-        return BAD_SHAPE;
-    int64_t factors = factor_bytes(small) / SIDE, codes = code_bytes(small) / SIDE, size = factors + codes;
-    if (!blocks || !packed || bytes != mh_packed_bytes(small, n, depth * DEPTH) || count < 1)
-        return BAD_TENSOR;
-    for (int64_t row = 0; row < n; row++)
-        if (rows ? rows[row] < 0 || rows[row] >= count / size / depth : n > count / size / depth)
-            return BAD_TENSOR;
-    memset(packed, 0, (size_t)bytes);
-    for (int64_t row = 0; row < n; row++) {
-        const char *from = (const char *)blocks + (rows ? rows[row] : row) * depth * size;
-        char *to = (char *)packed + row / SIDE * panel_bytes(small, depth);
-        for (int64_t step = 0; step < depth; step++, from += size, to += code_bytes(small)) {
-            char *lines = (char *)packed + row / SIDE * panel_bytes(small, depth) + depth * code_bytes(small) + step * factor_bytes(small);
-            for (int64_t i = 0; i < factors / 2; i++)
-                memcpy(lines + (i * SIDE + row % SIDE) * 2, from + 2 * i, 2);
-            for (int64_t j = 0; j < codes / 4; j++)
-                memcpy(to + j * 64 + row % SIDE * 4, from + factors + 4 * j, 4);
-        }
-    }
-    return DONE;
-}
-
 /* Bytes that a packed matrix [n, k] has; -1 for impossible ones. */
 EXPORT int64_t mh_packed_bytes(int64_t type, int64_t n, int64_t k)
 {
-    if (type < BF16 || type >= TYPES || !is_count(n, MAX_WIDTH) || !is_count(k, MAX_WIDTH))
+    if (type < BF16 || type >= TYPES || !is_count(n, MAX_WIDTH) || !is_count(k, MAX_WIDTH) || (is_nested(type) && k % (NEST * DEPTH)))
         return -1;
     return ceil_div(n, SIDE) * panel_bytes(type, ceil_div(k, DEPTH));
 }
 
-/* Numbers of a row of small weights as fp32: code times scale, plus the minimum, in one rounding. */
+/* Numbers of a row of small weights as fp32: code times scale, plus the minimum, in one rounding (all before it is exact). */
 static void unpack_small(int64_t type, const uint8_t *panel, int64_t depth, int64_t column, int64_t at, int64_t count, float *out)
 {
     for (int64_t i = at; i < at + count; i++) {
-        int64_t step = i / DEPTH;
-        const uint16_t *factors = (const uint16_t *)(panel + depth * code_bytes(type) + step * factor_bytes(type));
-        double code = get_code(type, panel + step * code_bytes(type), i % DEPTH, column), scale = widen_f16(factors[column]);
-        out[i - at] = (float)(code * scale + (type == W4M ? widen_f16(factors[SIDE + column]) : 0));
+        const uint8_t *factors = factors_at(type, panel, depth, i / DEPTH), *subs = subs_at(type, factors, i / DEPTH);
+        const uint16_t *halves = (const uint16_t *)factors;
+        double code = get_code(type, panel + i / DEPTH * code_bytes(type), i % DEPTH, column);
+        double scale = type == W4F ? (factors[column] ? real_of((uint32_t)(factors[column] - 1) << 23) : 0) : widen_f16(halves[column]);
+        double least = has_minima(type) ? widen_f16(halves[SIDE + column]) : 0;
+        if (type == W6K)
+            scale *= (int8_t)subs[2 * column + i % DEPTH / SIDE];
+        else if (is_nested(type))
+            scale *= subs[column], least *= -(double)subs[SIDE + column];
+        out[i - at] = (float)(code * scale + least);
     }
 }
 

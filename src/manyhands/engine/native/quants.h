@@ -6,8 +6,6 @@
 #include "kernels.h"
 #include "lanes.h"
 
-#define WHOLE_BYTE 12582912.0f /* 1.5 * 2^23: the low byte of x + this is x, rounded to nearest even */
-
 /* Without it gcc adds integers in another order, reads rows once for both halves of a panel, and has registers for neither. */
 #define IN_ORDER(vector) __asm__("" : "+v"(vector))
 #define AGAIN(pointer) __asm__("" : "+r"(pointer))
@@ -60,27 +58,92 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
         out[r] = to_reals(sums[r], has_dot ? 128 * part_sum(group_at(rows, r * step), first, end) : 0);
 }
 
-INLINE void nibbles_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int32_t offset, V *out)
+/* Codes of 4 and 5 bit; sums of half a step of those of 5 fit into int16, not of a whole one. */
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, V *out)
 {
-    const __m512i low = _mm512_set1_epi8(15);
-    Sums sums[MOST_TOGETHER];
+    const int is_wide = code_bits(type) == 5 || type == W4F;
+    const __m512i low = _mm512_set1_epi8(15), fifth = _mm512_set1_epi8(16);
+    const __m512i floats = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)E2M1));
+    __m512i highs = code_bits(type) == 5 ? _mm512_loadu_si512(codes + 256) : low;
+    Sums sums[MOST_TOGETHER], others[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
-        sums[r] = _mm512_setzero_si512();
+        sums[r] = others[r] = _mm512_setzero_si512();
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         __m512i both = _mm512_loadu_si512(codes + j * 64), a = _mm512_and_si512(both, low);
         __m512i b = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+        if (code_bits(type) == 5) {
+            a = _mm512_or_si512(a, _mm512_and_si512(_mm512_slli_epi16(highs, 4 - j), fifth));
+            b = _mm512_or_si512(b, _mm512_and_si512(_mm512_srli_epi16(highs, j), fifth));
+        }
+        if (type == W4F)
+            a = _mm512_shuffle_epi8(floats, a), b = _mm512_shuffle_epi8(floats, b);
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) {
             const int8_t *x = group_at(rows, r * step)->codes + 4 * j;
-            if (has_dot)
+            if (has_dot) {
                 sums[r] = dot_unsigned(dot_unsigned(sums[r], a, x), b, x + 16);
-            else /* in int16: 8 times 2 times 15 times 127 fit */
-                sums[r] = _mm512_add_epi16(sums[r], _mm512_add_epi16(_mm512_maddubs_epi16(a, four_of(x)), _mm512_maddubs_epi16(b, four_of(x + 16))));
+                continue;
+            }
+            sums[r] = _mm512_add_epi16(sums[r], _mm512_maddubs_epi16(a, four_of(x)));
+            if (is_wide)
+                others[r] = _mm512_add_epi16(others[r], _mm512_maddubs_epi16(b, four_of(x + 16)));
+            else /* 8 times 2 times 15 times 127 fit */
+                sums[r] = _mm512_add_epi16(sums[r], _mm512_maddubs_epi16(b, four_of(x + 16)));
         }
     }
+    for (int r = 0; r < count; r++) {
+        Sums sum = has_dot ? sums[r] : pairs_added(_mm512_setzero_si512(), sums[r]);
+        sum = is_wide && !has_dot ? pairs_added(sum, others[r]) : sum;
+        out[r] = to_reals(sum, code_offset(type) * group_sum(group_at(rows, r * step)));
+    }
+}
+
+/* Codes of 6 bit, each half of a step times its scale: sums of two products fit into int16. */
+INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+{
+    const __m512i low = _mm512_set1_epi8(15), top = _mm512_set1_epi8(48);
+    __m512i pairs = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)scales));
+    __m512i first = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xA0), 0xA0);
+    __m512i second = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, 0xF5), 0xF5);
+    __m512i highs[2] = {_mm512_loadu_si512(codes + 256), _mm512_loadu_si512(codes + 320)};
+    Sums sums[MOST_TOGETHER], others[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
-        out[r] = to_reals(has_dot ? sums[r] : pairs_added(_mm512_setzero_si512(), sums[r]), offset * group_sum(group_at(rows, r * step)));
+        sums[r] = others[r] = _mm512_setzero_si512();
+#pragma GCC unroll 2
+    for (int j = 0; j < 4; j += 2) {
+        __m512i w[2][2]; /* [half][four] */
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            __m512i both = _mm512_loadu_si512(codes + (j + i) * 64);
+            w[0][i] = _mm512_and_si512(both, low), w[1][i] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+                __m512i moved = j ? _mm512_srli_epi16(highs[half], 2 * i) : _mm512_slli_epi16(highs[half], 4 - 2 * i);
+                w[half][i] = _mm512_or_si512(w[half][i], _mm512_and_si512(moved, top));
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < count; r++) {
+            const int8_t *x = group_at(rows, r * step)->codes + 4 * j;
+            if (has_dot) {
+                sums[r] = dot_unsigned(dot_unsigned(sums[r], w[0][0], x), w[0][1], x + 4);
+                others[r] = dot_unsigned(dot_unsigned(others[r], w[1][0], x + 16), w[1][1], x + 20);
+                continue;
+            }
+            __m512i a = _mm512_add_epi16(_mm512_maddubs_epi16(w[0][0], four_of(x)), _mm512_maddubs_epi16(w[0][1], four_of(x + 4)));
+            __m512i b = _mm512_add_epi16(_mm512_maddubs_epi16(w[1][0], four_of(x + 16)), _mm512_maddubs_epi16(w[1][1], four_of(x + 20)));
+            sums[r] = _mm512_add_epi32(sums[r], _mm512_add_epi32(_mm512_madd_epi16(a, first), _mm512_madd_epi16(b, second)));
+        }
+    }
+    for (int r = 0; r < count; r++) {
+        if (has_dot) {
+            sums[r] = _mm512_mullo_epi32(sums[r], _mm512_srai_epi32(first, 16));
+            sums[r] = _mm512_add_epi32(sums[r], _mm512_mullo_epi32(others[r], _mm512_srai_epi32(second, 16)));
+        }
+        __m512i less = _mm512_madd_epi16(pairs, four_of((const int8_t *)group_at(rows, r * step)->sums));
+        out[r] = to_reals(_mm512_sub_epi32(sums[r], _mm512_slli_epi32(less, 5)), 0);
+    }
 }
 
 #elif defined(LANES_AVX2)
@@ -127,38 +190,98 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
         out[r] = (V){a[r], b[r]};
 }
 
-INLINE void half_nibbles(int count, const char *rows, int64_t step, const uint8_t *codes, int32_t offset, __m256 *out)
+/* Codes of 4 and 5 bit; sums of half a step of those of 5 fit into int16, not of a whole one. */
+INLINE void half_nibbles(int64_t type, int count, const char *rows, int64_t step, const uint8_t *codes, __m256 *out)
 {
-    const __m256i low = _mm256_set1_epi8(15);
-    __m256i sums[MOST_TOGETHER];
+    const int is_wide = code_bits(type) == 5 || type == W4F;
+    const __m256i low = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16);
+    const __m256i floats = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)E2M1));
+    __m256i highs = code_bits(type) == 5 ? _mm256_loadu_si256((const __m256i *)(codes + 256)) : low;
+    __m256i sums[MOST_TOGETHER], others[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
-        sums[r] = _mm256_setzero_si256();
+        sums[r] = others[r] = _mm256_setzero_si256();
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         __m256i both = _mm256_loadu_si256((const __m256i *)(codes + j * 64));
         __m256i a = _mm256_and_si256(both, low), b = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+        if (code_bits(type) == 5) {
+            a = _mm256_or_si256(a, _mm256_and_si256(_mm256_slli_epi16(highs, 4 - j), fifth));
+            b = _mm256_or_si256(b, _mm256_and_si256(_mm256_srli_epi16(highs, j), fifth));
+        }
+        if (type == W4F)
+            a = _mm256_shuffle_epi8(floats, a), b = _mm256_shuffle_epi8(floats, b);
 #pragma GCC unroll 8
-        for (int r = 0; r < count; r++) { /* in int16: 8 times 2 times 15 times 127 fit */
+        for (int r = 0; r < count; r++) {
             const int8_t *x = group_at(rows, r * step)->codes + 4 * j;
             sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(a, four_of(x)));
             IN_ORDER(sums[r]);
-            sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(b, four_of(x + 16)));
-            IN_ORDER(sums[r]);
+            __m256i *to = is_wide ? others + r : sums + r; /* 8 times 2 times 15 times 127 fit */
+            *to = _mm256_add_epi16(*to, _mm256_maddubs_epi16(b, four_of(x + 16)));
+            IN_ORDER(*to);
         }
     }
-    for (int r = 0; r < count; r++)
-        out[r] = to_reals(pairs_added(_mm256_setzero_si256(), sums[r]), offset * group_sum(group_at(rows, r * step)));
+    for (int r = 0; r < count; r++) {
+        __m256i sum = pairs_added(_mm256_setzero_si256(), sums[r]);
+        sum = is_wide ? pairs_added(sum, others[r]) : sum;
+        out[r] = to_reals(sum, code_offset(type) * group_sum(group_at(rows, r * step)));
+    }
 }
 
-INLINE void nibbles_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int32_t offset, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, V *out)
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
     (void)has_dot;
-    for (int j = 0; j < 4; j++)
+    for (int j = 0; j < code_bytes(type) / 64; j++)
         __builtin_prefetch(codes + j * 64 + 4096);
-    half_nibbles(count, rows, step, codes, offset, a);
+    half_nibbles(type, count, rows, step, codes, a);
     AGAIN(rows);
-    half_nibbles(count, rows, step, codes + 32, offset, b);
+    half_nibbles(type, count, rows, step, codes + 32, b);
+    for (int r = 0; r < count; r++)
+        out[r] = (V){a[r], b[r]};
+}
+
+/* Codes of 6 bit, each half of a step times its scale: sums of two products fit into int16. */
+INLINE void half_sixes(int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, __m256 *out)
+{
+    const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8(48);
+    __m256i pairs = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)scales)), sums[MOST_TOGETHER];
+    __m256i first = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(pairs, 0xA0), 0xA0);
+    __m256i second = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(pairs, 0xF5), 0xF5);
+    for (int r = 0; r < count; r++)
+        sums[r] = _mm256_setzero_si256();
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        __m256i highs = _mm256_loadu_si256((const __m256i *)(codes + 256 + half * 64));
+#pragma GCC unroll 2
+        for (int j = 0; j < 4; j += 2) {
+            __m256i a = _mm256_loadu_si256((const __m256i *)(codes + j * 64)), b = _mm256_loadu_si256((const __m256i *)(codes + j * 64 + 64));
+            a = _mm256_and_si256(half ? _mm256_srli_epi16(a, 4) : a, low), b = _mm256_and_si256(half ? _mm256_srli_epi16(b, 4) : b, low);
+            a = _mm256_or_si256(a, _mm256_and_si256(j ? highs : _mm256_slli_epi16(highs, 4), top));
+            b = _mm256_or_si256(b, _mm256_and_si256(j ? _mm256_srli_epi16(highs, 2) : _mm256_slli_epi16(highs, 2), top));
+#pragma GCC unroll 8
+            for (int r = 0; r < count; r++) {
+                const int8_t *x = group_at(rows, r * step)->codes + 16 * half + 4 * j;
+                __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(a, four_of(x)), _mm256_maddubs_epi16(b, four_of(x + 4)));
+                sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(both, half ? second : first));
+                IN_ORDER(sums[r]);
+            }
+        }
+    }
+    for (int r = 0; r < count; r++) {
+        __m256i less = _mm256_madd_epi16(pairs, four_of((const int8_t *)group_at(rows, r * step)->sums));
+        out[r] = to_reals(_mm256_sub_epi32(sums[r], _mm256_slli_epi32(less, 5)), 0);
+    }
+}
+
+INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+{
+    __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
+    (void)has_dot;
+    for (int j = 0; j < 6; j++)
+        __builtin_prefetch(codes + j * 64 + 4096);
+    half_sixes(count, rows, step, codes, scales, a);
+    AGAIN(rows);
+    half_sixes(count, rows, step, codes + 32, scales + 16, b);
     for (int r = 0; r < count; r++)
         out[r] = (V){a[r], b[r]};
 }
@@ -197,18 +320,51 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
     }
 }
 
-INLINE void nibbles_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int32_t offset, V *out)
+/* Sixteen codes of numbers 4 j .. 4 j + 3 of a half of a step, of columns 4 i .. 4 i + 3. */
+INLINE int8x16_t codes_of(int64_t type, const uint8_t *codes, int half, int j, int i)
+{
+    uint8x16_t both = vld1q_u8(codes + j * 64 + i * 16), code = half ? vshrq_n_u8(both, 4) : vandq_u8(both, vdupq_n_u8(15));
+    if (code_bits(type) == 5) {
+        uint8x16_t highs = vshlq_u8(vld1q_u8(codes + 256 + i * 16), vdupq_n_s8((int8_t)(half ? -j : 4 - j)));
+        code = vorrq_u8(code, vandq_u8(highs, vdupq_n_u8(16)));
+    }
+    if (type == W6K) {
+        uint8x16_t highs = vshlq_u8(vld1q_u8(codes + 256 + half * 64 + i * 16), vdupq_n_s8((int8_t)(4 - 2 * j)));
+        code = vorrq_u8(code, vandq_u8(highs, vdupq_n_u8(48)));
+    }
+    return vreinterpretq_s8_u8(type == W4F ? vqtbl1q_u8(vld1q_u8(E2M1), code) : code);
+}
+
+INLINE int32x4_t half_product(int64_t type, int has_dot, const Group *group, const uint8_t *codes, int half, int i)
+{
+    int32x4_t sums = vdupq_n_s32(0);
+    for (int j = 0; j < 4; j++)
+        sums = dot(has_dot, sums, codes_of(type, codes, half, j, i), four_of(group->codes + 16 * half + 4 * j));
+    return sums;
+}
+
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, V *out)
 {
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
-        Sums sums = EACH(Sums, vdupq_n_s32(0));
-        for (int j = 0; j < 4; j++)
-            for (int i = 0; i < 4; i++) {
-                uint8x16_t both = vld1q_u8(codes + j * 64 + i * 16);
-                int8x16_t a = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))), b = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
-                sums.q[i] = dot(has_dot, dot(has_dot, sums.q[i], a, four_of(group->codes + 4 * j)), b, four_of(group->codes + 4 * j + 16));
-            }
-        out[r] = to_reals(sums, offset * group_sum(group));
+        Sums sums = EACH(Sums, vaddq_s32(half_product(type, has_dot, group, codes, 0, i), half_product(type, has_dot, group, codes, 1, i)));
+        out[r] = to_reals(sums, code_offset(type) * group_sum(group));
+    }
+}
+
+/* Codes of 6 bit, each half of a step times its scale. */
+INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+{
+    for (int r = 0; r < count; r++) {
+        const Group *group = group_at(rows, r * step);
+        Sums sums;
+        for (int i = 0; i < 4; i++) {
+            int32x4_t pairs = vreinterpretq_s32_s16(vmovl_s8(vld1_s8((const int8_t *)scales + 8 * i)));
+            int32x4_t a = vsubq_s32(half_product(W6K, has_dot, group, codes, 0, i), vdupq_n_s32(32 * group->sums[0]));
+            int32x4_t b = vsubq_s32(half_product(W6K, has_dot, group, codes, 1, i), vdupq_n_s32(32 * group->sums[1]));
+            sums.q[i] = vmlaq_s32(vmulq_s32(a, vshrq_n_s32(vshlq_n_s32(pairs, 16), 16)), b, vshrq_n_s32(pairs, 16));
+        }
+        out[r] = to_reals(sums, 0);
     }
 }
 
@@ -227,43 +383,73 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
     }
 }
 
-INLINE void nibbles_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, int32_t offset, V *out)
+/* Of 16 columns: the sum of numbers [first, end) of a step. */
+INLINE void sum_codes(int64_t type, const Group *group, const uint8_t *codes, int first, int end, int32_t *sums)
+{
+    for (int k = first; k < end; k++)
+        for (int c = 0; c < SIDE; c++)
+            sums[c] += get_code(type, codes, k, c) * group->codes[k];
+}
+
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, V *out)
 {
     (void)has_dot;
     for (int r = 0; r < count; r++) {
-        const int8_t *x = group_at(rows, r * step)->codes;
         int32_t sums[SIDE] = {0};
-        for (int j = 0; j < 4; j++)
-            for (int c = 0; c < SIDE; c++)
-                for (int k = 0; k < 4; k++) {
-                    int both = codes[j * 64 + c * 4 + k];
-                    sums[c] += ((both & 15) - offset) * x[4 * j + k] + ((both >> 4) - offset) * x[4 * j + 16 + k];
-                }
+        sum_codes(type, group_at(rows, r * step), codes, 0, DEPTH, sums);
         out[r] = EACH(V, (float)sums[i]);
+    }
+}
+
+/* Codes of 6 bit, each half of a step times its scale. */
+INLINE void sixes_product(int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *scales, V *out)
+{
+    (void)has_dot;
+    for (int r = 0; r < count; r++) {
+        int32_t a[SIDE] = {0}, b[SIDE] = {0};
+        sum_codes(W6K, group_at(rows, r * step), codes, 0, DEPTH / 2, a);
+        sum_codes(W6K, group_at(rows, r * step), codes, DEPTH / 2, DEPTH, b);
+        out[r] = EACH(V, (float)(a[i] * (int8_t)scales[2 * i] + b[i] * (int8_t)scales[2 * i + 1]));
     }
 }
 #endif
 
 /* ---- the same on all targets: lanes are columns ---- */
 
-/* sums[r] += the products of `count` rows with `steps` steps of a panel, from step `first` on. */
-INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, int64_t row_step, int64_t step_step, const uint8_t *panel,
-                        int64_t depth, int64_t first, int64_t steps, float *sums)
+/* What a group's integers are multiplied by, a column in a lane. */
+INLINE V scales_of(int64_t type, const uint8_t *factors, const uint8_t *subs)
 {
-    const uint8_t *codes = panel + first * code_bytes(type);
-    const half_t *factors = (const half_t *)(panel + depth * code_bytes(type) + first * factor_bytes(type));
+    if (type == W4F)
+        return powers_at(factors);
+    V scale = from_f16((const half_t *)factors);
+    return type == W4K || type == W5K ? mul(scale, from_bytes(subs)) : scale;
+}
+
+INLINE V minima_of(int64_t type, const uint8_t *factors, const uint8_t *subs)
+{
+    V least = from_f16((const half_t *)factors + SIDE);
+    return is_nested(type) ? minus(mul(least, from_bytes(subs + SIDE))) : least;
+}
+
+/* sums[r] += the products of `count` rows with steps [first, end) of a panel. */
+INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, int64_t row_step, int64_t step_step, const uint8_t *panel,
+                        int64_t depth, int64_t first, int64_t end, float *sums)
+{
     const char *rows = (const char *)x;
-    for (int64_t i = 0; i < steps; i++, rows += step_step * 4, codes += code_bytes(type), factors += factor_bytes(type) / 2) {
-        V part[MOST_TOGETHER], scale = from_f16(factors);
+    for (int64_t step = first; step < end; step++, rows += step_step * 4) {
+        const uint8_t *codes = panel + step * code_bytes(type), *factors = factors_at(type, panel, depth, step), *subs = subs_at(type, factors, step);
+        V part[MOST_TOGETHER], scale = scales_of(type, factors, subs), least = has_minima(type) ? minima_of(type, factors, subs) : scale;
         if (type == W8)
             bytes_product(has_dot, count, rows, row_step * 4, codes, 0, 8, part);
+        else if (type == W6K)
+            sixes_product(has_dot, count, rows, row_step * 4, codes, subs, part);
         else
-            nibbles_product(has_dot, count, rows, row_step * 4, codes, type == W4 ? 8 : 0, part);
+            nibbles_product(type, has_dot, count, rows, row_step * 4, codes, part);
         for (int r = 0; r < count; r++) {
             const Group *group = group_at(rows, r * row_step * 4);
             V sum = fma_(part[r], mul(scale, set(group->scale)), load(sums + r * SIDE));
-            if (type == W4M)
-                sum = fma_(from_f16(factors + SIDE), mul(set(group->scale), set((float)group_sum(group))), sum);
+            if (has_minima(type))
+                sum = fma_(least, mul(set(group->scale), set((float)group_sum(group))), sum);
             store(sums + r * SIDE, sum);
         }
     }
@@ -283,7 +469,7 @@ static void group_chains(int64_t type, int has_dot, const Source *source, const 
             rows = rows >= 8 ? 8 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
 #define TURN(name, dot, n) \
     if (type == name && has_dot == dot && rows == n) \
-        group_chain(name, dot, n, x, source->row_step, source->step_step, panel, depth, step, steps, sums + row * SIDE);
+        group_chain(name, dot, n, x, source->row_step, source->step_step, panel, depth, step, step + steps, sums + row * SIDE);
 #define TURNS(name, dot) \
     TURN(name, dot, 1) \
     TURN(name, dot, 2) \
@@ -291,7 +477,8 @@ static void group_chains(int64_t type, int has_dot, const Source *source, const 
         TURN(name, dot, 4) \
     if (MOST_TOGETHER >= 8) \
         TURN(name, dot, 8)
-#define TYPES_OF(dot) TURNS(W8, dot) TURNS(W4, dot) TURNS(W4M, dot)
+#define TYPES_OF(dot) \
+    TURNS(W8, dot) TURNS(W4, dot) TURNS(W4M, dot) TURNS(W5, dot) TURNS(W5M, dot) TURNS(W4K, dot) TURNS(W5K, dot) TURNS(W6K, dot) TURNS(W4F, dot)
             TYPES_OF(0)
 #if defined(LANES_AVX512) || defined(LANES_NEON)
             TYPES_OF(1)
@@ -302,106 +489,4 @@ static void group_chains(int64_t type, int has_dot, const Source *source, const 
         }
 }
 
-static inline V finite_or(V x, float other) { return pick(below(size_of(x), set(__builtin_inff())), x, set(other)); }
-
-/* The nearest integers, as floats. */
-static inline V rounded(V x) { return sub(add(x, set(WHOLE_BYTE)), set(WHOLE_BYTE)); }
-
-/* 32 numbers -> a group: scale = largest / 127; a largest below 2^-100 counts as zero; NaN where one is not finite. */
-static void round_group(const float *x, Group *to)
-{
-    V top = set(0), part[2] = {load(x), load(x + LANES)};
-    for (int i = 0; i < 2; i++)
-        top = more(finite_or(size_of(part[i]), __builtin_inff()), top);
-    float most = tree_more(top), inverse = most >= 0x1p-100f && most < __builtin_inff() ? 127 / most : 0, lanes[LANES];
-    to->scale = most >= 0x1p-100f ? (most < __builtin_inff() ? most / 127 : real_of(0x7FC00000)) : 0;
-    for (int i = 0; i < 2; i++) {
-        int32_t sum = 0;
-        store(lanes, add(mul(finite_or(part[i], 0), set(inverse)), set(WHOLE_BYTE)));
-        for (int j = 0; j < LANES; j++) {
-            int8_t code = (int8_t)bits_of(lanes[j]);
-            to->codes[i * LANES + j] = code;
-            sum += code;
-        }
-        to->sums[i] = (int16_t)sum;
-    }
-}
-
-/* The fp16 number nearest to x (ties to even; at most 65504, so that no finite number becomes infinite). */
-static half_t narrow_f16(float x)
-{
-    uint32_t sign = bits_of(x) >> 16 & 0x8000, size = bits_of(x) & 0x7FFFFFFF;
-    if (size > 0x7F800000 - 1)
-        return 0x7E00;
-    if (size >= 0x477FE000)
-        return (half_t)(sign | 0x7BFF);
-    if (size < 0x38800000) /* a denormal of fp16, or zero: whole steps of 2^-24 */
-        return (half_t)(sign | (bits_of(real_of(size) + 0.5f) - bits_of(0.5f)));
-    return (half_t)(sign | (size - 0x38000000 + 0xFFF + (size >> 13 & 1)) >> 13);
-}
-
-/* Codes of a column of 32 numbers a lane, x [32][16], in `low` .. `high` for a scale and its inverse; the sum of squared errors. */
-static V code_columns(const float *x, V scale, V inverse, float low, float high, float *codes)
-{
-    V error = set(0);
-    for (int k = 0; k < DEPTH; k++) {
-        V v = finite_or(load(x + k * SIDE), 0), code = rounded(mul(v, inverse));
-        code = minus(more(minus(more(code, set(low))), set(-high)));
-        V off = sub(v, mul(code, scale));
-        error = add(error, mul(off, off));
-        store(codes + k * SIDE, code);
-    }
-    return error;
-}
-
-/* Codes [32][16] -> a step of a panel, four of a column in a word. */
-static void put_codes(int64_t type, const float *from, uint8_t *codes)
-{
-    const uint32_t mask = type == W8 ? 0xFF : 0x0F;
-    uint32_t words[DEPTH / 4][SIDE];
-    for (int j = 0; j < DEPTH / 4; j++)
-        for (int c = 0; c < SIDE; c++) {
-            uint32_t word = 0;
-            for (int k = 0; k < 4; k++)
-                word |= ((uint32_t)((int32_t)from[(4 * j + k) * SIDE + c] + (type == W8 ? 0 : 8)) & mask) << 8 * k;
-            words[j][c] = word;
-        }
-    for (int j = 0; type != W8 && j < DEPTH / 8; j++)
-        for (int c = 0; c < SIDE; c++)
-            words[j][c] |= words[j + DEPTH / 8][c] << 4;
-    memcpy(codes, words, (size_t)code_bytes(type));
-}
-
-/* A step of a panel out of x [32][16]: codes and factors of type W8 or W4. */
-static void round_weights(int64_t type, const float *x, uint8_t *codes, half_t *factors)
-{
-    static const float parts[5] = {8, 7.5f, 8.5f, 7, 9}; /* of the largest, that a scale is tried as */
-    float best[DEPTH * SIDE], tried[DEPTH * SIDE];
-    half_t scales[SIDE];
-    V most = set(0), least = set(0), is_whole = set(1);
-    for (int k = 0; k < DEPTH; k++) {
-        V v = load(x + k * SIDE), size = finite_or(size_of(v), __builtin_inff());
-        most = pick(below(least, size), v, most);
-        least = more(size, least);
-        is_whole = pick(below(size, set(__builtin_inff())), is_whole, set(0));
-    }
-    V least_error = set(__builtin_inff());
-    for (int i = 0; i < (type == W8 ? 1 : 5); i++) {
-        float wanted[LANES], whole[LANES], chosen[LANES];
-        store(wanted, div_(type == W8 ? size_of(most) : minus(most), set(type == W8 ? 127 : parts[i])));
-        store(whole, is_whole);
-        for (int c = 0; c < SIDE; c++)
-            scales[c] = whole[c] != 0 ? narrow_f16(wanted[c]) : 0x7E00;
-        V scale = finite_or(from_f16(scales), 0), inverse = pick(below(set(0), size_of(scale)), div_(set(1), scale), set(0));
-        V error = code_columns(x, scale, inverse, type == W8 ? -127 : -8, type == W8 ? 127 : 7, tried);
-        M is_better = below(error, least_error);
-        store(chosen, pick(is_better, set(1), set(0)));
-        least_error = pick(is_better, error, least_error);
-        for (int k = 0; k < DEPTH; k++)
-            store(best + k * SIDE, i ? pick(is_better, load(tried + k * SIDE), load(best + k * SIDE)) : load(tried + k * SIDE));
-        for (int c = 0; c < SIDE; c++)
-            factors[c] = i == 0 || chosen[c] != 0 ? scales[c] : factors[c];
-    }
-    put_codes(type, best, codes);
-}
 #endif

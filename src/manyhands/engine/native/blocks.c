@@ -1,0 +1,131 @@
+/* Blocks of numbers as GGUF files hold them, into panels of the same codes and factors (kernels.h). */
+#include <string.h>
+
+#include "kernels.h"
+#include "plan.h"
+
+/* Steps of a block, its bytes, and where its low codes begin; by type, from W8 on. */
+typedef struct {
+    int64_t steps, bytes, codes;
+} Form;
+static const Form FORMS[TYPES - W8] = {{1, 34, 2},  {1, 18, 2},      {1, 20, 4},       {1, 22, 6},   {1, 24, 8},
+                                       {8, 144, 16}, {8, 176, 48}, {8, 210, 0}, {1, 17, 1}};
+enum { SCALES = 4, FIFTHS = 16, SIXTHS = 128, PAIRS = 192, SHARED = 208 }; /* of Q4_K and Q5_K; of Q5_K; of Q6_K */
+
+static uint32_t word_at(const uint8_t *at)
+{
+    uint32_t word;
+    memcpy(&word, at, 4);
+    return word;
+}
+
+static void put_word(uint32_t word, uint8_t *to) { memcpy(to, &word, 4); }
+
+/* The low 4 bits of numbers [0, 16) of a step: low or high halves of 16 bytes; and of [16, 32), 16 bytes behind. */
+static void put_halves(const uint8_t *from, int is_high, uint8_t *to)
+{
+    for (int64_t j = 0; j < 4; j++) {
+        uint32_t a = word_at(from + 4 * j) >> 4 * is_high & 0x0F0F0F0F, b = word_at(from + 4 * j + SIDE) >> 4 * is_high & 0x0F0F0F0F;
+        put_word(a | b << 4, to + j * 64);
+    }
+}
+
+/* The fifth bits of a step: bit `at` of 32 bytes. */
+static void put_fifths(const uint8_t *from, int64_t at, uint8_t *to)
+{
+    uint32_t word = 0;
+    for (int64_t j = 0; j < 8; j++)
+        word |= (word_at(from + 4 * j) >> at & 0x01010101) << j;
+    put_word(word, to);
+}
+
+/* The same of a word that has a bit for each number. */
+static void spread_fifths(uint32_t bits, uint8_t *to)
+{
+    uint8_t bytes[DEPTH];
+    for (int64_t k = 0; k < DEPTH; k++)
+        bytes[k] = bits >> k & 1;
+    put_fifths(bytes, 0, to);
+}
+
+/* The fifth and sixth bits of a step: two of each of 32 bytes. */
+static void put_sixths(const uint8_t *from, int64_t at, uint8_t *to)
+{
+    for (int64_t half = 0; half < 2; half++, to += 64) {
+        uint32_t word = 0;
+        for (int64_t j = 0; j < 4; j++)
+            word |= (word_at(from + half * SIDE + 4 * j) >> at & 0x03030303) << 2 * j;
+        put_word(word, to);
+    }
+}
+
+/* A block of 32 numbers -> column c of a step. */
+static void put_plain(int64_t type, const uint8_t *block, uint8_t *codes, uint8_t *factors, int64_t c)
+{
+    const uint8_t *from = block + FORMS[type - W8].codes;
+    int64_t halves = type == W4F ? 0 : has_minima(type) ? 2 : 1;
+    if (type == W4F)
+        factors[c] = block[0];
+    for (int64_t i = 0; i < halves; i++)
+        memcpy(factors + (i * SIDE + c) * 2, block + 2 * i, 2);
+    for (int64_t j = 0; j < (type == W8 ? 8 : 4); j++)
+        put_word(word_at(from + 4 * j), codes + j * 64 + c * 4);
+    if (code_bits(type) == 5)
+        spread_fifths(word_at(block + 2 * halves), codes + 256 + c * 4);
+}
+
+/* A scale and a minimum of 6 bits out of 12 bytes. */
+static void put_scales(const uint8_t *from, int64_t i, uint8_t *scale, uint8_t *least)
+{
+    *scale = i < 4 ? from[i] & 63 : (from[i + 4] & 15) | from[i - 4] >> 6 << 4;
+    *least = i < 4 ? from[i + 4] & 63 : from[i + 4] >> 4 | from[i] >> 6 << 4;
+}
+
+/* A block of 256 numbers -> column c of NEST steps. */
+static void put_nested(int64_t type, const uint8_t *block, uint8_t *codes, uint8_t *factors, int64_t c)
+{
+    const uint8_t *from = block + FORMS[type - W8].codes;
+    uint8_t *subs = factors + shared_bytes(type);
+    memcpy(factors + 2 * c, block + (type == W6K ? SHARED : 0), 2);
+    if (type != W6K)
+        memcpy(factors + 2 * (SIDE + c), block + 2, 2);
+    for (int64_t i = 0; i < NEST; i++, codes += code_bytes(type), subs += SUBS) {
+        uint8_t *highs = codes + 256 + c * 4;
+        if (type == W6K) {
+            put_halves(from + i / 4 * 64 + i % 2 * DEPTH, i % 4 >= 2, codes + c * 4);
+            put_sixths(block + SIXTHS + i / 4 * DEPTH, 2 * (i % 4), highs);
+            memcpy(subs + 2 * c, block + PAIRS + 2 * i, 2);
+            continue;
+        }
+        put_halves(from + i / 2 * DEPTH, i % 2, codes + c * 4);
+        put_scales(block + SCALES, i, subs + c, subs + SIDE + c);
+        if (type == W5K)
+            put_fifths(block + FIFTHS, i, highs);
+    }
+}
+
+/* `depth` steps of a row, rows of blocks one after the other -> panels of type `small`. rows: which rows are taken, in order; null: the
+ * first n. */
+EXPORT int mh_pack_blocks(int64_t small, const void *blocks, int64_t count, int64_t n, int64_t depth, const int64_t *rows, void *packed,
+                          int64_t bytes)
+{
+    if (small < W8 || small >= TYPES || !is_count(depth, MAX_WIDTH) || mh_packed_bytes(small, n, depth * DEPTH) < 0)
+        return BAD_SHAPE;
+    Form form = FORMS[small - W8];
+    int64_t line = depth / form.steps * form.bytes;
+    if (!blocks || !packed || bytes != mh_packed_bytes(small, n, depth * DEPTH) || count < 1)
+        return BAD_TENSOR;
+    for (int64_t row = 0; row < n; row++)
+        if (rows ? rows[row] < 0 || rows[row] >= count / line : n > count / line)
+            return BAD_TENSOR;
+    memset(packed, 0, (size_t)bytes);
+    for (int64_t row = 0; row < n; row++) {
+        const uint8_t *from = (const uint8_t *)blocks + (rows ? rows[row] : row) * line;
+        uint8_t *panel = (uint8_t *)packed + row / SIDE * panel_bytes(small, depth), *factors = panel + depth * code_bytes(small);
+        for (int64_t step = 0; step < depth; step += form.steps, from += form.bytes) {
+            uint8_t *codes = panel + step * code_bytes(small), *to = factors + step * factor_bytes(small);
+            is_nested(small) ? put_nested(small, from, codes, to, row % SIDE) : put_plain(small, from, codes, to, row % SIDE);
+        }
+    }
+    return DONE;
+}
