@@ -5,6 +5,7 @@ master/docs/gguf.md, version 3. Needs llama-cpp-python, an optional extra: pip i
 """
 
 import ctypes
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +15,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from manyhands.checkpoint.gguf import read_gguf
+from manyhands.checkpoint.gguf_model import config_json
 from manyhands.model.load import read_config
 from manyhands.testing.gguf import ALIGN, Written, write_gguf
 
+_KINDS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k_m": "Q4_K_M", "q5_k_m": "Q5_K_M", "q6_k": "Q6_K"}
 _NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -92,18 +96,38 @@ def _renamed(name: str) -> str:
 
 
 def quantised(folder: Path, kind: str) -> Path:
-    """The checkpoint in one of llama.cpp's formats ("q8_0", "q4_0": its head then has 8 bits, as ours); written once."""
+    """The checkpoint in one of llama.cpp's formats (_KINDS), written once. Of "q8_0" and "q4_0" head and embedding have 8 bits,
+    as ours; mixtures choose for themselves."""
     import llama_cpp
 
     file = folder / f"model.{kind}.gguf"
     if not file.exists():
         half, given = file.with_suffix(".part"), llama_cpp.llama_model_quantize_default_params()
-        given.ftype = {"q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}[kind]
-        given.output_tensor_type = given.token_embedding_type = llama_cpp.GGML_TYPE_Q8_0
+        given.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{_KINDS[kind]}")
+        if kind in ("q8_0", "q4_0"):
+            given.output_tensor_type = given.token_embedding_type = llama_cpp.GGML_TYPE_Q8_0
         if llama_cpp.llama_model_quantize(str(gguf(folder)).encode(), str(half).encode(), ctypes.byref(given)):
             raise RuntimeError(f"llama.cpp did not write {file}")
         half.rename(file)
     return file
+
+
+def served(file: Path) -> Path:
+    """A folder from which the engine loads such a file, which has no vocabulary: its config, the checkpoint's tokenizer."""
+
+    def read(start: int, end: int) -> bytes:
+        with file.open("rb") as handle:
+            handle.seek(start)
+            return handle.read(end - start)
+
+    folder = file.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_bytes(config_json(read_gguf(file), read))
+    shutil.copy(file.parent / "tokenizer.json", folder)
+    link = folder / file.name
+    if not link.is_symlink():
+        link.symlink_to(file)
+    return folder
 
 
 class LlamaCpp:

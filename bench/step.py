@@ -7,11 +7,13 @@ Arms, interleaved, on one checkpoint in bf16 and with the same number of threads
   llama_cpp     llama-cpp-python where it is importable (the same weights as GGUF, bench/gguf.py)
 Decode: tokens/s after the first of NEW tokens that follow a prompt of 64. Prefill: 256 tokens over the time to the first.
   ENGINE        with --engine: the same by that one (torch, or a back end of the native engine)
-With --dtype w8 or w4 (--shape 1.1b, say): `ours` at that precision, `bf16` ours at bf16, llama_cpp at q8_0 or q4_0.
+With --dtype w8 or w4 (--shape 1.1b, say): `ours` at that precision, `bf16` ours at bf16, llama_cpp at q8_0 or q4_0. With
+--dtype q4_k_m, q5_k_m or q6_k: `ours` and llama_cpp on one file of llama.cpp's.
 The floor is the machine's read bandwidth, measured in the same run, over the bytes of weights that a token reads.
 Holds if `ours` decodes at 1.6x transformers and prefills at 1.0x (medians of the ratios rep by rep), and `node` likewise.
-At w8 and w4 it holds at 1.0x llama.cpp in both (where it is importable), at w4 with decode at 2.5x our bf16 besides.
-Run: python -m bench.step [--dtype bf16|w8|w4] [--shape 0.5b|1.1b] [--reps N] [--quick] [--cpu]
+At w8 and w4 it holds at 1.0x llama.cpp in both (where it is importable), at w4 with decode at 2.5x our bf16 besides; on a
+file of K-quants at 0.85x llama.cpp's decode, with weights in 1.3x the file.
+Run: python -m bench.step [--dtype bf16|w8|w4|q4_k_m|q5_k_m|q6_k] [--shape 0.5b|1.1b] [--reps N] [--quick] [--cpu]
 """
 
 import argparse
@@ -49,7 +51,9 @@ from manyhands.worker.runner import load_ends, load_span
 PROMPT, NEW, PREFILL = 64, 32, 256
 TARGET = {"decode_x": 1.6, "prefill_x": 1.0}
 SMALL_TARGET = {"decode_x": 1.0, "prefill_x": 1.0, "w4_of_bf16_x": 2.5}
-LIKE: dict[Precision, str] = {"w8": "q8_0", "w4": "q4_0"}  # what llama.cpp calls the like of it
+FILE_TARGET = {"decode_x": 0.85, "held_of_file_x": 1.3}
+LIKE = {"w8": "q8_0", "w4": "q4_0"}  # what llama.cpp calls the like of it
+MIXTURES = ("q4_k_m", "q5_k_m", "q6_k")  # of llama.cpp's
 
 
 Clock = Callable[[], float]
@@ -154,15 +158,26 @@ def bytes_per_token(folder: Path) -> int:
     return sum(len(e) for e in read_entries(folder) if tied or "embed_tokens" not in e.name)
 
 
+def held_as(dtype: str, folder: Path) -> tuple[Precision, Path]:
+    """At which precision `ours` computes, and the folder that it loads."""
+    if dtype == "w8":
+        return "w8", folder
+    if dtype in LIKE:
+        return "w4", folder
+    from bench.gguf import quantised, served
+
+    return "w4", served(quantised(folder, dtype))
+
+
 def measure_small(options: argparse.Namespace, folder: Path) -> dict[str, list[Any]]:
     """Arms in this process, without a network."""
     samples: dict[str, list[Any]] = defaultdict(list)
     clock = time.process_time if options.cpu else time.perf_counter
-    arms: dict[str, Arm] = {
-        "ours": Ours(folder, options.threads, options.engine, options.dtype, clock),
-        "bf16": Ours(folder, options.threads, options.engine, "bf16", clock),
-    }
-    if (other := llama_cpp(folder, options.threads, LIKE[options.dtype], clock)) is not None:
+    precision, given = held_as(options.dtype, folder)
+    arms: dict[str, Arm] = {"ours": Ours(given, options.threads, options.engine, precision, clock)}
+    if options.dtype in LIKE:
+        arms["bf16"] = Ours(folder, options.threads, options.engine, "bf16", clock)
+    if (other := llama_cpp(folder, options.threads, LIKE.get(options.dtype, options.dtype), clock)) is not None:
         arms["llama_cpp"] = other
     buffer = torch.ones(1 << 28)
     for rep in range(-1, options.reps):
@@ -222,9 +237,9 @@ def main() -> int:
     parser.add_argument("--reps", type=int, default=0, help="default: 7, or 3 with --quick")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--engine", help="one more arm: torch, avx2, avx512, neon or scalar")
-    parser.add_argument("--dtype", choices=["bf16", "w8", "w4"], default="bf16")
+    parser.add_argument("--dtype", choices=["bf16", *LIKE, *MIXTURES], default="bf16")
     parser.add_argument(
-        "--cpu", action="store_true", help="with --dtype w8|w4, --threads 1: CPU seconds, where others compute"
+        "--cpu", action="store_true", help="unless --dtype is bf16, --threads 1: CPU seconds, where others compute"
     )
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
@@ -237,7 +252,7 @@ def main() -> int:
 
 
 def report_small(options: argparse.Namespace, folder: Path, samples: dict[str, list[Any]]) -> int:
-    gbs, size = samples.pop("bandwidth"), small_bytes_per_token(folder, options.dtype)
+    gbs, size = samples.pop("bandwidth"), small_bytes_per_token(*held_as(options.dtype, folder)[::-1])
     out: dict[str, Any] = {
         "shape": options.shape,
         "dtype": options.dtype,
@@ -255,7 +270,21 @@ def report_small(options: argparse.Namespace, folder: Path, samples: dict[str, l
     holds = {f"{what}_llama_cpp": found["llama_cpp"] >= 1 for what, found in ratios.items() if "llama_cpp" in found}
     if options.dtype == "w4":
         holds["decode_bf16"] = ratios["decode"]["bf16"] >= SMALL_TARGET["w4_of_bf16_x"]
+    if options.dtype in MIXTURES:
+        _, given = held_as(options.dtype, folder)
+        held, stored = held_bytes(given), next(given.glob("*.gguf")).stat().st_size
+        out |= {"held_of_file_x": round(held / stored, 3)}
+        holds = {"held": held / stored <= FILE_TARGET["held_of_file_x"]}
+        if "llama_cpp" in ratios["decode"]:
+            holds["decode_llama_cpp"] = ratios["decode"]["llama_cpp"] >= FILE_TARGET["decode_x"]
+        return finish("step", out, FILE_TARGET, holds)
     return finish("step", out, SMALL_TARGET, holds)
+
+
+def held_bytes(folder: Path) -> int:
+    """Bytes of the weights of a file as they are held, embedding included."""
+    entries = read_entries(folder)
+    return ends_bytes(entries, "w4") + sum(layer_bytes(entries, read_facts(folder).num_layers, "w4"))
 
 
 def small_bytes_per_token(folder: Path, precision: Precision) -> int:

@@ -113,9 +113,12 @@ def test_layers_that_the_checkpoint_lacks_are_named(llama: Path, home: Path, tmp
         look_up(str(tmp_path / "x"), "bf16", home)
 
 
-@pytest.mark.parametrize(("dtype", "auto"), [("Q4_0", "w4"), ("Q4_1", "w4"), ("Q8_0", "w8"), ("F16", "bf16")])
+@pytest.mark.parametrize(
+    ("dtype", "auto"),
+    [("Q4_0", "w4"), ("Q4_1", "w4"), ("Q4_K", "w4"), ("MXFP4", "w4"), ("Q8_0", "w8"), ("Q6_K", "w8"), ("F16", "bf16")],
+)
 def test_a_gguf_file_is_held_as_it_is_stored(dtype: str, auto: str, tmp_path: Path) -> None:
     """What --dtype auto, the default, means."""
-    file, folder = tiny_gguf("llama", tmp_path / "tiny.gguf", dtype)
+    file, folder = tiny_gguf("llama", tmp_path / "tiny.gguf", dtype, layers=1, hidden=256, intermediate_size=256)
     assert stored_precision(str(file), tmp_path / "home") == auto
     assert stored_precision(str(folder), tmp_path / "home") == stored_precision("tales", tmp_path / "home") == "bf16"

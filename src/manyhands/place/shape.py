@@ -96,7 +96,7 @@ def stored_precision(model: str, home: Path) -> Precision:
     types = {tensor.dtype for tensor in (_from_hub(model, home)[1] if folder is None else _tensors(folder))}
     if not types & BLOCKS.keys():
         return "bf16"
-    return "w4" if types & {"Q4_0", "Q4_1"} else "w8"
+    return "w4" if types & {"Q4_0", "Q4_1", "Q4_K", "MXFP4"} else "w8"
 
 
 def _local_folder(model: str, home: Path) -> Path | None:
