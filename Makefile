@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-avx2 nightly check installed wheel bench format clean
+.PHONY: setup demo test test-avx2 nightly check installed wheel dashboard bench format clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: requirements.lock pyproject.toml setup.py $(wildcard src/manyhands/*/native/*)
@@ -36,6 +36,7 @@ check: setup
 	$(BIN)/pytest tests/test_imports.py
 	$(BIN)/python -m tools.measures
 	$(BIN)/python -m tools.wrap_docs --check
+	$(BIN)/python -m tools.dashboard
 
 # A plain `pip install .` in a new virtual environment: its size, and that the command runs without torch.
 installed: setup
@@ -44,6 +45,11 @@ installed: setup
 # Wheels for x86-64 and aarch64, with ziglang as the compiler: dist/*.whl.
 wheel: setup
 	$(BIN)/python -m tools.wheel
+
+# The page at / of every gateway, from dashboard/ into src/manyhands/dashboard/. Needs npm; nothing else here does.
+dashboard: setup
+	cd dashboard && npm ci --no-fund --no-audit && npm run check && npm run build
+	$(BIN)/python -m tools.dashboard --write
 
 bench: setup
 	$(BIN)/python -m bench.run
@@ -55,4 +61,4 @@ format: setup
 
 clean:
 	rm -f src/manyhands/model/_tiles.so src/manyhands/engine/_native.so
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dashboard/node_modules build .mypy_cache .ruff_cache .pytest_cache .hypothesis

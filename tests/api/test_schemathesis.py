@@ -30,7 +30,9 @@ from manyhands.api.http.app import create_app
 from manyhands.api.http.server import serving
 from manyhands.api.jobs import History
 from manyhands.api.metrics import Metrics
+from manyhands.api.native.plan import plan_router
 from manyhands.api.native.routes import native_router
+from manyhands.api.native.swarm import HopSpeeds, swarm_router, view_by_links
 from manyhands.api.openai.chat import openai_router
 from manyhands.api.openai.responses import responses_router
 from manyhands.api.status import status_router
@@ -60,7 +62,9 @@ async def _serve(folder: Path, ready: Callable[[Site], None], stop: asyncio.Even
         gateway = Gateway({MODEL: swarm.origin}, LimitsConfig(default_max_tokens=4))
         history, metrics = History(), Metrics(gateway)
         gateway.observers += [history, metrics]
+        view = view_by_links(gateway, HopSpeeds())
         routers = [openai_router(gateway), responses_router(gateway), native_router(gateway, history)]
+        routers += [swarm_router(view), plan_router(gateway, view)]
         app = create_app(gateway, routers=[*routers, status_router(gateway, metrics)])
         async with serving(app, "127.0.0.1", 0) as addr:
             ready(Site(addr, app, gateway))

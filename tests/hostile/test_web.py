@@ -20,7 +20,9 @@ from manyhands.api.http.hosts import Authority, Hosts, is_loopback
 from manyhands.api.http.server import serving
 from manyhands.api.jobs import History
 from manyhands.api.metrics import Metrics
+from manyhands.api.native.plan import plan_router
 from manyhands.api.native.routes import native_router
+from manyhands.api.native.swarm import HopSpeeds, swarm_router, view_by_links
 from manyhands.api.openai.chat import openai_router
 from manyhands.api.openai.responses import responses_router
 from manyhands.api.run import Caller
@@ -47,17 +49,21 @@ ADMIN = {
     "DELETE /api/workers/b?force=true": b"",
     "POST /api/workers/b/readmit": b"",
     "POST /api/workers/b/reassign": b'{"to": "0-1"}',
+    "POST /api/keys": b'{"name": "b"}',
+    "DELETE /api/keys/b": b"",
 }
 
 
 def make_app(gateway: Gateway, **options: Any) -> FastAPI:
     """Every route that a gateway has."""
-    metrics, history = Metrics(gateway), History()
+    metrics, history, view = Metrics(gateway), History(), view_by_links(gateway, HopSpeeds())
     routers = [
         openai_router(gateway),
         responses_router(gateway),
         native_router(gateway, history),
         status_router(gateway, metrics),
+        swarm_router(view),
+        plan_router(gateway, view),
     ]
     return create_app(gateway, routers=routers, **options)
 
@@ -172,6 +178,8 @@ def test_the_host_is_checked_on_every_path() -> None:
                     same = f"origin: http://{host}"
                     assert await door.status(line, f"host: {host}", same, JSON, has_host=False) == 421, line
                 for line in (
+                    "GET /",
+                    "GET /page/reference.css",
                     "GET /docs",
                     "GET /openapi.json",
                     "GET /nothing",
@@ -336,10 +344,12 @@ def test_without_keys_a_loopback_caller_changes_nothing() -> None:
             owner = f"x-manyhands-owner: {door.access.owner_secret}"
             token = f"x-manyhands-token: {door.access.page_token}"
             page = f"origin: http://{door.addr}"
-            admin = {line.replace("/b", "/{worker_id}").partition("?")[0] for line in ADMIN}
+            named = {line.replace("/keys/b", "/keys/{name}").replace("/b", "/{worker_id}") for line in ADMIN}
+            admin = {line.partition("?")[0] for line in named}
             harmless = {f"POST {path}" for path in GENERATING} | {"POST /v1/embeddings", "POST /api/workers/heartbeat"}
+            harmless |= {"POST /api/plan"}
             assert {line for line in routes_of(door.app) if not line.startswith("GET")} == admin | harmless
-            for line, body in ADMIN.items():
+            for line, body in {**ADMIN, "GET /api/keys": b""}.items():
                 for extra in ((), (page, token), (token,), ("x-manyhands-owner: x",), ("authorization: Bearer none",)):
                     status, said = await door.send(line, JSON, *extra, body=body)
                     assert status == 403 and b"may not change the swarm" in said, (line, extra)

@@ -84,6 +84,10 @@ class Gateway:
             )
         return meant
 
+    def use_of(self, key: str) -> dict[str, int] | None:
+        """What runs for a key, and what is used of its quotas now; None if it has asked for nothing yet."""
+        return self._admission.use_of(key, self._clock())
+
     def enter(self, caller: Caller, api: Api) -> Admitted:
         """Charge a request before anything is done for it. Raises RateLimited if a quota is used up or the queue is full.
 

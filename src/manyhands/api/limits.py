@@ -57,6 +57,10 @@ class Bucket:
     def take(self, amount: int) -> None:
         self._level -= amount
 
+    def used(self, now: float) -> int:
+        """What is not there now, rounded."""
+        return round(self.capacity - min(self.capacity, self._level + (now - self._at) * self._rate))
+
     def give_back(self, amount: int) -> None:
         self._level = min(self.capacity, self._level + amount)
 
@@ -99,6 +103,11 @@ class _Account:
     def give_back(self, tokens: int) -> None:
         for bucket in self._tokens.values():
             bucket.give_back(tokens)
+
+    def use(self, now: float) -> dict[str, int]:
+        """What runs, and what is used of each limit that there is."""
+        buckets = {**self._tokens} | ({} if self._requests is None else {"requests_per_minute": self._requests})
+        return {"running": self.running} | {name: bucket.used(now) for name, bucket in buckets.items()}
 
 
 def _bucket(capacity: int | None, period_s: float, now: float) -> Bucket | None:
@@ -169,6 +178,11 @@ class Admission:
         if entry is not None:
             self._accounts[entry.key].give_back(max(0, entry.reserved - used_tokens))
         self._fill(now)
+
+    def use_of(self, key: str, now: float) -> dict[str, int] | None:
+        """What of a key's quotas is used now, and `running`; None if it has asked for nothing yet."""
+        account = self._accounts.get(key)
+        return None if account is None else account.use(now)
 
     def retry_after_s(self) -> float:
         """About when the queue will have moved by one place."""

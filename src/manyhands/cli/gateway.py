@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from manyhands.api.auth import KeyRing
+    from manyhands.api.gateway import Gateway
+    from manyhands.api.jobs import History
+    from manyhands.api.metrics import Metrics
+    from manyhands.api.native.swarm import SwarmView
     from manyhands.origin import Origin
 
 Api = Annotated[str, typer.Option("--api", help="Open the HTTP API at HOST:PORT (port 0: any) and run until stopped.")]
@@ -123,7 +127,7 @@ class ApiPlan:
         self,
         origins: Mapping[str, "Origin"],
         max_running: int,
-        extra_routers: "Sequence[APIRouter]" = (),
+        view: "SwarmView | None" = None,
         secret: bytes | None = None,
     ) -> contextlib.AbstractAsyncContextManager[str]:
         """api_for of this plan, which has an address. `secret`: of the swarm whose other gateways go on with its streams."""
@@ -137,7 +141,7 @@ class ApiPlan:
             trace=self.trace,
             log_json=self.log_json,
             names=self.names,
-            extra_routers=extra_routers,
+            view=view,
             secret=secret,
         )
 
@@ -153,11 +157,12 @@ async def api_for(
     trace: str = "",
     log_json: bool = False,
     names: Names = Names(),
-    extra_routers: "Sequence[APIRouter]" = (),
+    view: "SwarmView | None" = None,
     secret: bytes | None = None,
 ) -> AsyncIterator[str]:
-    """Serve `origins` by name at `api` while the block runs; yields the URL. No more than `max_running` requests run at
-    once, others wait: make it what the nodes serve (WorkerConfig.max_sessions), beyond which they would refuse.
+    """Serve `origins` by name at `api` while the block runs; yields the URL. `view`: the swarm as a member sees it (None: as
+    links show it). No more than `max_running` requests run at once, others wait: make it what the nodes serve
+    (WorkerConfig.max_sessions), beyond which they would refuse.
 
     Keys are those of $MANYHANDS_HOME, where commands of this machine find its owner's secret; limits those of the
     configuration, as are the names and origins that `names` leaves out. Raises BadRequest if the address is taken, or
@@ -165,17 +170,13 @@ async def api_for(
     exporter is not installed.
     """
     from manyhands.api import log
-    from manyhands.api.choice import ModelFormats
     from manyhands.api.gateway import Gateway
     from manyhands.api.http.app import create_app
     from manyhands.api.http.server import serving
     from manyhands.api.jobs import History, JobFile
     from manyhands.api.metrics import Metrics
     from manyhands.api.names import ModelNames
-    from manyhands.api.native.routes import native_router
-    from manyhands.api.openai.chat import openai_router
-    from manyhands.api.openai.responses import responses_router
-    from manyhands.api.status import status_router
+    from manyhands.api.native.swarm import HopSpeeds, view_by_links
     from manyhands.api.trace import open_tracing
 
     if log_json:
@@ -184,24 +185,38 @@ async def api_for(
         found = options.settings()
         limits = replace(found.limits, max_running=found.limits.max_running or max_running)
         gateway = Gateway(origins, limits, names=ModelNames.of(found.api.aliases), secret=secret)
-        metrics = Metrics(gateway)
+        metrics, speeds = Metrics(gateway), HopSpeeds()
         history = History(file=stack.enter_context(JobFile(job_file)) if job_file else None)
-        gateway.observers += [log.RequestLog(), metrics, history]
+        gateway.observers += [log.RequestLog(), metrics, history, speeds]
         if trace:
             gateway.observers.append(stack.enter_context(open_tracing(trace)))
-        voices = ModelFormats(gateway)
-        routers = [
-            openai_router(gateway, voices),
-            responses_router(gateway, voices),
-            native_router(gateway, history, voices),
-            status_router(gateway, metrics),
-            *extra_routers,
-        ]
+        routers = _routers(gateway, history, metrics, view or view_by_links(gateway, speeds))
         hosts, cors = names.hosts or found.api.hosts, names.cors or found.api.cors
         app = create_app(gateway, keys=_keys(), routers=routers, cors=cors, hosts=hosts)
         bound = await stack.enter_async_context(serving(app, api.host, api.port, insecure=insecure))
         stack.enter_context(owner_file(home_from_env(), bound.port, app.state.access.owner_secret))
         yield f"http://{bound}"
+
+
+def _routers(gateway: "Gateway", history: "History", metrics: "Metrics", view: "SwarmView") -> "list[APIRouter]":
+    """Every route of a gateway but those that create_app brings."""
+    from manyhands.api.choice import ModelFormats
+    from manyhands.api.native.plan import plan_router
+    from manyhands.api.native.routes import native_router
+    from manyhands.api.native.swarm import swarm_router
+    from manyhands.api.openai.chat import openai_router
+    from manyhands.api.openai.responses import responses_router
+    from manyhands.api.status import status_router
+
+    voices = ModelFormats(gateway)
+    return [
+        openai_router(gateway, voices),
+        responses_router(gateway, voices),
+        native_router(gateway, history, voices),
+        status_router(gateway, metrics),
+        swarm_router(view),
+        plan_router(gateway, view),
+    ]
 
 
 def is_free(port: int, host: str = "0.0.0.0") -> bool:

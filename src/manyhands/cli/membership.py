@@ -227,13 +227,14 @@ async def _gateway(
     if api.addr is None:
         yield
         return
-    from manyhands.api.native.swarm import swarm_router
-
     origins = {hosting.weights.name: await _origin(hosting, device)} if api.is_told else {}
     shown: list[str] = []  # the URL, once it is known
-    router = swarm_router(lambda: hosting.view("".join(shown)))
+
+    async def view() -> dict[str, Any]:
+        return hosting.view("".join(shown))
+
     most, secret = hosting.member.node.worker.config.max_sessions, hosting.member.ticket.secret
-    async with api.open(origins, most, [router], secret) as url:
+    async with api.open(origins, most, view, secret) as url:
         shown.append(url)
         announce(url)
         if api.is_told:

@@ -44,6 +44,7 @@ def plan(
     from manyhands.place.machines import parse_bytes
     from manyhands.place.plan import Plans, Task, advice, find_plans, place
     from manyhands.place.shape import look_up
+    from manyhands.place.whatif import what_if
 
     if strategy not in STRATEGIES:
         raise BadRequest(f"--strategy is {strategy!r}; it is one of {', '.join(STRATEGIES)}")
@@ -57,7 +58,7 @@ def plan(
         plans = Plans((place(wider, strategy),), plans.alone, None)  # type: ignore[arg-type]
     said = [advice(plans)]
     if add:
-        said.append(_what_if(find_plans(task), plans, {m.name for m in wider.fleet.machines[len(fleet.machines) :]}))
+        said.append(what_if(find_plans(task), plans, {m.name for m in wider.fleet.machines[len(fleet.machines) :]}))
     if as_json:
         typer.echo(json.dumps(_as_object(wider, plans, said), allow_nan=False))
     else:
@@ -94,19 +95,6 @@ def _added(texts: list[str], fleet: "Fleet") -> "list[Machine]":
     from manyhands.place.machines import parse_what_if
 
     return [parse_what_if(text, fleet.get_machine(fleet.origin)) for text in texts]
-
-
-def _what_if(before: "Plans", after: "Plans", names: set[str]) -> str:
-    """What the machines of --add change."""
-    who = " and ".join(sorted(names))
-    if not after.ranked:
-        return f"{who} would not be enough"
-    if not before.ranked:
-        return f"{who} would make it possible"
-    was, now = before.best.tokens_per_s, after.best.tokens_per_s
-    if not after.best.machines & names:
-        return f"{who} would not be used: it is faster without"
-    return f"{who} would give {now:.1f} tokens/s instead of {was:.1f}"
 
 
 def _as_object(task: "Task", plans: "Plans", said: list[str]) -> dict[str, Any]:

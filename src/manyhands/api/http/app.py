@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
@@ -27,7 +27,10 @@ from manyhands.api.http.body import BadField
 from manyhands.api.http.document import with_errors
 from manyhands.api.http.error import error_response, routing_error
 from manyhands.api.http.hosts import Hosts, check_json, single
+from manyhands.api.http.page import document, page_files, page_router
+from manyhands.api.http.reference import render
 from manyhands.api.http.route import LARGE_PATHS
+from manyhands.api.keys import keys_router
 from manyhands.api.trace import PARENT
 from manyhands.config import LimitsConfig
 from manyhands.errors import ManyhandsError, PipelineStalled, RateLimited, TooLarge
@@ -36,7 +39,7 @@ from manyhands.plain import one_line
 logger = logging.getLogger(__name__)
 
 # Nothing behind these shows a request, a node or a key, so they need none.
-OPEN_PATHS = frozenset({"/health", "/ready", "/api/health", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/api/health", "/docs", "/openapi.json"})  # and the files of the page
 # An address, a name, some layers: what routes that do not generate take.
 SMALL_BODY_BYTES = 8 << 10
 # Bodies of max_body_bytes that are held at once, while they come and until they are answered.
@@ -61,28 +64,39 @@ def create_app(
     hosts: Sequence[str] = (),
     open_paths: Sequence[str] = (),
 ) -> FastAPI:
-    """The application: `routers`, /api/session and /docs. Handlers find `app.state.gateway`, `request.state.caller` (a
-    Caller) and `request.state.sender` (hosts.py).
+    """The application: `routers`, /api/session, /api/keys, /docs and the page at /. Handlers find `app.state.gateway`,
+    `request.state.caller` (a Caller) and `request.state.sender` (hosts.py).
 
     `keys`: once it holds any, everything but OPEN_PATHS and `open_paths` needs one (access.py). `cors`: origins that
     browsers may call from; none unless named. `hosts`: names of this gateway beside those of where it listens.
     """
-    app = _Documented(title="manyhands", version=__version__, redoc_url=None, separate_input_output_schemas=False)
+    app = _Documented(
+        title="manyhands", version=__version__, docs_url=None, redoc_url=None, separate_input_output_schemas=False
+    )
     access = Access(keys, Hosts(hosts, cors))
     app.state.gateway, app.state.keys, app.state.access = gateway, keys, access
-    for router in (*routers, session_router(access)):
+    for router in (*routers, session_router(access), keys_router(gateway, keys), page_router()):
         app.include_router(router)
+    app.add_route("/docs", _docs, include_in_schema=False)
     app.add_exception_handler(ManyhandsError, _on_error)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(Exception, _on_bug)
-    opened = OPEN_PATHS | set(open_paths)
+    opened = OPEN_PATHS.union(page_files(), open_paths)
     app.add_middleware(BodyGuard, limits=gateway.limits, access=access, open_paths=opened)
     if cors:
         allowed = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["retry-after", "x-request-id"]}
         app.add_middleware(CORSMiddleware, allow_origins=list(cors), **allowed)  # type: ignore[arg-type]
     app.add_middleware(HostGuard, hosts=access.hosts)
     return app
+
+
+async def _docs(request: Request) -> Response:
+    """The OpenAPI document for people, rendered once."""
+    state = request.app.state
+    if not hasattr(state, "reference"):
+        state.reference = render(request.app.openapi())
+    return document(state.reference)
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

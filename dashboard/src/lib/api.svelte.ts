@@ -1,0 +1,140 @@
+// Requests to this gateway, and to no other host. A key lives as long as the tab.
+
+export class ApiError extends Error {
+  constructor(
+    readonly status: number,
+    readonly code: string,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+const STORE = "manyhands.key";
+
+/** Whether this page came from this machine: only then may the owner's secret be shown to the gateway. */
+export const isHere = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
+
+export const access = $state({
+  secret: sessionStorage.getItem(STORE) ?? "",
+  isAdmin: false,
+  isAsked: false, // the gateway has refused a request for want of a key
+  isKnown: false, // GET /api/session has been answered
+});
+
+let token = "";
+
+function headersOf(secret: string): Record<string, string> {
+  if (!secret) return {};
+  if (secret.startsWith("mhk_") || !isHere) return { authorization: `Bearer ${secret}` };
+  return { "x-manyhands-owner": secret };
+}
+
+/** Learn the page's token and what the key may do. Throws ApiError. */
+export async function signIn(secret: string): Promise<void> {
+  const answer = await fetch("/api/session", { headers: headersOf(secret) });
+  const told = await bodyOf(answer);
+  if (secret && !isAdminOrKey(secret, told)) throw new ApiError(401, "unauthorized", "This gateway does not know that secret.");
+  token = told.token;
+  access.isAdmin = told.is_admin;
+  access.isKnown = true;
+  access.isAsked = false;
+  access.secret = secret;
+  if (secret) sessionStorage.setItem(STORE, secret);
+  else sessionStorage.removeItem(STORE);
+}
+
+function isAdminOrKey(secret: string, told: { is_admin: boolean }): boolean {
+  return secret.startsWith("mhk_") || told.is_admin;
+}
+
+export function signOut(): void {
+  sessionStorage.removeItem(STORE);
+  access.secret = "";
+  access.isAdmin = false;
+  access.isKnown = false;
+}
+
+async function bodyOf(answer: Response): Promise<any> {
+  const text = await answer.text();
+  let told: any = {};
+  try {
+    told = JSON.parse(text);
+  } catch {
+    told = {};
+  }
+  if (answer.ok) return told;
+  if (answer.status === 401) access.isAsked = true;
+  const error = told.error ?? {};
+  throw new ApiError(answer.status, error.code ?? "", error.message ?? `The gateway answered ${answer.status}.`);
+}
+
+export async function send(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+  if (method !== "GET" && !access.isKnown) await signIn(access.secret);
+  const headers: Record<string, string> = headersOf(access.secret);
+  if (method !== "GET") headers["x-manyhands-token"] = token;
+  if (body !== undefined) headers["content-type"] = "application/json";
+  const wish: RequestInit = { method, headers };
+  if (body !== undefined) wish.body = JSON.stringify(body);
+  if (signal) wish.signal = signal;
+  try {
+    return await fetch(path, wish);
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ApiError(0, "unreachable", "The gateway cannot be reached. Is it still running?");
+  }
+}
+
+/** The JSON answer. Throws ApiError with the gateway's own words. A token of an earlier process is renewed once. */
+export async function call<T>(method: string, path: string, body?: unknown): Promise<T> {
+  let answer = await send(method, path, body);
+  if (answer.status === 403 && method !== "GET") {
+    await signIn(access.secret);
+    answer = await send(method, path, body);
+  }
+  return (await bodyOf(answer)) as T;
+}
+
+export interface Event {
+  event: string;
+  data: any;
+}
+
+/** Server-sent events of a POST. Throws ApiError for a refusal, AbortError where `signal` ends it. */
+export async function* events(path: string, body: unknown, signal: AbortSignal): AsyncGenerator<Event> {
+  let answer = await send("POST", path, body, signal);
+  if (answer.status === 403) {
+    await signIn(access.secret);
+    answer = await send("POST", path, body, signal);
+  }
+  if (!answer.ok || !answer.body) {
+    await bodyOf(answer);
+    throw new ApiError(answer.status, "", "The gateway sent no stream.");
+  }
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    while (true) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const blocks = (rest + value).split("\n\n");
+      rest = blocks.pop()!;
+      for (const block of blocks) {
+        const found = parse(block);
+        if (found) yield found;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => undefined);
+  }
+}
+
+function parse(block: string): Event | null {
+  let name = "message";
+  const data: string[] = [];
+  for (const line of block.split("\n")) {
+    if (line.startsWith("event:")) name = line.slice(6).trim();
+    else if (line.startsWith("data:")) data.push(line.slice(5).trim());
+  }
+  return data.length ? { event: name, data: JSON.parse(data.join("\n")) } : null;
+}

@@ -1,0 +1,232 @@
+// Tries the page in Chromium. On stdin: {url, nodes: [{name, pid, layers}], secret, chromium, shots}. Run by tests/test_page.py.
+import assert from "node:assert/strict";
+import { createRequire } from "node:module";
+import { chromium } from "playwright-core";
+
+const told = JSON.parse(await new Promise((done) => {
+  let text = "";
+  process.stdin.on("data", (part) => (text += part)).on("end", () => done(text));
+}));
+const axe = createRequire(import.meta.url).resolve("axe-core/axe.min.js");
+const browser = await chromium.launch({ executablePath: told.chromium, args: ["--no-sandbox"] });
+const foreign = [];
+const complaints = [];
+
+async function open(scheme, width, height) {
+  // axe is put into the page by the debugger, which the policy of the page would refuse: a second look without it is below.
+  const context = await browser.newContext({ colorScheme: scheme, viewport: { width, height }, bypassCSP: true });
+  return listen(await context.newPage());
+}
+
+function listen(page) {
+  page.setDefaultTimeout(60000);
+  page.on("request", (one) => one.url().startsWith(told.url) || foreign.push(one.url()));
+  page.on("pageerror", (error) => complaints.push(error.message));
+  page.on("console", (said) => {
+    if (["error", "warning"].includes(said.type()) && !/status of (401|403|409|429)/.test(said.text())) complaints.push(said.text());
+  });
+  return page;
+}
+
+async function shot(page, name) {
+  if (told.shots) await page.screenshot({ path: `${told.shots}/${name}.png` });
+}
+
+/** No finding of axe, of any severity. */
+async function accessible(page, where) {
+  if (!(await page.evaluate(() => "axe" in window))) await page.addScriptTag({ path: axe });
+  const found = await page.evaluate(async () =>
+    (await axe.run(document, { resultTypes: ["violations"] })).violations.map(
+      (one) => `${one.id} (${one.impact}): ${one.nodes.map((node) => `${node.target} ${node.failureSummary}`).join("; ").slice(0, 600)}`,
+    ),
+  );
+  assert.deepEqual(found, [], `axe, ${where}`);
+}
+
+const checks = {
+  async "the policy of the page is kept, and nothing breaks it"() {
+    const context = await browser.newContext();
+    const page = listen(await context.newPage());
+    const answer = await page.goto(`${told.url}/`);
+    assert.match(answer.headers()["content-security-policy"], /default-src 'none'/);
+    await page.waitForSelector(".nodes li");
+    for (const panel of ["swarm", "plan", "jobs", "keys"]) await page.click(`nav >> text=/^${panel}$/i`);
+    const ran = await page.evaluate(() => {
+      const script = document.createElement("script");
+      try {
+        script.textContent = "window.ran = true";
+      } catch {
+        return "refused";
+      }
+      document.head.append(script);
+      return window.ran ? "ran" : "refused";
+    });
+    assert.equal(ran, "refused");
+    complaints.length = 0; // of what was just tried
+    const began = await page.evaluate(() => performance.getEntriesByType("navigation")[0].domInteractive);
+    assert.ok(began < 10000, `interactive after ${began} ms`);
+    await context.close();
+  },
+
+  async "chat streams, stops, and shows where the time goes"() {
+    const page = await open("light", 1320, 860);
+    await page.goto(`${told.url}/`);
+    await page.waitForSelector(".nodes li");
+    await accessible(page, "empty chat");
+    await shot(page, "light-empty");
+    await page.keyboard.type("Once upon a time");
+    await page.keyboard.press("Enter");
+    await page.waitForFunction(() => document.querySelectorAll("[data-token]").length > 5);
+    await page.keyboard.press("Escape");
+    await page.waitForSelector("text=stopped");
+    await page.fill("textarea", "Tell me of a king who lost his ring");
+    await page.keyboard.press("Enter");
+    await page.waitForFunction(() => document.querySelectorAll(".figures").length >= 4);
+    assert.match(await page.textContent("article:last-of-type .text"), /\w+ \w+/);
+    assert.match(await page.textContent("aside"), /Held up most by/);
+    assert.equal(await page.locator("aside ol li").count(), 3);
+    const colours = await page.evaluate(() => new Set([...document.querySelectorAll(".token")].map((one) => getComputedStyle(one).color)).size);
+    assert.ok(colours >= 1 && (await page.locator('.token[class*="hop-"]').count()) > 10);
+    await page.focus('[role="slider"]');
+    await page.keyboard.press("Home");
+    await page.keyboard.press("ArrowRight");
+    assert.match(await page.textContent(".cause"), /^Token 2/);
+    assert.equal(await page.getAttribute('[role="slider"]', "aria-valuenow"), "2");
+    await page.locator("article:last-of-type .token").nth(7).click();
+    assert.match(await page.textContent(".cause"), /^Token 8/);
+    await accessible(page, "chat");
+    await shot(page, "light-chat");
+    await page.context().close();
+  },
+
+  async "a plan compares before and after"() {
+    const page = await open("light", 1320, 860);
+    await page.goto(`${told.url}/#/plan`);
+    await page.click("text=Compare");
+    await page.waitForSelector(".results");
+    assert.match(await page.textContent(".results"), /laptop/);
+    assert.equal(await page.locator(".results .big").count(), 2);
+    await accessible(page, "plan");
+    await shot(page, "light-plan");
+    await page.click("text=Add a machine");
+    assert.equal(await page.locator("fieldset").count(), 2);
+    await page.context().close();
+  },
+
+  async "jobs tell of the requests that ran"() {
+    const page = await open("dark", 1320, 860);
+    await page.goto(`${told.url}/#/jobs`);
+    await page.waitForSelector("tbody tr");
+    await page.locator("td button").first().click();
+    assert.match(await page.textContent(".more"), /node-0/);
+    await accessible(page, "jobs");
+    await shot(page, "dark-jobs");
+    await page.context().close();
+  },
+
+  async "every panel on a small screen, in the dark, without sideways scrolling"() {
+    const page = await open("dark", 390, 844);
+    for (const panel of ["chat", "swarm", "plan", "jobs", "keys"]) {
+      await page.goto(`${told.url}/#/${panel}`);
+      await page.waitForTimeout(1200);
+      const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+      assert.ok(wide <= 0, `${panel} is ${wide} px too wide`);
+      await accessible(page, `small ${panel}`);
+      await shot(page, `narrow-${panel}`);
+    }
+    await page.context().close();
+  },
+
+  async "a node that dies is seen in the answer and in the swarm, and the text goes on"() {
+    const page = await open("dark", 1320, 860);
+    await page.goto(`${told.url}/#/swarm`);
+    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length >= 4);
+    await accessible(page, "swarm");
+    await shot(page, "dark-swarm");
+    await page.click("nav >> text=Chat");
+    await page.click("summary");
+    await page.fill('input[max="32768"]', "500");
+    await page.click("summary");
+    await page.fill("textarea", "Tell me a long story of three brothers");
+    await page.keyboard.press("Enter");
+    await page.waitForFunction(() => document.querySelectorAll("[data-token]").length > 20);
+    const victim = told.nodes.find((node) => node.name === "node-1");
+    process.kill(victim.pid, "SIGKILL");
+    await page.waitForSelector(".repair");
+    assert.match(await page.textContent(".repair"), /node-1 lost · spare-3 took layers 4–7 after/);
+    const before = await page.locator("[data-token]").count();
+    await page.waitForFunction((had) => document.querySelectorAll("[data-token]").length > had + 10, before);
+    assert.match(await page.textContent("aside ol"), /spare-3/);
+    await page.waitForSelector(".figures");
+    assert.match(await page.textContent(".figures"), /1 repair/);
+    await accessible(page, "chat after a repair");
+    await shot(page, "dark-repair");
+    await page.click("nav >> text=Swarm");
+    await page.waitForSelector("text=node-1 left (layers 4–7)");
+    await page.waitForSelector("text=tales: no node serves layers 4–7");
+    await accessible(page, "swarm after a loss");
+    await shot(page, "dark-loss");
+    await page.context().close();
+  },
+
+  async "the owner makes and revokes a key; without one the page asks for it"() {
+    const page = await open("light", 1320, 860);
+    await page.goto(`${told.url}/#/keys`);
+    await page.click("text=Sign in");
+    await page.fill('input[type="password"]', "nonsense");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector('dialog [role="alert"]:not(:empty)');
+    await accessible(page, "sign in");
+    await page.fill('input[type="password"]', told.secret);
+    await page.keyboard.press("Enter");
+    await page.waitForSelector("text=Make a key");
+    await page.fill('input[pattern]', "guest");
+    await page.locator('input[placeholder="no limit"]').nth(1).fill("30");
+    await page.click("button:has-text('Make key')");
+    const key = await page.textContent(".made code");
+    assert.match(key, /^mhk_/);
+    await page.waitForSelector("td:has-text('of 30')");
+    await accessible(page, "keys");
+    await shot(page, "light-keys");
+
+    const guest = await open("light", 1320, 860);
+    await guest.goto(`${told.url}/`);
+    await guest.waitForSelector("dialog[open]");
+    await guest.fill('input[type="password"]', key);
+    await guest.keyboard.press("Enter");
+    await guest.waitForSelector("dialog:not([open])", { state: "attached" });
+    await guest.goto(`${told.url}/#/keys`);
+    await guest.waitForSelector("text=For admins");
+    await guest.context().close();
+
+    await page.click("button[aria-label='Revoke guest']");
+    await page.click("button:has-text('Revoke guest')");
+    await page.waitForSelector(".tag:has-text('revoked')");
+    await page.context().close();
+  },
+
+  async "the reference is a plain page"() {
+    const page = await open("light", 1000, 800);
+    await page.goto(`${told.url}/docs`);
+    assert.equal(await page.evaluate(() => document.scripts.length), 0);
+    await accessible(page, "reference");
+    await shot(page, "light-docs");
+    await page.context().close();
+  },
+};
+
+let failed = 0;
+for (const [name, check] of Object.entries(checks)) {
+  try {
+    await check();
+    console.log(`ok: ${name}`);
+  } catch (error) {
+    failed += 1;
+    console.log(`FAILED: ${name}\n${error.stack}`);
+  }
+}
+await browser.close();
+assert.deepEqual(foreign, [], "requests to other hosts");
+assert.deepEqual(complaints, [], "what the console said");
+if (failed) process.exit(1);
+console.log("every check passed");
