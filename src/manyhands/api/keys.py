@@ -8,7 +8,7 @@ All need an admin's key or the owner's secret (access.py).
 """
 
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
@@ -21,7 +21,7 @@ from manyhands.api.limits import Quota
 from manyhands.errors import Conflict, NotFound
 
 # Made over HTTP: the file is read and written whole, on the event loop.
-MAX_KEYS = 256
+MAX_KEYS: Final = 256
 _Limit = Annotated[int, Field(ge=1, le=1 << 50)]
 
 
