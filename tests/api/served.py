@@ -10,12 +10,13 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
+from manyhands.api.access import Access
 from manyhands.api.auth import KeyRing
+from manyhands.api.choice import ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.app import create_app
 from manyhands.api.http.server import serving
-from manyhands.api.openai.chat import openai_router
-from manyhands.api.openai.responses import responses_router
+from manyhands.api.routers import compatible_routers
 from manyhands.api.run import Job, Outcome
 from manyhands.config import LimitsConfig
 from manyhands.core import NodeAddr
@@ -77,6 +78,7 @@ class Served:
     swarm: MemorySwarm
     watcher: Watcher
     clients: AsyncExitStack
+    access: Access
 
     async def client(self, key: str = "none") -> AsyncOpenAI:
         made = AsyncOpenAI(base_url=f"http://{self.addr}/v1", api_key=key, max_retries=0, timeout=30.0)
@@ -105,9 +107,10 @@ async def served(
     watcher = Watcher()
     async with memory_swarm(folder, cut, **options) as swarm:
         gateway = Gateway({MODEL: swarm.origin}, limits, [watcher])
-        app = create_app(gateway, keys=keys, routers=[openai_router(gateway), responses_router(gateway)])
+        voices = ModelFormats(gateway)
+        app = create_app(gateway, keys=keys, routers=compatible_routers(gateway, voices))
         async with serving(app, "127.0.0.1", 0) as addr, AsyncExitStack() as clients:
-            yield Served(addr, gateway, swarm, watcher, clients)
+            yield Served(addr, gateway, swarm, watcher, clients, app.state.access)
 
 
 async def raw(addr: NodeAddr, data: bytes) -> tuple[int, bytes]:

@@ -303,7 +303,7 @@ def test_a_custom_tools_input_is_text(stage: Stage) -> None:
         ask: Any = {
             "model": MODEL,
             "input": "hi",
-            "max_output_tokens": 400,
+            "max_output_tokens": 40,
             "temperature": 0,
             "parallel_tool_calls": False,
             "tools": [{"type": "custom", "name": "patch"}],

@@ -16,7 +16,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from manyhands.api.auth import KeyRing
-from manyhands.api.http.hosts import OWNER_HEADER, SAFE_METHODS, TOKEN_HEADER, Headers, Hosts, Sender, is_loopback
+from manyhands.api.http.hosts import (
+    KEY_HEADER,
+    OWNER_HEADER,
+    SAFE_METHODS,
+    TOKEN_HEADER,
+    Headers,
+    Hosts,
+    Sender,
+    is_loopback,
+)
 from manyhands.api.run import Caller
 from manyhands.errors import BadRequest, Forbidden, Unauthorized
 
@@ -55,7 +64,7 @@ class Access:
         if _is_equal(headers.get(OWNER_HEADER), self.owner_secret):
             return Caller(is_admin=True, tenant=LOCAL)
         if self.needs_key():
-            return Caller() if is_open else self._check_key(headers.get("authorization"))
+            return Caller() if is_open else self._check_key(_authorization(headers))
         is_change = sender == "page" and method not in SAFE_METHODS
         if is_change and not _is_equal(headers.get(TOKEN_HEADER), self.page_token):
             raise Forbidden(f"a page needs the token of GET /api/session in the header {TOKEN_HEADER}, or a key")
@@ -104,6 +113,13 @@ def session_router(access: Access) -> APIRouter:
         return JSONResponse(told, headers=headers)
 
     return router
+
+
+def _authorization(headers: Headers) -> str | None:
+    """The Authorization header, or Anthropic's x-api-key as one."""
+    if "authorization" in headers or KEY_HEADER not in headers:
+        return headers.get("authorization")
+    return f"Bearer {headers[KEY_HEADER]}"
 
 
 def _is_equal(shown: str | None, secret: str) -> bool:

@@ -104,6 +104,10 @@ class ModelFormats:
         await self.preparing.close()
         self._compiler.shutdown(wait=False, cancel_futures=True)
 
+    def known(self, model: str) -> ModelFormat:
+        """The format of a served model."""
+        return self._known[model]
+
     async def prepare(self, path: str, body: bytes, caller: Caller, client: str) -> tuple[ModelFormat, Prepared]:
         """What a request asks for; at once if it is small and plain, else in a process. `client`: whose turn, without a key.
 
@@ -125,6 +129,16 @@ class ModelFormats:
             job = PreparationJob(path, body, *who, limits.max_choices, limits.default_max_tokens, names)
             made = await self.preparing.run(caller.name or client, job)
         return self._known[made.model], made
+
+    async def ask_one(
+        self, path: str, api: Api, body: bytes, caller: Caller, client: str
+    ) -> tuple[Prepared, Ask, "Choice"]:
+        """Charge and prepare a request for one choice: what to ask, and its reader. Raises as `prepare`, and RateLimited."""
+        entry = self._gateway.enter(caller, api)
+        voice, made = await self.prepare(path, body, caller, client)
+        (plan,) = plans_of(self, voice, made)
+        ask, choice = await plan.choose(api, caller, entry)
+        return made, ask, choice
 
     def _accept(self, grammar: str) -> None:
         if not any(voice.grammars.has(grammar) for voice in self._known.values()):
@@ -266,6 +280,11 @@ class Choice:
         if had.is_done:  # it is not read again
             self.num_tokens, self.reasoning_tokens = had.tokens, had.thoughts
         return self
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended it."""
+        return self._run.answer.stopped_by if self._run is not None else None
 
     @property
     def cached_tokens(self) -> int:

@@ -10,10 +10,13 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
 
+from manyhands.api.anthropic.fields import CountTokens, Messages
 from manyhands.api.http.body import check, show
 from manyhands.api.native.fields import Infer
+from manyhands.api.ollama.fields import OllamaChat, OllamaGenerate
 from manyhands.api.openai.fields_chat import Chat, Completions
 from manyhands.api.openai.fields_responses import Responses
+from manyhands.api.openai.fields_tokens import Detokenize, Tokenize
 from manyhands.api.openai.schema import Shown
 
 MODELS: Mapping[str, Any] = {
@@ -21,6 +24,12 @@ MODELS: Mapping[str, Any] = {
     "/v1/completions": Completions,
     "/v1/responses": Responses,
     "/api/infer": Infer,
+    "/v1/messages": Messages,
+    "/v1/messages/count_tokens": CountTokens,
+    "/api/chat": OllamaChat,
+    "/api/generate": OllamaGenerate,
+    "/tokenize": Tokenize,
+    "/detokenize": Detokenize,
 }
 
 
@@ -44,11 +53,15 @@ _ADAPTERS: Mapping[str, TypeAdapter[Any]] = {path: TypeAdapter(model) for path, 
 _SAYS = {path: {field.name: field.shown.says for field in _fields(model)} for path, model in MODELS.items()}
 # What is a client's own, on every path and on some.
 _VERBATIM = frozenset({"parameters", "schema", "input_schema", "arguments"})
-_OWN: Mapping[str, frozenset[str]] = {}
-# The paths of OpenAI's API, whose tables stand in docs/openai.md.
-ENDPOINTS: Mapping[str, Sequence[Field]] = {
-    path: list(_fields(model)) for path, model in MODELS.items() if path.startswith("/v1/")
+_OWN: Mapping[str, frozenset[str]] = {
+    "/v1/messages": frozenset({"input"}),
+    "/v1/messages/count_tokens": frozenset({"input"}),
+    "/api/chat": frozenset({"format"}),
+    "/api/generate": frozenset({"format"}),
 }
+FIELDS: Mapping[str, Sequence[Field]] = {path: list(_fields(model)) for path, model in MODELS.items()}
+# The paths of OpenAI's API that generate, whose tables stand in docs/openai.md.
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 def parse(path: str, sent: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +105,7 @@ def definitions() -> dict[str, Any]:
 def table(path: str) -> str:
     """The Markdown table of a path's fields, as it stands in docs/openai.md."""
     rows = ["| field | honoured | refused (400), for instance |", "|---|---|---|"]
-    for field in ENDPOINTS[path]:
+    for field in FIELDS[path]:
         shown = field.shown
         refused = ", ".join(f"`{show(value).replace('|', chr(92) + '|')}`" for value in shown.refused[:2]) or "-"
         rows.append(f"| `{field.name}` | {shown.says.replace('|', chr(92) + '|')} | {refused} |")

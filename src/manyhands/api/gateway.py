@@ -68,6 +68,11 @@ class Gateway:
         return len(self._admission.waiting)
 
     @property
+    def max_running(self) -> int:
+        """How many requests run at once."""
+        return self._admission.max_running
+
+    @property
     def num_running(self) -> int:
         return len(self._admission.running)
 

@@ -204,14 +204,12 @@ def _routers(gateway: "Gateway", history: "History", metrics: "Metrics", view: "
     from manyhands.api.native.plan import plan_router
     from manyhands.api.native.routes import native_router
     from manyhands.api.native.swarm import swarm_router
-    from manyhands.api.openai.chat import openai_router
-    from manyhands.api.openai.responses import responses_router
+    from manyhands.api.routers import compatible_routers
     from manyhands.api.status import status_router
 
     voices = ModelFormats(gateway)
     return [
-        openai_router(gateway, voices),
-        responses_router(gateway, voices),
+        *compatible_routers(gateway, voices),
         native_router(gateway, history, voices),
         status_router(gateway, metrics),
         swarm_router(view),

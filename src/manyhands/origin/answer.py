@@ -56,6 +56,7 @@ class Answer:
     repairs: list[Repair] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stopped_by: str | None = None  # the stop string that ended the text, if one did
     timings: Timings = field(default_factory=Timings)
     drafting: Drafting = field(default_factory=Drafting)
     routing: Routing = field(default_factory=Routing)

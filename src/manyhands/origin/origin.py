@@ -261,7 +261,7 @@ class Origin:
                     text += detokenizer.flush()
                 answer.text += text
                 if piece.finished is not None:
-                    answer.finish_reason = "stop"
+                    answer.finish_reason, answer.stopped_by = "stop", detokenizer.stopped_by
                 elif generation.is_last(len(answer.token_ids)):
                     answer.finish_reason = generation.finish_reason
                 yield Token(drawn.token, text, drawn.logprob, drawn.top)

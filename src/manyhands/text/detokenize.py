@@ -63,6 +63,11 @@ class Detokenizer:
         self._unread_ids: list[int] = []
         self._tail = _StopTail(stop)
 
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the text; None if it goes on, or a token ended it."""
+        return self._tail.stopped_by
+
     def feed(self, token_id: int) -> TextPiece:
         """Take the next id; return the text it releases. After a piece with `finished`, further ids give nothing.
 
@@ -101,6 +106,7 @@ class _StopTail:
 
     def __init__(self, stop: tuple[str, ...]) -> None:
         self.is_stopped = False
+        self.stopped_by: str | None = None
         self._stop = stop
         self._held = ""
 
@@ -126,8 +132,11 @@ class _StopTail:
     def _find_stop(self) -> int | None:
         """Return where the stop string that is complete first begins (the longest of those that end together)."""
         found = ((self._held.find(stop), stop) for stop in self._stop)
-        ends = [(start + len(stop), start) for start, stop in found if start >= 0]
-        return min(ends)[1] if ends else None
+        ends = [(start + len(stop), start, stop) for start, stop in found if start >= 0]
+        if not ends:
+            return None
+        _, start, self.stopped_by = min(ends)
+        return start
 
     def _count_suspect(self) -> int:
         """Return the length of the longest end of the text that begins a stop string."""

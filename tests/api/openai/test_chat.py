@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from manyhands.api.fields import ENDPOINTS, Field, table
+from manyhands.api.fields import ENDPOINTS, FIELDS, Field, table
 from manyhands.config import LimitsConfig
 from manyhands.errors import (
     Forbidden,
@@ -64,7 +64,7 @@ def test_every_field_is_honoured_or_refused_by_name(path: str, folder: Path) -> 
     """The table of docs/openai.md, row by row: what works gives 200, what is refused 400 and the field's name."""
 
     async def scene(it: Served) -> None:
-        for field in ENDPOINTS[path]:
+        for field in FIELDS[path]:
             for value in field.shown.works:
                 status, said = await raw(it.addr, post(path, body_of(path, field, value)))
                 assert status == 200, (field.name, value, said)

@@ -23,10 +23,11 @@ Sender = Literal["program", "page", "site"]
 Headers = Mapping[str, str]
 
 OWNER_HEADER: Final = "x-manyhands-owner"
+KEY_HEADER: Final = "x-api-key"
 TOKEN_HEADER: Final = "x-manyhands-token"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 # Two of one of these, and two readers could each believe another one.
-_ONCE: Final = frozenset({"host", "origin", "authorization", "content-type", OWNER_HEADER, TOKEN_HEADER})
+_ONCE: Final = frozenset({"host", "origin", "authorization", "content-type", KEY_HEADER, OWNER_HEADER, TOKEN_HEADER})
 _AUTHORITY: Final = re.compile(
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\.?)(?::(?P<port>[0-9]{0,5}))?"
 )

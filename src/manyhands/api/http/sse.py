@@ -7,6 +7,7 @@ and no other; one that takes nothing for write_timeout_s is cut. A client that l
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -27,11 +28,24 @@ Emit = Callable[[Event], Awaitable[None]]
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 _JSON_TYPE = (b"content-type", b"application/json")
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_STREAMED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How a stream is told apart from others: its content type, and what breaks a silence (b"": nothing may)."""
+
+    content_type: bytes
+    keep_alive: bytes
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"content-type", self.content_type), *_STREAMED]
+
+
+SSE = Framing(b"text/event-stream; charset=utf-8", KEEP_ALIVE)
+# JSON objects, one a line: whatever else came between them would be taken for one.
+NDJSON = Framing(b"application/x-ndjson", b"")
 
 
 def to_event(data: Mapping[str, Any], name: str | None = None) -> bytes:
@@ -109,8 +123,10 @@ class EventStream:
         limits: LimitsConfig,
         is_running: Callable[[], bool] = lambda: True,
         on_error: Callable[[Exception], Event] = error_event,
+        framing: Framing = SSE,
     ) -> None:
         self._produce, self._limits, self._is_running, self._on_error = produce, limits, is_running, on_error
+        self._framing, self._headers = framing, framing.headers
         self._turn = asyncio.Lock()  # held while an event is written
         self._sent_at = 0.0
 
@@ -133,25 +149,25 @@ class EventStream:
                 await self._emit(out, self._on_error(error))
             finally:
                 beat.cancel()
-            await out.write(b"", _HEADERS, more=False)
+            await out.write(b"", self._headers, more=False)
 
     async def _keep_alive(self, out: _Out) -> None:
         pause_s = self._limits.keep_alive_s
         while True:
             await asyncio.sleep(pause_s)
             is_silent = self._clock() - self._sent_at >= pause_s
-            if is_silent and self._is_running():
+            if is_silent and self._framing.keep_alive and self._is_running():
                 try:
-                    await self._emit(out, KEEP_ALIVE)
+                    await self._emit(out, self._framing.keep_alive)
                 except _ReaderStalled:
                     return  # the connection is cut, and the producer with it
 
     async def _emit(self, out: _Out, event: Event) -> None:
         async with self._turn:
             if isinstance(event, bytes):
-                await out.write(event, _HEADERS)
+                await out.write(event, self._headers)
             else:
-                await _write_all(out, event, _HEADERS)
+                await _write_all(out, event, self._headers)
         self._sent_at = self._clock()
 
 

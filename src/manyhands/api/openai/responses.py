@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 
-from manyhands.api.choice import Choice, Delta, ModelFormats, plans_of
+from manyhands.api.choice import Choice, Delta, ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.encode import JsonRows, JsonText
 from manyhands.api.http.error import error_object
@@ -45,11 +45,8 @@ def responses_router(gateway: Gateway, voices: ModelFormats | None = None) -> AP
 async def _answer(
     gateway: Gateway, voices: ModelFormats, body: bytes, caller: Caller, client: str
 ) -> EventStream | Single:
-    entry = gateway.enter(caller, "responses")
-    voice, made = await voices.prepare("/v1/responses", body, caller, client)
-    (plan,) = plans_of(voices, voice, made)
-    ask, choice = await plan.choose("responses", caller, entry)
-    spelling = Spelling(voice.grammars) if made.params.logprobs is not None else None
+    made, ask, choice = await voices.ask_one("/v1/responses", "responses", body, caller, client)
+    spelling = Spelling(voices.known(made.model).grammars) if made.params.logprobs is not None else None
     if spelling is not None:
         await asyncio.to_thread(spelling.load)
     custom = frozenset(tool["name"] for tool in made.given.get("tools", ()) if tool["type"] == "custom")

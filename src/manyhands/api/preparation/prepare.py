@@ -7,28 +7,22 @@ RenderBudget, and what would cost more raises NeedsProcess; all others come to a
 """
 
 import json
-import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from manyhands.api.fields import parse
 from manyhands.api.http.body import BadField, read_json
-from manyhands.api.openai.conversation import Conversation, conversation_of, input_conversation
-from manyhands.api.openai.schema import ROUTE_WISHES
-from manyhands.api.preparation.desk import Object, PreparationDesk, Prepared, Speaker
-from manyhands.api.preparation.talk import encode, render, sampling, talk
+from manyhands.api.preparation.asked import COUNTING, MAX_CHOICES, PATHS
+from manyhands.api.preparation.desk import PreparationDesk, Prepared, Speaker
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow, Forbidden, ModelNotFound
 
 # Tools and a format together, as JSON: what compiles into a grammar and is echoed by /v1/responses. OpenAI's own limit on the
 # names and values of a schema is 120,000 characters.
 MAX_SCHEMA_BYTES = 128 << 10
-MAX_CHOICES = 128  # of all prompts together
 MIN_VALUES = 1 << 16  # of a body's JSON; 8 more for each position of the largest context
-_LOGPROBS = "message.output_text.logprobs"
 # The fields that hold the prompt: they go no further than this file.
-_BULK = {"/v1/completions": ("prompt",), "/v1/responses": ("input",), "/api/infer": ("messages",)}
+_BULK = ("messages", "prompt", "input", "system", "content", "tokens")
 
 
 def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
@@ -44,17 +38,19 @@ def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
     if "stream_options" in given and not given.get("stream", False):
         raise BadField("stream_options is for stream: true", "stream_options")
     _check_schemas(given)
-    made = _PATHS[path](given, speaker, desk)
-    for prompt in made.prompts:
-        check_fit(prompt, made.params, speaker)
+    made = PATHS[path](given, speaker, desk)
+    if path not in COUNTING:
+        for prompt in made.prompts:
+            check_fit(prompt, made.params, speaker)
     if made.grammar is not None:
         try:
             desk.accept(made.grammar)
         except BadRequest as error:
             where = "tools" if made.functions else "response_format"
             raise BadField(f"{where}: {error}", where) from error
-    for name in _BULK.get(path, ("messages",)):
-        made.given.pop(name, None)
+    for name in _BULK:
+        if not (path == "/api/infer" and name == "prompt"):  # which it echoes
+            made.given.pop(name, None)
     return made
 
 
@@ -89,7 +85,7 @@ def _check_values(body: bytes, desk: PreparationDesk) -> None:
 
 def _check_counts(sent: Mapping[str, Any], speaker: Speaker) -> None:
     """Raise ContextOverflow for a list of ids that cannot fit, before its items are looked at."""
-    prompt = sent.get("prompt")
+    prompt = sent.get("tokens") or sent.get("prompt")
     lists = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], list) else [prompt]
     for ids in lists[:MAX_CHOICES]:
         if isinstance(ids, list) and ids and not isinstance(ids[0], str) and len(ids) > speaker.context:
@@ -97,7 +93,7 @@ def _check_counts(sent: Mapping[str, Any], speaker: Speaker) -> None:
 
 
 def _check_schemas(given: Mapping[str, Any]) -> None:
-    named = [name for name in ("tools", "response_format", "text") if name in given]
+    named = [name for name in ("tools", "response_format", "text", "format", "output_config") if name in given]
     size = sum(len(json.dumps(given[name], ensure_ascii=False)) for name in named)
     if size > MAX_SCHEMA_BYTES:
         raise BadField(f"{' and '.join(named)} have {size} characters of JSON; at most {MAX_SCHEMA_BYTES}", named[0])
@@ -114,73 +110,3 @@ def check_fit(ids: Sequence[int], params: SamplingParams, speaker: Speaker) -> N
             f"prompt of {len(ids)} tokens + max_tokens {params.max_tokens} exceed the context of {speaker.context}: "
             "shorten the prompt or lower max_tokens"
         )
-
-
-# -- paths ------------------------------------------------------------------------------------------------------------
-
-
-def _chat(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
-    if "top_logprobs" in given and not given.get("logprobs"):
-        raise BadField("top_logprobs is for logprobs: true", "top_logprobs")
-    if "max_tokens" in given and "max_completion_tokens" in given:
-        raise BadField("max_tokens is the older name of max_completion_tokens: send one of them", "max_tokens")
-    logprobs = given.get("top_logprobs", 0) if given.get("logprobs") else None
-    wanted = given.get("max_completion_tokens", given.get("max_tokens"))
-    count = _count(given, desk)
-    return replace(talk(conversation_of(given), given, speaker, desk, wanted, logprobs), count=count)
-
-
-def _completions(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
-    count, prompt = _count(given, desk), given["prompt"]
-    several = list(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
-    if len(several) * count > MAX_CHOICES:
-        raise BadField(
-            f"prompt: {len(several)} prompts with n = {count} make more than {MAX_CHOICES} choices", "prompt"
-        )
-    params = sampling(given, speaker, given.get("max_tokens", 16), given.get("logprobs"))
-    return Prepared(speaker.name, given, [encode(p, speaker) for p in several], params, count)
-
-
-def _responses(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
-    is_on = _LOGPROBS in given.get("include", ())
-    if "top_logprobs" in given and not is_on:
-        raise BadField(f'top_logprobs is for include: ["{_LOGPROBS}"]', "top_logprobs")
-    logprobs = given.get("top_logprobs", 0) if is_on else None
-    return talk(input_conversation(given), given, speaker, desk, given.get("max_output_tokens"), logprobs)
-
-
-def _infer(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
-    if ("prompt" in given) == ("messages" in given):
-        raise BadRequest("give either prompt (a text) or messages (a conversation)")
-    values = {
-        **_INFER,
-        **{k: v for k, v in given.items() if k not in ("prompt", "messages", "model", "path", "stream", *ROUTE_WISHES)},
-    }
-    values |= {
-        "seed": given.get("seed", secrets.randbits(53)),
-        "stop": tuple(given.get("stop", ())),
-    }  # 53: any JSON reader
-    params = SamplingParams(**values)
-    ids = (
-        encode(given["prompt"], speaker)
-        if "prompt" in given
-        else render(Conversation(given["messages"]), speaker, desk)
-    )
-    return Prepared(speaker.name, given, [ids], params)
-
-
-_INFER: Object = {"max_tokens": 50, "temperature": 0.9, "top_p": 0.92}
-_PATHS: Mapping[str, Callable[[Object, Speaker, PreparationDesk], Prepared]] = {
-    "/v1/chat/completions": _chat,
-    "/v1/completions": _completions,
-    "/v1/responses": _responses,
-    "/api/infer": _infer,
-}
-
-
-def _count(given: Mapping[str, Any], desk: PreparationDesk) -> int:
-    """n, within the operator's limit. Raises BadField."""
-    count = int(given.get("n", 1))
-    if count > desk.max_choices:
-        raise BadField(f"n is {count}; this gateway makes at most {desk.max_choices} choices", "n")
-    return count

@@ -30,8 +30,7 @@ def talk(
 ) -> Prepared:
     """A conversation by the chat template, with its grammar. `wishes`: as `sampling`; `wanted`: max_tokens, None for the
     default; `is_clamped`: where less is left of the context, that. Raises BadRequest, ContextOverflow, NeedsProcess."""
-    if said.functions and speaker.dialect is None:
-        raise BadField("tools: this model's chat template takes none that we can read", "tools")
+    check_tools(said, speaker)
     grammar = _grammar(speaker, said)
     if grammar is not None and wishes.get("manyhands", {}).get("ignore_eos", False):
         message = "manyhands.ignore_eos goes with neither response_format nor tools that are enforced"
@@ -53,6 +52,12 @@ def talk(
         is_call=bool(said.functions) and said.tool_choice not in ("none", "auto"),
         is_talk=True,
     )
+
+
+def check_tools(said: Conversation, speaker: Speaker) -> None:
+    """Raise BadField for tools of a model whose template takes none."""
+    if said.functions and speaker.dialect is None:
+        raise BadField("tools: this model's chat template takes none that we can read", "tools")
 
 
 # -- rendering --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: its fields, what they mean to the model, and its events."""

@@ -1,0 +1,124 @@
+"""What Ollama's clients ask about models: /api/tags, /api/show, /api/ps and /api/version."""
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from manyhands import __version__
+from manyhands.api.choice import ModelFormats
+from manyhands.api.gateway import Gateway
+from manyhands.api.http.route import caller_of
+from manyhands.api.names import LATEST
+from manyhands.errors import BadRequest
+from manyhands.origin import Origin
+from manyhands.text.reasoning import template_of
+
+Object = dict[str, Any]
+# The version of Ollama whose API this is: programs ask for it before they use what is newer.
+OLLAMA_VERSION: Final = "0.12.0"
+FOREVER: Final = "2318-01-01T00:00:00Z"  # as Ollama has it for a model that is not unloaded
+
+
+class ShowRequest(BaseModel):
+    """Which model; `verbose` changes nothing."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    model: str | None = Field(None, max_length=512)
+    name: str | None = Field(None, max_length=512, description="The older word for model.")
+    verbose: bool | None = None
+
+
+def models_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
+    """The four paths."""
+    router = APIRouter(prefix="/api", tags=["Ollama"])
+
+    async def listed(request: Request) -> list[Object]:
+        caller = caller_of(request)
+        names = [name for name in gateway.origins if caller.models is None or name in caller.models]
+        return [await asyncio.to_thread(_entry, name, gateway.origins[name], gateway.started_at) for name in names]
+
+    @router.get("/version", summary="The version of Ollama's API")
+    async def version() -> dict[str, str]:
+        """And that of manyhands."""
+        return {"version": OLLAMA_VERSION, "manyhands": __version__}
+
+    @router.get("/tags", summary="The models, as Ollama lists them")
+    async def tags(request: Request) -> Object:
+        """Those that this key may use."""
+        return {"models": await listed(request)}
+
+    @router.get("/ps", summary="The models that are loaded: all of them")
+    async def running(request: Request) -> Object:
+        """`size_vram` is 0: where layers lie, each node's owner says."""
+        return {"models": [_running(entry, gateway) for entry in await listed(request)]}
+
+    @router.post("/show", summary="One model, as Ollama shows it")
+    async def show(body: ShowRequest, request: Request) -> Object:
+        """Template, capabilities and sizes."""
+        wanted = body.model or body.name
+        if not wanted:
+            raise BadRequest("model is missing: name one of /api/tags")
+        meant = gateway.names.find(wanted, gateway.origins)
+        caller_of(request).check_model(meant)
+        origin = gateway.origin(wanted)
+        await voices.open()
+        entry = await asyncio.to_thread(_entry, meant, origin, gateway.started_at)
+        return _shown(entry, origin, voices, meant)
+
+    return router
+
+
+def _entry(name: str, origin: Origin, started_at: float) -> Object:
+    """One model of a list. Blocking: looks at its files."""
+    model = origin.model
+    config = _config_of(model.folder)
+    family = str(config.get("model_type", ""))
+    families = [family] if family else []
+    details = {"parent_model": "", "format": "safetensors", "family": family, "families": families}
+    return {
+        "name": name + LATEST,
+        "model": name + LATEST,
+        "modified_at": datetime.fromtimestamp(started_at, UTC).isoformat(),
+        "size": sum(path.stat().st_size for path in model.folder.iterdir() if path.is_file()),
+        "digest": model.id,
+        "details": {**details, "parameter_size": "", "quantization_level": model.precision},
+    }
+
+
+def _config_of(folder: Path) -> Object:
+    try:
+        read = json.loads((folder / "config.json").read_text("utf8"))
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def _running(entry: Object, gateway: Gateway) -> Object:
+    context = gateway.origin(entry["name"]).model.context_length
+    kept = {key: value for key, value in entry.items() if key != "modified_at"}
+    return {**kept, "expires_at": FOREVER, "size_vram": 0, "context_length": context}
+
+
+def _shown(entry: Object, origin: Origin, voices: ModelFormats, name: str) -> Object:
+    speaker, family = voices.known(name).speaker, entry["details"]["family"]
+    can = {"completion": True, "tools": speaker.dialect is not None, "thinking": speaker.thinking is not None}
+    info: Object = {
+        "general.architecture": family,
+        f"{family}.context_length": speaker.context,
+        f"{family}.block_count": origin.model.num_layers,
+        f"{family}.vocab_size": speaker.vocab_size,
+    }
+    return {
+        "modelfile": f"FROM {name}",
+        "parameters": "",
+        "template": template_of(speaker.tokenizer),
+        "details": entry["details"],
+        "model_info": info,
+        "capabilities": [word for word, is_so in can.items() if is_so],
+        "modified_at": entry["modified_at"],
+    }

@@ -1,0 +1,77 @@
+"""/tokenize, /detokenize and /props, as llama.cpp's and vLLM's servers have them."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field as Limits
+
+from manyhands import __version__
+from manyhands.api.choice import ModelFormats
+from manyhands.api.gateway import Gateway
+from manyhands.api.http.encode import JsonRows, JsonText
+from manyhands.api.http.route import body_of, caller_of, client_of, describe
+from manyhands.api.http.sse import Single, Watched
+from manyhands.api.preparation.desk import Prepared
+from manyhands.errors import BadRequest
+from manyhands.text.reasoning import template_of
+
+Object = dict[str, Any]
+
+
+def tokens_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
+    """The three paths."""
+    router = APIRouter(tags=["tokens"])
+
+    def handler(path: str, shape: Callable[[Prepared, int], Object]) -> Callable[[Request], Any]:
+        async def handle(request: Request) -> Response:
+            body = await body_of(request)
+
+            async def work() -> Single:
+                gateway.enter(caller_of(request), "tokens")
+                voice, made = await voices.prepare(path, body, caller_of(request), client_of(request))
+
+                async def told() -> Object:
+                    return shape(made, voice.speaker.context)
+
+                return Single(told, gateway.limits)
+
+            return Watched(work(), request.state.release_body)
+
+        return handle
+
+    describe(router, "/tokenize", handler("/tokenize", _tokenized), "The token ids of a text or a conversation.")
+    describe(router, "/detokenize", handler("/detokenize", _text), "The text of token ids.")
+
+    @router.get("/props", summary="What is served, as llama.cpp's server says it")
+    async def props(request: Request, model: Annotated[str | None, Limits(max_length=512)] = None) -> Object:
+        """Of the model that `model` names; it may be left out where there is one."""
+        if model is None and len(gateway.origins) != 1:
+            raise BadRequest(f"model is missing: /props?model=NAME, of {', '.join(gateway.origins) or 'none'}")
+        name = gateway.name(model or next(iter(gateway.origins)))
+        caller_of(request).check_model(name)
+        await voices.open()
+        speaker = voices.known(name).speaker
+        return {
+            "default_generation_settings": {"n_ctx": speaker.context},
+            "total_slots": gateway.max_running,
+            "model_alias": name,
+            "chat_template": template_of(speaker.tokenizer),
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"manyhands {__version__}",
+        }
+
+    return router
+
+
+def _tokenized(made: Prepared, context: int) -> Object:
+    (ids,) = made.prompts
+    rows, texts = JsonRows(), made.given.get("pieces")
+    for index, token in enumerate(ids):
+        rows.append(token if texts is None else {"id": token, "piece": texts[index]})
+    return {"tokens": rows, "count": len(ids), "max_model_len": context}
+
+
+def _text(made: Prepared, _: int) -> Object:
+    text = JsonText(made.given["text"])
+    return {"content": text, "prompt": text}

@@ -1,0 +1,178 @@
+"""What each path asks of a model: its checked fields to a Prepared request. Pure."""
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from manyhands.api.anthropic.conversation import messages_conversation
+from manyhands.api.http.body import BadField
+from manyhands.api.ollama.conversation import (
+    chat_conversation,
+    effort_of,
+    max_tokens_of,
+    prompt_conversation,
+    wishes_of,
+)
+from manyhands.api.openai.conversation import Conversation, conversation_of, input_conversation, message_of
+from manyhands.api.openai.schema import ROUTE_WISHES
+from manyhands.api.preparation.desk import Object, PreparationDesk, Prepared, Speaker
+from manyhands.api.preparation.talk import check_tools, encode, render, room, sampling, talk
+from manyhands.core import SamplingParams
+from manyhands.errors import BadRequest
+
+MAX_CHOICES: Final = 128  # of all prompts together
+# What counts tokens and generates none: the context need not hold them.
+COUNTING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+_LOGPROBS = "message.output_text.logprobs"
+
+
+# -- OpenAI's ---------------------------------------------------------------------------------------------------------
+
+
+def _chat(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
+    if "top_logprobs" in given and not given.get("logprobs"):
+        raise BadField("top_logprobs is for logprobs: true", "top_logprobs")
+    if "max_tokens" in given and "max_completion_tokens" in given:
+        raise BadField("max_tokens is the older name of max_completion_tokens: send one of them", "max_tokens")
+    logprobs = given.get("top_logprobs", 0) if given.get("logprobs") else None
+    wanted = given.get("max_completion_tokens", given.get("max_tokens"))
+    count = _count(given, desk)
+    return replace(talk(conversation_of(given), given, speaker, desk, wanted, logprobs), count=count)
+
+
+def _completions(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
+    count, prompt = _count(given, desk), given["prompt"]
+    several = list(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+    if len(several) * count > MAX_CHOICES:
+        raise BadField(
+            f"prompt: {len(several)} prompts with n = {count} make more than {MAX_CHOICES} choices", "prompt"
+        )
+    params = sampling(given, speaker, given.get("max_tokens", 16), given.get("logprobs"))
+    return Prepared(speaker.name, given, [encode(p, speaker) for p in several], params, count)
+
+
+def _responses(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
+    is_on = _LOGPROBS in given.get("include", ())
+    if "top_logprobs" in given and not is_on:
+        raise BadField(f'top_logprobs is for include: ["{_LOGPROBS}"]', "top_logprobs")
+    logprobs = given.get("top_logprobs", 0) if is_on else None
+    return talk(input_conversation(given), given, speaker, desk, given.get("max_output_tokens"), logprobs)
+
+
+def _infer(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
+    if ("prompt" in given) == ("messages" in given):
+        raise BadRequest("give either prompt (a text) or messages (a conversation)")
+    values = {
+        **_INFER,
+        **{k: v for k, v in given.items() if k not in ("prompt", "messages", "model", "path", "stream", *ROUTE_WISHES)},
+    }
+    values |= {
+        "seed": given.get("seed", secrets.randbits(53)),
+        "stop": tuple(given.get("stop", ())),
+    }  # 53: any JSON reader
+    params = SamplingParams(**values)
+    ids = (
+        encode(given["prompt"], speaker)
+        if "prompt" in given
+        else render(Conversation(given["messages"]), speaker, desk)
+    )
+    return Prepared(speaker.name, given, [ids], params)
+
+
+_INFER: Object = {"max_tokens": 50, "temperature": 0.9, "top_p": 0.92}
+
+
+def _count(given: Mapping[str, Any], desk: PreparationDesk) -> int:
+    """n, within the operator's limit. Raises BadField."""
+    count = int(given.get("n", 1))
+    if count > desk.max_choices:
+        raise BadField(f"n is {count}; this gateway makes at most {desk.max_choices} choices", "n")
+    return count
+
+
+# -- Anthropic's ------------------------------------------------------------------------------------------------------
+
+
+def _messages(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
+    wishes: Object = {name: given[name] for name in ("temperature", "top_p", "top_k") if name in given}
+    wishes["stop"] = given.get("stop_sequences", ())
+    said = messages_conversation(given, speaker)
+    return replace(talk(said, wishes, speaker, desk, given["max_tokens"], is_clamped=True), given=given)
+
+
+def _count_tokens(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
+    said = messages_conversation(given, speaker)
+    check_tools(said, speaker)
+    return Prepared(speaker.name, given, [render(said, speaker, desk)], SamplingParams())
+
+
+# -- Ollama's ---------------------------------------------------------------------------------------------------------
+
+
+def _ollama_chat(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
+    if not given.get("messages"):
+        return Prepared(speaker.name, given, [], SamplingParams())
+    options = given.get("options", {})
+    wanted = max_tokens_of(options, speaker)
+    said = chat_conversation(given, speaker)
+    return replace(talk(said, wishes_of(options), speaker, desk, wanted, is_clamped=True), given=given)
+
+
+def _ollama_generate(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
+    if not given.get("prompt"):
+        return Prepared(speaker.name, given, [], SamplingParams())
+    options = given.get("options", {})
+    wishes, wanted = wishes_of(options), max_tokens_of(options, speaker)
+    if not given.get("raw", False):
+        said = prompt_conversation(given, speaker)
+        return replace(talk(said, wishes, speaker, desk, wanted, is_clamped=True), given=given)
+    if given.get("format") or given.get("system") or effort_of(given.get("think"), speaker):
+        raise BadField("raw: a text goes on as it is, without format, system and think", "raw")
+    ids = encode(given["prompt"], speaker)
+    size = room(speaker, ids, wanted, desk.default_max_tokens, is_clamped=True)
+    return Prepared(speaker.name, given, [ids], sampling(wishes, speaker, size, None))
+
+
+# -- counting ---------------------------------------------------------------------------------------------------------
+
+
+def _tokenize(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
+    sources = [name for name in ("content", "prompt", "messages") if name in given]
+    if len(sources) != 1:
+        raise BadRequest("give one of content (a text), prompt (a text) and messages (a conversation)")
+    (source,) = sources
+    if source == "messages":
+        ids = render(Conversation([message_of(message) for message in given["messages"]]), speaker, desk)
+    else:
+        with_special = given.get("add_special", given.get("add_special_tokens", source == "prompt"))
+        ids = encode(given[source], speaker, is_rendered=not with_special) if given[source] else ()
+    pieces = {"pieces": [_text_of(speaker, token) for token in ids]} if given.get("with_pieces") else {}
+    return Prepared(speaker.name, {**given, **pieces}, [ids], SamplingParams())
+
+
+def _detokenize(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
+    ids = given["tokens"]
+    if max(ids) >= speaker.vocab_size:
+        raise BadField(f"tokens has {max(ids)}; there are 0 to {speaker.vocab_size - 1}", "tokens")
+    text: str = speaker.tokenizer.decode(ids, skip_special_tokens=False)
+    return Prepared(speaker.name, {**given, "text": text}, [], SamplingParams())
+
+
+def _text_of(speaker: Speaker, token: int) -> str:
+    text: str = speaker.tokenizer.decode([token], skip_special_tokens=False)
+    return text
+
+
+PATHS: Mapping[str, Callable[[Object, Speaker, PreparationDesk], Prepared]] = {
+    "/v1/chat/completions": _chat,
+    "/v1/completions": _completions,
+    "/v1/responses": _responses,
+    "/api/infer": _infer,
+    "/v1/messages": _messages,
+    "/v1/messages/count_tokens": _count_tokens,
+    "/api/chat": _ollama_chat,
+    "/api/generate": _ollama_generate,
+    "/tokenize": _tokenize,
+    "/detokenize": _detokenize,
+}

@@ -1,0 +1,165 @@
+"""Ollama's paths, with its own client where it is installed, and as they are on the wire."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from manyhands.api.ollama.models import OLLAMA_VERSION
+from tests.api.served import MODEL, Served, post, raw_slowly
+from tests.compat.conftest import Stage, sent
+
+ollama = pytest.importorskip("ollama", reason="LOUD: the client package `ollama` is not installed: nothing is tested")
+
+HI: Any = [{"role": "user", "content": "hi"}]
+OPTIONS = {"num_predict": 6, "temperature": 0}
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "tide",
+        "description": "x",
+        "parameters": {"type": "object", "properties": {"unit": {"type": "string"}}, "required": ["unit"]},
+    },
+}
+
+
+@asynccontextmanager
+async def client(it: Served) -> AsyncIterator[Any]:
+    made = ollama.AsyncClient(host=f"http://{it.addr}", timeout=30.0)
+    async with made._client:
+        yield made
+
+
+def test_models(stage: Stage) -> None:
+    async def scene(it: Served) -> None:
+        async with client(it) as asked:
+            (one,) = (await asked.list()).models
+            assert one.model == f"{MODEL}:latest" and one.size > 1000 and one.details.family == "qwen3"
+            shown = await asked.show(MODEL)
+            assert {"completion", "tools"} <= set(shown.capabilities) and shown.template
+            assert shown.modelinfo["qwen3.context_length"] == 1024
+            (running,) = (await asked.ps()).models
+            assert running.model == one.model and running.context_length == 1024
+            with pytest.raises(ollama.ResponseError, match="not served"):
+                await asked.show("llama9")
+            status, told = await sent(it, "/api/show", {"name": f"{MODEL}:latest", "verbose": True})
+            assert status == 200 and told["details"]["quantization_level"] == "bf16"
+            status, told = await sent(it, "/api/show", {})
+            assert status == 400 and isinstance(told["error"], str)
+            answer = await raw_slowly(it, b"GET /api/version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            assert answer[0] == 200 and json.loads(answer[1].partition(b"\r\n\r\n")[2])["version"] == OLLAMA_VERSION
+
+    stage.play(scene)
+
+
+def test_a_chat_whole_and_streamed(stage: Stage) -> None:
+    async def scene(it: Served) -> None:
+        async with client(it) as asked:
+            whole = await asked.chat(model=MODEL, messages=HI, options=OPTIONS)
+            assert whole.done and whole.done_reason == "length" and whole.message.role == "assistant"
+            assert whole.eval_count == 6 and whole.prompt_eval_count == 5 and whole.model == MODEL
+            spent = (whole.total_duration, whole.load_duration, whole.prompt_eval_duration, whole.eval_duration)
+            assert all(isinstance(one, int) and one >= 0 for one in spent) and whole.total_duration > 1000
+            told = [part async for part in await asked.chat(model=MODEL, messages=HI, options=OPTIONS, stream=True)]
+            assert "".join(part.message.content for part in told) == whole.message.content
+            assert [part.done for part in told] == [False] * (len(told) - 1) + [True] and told[-1].eval_count == 6
+            generated = await asked.generate(model=MODEL, prompt="hi", options=OPTIONS)
+            assert generated.response == whole.message.content
+            parts = [
+                part async for part in await asked.generate(model=MODEL, prompt="hi", options=OPTIONS, stream=True)
+            ]
+            assert "".join(part.response for part in parts) == generated.response
+
+    stage.play(scene)
+
+
+def test_raw_system_stop_and_seed(stage: Stage) -> None:
+    async def scene(it: Served) -> None:
+        async with client(it) as asked:
+            plain = await (await it.client()).completions.create(model=MODEL, prompt="hi", max_tokens=6, temperature=0)
+            made = await asked.generate(model=MODEL, prompt="hi", raw=True, options=OPTIONS)
+            assert made.response == plain.choices[0].text
+            system = await asked.generate(model=MODEL, prompt="hi", system="Be kind.", options=OPTIONS)
+            assert system.prompt_eval_count > 5
+            text = made.response
+            stopped = await asked.generate(model=MODEL, prompt="hi", raw=True, options={**OPTIONS, "stop": [text[2]]})
+            assert stopped.response == text[: text.index(text[2])] and stopped.done_reason == "stop"
+            hot = {"num_predict": 6, "seed": 3}
+            first, again = [await asked.chat(model=MODEL, messages=HI, options=hot) for _ in range(2)]
+            assert first.message.content == again.message.content
+
+    stage.play(scene)
+
+
+def test_formats_and_tools(stage: Stage) -> None:
+    async def scene(it: Served) -> None:
+        async with client(it) as asked:
+            schema = {
+                "type": "object",
+                "properties": {"a": {"enum": [None, 1]}},
+                "required": ["a"],
+                "additionalProperties": False,
+            }
+            made = await asked.chat(model=MODEL, messages=HI, format=schema, options={"num_predict": 60})
+            assert json.loads(made.message.content)["a"] in (None, 1)
+            made = await asked.chat(model=MODEL, messages=HI, tools=[TOOL], options=OPTIONS)
+            assert made.done
+            call = {"function": {"name": "tide", "arguments": {"unit": "c"}}}
+            back: Any = [
+                *HI,
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": "high", "tool_name": "tide"},
+            ]
+            made = await asked.chat(model=MODEL, messages=back, tools=[TOOL], options=OPTIONS)
+            assert made.done
+
+    stage.play(scene)
+
+
+def test_a_program_that_wants_a_model_loaded_or_unloaded(stage: Stage) -> None:
+    async def scene(it: Served) -> None:
+        for path in ("/api/chat", "/api/generate"):
+            for keep_alive, reason in (("5m", "load"), (0, "unload")):
+                status, told = await sent(it, path, {"model": MODEL, "keep_alive": keep_alive})
+                assert status == 200 and told["done"] is True and told["done_reason"] == reason
+        assert not it.gateway.jobs
+
+    stage.play(scene)
+
+
+def test_what_cannot_be_is_said(stage: Stage) -> None:
+    async def scene(it: Served) -> None:
+        async with client(it) as asked:
+            with pytest.raises(ollama.ResponseError, match="does not support thinking"):
+                await asked.chat(model=MODEL, messages=HI, think=True)
+            with pytest.raises(ollama.ResponseError, match="images"):
+                await asked.chat(model=MODEL, messages=[{"role": "user", "content": "x", "images": [b"x"]}])
+            status, told = await sent(
+                it, "/api/chat", {"model": MODEL, "messages": [{"role": "user", "content": "x" * 2000}]}
+            )
+            assert status == 400 and "1024" in told["error"]
+            long = {
+                "messages": [{"role": "user", "content": "x" * 1000}],
+                "options": {"num_predict": -1},
+                "stream": False,
+            }
+            status, told = await sent(it, "/api/chat", long)
+            assert status == 200 and told["eval_count"] == 1024 - 1003 and told["done_reason"] == "length"
+
+    stage.play(scene)
+
+
+def test_lines_are_json_and_nothing_else(stage: Stage) -> None:
+    async def scene(it: Served) -> None:
+        body = json.dumps({"model": MODEL, "messages": HI, "options": OPTIONS}).encode()
+        status, answer = await raw_slowly(it, post("/api/chat", body))
+        head, _, chunks = answer.partition(b"\r\n\r\n")
+        assert (
+            status == 200
+            and b"content-type: application/x-ndjson" in head.lower()
+            and chunks.count(b'"done":true') == 1
+        )
+
+    stage.play(scene)
