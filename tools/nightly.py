@@ -2,9 +2,9 @@
 
     python -m tools.nightly [--only NAME ...] [--minutes 60] [--seed N]      `--minutes`: of each fuzzer
 
-Steps: tests marked `nightly`, the torch engine on AVX2, both fuzzers, the siege, the busy machine, the soak. Each step's
-outcome and seconds go to bench/nightly.json together with the commit; the last line on stdout is the same as JSON. Exits
-with 1 if a step failed.
+Steps: tests marked `nightly`, the torch engine on AVX2, mutations of the code, both fuzzers, the siege, the busy machine,
+the soak. Each step's outcome and seconds go to bench/nightly.json together with the commit; the last line on stdout is the
+same as JSON. Exits with 1 if a step failed.
 """
 
 import argparse
@@ -31,6 +31,7 @@ def steps(minutes: int, seed: int) -> dict[str, list[str]]:
     return {
         "tests": [*python, "pytest", "-m", "nightly", "-n", "2", "--dist", "worksteal"],
         "torch on avx2": [*avx2, *both, "-k", "test_linear or (torch and bf16)"],
+        "mutations": [*python, "tools.mutate"],
         "fuzz kernels": [*python, "tools.fuzz_kernels", "--minutes", str(minutes), *seeded],
         "fuzz configs": [*python, "tools.fuzz_configs", "--count", str(5 * minutes), *seeded],
         "siege": [*python, "bench.siege", "--minutes", "10"],

@@ -9,8 +9,11 @@ import typer
 from typer.testing import CliRunner
 
 from manyhands.cli.gateway import ApiOptions
-from manyhands.cli.options import Computing, Sampling, grouped
+from manyhands.cli.options import Computing, Prompt, RouteOptions, Sampling, grouped
+from manyhands.config import RequestConfig
+from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest
+from manyhands.route.offer import Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +64,37 @@ def test_a_member_opens_the_api_of_serve(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert str(shown.addr) == "127.0.0.1:0" and not shown.is_told
     with pytest.raises(BadRequest, match="--trace is for the HTTP API"):
         ApiOptions(trace="otlp").member_plan("off")
+
+
+def test_lattice9s_short_options() -> None:
+    """infer -p -m -d -t (L9-R07)."""
+    told: list[SamplingParams] = []
+
+    @grouped
+    def ask(prompt: Prompt, sampling: Sampling = Sampling()) -> None:
+        """Ask."""
+        told.append(sampling.params)
+
+    app = typer.Typer()
+    app.command()(ask)
+    result = CliRunner().invoke(app, ["-p", "the quick brown fox", "-m", "7", "-d", "-t", "0.5"])
+    assert result.exit_code == 0, result.output
+    assert told == [SamplingParams(max_tokens=7, deterministic=True, temperature=0.5)]
+
+
+def test_options_of_an_origin_become_its_configuration() -> None:
+    given = RouteOptions("greedy", False, True, 2, 1, True)
+    wanted = RequestConfig(
+        policy="greedy", allow_self_as_shard=False, sticky=True, own_first=2, own_last=1, fallback=True
+    )
+    assert given.applied(RequestConfig()) == wanted
+    assert Rules.of(wanted) == Rules("greedy", False, True, "", 2, 1)
+    assert RouteOptions().for_api(RequestConfig(), has_api=False) == RequestConfig()
+    for options, name in [
+        (given, "policy"),
+        (RouteOptions(allow_self=False), "avoid-self"),
+        (RouteOptions(fallback=True), "fallback"),
+    ]:
+        with pytest.raises(BadRequest, match=f"--{name} is for requests to this machine's API"):
+            options.for_api(RequestConfig(), has_api=False)
+        options.for_api(RequestConfig(), has_api=True)

@@ -1,11 +1,14 @@
 """manyhands.worker.batch: who runs in the next device step."""
 
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.worker.batch import SHORT_S, WINDOW_ROWS, Pick, Shortness, StepKind, Waiting, choose
+from manyhands.worker.batch import SHORT_S, WINDOW_ROWS, Pick, Shortness, StepKind, Waiting, choose, hold_until
+from manyhands.worker.engine import Engine
 
 ROWS = st.one_of(st.integers(1, WINDOW_ROWS), st.integers(1, 2000))
 LIMITS = st.tuples(st.integers(1, 400), st.integers(1, 64))
@@ -110,3 +113,37 @@ def test_a_kind_of_step_is_short_if_its_like_were() -> None:
     for rows in range(100_000):
         shortness.learn(StepKind(rows, 1, 1), 0.0)
     assert len(shortness._usual_s) <= 1024
+
+
+def test_a_decode_step_is_held_for_one_that_is_due_soon() -> None:
+    """Held until the last one that comes within 0.7 of a step; not for what comes later, nor without any."""
+    assert hold_until(10.0, 1.0, []) == 10.0
+    assert hold_until(10.0, 1.0, [10.2, 10.6, 10.8]) == 10.6
+    assert hold_until(10.0, 1.0, [10.8]) == 10.0
+    assert hold_until(10.0, 0.1, [10.2]) == 10.0
+
+
+def engine_of(*sessions: SimpleNamespace, usual_s: float = 1.0) -> Any:
+    return SimpleNamespace(_sessions={s.key: s for s in sessions}, _held_since=None, usual_s=usual_s)
+
+
+def session(key: int, rows: int = 1, due: float | None = None, *, is_standby: bool = False) -> SimpleNamespace:
+    """With a step of so many rows waiting (0: none), the next one due then."""
+    waiting = [SimpleNamespace(count=rows)] if rows else []
+    pace = SimpleNamespace(expected_at=lambda: due)
+    return SimpleNamespace(key=key, served=0, outbox=(), waiting=waiting, pace=pace, is_standby=is_standby)
+
+
+def test_sessions_out_of_phase_share_a_step() -> None:
+    """The engine holds what waits for a session that is due, and does not where all wait or a prefill does."""
+    engine = engine_of(session(1), session(2, 0, due=5.5))
+    assert Engine._hold_until(engine, Engine.waiting(engine), 5.0) == 5.5
+    for others in ([session(2)], [session(2, 0, due=9.0)], [session(2, 300), session(3, 0, due=5.5)]):
+        engine = engine_of(session(1), *others)
+        assert Engine._hold_until(engine, Engine.waiting(engine), 5.0) is None
+
+
+def test_standbys_compute_when_no_session_waits() -> None:
+    live, standby = session(1), session(2, 16, is_standby=True)
+    assert [w.key for w in Engine.waiting(engine_of(standby, live))] == [1]
+    assert [w.key for w in Engine.waiting(engine_of(standby, session(1, 0)))] == [2]

@@ -186,6 +186,8 @@ def _take(event: Mapping[str, Any], stats: Stats) -> list[str]:
 
 def _wishes(params: SamplingParams, path: PathKind) -> dict[str, Any]:
     """The sampling parameters as the OpenAI API has them, and ours in their namespace."""
+    if params.deterministic:  # OpenAI's API has no word for it; without processors, greedy is the same
+        params = SamplingParams(max_tokens=params.max_tokens, seed=params.seed, stop=params.stop)
     ours: dict[str, Any] = {"path": path, "top_k": params.top_k, "min_p": params.min_p}
     return {
         "max_completion_tokens": params.max_tokens,

@@ -27,7 +27,10 @@ def _named(model: str) -> str:
 
 Model = Annotated[str, typer.Argument(callback=_named, help=MODEL_HELP)]
 Prompt = Annotated[str, typer.Option("-p", "--prompt", help="The text to go on from.")]
-MaxTokens = Annotated[int, typer.Option("-n", "--max-tokens", help="Tokens to generate at most.")]
+MaxTokens = Annotated[int, typer.Option("-n", "-m", "--max-tokens", help="Tokens to generate at most.")]
+Deterministic = Annotated[
+    bool, typer.Option("-d", "--deterministic", help="Plain argmax: every other sampling option is off.")
+]
 Temperature = Annotated[float, typer.Option("-t", "--temperature", help="0 is greedy.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens that hold this much probability.")]
 TopK = Annotated[int, typer.Option("--top-k", help="Keep this many of the likeliest tokens; 0 is all.")]
@@ -87,6 +90,7 @@ class Sampling:
     seed: Seed = 0
     repetition_penalty: RepetitionPenalty = 1.0
     stop: Stop = None
+    deterministic: Deterministic = False
 
     @property
     def params(self) -> SamplingParams:

@@ -1,0 +1,148 @@
+"""What a running swarm measures changes the routes of live requests; in one process, in virtual time.
+
+Each test fails if the wire between a measurement and the route is cut (tools/mutate.py cuts each of them).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyhands.config import WorkerConfig
+from manyhands.core import SamplingParams
+from manyhands.route.offer import Rules
+from manyhands.testing.clock import run_virtual
+from manyhands.testing.tiny import make_tiny
+from manyhands.wire.message import HopTiming
+from tests.member.members import Town, town
+from tests.member.test_member import until
+from tests.member.test_rules import PROMPT, ask, level, place_records, settled, shown
+
+Play = Callable[[Callable[[Town], Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("llama", tmp_path_factory.mktemp("live") / "tiny", layers=4, seed=3)
+
+
+@pytest.fixture
+def play(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+
+    def start(scene: Callable[[Town], Any]) -> Any:
+        async def main() -> Any:
+            async with town(folder, tmp_path) as place:
+                return await scene(place)
+
+        return run_virtual(main())
+
+    return start
+
+
+async def routes_of(origin: Any, count: int = 8) -> set[str]:
+    return {shown(await ask(origin, Rules())) for _ in range(count)}
+
+
+def test_a_node_that_was_seen_to_be_slow_loses_its_requests(play: Play) -> None:
+    """Two equal nodes; one request saw 0.5 s a step on n1."""
+
+    async def scene(place: Town) -> None:
+        origin, _ = await settled(place, "", "0-3", "0-3")
+        is_seen = False
+        while not is_seen:
+            request = origin.request_ids(PROMPT, SamplingParams(max_tokens=3, ignore_eos=True))
+            answer = origin.answer(request)
+            async for _ in origin.stream(answer):
+                if answer.route[0].name == "n1":
+                    answer.session.timings, is_seen = (HopTiming(0, 500_000),), True
+        assert await routes_of(origin) == {"n2:0-3"}
+
+    play(scene)
+
+
+def test_a_node_that_is_far_away_loses_its_requests(play: Play) -> None:
+    async def scene(place: Town) -> None:
+        origin, (first, one, _) = await settled(place, "", "0-3", "0-3")
+        level(origin)
+        assert await routes_of(origin, 20) == {"n1:0-3", "n2:0-3"}
+        link = first.node.pool.find(one.id, "control")
+        assert link is not None
+        for _ in range(12):  # an average: the new figure must outweigh those before
+            link.health.rtt_s = 0.4
+            await ask(origin, Rules())
+        link.health.rtt_s = 0.4
+        assert await routes_of(origin) == {"n2:0-3"}
+
+    play(scene)
+
+
+async def attempts_of(origin: Any, monkeypatch: pytest.MonkeyPatch, count: int = 8) -> list[list[str]]:
+    """The nodes on which each of `count` requests tried to open a session."""
+    tried: list[list[str]] = []
+    plain = origin.node.requests.open
+
+    async def opened(route: Any, *rest: Any) -> Any:
+        tried[-1].append(route[0].name)
+        return await plain(route, *rest)
+
+    monkeypatch.setattr(origin.node.requests, "open", opened)
+    for _ in range(count):
+        tried.append([])
+        await ask(origin, Rules())
+    return tried
+
+
+def test_a_node_without_room_for_the_lease_is_not_asked(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record says so: the request does not have to hear Busy first."""
+
+    async def scene(place: Town) -> None:
+        first = await place.open(0)
+        for index, tokens in ((1, len(PROMPT)), (2, 4096)):
+            await place.host(index, worker=WorkerConfig(cache_tokens=tokens))
+        origin = place.origin(first)
+        await until(lambda: len([r for r in place_records(origin) if r.info.max_sessions]) == 2)
+        await until(lambda: {r.info.free_tokens > len(PROMPT) for r in place_records(origin)} == {False, True})
+        assert await attempts_of(origin, monkeypatch) == [["n2"]] * 8
+
+    play(scene)
+
+
+def test_a_node_that_says_it_is_busy_is_not_asked(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a span says of its load comes from what it does now: sessions that it serves, steps that wait for it (IN-W02)."""
+
+    async def scene(place: Town) -> None:
+        first = await place.open(0)
+        hosts = [await place.host(index, worker=WorkerConfig(max_sessions=1)) for index in (1, 2)]
+        origin = place.origin(first)
+        await until(lambda: len([r for r in place_records(origin) if r.info.max_sessions]) == 2)
+        request = origin.request_ids(PROMPT, SamplingParams(max_tokens=60, ignore_eos=True))
+        running = origin.answer(request)
+        tokens = origin.stream(running)
+        await anext(tokens)
+        other = {"n1": "n2", "n2": "n1"}[running.route[0].name]
+        for hosting in hosts:
+            hosting.member.directory.speak()
+        await until(lambda: sum(r.load.sessions for r in place_records(origin)) == 1)
+        assert await attempts_of(origin, monkeypatch) == [[other]] * 8
+        await tokens.aclose()
+
+    play(scene)
+
+
+def test_a_node_where_steps_wait_loses_its_requests(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(place: Town) -> None:
+        first = await place.open(0)
+        hosts = [await place.host(index) for index in (1, 2)]
+        origin = place.origin(first)
+        await until(lambda: len([r for r in place_records(origin) if r.info.max_sessions]) == 2)
+        engine = hosts[0].hosts[0].engine
+        monkeypatch.setattr(engine, "waiting", lambda: [object()] * 9)
+        hosts[0].member.directory.speak()
+        await until(lambda: sum(r.load.queue for r in place_records(origin)) == 9)
+        monkeypatch.undo()
+        level(origin)
+        assert await routes_of(origin) == {"n2:0-3"}
+
+    play(scene)

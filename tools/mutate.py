@@ -1,0 +1,188 @@
+"""Do the tests notice if a wire is cut? Each mutation changes one place of a copy of the tree; the tests named must fail.
+
+    python -m tools.mutate [--only NAME ...] [--list]
+
+A mutation that the tests pass is a survivor: the last line on stdout is JSON with all outcomes, and the exit code is 1 if one
+survived, or if tests fail without any mutation. Part of `make nightly`; tests/tools/test_mutate.py holds the list to the code.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).parents[1]
+LIMIT_S: Final = 600.0  # of one run of tests; a mutation that makes them hang is noticed too
+
+
+class Mutation(NamedTuple):
+    """Replace `old`, which stands once in `file` (below src/manyhands), by `new`; `tests` (below tests) must fail then."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTATIONS: Final = (
+    Mutation(
+        "nothing is learnt from live sessions",
+        "origin/routes.py",
+        "self._learned.observe(hop.offer.node,",
+        "(lambda *_: None)(hop.offer.node,",
+        ("member/test_live_routes.py",),
+    ),
+    Mutation(
+        "routes ignore round trips",
+        "origin/routes.py",
+        "self._learned.observe_rtt(me, peer, health.rtt_s, now)",
+        "pass",
+        ("member/test_live_routes.py",),
+    ),
+    Mutation(
+        "routes ignore the size of the lease",
+        "route/search.py",
+        "offer.info.free_tokens >= terms.num_tokens and ",
+        "",
+        ("member/test_live_routes.py", "route/test_policies.py"),
+    ),
+    Mutation(
+        "origins do not say the size of the lease",
+        "origin/routes.py",
+        "admits=self._admits(rules), num_tokens=num_tokens, key=key)",
+        "admits=self._admits(rules), key=key)",
+        ("member/test_live_routes.py",),
+    ),
+    Mutation(
+        "spans say that they are idle",
+        "worker/serve.py",
+        "SpanLoad(self.num_sessions, len(self.engine.waiting()),",
+        "SpanLoad(0, 0,",
+        ("member/test_live_routes.py",),
+    ),
+    Mutation(
+        "steps are never held for others",
+        "worker/batch.py",
+        "max((t for t in expected if t <= horizon), default=held_since)",
+        "held_since",
+        ("worker/test_batch.py",),
+    ),
+    Mutation(
+        "standbys compete with live sessions",
+        "worker/engine.py",
+        "return ready or standbys",
+        "return ready + standbys",
+        ("worker/test_batch.py",),
+    ),
+    Mutation(
+        "all requests choose alike",
+        "origin/routes.py",
+        "secrets.token_bytes(8)",
+        'b""',
+        ("member/test_rules.py",),
+    ),
+    Mutation(
+        "a request's rules do not reach the route",
+        "origin/routes.py",
+        "replace(self._terms(num_tokens, rules), current=current)",
+        "replace(self._terms(num_tokens, Rules()), current=current)",
+        ("member/test_rules.py",),
+    ),
+    Mutation(
+        "repairs do not keep to a request's rules",
+        "origin/request_routes.py",
+        "return self._routes.permitted(await self._routes.offers(excluded), self.rules)",
+        "return await self._routes.offers(excluded)",
+        ("origin/test_own_layers.py",),
+    ),
+    Mutation(
+        "a request's scope keeps no node out",
+        "route/search.py",
+        "if terms.admits is None or terms.admits(o)]",
+        "]",
+        ("member/test_rules.py",),
+    ),
+    Mutation(
+        "a spare costs by the hop",
+        "route/chain.py",
+        "layer_costs = spans.layer + SPARE * spans.is_spare",
+        "layer_costs = spans.layer",
+        ("route/test_search.py",),
+    ),
+    Mutation(
+        "requests do not wait for layers",
+        "origin/routes.py",
+        "return self._missing_since + patience_s",
+        "return -math.inf",
+        ("origin/test_own_layers.py",),
+    ),
+    Mutation(
+        "private spans are told to others",
+        "worker/worker.py",
+        "for h in self.hosts if not h.is_private)",
+        "for h in self.hosts)",
+        ("origin/test_own_layers.py",),
+    ),
+)
+
+
+def mutated(mutation: Mutation, root: Path = ROOT) -> str:
+    """The text of the file with the mutation. Raises ValueError unless what it replaces stands there exactly once."""
+    text = (root / "src/manyhands" / mutation.file).read_text("utf8")
+    if text.count(mutation.old) != 1:
+        raise ValueError(
+            f"{mutation.name}: {mutation.old!r} stands {text.count(mutation.old)} times in {mutation.file}"
+        )
+    return text.replace(mutation.old, mutation.new)
+
+
+def passes(copy: Path, tests: tuple[str, ...]) -> bool:
+    """Whether the tests pass on the source tree in `copy`."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", *(f"tests/{test}" for test in tests)]
+    environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
+    try:
+        return subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=LIMIT_S).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tools.mutate", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="mutations whose names contain one of these")
+    parser.add_argument("--list", action="store_true", help="print the names and end")
+    asked = parser.parse_args()
+    chosen = [m for m in MUTATIONS if not asked.only or any(word in m.name for word in asked.only)]
+    if asked.list:
+        print(*(mutation.name for mutation in chosen), sep="\n")
+        return 0
+    began, outcomes = time.monotonic(), dict[str, str]()
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in ("src", "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("bench", "tools", "docs", "pyproject.toml"):
+            (copy / name).symlink_to(ROOT / name)
+        needed = tuple(sorted({test for mutation in chosen for test in mutation.tests}))
+        if not passes(copy, needed):
+            outcomes["none"] = "tests fail without a mutation"
+        for mutation in chosen if not outcomes else ():
+            path = copy / "src/manyhands" / mutation.file
+            plain = path.read_text("utf8")
+            path.write_text(mutated(mutation), "utf8")
+            outcomes[mutation.name] = "survived" if passes(copy, mutation.tests) else "killed"
+            path.write_text(plain, "utf8")
+            print(f"{outcomes[mutation.name]:<9} {mutation.name}", flush=True)
+    holds = all(outcome == "killed" for outcome in outcomes.values())
+    print(json.dumps({"seconds": round(time.monotonic() - began), "mutations": outcomes, "holds": holds}))
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
