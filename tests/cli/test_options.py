@@ -90,11 +90,8 @@ def test_options_of_an_origin_become_its_configuration() -> None:
     assert given.applied(RequestConfig()) == wanted
     assert Rules.of(wanted) == Rules("greedy", False, True, "", 2, 1)
     assert RouteOptions().for_api(RequestConfig(), has_api=False) == RequestConfig()
-    for options, name in [
-        (given, "policy"),
-        (RouteOptions(allow_self=False), "avoid-self"),
-        (RouteOptions(fallback=True), "fallback"),
-    ]:
+    alone = RouteOptions(fallback=True)
+    for options, name in [(given, "policy"), (RouteOptions(allow_self=False), "avoid-self"), (alone, "fallback")]:
         with pytest.raises(BadRequest, match=f"--{name} is for requests to this machine's API"):
             options.for_api(RequestConfig(), has_api=False)
         options.for_api(RequestConfig(), has_api=True)

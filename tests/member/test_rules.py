@@ -49,8 +49,13 @@ async def settled(place: Town, *spans: str) -> Any:
     ]
     first, num_hosts = members[0], sum(map(bool, spans))
     await until(lambda: len([r for r in first.records() if r.info and r.info.max_sessions]) == num_hosts)
-    await until(lambda: all(first.node.pool.find(m.id, "control") for m in members[1:]))
+    await until(lambda: all(is_measured(first, member) for member in members[1:]))
     return place.origin(first), members
+
+
+def is_measured(first: Any, other: Any) -> bool:
+    link = first.node.pool.find(other.id, "control")
+    return link is not None and link.health.rtt_s is not None
 
 
 def level(origin: Any) -> None:

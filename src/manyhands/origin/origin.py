@@ -139,13 +139,13 @@ class Origin:
         `marks` are special tokens that shall appear in the text.
         """
         request = Request(answer.prompt, answer.params)
+        around = RequestRoutes(self.routes, rules or Rules.of(self.node.request), tenant)
         sampler = Sampler(answer.params, self.model.vocab_size, self.model.eos_ids, constraint)
         began = time.monotonic()
         lease, tenant = (
             self._lease(request, path, is_free=constraint is None),
             tenant if self.node.request.reuse else None,
         )
-        around = RequestRoutes(self.routes, rules or Rules.of(self.node.request), tenant)
         answer.routing = around.routing
         resumed = await self.reuse.open(tenant, request.prompt, lease, around) if route is None else None
         answer.route, session, cached = resumed or (*await self._open(route, lease, around), "E0")
