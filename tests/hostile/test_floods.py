@@ -155,7 +155,7 @@ def test_an_origin_takes_a_window_of_results_and_no_more(path: PathKind) -> None
         for _ in range(5000):
             send(ORIGIN_HOP, links[1])
         assert list(session.losses) == [1] and "without credit" in session.losses[1]
-        assert len(session._results) == 15
+        assert len(session.returns.results) == 15
         for _ in range(5000):
             send(1, links[0])
         assert (0 in session.losses, len(hops[1].outbox)) == ((True, 16) if path == "star" else (False, 0))

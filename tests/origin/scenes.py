@@ -36,24 +36,33 @@ HOT = SamplingParams(
 
 
 class Oracle(NoDrafter):
-    """Drafts what will be drawn: `depth` tokens, the first of them wrong if `spoil` says so for that position."""
+    """Drafts what will be drawn: `depth` tokens, those wrong for whose positions `spoil` says so. With `ahead` further windows
+    follow while the first is on its way."""
 
-    def __init__(self, ids: Sequence[int], depth: int, spoil: Callable[[int], bool] = lambda _: False) -> None:
-        self._ids, self._depth, self._spoil = tuple(ids), depth, spoil
+    def __init__(
+        self, ids: Sequence[int], depth: int, spoil: Callable[[int], bool] = lambda _: False, *, ahead: bool = False
+    ) -> None:
+        super().__init__()
+        self._ids, self._depth, self._spoil, self._ahead = tuple(ids), depth, spoil, ahead
 
-    def propose(self, ids: Sequence[int], most: int) -> Sequence[int]:
-        drafts = self._ids[len(ids) : len(ids) + self._depth]
-        return [(i + 1) % 256 if self._spoil(len(ids) + at) else i for at, i in enumerate(drafts)]
+    def propose(self, ids: Sequence[int], guessed: Sequence[int], most: int) -> Sequence[int]:
+        if guessed and not self._ahead:
+            return ()
+        start = len(ids) + len(guessed)
+        drafts = self._ids[start : start + self._depth]
+        return [(i + 1) % 256 if self._spoil(start + at) else i for at, i in enumerate(drafts)]
 
 
 class Restless(NoDrafter):
-    """Right, wrong, absurd and no drafts at all, of changing depth."""
+    """Right, wrong, absurd and no drafts at all, of changing depth, in as many windows as may be on their way."""
 
     def __init__(self, ids: Sequence[int], seed: int) -> None:
+        super().__init__()
         self._ids, self._random = tuple(ids), Random(seed)
 
-    def propose(self, ids: Sequence[int], most: int) -> Sequence[int]:
-        right = self._ids[len(ids) : len(ids) + self._random.randrange(9)]
+    def propose(self, ids: Sequence[int], guessed: Sequence[int], most: int) -> Sequence[int]:
+        start = len(ids) + len(guessed)
+        right = self._ids[start : start + self._random.randrange(9)]
         return [i if self._random.random() < 0.8 else self._random.choice([0, 255, -1, 1 << 40]) for i in right]
 
 
@@ -64,6 +73,9 @@ def drafters(ids: Sequence[int]) -> dict[str, Drafter]:
         "oracle": Oracle(ids, 4),
         "wrong": Oracle(ids, 3, lambda _: True),
         "half": Oracle(ids, 8, lambda position: position % 3 == 0),
+        "stream": Oracle(ids, 2, ahead=True),
+        "wrong stream": Oracle(ids, 2, lambda _: True, ahead=True),
+        "broken stream": Oracle(ids, 3, lambda position: position % 5 == 0, ahead=True),
         "restless": Restless(ids, 3),
     }
 

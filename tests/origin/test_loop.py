@@ -187,7 +187,7 @@ def test_a_drafter_that_fails_ends_its_own_answer(folder: Path, greedy: list[int
     """Its error is that request's; the node and the others go on."""
 
     class Broken(NoDrafter):
-        def propose(self, ids: object, most: int) -> list[int]:
+        def propose(self, ids: object, guessed: object, most: int) -> list[int]:
             raise RuntimeError("no idea")
 
     async def main() -> None:

@@ -268,6 +268,9 @@ class _Never:
     def allowed(self, output: Sequence[int]) -> None:
         return None
 
+    def copy(self) -> "_Never":
+        return self
+
 
 def test_a_grammar_must_be_able_to_end() -> None:
     for params in (SamplingParams(ignore_eos=True), SamplingParams(deterministic=True)):

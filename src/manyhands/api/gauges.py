@@ -112,13 +112,17 @@ def _spans(homes: Iterable[FullNode]) -> Iterator[Metric]:
     free = GaugeMetricFamily("manyhands_span_free_positions", "Cache positions left to lease", labels=labels)
     steps = CounterMetricFamily("manyhands_span_steps", "Device steps of a span of this process", labels=labels)
     rows = CounterMetricFamily("manyhands_span_rows", "Positions computed by a span of this process", labels=labels)
+    stale = CounterMetricFamily(
+        "manyhands_span_stale_steps", "Steps of dead guesses that a span of this process computed", labels=labels
+    )
     for host in [host for home in homes for host in home.hosts]:
         at = (str(host.info.span), host.info.precision)
         sessions.add_metric(at, host.num_sessions)
         free.add_metric(at, host.info.free_tokens)
         steps.add_metric(at, host.engine.steps_run)
         rows.add_metric(at, host.engine.rows_run)
-    yield from (_once(sessions), _once(free), _once(steps), _once(rows))
+        stale.add_metric(at, host.engine.stale_steps_computed)
+    yield from (_once(sessions), _once(free), _once(steps), _once(rows), _once(stale))
 
 
 def known_offers(gateway: Gateway, model: str) -> list[Offer]:

@@ -151,11 +151,10 @@ class Run:
     async def tokens(self) -> AsyncGenerator[Token, None]:
         """The tokens, to be pulled once. Raises what refuses or ends the session (errors.py)."""
         ask = self._ask
-        drafter = self.origin.drafter(ask.draft)
         tokens = self.origin.stream(
             self.answer,
             path=ask.path,
-            drafter=drafter,
+            draft=ask.draft,
             constraint=ask.constraint,
             marks=ask.marks,
             tenant=ask.caller.tenant,
@@ -205,10 +204,12 @@ class Run:
         assert session is not None and timings.last_at is not None
         is_first = self._last_at is None
         turn = TokenTime()
-        if session.timings is not self._timings:
-            turn = TokenTime(session.timings, session.turn_s, timings.last_at - (self._last_at or timings.last_at))
+        if session.returns.timings is not self._timings:
+            turn = TokenTime(
+                session.returns.timings, session.returns.turn_s, timings.last_at - (self._last_at or timings.last_at)
+            )
         job.waterfall.note(job.hops, turn, is_first=is_first)
-        self._timings, self._last_at = session.timings, timings.last_at
+        self._timings, self._last_at = session.returns.timings, timings.last_at
 
     def _follow(self) -> None:
         """Copy what may be shown from the answer, and report new events."""

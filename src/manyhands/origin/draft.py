@@ -1,26 +1,56 @@
-"""Drafters: what guesses the tokens that follow. A wrong guess costs time, never text (speculate.py). Pure."""
+"""Drafters: what guesses the tokens that follow. A wrong guess costs time, never text (speculate.py)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
-from manyhands.origin.depth import Acceptance, Depth
+from manyhands.origin.depth import MAX_AHEAD, Acceptance, Depth, Kind, Timing, copied, modelled
+
+
+class Returned(NamedTuple):
+    """What came back at the time `now`: `tokens` committed, so many of them guessed right (`right`).
+
+    `is_dead`: the next guess was wrong. `timing` is that of the window they were in, None if unknown. `is_disturbed`: the
+    route was repaired meanwhile, so that times say nothing.
+    """
+
+    tokens: int
+    right: int
+    is_dead: bool
+    timing: Timing | None
+    is_disturbed: bool
+    now: float
+
+
+@dataclass(slots=True)
+class DraftTally:
+    """Drafts of one drafter."""
+
+    drafted: int = 0
+    accepted: int = 0
 
 
 class Drafter(Protocol):
     """Guesses the continuation of one request's ids. Made for one request; any guess is safe."""
 
-    def propose(self, ids: Sequence[int], most: int) -> Sequence[int]:
-        """At most `most` guesses of what follows `ids` (prompt and committed tokens), possibly none.
+    tallies: Mapping[str, DraftTally]  # by drafter
+
+    def begin(self, wake: Callable[[], None]) -> None:
+        """The request begins. On its event loop, where `wake` is to be called when drafts have become ready."""
+
+    def propose(self, ids: Sequence[int], guessed: Sequence[int], most: int) -> Sequence[int]:
+        """At most `most` guesses of what follows `ids` (prompt and committed tokens) and then `guessed`, guesses that are on
+        their way already. Possibly none.
 
         From call to call `ids` only grows.
         """
 
-    def note(self, drawn: Sequence[int], seconds: float | None) -> None:
-        """The window with the guesses last proposed drew these tokens, `seconds` after it was sent.
+    def note(self, outcome: Returned) -> None:
+        """Tokens came back."""
 
-        None: it was disturbed, as by a repair, so the time says nothing.
-        """
+    def close(self) -> None:
+        """The request has ended."""
 
     @property
     def verdict(self) -> str:
@@ -29,31 +59,43 @@ class Drafter(Protocol):
 
 @dataclass(slots=True)
 class Drafting:
-    """What drafting did in one answer: `windows` traversals of the route, the drafts they carried, and those accepted.
+    """What drafting did in one answer: `windows` traversals of the route and the `tokens` that they yielded, the drafts sent
+    and those accepted, in all and by drafter, and the most that were on their way at once (`depth`).
 
     `verdict`: whether drafting pays and why, as of the last window.
     """
 
     windows: int = 0
+    tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    depth: int = 0
+    drafters: Mapping[str, DraftTally] = field(default_factory=dict)
     verdict: str = "off"
 
     @property
     def tokens_per_traversal(self) -> float | None:
         """Tokens that a traversal of the route yielded, None before the first."""
-        return (self.windows + self.accepted) / self.windows if self.windows else None
+        return self.tokens / self.windows if self.windows else None
 
 
 class NoDrafter:
-    """Never guesses."""
+    """Never guesses. `why`: what to tell people of it."""
 
-    verdict = "off"
+    def __init__(self, why: str = "off") -> None:
+        self.tallies: Mapping[str, DraftTally] = {}
+        self.verdict = why
 
-    def propose(self, ids: Sequence[int], most: int) -> Sequence[int]:
+    def begin(self, wake: Callable[[], None]) -> None:
+        return
+
+    def propose(self, ids: Sequence[int], guessed: Sequence[int], most: int) -> Sequence[int]:
         return ()
 
-    def note(self, drawn: Sequence[int], seconds: float | None) -> None:
+    def note(self, outcome: Returned) -> None:
+        return
+
+    def close(self) -> None:
         return
 
 
@@ -103,30 +145,124 @@ class SuffixIndex:
         return length
 
 
-class SuffixDrafter:
-    """Guesses that the longest suffix that occurred before goes on as it did then, as far as that pays (depth.py)."""
+class ModelSource(Protocol):
+    """Drafts of one request by a model (draft_model.py). Its calls never wait."""
 
-    def __init__(self, acceptance: Acceptance) -> None:
-        self._index = SuffixIndex()
-        self._depth = Depth(acceptance)
-        self._proposed: Sequence[int] = ()
-        self._matched = 0
+    @property
+    def trouble(self) -> str:
+        """Why it drafts no more; "" if it does."""
 
-    def propose(self, ids: Sequence[int], most: int) -> Sequence[int]:
-        at, self._matched = self._index.find(ids)
-        count = self._depth.choose(self._matched, most) if at >= 0 else 0
-        period = max(1, len(ids) - at)  # a match that overlaps the end goes on from what it copied
-        self._proposed = [ids[at + i % period] for i in range(count)]
-        return self._proposed
+    def begin(self, wake: Callable[[], None]) -> None:
+        """As Drafter.begin."""
 
-    def note(self, drawn: Sequence[int], seconds: float | None) -> None:
-        right = 0
-        for guess, token in zip(self._proposed, drawn, strict=False):
-            if guess != token:
-                break
-            right += 1
-        self._depth.note(self._matched, len(self._proposed), right, seconds)
+    def restart(self, ids: Sequence[int]) -> None:
+        """A round begins: from now on guess what follows `ids`. What was guessed before stays if it still fits."""
+
+    def take(self, start: int, most: int, wanted: int) -> Sequence[int]:
+        """Guesses from position `start` on, at most `most` and as many as are ready; make ready as many as `wanted`."""
+
+    def close(self) -> None:
+        """As Drafter.close."""
+
+
+class AutoDrafter:
+    """Each round copies what followed the longest suffix that occurred before, or takes what a model guesses: what is likelier
+    to be right, and as far as it pays (depth.py). Without `model` or `copies`, only the other.
+
+    `streams` says how many requests share the route.
+    """
+
+    def __init__(
+        self,
+        acceptance: Acceptance,
+        *,
+        model: ModelSource | None = None,
+        copies: bool = True,
+        streams: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self._acceptance, self._model, self._copies, self._streams = acceptance, model, copies, streams
+        self._index, self._depth = SuffixIndex(), Depth()
+        self._tallies: dict[str, DraftTally] = {}
+        self.tallies: Mapping[str, DraftTally] = self._tallies
+        self._ahead: deque[Kind] = deque()  # of the guesses on their way
+        self._source = ""  # of this round: suffix, model, or none
+        self._at = self._base = self._matched = (
+            0  # ids from _at on are copied to _base and on, for a match of so many ids
+        )
+        self._is_new = True
+        self._tokens, self._began_at = 0, 0.0  # of this round
+        self._is_disturbed = True  # the prompt is read in the first
 
     @property
     def verdict(self) -> str:
-        return self._depth.verdict
+        chance = self._acceptance.chance(copied(0))
+        if self._model is not None and not self._model.trouble:
+            chance = max(chance, self._acceptance.chance(modelled(0)))
+        trouble = self._model.trouble if self._model is not None else ""
+        return self._depth.verdict(chance) + (f"; the model drafter is off: {trouble}" if trouble else "")
+
+    def begin(self, wake: Callable[[], None]) -> None:
+        if self._model is not None:
+            self._model.begin(wake)
+
+    def close(self) -> None:
+        if self._model is not None:
+            self._model.close()
+
+    def propose(self, ids: Sequence[int], guessed: Sequence[int], most: int) -> Sequence[int]:
+        is_head, self._is_new = self._is_new, False  # drafts travel with the committed token
+        if is_head:
+            self._begin_round(ids)
+        ahead = [self._acceptance.chance(kind) for kind in self._ahead]
+        count = len(ids) + len(guessed)
+        if self._source == "suffix":
+            kinds = [copied(self._matched + count - self._base + i) for i in range(most)]
+            taken = self._choose(ahead, kinds, is_apart=not is_head)
+            period = max(1, self._base - self._at)  # a match that overlaps the end goes on from what it copied
+            drafts: Sequence[int] = [ids[self._at + (count + i - self._base) % period] for i in range(taken)]
+        elif self._source == "model" and self._model is not None:
+            kinds = [modelled(len(guessed) + i) for i in range(MAX_AHEAD)]
+            wanted = self._choose(ahead, kinds, is_apart=not is_head)
+            drafts = self._model.take(count, min(most, wanted), wanted) if wanted else ()
+        else:
+            return ()
+        self._ahead.extend(kinds[: len(drafts)])
+        if drafts:
+            self._tallies.setdefault(self._source, DraftTally()).drafted += len(drafts)
+        return drafts
+
+    def _choose(self, ahead: Sequence[float], kinds: Sequence[Kind], *, is_apart: bool) -> int:
+        known = {kind: self._acceptance.chance(kind) for kind in set(kinds)}
+        chances = [known[kind] for kind in kinds]
+        return self._depth.choose(ahead, chances, is_apart=is_apart, streams=self._streams())
+
+    def _begin_round(self, ids: Sequence[int]) -> None:
+        """Choose the source of a round that begins with a token that was not guessed."""
+        self._ahead.clear()
+        self._source = ""
+        self._at, self._matched = self._index.find(ids) if self._copies else (-1, 0)
+        self._base = len(ids)
+        if not self._depth.begin():
+            return
+        copy = self._acceptance.chance(copied(self._matched)) if self._at >= 0 else 0.0
+        has_model = self._model is not None and not self._model.trouble
+        guess = self._acceptance.chance(modelled(0)) if has_model else 0.0
+        if copy > 0 and copy >= guess:
+            self._source = "suffix"
+        elif self._model is not None and guess > 0:
+            self._source = "model"
+            self._model.restart(ids)
+
+    def note(self, outcome: Returned) -> None:
+        for number in range(min(len(self._ahead), outcome.right + outcome.is_dead)):
+            kind = self._ahead.popleft()
+            self._acceptance.note(kind, number < outcome.right)
+            self._tallies[kind.drafter].accepted += number < outcome.right
+        if outcome.timing is not None:
+            self._depth.learn(outcome.timing)
+        self._tokens += outcome.tokens
+        self._is_disturbed |= outcome.is_disturbed
+        if outcome.tokens > outcome.right:  # the last one was not guessed: the round is over
+            self._depth.note(self._tokens, None if self._is_disturbed else outcome.now - self._began_at)
+            self._is_new, self._is_disturbed = True, False
+            self._tokens, self._began_at = 0, outcome.now

@@ -1,10 +1,12 @@
 """The loop: prompt ids in, tokens out. The one place where a request advances.
 
-    prefill   chunks of the prompt go down the route; only the last row comes back
+    prefill   chunks of the prompt go down the route, all at once as credits allow; only the last row comes back
     repeat    rows ─ logits ─ draw (speculate.verify) ─ commit to the ledger ─ next window = [last token, drafts]
 
-The next window's position is where the committed tokens end, so a wrong draft needs no message of its own: the step
-rolls the hops' caches back. Where `ends` are at the edges, ids go down and ids (or logits) come back.
+Several windows may be on their way, each on the guess that those before it are right (speculate.py: GuessChain). The token that
+proves a guess wrong begins a window at its own position, under the next guess number: the step rolls the hops' caches back,
+and what is on its way under older numbers is dropped wherever it is. Where `ends` are at the edges, ids go down and ids (or
+logits) come back.
 """
 
 import asyncio
@@ -12,6 +14,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +23,14 @@ from manyhands.config import RequestConfig
 from manyhands.core import FinishReason, SamplingParams
 from manyhands.engine.span import Rows
 from manyhands.errors import Corruption, PipelineStalled, ProtocolError
-from manyhands.origin.draft import Drafter, Drafting
+from manyhands.origin.depth import Timing
+from manyhands.origin.draft import Drafter, Drafting, Returned
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.pace import Pace
 from manyhands.origin.repair import RepairExecutor
 from manyhands.origin.sampler import Drawn, Sampler
 from manyhands.origin.session import HopLost, Session
-from manyhands.origin.speculate import verify
+from manyhands.origin.speculate import GuessChain, verify
 from manyhands.wire.message import Content, Payload, Step
 from manyhands.wire.rows import numbers, read_ids, read_rows
 from manyhands.worker.batch import WINDOW_ROWS
@@ -44,6 +48,14 @@ class Request:
     @property
     def capacity(self) -> int:
         return len(self.prompt) + self.params.max_tokens
+
+
+class RoundHead(NamedTuple):
+    """The window that the present guess begins with: what it took is what a round over the route takes."""
+
+    position: int
+    rows: int
+    sent_at: float
 
 
 class Generation:
@@ -64,35 +76,43 @@ class Generation:
     ) -> None:
         self._session, self._ends, self._sampler = session, ends, sampler
         self._request, self._drafter, self._healer, self._config = request, drafter, healer, config
-        self.ledger: list[int] = list(request.prompt)
+        self._chain = GuessChain(request.prompt)
+        self.ledger = self._chain.ledger
         self.finish_reason: FinishReason | None = None
-        self.drafting = Drafting()
+        self.drafting = Drafting(drafters=drafter.tallies)
         self.num_cached = 0  # positions of the prompt that did not have to be sent
         self._pace = Pace(config)
         self._bounds = RowBounds()  # of what the last hop sends
-        self._sent_at: float | None = None  # when the window was sent; None for a prefill, and after a disturbance
+        self._head: RoundHead | None = None
+        self._is_disturbed = False
+        self._is_dead = False  # what is on its way is of no use, and the session has yet to hear of it
         self._reached = 0  # positions whose results, or the news of them, came back
-        self._moved_at = self._asked_at = (
-            0.0  # when the last of them came; when that was last waited for or looked into
-        )
+        # When the last of them came; when that was last waited for or looked into.
+        self._moved_at = self._asked_at = 0.0
 
     async def tokens(self) -> AsyncGenerator[Drawn, None]:
         """The tokens as they are committed. Raises what ends the session, ContextOverflow never (the lease fits)."""
-        drafts: Sequence[int] = ()
         self._reached = self._session.begins_at
         self.num_cached = await self._healer.restore(self._reached)
-        await self._send_known(self.num_cached, drafts)
-        while self.finish_reason is None:
-            drawn, drafts, payload = await self._next_window(drafts)
-            self.finish_reason = self._finished()
-            if self.finish_reason is None:
-                self._send_window(drafts, payload)  # before the consumer is heard: it must not slow the route down
-                await self._feed_standbys()
-            for token in drawn:
-                yield token
+        self._drafter.begin(self._session.wake)
+        try:
+            await self._send_known(self.num_cached)
+            self.drafting.windows += 1
+            while self.finish_reason is None:
+                drawn, position, ids, payload = await self._next_window()
+                self.finish_reason = self._finished()
+                if self.finish_reason is None:
+                    self._send_window(
+                        position, ids, payload
+                    )  # before the consumer is heard: it must not slow the route
+                    await self._feed_standbys()
+                for token in drawn:
+                    yield token
+        finally:
+            self._drafter.close()
 
     def _finished(self) -> FinishReason | None:
-        if self._sampler.is_stop_id(self.ledger[-1]):
+        if self._sampler.is_stop_id(self.ledger[-1]) and len(self.ledger) > len(self._request.prompt):
             return "stop"
         return "length" if len(self.ledger) >= self._request.capacity else None
 
@@ -100,11 +120,17 @@ class Generation:
         """Whether the answer ends with its `num_tokens`-th token (stop strings aside)."""
         return self.finish_reason is not None and len(self._request.prompt) + num_tokens == len(self.ledger)
 
-    async def _send_known(self, start: int, drafts: Sequence[int]) -> None:
-        """Send everything known from position `start` on: the ledger and the drafts, in prefill-sized steps."""
+    async def _send_known(self, start: int) -> None:
+        """Send everything from position `start` on: the ledger and the guesses, in prefill-sized steps."""
         reply_from = len(self.ledger) - 1
-        async for position, ids, payload in self._embedded(start, (*self.ledger[start:], *drafts)):
+        self._chain.resend()
+        self._disturb()
+        async for position, ids, payload in self._embedded(start, self._chain.from_position(start)):
             self._send(position, ids, reply_from, payload)
+
+    def _disturb(self) -> None:
+        """What takes time now says nothing of the route."""
+        self._head, self._is_disturbed = None, True
 
     async def _embedded(
         self, start: int, ids: Sequence[int]
@@ -129,26 +155,29 @@ class Generation:
         carried = None if payload is not None else tuple(ids)
         self._session.send(position, len(ids), reply_from, carried, payload)
 
-    def _send_window(self, drafts: Sequence[int], payload: Payload | None) -> None:
-        position = len(self.ledger) - 1
-        self._send(position, [self.ledger[-1], *drafts], position, payload)
-        self._sent_at = asyncio.get_running_loop().time()
+    def _send_window(self, position: int, ids: Sequence[int], payload: Payload | None) -> None:
+        if not ids:
+            return  # the windows on their way are enough
+        self._send(position, ids, position, payload)
+        self.drafting.windows += 1
+        if position == len(self.ledger) - 1:
+            self._head = RoundHead(position, len(ids), asyncio.get_running_loop().time())
 
-    async def _next_window(self, drafts: Sequence[int]) -> tuple[list[Drawn], Sequence[int], Payload | None]:
-        """As _advance; lost hops are replaced meanwhile, and the window is sent again."""
+    async def _next_window(self) -> tuple[list[Drawn], int, Sequence[int], Payload | None]:
+        """As _advance; lost hops are replaced meanwhile, and what was on its way is sent again."""
         while True:
             try:
                 if self._session.leaving:
-                    self._sent_at = None
+                    self._disturb()
                     await self._healer.hand_over(self.committed)
                 if self._session.has_detour and (start := await self._healer.rewire(self.committed)) is not None:
-                    await self._send_known(start, drafts)
-                return await self._advance(drafts)
+                    await self._send_known(start)
+                return await self._advance()
             except HopLost:
                 pass
             except (Corruption, ProtocolError) as error:
                 self._session.lose(len(self._session.route.hops) - 1, f"sent what cannot be: {error}", untrusted=True)
-            await self._repair(drafts)
+            await self._repair()
 
     @property
     def committed(self) -> int:
@@ -168,61 +197,83 @@ class Generation:
             async for position, ids, payload in self._embedded(start, self.ledger[start:until]):
                 self._session.standbys.feed_first(standby, position, ids, payload)
 
-    async def _repair(self, drafts: Sequence[int]) -> None:
-        self._sent_at = None
-        committed = self.committed
+    async def _repair(self) -> None:
         at_token = len(self.ledger) - len(self._request.prompt)
-        await self._send_known(await self._healer.repair(committed, at_token), drafts)
+        await self._send_known(await self._healer.repair(self.committed, at_token))
 
-    async def _advance(self, drafts: Sequence[int]) -> tuple[list[Drawn], Sequence[int], Payload | None]:
-        """Wait for the rows of the window sent, commit what they say, and prepare the next one (not sent yet)."""
-        rows = await self._rows(1 + len(drafts))
-        self.drafting.windows += 1
-        took_s = None if self._sent_at is None else asyncio.get_running_loop().time() - self._sent_at
-        proposal: list[Sequence[int]] = [()]
+    async def _advance(self) -> tuple[list[Drawn], int, Sequence[int], Payload | None]:
+        """Wait for rows (or drafts), commit what they say, and prepare what is to be sent next: position, ids, rows."""
+        rows = await self._rows()
+        now = asyncio.get_running_loop().time()
+        timing = self._timing(rows, now)
         drawn: list[Drawn] = []
+        todo: list[tuple[int, Sequence[int]]] = []
 
-        def decide(logits_TV: NDArray[np.float32]) -> list[int]:
-            drawn.extend(self._decide(rows, logits_TV, drafts))
-            self._commit(drawn, drafts)
-            self._drafter.note([each.token for each in drawn], took_s)
-            self.drafting.verdict = self._drafter.verdict
-            proposal[0] = self._propose()
-            return [self.ledger[-1], *proposal[0]]
+        def decide(logits_TV: NDArray[np.float32]) -> Sequence[int]:
+            if rows:
+                drawn.extend(self._decide(rows, logits_TV))
+                self._commit(drawn, timing, now)
+            todo.append(self._chain.extend(self._propose()))
+            return todo[0][1]
 
         payload = None
         if self._ends is not None:
-            payload = await self._ends.turn(_rows(rows), decide, self._bounds)
+            payload = await self._ends.turn(_rows(rows) if rows else None, decide, self._bounds)
         else:
             decide(np.empty((0, 0), np.float32))
-        return drawn, proposal[0], payload
+        if self._is_dead:
+            self._is_dead = False
+            self._session.retract()
+        return drawn, *todo[0], payload
 
-    def _decide(self, rows: list[Step], logits_TV: NDArray[np.float32], drafts: Sequence[int]) -> list[Drawn]:
+    def _timing(self, rows: list[Step], now: float) -> Timing | None:
+        """What a window teaches of the route."""
+        if not rows or self._is_disturbed:
+            return None
+        compute_s, took_s = 1e-6 * sum(timing.compute_us for timing in rows[0].timings), None
+        head = self._head
+        if head is not None and rows[0].position == head.position:
+            self._head, took_s = None, now - head.sent_at
+            self._pace.note(took_s)
+        return Timing(rows[0].count, took_s, compute_s)
+
+    def _decide(self, rows: list[Step], logits_TV: NDArray[np.float32]) -> list[Drawn]:
+        guessed = self._chain.guessed
         if rows[0].content == "ids":
             ids = [i for step in rows if step.payload is not None for i in read_ids(step.payload, step.count)]
             if not all(0 <= i < self._sampler.vocab_size for i in ids):
                 raise Corruption(f"the last hop drew tokens {ids}; there are 0 to {self._sampler.vocab_size - 1}")
-            right = next((i for i, (a, b) in enumerate(zip(ids, drafts, strict=False)) if a != b), len(ids) - 1)
+            right = next((i for i, (a, b) in enumerate(zip(ids, guessed, strict=False)) if a != b), len(ids) - 1)
             return [Drawn(i, None, None) for i in ids[: right + 1]]
         if rows[0].content == "logits":
             assert rows[0].payload is not None
             logits_TV = numbers(_rows(rows), rows[0].payload.dtype)
-        return verify(self._sampler, logits_TV, self.ledger, drafts, len(self._request.prompt))
+        return verify(self._sampler, logits_TV, self.ledger, guessed, len(self._request.prompt))
 
-    def _commit(self, drawn: list[Drawn], drafts: Sequence[int]) -> None:
+    def _commit(self, drawn: list[Drawn], timing: Timing | None, now: float) -> None:
         room = self._request.capacity - len(self.ledger)
         del drawn[room:]
         stop = next((i for i, d in enumerate(drawn) if self._sampler.is_stop_id(d.token)), len(drawn) - 1)
         del drawn[stop + 1 :]
-        self.ledger.extend(d.token for d in drawn)
-        self.drafting.drafted += len(drafts)
-        self.drafting.accepted += max(0, len(drawn) - 1)
+        right, is_dead = self._chain.commit([d.token for d in drawn])
+        self.drafting.tokens += len(drawn)
+        self.drafting.accepted += right
+        self._drafter.note(Returned(len(drawn), right, is_dead, timing, self._is_disturbed, now))
+        self._is_disturbed = False
+        self.drafting.verdict = self._drafter.verdict
+        self._is_dead = is_dead
 
     def _propose(self) -> Sequence[int]:
-        """Drafts for the next window: tokens that exist, no more than a decode window and the lease hold."""
-        most = max(0, min(self._request.capacity - len(self.ledger), WINDOW_ROWS) - 1)
-        drafts = self._drafter.propose(self.ledger, most)[:most]
-        return list(takewhile(lambda i: 0 <= i < self._sampler.vocab_size, drafts))
+        """Drafts to send now: tokens that exist, no more than a window, the lease and the credits of the route hold."""
+        chain, credits = self._chain, max(1, self._config.window // 2)
+        most = min(self._request.capacity - 1 - len(chain), WINDOW_ROWS - (len(chain) - chain.sent))
+        if most < 1 or chain.windows >= credits or self._finished() is not None:
+            return ()
+        drafts = self._drafter.propose(chain.ledger, chain.guessed, most)[:most]
+        drafts = list(takewhile(lambda i: 0 <= i < self._sampler.vocab_size, drafts))
+        self.drafting.drafted += len(drafts)
+        self.drafting.depth = max(self.drafting.depth, len(chain.guessed) + len(drafts))
+        return drafts
 
     def _check_shape(self, content: Content, payload: Payload) -> None:
         """Rows join those of other requests (ends_batch.py), so they must be what this session's last hop owes."""
@@ -236,43 +287,37 @@ class Generation:
         if (content, payload.dtype, payload.width) != due:
             raise ProtocolError(f"{content} of width {payload.width} in {payload.dtype} came back, not {due}")
 
-    async def _rows(self, count: int) -> list[Step]:
-        """The steps that carry the `count` wanted rows after the ledger, in order (hops may have split them)."""
-        rows: list[Step] = []
-        expected = len(self.ledger) - 1
+    async def _rows(self) -> list[Step]:
+        """The next steps that carry rows after the ledger, in order; none if the drafter has something to send first."""
         self._moved_at = self._asked_at = asyncio.get_running_loop().time()
-        while count > 0:
-            step = await self._next_step()
+        while (step := await self._next_step()) is not None:
             end = step.position + step.count
-            if end > self._session.sent_until:
+            if end > self._session.returns.sent_until:
                 raise ProtocolError(f"news of position {end - 1} came back, which was never sent")
             if step.count == 0 and end <= self._reached:
                 continue  # no news: time goes on
             self._note_progress(end)
             if step.count == 0:
                 continue  # progress of a prefill
-            if step.position != expected or step.count > count or step.payload is None:
+            expected = len(self.ledger) - 1
+            if step.position != expected or step.payload is None:
                 raise ProtocolError(f"rows from position {step.position} came back where {expected} was due")
             self._check_shape(step.content, step.payload)
-            rows.append(step)
-            expected += step.count
-            count -= step.count
-        return rows
+            return [step]
+        return []
 
     def _note_progress(self, end: int) -> None:
-        """Positions up to `end` have come back: the pace is learnt from it, and the clocks start anew."""
-        now = asyncio.get_running_loop().time()
-        if not self._is_prefill:
-            self._pace.note(now - self._moved_at)
-        self._moved_at = self._asked_at = now
+        """Positions up to `end` have come back: the clocks start anew."""
+        self._moved_at = self._asked_at = asyncio.get_running_loop().time()
         self._reached = max(self._reached, end)
 
     @property
     def _is_prefill(self) -> bool:
-        return self._session.sent_until - self._reached > WINDOW_ROWS
+        return len(self.ledger) - self._reached > WINDOW_ROWS
 
-    async def _next_step(self) -> Step:
-        """The next result. While progress is overdue, the hop that holds it up is looked for and, if it can be, replaced.
+    async def _next_step(self) -> Step | None:
+        """The next result; None if the drafter woke the session before it came. While progress is overdue, the hop that holds
+        it up is looked for and, if it can be, replaced.
 
         Raises HopLost then; PipelineStalled after config.stall_timeout_s without progress, whatever else comes back.
         """

@@ -11,7 +11,8 @@ from manyhands.core import UNPROVEN, Exactness, NodeAddr, NodeId, PathKind, Samp
 from manyhands.errors import BadRequest, Busy, ContextOverflow, ShardUnavailable
 from manyhands.origin.answer import Answer, Token
 from manyhands.origin.depth import Acceptance
-from manyhands.origin.draft import Drafter, NoDrafter, SuffixDrafter
+from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter
+from manyhands.origin.draft_model import DraftModel
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.loop import Generation, Request
 from manyhands.origin.model import Messages, OriginModel
@@ -35,7 +36,10 @@ MAX_PAUSE_S = 2.0
 
 
 class Origin:
-    """Owns the requests of one model on a node. `routes` finds who serves them, by `directory` and `addrs`."""
+    """Owns the requests of one model on a node. `routes` finds who serves them, by `directory` and `addrs`.
+
+    `draft_model` drafts for its requests; it is closed with the node.
+    """
 
     def __init__(
         self,
@@ -44,6 +48,7 @@ class Origin:
         device: Device,
         addrs: Sequence[NodeAddr],
         directory: Directory | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.node, self.model, self._device = node, model, device
         self.routes = Routes(node, model, addrs, directory)
@@ -52,6 +57,9 @@ class Origin:
         self.reuse = Reuse(node.requests)
         self._acceptance = Acceptance()  # of drafts, over all requests
         self._ends = None if model.ends is None else EndsBatcher(model.ends, WIRE_DTYPES[model.precision], device)
+        self._draft_model = draft_model
+        if draft_model is not None:
+            node.start(_closing(draft_model))
         if self._ends is not None:
             node.start(self._ends.run())
 
@@ -123,6 +131,7 @@ class Origin:
         *,
         route: Sequence[Offer] | None = None,
         path: PathKind = "ring",
+        draft: str = "",
         drafter: Drafter | None = None,
         constraint: Constraint | None = None,
         marks: Mapping[int, str] | None = None,
@@ -134,13 +143,15 @@ class Origin:
         With a `tenant` the session may begin with what an earlier request of the same tenant has cached, and is parked in
         the end for the next one (reuse.py); no other tenant shares it.
 
-        `drafter` guesses tokens; None: the one that the node's configuration names (`request.draft`).
+        `draft` says what guesses tokens (config.DRAFTS; "": as the node's configuration has it), unless a `drafter` is given.
+        Raises BadRequest for "model" where there is none.
         `rules`: how the route is chosen; None: as the node's configuration says. `constraint` says which tokens may be drawn;
         `marks` are special tokens that shall appear in the text.
         """
         request = Request(answer.prompt, answer.params)
         around = RequestRoutes(self.routes, rules or Rules.of(self.node.request), tenant)
         sampler = Sampler(answer.params, self.model.vocab_size, self.model.eos_ids, constraint)
+        drafter = drafter or self._drafter(draft, request, constraint)
         began = time.monotonic()
         lease, tenant = (
             self._lease(request, path, is_free=constraint is None),
@@ -155,7 +166,6 @@ class Origin:
         answer.exactness = max(cached, self._exactness(session))
         healer = RepairExecutor(session, around, self.node.request, self.last_resort, self.node.watch.late_s)
         healer.events += around.events
-        drafter = drafter or self.drafter()
         generation = Generation(session, self._ends, sampler, request, drafter, healer, self.node.request)
         answer.repairs, answer.events, answer.drafting = healer.repairs, healer.events, generation.drafting
         try:
@@ -171,10 +181,26 @@ class Origin:
             self.reuse.park(tenant, session, generation.ledger[: generation.committed], answer.exactness)
             self.waiting.released()
 
-    def drafter(self, mode: str = "") -> Drafter:
-        """A drafter for one request: `mode` is one of config.DRAFTS, "" as the node's configuration says."""
-        mode = mode or self.node.request.draft
-        return SuffixDrafter(self._acceptance) if mode == "auto" else NoDrafter()
+    def _drafter(self, mode: str, request: Request, constraint: Constraint | None) -> Drafter:
+        mode = (mode or self.node.request.draft).partition(":")[0]
+        if mode == "off":
+            return NoDrafter()
+        if mode == "model" and self._draft_model is None:
+            raise BadRequest(
+                "no model drafts for this one here: start the node with --draft model:MODEL, or ask for auto or suffix"
+            )
+        model = None
+        if self._draft_model is not None and mode in ("auto", "model"):
+            own = None if constraint is None else constraint.copy()
+            eos_ids, prompt_length = self.model.eos_ids, len(request.prompt)
+            try:
+                model = self._draft_model.drafts(request.params, eos_ids, prompt_length, own)
+            except BadRequest:  # a bias for a token that only the target has, say
+                model = None
+        sessions = self.node.requests.active
+        return AutoDrafter(
+            self._acceptance, model=model, copies=mode in ("auto", "suffix"), streams=lambda: max(1, len(sessions))
+        )
 
     async def _open(
         self, route: Sequence[Offer] | None, lease: Lease, around: RequestRoutes
@@ -291,3 +317,11 @@ class Origin:
             classes.add(self.model.arithmetic)
         is_proven = not any(name.endswith(UNPROVEN) for name in classes)
         return "E0" if len(classes) == 1 and is_proven else "E2"
+
+
+async def _closing(model: DraftModel) -> None:
+    """Close the drafter when the node stops."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        model.close()

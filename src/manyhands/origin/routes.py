@@ -330,7 +330,7 @@ class Routes:
 
     def learn(self, session: Session) -> None:
         """What the hops said of the last step, for the routes of others."""
-        for hop, timing in zip(session.route.hops, session.timings, strict=False):
+        for hop, timing in zip(session.route.hops, session.returns.timings, strict=False):
             span = hop.offer.info.span
             self._learned.observe(hop.offer.node, span, timing.compute_us / 1e6 / len(span), time.monotonic())
 

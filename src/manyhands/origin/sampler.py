@@ -42,6 +42,9 @@ class Constraint(Protocol):
         A function of `output` alone, whatever was asked before: drafts are tried and dropped again.
         """
 
+    def copy(self) -> "Constraint":
+        """The same, for another thread."""
+
 
 def gumbel(seed: int, position: int, vocab_size: int) -> Floats:
     """Return the Gumbel(0, 1) noise of one position, [V] float64, all finite, in [-3.61, 36.74].

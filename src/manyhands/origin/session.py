@@ -7,8 +7,6 @@ synchronous but `open`, `reshape`, `next_result` and `probe`, which wait. The ro
 import asyncio
 import contextlib
 import os
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -27,9 +25,10 @@ from manyhands.net.transport import Link, betters, try_send
 from manyhands.origin.fault import judge
 from manyhands.origin.pace import HeldStep
 from manyhands.origin.repair_plan import Slot
+from manyhands.origin.returns import Returns
 from manyhands.origin.route import Hop, Lease, Resume, Route
 from manyhands.origin.standby import Standbys
-from manyhands.wire.message import Close, Credit, Fault, HopTiming, Opened, Payload, Probe, Progress, Step
+from manyhands.wire.message import Close, Credit, Fault, Opened, Payload, Probe, Progress, Step
 from manyhands.wire.signed import Signer
 
 
@@ -54,6 +53,7 @@ class Session:
         late_s: Callable[[NodeId], float] = lambda node: 0.0,
     ) -> None:
         self.id = SessionId(os.urandom(16))
+        self.name = public_id(self.id)  # what logs, events and the API call the session
         self.route = Route(self.id, signer, lease, config.window, list(hops))
         self.standbys = Standbys(self.route)
         self.losses: dict[int, str] = {}
@@ -63,24 +63,16 @@ class Session:
         self._unclosed: list[Hop] = []  # out of the route, but the route that leaves them out does not stand yet
         self.last_progress: float = 0.0
         self.begins_at = 0  # positions that its hops began with
-        self.timings: tuple[HopTiming, ...] = ()  # of the last step that brought rows, one a hop
-        self.turn_s = 0.0  # from the last send to that step
-        self._sent_at = 0.0
-        self.sent_until = 0  # the end of the last step sent: what every hop should come to compute
+        self.returns = Returns()
+        self._is_woken = False
         self._progress: dict[int, Progress] = {}
         self._config, self._late_s = config, late_s
-        self._results: deque[Step] = deque()
         self._error: ManyhandsError | None = None
         self._arrived = asyncio.Event()
         self._is_running = False
 
     def __repr__(self) -> str:
         return f"<Session {self.name} epoch={self.route.epoch} hops={len(self.route.hops)} error={self._error}>"
-
-    @property
-    def name(self) -> str:
-        """What logs, events and the API call the session."""
-        return public_id(self.id)
 
     @property
     def is_closed(self) -> bool:
@@ -125,9 +117,7 @@ class Session:
         self.route.renew(hops)
         self.losses.clear()
         self.leaving.clear()
-        self._results.clear()
-        self.timings = ()
-        self.sent_until = 0
+        self.returns.renew()
         for index, hop in enumerate(hops):
             if any(link.is_closed for link in hop.links):
                 self.lose(index, "is gone")
@@ -166,8 +156,7 @@ class Session:
             for index in silent:
                 self.lose(index, reason)
             raise HopLost(f"hops {list(silent)} {reason}")
-        names = ", ".join(f"{i} ({self.route.hops[i].offer.name})" for i in silent)
-        raise PipelineStalled(f"hops {names} {reason}")
+        raise PipelineStalled(f"hops {', '.join(f'{i} ({self.route.hops[i].offer.name})' for i in silent)} {reason}")
 
     def close(self, parked_as: SessionId | None = None, positions: int = 0) -> None:
         """Tell every hop to free the session at once, or to keep its first `positions` under a name that only they hear.
@@ -193,24 +182,39 @@ class Session:
             raise self._error
         if self.losses:
             return
-        self.sent_until = position + count
-        self._sent_at = time.monotonic()
-        step = Step(self.id, self.route.epoch, 0, position, count, reply_from, 0, "hidden", ids, payload)
+        where = position, count, reply_from, self.returns.sent(position + count)
+        step = Step(self.id, self.route.epoch, 0, *where, "hidden", ids, payload)
         self.route.hops[0].outbox.append(step)
         self._flush(0)
 
-    async def next_result(self, deadline_s: float) -> Step:
-        """The next step that reached the origin. Raises TimeoutError if none does within `deadline_s`.
+    def retract(self) -> None:
+        """What is on its way is guessed wrong: begin the next guess. Steps that wait here are dropped; hops drop theirs when
+        they hear of the new one."""
+        self._settle(len(self.route.hops) - 1, self.returns.retract())
+        for index, hop in enumerate(self.route.hops):
+            dropped = len(hop.outbox)
+            hop.outbox.clear()
+            if index:
+                self._settle(index - 1, dropped)
+
+    def wake(self) -> None:
+        """End the present wait for a result, or the next one: there is something to send. On the event loop."""
+        self._is_woken = True
+        self._arrived.set()
+
+    async def next_result(self, deadline_s: float) -> Step | None:
+        """The next step that reached the origin; None once after `wake`. Raises TimeoutError if none does within `deadline_s`.
 
         Taking it gives the last hop its credit back, so no more than a window of results waits here.
         Raises HopLost if the route is broken, or what ended the session.
         """
+        results = self.returns.results
         async with asyncio.timeout(deadline_s):
-            while not self._results:
+            while not results and not self._is_woken:
                 await self._wait()
-        step = self._results.popleft()
-        self._settle(len(self.route.hops) - 1)
-        return step
+        self._is_woken = False
+        self._settle(len(self.route.hops) - 1, min(1, len(results)))
+        return results.popleft() if results else None
 
     async def probe(self, limit_s: float) -> HeldStep:
         """Ask every hop how far it is; return the hop that holds the route up. Deadline: `limit_s`.
@@ -225,7 +229,7 @@ class Session:
             async with asyncio.timeout(limit_s):
                 while len(self._progress) < len(self.route.hops):
                     await self._wait()
-        done = {i for i, p in self._progress.items() if p.computed >= self.sent_until}
+        done = {i for i, p in self._progress.items() if p.computed >= self.returns.sent_until}
         index = next((i for i in range(len(self.route.hops)) if i not in done), len(self.route.hops) - 1)
         said = self._progress.get(index)
         return HeldStep(index, said is None, said.computed if said is not None else 0)
@@ -236,16 +240,14 @@ class Session:
         self._raise_losses()
         self._arrived.clear()
         await self._arrived.wait()
-        if self._error is not None and not self._results:
+        if self._error is not None and not self.returns.results:
             raise self._error
         self._raise_losses()
 
     def _raise_losses(self) -> None:
         if self.losses:
-            said = "; ".join(
-                f"hop {i} ({self.route.hops[i].offer.name}) {why}" for i, why in sorted(self.losses.items())
-            )
-            raise HopLost(said)
+            names = [hop.offer.name for hop in self.route.hops]
+            raise HopLost("; ".join(f"hop {i} ({names[i]}) {why}" for i, why in sorted(self.losses.items())))
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 
@@ -260,7 +262,7 @@ class Session:
         """A step for the origin (the last hop's), or, in a star, for the next hop.
 
         Dropped unless it comes from the hop that should have sent it (another's Open may make an honest node send
-        here), or of another epoch. A hop that sends more than its credits has lost its place.
+        here), in this epoch and under the present guess. A hop that sends more than its credits has lost its place.
         """
         hops, is_star = self.route.hops, self.route.lease.path == "star"
         sender = len(hops) - 1 if step.hop == ORIGIN_HOP else step.hop - 1
@@ -272,11 +274,11 @@ class Session:
         if not hops[sender].incoming.take():
             self.lose(sender, f"sent more than its {hops[sender].window} steps without credit", untrusted=True)
             return
+        if step.window != self.returns.guess:
+            return self._settle(sender)
         self.last_progress = asyncio.get_running_loop().time()
         if step.hop == ORIGIN_HOP:
-            if step.count and len(step.timings) == len(hops):
-                self.timings, self.turn_s = step.timings, time.monotonic() - self._sent_at
-            self._results.append(step)
+            self.returns.came(step, len(hops))
             self._arrived.set()
         else:
             hops[step.hop].outbox.append(step)
@@ -290,8 +292,7 @@ class Session:
 
     def _settle(self, sender: int, steps: int = 1) -> None:
         """Steps that hop `sender` sent here have left: pay for them."""
-        hops = self.route.hops
-        hop, is_last = hops[sender], sender == len(hops) - 1
+        hop, is_last = self.route.hops[sender], sender == len(self.route.hops) - 1
         if (paid := hop.incoming.settle(steps)) and hop.data is not None:
             try_send(hop.data, Credit(self.id, self.route.epoch, ORIGIN_HOP if is_last else sender + 1, paid))
 

@@ -207,6 +207,10 @@ class Grammar:
             raise BadRequest(f"the schema cannot be enforced further: {_first_line(self._matcher.get_error())}")
         return allowed_V
 
+    def copy(self) -> "Grammar":
+        """The same, for another thread. To be taken before it is asked."""
+        return Grammar(self._matcher.deep_copy(), self._vocab_size, self._thinking, is_open=self._is_open)
+
     def _start(self, output: Sequence[int]) -> int | None:
         """Where the grammar begins: behind the thought, if there is one; None within it."""
         thinking = self._thinking

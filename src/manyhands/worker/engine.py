@@ -50,6 +50,7 @@ class Engine:
         self.usual_s = 0.0  # of a decode step
         self.steps_run = 0
         self.rows_run = 0
+        self.stale_steps_computed = 0  # steps of a guess that was known to be dead when they had been computed
         self._span, self._load, self._config, self._logs, self._close = span, load, config, logs, close
         self._on_loaded = on_loaded
         self._copying = asyncio.Lock()
@@ -233,6 +234,7 @@ class Engine:
     def _settle(self, taken: Taken, result: Result | Exception, timing: HopTiming) -> None:
         session = taken.session
         if isinstance(result, Result):
+            self.stale_steps_computed += session.is_void(taken.step)
             session.deliver(taken, result, timing)
         elif session.is_closed or taken.step.epoch != session.opened.epoch:
             return

@@ -225,16 +225,21 @@ class HopSession:
             return
         self.received = step.position + step.count
         if step.window > self._newest_window:
-            self._newest_window = step.window
-            self._owe(sum(s.window < step.window for s in self.waiting))
-            self.waiting = deque(s for s in self.waiting if s.window >= step.window)
-        if step.window < self._newest_window:
+            self._supersede(step)
+        if self.is_void(step):
             self._owe(1)
         else:
             if not self.waiting:
                 self.arrived.clear()
             self.arrived[step.position] = now
             self.waiting.append(step)
+
+    def _supersede(self, step: Step) -> None:
+        """`step` is of a newer guess, begun on rows that came back: of its epoch, all that waits here is void."""
+        self._newest_window, self.computed = step.window, min(self.computed, step.position)
+        self._owe(len(self.waiting))
+        self.waiting.clear()
+        self.outbox.clear()
 
     def _check(self, step: Step) -> None:
         opened, end = self.opened, step.position + step.count
@@ -302,6 +307,9 @@ class HopSession:
         """A device step's rows: log them, send on what the successor lacks. Ignored if the place has changed since."""
         if self.is_closed or taken.step.epoch != self.opened.epoch:
             return
+        if self.is_void(taken.step):
+            self._owe(int(taken.uses_up))
+            return
         self.computed = taken.step.position + taken.step.count
         step = self._addressed(taken.step, result, (*taken.step.timings, timing))
         skipped = self.opened.emit_from - step.position
@@ -317,13 +325,18 @@ class HopSession:
         if self.is_standby and not self.waiting:
             self.report()
 
+    def is_void(self, step: Step) -> bool:
+        """Whether a newer guess has come since."""
+        return step.window < self._newest_window
+
     # -- steps out ----------------------------------------------------------------------------------------------------
 
     def _addressed(self, step: Step, rows: Step | Result, timings: tuple[HopTiming, ...] = ()) -> Step:
-        """`step`, of these rows, as it goes to the next receiver of the current route."""
+        """`step`, of these rows, as it goes to the next receiver of the current route. What a log holds is of no guess: 0."""
         opened, is_last = self.opened, self.is_last
         hop, ids = (ORIGIN_HOP, None) if is_last else (opened.hop + 1, step.ids if opened.ends == "edges" else None)
-        where = rows.position, rows.count, step.reply_from, step.window
+        window = 0 if rows is step else step.window
+        where = rows.position, rows.count, step.reply_from, window
         return Step(opened.session, opened.epoch, hop, *where, rows.content, ids, rows.payload, timings)
 
     def credit(self, steps: int, epoch: int) -> None:

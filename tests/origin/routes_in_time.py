@@ -1,0 +1,193 @@
+"""A route in virtual time, without bytes or numbers: hops that compute in turn, legs that take time, streams that share them.
+
+What is decided is decided by the code that ships: GuessChain (speculate.py) and a Drafter.
+"""
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from manyhands.origin.depth import Timing
+from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter, Returned
+from manyhands.origin.speculate import GuessChain
+from manyhands.worker.batch import WINDOW_ROWS
+
+WINDOWS = 8  # on their way at once, of one stream
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Seconds of a round's legs in all, of a step of one row on all hops together, and of a further row."""
+
+    trip_s: float
+    step_s: float
+    row_s: float
+    hops: int = 3
+
+
+@dataclass(eq=False)
+class Stream:
+    """One request: what it draws at each position is `truth`."""
+
+    truth: Sequence[int]
+    drafter: Drafter
+    chain: GuessChain = field(default_factory=lambda: GuessChain([0]))
+    guess: int = 0
+    head: tuple[int, float] | None = None
+    done_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Window:
+    stream: Stream
+    guess: int
+    position: int
+    ids: Sequence[int]
+    compute_s: float = 0.0
+
+
+class Simulation:
+    """Run with `play`; `stale` counts the steps that hops computed of dead guesses, `steps` all."""
+
+    def __init__(self, line: Line, streams: Sequence[Stream], seed: int = 1) -> None:
+        self._line, self._streams, self._random = line, streams, random.Random(seed)
+        self._queues: list[deque[Window]] = [deque() for _ in range(line.hops)]
+        self._busy = [False] * line.hops
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._number = count()
+        self.steps = self.stale = 0
+
+    def play(self) -> float:
+        """Seconds until every stream has drawn its last token."""
+        for stream in self._streams:
+            self._send(stream, *stream.chain.extend(()), 0.0)
+        while self._events:
+            now, _, act = heapq.heappop(self._events)
+            act(now)
+        return max(stream.done_at for stream in self._streams)
+
+    def _at(self, when: float, act: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._number), act))
+
+    def _send(self, stream: Stream, position: int, ids: Sequence[int], now: float) -> None:
+        if ids:
+            if position == len(stream.chain.ledger) - 1:
+                stream.head = len(ids), now
+            self._go(Window(stream, stream.guess, position, ids), 0, now)
+
+    def _go(self, window: Window, hop: int, now: float) -> None:
+        leg_s = self._line.trip_s / (self._line.hops + 1) * self._random.uniform(0.9, 1.1)
+        if hop == self._line.hops:
+            self._at(now + leg_s, lambda now: self._back(window, now))
+        else:
+            self._at(now + leg_s, lambda now: self._arrive(window, hop, now))
+
+    def _arrive(self, window: Window, hop: int, now: float) -> None:
+        queue = self._queues[hop]
+        kept = [w for w in queue if w.stream is not window.stream or w.guess >= window.guess]
+        self._queues[hop] = deque([*kept, window])
+        self._begin(hop, now)
+
+    def _begin(self, hop: int, now: float) -> None:
+        if self._busy[hop] or not self._queues[hop]:
+            return
+        batch: dict[Stream, Window] = {}
+        for window in list(self._queues[hop]):
+            if window.stream not in batch:
+                batch[window.stream] = window
+                self._queues[hop].remove(window)
+        rows = sum(len(window.ids) for window in batch.values())
+        took_s = (
+            (self._line.step_s + self._line.row_s * (rows - 1)) / self._line.hops * self._random.uniform(0.95, 1.05)
+        )
+        self._busy[hop] = True
+        self._at(now + took_s, lambda now: self._computed(list(batch.values()), hop, took_s, now))
+
+    def _computed(self, batch: list[Window], hop: int, took_s: float, now: float) -> None:
+        self._busy[hop] = False
+        for window in batch:
+            self.steps += 1
+            self.stale += window.guess < window.stream.guess
+            window.compute_s += took_s
+            if all(w.stream is not window.stream or w.guess <= window.guess for w in self._queues[hop]):
+                self._go(window, hop + 1, now)
+        self._begin(hop, now)
+
+    def _back(self, window: Window, now: float) -> None:
+        stream, chain = window.stream, window.stream.chain
+        if window.guess != stream.guess or stream.done_at:
+            return
+        assert window.position == len(chain.ledger) - 1
+        drawn: list[int] = []
+        for row in range(len(window.ids)):
+            drawn.append(stream.truth[len(chain.ledger) + row])
+            if row >= len(chain.guessed) or chain.guessed[row] != drawn[-1]:
+                break
+        took_s = None if stream.head is None else now - stream.head[1]
+        stream.head, timing = None, Timing(len(window.ids), took_s, window.compute_s)
+        right, is_dead = chain.commit(drawn)
+        stream.drafter.note(Returned(len(drawn), right, is_dead, timing, False, now))
+        stream.guess += is_dead
+        if len(chain.ledger) + 2 * WINDOW_ROWS >= len(stream.truth):
+            stream.done_at = now
+            return
+        most = min(WINDOW_ROWS - (len(chain) - chain.sent), len(stream.truth) - 1 - len(chain))
+        drafts: Sequence[int] = ()
+        if most > 0 and chain.windows < WINDOWS:
+            drafts = stream.drafter.propose(chain.ledger, chain.guessed, most)
+        self._send(stream, *chain.extend(drafts), now)
+
+
+class ReadyModel:
+    """A ModelSource that is right with `chance` each, and always ready. A wrong guess is followed by wrong ones."""
+
+    trouble = ""
+
+    def __init__(self, truth: Sequence[int], chance: float, seed: int = 2) -> None:
+        self._truth, self._chance, self._random = truth, chance, random.Random(seed)
+        self._wrong_from = 1 << 60
+
+    def begin(self, wake: Callable[[], None]) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+    def restart(self, ids: Sequence[int]) -> None:
+        self._wrong_from = 1 << 60
+
+    def take(self, start: int, most: int, wanted: int) -> Sequence[int]:
+        drafts = []
+        for position in range(start, min(start + most, len(self._truth))):
+            if self._random.random() >= self._chance:
+                self._wrong_from = min(self._wrong_from, position)
+            drafts.append(self._truth[position] if position < self._wrong_from else -1)
+        return drafts
+
+
+class Fixed(NoDrafter):
+    """Always as many drafts in a window, of a model."""
+
+    def __init__(self, model: ReadyModel, depth: int) -> None:
+        super().__init__()
+        self._model, self._depth = model, depth
+
+    def propose(self, ids: Sequence[int], guessed: Sequence[int], most: int) -> Sequence[int]:
+        if guessed or not self._depth:
+            return ()
+        self._model.restart(ids)
+        return self._model.take(len(ids), min(most, self._depth), self._depth)
+
+
+def rate(line: Line, drafter: Callable[[Sequence[int]], Drafter], *, tokens: int, streams: int = 1) -> float:
+    """Tokens per second of `streams` answers at once, in sum, on a line that is theirs."""
+    truth = range(tokens + 2 * WINDOW_ROWS)
+    answers = [Stream(truth, drafter(truth)) for _ in range(streams)]
+    Simulation(line, answers).play()
+    return sum(tokens / answer.done_at for answer in answers)
+
+
+__all__ = ["AutoDrafter", "Fixed", "Line", "ReadyModel", "Simulation", "Stream", "rate"]
