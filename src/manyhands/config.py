@@ -14,9 +14,17 @@ from manyhands.errors import BadRequest
 
 SCOPES = ("off", "lan", "trusted", "public")
 DIRECTORIES = ("gossip", "dht", "static")
-DRAFTS = ("auto", "off")
+DRAFTS = ("auto", "off", "suffix", "model")
 POLICIES = ("latency", "greedy")
 REQUEST_SCOPES = ("", "off", "lan", "trusted", "public")  # "": as the node's own scope
+
+
+def check_draft(text: str) -> str:
+    """`text`, which says what guesses tokens: one of DRAFTS, or "model:MODEL". Raises BadRequest."""
+    kind, colon, named = text.partition(":")
+    if kind not in DRAFTS or (colon and (kind != "model" or not named)):
+        raise BadRequest(f"draft is {text!r:.80}; it is one of {', '.join(DRAFTS)}, or model:MODEL")
+    return text
 
 
 def home_from_env() -> Path:
@@ -89,8 +97,9 @@ class RequestConfig:
     # Keep a standby of every hop where a node outside the route can be one: it costs that node a cache and one step in 16
     # tokens, and makes a repair a matter of one short step.
     standby: bool = False
-    # Whether to guess tokens and let the route check several at once: "auto", as far as measurement says that it pays, or
-    # "off". The text is the same.
+    # What guesses tokens, of which the route checks several at once, as far as that pays: "suffix" (text that repeats), "model"
+    # or "model:MODEL" (a small model beside the origin), "auto" (both, the model where this one has its own), or "off". The
+    # text is the same.
     draft: str = "auto"
     # Whether a request may begin with what an earlier one of the same key, or of this machine's user, has cached on the hops,
     # and leaves its own caches there for the next one. The text is the same.
@@ -123,8 +132,7 @@ class RequestConfig:
             value = getattr(self, field_.name)
             if field_.name.endswith("_s") and not 0 < value < math.inf:
                 raise BadRequest(f"{field_.name} is {value}; it must be more than 0 seconds")
-        if self.draft not in DRAFTS:
-            raise BadRequest(f"draft is {self.draft!r}; it is one of {', '.join(DRAFTS)}")
+        check_draft(self.draft)
         if self.policy not in POLICIES:
             raise BadRequest(f"policy is {self.policy!r:.40}; it is one of {', '.join(POLICIES)}")
         for name in ("own_first", "own_last"):

@@ -1,9 +1,12 @@
 """How commands come to a node and an origin."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyhands import tales
+from manyhands.checkpoint.manifest import Silent
 from manyhands.config import RequestConfig, SwarmConfig, home_from_env
 from manyhands.core import EndsAt, NodeAddr, NodeId, Precision
 from manyhands.errors import BadRequest
@@ -11,10 +14,12 @@ from manyhands.net.reach import Book, ReachTransport, reach_transport
 from manyhands.net.relay.relay import RelayLimits
 from manyhands.net.tls import TlsPolicy
 from manyhands.origin import Origin, OriginModel
+from manyhands.origin.draft_model import DraftModel
 from manyhands.origin.node import FullNode
 from manyhands.swarm.directory import Directory
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.ticket import Ticket
+from manyhands.weights.fetch import resolve_model
 from manyhands.wire.message import Hello, Lane
 from manyhands.worker.execute import Device
 
@@ -100,4 +105,23 @@ async def load_origin(
     if not addrs:
         raise BadRequest("the ticket names no address: add one with `manyhands ticket add TICKET HOST:PORT`")
     model = await device.run(lambda: OriginModel(folder, precision, ends, device.num_threads))
-    return Origin(node, model, device, addrs, directory)
+    return Origin(node, model, device, addrs, directory, await load_drafter(model, node.request.draft))
+
+
+async def load_drafter(model: OriginModel, draft: str) -> DraftModel | None:
+    """The model that drafts for `model`, as `draft` says (config.check_draft); tales has one of its own.
+
+    Raises BadRequest where "model" is asked and none is known, ModelError if the tokenizers differ.
+    """
+    kind, _, named = draft.partition(":")
+    if kind not in ("auto", "model"):
+        return None
+    if named:
+        folder = await asyncio.to_thread(resolve_model, named, None, True, home_from_env(), Silent())
+    elif model.folder.resolve() == tales.model_path().resolve():
+        named, folder = "the drafter of tales", tales.drafter_path()
+    elif kind == "auto":
+        return None
+    else:
+        raise BadRequest("this model has no drafter of its own: name one with the same tokenizer, --draft model:MODEL")
+    return await asyncio.to_thread(DraftModel, folder, named, model.tokenizer)

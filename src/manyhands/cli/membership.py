@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The model that `up` names, and how a new swarm keeps its directory ("": as configured)."""
+    """The model that `up` names, how a new swarm keeps its directory ("": as configured), and what drafts."""
 
     model: str
     precision: Precision | None
     directory: str = ""
+    draft: str = "auto"
 
 
 def start(
@@ -51,6 +52,7 @@ def start(
     tell = Reporter(as_json)
     try:
         request = routing.for_api(options.settings().request, has_api=api.is_told and api.addr is not None)
+        request = replace(request, draft=named.draft) if named else request
         options.run(_run(wish, api, request, ticket, named, tell, while_stdin))
     except ManyhandsError as error:
         if as_json:
@@ -243,6 +245,7 @@ async def _gateway(
 
 
 async def _origin(hosting: "Hosting", device: "Device") -> "Origin":
+    from manyhands.cli.connect import load_drafter
     from manyhands.cli.own_layers import keep_layers
     from manyhands.origin import Origin, OriginModel
     from manyhands.weights.refetch import use_fetched
@@ -255,6 +258,7 @@ async def _origin(hosting: "Hosting", device: "Device") -> "Origin":
         return await device.run(lambda: OriginModel(folder, precision, "origin", device.num_threads))
 
     model = await use_fetched(folder, lambda: hosting.fetch(hosting.held[0]), load)
-    origin = Origin(member.node, model, device, (), member.directory)
+    drafter = await load_drafter(model, member.node.request.draft)
+    origin = Origin(member.node, model, device, (), member.directory, drafter)
     await keep_layers(origin, device, hosting.fetch)
     return origin

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
-from manyhands.config import DRAFTS, RequestConfig, home_from_env
+from manyhands.config import RequestConfig, check_draft, home_from_env
 from manyhands.config_file import Settings, read_settings
 from manyhands.core import PRECISIONS, EndsAt, PathKind, Precision, SamplingParams
 from manyhands.errors import BadRequest
@@ -68,7 +68,9 @@ OwnFirst = Annotated[
 OwnLast = Annotated[
     int, typer.Option("--own-last", min=0, help="Compute the last N layers on this machine and nowhere else.")
 ]
-Draft = Annotated[str, typer.Option("--draft", help="Guess tokens and check several at once: auto, or off.")]
+Draft = Annotated[
+    str, typer.Option("--draft", help="What guesses tokens, several at once: auto, off, suffix, model[:MODEL].")
+]
 Ends = Annotated[str, typer.Option("--ends", help="Where embedding and head are: origin, or edges (first, last hop).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Ticket = Annotated[str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="The swarm's ticket (mh1...).")]
@@ -124,7 +126,7 @@ class Computing:
 
     @property
     def drafts(self) -> str:
-        return draft_of(self.draft)
+        return check_draft(self.draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,13 @@ _MEMBER: Final = {
     "insecure": ("api", "insecure"),
 }
 CONFIGURED: Final[dict[str, dict[str, tuple[str, str]]]] = {
-    "up": {**_MEMBER, "api": ("api", "listen"), "dtype": ("node", "dtype"), "directory": ("swarm", "directory")},
+    "up": {
+        **_MEMBER,
+        "api": ("api", "listen"),
+        "dtype": ("node", "dtype"),
+        "directory": ("swarm", "directory"),
+        "draft": ("request", "draft"),
+    },
     "join": {**_MEMBER, "ticket": ("swarm", "ticket")},
     "serve": _HOST,
     "infer": {**_ORIGIN, **_ROUTE, "draft": ("request", "draft")},
@@ -276,12 +284,6 @@ def ends_of(text: str) -> EndsAt:
     if text not in ("origin", "edges"):
         raise BadRequest(f"--ends is {text!r}; it is origin or edges")
     return text  # type: ignore[return-value]
-
-
-def draft_of(text: str) -> str:
-    if text not in DRAFTS:
-        raise BadRequest(f"--draft is {text!r}; it is one of {', '.join(DRAFTS)}")
-    return text
 
 
 def sampling_of(**values: Any) -> SamplingParams:

@@ -7,6 +7,7 @@ import typer
 from manyhands.cli import gateway, options
 from manyhands.cli.member_options import MemberOptions
 from manyhands.cli.membership import Named, start
+from manyhands.config import check_draft
 
 Api = Annotated[str, typer.Option("--api", help='Where to answer the API (HOST:PORT), or "off".')]
 Directory = Annotated[
@@ -32,6 +33,7 @@ def up(
         ),
     ] = "",
     directory: Directory = "",
+    draft: options.Draft = "auto",
     as_json: Json = False,
     while_stdin: WhileStdin = False,
 ) -> None:
@@ -39,5 +41,6 @@ def up(
 
     Prints the one line to run on other machines. Ctrl-C once: hand the sessions over, then leave. Twice: leave at once.
     """
-    named = Named(model, options.precision_of(dtype, model) if dtype not in ("", "auto") else None, directory)
+    precision = options.precision_of(dtype, model) if dtype not in ("", "auto") else None
+    named = Named(model, precision, directory, check_draft(draft))
     start(wish, opened.member_plan(api), routing, None, named, as_json=as_json, while_stdin=while_stdin)

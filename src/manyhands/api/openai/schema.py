@@ -203,7 +203,7 @@ class Extension(TypedDict, total=False):
     min_p: Annotated[float, Limits(ge=0, le=1)]
     repetition_penalty: Annotated[float, Limits(ge=0.001, le=1000)]
     ignore_eos: bool
-    draft: Literal["auto", "off"]
+    draft: Literal["auto", "off", "suffix", "model"]
     policy: Literal["latency", "greedy"]
     allow_self_as_shard: bool
     sticky: bool
