@@ -42,7 +42,14 @@ def test_two_nodes(tmp_path: Path) -> None:
     assert "(data)" in said
 
 
+@pytest.mark.slow
+def test_python(tmp_path: Path) -> None:
+    said = run("python.py", tmp_path)
+    assert "layers 0-2 on node-0" in said and "layers 3-5 on node-1" in said
+    assert "3 answers, 24 tokens" in said and "finish: cancelled" in said
+
+
 def test_every_example_is_tested_and_short() -> None:
     scripts = sorted(EXAMPLES.glob("*.py"))
-    assert [script.name for script in scripts] == ["library.py", "two_nodes.py"]
+    assert [script.name for script in scripts] == ["library.py", "python.py", "two_nodes.py"]
     assert all(len(script.read_text("utf8").splitlines()) < 60 for script in scripts)

@@ -34,6 +34,7 @@ ORDER = [
     {"local"},  # a swarm of processes on this machine
     {"tales"},  # the bundled model and its training
     {"cli", "__main__"},
+    {"client"},  # what `import manyhands` shows: it opens what commands open
     {"testing"},
 ]
 # "importer -> imported" that may point down, each with its reason. Keep it short.

@@ -8,11 +8,13 @@ worker                  a hop: sessions on a span of this node
 swarm route place       the directory of nodes; which hops; which layers to host
 text origin node        text and ids; the owner of a request; links and message handlers
 api member cli          HTTP; a node that is part of a swarm; the command
+client                  programs and notebooks: connect, local_swarm (docs/python.md)
 local testing           many nodes on one machine; the public test kit
 """
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 _info = Path("/proc/cpuinfo")
 _cpu = _info.read_text() if _info.exists() else ""
@@ -32,3 +34,21 @@ if "amx_bf16" in _cpu and not Path(__file__).with_name("model").joinpath("_tiles
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from manyhands.client import Client, Completion, ServedHop, TextDelta, TextStream, connect, local_swarm
+
+__all__ = ["Client", "Completion", "ServedHop", "TextDelta", "TextStream", "__version__", "connect", "local_swarm"]
+
+
+def __getattr__(name: str) -> Any:
+    """What programs use (docs/python.md), loaded when it is first asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import manyhands.client
+
+    return getattr(manyhands.client, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from manyhands.origin import Origin
 
 Messages = Sequence[Mapping[str, str]]
+CHAT_PATH: Final = "/v1/chat/completions"
 MYSELF: Final = "local"  # the one tenant of this process's own origin
 # Before each attempt to go on with an answer that was cut: a client's network is back within seconds, or another gateway is.
 RETRY_PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -154,7 +155,7 @@ class GatewaySource:
     async def _texts(self, body: Mapping[str, Any], last: str, stats: Stats) -> AsyncGenerator[tuple[str, str], None]:
         """What each event adds to the text, and its id."""
         api = self._apis[0]
-        async with contextlib.aclosing(_events(api, self._key, body, last)) as events:
+        async with contextlib.aclosing(events_of(api, self._key, body, last)) as events:
             async for event_id, event in events:
                 try:
                     texts = _take(event, stats)
@@ -163,11 +164,16 @@ class GatewaySource:
                 yield "".join(texts), event_id
 
 
+def check_event(event: Mapping[str, Any]) -> None:
+    """Raise GatewayError for an event that tells of an error."""
+    if "error" in event:
+        raise _said(event["error"], 500)
+
+
 def _take(event: Mapping[str, Any], stats: Stats) -> list[str]:
     """The texts of one chunk; what else it tells goes into `stats`. Raises GatewayError for an error."""
     texts: list[str] = []
-    if "error" in event:
-        raise _said(event["error"], 500)
+    check_event(event)
     for choice in event.get("choices", ()):
         delta = choice.get("delta") or {}
         if delta.get("reasoning_content") or delta.get("content"):
@@ -200,8 +206,8 @@ def _wishes(params: SamplingParams, path: PathKind) -> dict[str, Any]:
     }
 
 
-async def _events(
-    api: str, key: str, body: Mapping[str, Any], last: str
+async def events_of(
+    api: str, key: str, body: Mapping[str, Any], last: str = "", *, path: str = CHAT_PATH
 ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
     """The ids and JSON objects of an event stream, from after the event `last` on ("": all of it).
 
@@ -210,7 +216,7 @@ async def _events(
     """
     connection = _connect(api)
     headers = headers_for(api, key) | ({"last-event-id": last} if last else {})
-    path = f"{urlsplit(api).path}/v1/chat/completions"
+    path = f"{urlsplit(api).path}{path}"
     wire: socket.socket | None = None
     response: http.client.HTTPResponse | None = None
     try:

@@ -1,0 +1,10 @@
+"""Python programs and notebooks as clients of a swarm (docs/python.md): `manyhands.connect` and `manyhands.local_swarm`.
+
+client.py    Client and TextStream: sync and async faces of one event loop in a thread
+backend.py   where answers come from: this process as the origin of a ticket's swarm, or a gateway
+"""
+
+from manyhands.client.backend import Completion, ServedHop, TextDelta
+from manyhands.client.client import Client, TextStream, connect, local_swarm
+
+__all__ = ["Client", "Completion", "ServedHop", "TextDelta", "TextStream", "connect", "local_swarm"]

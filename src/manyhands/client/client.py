@@ -1,0 +1,311 @@
+"""A client for programs and notebooks: one event loop in a thread of its own, behind a sync and an async face.
+
+    with manyhands.connect(url_or_ticket, model) as client:            async with manyhands.connect(...) as client:
+        print(client.generate("Once upon a time"))                         print(await client.agenerate("Once upon ..."))
+        for piece in client.stream(messages, seed=7): ...                  async for piece in client.stream(messages): ...
+
+A stream is pulled: a program that stops reading pauses its own generation and no other. Threads and tasks may share a client.
+"""
+
+import asyncio
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
+
+from manyhands.client.backend import (
+    AnswerSource,
+    Completion,
+    Prompt,
+    PythonRequest,
+    TextDelta,
+    gateway_backend,
+    local_backend,
+    ticket_backend,
+)
+from manyhands.core import PathKind, SamplingParams
+from manyhands.errors import BadRequest
+
+T = TypeVar("T")
+# Of a gateway, that one client reads at once; more wait.
+MAX_STREAMS = 64
+
+
+class SamplingWishes(TypedDict, total=False):
+    """How tokens are drawn (SamplingParams). `logprobs`: how many alternatives to tell of each token; None: no odds."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop: tuple[str, ...]
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    ignore_eos: bool
+    logprobs: int | None
+
+
+def connect(where: str, model: str | None = None, *, api_key: str = "", threads: int | None = None) -> "Client":
+    """A client of a gateway (`http://...`) or of the swarm of a ticket (`mh1...`), whose origin this process then is.
+
+    `model`: a name of the gateway's (None: its only one), or what the swarm of a ticket serves: a folder, a hub id, "tales".
+    `api_key` is for gateways, `threads` (compute threads of embedding and head, default all cores) for tickets. Nothing is
+    opened before the first use. Raises BadRequest for what is neither a ticket nor an address.
+    """
+    if where.startswith(("http://", "https://")):
+        return Client(lambda: gateway_backend(where, api_key, model))
+    if not where.startswith("mh1"):
+        raise BadRequest(f"{where!r:.60} is neither an address (http://...) nor a ticket (mh1...)")
+    if model is None:
+        raise BadRequest("model is missing: name what the swarm serves, connect(ticket, model)")
+    return Client(lambda: ticket_backend(where, model, threads))
+
+
+def local_swarm(model: str = "tales", *, nodes: int = 2, cut: str = "", threads: int | None = None) -> "Client":
+    """A client of a swarm of node processes on this machine, which live as long as the client: for trying and for tests.
+
+    `cut`: layers of each node, "0-7,8-15"; left out, `nodes` equal parts.
+    """
+    return Client(lambda: local_backend(model, nodes, cut, threads))
+
+
+class Client:
+    """Made by `connect` or `local_swarm`. Use it as a context manager, sync or async, or `close` it."""
+
+    def __init__(self, opening: Callable[[], AbstractAsyncContextManager[AnswerSource]]) -> None:
+        self._opening = opening
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._held: Future[None] | None = None
+        self._is_closed = False
+        self._streams: weakref.WeakSet[TextStream] = weakref.WeakSet()
+        self._ready: asyncio.Future[AnswerSource]
+        self._end: asyncio.Event
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def generate(self, prompt: Prompt, *, path: PathKind = "ring", **drawn: Unpack[SamplingWishes]) -> Completion:
+        """The whole answer to a text, or to a conversation of {"role", "content"}. Raises ManyhandsError."""
+        return self.stream(prompt, path=path, **drawn).finish()
+
+    async def agenerate(
+        self, prompt: Prompt, *, path: PathKind = "ring", **drawn: Unpack[SamplingWishes]
+    ) -> Completion:
+        """As `generate`; cancelling it ends the request."""
+        return await self.stream(prompt, path=path, **drawn).afinish()
+
+    def stream(self, prompt: Prompt, *, path: PathKind = "ring", **drawn: Unpack[SamplingWishes]) -> "TextStream":
+        """The answer piece by piece, by `for` or `async for`. Raises BadRequest for parameters that cannot be."""
+        params = SamplingParams(**{"seed": secrets.randbits(53), **drawn})  # type: ignore[arg-type]
+        return TextStream(self, PythonRequest(prompt, params, path))
+
+    def models(self) -> list[str]:
+        """The names of the models that can be asked."""
+        return self._submit(self._models()).result()
+
+    async def amodels(self) -> list[str]:
+        """As `models`."""
+        return await asyncio.wrap_future(self._submit(self._models()))
+
+    async def _models(self) -> list[str]:
+        return await (await self._backend()).models()
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def open(self) -> Self:
+        """Open it now and not at the first use. Raises what opening does."""
+        self._submit(self._backend()).result()
+        return self
+
+    def close(self) -> None:
+        """End all requests and what the client has started. Harmless when repeated."""
+        with self._lock:
+            loop, held, self._is_closed = self._loop, self._held, True
+            self._loop = None
+        if loop is None or held is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._stop(), loop).result()
+        try:
+            held.result()
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.wrap_future(self._submit(self._backend()))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Run `work` on the client's loop, which begins with it. Raises BadRequest once it is closed."""
+        with self._lock:
+            if self._is_closed:
+                work.close()
+                raise BadRequest("this client is closed: connect again")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_run, args=(self._loop,), name="manyhands", daemon=True).start()
+                self._held = asyncio.run_coroutine_threadsafe(self._hold(), self._loop)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _hold(self) -> None:
+        """Open the backend, and keep it open until `_end`: one task enters and leaves it."""
+        self._ready, self._end = asyncio.get_running_loop().create_future(), asyncio.Event()
+        try:
+            async with self._opening() as backend:
+                self._ready.set_result(backend)
+                await self._end.wait()
+        except Exception as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
+            self._ready.exception()  # seen, so that asyncio does not log it if nothing asks
+
+    async def _backend(self) -> AnswerSource:
+        return await asyncio.shield(self._ready)
+
+    async def _stop(self) -> None:
+        for stream in list(self._streams):
+            await stream.stop()
+        self._end.set()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.set_default_executor(
+        ThreadPoolExecutor(MAX_STREAMS, "manyhands")
+    )  # each stream of a gateway reads in a thread
+    try:
+        loop.run_forever()
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
+class TextStream:
+    """One answer, piece by piece. `completion` grows with it. Made by `Client.stream`."""
+
+    def __init__(self, client: Client, asked: PythonRequest) -> None:
+        self._client, self._asked = client, asked
+        self.completion = Completion()
+        self._pieces: Any = None  # the backend's generator
+        self._pull: asyncio.Task[TextDelta | None] | None = None
+        self._is_over = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TextDelta:
+        piece = self._client._submit(self._next()).result()
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        piece = await asyncio.wrap_future(self._client._submit(self._next()))
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    def finish(self) -> Completion:
+        """Read to the end."""
+        for _ in self:
+            pass
+        return self.completion
+
+    async def afinish(self) -> Completion:
+        """As `finish`; cancelling it ends the request."""
+        async for _ in self:
+            pass
+        return self.completion
+
+    def cancel(self) -> None:
+        """End it now, also from another thread: its reader sees the end. Harmless when repeated."""
+        self._client._submit(self.stop()).result()
+
+    async def acancel(self) -> None:
+        """As `cancel`."""
+        await asyncio.wrap_future(self._client._submit(self.stop()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        self.cancel()
+        return False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        await self.acancel()
+        return False
+
+    # -- on the client's loop -----------------------------------------------------------------------------------------
+
+    async def _next(self) -> TextDelta | None:
+        if self._is_over:
+            return None
+        if self._pieces is None:
+            backend = await self._client._backend()
+            self._client._streams.add(self)
+            self._pieces = backend.pieces(self._asked, self.completion)
+        pull = self._pull = asyncio.ensure_future(self._one())
+        try:
+            await asyncio.wait((pull,))
+        except asyncio.CancelledError:  # its async reader was
+            await self.stop()
+            raise
+        if pull.cancelled():
+            return None
+        try:
+            piece = pull.result()
+        except BaseException:
+            self._is_over = True
+            raise
+        if piece is None:
+            self._is_over = True
+        else:
+            self.completion.take(piece)
+        return piece
+
+    async def _one(self) -> TextDelta | None:
+        piece: TextDelta | None = await anext(self._pieces, None)
+        return piece
+
+    async def stop(self) -> None:
+        """End it; on the client's loop."""
+        is_new, self._is_over = not self._is_over, True
+        if self._pull is not None and not self._pull.done():
+            self._pull.cancel()
+            await asyncio.wait((self._pull,))
+        if self._pieces is not None:
+            await self._pieces.aclose()
+        if is_new:
+            self.completion.finish_reason = "cancelled"

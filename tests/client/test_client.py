@@ -1,0 +1,180 @@
+"""manyhands.connect against a gateway. By a ticket, and a local swarm: examples/python.py."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+import manyhands
+from manyhands.client import backend
+from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
+from tests.api.served import MODEL, Served, make_model, served
+
+HI = [{"role": "user", "content": "hi"}]
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A gateway in a thread of its own."""
+    folder = make_model(tmp_path_factory.mktemp("client") / "m")
+    ready: Future[tuple[Served, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def serve() -> None:
+        end = asyncio.Event()
+        async with served(folder) as it:
+            ready.set_result((it, asyncio.get_running_loop(), end))
+            await end.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    it, loop, end = ready.result(TIMEOUT_S)
+    yield it
+    loop.call_soon_threadsafe(end.set)
+    thread.join(TIMEOUT_S)
+
+
+@pytest.fixture
+def client(gateway: Served) -> Iterator[manyhands.Client]:
+    with manyhands.connect(f"http://{gateway.addr}", MODEL) as made:
+        yield made
+
+
+def test_a_text_and_a_conversation(client: manyhands.Client) -> None:
+    assert client.models() == [MODEL]
+    for prompt in ("hi", HI):
+        whole = client.generate(prompt, max_tokens=9, temperature=0.0)
+        assert whole.finish_reason == "length" and whole.completion_tokens == 9 and whole.exactness == "E0"
+        assert [hop.layers for hop in whole.route] == ["0", "1"] and whole.prompt_tokens > 1
+        stream = client.stream(prompt, max_tokens=9, temperature=0.0)
+        assert "".join(piece.text for piece in stream) == whole.text == stream.completion.text == str(whole)
+    first, again = (client.generate("hi", max_tokens=9, temperature=1.0, seed=4) for _ in range(2))
+    assert first.text == again.text and first.seed == 4
+
+
+def test_log_probabilities(client: manyhands.Client) -> None:
+    for prompt in ("hi", HI):
+        made = client.generate(prompt, max_tokens=5, temperature=0.0, logprobs=3)
+        assert len(made.pieces) == 5
+        for piece in made.pieces:
+            assert piece.token is not None and piece.logprob is not None and len(piece.top) == 3
+            assert piece.logprob == max(logprob for _, logprob in piece.top)
+
+
+def test_async_and_three_at_once(gateway: Served) -> None:
+    async def main() -> None:
+        async with manyhands.connect(f"http://{gateway.addr}") as client:
+            assert await client.amodels() == [MODEL]
+            alone = await client.agenerate("hi", max_tokens=12, temperature=1.0, seed=2)
+            made = await asyncio.gather(
+                *(client.agenerate("hi", max_tokens=12, temperature=1.0, seed=seed) for seed in (1, 2, 3))
+            )
+            assert made[1].text == alone.text and len({one.text for one in made}) == 3
+            text = ""
+            async for piece in client.stream("hi", max_tokens=12, temperature=1.0, seed=2):
+                text += piece.text
+            assert text == alone.text
+
+    asyncio.run(main())
+
+
+def test_sync_threads_share_a_client(client: manyhands.Client) -> None:
+    made: dict[int, str] = {}
+
+    def ask(seed: int) -> None:
+        made[seed] = client.generate(HI, max_tokens=12, temperature=1.0, seed=seed).text
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert len(set(made.values())) == 3
+
+
+def test_a_cancelled_stream_frees_its_session(gateway: Served, client: manyhands.Client) -> None:
+    def freed() -> None:
+        for _ in range(500):
+            if not gateway.num_sessions and not gateway.gateway.jobs:
+                return
+            threading.Event().wait(0.02)
+        raise AssertionError("a session is left")
+
+    stream = client.stream("hi", max_tokens=900, temperature=0.0)
+    next(stream)
+    stream.cancel()
+    assert list(stream) == [] and stream.completion.finish_reason == "cancelled"
+    freed()
+    with client.stream("hi", max_tokens=900) as left:
+        next(left)
+    freed()
+    waiting = client.stream("hi", max_tokens=900)
+    next(waiting)
+    threading.Timer(0.1, waiting.cancel).start()  # from another thread, while it is read
+    assert waiting.finish().finish_reason == "cancelled"
+    freed()
+
+    async def main() -> None:
+        async with manyhands.connect(f"http://{gateway.addr}") as other:
+            task = asyncio.create_task(other.agenerate("hi", max_tokens=900))
+            await asyncio.sleep(0.3)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await other.agenerate("hi", max_tokens=2)).completion_tokens == 2
+
+    asyncio.run(main())
+    freed()
+
+
+def test_a_closed_client_ends_what_runs(gateway: Served) -> None:
+    client = manyhands.connect(f"http://{gateway.addr}").open()
+    stream = client.stream("hi", max_tokens=900)
+    next(stream)
+    client.close()
+    client.close()
+    assert stream.completion.finish_reason == "cancelled"
+    with pytest.raises(BadRequest, match="closed"):
+        client.generate("hi")
+
+
+def test_errors_are_ours(gateway: Served, client: manyhands.Client) -> None:
+    with pytest.raises(ManyhandsError, match="1024"):
+        client.generate("hi", max_tokens=5000)
+    with pytest.raises(BadRequest, match="temperature"):
+        client.stream("hi", temperature=-1.0)
+    with pytest.raises(LinkClosed, match="no gateway"), manyhands.connect("http://127.0.0.1:1"):
+        pass
+    with pytest.raises(ManyhandsError, match="not served"):
+        manyhands.connect(f"http://{gateway.addr}", "gpt-9").generate("hi")
+    with pytest.raises(BadRequest, match="neither"):
+        manyhands.connect("somewhere")
+    with pytest.raises(BadRequest, match="model is missing"):
+        manyhands.connect("mh1abc")
+
+
+def test_what_is_no_event_is_an_error() -> None:
+    with pytest.raises(ManyhandsError, match="full"):
+        backend._read({"error": {"message": "full", "code": "busy"}}, backend.Completion())
+
+
+def test_the_import_is_fast() -> None:
+    """`import manyhands` shows the API and loads nothing of it."""
+    code = (
+        "import sys, json, manyhands\n"
+        "assert {'connect', 'local_swarm', 'Client', 'Completion'} <= set(dir(manyhands)), dir(manyhands)\n"
+        "loaded = [name for name in sys.modules if name.startswith('manyhands') or name in ('asyncio', 'numpy', 'torch')]\n"
+        "assert callable(manyhands.connect)\n"
+        "heavy = [name for name in ('numpy', 'torch', 'fastapi', 'uvicorn', 'typer', 'tokenizers') if name in sys.modules]\n"
+        "print(json.dumps([loaded, heavy]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded, heavy = json.loads(done.stdout)
+    assert loaded == ["manyhands"] and heavy == []
+    assert Path(manyhands.__file__ or "").name == "__init__.py"
