@@ -1,5 +1,6 @@
 """Small weights: what is rounded, what is kept, and products against the same arithmetic in double."""
 
+import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -85,6 +86,41 @@ def test_the_least_error_of_five_scales_is_kept() -> None:
     plain = x - scale * np.clip(np.rint(x / scale), -8, 7)
     ours = x - numbers(round_weights("scalar", x, "f32", "w4"), "w4", 64, 32)
     assert np.all((ours**2).sum(1) <= (plain**2).sum(1) * 1.0001) and (ours**2).sum() < 0.95 * (plain**2).sum()
+
+
+@pytest.mark.parametrize(("kind", "theirs"), [("w8", "Q8_0"), ("w4", "Q4_0")])
+@pytest.mark.parametrize("shift", [0, 16])
+def test_rounding_what_is_on_a_grid_is_as_near_as_the_gguf_packages(kind: str, theirs: str, shift: int) -> None:
+    """Weights of a model that was stored with 4 bits, in groups aligned to ours and shifted against them."""
+    draw = np.random.default_rng(3)
+    grid = dequantise(
+        gguf.quants.quantize(draw.standard_normal((64, 288), np.float32), gguf.GGMLQuantizationType.Q4_0), "Q4_0"
+    )
+    x = np.ascontiguousarray(grid[:, shift : shift + 256])
+    type_ = gguf.GGMLQuantizationType[theirs]
+    stated = gguf.quants.dequantize(gguf.quants.quantize(x, type_), type_)
+    ours = numbers(round_weights("scalar", x, "f32", kind), kind, 64, 256)
+    assert np.square(ours - x).sum() <= 1.01 * np.square(stated - x).sum() + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["w8", "w4"])
+def test_outlier_channels_cost_only_their_own_groups(kind: str) -> None:
+    """As in large models: a few inputs a hundred times as large as the others, whose weights are as small."""
+    draw, team = np.random.default_rng(4), Team(1)
+    x, weight = (draw.standard_normal(shape).astype(np.float32) for shape in ((24, 1024), (48, 1024)))
+    sizes = np.ones(1024, np.float32)
+    sizes[draw.choice(1024, 5, replace=False)] = 100
+
+    def error(x: NDArray[np.float32], weight: NDArray[np.float32]) -> float:
+        packed, wide = round_weights("scalar", weight, "f32", kind), x.astype(np.float64) @ weight.T.astype(np.float64)
+        ops = [(library.PRODUCT, (0, 1, TYPES[kind], 0), (), (packed, None))]
+        found = BackEnd(library.supported()[0], team).run(x, "f32", [48], ops, 1).view(np.float32).reshape(wide.shape)
+        held = x.astype(np.float64) @ numbers(packed, kind, 48, 1024).astype(np.float64).T
+        return float(np.square(found - held).sum() / np.square(wide).sum())  # of rounding rows alone
+
+    plain, with_outliers = error(x, weight), error(x * sizes, weight / sizes)
+    of_whole_rows = np.square(100 / 127) / 12  # a step for a whole row would be so large
+    assert plain < 1e-4 and with_outliers < 0.05 * of_whole_rows
 
 
 def test_numbers_of_another_kind_stay_in_their_group() -> None:

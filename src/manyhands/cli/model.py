@@ -1,4 +1,4 @@
-"""`manyhands model`: look into a model, cut it into parts, make a tiny one."""
+"""`manyhands model`: look into a model, compare two, cut one into parts, make a tiny one."""
 
 import json
 from collections.abc import Iterable
@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from manyhands.cli.options import MODEL_HELP
 from manyhands.cli.progress import doing
+from manyhands.cli.quality import quality
 from manyhands.config import home_from_env
 from manyhands.core import PRECISIONS, Precision, Span, even_cut, parse_cut
 from manyhands.errors import BadRequest
@@ -20,7 +21,8 @@ if TYPE_CHECKING:  # help is instant: the hub's client is imported inside the co
     from manyhands.checkpoint.manifest import Manifest, TensorDigest
     from manyhands.checkpoint.partition import ModelFacts
 
-app = typer.Typer(no_args_is_help=True, help="Look into a model, cut it into parts, make a tiny one.")
+app = typer.Typer(no_args_is_help=True, help="Look into a model, compare two, cut one into parts, make a tiny one.")
+app.command()(quality)
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 Out = Annotated[Path, typer.Argument(help="A folder that does not exist yet.")]

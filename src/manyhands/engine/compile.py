@@ -58,7 +58,7 @@ def compile_layers(
     """Layers from hidden states to hidden states. Raises ModelError for what the engine cannot compute."""
     compiler = _Compiler(program, read, precision, back_end)
     for layer in layers:
-        compiler.begin_layer(wide_weights(layer))
+        compiler.begin_layer(layer)
         for op in layer.ops:
             compiler.add(op)
     return CompiledLayers(compiler.registers(), compiler.ops, [*compiler.layers, len(compiler.ops)])
@@ -128,10 +128,12 @@ class _Compiler:
         self._widths, self._numbers = [program.hidden], {(RESIDUAL, program.hidden, False): 0}
         self.bound = {RESIDUAL: 0}  # by name: the register that holds it now
         self._wide: frozenset[str] = frozenset()  # tensors of the layer that are not rounded to small weights
+        self._last: Add | None = None  # the layer's last addition to the residual stream
 
-    def begin_layer(self, wide: frozenset[str]) -> None:
+    def begin_layer(self, layer: Layer) -> None:
         """Only the residual stream goes from a layer to the next."""
-        self.bound, self._wide = {RESIDUAL: 0}, wide
+        self.bound, self._wide = {RESIDUAL: 0}, wide_weights(layer)
+        self._last = next((op for op in reversed(layer.ops) if isinstance(op, Add)), None)
         self.layers.append(len(self.ops))
 
     def registers(self) -> Registers:
@@ -284,5 +286,8 @@ class _Compiler:
 
     @add.register
     def _(self, op: Add) -> None:
+        """Rounded after the last term; with small weights once a layer, at its end, where spans may be cut."""
+        is_rounded = op is self._last or self._precision not in SMALL_WEIGHTS
         for term in op.terms:
-            self.emit(library.ADD, (self.source(term.source), int(term is op.terms[-1])), (term.scale,))
+            ends = is_rounded and term is op.terms[-1]
+            self.emit(library.ADD, (self.source(term.source), int(ends)), (term.scale,))

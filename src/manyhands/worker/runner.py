@@ -182,7 +182,7 @@ def precision_note(config: bytes | Mapping[str, Any], precision: Precision) -> s
     if precision == "bf16" and is_gguf(parsed):
         return (
             "matrices of this GGUF file that are stored in blocks are rounded to bf16, 8 bits of each number; --dtype w4 "
-            "holds those of Q8_0, Q4_0 and Q4_1 as they are stored, fp32 all of them exactly, in twice the memory"
+            "and w8 hold them as they are stored, fp32 exactly too, in twice the memory"
         )
     if not is_widened(parsed, precision):
         return ""
