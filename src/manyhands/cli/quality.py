@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from manyhands.cli.options import MODEL_HELP, precision_of
+from manyhands.cli.progress import doing
 from manyhands.config import home_from_env
 from manyhands.errors import BadRequest
 
@@ -34,7 +35,6 @@ def quality(
     """Compare the predictions of two models, or of two precisions of one: KL divergence, likeliest token, perplexity."""
     import numpy as np
 
-    from manyhands.cli.model import progress_bar
     from manyhands.place.resources import num_cores
     from manyhands.weights.fetch import resolve_model
     from manyhands.worker.quality import Predictor, compare, windows_of
@@ -42,7 +42,7 @@ def quality(
     given = _read(text)
     precisions = [precision_of(dtype, model) for dtype, model in ((dtype_a, a), (dtype_b, b))]
     count = threads or num_cores()
-    with progress_bar() as progress:
+    with doing(f"comparing {b} with {a}") as progress:
         folders = [resolve_model(model, None, True, home_from_env(), progress) for model in (a, b)]
         chosen = None if given is None else windows_of(folders, given, windows)
         right, other = (Predictor(folder, at, count) for folder, at in zip(folders, precisions, strict=True))
@@ -50,9 +50,8 @@ def quality(
             raise BadRequest(
                 f"{a} has {right.vocab_size} tokens and {b} {other.vocab_size}: compare models of one tokenizer"
             )
-        progress.start("comparing", windows if chosen is None else len(chosen))
         chosen = list(right.draw(windows, np.random.default_rng(0))) if chosen is None else chosen
-        found = compare(right, other, chosen, lambda: progress.advance(1))
+        found = compare(right, other, chosen, lambda done: progress.say(f"compared {done} of {len(chosen)} windows"))
     if as_json:
         about = {"a": a, "b": b, "dtype_a": precisions[0], "dtype_b": precisions[1]}
         typer.echo(json.dumps({**about, **asdict(found), "perplexity_ratio": found.perplexity_ratio}))

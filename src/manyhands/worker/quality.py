@@ -87,11 +87,11 @@ class Divergence:
 
 
 def compare(
-    a: Predict, b: Predict, windows: Sequence[Sequence[int]], each: Callable[[], None] = lambda: None
+    a: Predict, b: Predict, windows: Sequence[Sequence[int]], each: Callable[[int], None] = lambda _: None
 ) -> Divergence:
-    """`each` is called after each window."""
+    """`each` is told how many windows are done."""
     divergences, same, cost, count = [], 0, np.zeros(2), 0
-    for ids in windows:
+    for done, ids in enumerate(windows, 1):
         both = a(ids), b(ids)
         for at in range(0, len(ids), _AT_ONCE):
             p, q = (log_softmax(logits[at : at + _AT_ONCE]) for logits in both)
@@ -100,7 +100,7 @@ def compare(
             following = np.array(ids[at + 1 : at + 1 + _AT_ONCE])
             cost -= [float(log[np.arange(len(following)), following].sum()) for log in (p, q)]
             count += len(following)
-        each()
+        each(done)
     every, (ours, theirs) = np.concatenate(divergences), np.exp(cost / count)
     tail = (float(np.median(every)), float(np.quantile(every, 0.999)), float(every.max()))
     return Divergence(len(every), float(every.mean()), *tail, same / len(every), float(ours), float(theirs))
