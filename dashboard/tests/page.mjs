@@ -1,6 +1,7 @@
 // Tries the page in Chromium. On stdin: {url, nodes: [{name, pid, layers}], secret, chromium, shots}. Run by tests/test_page.py.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
+import net from "node:net";
 import { chromium } from "playwright-core";
 
 const told = JSON.parse(await new Promise((done) => {
@@ -12,6 +13,27 @@ const browser = await chromium.launch({ executablePath: told.chromium, args: ["-
 const foreign = [];
 const complaints = [];
 
+/** A way to the gateway that can be cut: connections end, and new ones are refused until it is mended. */
+const cuttable = await new Promise((done) => {
+  const { port } = new URL(told.url);
+  const open = new Set();
+  let isCut = false;
+  const server = net.createServer((near) => {
+    const far = net.connect(Number(port), "127.0.0.1");
+    for (const [from, to] of [[near, far], [far, near]]) {
+      open.add(from);
+      from.pipe(to);
+      from.on("error", () => to.destroy()).on("close", () => (open.delete(from), to.destroy()));
+    }
+    if (isCut) near.destroy();
+  });
+  const cut = (wanted) => {
+    isCut = wanted;
+    if (isCut) open.forEach((socket) => socket.destroy());
+  };
+  server.listen(0, "127.0.0.1", () => done({ url: `http://127.0.0.1:${server.address().port}`, cut, close: () => server.close() }));
+});
+
 async function open(scheme, width, height) {
   // axe is put into the page by the debugger, which the policy of the page would refuse: a second look without it is below.
   const context = await browser.newContext({ colorScheme: scheme, viewport: { width, height }, bypassCSP: true });
@@ -20,7 +42,7 @@ async function open(scheme, width, height) {
 
 function listen(page) {
   page.setDefaultTimeout(60000);
-  page.on("request", (one) => one.url().startsWith(told.url) || foreign.push(one.url()));
+  page.on("request", (one) => one.url().startsWith(told.url) || one.url().startsWith(cuttable.url) || foreign.push(one.url()));
   page.on("pageerror", (error) => complaints.push(error.message));
   page.on("console", (said) => {
     if (["error", "warning"].includes(said.type()) && !/status of (401|403|409|429)/.test(said.text())) complaints.push(said.text());
@@ -99,11 +121,31 @@ const checks = {
     await page.context().close();
   },
 
+  async "an answer goes on where a lost connection cut it"() {
+    const page = await open("light", 1320, 860);
+    await page.goto(`${cuttable.url}/`);
+    await page.waitForSelector(".nodes li");
+    await page.fill("textarea", "A long tale of the sea");
+    await page.keyboard.press("Enter");
+    await page.waitForFunction(() => document.querySelectorAll("[data-token]").length > 10);
+    cuttable.cut(true);
+    await page.waitForSelector("text=Waiting for the gateway");
+    const had = await page.locator("[data-token]").count();
+    cuttable.cut(false);
+    await page.waitForSelector(".figures");
+    const indices = await page.locator("[data-token]").evaluateAll((all) => all.map((one) => Number(one.dataset.token)));
+    assert.ok(indices.length > had);
+    assert.deepEqual(indices, indices.map((_, index) => index), "each token once, in order");
+    for (let i = complaints.length; i--; ) if (/net::ERR_/.test(complaints[i])) complaints.splice(i, 1);
+    await page.context().close();
+  },
+
   async "a plan compares before and after"() {
     const page = await open("light", 1320, 860);
     await page.goto(`${told.url}/#/plan`);
     await page.click("text=Compare");
-    await page.waitForSelector(".results");
+    await page.waitForSelector(".results, .notice.bad");
+    assert.equal(await page.locator(".notice.bad").allTextContents().then((said) => said.join()), "");
     assert.match(await page.textContent(".results"), /laptop/);
     assert.equal(await page.locator(".results .big").count(), 2);
     await accessible(page, "plan");
@@ -163,7 +205,8 @@ const checks = {
     await shot(page, "dark-repair");
     await page.click("nav >> text=Swarm");
     await page.waitForSelector("text=node-1 left (layers 4–7)");
-    await page.waitForSelector("text=tales: no node serves layers 4–7");
+    await page.waitForSelector("text=Layers 4–7 are served by one node only");
+    await page.waitForSelector("text=If spare-3 fails, tales stops until another node serves layers 4–7");
     await accessible(page, "swarm after a loss");
     await shot(page, "dark-loss");
     await page.context().close();
@@ -226,6 +269,8 @@ for (const [name, check] of Object.entries(checks)) {
   }
 }
 await browser.close();
+cuttable.cut(true);
+cuttable.close();
 assert.deepEqual(foreign, [], "requests to other hosts");
 assert.deepEqual(complaints, [], "what the console said");
 if (failed) process.exit(1);

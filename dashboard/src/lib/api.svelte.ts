@@ -32,7 +32,9 @@ function headersOf(secret: string): Record<string, string> {
 
 /** Learn the page's token and what the key may do. Throws ApiError. */
 export async function signIn(secret: string): Promise<void> {
-  const answer = await fetch("/api/session", { headers: headersOf(secret) });
+  const answer = await fetch("/api/session", { headers: headersOf(secret) }).catch(() => {
+    throw new ApiError(0, "unreachable", "The gateway cannot be reached. Is it still running?");
+  });
   const told = await bodyOf(answer);
   if (secret && !isAdminOrKey(secret, told)) throw new ApiError(401, "unauthorized", "This gateway does not know that secret.");
   token = told.token;
@@ -69,9 +71,15 @@ async function bodyOf(answer: Response): Promise<any> {
   throw new ApiError(answer.status, error.code ?? "", error.message ?? `The gateway answered ${answer.status}.`);
 }
 
-export async function send(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+interface Wish {
+  signal?: AbortSignal;
+  after?: string; // the id of the last event that came
+}
+
+async function send(method: string, path: string, body?: unknown, { signal, after }: Wish = {}): Promise<Response> {
   if (method !== "GET" && !access.isKnown) await signIn(access.secret);
   const headers: Record<string, string> = headersOf(access.secret);
+  if (after) headers["last-event-id"] = after;
   if (method !== "GET") headers["x-manyhands-token"] = token;
   if (body !== undefined) headers["content-type"] = "application/json";
   const wish: RequestInit = { method, headers };
@@ -98,14 +106,18 @@ export async function call<T>(method: string, path: string, body?: unknown): Pro
 export interface Event {
   event: string;
   data: any;
+  id: string;
 }
 
-/** Server-sent events of a POST. Throws ApiError for a refusal, AbortError where `signal` ends it. */
-export async function* events(path: string, body: unknown, signal: AbortSignal): AsyncGenerator<Event> {
-  let answer = await send("POST", path, body, signal);
+/**
+ * Server-sent events of a POST; with `after` those that follow it (docs/resume.md). Throws ApiError for a refusal, AbortError
+ * where the signal ends it, another error where the connection breaks.
+ */
+export async function* events(path: string, body: unknown, wish: Wish): AsyncGenerator<Event> {
+  let answer = await send("POST", path, body, wish);
   if (answer.status === 403) {
     await signIn(access.secret);
-    answer = await send("POST", path, body, signal);
+    answer = await send("POST", path, body, wish);
   }
   if (!answer.ok || !answer.body) {
     await bodyOf(answer);
@@ -131,10 +143,12 @@ export async function* events(path: string, body: unknown, signal: AbortSignal):
 
 function parse(block: string): Event | null {
   let name = "message";
+  let id = "";
   const data: string[] = [];
   for (const line of block.split("\n")) {
     if (line.startsWith("event:")) name = line.slice(6).trim();
+    else if (line.startsWith("id:")) id = line.slice(3).trim();
     else if (line.startsWith("data:")) data.push(line.slice(5).trim());
   }
-  return data.length ? { event: name, data: JSON.parse(data.join("\n")) } : null;
+  return data.length ? { event: name, data: JSON.parse(data.join("\n")), id } : null;
 }

@@ -4,7 +4,7 @@ import { ApiError, events } from "./api.svelte";
 import { layers, range, said } from "./format";
 import { colourOf } from "./swarm.svelte";
 import { slowestHop, type TokenTime } from "./time";
-import type { Hop, Repair, Timings } from "./types";
+import type { Hop, HopTime, Parts, Repair, Timings } from "./types";
 
 export interface TokenItem {
   kind: "token";
@@ -68,6 +68,10 @@ export const chat = $state<{
   selected: null,
   said: "",
 });
+
+// How long an answer that broke off is gone on with, and how often it is tried.
+const PATIENCE_MS = 30_000;
+const AGAIN_MS = 1000;
 
 let stopping: AbortController | null = null;
 
@@ -145,21 +149,43 @@ export async function ask(question: string): Promise<void> {
   const { signal } = stopping;
   const teller = new Teller(answer);
   try {
-    for await (const { event, data } of events("/api/infer/stream?diagnostics=1", body, signal)) teller.take(event, data);
-    teller.flush();
-    if (answer.state === "waiting" || answer.state === "running") {
-      throw new ApiError(0, "broken", "The gateway broke off before the answer was complete.");
-    }
+    await follow(teller, body, signal);
   } catch (error) {
-    teller.flush();
-    answer.waitingFor = "";
     if (signal.aborted) answer.state = "stopped";
     else {
       answer.state = "failed";
       answer.error = said(error);
     }
   }
+  teller.flush();
+  answer.waitingFor = "";
   chat.said = spoken(answer);
+}
+
+/** Take all events of an answer. Where the gateway is away for a while, go on with the same text where it was (docs/resume.md). */
+async function follow(teller: Teller, body: unknown, signal: AbortSignal): Promise<void> {
+  const broken = new ApiError(0, "broken", "The gateway broke off before the answer was complete.");
+  let after = "";
+  let heardAt = performance.now();
+  while (true) {
+    try {
+      for await (const { event, data, id } of events("/api/infer/stream?diagnostics=1", body, { signal, after })) {
+        heardAt = performance.now();
+        teller.take(event, data);
+        after = id || after;
+      }
+      if (teller.isComplete) return;
+      throw broken;
+    } catch (error) {
+      teller.flush();
+      const isRefusal = error instanceof ApiError && !["broken", "unreachable"].includes(error.code);
+      if (signal.aborted || isRefusal) throw error;
+      if (!after || performance.now() - heardAt > PATIENCE_MS) throw broken;
+      teller.wait("the gateway");
+      await new Promise((done) => setTimeout(done, AGAIN_MS));
+      if (signal.aborted) throw error;
+    }
+  }
 }
 
 function spoken(answer: Answer): string {
@@ -169,13 +195,25 @@ function spoken(answer: Answer): string {
   return `${answer.state === "stopped" ? "Stopped" : "Answer complete"}, ${answer.numTokens} tokens${repairs}. ${text}`;
 }
 
+const NO_TIME: Parts = { queue_ms: 0, compute_ms: 0, wire_ms: 0, wait_ms: 0 };
+
 /** Takes the events of one answer; what comes between two frames of the screen is shown at once. */
 class Teller {
   private items: Item[] = [];
   private times: TokenTime[] = [];
   private frame = 0;
+  private next = 0; // the token that is awaited
 
   constructor(private readonly answer: Answer) {}
+
+  get isComplete(): boolean {
+    return this.answer.state === "done";
+  }
+
+  /** Say what the answer waits for. */
+  wait(who: string): void {
+    this.answer.waitingFor = who;
+  }
 
   take(event: string, data: any): void {
     const answer = this.answer;
@@ -186,8 +224,11 @@ class Teller {
       answer.exactness = data.exactness;
       answer.promptTokens = data.prompt_tokens;
       answer.cachedTokens = data.cached_tokens;
-    } else if (event === "token_delta") this.token(data);
-    else if (event === "token") this.time(data.ms);
+    } else if (event === "token_delta") this.token(data.index, data.text, data.hops, data);
+    else if (event === "token") {
+      if (data.index >= this.next) this.token(data.index, data.token_text, [], NO_TIME);
+      this.time(data.ms);
+    }
     else if (event === "shard_status") this.status(data);
     else if (event === "reshard") this.repair(data);
     else if (event === "done") {
@@ -198,19 +239,20 @@ class Teller {
     } else if (event === "error") throw new ApiError(0, data.code, data.detail);
   }
 
-  private token(data: any): void {
+  private token(index: number, text: string, hops: HopTime[], { queue_ms, compute_ms, wire_ms, wait_ms }: Parts): void {
+    if (index < this.next) return; // told before the stream was cut
+    this.next = index + 1;
     const route = this.answer.route;
-    const slowest = slowestHop(data.hops);
+    const slowest = slowestHop(hops);
     const colour = (hop: Hop | undefined) => (hop ? colourOf(hop.worker_id) : null);
     this.items.push({
       kind: "token",
-      index: data.index,
-      text: data.text,
+      index,
+      text,
       slowest: colour(slowest === null ? route.at(-1) : route[slowest]),
       last: colour(route.at(-1)),
     });
-    const { queue_ms, compute_ms, wire_ms, wait_ms } = data;
-    this.times.push({ index: data.index, ms: 0, parts: { queue_ms, compute_ms, wire_ms, wait_ms }, hops: data.hops, route });
+    this.times.push({ index, ms: 0, parts: { queue_ms, compute_ms, wire_ms, wait_ms }, hops, route });
     this.answer.waitingFor = "";
     this.later();
   }

@@ -3,12 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from manyhands.api.native.swarm import MAX_SPEEDS, HopSpeeds, _runs, _warnings
+from manyhands.api.native.swarm import MAX_SPEEDS, HopSpeeds, _holdings, _runs, _warnings
 from manyhands.api.native.workers import WorkerView
 from manyhands.api.run import Job
 from manyhands.api.waterfall import TokenTime
 from manyhands.core import NodeAddr, NodeId, Span, SpanInfo
 from manyhands.origin import Token
+from manyhands.place.strategy import coverage, gaps
 from manyhands.route.search import Offer
 from manyhands.wire.message import HopTiming
 
@@ -32,6 +33,14 @@ def test_layers_that_one_node_alone_could_serve_are_named() -> None:
     assert _warnings("m", [*both, worker("c", 0, 8, is_spare=True)]) == []
     both[1].is_evicted = True
     assert _warnings("m", both) == ["m: layers 0-3 are held once: losing a stops the model"]
+
+
+def test_a_spare_is_no_copy_and_leaves_nothing_missing() -> None:
+    workers = [worker("a", 0, 4), worker("c", 2, 8, is_spare=True)]
+    assert coverage(_holdings("m", workers), 8) == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert gaps(coverage(_holdings("m", workers, with_spares=True), 8)) == []
+    workers[1].is_evicted = True
+    assert [str(span) for span in gaps(coverage(_holdings("m", workers, with_spares=True), 8))] == ["4-7"]
 
 
 def test_runs_of_layers() -> None:

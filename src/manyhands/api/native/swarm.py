@@ -98,18 +98,18 @@ def _model(name: str, gateway: Gateway, workers: Sequence[WorkerView]) -> dict[s
         "precision": model.precision,
         "layers": model.num_layers,
         "coverage": held,
-        "missing": [str(span) for span in gaps(held)],
+        "missing": [str(span) for span in gaps(coverage(_holdings(name, workers, with_spares=True), model.num_layers))],
     }
 
 
-def _holdings(model: str, workers: Sequence[WorkerView]) -> list[Holding]:
-    """Who serves what of a model; spares and evicted nodes do not."""
+def _holdings(model: str, workers: Sequence[WorkerView], *, with_spares: bool = False) -> list[Holding]:
+    """Who serves what of a model; evicted nodes do not, spares only in need."""
     return [
         Holding(offer.node, offer.info.span, offer.load)
         for worker in workers
         if not worker.is_evicted
         for name, offer in worker.offers
-        if name == model and not offer.info.is_spare
+        if name == model and (with_spares or not offer.info.is_spare)
     ]
 
 
