@@ -130,6 +130,13 @@ class Detour(ShardUnavailable):
     code = "detour"
 
 
+class ExperimentalDisabled(ManyhandsError):
+    """This node is switched off (HN-39)."""
+
+    code = "experimental_disabled"
+    http_status = 503
+
+
 class PipelineStalled(ManyhandsError):
     code = "pipeline_stalled"
     http_status = 504

@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "plan": "Find the best placement of a model on machines, and its speed.",
     "jobs": "Requests that run and that ran lately: timings, route, repairs.",
     "benchmark": "Ask a gateway the same prompts and tell how fast it answers.",
+    "switch": "Make a running member inert, or active again.",
     "drain": "Hand the sessions of a node on this machine over to others.",
     "demo": "Ask three processes a question and kill one in the middle.",
     "config": "Print the configuration in force, and where each value is set.",

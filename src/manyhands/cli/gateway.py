@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,8 +129,12 @@ class ApiPlan:
         max_running: int,
         view: "SwarmView | None" = None,
         secret: bytes | None = None,
+        more: "Sequence[APIRouter]" = (),
     ) -> contextlib.AbstractAsyncContextManager[str]:
-        """api_for of this plan, which has an address. `secret`: of the swarm whose other gateways go on with its streams."""
+        """api_for of this plan, which has an address. `secret`: of the swarm whose other gateways go on with its streams.
+
+        `more`: routes of a member alone.
+        """
         assert self.addr is not None
         return api_for(
             origins,
@@ -143,6 +147,7 @@ class ApiPlan:
             names=self.names,
             view=view,
             secret=secret,
+            more=more,
         )
 
 
@@ -159,6 +164,7 @@ async def api_for(
     names: Names = Names(),
     view: "SwarmView | None" = None,
     secret: bytes | None = None,
+    more: "Sequence[APIRouter]" = (),
 ) -> AsyncIterator[str]:
     """Serve `origins` by name at `api` while the block runs; yields the URL. `view`: the swarm as a member sees it (None: as
     links show it). No more than `max_running` requests run at once, others wait: make it what the nodes serve
@@ -190,7 +196,7 @@ async def api_for(
         gateway.observers += [log.RequestLog(), metrics, history, speeds]
         if trace:
             gateway.observers.append(stack.enter_context(open_tracing(trace)))
-        routers = _routers(gateway, history, metrics, view or view_by_links(gateway, speeds))
+        routers = [*_routers(gateway, history, metrics, view or view_by_links(gateway, speeds)), *more]
         hosts, cors = names.hosts or found.api.hosts, names.cors or found.api.cors
         app = create_app(gateway, keys=_keys(), routers=routers, cors=cors, hosts=hosts)
         bound = await stack.enter_async_context(serving(app, api.host, api.port, insecure=insecure))

@@ -229,14 +229,18 @@ async def _gateway(
     if api.addr is None:
         yield
         return
+    from manyhands.api.native.switch import switch_router
+
     origins = {hosting.weights.name: await _origin(hosting, device)} if api.is_told else {}
     shown: list[str] = []  # the URL, once it is known
 
     async def view() -> dict[str, Any]:
         return hosting.view("".join(shown))
 
-    most, secret = hosting.member.node.worker.config.max_sessions, hosting.member.ticket.secret
-    async with api.open(origins, most, view, secret) as url:
+    member = hosting.member
+    most, secret = member.node.worker.config.max_sessions, member.ticket.secret
+    switch = switch_router(lambda on: member.switch(on=on), lambda: not member.node.worker.is_off)
+    async with api.open(origins, most, view, secret, [switch]) as url:
         shown.append(url)
         announce(url)
         if api.is_told:

@@ -237,6 +237,7 @@ CONFIGURED: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "status": _GATEWAY,
     "jobs": _GATEWAY,
     "benchmark": _GATEWAY,
+    "switch": {"api_key": ("api", "key")},
     "workers": _GATEWAY,
     "workers evict": _GATEWAY,
     "workers readmit": _GATEWAY,

@@ -284,7 +284,8 @@ class Hosting:
         period = self._period()
         while True:
             await asyncio.sleep(WATCH_S)
-            if self.member.is_leaving or config.span is not None or config.is_spare or self._moving.locked():
+            is_still = self.member.is_leaving or self.member.node.worker.is_off or self._moving.locked()
+            if is_still or config.span is not None or config.is_spare:
                 continue
             try:
                 if (gap := self._lasting_gap()) is not None:

@@ -136,6 +136,11 @@ class Member:
         self.directory.speak()
         await self.node.worker.drain()
 
+    def switch(self, *, on: bool) -> None:
+        """Off: withdraw what is offered, hand the sessions over, take none; weights stay loaded. On: as before."""
+        self.node.worker.switch(on=on)
+        self.directory.speak()
+
     async def idle(self) -> None:
         """Wait until this node's own requests have ended. Deadline: the caller's."""
         while self.node.sessions:  # noqa: ASYNC110  # once in a member's life
@@ -204,7 +209,7 @@ class Member:
 
     def hosted(self) -> list[tuple[SpanInfo, SpanLoad]]:
         """Spans that are served, as busy as they are now, and those that are being loaded."""
-        if self.is_leaving:
+        if self.is_leaving or self.node.worker.is_off:
             return []
         serving = [(host.info, host.load) for host in self.node.hosts if not (host.is_draining or host.is_private)]
         told = [(i, replace(load, layer_s=load.layer_s or self.layer_s.get(i.span, 0.0))) for i, load in serving]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.core import UNPROVEN, Exactness, NodeAddr, NodeId, PathKind, SamplingParams, Span
-from manyhands.errors import BadRequest, Busy, ContextOverflow, ShardUnavailable
+from manyhands.errors import BadRequest, Busy, ContextOverflow, ExperimentalDisabled, ShardUnavailable
 from manyhands.origin.answer import Answer, Token
 from manyhands.origin.depth import Acceptance
 from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter
@@ -148,6 +148,8 @@ class Origin:
         `rules`: how the route is chosen; None: as the node's configuration says. `constraint` says which tokens may be drawn;
         `marks` are special tokens that shall appear in the text.
         """
+        if self.node.worker.is_off:
+            raise ExperimentalDisabled(f"{self.node.name} is switched off: `manyhands switch on`")
         request = Request(answer.prompt, answer.params)
         around = RequestRoutes(self.routes, rules or Rules.of(self.node.request), tenant)
         sampler = Sampler(answer.params, self.model.vocab_size, self.model.eos_ids, constraint)

@@ -37,10 +37,8 @@ Place = tuple[SessionId, Span]
 
 class SpanHost:
     """Serves one span; a private one for requests of its own node alone, and no other node hears of it.
-
-    `load` makes the model (on the device thread); it is called again after an eviction. `logs` bounds the output logs of all
-    spans of the node together, `owners` knows whose sessions all of them serve.
-    `run` must be running for steps to be computed; cancelling it stops the host. Owned by the Node.
+    `load` makes the model (on the device thread), again after an eviction. `logs` bounds the output logs of all spans of the
+    node together, `owners` knows whose sessions they serve. `run` must be running for steps to be computed. Owned by the Node.
     """
 
     def __init__(
@@ -106,9 +104,8 @@ class SpanHost:
     def reserve(self, message: Open, origin: Link) -> Opening:
         """Take a lease for `origin` or say no, before anything is accepted; for a session that is here, check the epoch.
 
-        To be followed by `open` or `abandon`. A newer Open of a place ends one that is still being carried out. Only the
-        origin that holds the session anywhere on this node may have another place in it.
-        Raises Busy, ShardUnavailable (it would never fit), WeightsMismatch, ContextOverflow, BadRequest.
+        `open` or `abandon` follows. A newer Open of a place ends one under way. Raises Busy, ShardUnavailable (it would never
+        fit), WeightsMismatch, ContextOverflow, BadRequest.
         """
         check_fits(message, self._info)
         self._owners.check(message.session, origin.peer)
@@ -257,6 +254,9 @@ class SpanHost:
         self.parking.clear()
         for session in self._places.values():
             session.fault(Draining.code, "drains", session.opened.hop)
+
+    def resume(self) -> None:
+        self._leaves_at = None  # takes sessions again; those that found no other node since `drain` go on
 
     async def emptied(self) -> None:
         """Wait until no session is left. At the deadline of `drain` those still here are closed, and their origins told."""

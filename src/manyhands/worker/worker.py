@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from manyhands.checkpoint.manifest import Manifest, build_manifest
+from manyhands.checkpoint.manifest import Manifest
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, Precision, SamplingParams, Span, SpanInfo
-from manyhands.errors import BadRequest, Busy, LinkClosed, ManyhandsError, ShardUnavailable
+from manyhands.errors import BadRequest, Busy, Draining, LinkClosed, ManyhandsError, ShardUnavailable
 from manyhands.net.pool import LinkPool
 from manyhands.net.setbacks import Setbacks
 from manyhands.net.transport import Link, try_send
@@ -24,11 +24,11 @@ from manyhands.wire.message import Close, Credit, Fault, Feed, Open, Probe, Step
 from manyhands.wire.signed import Serials, is_signed
 from manyhands.worker.dials import Dials
 from manyhands.worker.execute import Device, Draws, SpanModel
+from manyhands.worker.hosted import describe_span
 from manyhands.worker.loadable import Loadable, find_loadable
 from manyhands.worker.log import LogBudget
 from manyhands.worker.opening import Opening
 from manyhands.worker.owners import Owners
-from manyhands.worker.runner import describe
 from manyhands.worker.serve import SpanHost
 from manyhands.worker.session import HopSession
 
@@ -58,6 +58,7 @@ class Worker:
     ) -> None:
         self.config = config
         self.hosts: list[SpanHost] = []
+        self.is_off = False
         self.logs = LogBudget(config.log_bytes)
         self.owners = Owners()
         self.dials = Dials(pool, setbacks)
@@ -71,7 +72,8 @@ class Worker:
     @property
     def spans(self) -> tuple[SpanInfo, ...]:
         """What this node hosts, and then what it would load, as it says to others."""
-        return (*(h.info for h in self.hosts if not h.is_private), *(loadable.info for loadable in self._loadable))
+        shared = [host.info for host in self.hosts if not host.is_private]
+        return () if self.is_off else (*shared, *(loadable.info for loadable in self._loadable))
 
     async def host(
         self,
@@ -90,7 +92,7 @@ class Worker:
 
         A private one serves requests of this node alone; a lazy one of these is dropped from memory after PRIVATE_IDLE_S.
         """
-        info, manifest = await device.run(lambda: _describe(folder, span, precision, model_name, self.config))
+        info, manifest = await device.run(lambda: describe_span(folder, span, precision, model_name, self.config))
         info, config = replace(info, has_ends=has_ends, is_spare=is_spare), self.config
         if is_private and is_lazy:
             config = replace(config, evict_after_s=min(config.evict_after_s or PRIVATE_IDLE_S, PRIVATE_IDLE_S))
@@ -133,7 +135,7 @@ class Worker:
 
         At most `max_layers` in all; what was loaded stays, as a spare. Raises ModelError, CutError.
         """
-        info, manifest = await device.run(lambda: _describe(folder, span, precision, model_name, self.config))
+        info, manifest = await device.run(lambda: describe_span(folder, span, precision, model_name, self.config))
         info = replace(info, is_spare=True, is_loaded=False)
         self._loadable.append(Loadable(info, folder, manifest, device, max_layers))
 
@@ -141,6 +143,12 @@ class Worker:
         """Serve a span no more and free its memory, also while sessions use it: drain it before."""
         self.hosts.remove(host)
         self._running.pop(host).cancel()
+
+    def switch(self, *, on: bool) -> None:
+        """Off: offer nothing, take no session, hand those here over; what is loaded stays. On: as before."""
+        self.is_off = not on
+        for host in self.hosts:
+            host.resume() if on else host.drain()
 
     async def drain(self) -> None:
         """Leave politely: accept no session, hand those here over, return when none is left, `drain_s` at most."""
@@ -205,6 +213,8 @@ class Worker:
         try:
             self._check_signed(message, link)
             self.owners.check(message.session, link.peer)
+            if self.is_off:
+                raise Draining(f"{self._name} is switched off: try another node")
             host, loadable = self._find_host(message)
             opening = host.reserve(message, link)
             if loadable is not None:  # only what takes a session counts against its limit
@@ -327,24 +337,3 @@ def _refuse(message: Open, origin: Link, error: Exception, blame: int | None = N
     code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
     said = str(error) or type(error).__name__
     try_send(origin, Fault(message.session, message.epoch, message.hop, code, said, blame))
-
-
-def _describe(
-    folder: Path, span: Span, precision: Precision, model_name: str, config: WorkerConfig
-) -> tuple[SpanInfo, Manifest]:
-    manifest = build_manifest(folder)
-    facts = describe(folder, precision)
-    info = SpanInfo(
-        model=manifest.id,
-        model_name=model_name,
-        span=span,
-        num_layers=facts.num_layers,
-        precision=precision,
-        arithmetic=facts.arithmetic,
-        hidden_size=facts.hidden_size,
-        context_length=facts.context_length,
-        has_ends=False,
-        free_tokens=config.cache_tokens,
-        max_sessions=config.max_sessions,
-    )
-    return info, manifest

@@ -1,0 +1,30 @@
+"""Making a member inert, and back, while it runs (docs/api.md, Switching a node off)."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, Request
+
+from manyhands.api.access import check_admin
+
+
+def _admin(request: Request) -> None:
+    check_admin(request.state.caller)
+
+
+def switch_router(switch: Callable[[bool], None], is_on: Callable[[], bool]) -> APIRouter:
+    """GET and POST /api/switch: whether this node shares and asks; only admins change it."""
+    router = APIRouter(tags=["workers"])
+
+    @router.get("/api/switch", summary="Whether this node is on")
+    async def look() -> dict[str, Any]:
+        """`on`: it offers its layers, takes sessions and answers requests."""
+        return {"on": is_on()}
+
+    @router.post("/api/switch", summary="Switch this node on or off", dependencies=[Depends(_admin)])
+    async def turn(on: Annotated[bool, Body(embed=True)]) -> dict[str, Any]:
+        """Off: its records are withdrawn, its sessions are handed over, requests get 503; its weights stay loaded."""
+        switch(on)
+        return {"on": is_on()}
+
+    return router

@@ -1,0 +1,29 @@
+"""`manyhands switch`: make a running member inert, or active again, without a restart."""
+
+from typing import Annotated
+
+import typer
+
+from manyhands.cli import options
+from manyhands.cli.client import Api, ApiKey, call, print_json
+from manyhands.cli.status import running_api
+from manyhands.errors import BadRequest
+
+
+def switch(
+    state: Annotated[str, typer.Argument(help="on or off.")],
+    api: Api = "",
+    api_key: ApiKey = "",
+    as_json: options.Json = False,
+) -> None:
+    """Switch a running member off (it offers nothing, takes nothing, asks nothing) or on again.
+
+    Its weights stay loaded and its links open; sessions on it are handed over to other nodes.
+    """
+    if state not in ("on", "off"):
+        raise BadRequest(f"switch {state!r:.40}: it is on or off")
+    told = call(api or running_api(), api_key, "POST", "/api/switch", {"on": state == "on"})
+    if as_json:
+        print_json(told)
+    else:
+        typer.echo(f"this node is {'on' if told.get('on') else 'off'}")

@@ -1,0 +1,109 @@
+"""A member that is switched off is inert, and is back at once when it is switched on; its weights stay loaded."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI, Request
+
+from manyhands.api.native.switch import switch_router
+from manyhands.api.run import Caller
+from manyhands.core import SamplingParams
+from manyhands.errors import ExperimentalDisabled, Forbidden, ShardUnavailable
+from manyhands.route.offer import Rules
+from manyhands.testing.clock import run_virtual
+from manyhands.testing.tiny import make_tiny
+from tests.member.members import Town, town
+from tests.member.test_member import until
+from tests.member.test_rules import PROMPT, ask, level, place_records, settled, shown
+
+Play = Callable[[Callable[[Town], Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("llama", tmp_path_factory.mktemp("switch") / "tiny", layers=4, seed=3)
+
+
+@pytest.fixture
+def play(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+
+    def start(scene: Callable[[Town], Any]) -> Any:
+        async def main() -> Any:
+            async with town(folder, tmp_path) as place:
+                return await scene(place)
+
+        return run_virtual(main())
+
+    return start
+
+
+def test_a_node_that_is_switched_off_offers_and_takes_nothing(play: Play) -> None:
+    """HN-08, HN-19: a running request moves to another node with the same text; on again, the node serves again."""
+
+    async def scene(place: Town) -> None:
+        origin, (_, *others) = await settled(place, "", "0-3", "0-3")
+        level(origin)
+        request = origin.request_ids(PROMPT, SamplingParams(max_tokens=60, ignore_eos=True))
+        wanted = (await origin.complete(request)).token_ids
+        running = origin.answer(request)
+        async for _ in origin.stream(running):
+            if len(running.token_ids) == 8:
+                [switched] = [member for member in others if member.config.name == running.route[0].name]
+                switched.switch(on=False)
+        assert running.token_ids == wanted
+        assert running.session is not None
+        assert [hop.offer.node for hop in running.session.route.hops] != [switched.id]
+        await until(lambda: switched.id not in {record.node for record in place_records(origin)})
+        assert switched.node.worker.spans == ()
+        [rest] = [member.config.name for member in others if member is not switched]
+        assert {shown(await ask(origin, Rules())) for _ in range(6)} == {f"{rest}:0-3"}
+        assert switched.node.hosts[0].is_loaded
+        switched.switch(on=True)
+        await until(lambda: switched.id in {record.node for record in place_records(origin)})
+        assert f"{switched.config.name}:0-3" in {shown(await ask(origin, Rules())) for _ in range(24)}
+
+    play(scene)
+
+
+def test_a_node_that_is_switched_off_asks_nothing(play: Play) -> None:
+    """HN-39, HN-43: its own requests are refused by name; those of others find no route."""
+
+    async def scene(place: Town) -> None:
+        origin, (_, one) = await settled(place, "", "0-3")
+        one.switch(on=False)
+        await until(lambda: not place_records(origin))
+        with pytest.raises(ShardUnavailable, match="no node holds layers 0-3"):
+            await ask(origin, Rules())
+        own = place.origin(one)
+        with pytest.raises(ExperimentalDisabled, match="n1 is switched off: `manyhands switch on`"):
+            await ask(own, Rules())
+        one.switch(on=True)
+        assert shown(await ask(own, Rules())) == "n1:0-3"
+
+    play(scene)
+
+
+def test_only_admins_turn_it() -> None:
+    async def turn(is_admin: bool) -> tuple[int, list[bool]]:
+        turned: list[bool] = []
+        app = FastAPI()
+
+        @app.middleware("http")
+        async def caller(request: Request, go_on: Any) -> Any:
+            request.state.caller = Caller(is_admin=is_admin)
+            return await go_on(request)
+
+        app.include_router(switch_router(turned.append, lambda: not turned or turned[-1]))
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://x") as client:
+            assert (await client.get("/api/switch")).json() == {"on": True}
+            told = await client.post("/api/switch", json={"on": False})
+        return told.status_code, turned
+
+    assert asyncio.run(turn(True)) == (200, [False])
+    with pytest.raises(Forbidden):
+        asyncio.run(turn(False))
