@@ -100,7 +100,7 @@ MUTATIONS: Final = (
         "origin/request_routes.py",
         "return self._routes.permitted(await self._routes.offers(excluded), self.rules)",
         "return await self._routes.offers(excluded)",
-        ("origin/test_own_layers.py",),
+        ("member/test_switch.py",),
     ),
     Mutation(
         "a request's scope keeps no node out",

@@ -107,3 +107,20 @@ def test_only_admins_turn_it() -> None:
     assert asyncio.run(turn(True)) == (200, [False])
     with pytest.raises(Forbidden):
         asyncio.run(turn(False))
+
+
+def test_a_session_is_not_handed_to_a_node_that_its_request_does_not_admit(play: Play) -> None:
+    """Repairs and hand-overs keep to the request's scope: with no other trusted node the session stays where it is."""
+
+    async def scene(place: Town) -> None:
+        origin, (me, one, _) = await settled(place, "", "0-3", "0-3")
+        me.directory.members = type(me.directory.members)("lan", frozenset({one.id}), frozenset(), "127.0.0.1")
+        running = origin.answer(origin.request_ids(PROMPT, SamplingParams(max_tokens=60, ignore_eos=True)))
+        async for _ in origin.stream(running, rules=Rules(scope="trusted")):
+            if len(running.token_ids) == 8:
+                one.switch(on=False)
+        assert running.session is not None
+        assert {hop.offer.node for hop in running.session.route.hops} == {one.id}
+        assert not running.repairs
+
+    play(scene)
