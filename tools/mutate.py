@@ -126,8 +126,8 @@ MUTATIONS: Final = (
     Mutation(
         "private spans are told to others",
         "worker/worker.py",
-        "for h in self.hosts if not h.is_private)",
-        "for h in self.hosts)",
+        "for host in self.hosts if not host.is_private]",
+        "for host in self.hosts]",
         ("origin/test_own_layers.py",),
     ),
 )
