@@ -164,6 +164,12 @@ ROWS = [
     Row("step-1.1b-w8", _SMALL_QUESTION, _SMALL, _SMALL_TARGET),
     Row("step-1.1b-w4", _SMALL_QUESTION, _SMALL, _SMALL_TARGET + "; decode {target.w4_of_bf16_x} x"),
     Row(
+        "step-1.1b-q4_k_m",
+        "a file of llama.cpp's {dtype}, one thread, in CPU seconds, the 1.1B shape: against llama.cpp; weights held",
+        "decode {decode_x.llama_cpp} x, prefill {prefill_x.llama_cpp} x; {held_of_file_x} of the file",
+        "decode {target.decode_x} x; {target.held_of_file_x} of the file",
+    ),
+    Row(
         "quality",
         "{model}, {positions} positions: mean divergence from bf16 in thousandths of a nat, and of llama.cpp's likes",
         "w8 {w8.mean_mkl} ({mean_kl_of_llama_cpp_x.w8} x), w4 {w4.mean_mkl} ({mean_kl_of_llama_cpp_x.w4} x); "

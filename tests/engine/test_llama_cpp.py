@@ -1,0 +1,87 @@
+"""Files as llama.cpp's quantiser writes them (llama_model_quantize of llama-cpp-python): held as stored, computed like it.
+
+MANYHANDS_TEST_LLAMA_CPP names a folder in which `llama_cpp` lies, where it is not installed.
+"""
+
+import ctypes
+import sys
+from importlib.util import find_spec
+from os import environ
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from manyhands.checkpoint.gguf import read_gguf
+from manyhands.checkpoint.gguf_folder import gguf_folder
+from manyhands.checkpoint.gguf_model import tensor_entries
+from manyhands.checkpoint.verify import ignore
+from manyhands.core import Precision, Span
+from manyhands.engine import library
+from manyhands.engine.cpu import CpuEnds, CpuSpan, Piece
+from manyhands.engine.library import Team
+from manyhands.engine.mapped import MappedTensors
+from manyhands.engine.memory import Memory
+from manyhands.engine.quants import KEPT
+from manyhands.engine.weights import matrix
+from manyhands.program.families import read_program
+from manyhands.program.ops import Program
+from tests.gguf_files import tiny_gguf
+
+pytestmark = pytest.mark.nightly
+PRECISIONS: tuple[Precision, ...] = ("w4", "fp32")
+IDS = [(37 * i * i + 11 * i) % 256 for i in range(40)]
+WANTED = {
+    "Q4_K_M": {"Q4_K", "Q6_K"},
+    "Q5_K_M": {"Q5_K", "Q6_K"},
+    "Q6_K": {"Q6_K"},
+    "Q5_0": {"Q5_0", "Q6_K"},
+    "Q5_1": {"Q5_1"},
+}
+
+
+@pytest.fixture(scope="module")
+def llama_cpp() -> Any:
+    if place := environ.get("MANYHANDS_TEST_LLAMA_CPP"):
+        sys.path.insert(0, place)
+    if find_spec("llama_cpp") is None:
+        pytest.skip("NOT RUN: K-quants of llama.cpp's quantiser are unproven here: pip install llama-cpp-python")
+    import llama_cpp
+
+    return llama_cpp
+
+
+@pytest.mark.parametrize("kind", WANTED)
+def test_what_llama_cpp_writes_is_held_as_it_is_and_computed_like_it(kind: str, llama_cpp: Any, tmp_path: Path) -> None:
+    plain, _ = tiny_gguf("qwen2", tmp_path / "plain.gguf", layers=3, hidden=256, intermediate_size=512)
+    file, given = tmp_path / "small.gguf", llama_cpp.llama_model_quantize_default_params()
+    given.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    assert llama_cpp.llama_model_quantize(str(plain).encode(), str(file).encode(), ctypes.byref(given)) == 0
+    reader, program, team = gguf.GGUFReader(file), read_program(gguf_folder(file, tmp_path)), Team(2)
+    names, found = {entry.start: entry.name for entry in tensor_entries(read_gguf(file))}, set()
+    with MappedTensors(gguf_folder(file, tmp_path), ignore) as tensors:
+        for tensor in (one for one in reader.tensors if one.tensor_type.name in KEPT):
+            want = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            held = matrix((tensors.read(names[tensor.data_offset]), None), "w4", Memory(), "scalar")
+            got = library.embed("scalar", held.array, held.type, want.shape, range(len(want)), 1.0, "f32")
+            assert held.type == KEPT[tensor.tensor_type.name] and np.array_equal(got.view(np.float32), want)
+            found.add(tensor.tensor_type.name)
+        ours, exact = (logits(program, tensors, precision, team) for precision in PRECISIONS)
+    assert found >= WANTED[kind]
+    model = llama_cpp.Llama(str(file), n_ctx=64, logits_all=True, verbose=False)
+    model.eval(IDS)
+    theirs = np.array(model.scores[: len(IDS)], np.float32)
+    ours_off, theirs_off = (
+        float(np.square(found - exact).mean() / np.square(exact).mean()) for found in (ours, theirs)
+    )
+    assert ours_off < 1.1 * theirs_off < 0.01  # both round rows to 8 bit
+
+
+def logits(program: Program, tensors: MappedTensors, precision: Precision, team: Team) -> NDArray[np.float32]:
+    span = CpuSpan(program, Span(0, 3), tensors.read, precision, team)
+    ends = CpuEnds(program, tensors.read, precision, team)
+    rows = span.step(ends.embed(IDS), [Piece(span.new_cache(), 0, len(IDS))], 2)
+    return ends.logits(rows, len(IDS), 2)
