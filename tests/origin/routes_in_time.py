@@ -134,11 +134,14 @@ class Simulation:
         if len(chain.ledger) + 2 * WINDOW_ROWS >= len(stream.truth):
             stream.done_at = now
             return
-        most = min(WINDOW_ROWS - (len(chain) - chain.sent), len(stream.truth) - 1 - len(chain))
-        drafts: Sequence[int] = ()
-        if most > 0 and chain.windows < WINDOWS:
-            drafts = stream.drafter.propose(chain.ledger, chain.guessed, most)
-        self._send(stream, *chain.extend(drafts), now)
+        ids: Sequence[int] = [0] * WINDOW_ROWS
+        while len(ids) == WINDOW_ROWS:  # as origin/loop.py does it
+            most = min(WINDOW_ROWS - (len(chain) - chain.sent), len(stream.truth) - 1 - len(chain))
+            drafts: Sequence[int] = ()
+            if most > 0 and chain.windows < WINDOWS:
+                drafts = stream.drafter.propose(chain.ledger, chain.guessed, most)
+            position, ids = chain.extend(drafts)
+            self._send(stream, position, ids, now)
 
 
 class ReadyModel:

@@ -48,9 +48,18 @@ def benchmark(
     model: Annotated[str, typer.Option("--model", help="A model of the gateway; may be left out if it has one.")] = "",
     api: Api = DEFAULT_API,
     api_key: ApiKey = "",
+    wan: Annotated[
+        bool,
+        typer.Option(
+            "--wan", help="Instead: what drafting wins over a wide area network emulated here; takes 2 minutes."
+        ),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Ask a gateway the same prompts and tell how many were answered, and how fast. Exit code 1 if any was not."""
+    if wan:
+        _ladder(as_json)
+        return
     outcomes = []
     for prompt in itertools.islice(itertools.cycle(PROMPTS), count):
         body = {"prompt": prompt, "max_tokens": max_tokens, "deterministic": True} | ({"model": model} if model else {})
@@ -64,6 +73,22 @@ def benchmark(
         Console().print(_table(told))
     if told["succeeded"] < count:
         raise typer.Exit(1)
+
+
+def _ladder(as_json: bool) -> None:
+    """Every way of drafting over six emulated hops, in tokens per second and as often as plain decoding."""
+    from manyhands.cli.ladder import TOLD, climb
+
+    rungs = options.run(climb(0.7, 1, lambda line: typer.secho(line, dim=True, err=True)))
+    plain = statistics.median(rungs["plain"].rates)
+    told = {name: round(statistics.median(rung.rates), 2) for name, rung in rungs.items()}
+    if as_json:
+        print_json({"tokens_per_s": told, "x_plain": {name: round(rate / plain, 2) for name, rate in told.items()}})
+        return
+    table = Table("", "tokens/s", "x plain", box=None)
+    for name, rate in told.items():
+        table.add_row(TOLD[name], f"{rate:.1f}", f"{rate / plain:.2f}")
+    Console().print(table)
 
 
 def _measure(api: str, key: str, body: dict[str, Any]) -> Outcome:

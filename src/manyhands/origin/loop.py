@@ -11,7 +11,7 @@ logits) come back.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
@@ -84,11 +84,13 @@ class Generation:
         self._pace = Pace(config)
         self._bounds = RowBounds()  # of what the last hop sends
         self._head: RoundHead | None = None
-        self._is_disturbed = False
-        self._is_dead = False  # what is on its way is of no use, and the session has yet to hear of it
+        self._is_disturbed = self._is_dead = (
+            False  # the latter: what is on its way is of no use, and the session has yet to hear of it
+        )
         self._reached = 0  # positions whose results, or the news of them, came back
-        # When the last of them came; when that was last waited for or looked into.
-        self._moved_at = self._asked_at = 0.0
+        self._moved_at = self._asked_at = (
+            0.0  # when the last of them came, or was waited for; when that was looked into
+        )
 
     async def tokens(self) -> AsyncGenerator[Drawn, None]:
         """The tokens as they are committed. Raises what ends the session, ContextOverflow never (the lease fits)."""
@@ -102,9 +104,11 @@ class Generation:
                 drawn, position, ids, payload = await self._next_window()
                 self.finish_reason = self._finished()
                 if self.finish_reason is None:
-                    self._send_window(
-                        position, ids, payload
-                    )  # before the consumer is heard: it must not slow the route
+                    # Before the consumer is heard: it must not slow the route.
+                    self._send_window(position, ids, payload)
+                    while len(ids) == WINDOW_ROWS:  # a full window: there may be drafts for another one
+                        position, ids, payload = await self._turn(None, self._draft)
+                        self._send_window(position, ids, payload)
                     await self._feed_standbys()
                 for token in drawn:
                     yield token
@@ -146,9 +150,8 @@ class Generation:
 
     def _chunk(self) -> int:
         """Rows of one step: at most prefill_chunk, and no more bytes than frame_bytes."""
-        row_bytes = self._session.route.hops[0].offer.info.hidden_size * (
-            4 if self._session.route.lease.precision == "fp32" else 2
-        )
+        route = self._session.route
+        row_bytes = route.hops[0].offer.info.hidden_size * (4 if route.lease.precision == "fp32" else 2)
         return max(1, min(self._config.prefill_chunk, self._config.frame_bytes // row_bytes))
 
     def _send(self, position: int, ids: Sequence[int], reply_from: int, payload: Payload | None) -> None:
@@ -207,24 +210,36 @@ class Generation:
         now = asyncio.get_running_loop().time()
         timing = self._timing(rows, now)
         drawn: list[Drawn] = []
-        todo: list[tuple[int, Sequence[int]]] = []
 
-        def decide(logits_TV: NDArray[np.float32]) -> Sequence[int]:
+        def decide(logits_TV: NDArray[np.float32]) -> tuple[int, Sequence[int]]:
             if rows:
                 drawn.extend(self._decide(rows, logits_TV))
                 self._commit(drawn, timing, now)
-            todo.append(self._chain.extend(self._propose()))
-            return todo[0][1]
+            return self._draft(logits_TV)
 
-        payload = None
-        if self._ends is not None:
-            payload = await self._ends.turn(_rows(rows) if rows else None, decide, self._bounds)
-        else:
-            decide(np.empty((0, 0), np.float32))
+        todo = await self._turn(_rows(rows) if rows else None, decide)
         if self._is_dead:
             self._is_dead = False
             self._session.retract()
-        return drawn, *todo[0], payload
+        return drawn, *todo
+
+    async def _turn(
+        self, rows: Rows | None, decide: Callable[[NDArray[np.float32]], tuple[int, Sequence[int]]]
+    ) -> tuple[int, Sequence[int], Payload | None]:
+        """`decide`, where the ends are and given the logits of `rows`, what is to be sent: position, ids, their rows."""
+        if self._ends is None:
+            return *decide(np.empty((0, 0), np.float32)), None
+        todo: list[tuple[int, Sequence[int]]] = []
+
+        def decide_ids(logits_TV: NDArray[np.float32]) -> Sequence[int]:
+            todo.append(decide(logits_TV))
+            return todo[0][1]
+
+        payload = await self._ends.turn(rows, decide_ids, self._bounds)
+        return *todo[0], payload
+
+    def _draft(self, _: NDArray[np.float32]) -> tuple[int, Sequence[int]]:
+        return self._chain.extend(self._propose())
 
     def _timing(self, rows: list[Step], now: float) -> Timing | None:
         """What a window teaches of the route."""
@@ -245,8 +260,7 @@ class Generation:
                 raise Corruption(f"the last hop drew tokens {ids}; there are 0 to {self._sampler.vocab_size - 1}")
             right = next((i for i, (a, b) in enumerate(zip(ids, guessed, strict=False)) if a != b), len(ids) - 1)
             return [Drawn(i, None, None) for i in ids[: right + 1]]
-        if rows[0].content == "logits":
-            assert rows[0].payload is not None
+        if rows[0].content == "logits" and rows[0].payload is not None:
             logits_TV = numbers(_rows(rows), rows[0].payload.dtype)
         return verify(self._sampler, logits_TV, self.ledger, guessed, len(self._request.prompt))
 
@@ -255,13 +269,12 @@ class Generation:
         del drawn[room:]
         stop = next((i for i, d in enumerate(drawn) if self._sampler.is_stop_id(d.token)), len(drawn) - 1)
         del drawn[stop + 1 :]
-        right, is_dead = self._chain.commit([d.token for d in drawn])
+        right, self._is_dead = self._chain.commit([d.token for d in drawn])
         self.drafting.tokens += len(drawn)
         self.drafting.accepted += right
-        self._drafter.note(Returned(len(drawn), right, is_dead, timing, self._is_disturbed, now))
+        self._drafter.note(Returned(len(drawn), right, self._is_dead, timing, self._is_disturbed, now))
         self._is_disturbed = False
         self.drafting.verdict = self._drafter.verdict
-        self._is_dead = is_dead
 
     def _propose(self) -> Sequence[int]:
         """Drafts to send now: tokens that exist, no more than a window, the lease and the credits of the route hold."""
@@ -269,8 +282,8 @@ class Generation:
         most = min(self._request.capacity - 1 - len(chain), WINDOW_ROWS - (len(chain) - chain.sent))
         if most < 1 or chain.windows >= credits or self._finished() is not None:
             return ()
-        drafts = self._drafter.propose(chain.ledger, chain.guessed, most)[:most]
-        drafts = list(takewhile(lambda i: 0 <= i < self._sampler.vocab_size, drafts))
+        proposed = self._drafter.propose(chain.ledger, chain.guessed, most)[:most]
+        drafts = list(takewhile(lambda i: 0 <= i < self._sampler.vocab_size, proposed))
         self.drafting.drafted += len(drafts)
         self.drafting.depth = max(self.drafting.depth, len(chain.guessed) + len(drafts))
         return drafts
