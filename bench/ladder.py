@@ -1,4 +1,4 @@
-"""What does drafting win over a long route? As `manyhands benchmark --wan` (cli/ladder.py), with targets.
+"""What does drafting win over a long route? As `manyhands benchmark --wan` (testing/ladder.py), with targets.
 
 Six hops, legs of 22 to 75 ms with jitter, emulated; arms interleaved. `known` is a teacher-forced oracle over real compute and
 links. Holds if the medians of the ratios to plain, rep by rep, reach TARGET. Run: python -m bench.ladder [--reps N]
@@ -8,8 +8,8 @@ import argparse
 import sys
 
 from bench.report import finish, note, paired, spread
-from manyhands.cli.ladder import climb
 from manyhands.cli.options import run as run_loop
+from manyhands.testing.ladder import climb
 
 TARGET = {"known_x": 16.0, "auto_x": 2.2, "wrong_x": 0.98}
 

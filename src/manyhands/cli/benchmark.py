@@ -2,6 +2,8 @@
 
 import itertools
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,19 +78,9 @@ def benchmark(
 
 
 def _ladder(as_json: bool) -> None:
-    """Every way of drafting over six emulated hops, in tokens per second and as often as plain decoding."""
-    from manyhands.cli.ladder import TOLD, climb
-
-    rungs = options.run(climb(0.7, 1, lambda line: typer.secho(line, dim=True, err=True)))
-    plain = statistics.median(rungs["plain"].rates)
-    told = {name: round(statistics.median(rung.rates), 2) for name, rung in rungs.items()}
-    if as_json:
-        print_json({"tokens_per_s": told, "x_plain": {name: round(rate / plain, 2) for name, rate in told.items()}})
-        return
-    table = Table("", "tokens/s", "x plain", box=None)
-    for name, rate in told.items():
-        table.add_row(TOLD[name], f"{rate:.1f}", f"{rate / plain:.2f}")
-    Console().print(table)
+    """Every way of drafting over six emulated hops, in a process of its own."""
+    command = [sys.executable, "-m", "manyhands.testing.ladder", *(["--json"] if as_json else [])]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 def _measure(api: str, key: str, body: dict[str, Any]) -> Outcome:

@@ -84,9 +84,7 @@ class Generation:
         self._pace = Pace(config)
         self._bounds = RowBounds()  # of what the last hop sends
         self._head: RoundHead | None = None
-        self._is_disturbed = self._is_dead = (
-            False  # the latter: what is on its way is of no use, and the session has yet to hear of it
-        )
+        self._is_disturbed = self._is_dead = False  # what is on its way is of no use, and the session has yet to hear
         self._reached = 0  # positions whose results, or the news of them, came back
         self._moved_at = self._asked_at = (
             0.0  # when the last of them came, or was waited for; when that was looked into

@@ -4,6 +4,9 @@ tales is cut over six nodes of this process; a message takes 22 to 75 ms from on
 protocol and engine are real. Arms take turns, so that what slows the machine slows all alike.
 """
 
+import asyncio
+import json
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -119,3 +122,25 @@ async def _measure(origin: Origin, name: str, rung: Rung, known: Sequence[int], 
     rung.rates.append((num_tokens - 1) / (at[-1] - at[0]))
     rung.each.append(answer.drafting.tokens_per_traversal or 0.0)
     rung.verdict = answer.drafting.verdict
+
+
+def _note(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def main() -> None:
+    """Print the rates of one turn, and how often they are plain decoding's; with --json as one object."""
+    rungs = asyncio.run(climb(0.7, 1, _note))
+    plain = rungs["plain"].rates[-1]
+    told = {
+        name: {"tokens_per_s": round(r.rates[-1], 2), "x": round(r.rates[-1] / plain, 2)} for name, r in rungs.items()
+    }
+    if "--json" in sys.argv:
+        sys.stdout.write(json.dumps(told) + "\n")
+        return
+    for name, figures in told.items():
+        sys.stdout.write(f"{figures['tokens_per_s']:7.1f} tokens/s  {figures['x']:6.2f} x  {TOLD[name]}\n")
+
+
+if __name__ == "__main__":
+    main()
