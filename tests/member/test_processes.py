@@ -78,7 +78,8 @@ def test_a_hub_model_comes_from_a_peer_and_leaving_leaves_no_trace(
         wanted = span_tensors([entry.name for entry in read_entries(folder)], Span(2, 4))
         assert sorted(entry.name for entry in read_entries(pulled)) == wanted
         assert asked > 0 and len(hub.tokens) == asked
-        assert await complete(api, "Once", 4, REPO)
+        theirs = (await second.said("api"))["api"]
+        assert await complete(theirs, "Once", 4, REPO) == await complete(api, "Once", 4, REPO), "every member answers"
         await first.said("came", 20)
         second.signal(signal.SIGTERM)
         await second.ended()

@@ -22,7 +22,7 @@ from manyhands.api.preparation.prepare import prepare
 from manyhands.api.preparation.process import PreparationJob, SpeakerSpec
 from manyhands.api.run import Admitted, Api, Ask, Caller, Job, Run
 from manyhands.api.streams import ChoiceProgress, Stream
-from manyhands.errors import BadRequest
+from manyhands.errors import BadRequest, ModelNotFound
 from manyhands.origin import Origin, Token
 from manyhands.route.offer import Rules
 from manyhands.text.grammar import Grammar, Grammars
@@ -111,9 +111,21 @@ class ModelFormats:
     async def prepare(self, path: str, body: bytes, caller: Caller, client: str) -> tuple[ModelFormat, Prepared]:
         """What a request asks for; at once if it is small and plain, else in a process. `client`: whose turn, without a key.
 
-        Raises as `prepare` and Preparing.run do. Cancelling ends the work.
+        A model that is offered and not loaded is loaded first. Raises as `prepare` and Preparing.run do. Cancelling ends
+        the work.
         """
         await self.open()
+        try:
+            return await self._prepare(path, body, caller, client)
+        except ModelNotFound as error:
+            await self._gateway.bring()
+            if not self._gateway.origins.keys() - self._known.keys():
+                reasons = "; ".join(f"{name}: {why}" for name, why in self._gateway.refused.items())
+                raise ModelNotFound(f"{error}; {reasons}" if reasons else str(error)) from error
+        await self.open()
+        return await self._prepare(path, body, caller, client)
+
+    async def _prepare(self, path: str, body: bytes, caller: Caller, client: str) -> tuple[ModelFormat, Prepared]:
         limits, names = self._gateway.limits, self._gateway.names
         made = None
         if len(body) <= INLINE_BYTES:

@@ -9,10 +9,12 @@ A consumer that stops pulling pauses its own generation and no other: nothing is
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from manyhands.api.http.arrival import new_job_id
 from manyhands.api.http.watchdog import Watchdog
@@ -21,9 +23,12 @@ from manyhands.api.names import NO_NAMES, ModelNames
 from manyhands.api.run import LOOK_S, Admitted, Api, Ask, Caller, Job, Observer, Outcome, Run
 from manyhands.api.streams import Claim, Streams
 from manyhands.config import LimitsConfig
+from manyhands.core import ModelId, Precision
 from manyhands.errors import ManyhandsError, ModelNotFound, RateLimited
 from manyhands.origin import Origin
 from manyhands.origin.loop import Request
+
+BRING_S: Final = 10.0  # between two attempts to load models that could not be loaded
 
 
 class GatewayPart(Protocol):
@@ -34,8 +39,30 @@ class GatewayPart(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class OfferedModel:
+    """A model that could be served here, before it is loaded. `is_covered`: nodes serve all its layers now."""
+
+    id: ModelId
+    precision: Precision
+    num_layers: int
+    context_length: int
+    is_covered: bool = True
+
+
+class OtherModels(Protocol):
+    """Models that this gateway serves once they are asked for (member/models.py)."""
+
+    def offered(self) -> Mapping[str, OfferedModel]: ...
+
+    async def load(self, name: str) -> Origin: ...
+
+
 class Gateway:
-    """The models served here by name, and the requests that run. One event loop; not shared between loops."""
+    """The models served here by name, and the requests that run. One event loop; not shared between loops.
+
+    `origins` are those that are loaded; `others` may offer more, which `bring` loads.
+    """
 
     def __init__(
         self,
@@ -44,6 +71,7 @@ class Gateway:
         observers: Iterable[Observer] = (),
         *,
         names: ModelNames = NO_NAMES,
+        others: OtherModels | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         secret: bytes | None = None,
@@ -51,6 +79,10 @@ class Gateway:
         """`secret`: what all gateways of the swarm know, to go on with each other's streams; None: with its own alone."""
         self.origins = dict(origins)
         self.limits, self.names = limits or LimitsConfig(), names
+        self.others = others
+        self.refused: dict[str, str] = {}  # models that could not be loaded, and why
+        self._bringing = asyncio.Lock()
+        self._next_try = -math.inf
         self.observers = list(observers)
         self.parts: list[GatewayPart] = []
         self.watchdog = Watchdog()
@@ -76,6 +108,36 @@ class Gateway:
     def num_running(self) -> int:
         return len(self._admission.running)
 
+    @property
+    def models(self) -> dict[str, OfferedModel]:
+        """Every model that can be asked for here, loaded or not, by name."""
+        loaded = {
+            name: OfferedModel(o.model.id, o.model.precision, o.model.num_layers, o.model.context_length)
+            for name, o in self.origins.items()
+        }
+        return loaded if self.others is None else {**loaded, **self.others.offered(), **loaded}
+
+    async def bring(self) -> None:
+        """Load the models that are offered and not here yet. Those that cannot be loaded are in `refused`.
+
+        What failed is tried again BRING_S later, so that requests for models that do not exist cost nothing.
+        """
+        if self.others is None:
+            return
+        async with self._bringing:
+            wanted = [name for name in self.others.offered() if name not in self.origins]
+            if wanted and (self._clock() >= self._next_try or not self.refused.keys() >= set(wanted)):
+                self._next_try = self._clock() + BRING_S
+                for name in wanted:
+                    await self._bring(self.others, name)
+
+    async def _bring(self, others: OtherModels, name: str) -> None:
+        try:
+            self.origins[name] = await others.load(name)
+            self.refused.pop(name, None)
+        except ManyhandsError as error:
+            self.refused[name] = str(error)
+
     def origin(self, model: str) -> Origin:
         """The origin of a model, by any of its names. Raises ModelNotFound naming those that are served."""
         return self.origins[self.name(model)]
@@ -85,7 +147,7 @@ class Gateway:
         meant = self.names.find(model, self.origins)
         if meant not in self.origins:
             raise ModelNotFound(
-                f"model {model[:100]!r} is not served here; there is {', '.join(self.origins) or 'none'}"
+                f"model {model[:100]!r} is not served here; there is {', '.join(self.models) or 'none'}"
             )
         return meant
 

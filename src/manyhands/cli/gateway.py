@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from manyhands.api.auth import KeyRing
-    from manyhands.api.gateway import Gateway
+    from manyhands.api.gateway import Gateway, OtherModels
     from manyhands.api.jobs import History
     from manyhands.api.metrics import Metrics
     from manyhands.api.native.swarm import SwarmView
@@ -130,6 +130,7 @@ class ApiPlan:
         view: "SwarmView | None" = None,
         secret: bytes | None = None,
         more: "Sequence[APIRouter]" = (),
+        others: "OtherModels | None" = None,
     ) -> contextlib.AbstractAsyncContextManager[str]:
         """api_for of this plan, which has an address. `secret`: of the swarm whose other gateways go on with its streams.
 
@@ -148,6 +149,7 @@ class ApiPlan:
             view=view,
             secret=secret,
             more=more,
+            others=others,
         )
 
 
@@ -165,10 +167,12 @@ async def api_for(
     view: "SwarmView | None" = None,
     secret: bytes | None = None,
     more: "Sequence[APIRouter]" = (),
+    others: "OtherModels | None" = None,
 ) -> AsyncIterator[str]:
-    """Serve `origins` by name at `api` while the block runs; yields the URL. `view`: the swarm as a member sees it (None: as
-    links show it). No more than `max_running` requests run at once, others wait: make it what the nodes serve
-    (WorkerConfig.max_sessions), beyond which they would refuse.
+    """Serve `origins` by name, and `others` once they are asked for, at `api` while the block runs; yields the URL.
+
+    `view`: the swarm as a member sees it (None: as links show it). No more than `max_running` requests run at once, others
+    wait: make it what the nodes serve (WorkerConfig.max_sessions), beyond which they would refuse.
 
     Keys are those of $MANYHANDS_HOME, where commands of this machine find its owner's secret; limits those of the
     configuration, as are the names and origins that `names` leaves out. Raises BadRequest if the address is taken, or
@@ -190,7 +194,7 @@ async def api_for(
     async with AsyncExitStack() as stack:
         found = options.settings()
         limits = replace(found.limits, max_running=found.limits.max_running or max_running)
-        gateway = Gateway(origins, limits, names=ModelNames.of(found.api.aliases), secret=secret)
+        gateway = Gateway(origins, limits, names=ModelNames.of(found.api.aliases), secret=secret, others=others)
         metrics, speeds = Metrics(gateway), HopSpeeds()
         history = History(file=stack.enter_context(JobFile(job_file)) if job_file else None)
         gateway.observers += [log.RequestLog(), metrics, history, speeds]

@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,13 @@ from manyhands.cli.process import steady_memory
 from manyhands.cli.reporter import Reporter, keep_telling, tell_serving
 from manyhands.cli.signals import StopSignals
 from manyhands.config import RequestConfig
-from manyhands.core import Precision
+from manyhands.core import Precision, Span
 from manyhands.errors import BadRequest, ManyhandsError, ShardUnavailable
 
 if TYPE_CHECKING:
     from manyhands.member.hosting import Hosting
     from manyhands.member.member import Member
-    from manyhands.origin import Origin
+    from manyhands.origin import Origin, OriginModel
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import Device
 
@@ -145,7 +145,7 @@ async def _stay(
     signals.begin_serving()
     tell_serving(member, hosting, tell, why, time.monotonic() - began)
     member.node.start(hosting.keep_balance())
-    async with _advertised(member, tell), _gateway(api, hosting, device, tell, announce), steady_memory():
+    async with _advertised(member, tell), _gateway(api, hosting, device, home, tell, announce), steady_memory():
         invitation = member.invitation().encode()
         tell("invitation", f"on another machine:  manyhands join {invitation}", ticket=invitation)
         watch = asyncio.ensure_future(keep_telling(member, hosting, tell))
@@ -223,15 +223,28 @@ async def _advertised(member: "Member", tell: Reporter) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _gateway(
-    api: ApiPlan, hosting: "Hosting", device: "Device", tell: Reporter, announce: Callable[[str], None]
+    api: ApiPlan, hosting: "Hosting", device: "Device", home: Path, tell: Reporter, announce: Callable[[str], None]
 ) -> AsyncIterator[None]:
-    """The API of this member's model; by default, on a node that joins, only the view of the swarm for `manyhands status`."""
+    """The API of every model of the swarm. This member's own is loaded now if --api asks for it, else with a request."""
     if api.addr is None:
         yield
         return
     from manyhands.api.native.switch import switch_router
+    from manyhands.checkpoint.manifest import Silent
+    from manyhands.cli.connect import load_drafter
+    from manyhands.cli.own_layers import keep_layers
+    from manyhands.member.models import SwarmModels
+    from manyhands.origin import Origin
 
-    origins = {hosting.weights.name: await _origin(hosting, device)} if api.is_told else {}
+    async def make(model: "OriginModel", fetch: Callable[[Span], Awaitable[Path]]) -> "Origin":
+        member = hosting.member
+        drafter = await load_drafter(model, member.node.request.draft)
+        origin = Origin(member.node, model, device, (), member.directory, drafter)
+        await keep_layers(origin, device, fetch)
+        return origin
+
+    models = SwarmModels(hosting, device, home, Silent, make)
+    origins = {hosting.weights.name: await models.load_hosted()} if api.is_told else {}
     shown: list[str] = []  # the URL, once it is known
 
     async def view() -> dict[str, Any]:
@@ -240,29 +253,8 @@ async def _gateway(
     member = hosting.member
     most, secret = member.node.worker.config.max_sessions, member.ticket.secret
     switch = switch_router(lambda on: member.switch(on=on), lambda: not member.node.worker.is_off)
-    async with api.open(origins, most, view, secret, [switch]) as url:
+    async with api.open(origins, most, view, secret, [switch], models) as url:
         shown.append(url)
         announce(url)
-        if api.is_told:
-            tell("api", f"API at {url}/v1", api=url)
+        tell("api", f"API at {url}/v1", api=url)
         yield
-
-
-async def _origin(hosting: "Hosting", device: "Device") -> "Origin":
-    from manyhands.cli.connect import load_drafter
-    from manyhands.cli.own_layers import keep_layers
-    from manyhands.origin import Origin, OriginModel
-    from manyhands.weights.refetch import use_fetched
-
-    member, precision = hosting.member, hosting.weights.precision
-    assert hosting.folder is not None, "it hosts already"
-    folder = hosting.folder
-
-    async def load(folder: Path) -> OriginModel:
-        return await device.run(lambda: OriginModel(folder, precision, "origin", device.num_threads))
-
-    model = await use_fetched(folder, lambda: hosting.fetch(hosting.held[0]), load)
-    drafter = await load_drafter(model, member.node.request.draft)
-    origin = Origin(member.node, model, device, (), member.directory, drafter)
-    await keep_layers(origin, device, hosting.fetch)
-    return origin

@@ -147,7 +147,7 @@ class Hosting:
     async def _host(self, folder: Path, span: Span) -> SpanHost:
         node = self.member.node
         held = [*self.held, span]
-        budget, most_logs = self.budget, node.worker.config.log_bytes
+        budget, most_logs = self.budget.keeping_ends(held), node.worker.config.log_bytes
         node.worker.config = replace(node.worker.config, cache_bytes=budget.cache_bytes(held, most_logs))
         node.worker.logs.limit_bytes = budget.log_bytes(held, most_logs)
         host = await node.worker.host(

@@ -1,7 +1,7 @@
 """What a node may use of its machine, and which spans that holds with their cache. Pure."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from manyhands.core import Span
@@ -39,8 +39,17 @@ class MemoryBudget:
 
     def fits(self, span: Span, held: Collection[Span] = ()) -> bool:
         """Whether there is room for `span` beside `held`."""
+        return self.shape.span_bytes(span, self.tokens) <= self.left_bytes(held)
+
+    def left_bytes(self, held: Collection[Span]) -> int:
+        """What `held` leave, with their cache for `tokens` positions; below zero if they do not fit."""
         cache = sum(self.shape.span_bytes(s, self.tokens) - self.shape.span_bytes(s, 0) for s in held)
-        return self.shape.span_bytes(span, self.tokens) + cache <= self._room(held)
+        return self._room(held) - cache
+
+    def keeping_ends(self, held: Collection[Span]) -> "MemoryBudget":
+        """With room for the ends, where `held` leave it: a member may be asked to answer later."""
+        roomy = replace(self, with_ends=True)
+        return roomy if roomy.left_bytes(held) >= 0 else self
 
     def check(self, span: Span) -> None:
         """Raise BadRequest unless the model has `span` and the budget holds it."""

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from manyhands.api.choice import Choice, GenerationPlan, ModelFormat, ModelFormats, plans_of
 from manyhands.api.event_id import BadEventId
-from manyhands.api.gateway import Gateway
+from manyhands.api.gateway import Gateway, OfferedModel
 from manyhands.api.http.route import body_of, caller_of, client_of, describe, last_event_of
 from manyhands.api.http.sse import DONE, Emit, EventStream, Single, Template, Watched, to_event
 from manyhands.api.openai.forms import ChatForm, Form, TextForm
@@ -21,8 +21,7 @@ from manyhands.api.openai.logprobs import Spelling
 from manyhands.api.preparation.desk import Prepared
 from manyhands.api.run import Admitted, Api, Ask, Caller
 from manyhands.api.streams import Claim, Stream, request_digest
-from manyhands.errors import ManyhandsError
-from manyhands.origin import Origin
+from manyhands.errors import ManyhandsError, ModelNotFound
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -43,16 +42,19 @@ def openai_router(gateway: Gateway, voices: ModelFormats | None = None) -> APIRo
     @router.get("/models")
     async def models(request: Request) -> Object:
         """The models served here that this key may use."""
-        served = [(name, origin) for name, origin in gateway.origins.items() if _may_use(request, name)]
+        served = [(name, offer) for name, offer in gateway.models.items() if _may_use(request, name)]
         ends = {"first_id": served[0][0], "last_id": served[-1][0]} if served else {"first_id": None, "last_id": None}
         return {"object": "list", "data": [model_object(*one, gateway) for one in served], "has_more": False, **ends}
 
     @router.get("/models/{name:path}", responses={404: {"description": "not served here"}})
     async def model(name: str, request: Request) -> Object:
         """One model."""
-        meant = gateway.names.find(name, gateway.origins)
+        models = gateway.models
+        meant = gateway.names.find(name, models)
         caller_of(request).check_model(meant)
-        return model_object(meant, gateway.origin(name), gateway)
+        if meant not in models:
+            raise ModelNotFound(f"model {name[:100]!r} is not served here; there is {', '.join(models) or 'none'}")
+        return model_object(meant, models[meant], gateway)
 
     @router.post("/embeddings", responses={501: {"description": "always"}})
     async def embeddings() -> None:
@@ -74,9 +76,9 @@ def _may_use(request: Request, name: str) -> bool:
     return caller.models is None or name in caller.models
 
 
-def model_object(name: str, origin: Origin, gateway: Gateway) -> Object:
+def model_object(name: str, model: OfferedModel, gateway: Gateway) -> Object:
     """As OpenAI and Anthropic both have it, and ours."""
-    model, aliases = origin.model, gateway.names.of_model(name)
+    aliases = gateway.names.of_model(name)
     ours = {"model_id": model.id, "dtype": model.precision, "layers": model.num_layers, "context": model.context_length}
     created = int(gateway.started_at)
     anthropic = {"type": "model", "display_name": name, "created_at": iso_time(created)}

@@ -1,0 +1,104 @@
+"""The models of a swarm on one of its members: all that the records name, each an origin here once it is asked for.
+
+A member that answers an API serves every model of its swarm, also those of which it holds no layer: what it needs for that
+is the tokenizer and the ends, which members have. They are fetched and loaded with the first request, where --memory
+leaves room for them.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from manyhands.api.gateway import OfferedModel
+from manyhands.checkpoint.manifest import HashProgress
+from manyhands.core import Span
+from manyhands.errors import BadRequest
+from manyhands.member.hosting import Hosting
+from manyhands.member.providers import providers_of
+from manyhands.member.view import missing_spans
+from manyhands.member.weights import ServedModel, Weights, kinds_of, weights_in
+from manyhands.origin import Origin, OriginModel
+from manyhands.place.strategy import size
+from manyhands.weights.provider import Provider
+from manyhands.weights.refetch import use_fetched
+from manyhands.worker.execute import Device
+
+Fetch = Callable[[Span], Awaitable[Path]]  # a folder with the layers of a span, and the ends
+Make = Callable[[OriginModel, Fetch], Awaitable[Origin]]
+
+
+class SwarmModels:
+    """What a gateway asks (api/gateway.py: OtherModels). `progress` is told of what is fetched.
+
+    `make` is given what is loaded of a model, and what fetches layers of it.
+    """
+
+    def __init__(
+        self, hosting: Hosting, device: Device, home: Path, progress: Callable[[], HashProgress], make: Make
+    ) -> None:
+        self._hosting, self._member = hosting, hosting.member
+        self._device, self._home, self._progress = device, home, progress
+        self._make = make
+        self._extra_bytes = 0  # ends of models that are not hosted here
+
+    def offered(self) -> Mapping[str, OfferedModel]:
+        """By the name that `status` shows. Of two models of one name, the one that more nodes hold."""
+        found: dict[str, OfferedModel] = {}
+        records = self._member.records()
+        for kind in kinds_of(records):
+            infos = [record.info for record in records if record.info is not None and kind.is_of(record)]
+            offer = OfferedModel(
+                kind.model,
+                kind.precision,
+                infos[0].num_layers,
+                infos[0].context_length,
+                is_covered=not missing_spans(kind, records),
+            )
+            found.setdefault(kind.name, offer)
+        return found
+
+    async def load(self, name: str) -> Origin:
+        """Become an origin of a model. Raises ModelError, ShardUnavailable, BadRequest where memory does not hold its ends."""
+        kind = next(kind for kind in kinds_of(self._member.records()) if kind.name == name)
+        if kind == self._hosting.weights.kind:
+            return await self.load_hosted()
+        weights = await weights_in(kind, self._providers(kind), self._home, self._progress())
+        self._check(weights.shape.ends_bytes, name)
+
+        async def fetch(span: Span) -> Path:
+            folder, _ = await weights.fetch(span, self._home, self._providers(kind), self._progress(), with_ends=True)
+            return folder
+
+        # Layer 0 comes along: a folder without any layer is no checkpoint.
+        origin = await self._origin(weights, Span(0, 1), fetch)
+        self._extra_bytes += weights.shape.ends_bytes
+        return origin
+
+    async def load_hosted(self) -> Origin:
+        """An origin of the model that is hosted here. Raises as `load`."""
+        hosting = self._hosting
+        if not hosting.with_ends:
+            self._check(hosting.weights.shape.ends_bytes, hosting.weights.name)
+            hosting.with_ends = True
+
+        return await self._origin(hosting.weights, hosting.held[0], hosting.fetch)
+
+    async def _origin(self, weights: Weights, span: Span, fetch: Fetch) -> Origin:
+        device, precision = self._device, weights.precision
+
+        async def load(folder: Path) -> OriginModel:
+            return await device.run(lambda: OriginModel(folder, precision, "origin", device.num_threads))
+
+        return await self._make(await use_fetched(await fetch(span), lambda: fetch(span), load), fetch)
+
+    def _providers(self, kind: ServedModel) -> Sequence[Provider]:
+        return providers_of(self._member, [record for record in self._member.records() if kind.is_of(record)])
+
+    def _check(self, ends_bytes: int, name: str) -> None:
+        """Raise BadRequest unless the ends fit beside what is hosted."""
+        budget, held = self._hosting.budget, self._hosting.held
+        left = budget.left_bytes(held) - self._extra_bytes
+        if ends_bytes > left:
+            raise BadRequest(
+                f"to answer for {name}, its embedding and head take {size(ends_bytes)} here, and --memory "
+                f"({size(budget.memory_bytes)}) leaves {size(max(0, left))}: ask another member (--url), or give more"
+            )
