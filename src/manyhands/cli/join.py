@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 SEARCH_S = 3.0
 
 Api = Annotated[
-    str, typer.Option("--api", help='Answer the API here too (HOST:PORT); default: only `manyhands status`; or "off".')
+    str,
+    typer.Option("--api", help='Answer the API here too (HOST:PORT); default: on a free port of 127.0.0.1; or "off".'),
 ]
 
 
