@@ -15,6 +15,8 @@ from openai import AsyncOpenAI
 from typer.testing import CliRunner
 
 from manyhands.cli import app
+from manyhands.cli.client import call
+from manyhands.cli.status import running_api
 from manyhands.errors import BadRequest
 
 
@@ -57,7 +59,9 @@ async def text(client: AsyncOpenAI, model: str, kill: int | None = None) -> tupl
 
 
 @pytest.mark.slow
-def test_a_stream_of_the_official_client_survives_the_death_of_a_node(folder: Path, tmp_path: Path) -> None:
+def test_a_stream_of_the_official_client_survives_the_death_of_a_node(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scene() -> None:
         async with local_api(folder, tmp_path) as told:
             assert told["event"] == "api" and [node["name"] for node in told["nodes"]] == [
@@ -65,6 +69,11 @@ def test_a_stream_of_the_official_client_survives_the_death_of_a_node(folder: Pa
                 "node-1",
                 "spare-2",
             ]
+            monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+            assert running_api() == told["url"], "commands of this machine find it"
+            view = await asyncio.to_thread(call, told["url"], "", "GET", "/api/swarm")
+            (model,) = view["models"]
+            assert (model["name"], model["missing"], len(view["nodes"])) == (told["model"], [], 3)
             client = AsyncOpenAI(base_url=told["url"] + "/v1", api_key="none", max_retries=0)
             async with client:
                 calm, _ = await text(client, told["model"])

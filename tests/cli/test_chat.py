@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from manyhands.cli import app
 from manyhands.cli.chat import ChatHistory
 from manyhands.cli.chat_source import GatewaySource, Messages, OriginSource, Stats
-from manyhands.cli.chat_text import HELP, Command, Mistake, Paragraphs, Said, as_markdown, parse, tail
+from manyhands.cli.chat_text import HELP, Command, Mistake, Paragraphs, Said, as_markdown, parse, tail, waiting_for
 from manyhands.cli.client import GatewayError
 from manyhands.core import NodeAddr, SamplingParams
 from manyhands.errors import BadRequest, LinkClosed
@@ -142,6 +142,30 @@ def test_a_conversation_and_its_commands(tmp_path: Path, capsys: pytest.CaptureF
     assert "manyhands: too long" in said.err
 
 
+def test_what_an_answer_waits_for_is_said_by_name() -> None:
+    hops = [{"name": "desk", "layers": "0-5"}, {"name": "laptop", "layers": "6-8"}]
+    job = {"status": "running", "completion_tokens": 7, "route": hops, "hops": hops, "events": []}
+    lost = {"kind": "shard_status", "nodes": ["laptop"]}
+    assert waiting_for(None) == "waiting for the gateway"
+    assert "its turn" in waiting_for({"status": "queued"})
+    assert waiting_for({**job, "hops": []}) == "looking for nodes that serve every layer"
+    assert waiting_for({**job, "completion_tokens": 0}) == "reading the prompt on desk, laptop"
+    assert waiting_for({**job, "events": [lost]}).startswith("waiting for laptop (layers 6-8)")
+    assert waiting_for({**job, "events": [lost, {"kind": "shard_failover", "nodes": ["nas"]}]}).startswith(
+        "waiting for the"
+    )
+
+
+def test_stats_name_repairs_and_pauses() -> None:
+    stats = Stats()
+    stats.count(1)
+    stats.repairs, stats.pause_s = ["repair at token 41: laptop was lost, 0.60 s"], 12.04
+    assert "longest pause 12.0 s" in str(stats) and "laptop was lost" in str(stats)
+    quick = Stats()
+    quick.count(1)
+    assert "pause" not in str(quick)
+
+
 def test_saved_as_markdown() -> None:
     assert as_markdown([{"role": "user", "content": " x\n"}]) == "**user**\n\nx\n"
 
@@ -173,6 +197,8 @@ def test_a_gateway_and_an_own_origin_say_the_same(folder: Path) -> None:
             assert stats.tokens == own.tokens == 6 and stats.finish_reason == own.finish_reason == "length"
             assert len(stats.route) == len(own.route) == 2 and "layers 0" in stats.route[0]
             assert "6 tokens" in str(stats) and "finish: length" in str(stats)
+            assert await source.waits_for() == "waiting for the gateway", "it has ended"
+            assert (await origin.waits_for()).startswith("waiting for the next word on")
 
     asyncio.run(main())
 

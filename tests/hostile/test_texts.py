@@ -30,7 +30,8 @@ from manyhands.api.native.routes import native_router
 from manyhands.cli import app as command
 from manyhands.cli import jobs, workers
 from manyhands.cli.chat import ChatHistory, _Screen
-from manyhands.cli.chat_source import BrokenStream, GatewaySource, Stats
+from manyhands.cli.chat_events import BrokenStream
+from manyhands.cli.chat_source import GatewaySource, Stats
 from manyhands.cli.client import GatewayError, call, print_json
 from manyhands.cli.process import PlainLines, hide_secrets
 from manyhands.cli.reporter import Reporter

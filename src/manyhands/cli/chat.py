@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import fields
@@ -16,6 +17,7 @@ import typer
 from manyhands.cli import options
 from manyhands.cli.chat_text import HELP, Command, Mistake, Paragraphs, Said, as_markdown, parse, tail
 from manyhands.cli.client import ApiKey
+from manyhands.cli.progress import doing
 from manyhands.config import home_from_env
 from manyhands.core import PathKind, SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from manyhands.cli.chat_source import Source
 
 REFRESH_PER_S = 12
+WAITING_S = 1.0  # without text: then what it waits for is shown
 HISTORY = "chat_history"
 
 Model = Annotated[str, typer.Argument(help="As the swarm or the gateway has it; may be left out if that has one.")]
@@ -94,7 +97,12 @@ async def _from_gateway(
     from manyhands.cli.status import running_api
 
     gateway = GatewaySource(apis or [running_api()], api_key, model, params, path)
-    await gateway.choose()
+    with doing("asking the gateway for its models") as screen:
+        others = await gateway.choose()
+        if others:
+            screen.clear()
+            named = one_line(", ".join(others), 300)
+            typer.secho(f"also here: {named}; /model NAME goes on with another", dim=True, err=True)
     yield gateway
 
 
@@ -206,12 +214,23 @@ class ChatHistory:
 
     async def _answer(self, said: list[str]) -> None:
         with _without_echo(), contextlib.closing(_Screen()) as screen:
-            async with contextlib.aclosing(self._source.answer(self.messages, self._stats)) as pieces:
-                async for piece in pieces:
-                    while self._stats.notices:
-                        screen.note(self._stats.notices.pop(0))
-                    said.append(piece)
-                    screen.show(piece)
+            telling = asyncio.ensure_future(self._tell_waiting(screen))
+            try:
+                async with contextlib.aclosing(self._source.answer(self.messages, self._stats)) as pieces:
+                    async for piece in pieces:
+                        while self._stats.notices:
+                            screen.note(self._stats.notices.pop(0))
+                        said.append(piece)
+                        screen.show(piece)
+            finally:
+                telling.cancel()
+
+    async def _tell_waiting(self, screen: "_Screen") -> None:
+        """Say what the answer waits for, as long as no text comes."""
+        while screen.is_shown:
+            await asyncio.sleep(WAITING_S / 2)
+            if (silent_s := time.monotonic() - screen.shown_at) >= WAITING_S:
+                screen.wait(f"{await self._source.waits_for()}, {silent_s:.0f} s", screen.shown_at)
 
 
 @contextlib.contextmanager
@@ -244,12 +263,31 @@ class _Screen:
         self._is_plain = not self._console.is_terminal
         self._paragraphs = Paragraphs()
         self._live = Live(console=self._console, refresh_per_second=REFRESH_PER_S, transient=True)
+        self.shown_at = time.monotonic()  # when text came last
         if not self._is_plain:
             self._live.start()
+            self.wait("asking", self.shown_at)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether somebody could read what is not text."""
+        return not self._is_plain
+
+    def wait(self, text: str, shown_at: float) -> None:
+        """Show `text` below the answer until more of it comes, unless more has come since `shown_at`."""
+        from rich.console import Group
+        from rich.text import Text
+
+        if shown_at == self.shown_at:
+            width, height = self._console.size
+            told = Text(one_line(f"[{text}]", 300), "dim")
+            rest = self._paragraphs.rest
+            self._live.update(Group(Text(tail(rest, width, height - 3)), told) if rest else told)
 
     def show(self, piece: str) -> None:
         from rich.text import Text
 
+        self.shown_at = time.monotonic()
         if self._is_plain:
             typer.echo(piece, nl=False)
             return

@@ -2,26 +2,25 @@
 
 import asyncio
 import contextlib
-import http.client
-import json
-import socket
-import ssl
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import urlsplit
 
-from manyhands.cli.client import GatewayError, call, check_address, headers_for
+from manyhands.cli.chat_events import BrokenStream, check_event, events_of
+from manyhands.cli.chat_text import waiting_for
+from manyhands.cli.client import call, check_address
 from manyhands.core import PathKind, SamplingParams
-from manyhands.errors import BadRequest, LinkClosed
+from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
 from manyhands.plain import one_line
 
 if TYPE_CHECKING:
-    from manyhands.origin import Origin
+    from manyhands.origin import Answer, Origin
+    from manyhands.route.search import Offer
 
 Messages = Sequence[Mapping[str, str]]
-CHAT_PATH: Final = "/v1/chat/completions"
+ASK_S: Final = 2.0  # to learn what an answer waits for
+SHOWN_PAUSE_S: Final = 1.0
 MYSELF: Final = "local"  # the one tenant of this process's own origin
 # Before each attempt to go on with an answer that was cut: a client's network is back within seconds, or another gateway is.
 RETRY_PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -40,12 +39,16 @@ class Stats:
     route: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)  # that are to be shown beside the text, oldest first
     resumed: int = 0  # how often the answer was cut and went on
+    repairs: list[str] = field(default_factory=list)
+    pause_s: float = 0.0  # the longest wait for a token after the first
 
     def count(self, tokens: int) -> None:
         """Some more tokens came."""
-        self.total_s = time.monotonic() - self.began
+        before, self.total_s = self.total_s, time.monotonic() - self.began
         if self.first_s is None:
             self.first_s = self.total_s
+        else:
+            self.pause_s = max(self.pause_s, self.total_s - before)
         self.tokens += tokens
 
     def __str__(self) -> str:
@@ -56,15 +59,12 @@ class Stats:
             f"{self.tokens} tokens",
             speed,
             f"first after {self.first_s:.3f} s",
+            f"longest pause {self.pause_s:.1f} s" if self.repairs or self.pause_s >= SHOWN_PAUSE_S else "",
             f"{self.cached} cached" if self.cached else "",
             f"resumed {self.resumed} times" if self.resumed else "",
             f"finish: {self.finish_reason or 'stopped'}",
         ]
-        return "\n".join([" · ".join(part for part in parts if part), *self.route])
-
-
-class BrokenStream(LinkClosed):
-    """An answer that ended without its end mark: what came of it may lack any part."""
+        return "\n".join([" · ".join(part for part in parts if part), *self.repairs, *self.route])
 
 
 class Source(Protocol):
@@ -78,18 +78,24 @@ class Source(Protocol):
         """The text as it grows; closing it stops the answer. Raises ManyhandsError."""
         ...
 
+    async def waits_for(self) -> str:
+        """What the answer that is under way waits for, in a few words. Raises nothing."""
+        ...
+
 
 class OriginSource:
     """Answers of this process's own origin."""
 
     def __init__(self, origin: "Origin", model: str, params: SamplingParams, path: PathKind) -> None:
         self.model, self._origin, self._params, self._path = model, origin, params, path
+        self._running: Answer | None = None
 
     async def models(self) -> list[str]:
         return [self.model]
 
     async def answer(self, messages: Messages, stats: Stats) -> AsyncGenerator[str, None]:
         answer = self._origin.answer(self._origin.request([dict(m) for m in messages], self._params))
+        self._running = answer
         try:
             async with contextlib.aclosing(self._origin.stream(answer, path=self._path, tenant=MYSELF)) as stream:
                 async for token in stream:
@@ -99,6 +105,22 @@ class OriginSource:
             stats.finish_reason, stats.cached = answer.finish_reason, answer.cached_tokens
             route = [f"layers {offer.info.span!s:<7} {offer.name} {offer.addr}" for offer in answer.route]
             stats.route = [one_line(line) for line in route]
+            stats.repairs = [_repair(each.at_token, each.lost, each.total_s) for each in answer.repairs]
+
+    async def waits_for(self) -> str:
+        answer = self._running
+        if answer is None:
+            return waiting_for(None)
+        hops = () if answer.session is None else answer.session.route.hops
+        return waiting_for(
+            {
+                "status": "running",
+                "completion_tokens": len(answer.token_ids),
+                "route": [_hop(offer) for offer in answer.route],
+                "hops": [_hop(hop.offer) for hop in hops],
+                "events": [{"kind": event.kind, "nodes": event.nodes} for event in answer.events],
+            }
+        )
 
 
 class GatewaySource:
@@ -112,6 +134,7 @@ class GatewaySource:
             check_address(api)
         self.model, self._apis, self._key = model, [api.rstrip("/") for api in apis], key
         self._wishes = _wishes(params, path)
+        self._job = ""  # of the answer that is under way
 
     async def models(self) -> list[str]:
         while True:
@@ -123,12 +146,24 @@ class GatewaySource:
                     raise
                 del self._apis[0]
 
-    async def choose(self) -> None:
-        """Take the gateway's model where none was named. Raises BadRequest if there are several."""
+    async def choose(self) -> list[str]:
+        """Take the gateway's first model where none was named; returns the others. Raises BadRequest if it has none."""
         known = await self.models()
-        if not self.model and len(known) != 1:
-            raise BadRequest(f"the gateway has {', '.join(known) or 'no model'}: name one, manyhands chat MODEL")
+        if not self.model and not known:
+            raise BadRequest(
+                "the gateway has no model yet: start one with `manyhands up MODEL`, or wait until it serves"
+            )
         self.model = self.model or known[0]
+        return [name for name in known if name != self.model]
+
+    async def waits_for(self) -> str:
+        if not self._job:
+            return waiting_for(None)
+        try:
+            path = f"/api/jobs/{self._job}"
+            return waiting_for(await asyncio.to_thread(call, self._apis[0], self._key, "GET", path, timeout_s=ASK_S))
+        except (ManyhandsError, KeyError, TypeError):
+            return waiting_for(None)
 
     async def answer(self, messages: Messages, stats: Stats) -> AsyncGenerator[str, None]:
         """Raises BrokenStream if the answer is cut and no gateway goes on with it in RETRY_PAUSES_S."""
@@ -155,19 +190,24 @@ class GatewaySource:
     async def _texts(self, body: Mapping[str, Any], last: str, stats: Stats) -> AsyncGenerator[tuple[str, str], None]:
         """What each event adds to the text, and its id."""
         api = self._apis[0]
-        async with contextlib.aclosing(events_of(api, self._key, body, last)) as events:
-            async for event_id, event in events:
+        async with contextlib.aclosing(events_of(api, self._key, body, last, note_job=self._note_job)) as told:
+            async for event_id, event in told:
                 try:
                     texts = _take(event, stats)
                 except (TypeError, KeyError, AttributeError) as error:
                     raise BrokenStream(f"the gateway at {api} sent what is no event: {event!r:.100}") from error
                 yield "".join(texts), event_id
 
+    def _note_job(self, job: str) -> None:
+        self._job = job
 
-def check_event(event: Mapping[str, Any]) -> None:
-    """Raise GatewayError for an event that tells of an error."""
-    if "error" in event:
-        raise _said(event["error"], 500)
+
+def _hop(offer: "Offer") -> dict[str, str]:
+    return {"name": offer.name, "layers": str(offer.info.span)}
+
+
+def _repair(at_token: object, lost: Sequence[str], seconds: float) -> str:
+    return one_line(f"repair at token {at_token}: {', '.join(lost)} was lost, {seconds:.2f} s", 300)
 
 
 def _take(event: Mapping[str, Any], stats: Stats) -> list[str]:
@@ -183,6 +223,9 @@ def _take(event: Mapping[str, Any], stats: Stats) -> list[str]:
             stats.finish_reason = one_line(reason)
         route = (choice.get("manyhands") or {}).get("route") or ()
         stats.route = [one_line(f"layers {hop['layers']:<7} {hop['name']}") for hop in route] or stats.route
+        repairs = (choice.get("manyhands") or {}).get("repairs") or ()
+        told = [_repair(each["at_token"], each["lost"], each["ms"] / 1e3) for each in repairs]
+        stats.repairs = told or stats.repairs
     if usage := event.get("usage"):
         stats.tokens = usage["completion_tokens"]
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
@@ -204,66 +247,3 @@ def _wishes(params: SamplingParams, path: PathKind) -> dict[str, Any]:
         "stream_options": {"include_usage": True},
         "manyhands": {**ours, "repetition_penalty": params.repetition_penalty},
     }
-
-
-async def events_of(
-    api: str, key: str, body: Mapping[str, Any], last: str = "", *, path: str = CHAT_PATH
-) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-    """The ids and JSON objects of an event stream, from after the event `last` on ("": all of it).
-
-    A thread reads, one line at a time; leaving ends its read at once. Raises GatewayError as the gateway says,
-    BrokenStream if it is not there, or if the stream ends without its end mark.
-    """
-    connection = _connect(api)
-    headers = headers_for(api, key) | ({"last-event-id": last} if last else {})
-    path = f"{urlsplit(api).path}{path}"
-    wire: socket.socket | None = None
-    response: http.client.HTTPResponse | None = None
-    try:
-        await asyncio.to_thread(connection.request, "POST", path, json.dumps(body), headers)
-        wire = connection.sock
-        response = await asyncio.to_thread(connection.getresponse)
-        if response.status != 200:
-            raise _refusal(response.status, await asyncio.to_thread(response.read, 1 << 20))
-        event_id, data = "", b""
-        while line := await asyncio.to_thread(response.readline, 1 << 20):
-            name, _, value = line.strip().partition(b":")
-            if name == b"id":
-                event_id = value.strip().decode("ascii")
-            elif name == b"data":
-                data = value.strip()
-            elif not line.strip() and data:  # an event is whole with the empty line after it
-                if data == b"[DONE]":
-                    return
-                yield event_id, json.loads(data)
-                event_id, data = "", b""
-        raise BrokenStream(f"the answer of {api} broke off before its end ([DONE]): it is not whole")
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise BrokenStream(f"the gateway at {api} broke off ({error!s:.200}): is it up?") from error
-    finally:
-        if wire is not None:
-            with contextlib.suppress(OSError):
-                wire.shutdown(socket.SHUT_RDWR)
-            wire.close()
-        if response is not None:
-            response.close()
-        connection.close()
-
-
-def _connect(api: str) -> http.client.HTTPConnection:
-    url = urlsplit(api)
-    assert url.hostname is not None  # check_address
-    if url.scheme == "https":
-        return http.client.HTTPSConnection(url.hostname, url.port, context=ssl.create_default_context())
-    return http.client.HTTPConnection(url.hostname, url.port)
-
-
-def _refusal(status: int, raw: bytes) -> GatewayError:
-    try:
-        return _said(json.loads(raw)["error"], status)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return GatewayError(f"the gateway answered {status}", "internal", status)
-
-
-def _said(error: Mapping[str, Any], status: int) -> GatewayError:
-    return GatewayError(one_line(error.get("message"), 2000), one_line(error.get("code"), 64), status)

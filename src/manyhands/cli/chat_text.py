@@ -1,9 +1,10 @@
 """What is typed and what is shown in a chat: commands and paragraphs. Pure: text in, decision out."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import TextWrapper
-from typing import Final
+from typing import Any, Final
 
 COMMANDS: Final = {
     "help": "",
@@ -63,6 +64,23 @@ def parse(line: str) -> Said | Command | Mistake | None:
     if name == "save" and not argument.strip():
         return Mistake("/save needs a file: /save talk.md")
     return Command(name, argument.strip())
+
+
+def waiting_for(job: Mapping[str, Any] | None) -> str:
+    """What an answer waits for while no text comes, by the job as `GET /api/jobs/{id}` tells it; None: not known yet."""
+    if job is None or job["status"] not in ("queued", "running"):
+        return "waiting for the gateway"
+    if job["status"] == "queued":
+        return "waiting for its turn: other answers are running"
+    if not job["hops"]:
+        return "looking for nodes that serve every layer"
+    last = job["events"][-1] if job["events"] else None
+    if last is None or last["kind"] != "shard_status":
+        first = "reading the prompt" if not job["completion_tokens"] else "waiting for the next word"
+        return f"{first} on {', '.join(hop['name'] for hop in job['hops'])}"
+    layers = {hop["name"]: hop["layers"] for hop in [*job["route"], *job["hops"]]}
+    lost = [f"{name} (layers {layers[name]})" if name in layers else name for name in last["nodes"]]
+    return f"waiting for {', '.join(lost) or 'a node'}, or another node with its layers"
 
 
 class Paragraphs:

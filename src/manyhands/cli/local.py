@@ -198,7 +198,10 @@ async def _serve(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool) -> None:
 
 async def _answer_api(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool, signals: StopSignals) -> None:
     name = gateway.served_name(plan.model)
-    async with local_swarm(plan) as (origin, nodes), api.open({name: origin}, MAX_RUNNING) as url:
+    async with (
+        local_swarm(plan) as (origin, nodes),
+        gateway.open_by_hand(api, origin, "local", name, MAX_RUNNING) as url,
+    ):
         if as_json:
             told = [
                 {"name": n.name, "layers": str(n.span), "address": str(n.address), "pid": n.process.pid} for n in nodes

@@ -209,7 +209,8 @@ async def _api(
     origin = await load_origin(node, folder, job.precision, "origin", device, list(ticket.addresses))
     await keep_layers(origin, device, job.fetch)
     name = gateway.served_name(job.model)
-    async with job.api.open({name: origin}, node.worker.config.max_sessions, secret=ticket.secret) as url:
+    most = node.worker.config.max_sessions
+    async with gateway.open_by_hand(job.api, origin, ticket.name, name, most, ticket.secret) as url:
         if as_json:
             _say(True, "api", url=url, model=name)
         else:

@@ -142,7 +142,7 @@ class GatewayAnswers:
         return [str(model["id"]) for model in told["data"]]
 
     async def pieces(self, asked: PythonRequest, made: Completion) -> AsyncGenerator[TextDelta, None]:
-        from manyhands.cli.chat_source import events_of
+        from manyhands.cli.chat_events import events_of
 
         path, body = _body(asked, self._model)
         made.seed = asked.params.seed
@@ -178,7 +178,7 @@ def _body(asked: PythonRequest, model: str | None) -> tuple[str, dict[str, Any]]
 
 def _read(event: Mapping[str, Any], made: Completion) -> list[TextDelta]:
     """The pieces of one event; what else it tells goes into `made`. Raises GatewayError for an error."""
-    from manyhands.cli.chat_source import check_event
+    from manyhands.cli.chat_events import check_event
 
     check_event(event)
     out: list[TextDelta] = []
