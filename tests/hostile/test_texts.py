@@ -29,8 +29,9 @@ from manyhands.api.log import JsonLines
 from manyhands.api.native.routes import native_router
 from manyhands.cli import app as command
 from manyhands.cli import jobs, workers
-from manyhands.cli.chat import ChatHistory, _Screen
+from manyhands.cli.chat import ChatHistory
 from manyhands.cli.chat_events import BrokenStream
+from manyhands.cli.chat_screen import AnswerScreen
 from manyhands.cli.chat_source import GatewaySource, Stats
 from manyhands.cli.client import GatewayError, call, print_json
 from manyhands.cli.process import PlainLines, hide_secrets
@@ -201,7 +202,7 @@ def test_what_a_model_says_in_a_chat_at_a_terminal(monkeypatch: pytest.MonkeyPat
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with contextlib.closing(_Screen()) as screen:
+    with contextlib.closing(AnswerScreen()) as screen:
         for piece in (NASTY, "\n\n[https://here.example](https://there.example)\n\n", NASTY):
             screen.show(piece)
     text = terminal.getvalue()  # rich's own sequences are among it

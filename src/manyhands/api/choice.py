@@ -111,8 +111,7 @@ class ModelFormats:
     async def prepare(self, path: str, body: bytes, caller: Caller, client: str) -> tuple[ModelFormat, Prepared]:
         """What a request asks for; at once if it is small and plain, else in a process. `client`: whose turn, without a key.
 
-        A model that is offered and not loaded is loaded first. Raises as `prepare` and Preparing.run do. Cancelling ends
-        the work.
+        A model that is offered is loaded first. Raises as `prepare` and Preparing.run do. Cancelling ends the work.
         """
         await self.open()
         try:
@@ -120,26 +119,21 @@ class ModelFormats:
         except ModelNotFound as error:
             await self._gateway.bring()
             if not self._gateway.origins.keys() - self._known.keys():
-                reasons = "; ".join(f"{name}: {why}" for name, why in self._gateway.refused.items())
-                raise ModelNotFound(f"{error}; {reasons}" if reasons else str(error)) from error
+                raise ModelNotFound("; ".join([str(error), *self._gateway.reasons])) from error
         await self.open()
         return await self._prepare(path, body, caller, client)
 
     async def _prepare(self, path: str, body: bytes, caller: Caller, client: str) -> tuple[ModelFormat, Prepared]:
-        limits, names = self._gateway.limits, self._gateway.names
-        made = None
+        limits, names, who = self._gateway.limits, self._gateway.names, (caller.models, caller.name)
+        made, numbers = None, (limits.max_choices, limits.default_max_tokens)
         if len(body) <= INLINE_BYTES:
-            numbers = (limits.max_choices, limits.default_max_tokens)
-            who = (caller.models, caller.name)
             desk = PreparationDesk(self._speakers, *numbers, self._accept, *who, is_inline=True, names=names)
             try:
                 made = prepare(path, body, desk)
             except NeedsProcess:
                 pass
         if made is None:
-            who = (caller.models, caller.name)
-            job = PreparationJob(path, body, *who, limits.max_choices, limits.default_max_tokens, names)
-            made = await self.preparing.run(caller.name or client, job)
+            made = await self.preparing.run(caller.name or client, PreparationJob(path, body, *who, *numbers, names))
         return self._known[made.model], made
 
     async def ask_one(

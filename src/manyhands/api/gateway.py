@@ -117,6 +117,11 @@ class Gateway:
         }
         return loaded if self.others is None else {**loaded, **self.others.offered(), **loaded}
 
+    @property
+    def reasons(self) -> list[str]:
+        """Why models that are offered could not be loaded."""
+        return [f"{name}: {why}" for name, why in self.refused.items()]
+
     async def bring(self) -> None:
         """Load the models that are offered and not here yet. Those that cannot be loaded are in `refused`.
 
@@ -130,6 +135,15 @@ class Gateway:
                 self._next_try = self._clock() + BRING_S
                 for name in wanted:
                     await self._bring(self.others, name)
+
+    async def ensure(self, model: str) -> Origin:
+        """The origin of a model, by any of its names, loaded if it is not yet. Raises ModelNotFound, with the reason."""
+        meant = self.names.find(model, self.models)
+        if meant not in self.origins:
+            await self.bring()
+        if meant in self.refused:
+            raise ModelNotFound(f"model {meant[:100]!r} cannot be served here: {self.refused[meant]}")
+        return self.origin(model)
 
     async def _bring(self, others: OtherModels, name: str) -> None:
         try:

@@ -247,18 +247,12 @@ def _keys() -> "KeyRing":
 async def open_by_hand(
     plan: ApiPlan, origin: "Origin", swarm: str, model: str, max_running: int, secret: bytes | None = None
 ) -> AsyncIterator[str]:
-    """`plan.open` for the one model of a swarm without a directory: with a view of it for `status`, and found by the
-    commands of this machine."""
-    from manyhands.api.native.swarm import swarm_router
-    from manyhands.member.by_hand import view_of_origin
+    """`plan.open` for the one model of a swarm without a directory, found by the commands of this machine."""
     from manyhands.member.home import Running, announced
 
-    shown: list[str] = []
-    router = swarm_router(lambda: view_of_origin(origin, swarm, model, "".join(shown)))
     me = Running(f"{swarm}-{os.getpid()}", os.getpid(), origin.node.transport.node, swarm, "")
     await origin.routes.look_around()  # so that the view is not empty until the first request
-    async with plan.open({model: origin}, max_running, [router], secret) as url:
-        shown.append(url)
+    async with plan.open({model: origin}, max_running, secret=secret) as url:
         with announced(home_from_env(), me) as announce:
             announce(url)
             yield url

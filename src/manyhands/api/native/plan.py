@@ -66,7 +66,7 @@ def plan_router(gateway: Gateway, view: SwarmView) -> APIRouter:
         caller = caller_of(request)
         name = _model_of(gateway, body.model)
         caller.check_model(name)
-        origin = gateway.origin(name)
+        origin = await gateway.ensure(name)
         gateway.enter(caller, "native")
         if turn.locked():
             raise RateLimited("another plan is being made: ask again in a second", 1.0)
@@ -80,9 +80,9 @@ def plan_router(gateway: Gateway, view: SwarmView) -> APIRouter:
 
 def _model_of(gateway: Gateway, asked: str | None) -> str:
     """Raises BadRequest where it is not clear which one is meant."""
-    if asked is None and len(gateway.origins) != 1:
-        raise BadRequest(f"model is missing: this gateway has {', '.join(gateway.origins) or 'none'}")
-    return asked or next(iter(gateway.origins))
+    if asked is None and len(gateway.models) != 1:
+        raise BadRequest(f"model is missing: this gateway has {', '.join(gateway.models) or 'none'}")
+    return asked or next(iter(gateway.models))
 
 
 def shape_of_origin(name: str, origin: Origin) -> ModelShape:

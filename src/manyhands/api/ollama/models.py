@@ -39,8 +39,8 @@ def models_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
 
     async def listed(request: Request) -> list[Object]:
         caller = caller_of(request)
-        names = [name for name in gateway.origins if caller.models is None or name in caller.models]
-        return [await asyncio.to_thread(_entry, name, gateway.origins[name], gateway.started_at) for name in names]
+        names = [name for name in gateway.models if caller.models is None or name in caller.models]
+        return [await asyncio.to_thread(_entry, name, gateway) for name in names]
 
     @router.get("/version", summary="The version of Ollama's API")
     async def version() -> dict[str, str]:
@@ -63,28 +63,29 @@ def models_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
         wanted = body.model or body.name
         if not wanted:
             raise BadRequest("model is missing: name one of /api/tags")
-        meant = gateway.names.find(wanted, gateway.origins)
+        meant = gateway.names.find(wanted, gateway.models)
         caller_of(request).check_model(meant)
-        origin = gateway.origin(wanted)
+        origin = await gateway.ensure(wanted)
         await voices.open()
-        entry = await asyncio.to_thread(_entry, meant, origin, gateway.started_at)
+        entry = await asyncio.to_thread(_entry, meant, gateway)
         return _shown(entry, origin, voices, meant)
 
     return router
 
 
-def _entry(name: str, origin: Origin, started_at: float) -> Object:
-    """One model of a list. Blocking: looks at its files."""
-    model = origin.model
-    config = _config_of(model.folder)
+def _entry(name: str, gateway: Gateway) -> Object:
+    """One model of a list. Blocking: looks at its files, where it is loaded here."""
+    model, origin = gateway.models[name], gateway.origins.get(name)
+    folder = None if origin is None else origin.model.folder
+    config = {} if folder is None else _config_of(folder)
     family = str(config.get("model_type", ""))
     families = [family] if family else []
     details = {"parent_model": "", "format": "safetensors", "family": family, "families": families}
     return {
         "name": name + LATEST,
         "model": name + LATEST,
-        "modified_at": datetime.fromtimestamp(started_at, UTC).isoformat(),
-        "size": sum(path.stat().st_size for path in model.folder.iterdir() if path.is_file()),
+        "modified_at": datetime.fromtimestamp(gateway.started_at, UTC).isoformat(),
+        "size": 0 if folder is None else sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
         "digest": model.id,
         "details": {**details, "parameter_size": "", "quantization_level": model.precision},
     }
@@ -99,7 +100,7 @@ def _config_of(folder: Path) -> Object:
 
 
 def _running(entry: Object, gateway: Gateway) -> Object:
-    context = gateway.origin(entry["name"]).model.context_length
+    context = gateway.models[entry["name"].removesuffix(LATEST)].context_length
     kept = {key: value for key, value in entry.items() if key != "modified_at"}
     return {**kept, "expires_at": FOREVER, "size_vram": 0, "context_length": context}
 

@@ -46,10 +46,12 @@ def tokens_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
     @router.get("/props", summary="What is served, as llama.cpp's server says it")
     async def props(request: Request, model: Annotated[str | None, Limits(max_length=512)] = None) -> Object:
         """Of the model that `model` names; it may be left out where there is one."""
-        if model is None and len(gateway.origins) != 1:
-            raise BadRequest(f"model is missing: /props?model=NAME, of {', '.join(gateway.origins) or 'none'}")
-        name = gateway.name(model or next(iter(gateway.origins)))
-        caller_of(request).check_model(name)
+        if model is None and len(gateway.models) != 1:
+            raise BadRequest(f"model is missing: /props?model=NAME, of {', '.join(gateway.models) or 'none'}")
+        meant = gateway.names.find(model or next(iter(gateway.models)), gateway.models)
+        caller_of(request).check_model(meant)
+        await gateway.ensure(meant)
+        name = gateway.name(meant)
         await voices.open()
         speaker = voices.known(name).speaker
         return {
