@@ -50,7 +50,7 @@ class AnswerScreen:
 
     @property
     def is_shown(self) -> bool:
-        """Whether somebody could read what is not text."""
+        """Whether there is a terminal, where what is no text of the model can be shown too."""
         return not self._is_plain
 
     def wait(self, text: str, shown_at: float) -> None:
