@@ -73,6 +73,9 @@ def test_the_line_gives_way_to_what_is_printed() -> None:
     screen.done()
     screen.end()
     assert out.getvalue().endswith(ERASE)
+    screen.start("moving layers", 10)
+    screen.done()
+    assert out.getvalue().endswith(ERASE), "a node that serves draws no more"
 
 
 def test_nothing_is_drawn_where_there_is_no_terminal() -> None:

@@ -14,6 +14,7 @@ from manyhands.cli import options
 from manyhands.cli.gateway import ApiPlan
 from manyhands.cli.member_options import MemberOptions, config_of
 from manyhands.cli.process import steady_memory
+from manyhands.cli.progress import doing
 from manyhands.cli.reporter import Reporter, keep_telling, tell_serving
 from manyhands.cli.signals import StopSignals
 from manyhands.config import RequestConfig
@@ -53,7 +54,8 @@ def start(
     try:
         request = routing.for_api(options.settings().request, has_api=api.is_told and api.addr is not None)
         request = replace(request, draft=named.draft) if named else request
-        options.run(_run(wish, api, request, ticket, named, tell, while_stdin))
+        with doing(f"starting {named.model}" if named else "joining the swarm"):
+            options.run(_run(wish, api, request, ticket, named, tell, while_stdin))
     except ManyhandsError as error:
         if as_json:
             tell("error", str(error), code=error.code)
@@ -109,7 +111,6 @@ async def _serve(
     began: float,
 ) -> None:
     """Come in and host, then stay."""
-    from manyhands.cli.progress import doing
     from manyhands.member.hosting import Hosting
     from manyhands.weights.shelf import in_use
 
@@ -120,6 +121,7 @@ async def _serve(
         bar.say(f"choosing and loading layers of {weights.name}")
         hosting = Hosting(member, weights, device, home, bar, tell.line, with_ends=api.is_told)
         choice = await hosting.start()
+    bar.end()
     assert hosting.folder is not None, "it hosts already"
     with in_use(hosting.folder):
         await _stay(member, hosting, choice.why, api, device, home, tell, announce, signals, began)

@@ -121,10 +121,11 @@ class Screen:
             self.clear()
 
     def end(self) -> None:
-        """Nothing is shown any more."""
+        """Nothing is shown any more, also of what is said later: a node moves layers long after it has started."""
         with self._lock:
             self._phase = None
         self.clear()
+        self._is_shown = False
 
     def _set(self, phase: Phase) -> None:
         with self._lock:
