@@ -56,6 +56,7 @@ class Simulation:
         self._line, self._streams, self._random = line, streams, random.Random(seed)
         self._queues: list[deque[Window]] = [deque() for _ in range(line.hops)]
         self._busy = [False] * line.hops
+        self._arrived_at = [0.0] * (line.hops + 1)
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
         self.steps = self.stale = 0
@@ -80,6 +81,8 @@ class Simulation:
 
     def _go(self, window: Window, hop: int, now: float) -> None:
         leg_s = self._line.trip_s / (self._line.hops + 1) * self._random.uniform(0.9, 1.1)
+        leg_s = max(leg_s, self._arrived_at[hop] - now)  # a link keeps the order
+        self._arrived_at[hop] = now + leg_s
         if hop == self._line.hops:
             self._at(now + leg_s, lambda now: self._back(window, now))
         else:
