@@ -104,7 +104,7 @@ def test_ends_beyond_the_memory_are_refused_by_name(
             gateway = Gateway({}, others=models_of(hosting, device, tmp_path / "joined"))
             await gateway.bring()
             assert not gateway.origins and not hosting.with_ends
-            assert "its embedding and head take" in gateway.refused["one"] and "--url" in gateway.refused["one"]
+            assert "its embedding and head take" in gateway.refused["one"] and "--api" in gateway.refused["one"]
             assert not missing_spans(hosting.kind, hosting.member.records()) and hosting.budget.tokens == TOKENS
 
     run_virtual(scene())

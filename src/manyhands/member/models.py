@@ -100,5 +100,5 @@ class SwarmModels:
         if ends_bytes > left:
             raise BadRequest(
                 f"to answer for {name}, its embedding and head take {size(ends_bytes)} here, and --memory "
-                f"({size(budget.memory_bytes)}) leaves {size(max(0, left))}: ask another member (--url), or give more"
+                f"({size(budget.memory_bytes)}) leaves {size(max(0, left))}: ask another member (--api), or give more"
             )
