@@ -111,7 +111,9 @@ def _alone(folder: Path, name: str) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise BadRequest(f"{name} is being served from {folder}: stop the node first (manyhands drain, or Ctrl-C)") from None
+        raise BadRequest(
+            f"{name} is being served from {folder}: stop the node first (manyhands drain, or Ctrl-C)"
+        ) from None
     finally:
         os.close(handle)
 
