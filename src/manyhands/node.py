@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -43,7 +43,8 @@ class Node:
         self._spans = spans
         self.transport = make_transport(self._hello)
         self.pool = LinkPool(self.transport, self._linked, self._late_s)
-        self.watch = Watch(self.pool.is_in_use)
+        self.watch = Watch(self._peers_in_use)
+        self._in_use: list[Callable[[], Iterable[NodeId]]] = [self.pool.in_use]
         self.setbacks = Setbacks()  # which nodes and addresses not to dial now
         self._handlers: dict[type[Any], list[Handler[Any]]] = {}
         self._on_linked: list[Callable[[Link], None]] = []
@@ -57,6 +58,13 @@ class Node:
     def handle(self, kind: type[M], handler: Handler[M]) -> Undo:
         """Give messages of type `kind` to `handler`, after those registered before it, until the result is called."""
         return _registered(self._handlers.setdefault(kind, []), handler)
+
+    def wait_for(self, peers: Callable[[], Iterable[NodeId]]) -> None:
+        """`peers` gives those whose silence holds work of a role up: they are given up sooner (net/watch.py)."""
+        self._in_use.append(peers)
+
+    def _peers_in_use(self) -> set[NodeId]:
+        return {peer for peers in self._in_use for peer in peers()}
 
     def observe_links(
         self,

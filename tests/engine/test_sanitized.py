@@ -26,7 +26,7 @@ def test_nothing_is_read_or_written_out_of_bounds(tmp_path: Path) -> None:
         assert "amx" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # it builds the library once more
 @needs_sanitizers
 def test_a_write_beyond_an_array_is_found(tmp_path: Path) -> None:
     """The same run finds one lane too many in the last part of a row."""

@@ -20,7 +20,7 @@ def say(what: object) -> None:
 
 
 async def main(role: str, host: str, port: str = "0") -> None:
-    watch = Watch(lambda peer: True)
+    watch = Watch(lambda: pool.in_use())
     num_open = 0
     async with asyncio.TaskGroup() as tasks:
 

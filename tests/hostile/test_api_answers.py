@@ -204,7 +204,7 @@ def test_a_reader_that_never_takes_a_finished_answer_is_cut(folder: Path, monkey
             with socket.socket() as reader:
                 reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 reader.connect((it.addr.host, it.addr.port))
-                for _ in range(4):
+                for _ in range(2):
                     reader.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n")
                 await until(lambda: sum(waiting()) > 0)
                 await until(lambda: not waiting())

@@ -56,7 +56,7 @@ def test_a_node_that_was_seen_to_be_slow_loses_its_requests(play: Play) -> None:
             answer = origin.answer(request)
             async for _ in origin.stream(answer):
                 if answer.route[0].name == "n1":
-                    answer.session.timings, is_seen = (HopTiming(0, 500_000),), True
+                    answer.session.returns.timings, is_seen = (HopTiming(0, 500_000),), True
         assert await routes_of(origin) == {"n2:0-3"}
 
     play(scene)

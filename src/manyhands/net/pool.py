@@ -55,11 +55,10 @@ class LinkPool:
         node = addr.node or self._nodes.get((addr.host, addr.port))
         return self.find(node, lane) if node is not None else None
 
-    def is_in_use(self, node: NodeId) -> bool:
-        """Whether more than control messages go to `node`: a link of another lane is open or being dialled."""
-        if self.find(node, "data") is not None or self.find(node, "bulk") is not None:
-            return True
-        return any(addr.node == node and lane != "control" for addr, lane in self._dialling)
+    def in_use(self) -> set[NodeId]:
+        """The nodes that more than control messages go to: a link of another lane is open or being dialled."""
+        linked = {node for node, lane in self._links if lane != "control" and self.find(node, lane) is not None}
+        return linked | {addr.node for addr, lane in self._dialling if lane != "control" and addr.node is not None}
 
     def add(self, link: Link) -> None:
         """Take over a link that is new."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -44,12 +44,12 @@ class Watch:
     """Pings every link of a node, whatever its lane, and aborts those whose peer is cut off or frozen.
 
     When one link of a pair of nodes is given up, the others are after PROBE_S of silence: they may go another way (a relay).
-    `is_in_use` tells whether something waits for a peer. One that nothing waits for is a member that may load a model on a
-    busy machine: its loop has PATIENCE_S from the start.
+    `in_use` gives the peers that something waits for. Another may be a member that loads a model on a busy machine: its loop
+    has PATIENCE_S from the start.
     """
 
-    def __init__(self, is_in_use: Callable[[NodeId], bool]) -> None:
-        self._is_in_use = is_in_use
+    def __init__(self, in_use: Callable[[], Collection[NodeId]]) -> None:
+        self._in_use = in_use
         self.stalls = Stalls(0.0, period_s=TICK_S)
         self._watched: list[_Watched] = []
         self._suspects: dict[NodeId, float] = {}  # peers that a link to was given up, with when (awake)
@@ -98,7 +98,8 @@ class Watch:
         for each in self._watched:
             each.pulse.observe(each.link.line(), awake_s)
         late = self._late_s({each.link.peer for each in self._watched if each.pulse.is_asked})
-        borne = {peer: patience_s(late_s) for peer, late_s in late.items() if self._is_in_use(peer)}
+        in_use = self._in_use() if late else ()
+        borne = {peer: patience_s(late_s) for peer, late_s in late.items() if peer in in_use}
         for each in self._watched:
             verdict = each.pulse.judge(awake_s, borne.get(each.link.peer, PATIENCE_S))
             if verdict != "alive":

@@ -36,6 +36,7 @@ class Sessions:
         self._node.handle(Progress, self._on_progress)
         self._node.handle(Fault, self._on_fault)
         self._node.observe_links(linked=self._on_linked, lost=self._on_lost)
+        self._node.wait_for(self._hops)
 
     # -- which nodes offer what ---------------------------------------------------------------------------------------
 
@@ -120,6 +121,9 @@ class Sessions:
         """Close every session: the node stops."""
         for session in list(self.active.values()):
             session.close()
+
+    def _hops(self) -> list[NodeId]:
+        return [hop.offer.node for session in self.active.values() for hop in session.route.hops]
 
     # -- links and messages -------------------------------------------------------------------------------------------
 

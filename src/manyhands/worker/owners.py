@@ -22,6 +22,10 @@ class Owners:
         if owner != origin:
             raise BadRequest("this session belongs to another node: open one of your own")
 
+    def origins(self) -> list[NodeId]:
+        """Whose sessions they are, one entry a session."""
+        return [origin for origin, _ in self._held.values()]
+
     def hold(self, session: SessionId, origin: NodeId) -> None:
         """One more place of the session, which `check` has admitted."""
         self._held[session] = (origin, self._held.get(session, (origin, 0))[1] + 1)

@@ -168,6 +168,7 @@ class Worker:
         node.handle(Close, self._on_close)
         node.handle(Probe, self._on_probe)
         node.observe_links(linked=self._on_linked, lost=lambda link, reason: self.on_lost(link))
+        node.wait_for(self.owners.origins)
 
     def _on_linked(self, link: Link) -> None:
         for host in self.hosts:
