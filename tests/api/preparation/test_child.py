@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+import uvloop
 
 from manyhands.api.preparation import child
 from manyhands.api.preparation.child import Child
@@ -65,7 +66,39 @@ def test_it_starts_beside_the_loop_and_dies_with_who_wanted_it(
             await asyncio.wait((starting,))
         else:
             await (await starting).end()
-        assert starting.cancelled() == is_cancelled and not is_there(started[0].pid)
+        assert starting.cancelled() == is_cancelled and not is_there(started[0][0].pid)
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert threads != [threading.get_ident()]
+
+
+def test_no_descriptor_of_another_thread_is_closed() -> None:
+    """uvloop closes the descriptors of pipes twice: a thread that opened one in between lost it."""
+    troubles, ends = list[OSError](), threading.Event()
+
+    def open_and_close() -> None:
+        while not ends.is_set():
+            try:
+                ours, theirs = os.pipe()
+                os.write(theirs, b"x")
+                os.read(ours, 1)
+                os.close(ours)
+                os.close(theirs)
+            except OSError as error:
+                troubles.append(error)
+
+    async def main() -> None:
+        for _ in range(40):
+            it = await Child.start((sys.executable, "-S", "-c", ""), os.environ)
+            await it.end()
+
+    beside = [threading.Thread(target=open_and_close) for _ in range(3)]
+    for thread in beside:
+        thread.start()
+    try:
+        uvloop.run(main())
+    finally:
+        ends.set()
+        for thread in beside:
+            thread.join()
+    assert not troubles
