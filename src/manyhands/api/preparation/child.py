@@ -71,7 +71,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> "tuple[sub
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            return subprocess.Popen(command, stdin=theirs, stdout=theirs, env=dict(environment)), ours
+            return subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno(), env=dict(environment)), ours
         except BaseException:
             ours.close()
             raise
