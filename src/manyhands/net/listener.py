@@ -82,13 +82,20 @@ class Listener:
         try:
             while True:
                 await asyncio.sleep(SWEEP_S if len(self.pending) else 2 * SWEEP_S)
-                for silent in self.pending.overdue(loop.time()):
-                    self._drop(silent, "no ClientHello in time")
+                self._sweep(loop.time())
         finally:
             self._pause(None)
             while (connection := self.pending.evict()) is not None:
                 self._drop(connection, "this node stops listening")
             self._listening.close()
+
+    def _sweep(self, now: float) -> None:
+        """Drop what is overdue. A sweep that fails is logged: the next one goes on, as listening does."""
+        try:
+            for silent in self.pending.overdue(now):
+                self._drop(silent, "no ClientHello in time")
+        except Exception:
+            logger.exception("pending connections could not be swept; trying again")
 
     # -- new connections ----------------------------------------------------------------------------------------------
 
@@ -110,7 +117,10 @@ class Listener:
         loop = asyncio.get_running_loop()
         evicted = self.pending.enter(connection, source, loop.time())
         self._num_peeked[connection] = 0
-        loop.add_reader(connection, self._look, connection)
+        try:
+            loop.add_reader(connection, self._look, connection)
+        except (OSError, RuntimeError) as exc:
+            self._drop(connection, f"it cannot be watched: {exc}")
         if evicted is not None:
             self._drop(evicted, "too many callers without a ClientHello")
 
@@ -159,7 +169,11 @@ class Listener:
         if isinstance(name, int):
             self._await_bytes(connection, len(first), name)
         else:
-            self._forget(connection)
+            try:
+                self._forget(connection)
+            except (OSError, RuntimeError) as exc:
+                self._drop(connection, f"it cannot be handed on: {exc}")
+                return
             self._admit(connection)
 
     def _await_bytes(self, connection: socket.socket, num_peeked: int, num_needed: int) -> None:
@@ -177,7 +191,10 @@ class Listener:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def _drop(self, connection: socket.socket, why: str, num_unread: int = 0) -> None:
-        """Close; a caller whose bytes were seen (`num_unread`) gets a TLS alert first, which unread bytes would cut off."""
+        """Close; a caller whose bytes were seen (`num_unread`) gets a TLS alert first, which unread bytes would cut off.
+
+        Raises nothing: uvloop refuses (RuntimeError) to stop watching a descriptor that it takes for a transport's.
+        """
         self.num_refused += 1
         logger.debug("refused a caller: %s", why)
         try:
@@ -187,4 +204,6 @@ class Listener:
                 connection.send(REFUSAL)
         except OSError:
             pass  # it is gone already
+        except RuntimeError as exc:
+            logger.warning("a refused connection could not be told: %s", exc)
         connection.close()
