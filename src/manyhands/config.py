@@ -157,10 +157,16 @@ class NodeConfig:
     relay: tuple[str, ...] = ()
     threads: int | None = None
     dtype: str = "auto"
+    # Complete copies of the model that members aim at before they strengthen the weakest layers.
+    max_pipes: int = 2
+    # Whether a member that serves the first or the last layers holds embedding and head too, for origins that want them there.
+    ends: bool = False
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise BadRequest(f"threads is {self.threads}; it must be at least 1, or left out to have it tried")
+        if self.max_pipes < 1:
+            raise BadRequest(f"max_pipes is {self.max_pipes}; it must be at least 1 copy of the model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from manyhands.checkpoint.manifest import Silent
 from manyhands.config import WorkerConfig
-from manyhands.core import NodeAddr, Span
+from manyhands.core import EndsAt, NodeAddr, Span
 from manyhands.member.config import MemberConfig
 from manyhands.member.hosting import Hosting
 from manyhands.member.member import Member
@@ -86,10 +86,10 @@ class Town:
         member.node.start(hosting.keep_balance())
         return hosting
 
-    def origin(self, member: Member) -> Origin:
+    def origin(self, member: Member, ends_at: EndsAt = "origin") -> Origin:
         device = Device.start(1)
         self.stack.callback(device.close)
-        return Origin(member.node, OriginModel(self.folder, "bf16"), device, (), member.directory)
+        return Origin(member.node, OriginModel(self.folder, "bf16", ends_at), device, (), member.directory)
 
 
 @asynccontextmanager

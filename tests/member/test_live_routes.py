@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from manyhands.config import WorkerConfig
-from manyhands.core import SamplingParams
+from manyhands.core import SamplingParams, Span
+from manyhands.errors import ShardUnavailable
 from manyhands.route.offer import Rules
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
@@ -144,5 +145,27 @@ def test_a_node_where_steps_wait_loses_its_requests(play: Play, monkeypatch: pyt
         monkeypatch.undo()
         level(origin)
         assert await routes_of(origin) == {"n2:0-3"}
+
+    play(scene)
+
+
+def test_members_hold_ends_for_origins_that_have_none(play: Play) -> None:
+    """F06: ids go down the route. The whole model on a faster member without ends serves what lies between, and no edge."""
+
+    async def scene(place: Town) -> None:
+        wishes = [("0-1", True), ("2-3", True), ("0-3", False)]
+        hostings = [await place.host(i, span=Span.parse(s), has_ends=e) for i, (s, e) in enumerate(wishes)]
+        member = hostings[2].member
+        await until(lambda: len([r for r in member.records() if r.info and r.info.max_sessions]) == 3)
+        assert {r.name for r in member.records() if r.info and r.info.has_ends} == {"n0", "n1"}
+        plain, weak = place.origin(member), place.origin(member, "edges")
+        level(weak)
+        wanted, got = await ask(plain, Rules()), await ask(weak, Rules())
+        assert got.token_ids == wanted.token_ids
+        assert (got.route[0].name, got.route[-1].name) == ("n0", "n1")
+        await hostings[1].member.leave()
+        await until(lambda: len([r for r in member.records() if r.info and r.info.max_sessions]) == 2)
+        with pytest.raises(ShardUnavailable, match="do not hold the ends"):
+            weak.routes.choose(weak.routes.known_offers(()))
 
     play(scene)

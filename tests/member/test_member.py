@@ -88,6 +88,27 @@ def test_members_find_each_other_and_take_what_is_missing(stage: Stage) -> None:
     stage.play(scene)
 
 
+@pytest.mark.parametrize(
+    ("max_pipes", "third", "why"),
+    [
+        (1, "0-5", "least throughput"),
+        (2, "2-5", "only 1 node holds"),
+        (3, "0-5", "only 1 node holds layers 2-5; with room"),
+    ],
+)
+def test_a_joiner_completes_as_many_copies_as_it_is_told(stage: Stage, max_pipes: int, third: str, why: str) -> None:
+    """LP-13, F10: one member holds the model, another 0-1: the third completes the second copy, or goes on with a third."""
+
+    async def scene(place: Town) -> None:
+        first = (await place.host(0)).member
+        await place.host(1, span=Span.parse("0-1"))
+        hosting = await place.host(2, max_pipes=max_pipes)
+        await until(lambda: spans(first).get("n2") == [third])
+        assert hosting.choice is not None and why in hosting.choice.why
+
+    stage.play(scene)
+
+
 def test_two_that_join_at_the_same_moment_choose_different_layers(stage: Stage) -> None:
     async def scene(place: Town) -> None:
         weights = await weights_of(str(stage.folder), "bf16", (), stage.home, Silent())

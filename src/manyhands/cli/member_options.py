@@ -31,6 +31,12 @@ Relay = Annotated[
     typer.Option("--relay", help="HOST:PORT of a member that forwards, or the URL of an iroh relay; may be repeated."),
 ]
 Allow = Annotated[list[str] | None, typer.Option("--allow", help="Node id to share with; may be repeated.")]
+MaxPipes = Annotated[
+    int, typer.Option("--max-pipes", min=1, help="Copies of the model to aim at, before the weakest layers get help.")
+]
+Ends = Annotated[
+    bool, typer.Option("--ends", help="Hold embedding or head too, where the first or last layers are served here.")
+]
 Deny = Annotated[list[str] | None, typer.Option("--deny", help="Node id to refuse; may be repeated.")]
 
 
@@ -51,6 +57,8 @@ class MemberOptions:
     allow: Allow = None
     deny: Deny = None
     threads: options.Threads = None
+    max_pipes: MaxPipes = 2
+    ends: Ends = False
 
 
 def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", found: "Settings") -> "MemberConfig":
@@ -89,6 +97,8 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
         balance=found.balance,
         is_spare=wish.spare,
         can_load=wish.can_load,
+        max_pipes=wish.max_pipes,
+        has_ends=wish.ends,
     )
 
 

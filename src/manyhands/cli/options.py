@@ -204,13 +204,14 @@ _ROUTE: Final = {
 _HOST: Final = {
     **_ORIGIN,
     **_ROUTE,
-    **{name: ("node", name) for name in ("listen", "advertise", "name", "key")},
+    **{name: ("node", name) for name in ("listen", "advertise", "name", "key", "ends")},
     **{name: ("worker", name) for name in ("max_sessions", "cache_tokens", "log_bytes")},
     "evict_after": ("worker", "evict_after_s"),
 }
 _MEMBER: Final = {
     **_ROUTE,
     **{name: ("node", name) for name in ("listen", "advertise", "name", "key", "memory", "threads", "relay")},
+    **{name: ("node", name) for name in ("max_pipes", "ends")},
     **{name: ("swarm", name) for name in ("scope", "allow", "deny")},
     "insecure": ("api", "insecure"),
 }

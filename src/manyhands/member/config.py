@@ -14,7 +14,8 @@ class MemberConfig:
     `relays`: members that others can dial, where this node waits for calls. `memory_bytes`: for the model, all told.
     `nodes`: others to stay linked to. `is_visitor`: it only looks and asks: it does not listen and announces nothing.
     `is_spare`: it serves only where no other node does, and never moves. `can_load`: layers that it would load beside its
-    own, at most, while no other node holds them.
+    own, at most, while no other node holds them. `has_ends`: it holds embedding and head for others, where it serves the
+    first or the last layers.
     """
 
     name: str
@@ -38,3 +39,4 @@ class MemberConfig:
     balance: BalanceConfig = field(default_factory=BalanceConfig)
     is_spare: bool = False
     can_load: int = 0
+    has_ends: bool = False

@@ -7,14 +7,15 @@ memory does not hold both, the old one is drained first, which is allowed only w
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from manyhands.checkpoint.manifest import HashProgress
-from manyhands.core import NodeId, Span
+from manyhands.core import Span
 from manyhands.errors import BadRequest, ManyhandsError
+from manyhands.member.claim import claim
 from manyhands.member.loadable import offer_folder
 from manyhands.member.member import Member
 from manyhands.member.providers import providers_of
@@ -24,7 +25,7 @@ from manyhands.member.view import holdings_of, missing_spans, view_of
 from manyhands.member.weights import ServedModel, Weights
 from manyhands.place.balance import LoadHistory, Move, decide, may_leave
 from manyhands.place.budget import MemoryBudget
-from manyhands.place.strategy import Holding, SpanChoice, choose_span
+from manyhands.place.strategy import Holding, SpanChoice
 from manyhands.swarm.record import Record
 from manyhands.weights.provider import Provider
 from manyhands.weights.refetch import use_fetched
@@ -35,7 +36,6 @@ from manyhands.worker.serve import SpanHost
 
 logger = logging.getLogger(__name__)
 
-MAX_ROUNDS = 5  # of claiming: each time a node with a lower id was faster
 WATCH_S = 0.5
 Say = Callable[[str], None]
 
@@ -78,50 +78,15 @@ class Hosting:
         async with self._moving:
             # A second, once on a machine, while others are waited for; loading finds the verdict or says what is wrong.
             self._device.thread.submit(prepare, self.weights.config, self.weights.precision)
-            self.choice = await self._claim()
+            self.choice = await claim(self)
             await self._load(self.choice.span)
             if self.member.config.can_load:
                 await self._offer_to_load()
         self.member.node.orders.decide_by(ReassignHandler(self))
         return self.choice
 
-    async def _claim(self) -> SpanChoice:
-        """The span to host, announced so that others choose something else."""
-        config = self.member.config
-        pinned, why = config.span, "as told (--layers, or swarm.nodes)"
-        if pinned is None and self.weights.part is not None:
-            pinned, why = self.weights.here, "the folder holds these"
-        if pinned is not None:
-            self.budget.check(pinned)
-            self._announce(pinned)
-            return SpanChoice(pinned, why)
-        seniors = {record.node for record in self._records()}
-        choice = self._choose(seniors)
-        for _ in range(MAX_ROUNDS):
-            self._announce(choice.span)
-            if not self.member.edges():
-                break
-            await asyncio.sleep(config.settle_s)
-            seniors |= {record.node for record in self._records() if record.node < self.member.id}
-            if (again := self._choose(seniors)).span == choice.span:
-                break
-            choice = again
-        return choice
-
-    def _choose(self, seniors: Collection[NodeId]) -> SpanChoice:
-        config = self.member.config
-        others = [h for h in self._holdings() if h.node != self.member.id and (h.is_ready or h.node in seniors)]
-        return choose_span(
-            self.weights.shape,
-            others,
-            config.memory_bytes - self.budget.kept_bytes,
-            tokens=self.budget.tokens,
-            max_pipes=config.max_pipes,
-            with_ends=self.with_ends,
-            files=self.weights.here,
-        )
-
-    def _announce(self, span: Span | None) -> None:
+    def announce(self, span: Span | None) -> None:
+        """Say that `span` is being loaded here; None: that nothing is."""
         claim = None if span is None else self.weights.claim(span)
         self.member.claims = [] if claim is None else [replace(claim, is_spare=self.member.config.is_spare)]
         self.member.directory.speak()
@@ -134,13 +99,18 @@ class Hosting:
             folder = await self.fetch(span)
             host = await use_fetched(folder, lambda: self.fetch(span), lambda folder: self._host(folder, span))
         finally:
-            self._announce(None)
+            self.announce(None)
         return host
 
     async def fetch(self, span: Span) -> Path:
         """A folder with the layers of `span`, and the ends if this machine is an origin. Raises as Weights.fetch."""
         self.folder, self.weights = await self.weights.fetch(
-            span, self._home, self.providers(), self._progress, with_ends=self.with_ends, on_blame=self._on_blame
+            span,
+            self._home,
+            self.providers(),
+            self._progress,
+            with_ends=self.with_ends or self.member.config.has_ends,
+            on_blame=self._on_blame,
         )
         return self.folder
 
@@ -156,6 +126,7 @@ class Hosting:
             self.weights.precision,
             self._device,
             model_name=self.weights.name,
+            has_ends=self.member.config.has_ends,
             is_spare=self.member.config.is_spare,
         )
         model = await host.engine.ensure_loaded()
@@ -182,7 +153,7 @@ class Hosting:
 
     def providers(self) -> list[Provider]:
         """The nodes that host the model, as sources of its files; the first one of the ticket first."""
-        return providers_of(self.member, self._records())
+        return providers_of(self.member, self.records())
 
     def _on_blame(self, blame: Blame) -> None:
         self.say(f"weights: {blame}")
@@ -199,6 +170,7 @@ class Hosting:
             )
         tokens = min(config.tokens, shape.context or config.tokens)
         kept = shape.span_bytes(Span(0, config.can_load), tokens) if config.can_load else 0
+        kept += shape.ends_bytes if config.has_ends else 0
         return MemoryBudget(shape, config.memory_bytes, tokens, self.with_ends, kept)
 
     @property
@@ -236,10 +208,10 @@ class Hosting:
             if target in self.held:
                 return
             self.say(f"moving to layers {target}: {why}")
-            self._announce(target)
+            self.announce(target)
             if not self.budget.fits(target, self.held):
                 if not is_forced and not self.may_move(target):
-                    self._announce(None)
+                    self.announce(None)
                     return
                 await self._drop(old)
                 old = []
@@ -248,7 +220,7 @@ class Hosting:
             await self._drop([h for h in old if is_forced or self._may_leave(h.info.span, target)])
 
     def _may_leave(self, span: Span, target: Span | None) -> bool:
-        holdings = self._holdings()
+        holdings = self.holdings()
         mine = next((h for h in holdings if (h.node, h.span) == (self.member.id, span)), None)
         return mine is None or may_leave(mine, target or Span(1 << 20, (1 << 20) + 1), holdings)
 
@@ -267,11 +239,11 @@ class Hosting:
             span = next((s for s in _prefixes(gap) if self.budget.fits(s, self.held)), None)
             if span is None:
                 return
-            self._announce(span)
+            self.announce(span)
             await asyncio.sleep(self.member.config.settle_s)
-            rivals = [h for h in self._holdings() if h.node != self.member.id and h.span.overlaps(span)]
+            rivals = [h for h in self.holdings() if h.node != self.member.id and h.span.overlaps(span)]
             if any(h.is_ready or h.node < self.member.id for h in rivals):
-                self._announce(None)
+                self.announce(None)
                 return
             await self._load(span)
             self.say(f"also serving layers {span}: no other node does")
@@ -296,7 +268,7 @@ class Hosting:
                     if move is not None:
                         await self.move(move[0].target, move[1])
             except ManyhandsError as error:
-                self._announce(None)
+                self.announce(None)
                 self.say(f"layers could not be moved: {error}")
 
     def _period(self) -> int:
@@ -304,7 +276,7 @@ class Hosting:
         return int(self.member.unix_clock() / self.member.config.balance.period_s)
 
     def _decide(self, period: int) -> tuple[Move, str] | None:
-        config, holdings = self.member.config, self._holdings()
+        config, holdings = self.member.config, self.holdings()
         mine = [h for h in holdings if h.node == self.member.id]
         if len(mine) != 1:
             return None
@@ -315,19 +287,19 @@ class Hosting:
 
     def _lasting_gap(self) -> Span | None:
         """Layers that no node has served for some seconds, and no node is loading."""
-        held = [r for r in self._records() if r.info is not None]
-        claimed = [h for h in self._holdings() if not h.is_ready]
+        held = [r for r in self.records() if r.info is not None]
+        claimed = [h for h in self.holdings() if not h.is_ready]
         open_gaps = [g for g in missing_spans(self.kind, held) if not any(g.overlaps(h.span) for h in claimed)]
         now = asyncio.get_running_loop().time()
         self._missing_since = (self._missing_since or now) if open_gaps else None
         is_lasting = self._missing_since is not None and now - self._missing_since >= self.member.config.gap_s
         return open_gaps[0] if is_lasting else None
 
-    def _records(self) -> list[Record]:
+    def records(self) -> list[Record]:
         kind = self.weights.kind
         return [] if kind is None else [record for record in self.member.records() if kind.is_of(record)]
 
-    def _holdings(self) -> list[Holding]:
+    def holdings(self) -> list[Holding]:
         kind = self.weights.kind
         return [] if kind is None else holdings_of(kind, self.member.records())
 

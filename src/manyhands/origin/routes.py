@@ -19,10 +19,9 @@ from manyhands.origin.repair_plan import Slot, plan_repair
 from manyhands.origin.request_routes import LastRoutes
 from manyhands.origin.route import Hop, Lease
 from manyhands.origin.session import Session
-from manyhands.origin.standby_search import is_edge
 from manyhands.route.learn import Learned
 from manyhands.route.prefix import gain_s
-from manyhands.route.search import Offer, Rules, Terms, admitted, find_route, gaps_of, permitted
+from manyhands.route.search import Offer, Rules, Terms, admitted, find_route, gaps_of, permitted, with_ends_at_edges
 from manyhands.swarm.directory import Directory
 from manyhands.swarm.members import Members
 from manyhands.swarm.record import Record, Scope
@@ -250,7 +249,7 @@ class Routes:
         held = {(o.node, layer) for o in offers for layer in _layers(o)}
         lost = [i for i, hop in enumerate(route) if any((hop.node, layer) not in held for layer in _layers(hop))]
         if self._model.ends_at == "edges":
-            offers = [o for o in offers if o.info.has_ends or not is_edge(o, o.info.span)]
+            offers = with_ends_at_edges(offers, self._model.num_layers)
         return plan_repair(route, lost, (), (), offers, excluded, positions).slots
 
     def is_covered(self) -> bool:
@@ -286,6 +285,8 @@ class Routes:
         self, offers: Sequence[Offer], num_tokens: int, rules: Rules, current: tuple[Offer, ...]
     ) -> tuple[Offer, ...]:
         mine = [o for o in offers if (o.info.model, o.info.precision) == (self._model.id, self._model.precision)]
+        if self._model.ends_at == "edges":
+            mine = with_ends_at_edges(mine, self._model.num_layers)
         terms = replace(self._terms(num_tokens, rules), current=current)
         try:
             route = find_route(self._informed(mine), self._model.num_layers, terms=terms)

@@ -17,7 +17,8 @@ LOG_SHARE: Final = 4  # one part in so many of what weights leave may be output 
 class MemoryBudget:
     """`memory_bytes` for the model, all told. `tokens`: positions of cache to find room for on every layer.
 
-    `with_ends`: the machine is an origin too. `kept_bytes`: for layers that may be loaded later (--can-load).
+    `with_ends`: the machine is an origin too. `kept_bytes`: for layers that may be loaded later (--can-load), and for
+    ends that are held for other origins (--ends).
     """
 
     shape: ModelShape
@@ -56,7 +57,7 @@ class MemoryBudget:
         if span.end > self.shape.num_layers:
             raise BadRequest(f"--layers {span}: {self.shape.name} has layers 0-{self.shape.num_layers - 1}")
         if not self.fits(span):
-            kept = f" ({size(self.kept_bytes)} of them for --can-load)" if self.kept_bytes else ""
+            kept = f" ({size(self.kept_bytes)} of them for --can-load and --ends)" if self.kept_bytes else ""
             needed = (
                 self.shape.process_bytes + self._ends_bytes + self.kept_bytes + self.shape.span_bytes(span, self.tokens)
             )

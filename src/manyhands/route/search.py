@@ -27,6 +27,7 @@ __all__ = [
     "gaps_of",
     "next_hop",
     "permitted",
+    "with_ends_at_edges",
     "without_needless_loading",
 ]
 
@@ -128,6 +129,20 @@ def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, term
 def admitted(offers: Sequence[Offer], terms: Terms) -> list[Offer]:
     """Those that trust and scope let take part."""
     return [o for o in offers if terms.admits is None or terms.admits(o)]
+
+
+def with_ends_at_edges(offers: Sequence[Offer], num_layers: int) -> list[Offer]:
+    """`offers` for an origin that holds no ends: the first and the last layer only of nodes that hold embedding and head."""
+    inner = Span(1, num_layers - 1) if num_layers > 2 else None
+    found = [o if o.info.has_ends else _within(o, inner) for o in offers]
+    return [o for o in found if o is not None]
+
+
+def _within(offer: Offer, run: Span | None) -> Offer | None:
+    """The part of an offer that lies in `run`; None if there is none."""
+    if run is None or not offer.info.span.overlaps(run):
+        return None
+    return offer.part(Span(max(offer.info.span.start, run.start), min(offer.info.span.end, run.end)))
 
 
 def permitted(offers: Sequence[Offer], run: Span, terms: Terms) -> list[Offer]:
