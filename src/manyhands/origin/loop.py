@@ -138,19 +138,13 @@ class Generation:
         self, start: int, ids: Sequence[int]
     ) -> AsyncGenerator[tuple[int, Sequence[int], Payload | None], None]:
         """(position, ids, hidden rows) of prefill-sized steps for `ids` at `start`; no rows where hop 0 embeds them."""
-        chunk = self._chunk()
+        chunk = self._session.route.chunk_rows(len(ids), self._config)
         for at in range(0, len(ids), chunk):
             part = ids[at : at + chunk]
             payload = None
             if self._ends is not None:
                 payload = await self._ends.turn(None, lambda _, part=part: part)  # type: ignore[misc]
             yield start + at, part, payload
-
-    def _chunk(self) -> int:
-        """Rows of one step: at most prefill_chunk, and no more bytes than frame_bytes."""
-        route = self._session.route
-        row_bytes = route.hops[0].offer.info.hidden_size * (4 if route.lease.precision == "fp32" else 2)
-        return max(1, min(self._config.prefill_chunk, self._config.frame_bytes // row_bytes))
 
     def _send(self, position: int, ids: Sequence[int], reply_from: int, payload: Payload | None) -> None:
         carried = None if payload is not None else tuple(ids)

@@ -2,8 +2,10 @@
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from manyhands.wire.message import HopTiming, Step
+from manyhands.worker.batch import WINDOW_ROWS
 
 
 class Returns:
@@ -18,12 +20,15 @@ class Returns:
         self.results: deque[Step] = deque()
         self.timings: tuple[HopTiming, ...] = ()  # of the last step that brought rows, one a hop
         self.turn_s = 0.0  # from its send to its return
+        self.row_s: tuple[float, ...] = ()  # the least that a row of a prompt took, one a hop
+        self._came_until: int | None = None  # the end of the last result in this epoch
         self._sent_at: dict[int, float] = {}  # when each step on its way was sent, by its end
 
     def renew(self) -> None:
         """A new epoch begins: nothing is on its way."""
         self.guess = self.sent_until = 0
-        self.timings = ()
+        self.timings = self.row_s = ()
+        self._came_until = None
         self.results.clear()
         self._sent_at.clear()
 
@@ -43,7 +48,17 @@ class Returns:
 
     def came(self, step: Step, num_hops: int) -> None:
         """A result came back over so many hops."""
-        sent_at = self._sent_at.pop(step.position + step.count, None)
+        end = step.position + step.count
+        sent_at = self._sent_at.pop(end, None)
         if step.count and sent_at is not None and len(step.timings) == num_hops:
             self.timings, self.turn_s = step.timings, time.monotonic() - sent_at
+        self._learn_rows(step.timings if len(step.timings) == num_hops else (), end)
         self.results.append(step)
+
+    def _learn_rows(self, timings: Sequence[HopTiming], end: int) -> None:
+        """A result up to position `end` came. Of the first in an epoch it is not known where it began."""
+        rows = 0 if self._came_until is None else end - self._came_until
+        self._came_until = end
+        if timings and rows > WINDOW_ROWS:
+            each = tuple(1e-6 * timing.compute_us / rows for timing in timings)
+            self.row_s = tuple(map(min, self.row_s or each, each))

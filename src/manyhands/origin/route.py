@@ -5,8 +5,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from manyhands.config import RequestConfig
 from manyhands.core import EndsAt, ModelId, NodeId, PathKind, Precision, SamplingParams, SessionId, Span
 from manyhands.net.transport import Link, try_send
+from manyhands.origin.chunks import Stage, chunk_rows
 from manyhands.origin.repair_plan import Slot
 from manyhands.route.search import Offer
 from manyhands.wire.credit import Credits
@@ -117,6 +119,13 @@ class Route:
     def is_from(self, hop: int, link: Link) -> bool:
         """Whether `link` leads to the node of hop `hop`: what others say in its name is not heard."""
         return hop < len(self.hops) and link.peer == self.hops[hop].offer.node
+
+    def chunk_rows(self, num_rows: int, config: RequestConfig) -> int:
+        """Rows of one step of `num_rows` (chunks.py): at most prefill_chunk, and no more bytes than frame_bytes."""
+        row_bytes = self.hops[0].offer.info.hidden_size * (4 if self.lease.precision == "fp32" else 2)
+        most = max(1, min(config.prefill_chunk, config.frame_bytes // row_bytes))
+        stages = [Stage.of(hop.offer, hop.control.health.rtt_s) for hop in self.hops]
+        return chunk_rows(num_rows, stages, self.credits, most)
 
     def renew(self, hops: Sequence[Hop]) -> None:
         """Begin an epoch with these hops: nothing waits for them, nothing is in flight."""

@@ -330,10 +330,13 @@ class Routes:
         return Terms(rules, me, rtts=rtts, admits=self._admits(rules), num_tokens=num_tokens, key=key)
 
     def learn(self, session: Session) -> None:
-        """What the hops said of the last step, for the routes of others."""
-        for hop, timing in zip(session.route.hops, session.returns.timings, strict=False):
+        """What the hops said of the last step, and of rows of prompts, for the requests of others."""
+        now, hops, returns = time.monotonic(), session.route.hops, session.returns
+        for hop, timing in zip(hops, returns.timings, strict=False):
             span = hop.offer.info.span
-            self._learned.observe(hop.offer.node, span, timing.compute_us / 1e6 / len(span), time.monotonic())
+            self._learned.observe(hop.offer.node, span, timing.compute_us / 1e6 / len(span), now)
+        for hop, row_s in zip(hops, returns.row_s, strict=False):
+            self._learned.observe_row(hop.offer.node, hop.offer.info.span, row_s / len(hop.offer.info.span), now)
 
 
 def _kind(offer: Offer) -> tuple[ModelId, Precision]:

@@ -43,6 +43,9 @@ class _Average:
         return weight * self.value + (1 - weight) * advertised
 
 
+_Spans = dict[NodeId, dict[Span, _Average]]
+
+
 class Learned:
     """One origin's experience with spans and round trips. Seconds throughout; `now` is any clock that does not go back.
 
@@ -50,14 +53,17 @@ class Learned:
     """
 
     def __init__(self) -> None:
-        self._layers: dict[NodeId, dict[Span, _Average]] = {}
+        self._layers: _Spans = {}
+        self._rows: _Spans = {}
         self._rtts: dict[Pair, _Average] = {}
 
     def observe(self, node: NodeId, span: Span, layer_s: float, now: float) -> None:
         """A decode step took `layer_s` a layer on `span`, any part of what the node holds; waits not included."""
-        if 0 < layer_s < math.inf:
-            known = self._layers.setdefault(node, {})
-            known[span] = _observed(known.get(span), layer_s, now)
+        _note(self._layers, node, span, layer_s, now)
+
+    def observe_row(self, node: NodeId, span: Span, row_s: float, now: float) -> None:
+        """A row of a prompt took `row_s` a layer on `span`."""
+        _note(self._rows, node, span, row_s, now)
 
     def observe_rtt(self, a: NodeId, b: NodeId, rtt_s: float, now: float) -> None:
         if 0 <= rtt_s < math.inf:
@@ -68,8 +74,8 @@ class Learned:
 
         `advertised` is what the node says, None if nothing. None: not known.
         """
-        known = [a for part, a in self._layers.get(node, {}).items() if span.covers(part) and not _is_old(a, now)]
-        return max(known, key=lambda a: a.at).faded(advertised, now) if known else advertised
+        known = _latest(self._layers, node, span, now)
+        return known.faded(advertised, now) if known else advertised
 
     def least_s(self, now: float) -> float:
         """The least seconds of a layer that an advertisement is believed for; 0 while nothing has been observed."""
@@ -80,7 +86,9 @@ class Learned:
         """The offer with the cost that experience gives it, and that it advertises where that is not below `least_s`."""
         told = None if offer.layer_s is None else max(offer.layer_s, least_s)
         layer_s = self.cost(offer.node, offer.info.span, told, now)
-        return replace(offer, load=replace(offer.load, layer_s=layer_s or 0.0))
+        row = _latest(self._rows, offer.node, offer.info.span, now)
+        row_s = offer.load.row_s if row is None else row.value
+        return replace(offer, load=replace(offer.load, layer_s=layer_s or 0.0, row_s=row_s))
 
     def rtts(self, now: float, advertised: Mapping[Pair, float] | None = None) -> dict[Pair, float]:
         """Round trips by `pair`, for Terms: those advertised, and over them those observed."""
@@ -91,14 +99,28 @@ class Learned:
     def forget(self, now: float) -> None:
         """Drop what is too old to count, so that memory follows the nodes in use. Call it once in a while."""
         self._rtts = {key: a for key, a in self._rtts.items() if not _is_old(a, now)}
-        for node, known in list(self._layers.items()):
-            self._layers[node] = {span: a for span, a in known.items() if not _is_old(a, now)}
-            if not self._layers[node]:
-                del self._layers[node]
+        self._layers, self._rows = _young(self._layers, now), _young(self._rows, now)
 
     def __len__(self) -> int:
         """Figures held."""
-        return len(self._rtts) + sum(map(len, self._layers.values()))
+        return len(self._rtts) + sum(map(len, (*self._layers.values(), *self._rows.values())))
+
+
+def _note(seen: _Spans, node: NodeId, span: Span, seconds: float, now: float) -> None:
+    if 0 < seconds < math.inf:
+        known = seen.setdefault(node, {})
+        known[span] = _observed(known.get(span), seconds, now)
+
+
+def _latest(seen: _Spans, node: NodeId, span: Span, now: float) -> _Average | None:
+    """What was observed last of any part of `span`."""
+    known = [a for part, a in seen.get(node, {}).items() if span.covers(part) and not _is_old(a, now)]
+    return max(known, key=lambda a: a.at) if known else None
+
+
+def _young(seen: _Spans, now: float) -> _Spans:
+    kept = {node: {span: a for span, a in known.items() if not _is_old(a, now)} for node, known in seen.items()}
+    return {node: known for node, known in kept.items() if known}
 
 
 def _observed(known: _Average | None, value: float, now: float) -> _Average:

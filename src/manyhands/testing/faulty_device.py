@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -41,20 +42,26 @@ def _spoil(payload: Payload, count: int, how: str) -> Payload:
 
 
 class SlowDevice:
-    """A Device that takes its time, on the loop's clock."""
+    """A Device that takes its time, on the loop's clock: `seconds` a step, and `row_s` more for each row."""
 
-    def __init__(self, plain: Device, seconds: float) -> None:
-        self.plain, self._seconds = plain, seconds
+    def __init__(self, plain: Device, seconds: float, row_s: float = 0.0) -> None:
+        self.plain, self._seconds, self._row_s = plain, seconds, row_s
 
     def run(self, function: Callable[[], T], *, is_short: bool = False) -> "asyncio.Future[T]":
         async def later() -> T:
-            await asyncio.sleep(self._seconds)
+            await asyncio.sleep(self._seconds + self._row_s * _num_rows(function))
             return await self.plain.run(function)
 
         return asyncio.ensure_future(later())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plain, name)
+
+
+def _num_rows(function: Callable[[], Any]) -> int:
+    """Of a device step (worker/engine.py); 0 of anything else."""
+    works = function.args[0] if isinstance(function, partial) and function.args else ()
+    return sum(work.count for work in works if isinstance(work, Work)) if isinstance(works, list) else 0
 
 
 class PoisonedModel:

@@ -1,0 +1,124 @@
+"""manyhands.origin.chunks: a prompt's chunks keep all hops at work, and their size follows what was measured."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from manyhands.config import RequestConfig, WorkerConfig
+from manyhands.core import SamplingParams
+from manyhands.origin.chunks import LEAST_ROWS, Stage, chunk_rows, pipelined_s
+from manyhands.origin.returns import Returns
+from manyhands.route.cost import HOP_OVERHEAD_S
+from manyhands.testing.faulty_device import SlowDevice
+from manyhands.testing.swarm import memory_swarm
+from manyhands.wire.message import HopTiming, Step
+from manyhands.worker.execute import Device
+from tests.model.pipeline import random_ids
+from tests.origin.scenes import play
+
+HOPS = ("0-1,2-3,4-5", "0-0,1-1,2-2,3-3,4-4,5-5")
+ROW_S = 0.001
+
+
+class CountedDevice(SlowDevice):
+    """Notes when it computes: (begin, end) of every step of more than one row."""
+
+    def __init__(self, plain: Device, row_s: float) -> None:
+        super().__init__(plain, 0.0, row_s)
+        self.steps: list[tuple[float, float]] = []
+
+    def run(self, function, *, is_short=False):  # type: ignore[no-untyped-def]
+        loop = asyncio.get_running_loop()
+        began, done = loop.time(), super().run(function, is_short=is_short)
+        done.add_done_callback(lambda _: self.steps.append((began, loop.time())))
+        return done
+
+
+def prefill(folder: Path, cut: str, num_rows: int, chunk: int = 256) -> tuple[float, int]:
+    """(virtual seconds to the first token, hops at work at once) with hops of ROW_S a row of their whole span."""
+
+    async def main() -> tuple[float, int]:
+        prompt, loop = random_ids(num_rows, seed=3), asyncio.get_running_loop()
+        config = RequestConfig(prefill_chunk=chunk)
+        worker = WorkerConfig(prefill_rows=num_rows)
+        async with memory_swarm(folder, cut, request=config, worker=worker) as swarm:
+            devices = []
+            for node in swarm.hops:
+                engine = node.hosts[0].engine
+                devices.append(CountedDevice(engine.device, ROW_S))
+                engine.device = cast(Device, devices[-1])
+            began = loop.time()
+            await swarm.origin.complete(swarm.origin.request_ids(prompt, SamplingParams(max_tokens=1)))
+            return loop.time() - began, _at_once([s for device in devices for s in device.steps if s[1] > s[0]])
+
+    return play(main)
+
+
+def _at_once(steps: Sequence[tuple[float, float]]) -> int:
+    return max(sum(begin <= at < end for begin, end in steps) for at, _ in steps)
+
+
+@pytest.mark.parametrize("cut", HOPS)
+def test_chunks_of_a_prompt_are_computed_on_all_hops_at_once(
+    folder: Path, cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """k chunks over n hops take (n + k - 1) / (n * k) of the time of one chunk that passes from hop to hop."""
+    monkeypatch.setattr("manyhands.origin.route.chunk_rows", lambda num_rows, stages, window, most: most)
+    num_hops, num_rows, chunk = cut.count(",") + 1, 320, 32
+    one, at_once = prefill(folder, cut, num_rows, num_rows)
+    assert one == pytest.approx(num_hops * num_rows * ROW_S, rel=0.01) and at_once == 1
+    several, at_once = prefill(folder, cut, num_rows, chunk)
+    k = num_rows // chunk
+    assert several / one == pytest.approx((num_hops + k - 1) / (num_hops * k), rel=0.05)
+    assert at_once == num_hops
+
+
+def test_a_short_prompt_is_cut_too(folder: Path) -> None:
+    """256 rows fit one step of the usual size; over six hops they go in small ones, as hops usually are."""
+    took, at_once = prefill(folder, HOPS[1], 256)
+    assert at_once == 6 and took < 0.35 * 6 * 256 * ROW_S
+
+
+def test_the_size_follows_what_was_measured() -> None:
+    """Rows that cost little beside a step go many at once; those that cost much go few at once."""
+    dear, cheap = [Stage(0.010, 0.0010)] * 3, [Stage(0.010, 0.00001)] * 3
+    assert chunk_rows(4096, dear, 16, 256) == LEAST_ROWS
+    assert chunk_rows(4096, cheap, 16, 1024) == 1024
+    assert chunk_rows(4096, dear[:1], 16, 256) == 256  # one hop: nothing overlaps
+    assert chunk_rows(4096, [Stage(0.001, 0.00001, 0.4)] * 3, 4, 1024) == 1024  # credits come back slowly
+    assert pipelined_s(4096, 32, dear, 16) / pipelined_s(4096, 4096, dear, 16) == pytest.approx(1 / 3, rel=0.05)
+
+
+@pytest.mark.parametrize("most", [1, 7, 31, 32, 63, 64, 256])
+@pytest.mark.parametrize("num_rows", [1, 5, 40, 4096])
+def test_a_chunk_is_never_larger_than_allowed(most: int, num_rows: int) -> None:
+    for stages in ([Stage(0.0, 0.0)], [Stage(0.01, 0.001), Stage(0.1, 0.0)], [Stage(1e9, 1e9, 1e9)] * 255):
+        assert min(most, LEAST_ROWS) <= chunk_rows(num_rows, stages, 1, most) <= most
+
+
+def test_overhead_bounds_how_small_chunks_get() -> None:
+    free = [Stage(0.0, 1e-9)] * 3
+    assert chunk_rows(4096, free, 16, 256) == 256
+    assert pipelined_s(4096, 256, free, 16) == pytest.approx((3 + 15) * HOP_OVERHEAD_S, rel=0.01)
+
+
+def came(returns: Returns, end: int, *compute_us: int) -> None:
+    timings = tuple(HopTiming(0, us) for us in compute_us)
+    returns.came(Step(b"s" * 16, 1, 255, end, 0, 0, 0, "hidden", None, None, timings), 2)  # type: ignore[arg-type]
+
+
+def test_what_a_row_takes_is_learnt_from_the_prompts_progress() -> None:
+    """By the piece that took least: others had company. The first of an epoch began at an unknown position."""
+    returns = Returns()
+    came(returns, 64, 1, 1)
+    assert returns.row_s == ()
+    came(returns, 96, 3200, 6400)
+    came(returns, 128, 6400, 3200)
+    came(returns, 129, 10, 10)  # one row: a step's own time, not a row's
+    came(returns, 200, 1)  # a hop that says nothing
+    assert returns.row_s == pytest.approx((1e-4, 1e-4))
+    returns.renew()
+    assert returns.row_s == ()
