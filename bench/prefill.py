@@ -1,9 +1,11 @@
 """How much sooner does a prompt end when its chunks are in flight over the route together?
 
-A tiny model (real steps, real protocol) over emulated legs of 30 ms, in virtual time: a device step takes a millisecond a row on
-every hop, by a timer. So that hops overlap as they would on machines of their own, which two cores cannot show. Arms: `one`
+A tiny model (real steps, real protocol) over emulated legs of 30 ms, in virtual time: by a timer a device step takes a
+millisecond a row on every hop, so that hops overlap as on machines of their own, which two cores cannot show. Arms: `one`
 sends the prompt as one chunk, which passes from hop to hop; `usual` in chunks of 256; `chosen` as origin/chunks.py has it.
-Holds if `chosen` is 2.64 (3 less 12 %) times as fast as `one` with 4,096 tokens over 3 hops, and twice with 256 over 6. Run: python -m bench.prefill
+
+Holds if `chosen` is 2.64 times (3 less 12 %) as fast as `one` with 4,096 tokens over 3 hops, and twice as fast with 256 over 6.
+Run: python -m bench.prefill
 """
 
 import asyncio
