@@ -6,6 +6,7 @@ ManyhandsError                code            meaning
 │  └─ ContextOverflow         bad_request     prompt + max_tokens exceed the context or the lease
 ├─ Unauthorized               invalid_api_key no key, or one that is not known
 ├─ Forbidden                  forbidden       this key may not do that
+│  └─ WrongCode               wrong_code      not the code that the other machine shows for joining
 ├─ NotFound                   not_found       no job, node or path of that name
 │  └─ ModelNotFound           model_not_found no model of that name is served
 ├─ Conflict                   conflict        it would break what runs now
@@ -62,6 +63,19 @@ class Unauthorized(ManyhandsError):
 class Forbidden(ManyhandsError):
     code = "forbidden"
     http_status = 403
+
+
+class WrongCode(Forbidden):
+    """The code was not that of the machine at `host`, which bears `tries_left` further wrong ones."""
+
+    code = "wrong_code"
+
+    def __init__(self, host: str, tries_left: int) -> None:
+        left = {0: "it is used up now: show a new one there (manyhands code)", 1: "1 try is left"}
+        super().__init__(
+            f"that is not the code shown at {host}; {left.get(tries_left, f'{tries_left} tries are left')}"
+        )
+        self.tries_left = tries_left
 
 
 class NotFound(ManyhandsError):

@@ -60,6 +60,13 @@ def client_context(key: Ed25519PrivateKey, secret: bytes) -> ssl.SSLContext:
     return _context(ssl.PROTOCOL_TLS_CLIENT, key, secret)
 
 
+def own_certificate(key: Ed25519PrivateKey, secret: bytes) -> bytes:
+    """The certificate (DER) that both contexts show for `key`: equal inputs give equal bytes."""
+    ca_key = swarm_ca_key(secret)
+    leaf = _leaf_certificate(key.public_key(), _ca_certificate(ca_key), ca_key)
+    return leaf.public_bytes(serialization.Encoding.DER)
+
+
 def _context(protocol: int, key: Ed25519PrivateKey, secret: bytes) -> ssl.SSLContext:
     ca_key = swarm_ca_key(secret)
     ca = _ca_certificate(ca_key)
