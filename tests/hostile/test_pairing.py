@@ -19,8 +19,8 @@ from manyhands.net.admission import Tokens
 from manyhands.net.certificate import client_context, own_certificate, server_context
 from manyhands.net.pairing.code import CODE_S, MAX_FAILURES, JoinCode
 from manyhands.net.pairing.dial import ask_ticket
-from manyhands.net.pairing.exchange import ELEMENT_BYTES, PROOF_BYTES, HostExchange, JoinerExchange, Setting
-from manyhands.net.pairing.host import ADMITTED, PENDING, Attempt, PairingHost, door_secret
+from manyhands.net.pairing.exchange import ELEMENT_BYTES, PROOF_BYTES, HostExchange, JoinerExchange, PairingContext
+from manyhands.net.pairing.host import ADMITTED, PENDING, CodeAttempt, PairingHost, door_secret
 from manyhands.net.pairing.queue import QueueLimits
 from tests.net.conftest import DEADLINE_S, Run
 from tests.net.conftest import run as run_on_both
@@ -52,7 +52,7 @@ class Shown:
 
     def __init__(self, host: PairingHost, addr: NodeAddr, serving: "asyncio.Task[None]") -> None:
         self.host, self.addr, self.serving = host, addr, serving
-        self.attempts: list[Attempt] = []
+        self.attempts: list[CodeAttempt] = []
 
 
 @asynccontextmanager
@@ -60,7 +60,7 @@ async def shown(seconds: float = CODE_S, swarm: str = SWARM, limits: QueueLimits
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     listening.setblocking(False)
     addr = NodeAddr("127.0.0.1", listening.getsockname()[1])
-    attempts: list[Attempt] = []
+    attempts: list[CodeAttempt] = []
     code = JoinCode(CODE, asyncio.get_running_loop().time() + seconds)
     host = PairingHost(code, swarm, lambda: TICKET, attempts.append, limits)
     serving = asyncio.create_task(host.serve(listening))
@@ -81,7 +81,7 @@ class Caller:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: Ed25519PrivateKey) -> None:
         self.reader, self.writer = reader, writer
         mine = own_certificate(key, door_secret(SWARM))
-        self.setting = Setting(SWARM, mine, writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+        self.setting = PairingContext(SWARM, mine, writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
 
     @classmethod
     async def to(cls, addr: NodeAddr, source: str = "127.0.0.1") -> "Caller":
@@ -118,7 +118,7 @@ def test_the_right_code_gives_the_ticket_and_three_machines_may_use_it(run_on_bo
     async def body() -> None:
         async with shown() as desk:
             assert [await ask_ticket(desk.addr, SWARM, CODE) for _ in range(3)] == [TICKET] * 3
-            assert desk.attempts == [Attempt("127.0.0.1", True, MAX_FAILURES)] * 3
+            assert desk.attempts == [CodeAttempt("127.0.0.1", True, MAX_FAILURES)] * 3
 
     run_on_both(body())
 
@@ -217,7 +217,7 @@ def test_a_man_in_the_middle_gets_nothing_and_costs_a_failure(run: Run) -> None:
             with pytest.raises(WrongCode):
                 await ask_ticket(NodeAddr("127.0.0.1", middle.sockets[0].getsockname()[1]), SWARM, CODE)
             middle.close()
-            assert heard == [b"\1\2"] and desk.attempts == [Attempt("127.0.0.1", False, 2)]
+            assert heard == [b"\1\2"] and desk.attempts == [CodeAttempt("127.0.0.1", False, 2)]
 
     run(body())
 
@@ -229,7 +229,7 @@ def test_an_impostor_cannot_hand_over_a_ticket(run: Run) -> None:
         async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(OSError, EOFError):
                 caller = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-                exchange = HostExchange(WRONG, Setting(SWARM, caller, own_certificate(key, secret)))
+                exchange = HostExchange(WRONG, PairingContext(SWARM, caller, own_certificate(key, secret)))
                 writer.write(exchange.answer(await reader.readexactly(ELEMENT_BYTES)))
                 await reader.readexactly(PROOF_BYTES)
                 proof, sealed = exchange.seal(TICKET.encode())

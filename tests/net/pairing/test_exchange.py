@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from manyhands.errors import ProtocolError
-from manyhands.net.pairing.exchange import ELEMENT_BYTES, HostExchange, JoinerExchange, Setting
+from manyhands.net.pairing.exchange import ELEMENT_BYTES, HostExchange, JoinerExchange, PairingContext
 
-SETTING = Setting("0123456789abcdef", b"certificate of the joiner", b"certificate of the host")
+SETTING = PairingContext("0123456789abcdef", b"certificate of the joiner", b"certificate of the host")
 TICKET = b"mh1" + b"x" * 400
 
 
@@ -34,7 +34,7 @@ def test_another_code_does_not() -> None:
     ],
     ids=["joiner", "host", "swarm"],
 )
-def test_a_man_in_the_middle_who_forwards_every_message_is_turned_away(seen: Setting) -> None:
+def test_a_man_in_the_middle_who_forwards_every_message_is_turned_away(seen: PairingContext) -> None:
     """He has other certificates (or offers another swarm): the right code then gives other keys on both sides."""
     assert meet(JoinerExchange("ABCDEF", seen), HostExchange("ABCDEF", SETTING)) is None
 

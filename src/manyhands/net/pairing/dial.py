@@ -11,7 +11,14 @@ from manyhands.core import NodeAddr
 from manyhands.errors import LinkClosed, ProtocolError, WrongCode
 from manyhands.net.admission import Tokens
 from manyhands.net.certificate import client_context, own_certificate
-from manyhands.net.pairing.exchange import ELEMENT_BYTES, MAX_SEALED_BYTES, PROOF_BYTES, JoinerExchange, Setting, load
+from manyhands.net.pairing.exchange import (
+    ELEMENT_BYTES,
+    MAX_SEALED_BYTES,
+    PROOF_BYTES,
+    JoinerExchange,
+    PairingContext,
+    load,
+)
 from manyhands.net.pairing.host import ADMITTED, CLOSE_S, WRONG, door_secret
 
 ASK_S: Final = 15.0  # the host may let others go first
@@ -49,7 +56,7 @@ async def _ask(addr: NodeAddr, swarm: str, code: str) -> str:
     )
     try:
         host = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        exchange = JoinerExchange(code, Setting(swarm, own_certificate(key, secret), host))
+        exchange = JoinerExchange(code, PairingContext(swarm, own_certificate(key, secret), host))
         writer.write(exchange.first())
         writer.write(exchange.prove(await reader.readexactly(ELEMENT_BYTES)))
         verdict = await reader.readexactly(1)

@@ -36,7 +36,7 @@ _NONCE: Final = bytes(12)  # each key seals one text
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class PairingContext:
     """What both sides know before they begin: the swarm's fingerprint, and both TLS certificates (DER)."""
 
     swarm: str
@@ -58,7 +58,7 @@ class _Keys:
 class JoinerExchange:
     """The side of the machine that has the code from a person's hand. Its methods are called once each, in order."""
 
-    def __init__(self, code: str, setting: Setting) -> None:
+    def __init__(self, code: str, setting: PairingContext) -> None:
         self._setting = setting
         self._pake = _spake2().SPAKE2_A(code.encode(), setting.joiner, setting.host)
         self._first = b""
@@ -88,7 +88,7 @@ class JoinerExchange:
 class HostExchange:
     """The side of the machine that shows the code. Its methods are called once each, in order."""
 
-    def __init__(self, code: str, setting: Setting) -> None:
+    def __init__(self, code: str, setting: PairingContext) -> None:
         self._setting = setting
         self._pake = _spake2().SPAKE2_B(code.encode(), setting.joiner, setting.host)
         self._keys: _Keys | None = None
@@ -132,7 +132,7 @@ def _finish(pake: Any, message: bytes) -> bytes:
         raise ProtocolError("a message of the pairing is no point of the curve, or of this side") from error
 
 
-def _keys(key: bytes, setting: Setting, first: bytes, answer: bytes) -> _Keys:
+def _keys(key: bytes, setting: PairingContext, first: bytes, answer: bytes) -> _Keys:
     parts = (_LABEL, setting.swarm.encode(), setting.joiner, setting.host, first, answer)
     transcript = hashlib.sha256(b"".join(struct.pack(">I", len(part)) + part for part in parts)).digest()
     derived = HKDF(hashes.SHA256(), length=96, salt=transcript, info=_LABEL).derive(key)

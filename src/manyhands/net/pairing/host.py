@@ -1,6 +1,6 @@
 """The listener of a machine that shows a code: it exists while the code lives, and hands the ticket to who knows the code.
 
-Anybody on the network may call, so a caller is bounded as at the door of a node (listener.py): one that sends no ClientHello
+Any program on the network may call, so a caller is bounded as at the door of a node (listener.py): one that sends no ClientHello
 costs a descriptor for HELLO_S, and of the others PairingQueue says who has its exchange next. Each has EXCHANGE_S, sends 65
 bytes after the handshake, and its arithmetic runs outside the event loop, one at a time. TLS is anonymous here: both
 certificates are of fresh keys, signed by a CA that anyone can derive from the swarm's public fingerprint, and prove nothing
@@ -24,7 +24,14 @@ from manyhands.net.admission import PendingLimits, Tokens, source_of
 from manyhands.net.certificate import own_certificate, server_context
 from manyhands.net.listener import HELLO_S, Listener
 from manyhands.net.pairing.code import JoinCode
-from manyhands.net.pairing.exchange import ELEMENT_BYTES, MAX_SEALED_BYTES, PROOF_BYTES, HostExchange, Setting, load
+from manyhands.net.pairing.exchange import (
+    ELEMENT_BYTES,
+    MAX_SEALED_BYTES,
+    PROOF_BYTES,
+    HostExchange,
+    PairingContext,
+    load,
+)
 from manyhands.net.pairing.queue import PairingQueue, QueueLimits
 
 logger = logging.getLogger(__name__)
@@ -44,7 +51,7 @@ def door_secret(swarm: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class CodeAttempt:
     """A caller that came to its proof: from where, whether it was right, and how many wrong ones the code still bears."""
 
     host: str
@@ -60,7 +67,7 @@ class PairingHost:
         code: JoinCode,
         swarm: str,
         ticket: Callable[[], str],
-        tell: Callable[[Attempt], None] = lambda attempt: None,
+        tell: Callable[[CodeAttempt], None] = lambda attempt: None,
         limits: QueueLimits = DEFAULT_LIMITS,
     ) -> None:
         self.code = code
@@ -165,7 +172,7 @@ class PairingHost:
         writer = asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
         try:
             caller = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
-            await self._pair(reader, writer, Setting(self._swarm, caller, self._certificate), host)
+            await self._pair(reader, writer, PairingContext(self._swarm, caller, self._certificate), host)
             writer.close()
             await writer.wait_closed()
         except BaseException:
@@ -173,7 +180,7 @@ class PairingHost:
             raise
 
     async def _pair(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, setting: Setting, host: str
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, setting: PairingContext, host: str
     ) -> None:
         """The exchange. Raises ProtocolError, EOFError, OSError."""
         first = await reader.readexactly(ELEMENT_BYTES)
@@ -191,5 +198,5 @@ class PairingHost:
             writer.write(ADMITTED + confirmed + len(sealed).to_bytes(2, "big") + sealed)
         else:
             writer.write(WRONG + bytes([self.code.tries_left]))
-        self._tell(Attempt(host, is_right, self.code.tries_left))
+        self._tell(CodeAttempt(host, is_right, self.code.tries_left))
         await writer.drain()
