@@ -1,8 +1,8 @@
 """The listener of a machine that shows a code: it exists while the code lives, and hands the ticket to who knows the code.
 
-Any program on the network may call, so a caller is bounded as at the door of a node (listener.py): one that sends no ClientHello
-costs a descriptor for HELLO_S, and of the others PairingQueue says who has its exchange next. Each has EXCHANGE_S, sends 65
-bytes after the handshake, and its arithmetic runs outside the event loop, one at a time. TLS is anonymous here: both
+Any program on the network may call, so callers are bounded as at the door of a node (listener.py): one that sends no
+ClientHello costs a descriptor for HELLO_S, and of the others PairingQueue says who has its exchange next. Each has EXCHANGE_S,
+sends 65 bytes after the handshake, and its arithmetic runs outside the event loop, one at a time. TLS is anonymous here: both
 certificates are of fresh keys, signed by a CA that anyone can derive from the swarm's public fingerprint, and prove nothing
 but that the same machine speaks; exchange.py binds them to the code.
 """
