@@ -39,7 +39,7 @@ ORDER = [
 ]
 # "importer -> imported" that may point down, each with its reason. Keep it short.
 EXCEPTIONS = {
-    "manyhands.weights.fetch -> manyhands.tales": "the bundled model is one of the names that fetch resolves to a folder",
+    "manyhands.weights.here -> manyhands.tales": "the bundled model is one of the names that are a folder here",
     "manyhands.cli.model -> manyhands.testing.tiny": "`manyhands model tiny` is the test kit's maker as a command",
 }
 # Parts that must be usable without loading torch (a directory node, a gateway, `manyhands --help`).

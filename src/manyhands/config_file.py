@@ -8,8 +8,6 @@ wrongly is one line with file, section, key, value and remedy. Command line opti
 here as their defaults (cli/options.py).
 """
 
-import difflib
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -130,6 +128,8 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise BadRequest(f"{path} has {path.stat().st_size} bytes; a configuration has at most {_MAX_BYTES}")
+        import tomllib
+
         content = tomllib.loads(path.read_text("utf8"))
     except OSError as error:
         raise BadRequest(f"{path} cannot be read: {error.strerror or error}") from error
@@ -212,6 +212,8 @@ def _shown(section: str, key: str, value: Any) -> str:
 
 def _suggestion(word: str, known: Mapping[str, Any], form: str) -> str:
     """ "; did you mean x?", or what there is."""
+    import difflib
+
     close = difflib.get_close_matches(word, known, 1)
     if close:
         return f"; did you mean {form.format(close[0])}?"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from manyhands.cli import app
-from manyhands.cli.chat import ChatHistory
+from manyhands.cli.chat_loop import ChatHistory
 from manyhands.cli.chat_source import GatewaySource, Messages, OriginSource, Stats
 from manyhands.cli.chat_text import HELP, Command, Mistake, Paragraphs, Said, as_markdown, parse, tail, waiting_for
 from manyhands.cli.client import GatewayError

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from manyhands.cli import app, client, status
 from manyhands.cli.client import GatewayError
-from manyhands.cli.status import coverage_strip, groups_of, render, ruler, span_strip
+from manyhands.cli.status_screen import coverage_strip, groups_of, render, ruler, span_strip
 from manyhands.core import EdgeHealth, Span, SpanLoad
 from manyhands.errors import LinkClosed
 from manyhands.member.home import Running, announced

@@ -29,15 +29,15 @@ from manyhands.api.log import JsonLines
 from manyhands.api.native.routes import native_router
 from manyhands.cli import app as command
 from manyhands.cli import jobs, workers
-from manyhands.cli.chat import ChatHistory
 from manyhands.cli.chat_events import BrokenStream
+from manyhands.cli.chat_loop import ChatHistory
 from manyhands.cli.chat_screen import AnswerScreen
 from manyhands.cli.chat_source import GatewaySource, Stats
 from manyhands.cli.client import GatewayError, call, print_json
 from manyhands.cli.process import PlainLines, hide_secrets
 from manyhands.cli.reporter import Reporter
 from manyhands.cli.show import for_stdout
-from manyhands.cli.status import render
+from manyhands.cli.status_screen import render
 from manyhands.core import NodeAddr, SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.plain import LIMIT, one_line, without_controls

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from manyhands.checkpoint.dtypes import stored_bytes
+from manyhands.checkpoint.dtypes import GGUF_SUFFIX, stored_bytes
 from manyhands.errors import ModelError
 
 MAGIC: Final = b"GGUF"
-SUFFIX: Final = ".gguf"
+SUFFIX: Final = GGUF_SUFFIX
 FIRST_BYTES: Final = 4 << 20  # of a header that are read at first; four times as many each time that they are too few
 MAX_HEADER_BYTES: Final = 64 << 20  # the largest known has 16 MB: gemma's 262,000 tokens
 MAX_TEXTS: Final = 1 << 21  # in lists of all keys together: tokens and merges

@@ -7,16 +7,17 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from manyhands.cli import options
 from manyhands.cli.client import DEFAULT_API, Api, ApiKey, call, print_json
 from manyhands.errors import LinkClosed, ManyhandsError
 from manyhands.plain import one_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 PROMPTS = (
     "Once upon a time there was a king who had three sons, and",
@@ -72,6 +73,8 @@ def benchmark(
     if as_json:
         print_json(told)
     else:
+        from rich.console import Console
+
         Console().print(_table(told))
     if told["succeeded"] < count:
         raise typer.Exit(1)
@@ -130,7 +133,9 @@ def _print_outcome(outcome: Outcome, prompt: str) -> None:
     typer.secho(f"{outcome.latency_s:7.2f} s  {told}  ({prompt[:40]})", dim=outcome.error is None, err=True)
 
 
-def _table(told: dict[str, Any]) -> Table:
+def _table(told: dict[str, Any]) -> "Table":
+    from rich.table import Table
+
     table = Table("answered", "mean latency", "first token", "tokens/s", "while decoding", "tokens", box=None)
     table.add_row(
         f"{told['succeeded']} of {told['requests']}",

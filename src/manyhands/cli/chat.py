@@ -1,34 +1,21 @@
 """`manyhands chat`: a conversation with a swarm or a gateway. Ctrl-C stops the answer, not the program."""
 
-import asyncio
-import contextlib
-import os
-import signal
-import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.chat_screen import AnswerScreen, without_echo
-from manyhands.cli.chat_text import HELP, Command, Mistake, Said, as_markdown, parse
 from manyhands.cli.client import ApiKey
 from manyhands.cli.progress import doing
-from manyhands.config import home_from_env
 from manyhands.core import PathKind, SamplingParams
-from manyhands.errors import BadRequest, ManyhandsError
+from manyhands.errors import BadRequest
 from manyhands.plain import one_line
 
 if TYPE_CHECKING:
     from manyhands.cli.chat_source import Source
-
-WAITING_S = 1.0  # without text: then what it waits for is shown
-HISTORY = "chat_history"
 
 Model = Annotated[str, typer.Argument(help="As the swarm or the gateway has it; may be left out if that has one.")]
 Ticket = Annotated[
@@ -43,7 +30,6 @@ Api = Annotated[
     ),
 ]
 _ROUTING = [each.name for each in fields(options.RouteOptions)]
-Ask = Callable[[], Awaitable[str]]  # the next line; raises EOFError at the end, KeyboardInterrupt
 
 
 @options.grouped
@@ -113,164 +99,11 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 async def _chat(source: "AbstractAsyncContextManager[Source]", system: str, has_history: bool) -> None:
+    from manyhands.cli.chat_loop import ChatHistory, prompt_of
+
     async with source as other:
         typer.secho(f"talking with {one_line(other.model)}; /help lists the commands", dim=True, err=True)
-        conversation = ChatHistory(other, _prompt(has_history), system)
+        conversation = ChatHistory(other, prompt_of(has_history), system)
         await conversation.run()
     if conversation.num_failed:
         raise typer.Exit(1)
-
-
-class ChatHistory:
-    """The messages so far, and the loop that reads the next one."""
-
-    def __init__(self, source: "Source", ask: Ask, system: str = "") -> None:
-        from manyhands.cli.chat_source import Stats
-
-        self._source, self._ask, self._system = source, ask, system
-        self._turns: list[dict[str, str]] = []
-        self.num_failed = 0  # questions without a whole answer
-        self._stats, self._Stats = Stats(), Stats
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        first = [{"role": "system", "content": self._system}] if self._system else []
-        return first + self._turns
-
-    async def run(self) -> None:
-        while True:
-            try:
-                line = parse(await self._ask())
-            except EOFError:
-                return
-            except KeyboardInterrupt:
-                continue
-            match line:
-                case Command("exit"):
-                    return
-                case Command(name, argument):
-                    await self._do(name, argument)
-                case Mistake(why):
-                    typer.echo(why)
-                case Said(text):
-                    await self._turn(text)
-
-    async def _do(self, name: str, argument: str) -> None:
-        match name:
-            case "help":
-                typer.echo(HELP)
-            case "reset":
-                self._turns.clear()
-                typer.echo("forgotten")
-            case "system":
-                self._system = argument
-                typer.echo("from now on" if argument else "nothing said")
-            case "stats":
-                typer.echo(str(self._stats))
-            case "save":
-                self._save(argument)
-            case "model":
-                await self._choose(argument)
-
-    def _save(self, name: str) -> None:
-        path = Path(name).expanduser()
-        try:
-            with path.open("x") as file:  # never over something that is there
-                file.write(as_markdown(self.messages))
-            typer.echo(f"{len(self.messages)} messages are in {path}")
-        except OSError as error:
-            typer.echo(f"{path} cannot be written: {error.strerror}")
-
-    async def _choose(self, name: str) -> None:
-        try:
-            known = await self._source.models()
-        except ManyhandsError as error:
-            typer.echo(f"manyhands: {one_line(error, 2000)}")
-            return
-        if name in known:
-            self._source.model = name
-        elif name:
-            typer.echo(f"there is no {name!r:.80} here")
-        typer.echo("\n".join(one_line(f"{'*' if one == self._source.model else ' '} {one}") for one in known))
-
-    async def _turn(self, text: str) -> None:
-        self._turns.append({"role": "user", "content": text})
-        self._stats = self._Stats()
-        said: list[str] = []
-        try:
-            if not await _until_interrupted(self._answer(said)):
-                typer.secho("[stopped]", dim=True)
-        except ManyhandsError as error:
-            typer.secho(f"manyhands: {one_line(error, 2000)}", err=True)
-            if said:
-                typer.secho("what came of the answer is not kept in the conversation: ask again", dim=True, err=True)
-            self.num_failed += 1
-            self._turns.pop()
-            return
-        if said:
-            self._turns.append({"role": "assistant", "content": "".join(said)})
-        else:
-            self._turns.pop()  # nothing was answered: as if it had not been asked
-
-    async def _answer(self, said: list[str]) -> None:
-        with without_echo(), contextlib.closing(AnswerScreen()) as screen:
-            telling = asyncio.ensure_future(self._tell_waiting(screen))
-            try:
-                async with contextlib.aclosing(self._source.answer(self.messages, self._stats)) as pieces:
-                    async for piece in pieces:
-                        while self._stats.notices:
-                            screen.note(self._stats.notices.pop(0))
-                        said.append(piece)
-                        screen.show(piece)
-            finally:
-                telling.cancel()
-
-    async def _tell_waiting(self, screen: AnswerScreen) -> None:
-        """Say what the answer waits for, as long as no text comes."""
-        while screen.is_shown:
-            await asyncio.sleep(WAITING_S / 2)
-            if (silent_s := time.monotonic() - screen.shown_at) >= WAITING_S:
-                screen.wait(f"{await self._source.waits_for()}, {silent_s:.0f} s", screen.shown_at)
-
-
-def _prompt(has_history: bool) -> Ask:
-    """How to ask for the next line: with editing and history at a terminal, else line by line from stdin."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-
-        async def read() -> str:
-            line: str = await asyncio.to_thread(sys.stdin.readline)
-            if not line:
-                raise EOFError
-            return line
-
-        return read
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.history import FileHistory, InMemoryHistory
-
-    path = home_from_env() / HISTORY
-    if has_history:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))  # what was typed is private
-    session: PromptSession[str] = PromptSession(history=FileHistory(str(path)) if has_history else InMemoryHistory())
-
-    async def ask() -> str:
-        line: str = await session.prompt_async("> ")
-        return line
-
-    return ask
-
-
-async def _until_interrupted(work: Any) -> bool:
-    """Run `work`; Ctrl-C cancels it alone. Returns whether it came to its end."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, task.cancel)
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not task.cancelled():
-            raise
-        return False
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-    return True

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
-from rich.markup import escape
 
 from manyhands.api.http.hosts import OWNER_HEADER, is_loopback
 from manyhands.cli.owner import owner_secret
@@ -105,6 +104,8 @@ def _error(error: urllib.error.HTTPError) -> GatewayError:
 
 def shown(text: object) -> str:
     """What a gateway says, fit for a cell of a table: one line, no control characters, no markup."""
+    from rich.markup import escape
+
     return escape(one_line(text))
 
 

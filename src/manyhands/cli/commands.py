@@ -8,6 +8,8 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
+from manyhands.cli.values import read_plainly
+
 # Name -> what it does, in the order of the help. The module of the same name (or of MODULES) defines a function of that
 # name, `list_` for what Python has already, or `app`.
 COMMANDS: Final = {
@@ -57,6 +59,8 @@ class LazyCommands(Mapping[str, Any]):
             parent.command(name)(getattr(module, f"{name}_" if hasattr(builtins, name) else name))
         group = typer.main.get_command(parent)
         assert isinstance(group, TyperGroup)
+        for command in with_subcommands(group.commands[name]):
+            read_plainly(command)
         return group.commands[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -66,12 +70,23 @@ class LazyCommands(Mapping[str, Any]):
         return len(COMMANDS)
 
 
+def with_subcommands(command: Any) -> Iterator[Any]:
+    """A command of click's and those below it."""
+    yield command
+    for sub in getattr(command, "commands", {}).values():
+        yield from with_subcommands(sub)
+
+
 class LazyGroup(TyperGroup):
     """A group over `COMMANDS`."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = LazyCommands()  # type: ignore[assignment]  # commands are not added to it
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        read_plainly(self)  # now that --install-completion is among the options
+        return super().make_context(*arguments, **options)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):

@@ -1,6 +1,5 @@
 """`manyhands infer`: one prompt to a swarm, from the addresses of its ticket on."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -60,6 +59,8 @@ async def swarm_origin(
     Raises TicketError, ModelError, BadRequest, ShardUnavailable.
     """
     precision, ends, draft = computing.precision(model), computing.ends_at, computing.drafts
+    import asyncio
+
     from manyhands.cli.connect import load_origin, visitor
     from manyhands.cli.own_layers import keep_layers
     from manyhands.cli.progress import doing

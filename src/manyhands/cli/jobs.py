@@ -1,14 +1,15 @@
 """`manyhands jobs`: what a running gateway does and did, without a word of it."""
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from manyhands.cli import options
 from manyhands.cli.client import DEFAULT_API, Api, ApiKey, call, print_json, shown
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def jobs(
@@ -22,10 +23,14 @@ def jobs(
     if as_json:
         print_json(told)
     else:
+        from rich.console import Console
+
         Console().print(_table(told["jobs"], time.time()))
 
 
-def _table(found: list[dict[str, Any]], now: float) -> Table:
+def _table(found: list[dict[str, Any]], now: float) -> "Table":
+    from rich.table import Table
+
     table = Table("job", "age", "model", "api", "status", "tokens", "first", "tokens/s", "route", "repairs", box=None)
     for job in found:
         timings = job["timings"]

@@ -8,7 +8,6 @@ import typer
 from manyhands.cli import gateway, options
 from manyhands.cli import up as ups
 from manyhands.cli.member_options import MemberOptions
-from manyhands.cli.membership import start
 from manyhands.errors import BadRequest
 from manyhands.plain import one_line
 
@@ -44,7 +43,10 @@ def join(
     Without a ticket: come back to this machine's swarm, or look for one on the local network and ask for its code. Ctrl-C
     once: hand the sessions over, then leave. Twice: leave at once.
     """
-    start(wish, opened.member_plan(api), routing, _ticket(ticket), None, as_json=as_json, while_stdin=while_stdin)
+    swarm = _ticket(ticket)
+    from manyhands.cli.membership import start
+
+    start(wish, opened.member_plan(api), routing, swarm, None, as_json=as_json, while_stdin=while_stdin)
 
 
 def _ticket(text: str) -> "Ticket":

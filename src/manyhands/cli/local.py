@@ -3,7 +3,6 @@
 With a prompt it answers and ends; with --api it opens the HTTP API and runs until stopped.
 """
 
-import asyncio
 import json
 import re
 import signal
@@ -19,11 +18,11 @@ import typer
 from manyhands.cli import gateway, options
 from manyhands.cli.process import steady_memory
 from manyhands.cli.progress import Screen, doing
-from manyhands.cli.signals import StopSignals
 from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
 from manyhands.errors import BadRequest
 
 if TYPE_CHECKING:
+    from manyhands.cli.signals import StopSignals
     from manyhands.local import NodeOptions, NodeProcess
     from manyhands.origin import Answer, Origin
 
@@ -192,11 +191,13 @@ async def _local(
 
 async def _serve(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool) -> None:
     """Open the API over the swarm until SIGINT or SIGTERM."""
+    from manyhands.cli.signals import StopSignals
+
     with StopSignals() as signals:
         await signals.run(_answer_api(plan, api, as_json, signals))
 
 
-async def _answer_api(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool, signals: StopSignals) -> None:
+async def _answer_api(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool, signals: "StopSignals") -> None:
     name = gateway.served_name(plan.model)
     async with (
         local_swarm(plan) as (origin, nodes),
@@ -218,6 +219,8 @@ async def _answer_api(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool, sign
 @asynccontextmanager
 async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[NodeProcess]]]":
     """An origin in this process and its node processes. Raises ModelError, CutError, and what a node says."""
+    import asyncio
+
     from manyhands.checkpoint.config_fields import read_facts
     from manyhands.checkpoint.manifest import build_manifest
     from manyhands.cli.connect import load_origin, tls_node

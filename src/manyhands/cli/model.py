@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Column, Table
 
-from manyhands.cli.options import MODEL_HELP
+from manyhands.cli.options import Model
 from manyhands.cli.progress import doing
 from manyhands.cli.quality import quality
 from manyhands.config import home_from_env
@@ -24,7 +22,6 @@ if TYPE_CHECKING:  # help is instant: the hub's client is imported inside the co
 app = typer.Typer(no_args_is_help=True, help="Look into a model, compare two, cut one into parts, make a tiny one.")
 app.command()(quality)
 
-Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 Out = Annotated[Path, typer.Argument(help="A folder that does not exist yet.")]
 
 
@@ -83,6 +80,9 @@ def _sizes(facts: "ModelFacts", manifest: "Manifest", precision: Precision) -> d
 
 
 def _show(model: str, facts: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+
     console = Console()
     about = Table("", Column(overflow="fold"), title=model, show_header=False)  # ids are copied: never cut them
     for key in ("family", "architecture", "num_layers", "hidden_size", "context", "vocab_size", "tied", "model_id"):

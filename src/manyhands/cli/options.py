@@ -1,6 +1,5 @@
 """Options that several commands share, and how they become the dataclasses of core.py."""
 
-import asyncio
 import inspect
 import os
 from collections.abc import Callable, Coroutine
@@ -295,6 +294,8 @@ def sampling_of(**values: Any) -> SamplingParams:
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine on uvloop where it is installed."""
+    import asyncio
+
     try:
         import uvloop
     except ImportError:

@@ -1,7 +1,5 @@
 """What a command does to its own process: plain log lines, no secrets among its arguments, memory that does not grow."""
 
-import asyncio
-import ctypes
 import gc
 import logging
 import re
@@ -62,6 +60,8 @@ def hide_secrets(proc: Path = Path("/proc/self")) -> bool:
 @asynccontextmanager
 async def steady_memory() -> AsyncIterator[None]:
     """For a process that serves, while it does: short runs of the collector, and free pages of the C heap given back."""
+    import asyncio
+
     freeze_startup()
     trims = asyncio.create_task(_trim_forever())
     try:
@@ -88,10 +88,14 @@ def heap_trimmer() -> Callable[[int], int] | None:
     glibc gives back the end of its heap alone. Large bodies leave holes below what was allocated after them: 26 MB of a
     gateway's 186 MB after four minutes of bench.siege.
     """
+    import ctypes
+
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 async def _trim_forever() -> None:
+    import asyncio
+
     trim = heap_trimmer()
     while trim is not None:
         await asyncio.sleep(TRIM_S)

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from manyhands.cli.options import MODEL_HELP, precision_of
 from manyhands.cli.progress import doing
@@ -77,6 +75,9 @@ def _show(title: str, found: "Divergence") -> None:
         "perplexity of A, of B": f"{found.perplexity_a:.4f}, {found.perplexity_b:.4f}",
         "perplexity of B / A": f"{found.perplexity_ratio:.5f}",
     }
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("", "", title=title, show_header=False)
     for row in rows.items():
         table.add_row(*row)

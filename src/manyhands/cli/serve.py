@@ -1,6 +1,5 @@
 """`manyhands serve`: host layers of a model until stopped."""
 
-import asyncio
 import contextlib
 import json
 import socket
@@ -14,7 +13,6 @@ import typer
 from manyhands.cli import gateway, options
 from manyhands.cli.process import steady_memory
 from manyhands.cli.runfile import run_file
-from manyhands.cli.signals import StopSignals
 from manyhands.core import NodeAddr, Precision, Span
 from manyhands.errors import ManyhandsError
 
@@ -112,6 +110,8 @@ class _Job:
 
         if (here := model_folder(self.model)) is not None:  # at once: no hub, and none of its client's imports
             return here
+        import asyncio
+
         from manyhands.cli.progress import doing
         from manyhands.config import home_from_env
         from manyhands.weights.fetch import resolve_model
@@ -124,6 +124,7 @@ class _Job:
 
 async def _serve(job: _Job, ticket_text: str, worker: "WorkerConfig", request: "RequestConfig", as_json: bool) -> None:
     from manyhands.cli.connect import tls_node
+    from manyhands.cli.signals import StopSignals
     from manyhands.swarm.ticket import Ticket
     from manyhands.weights.shelf import in_use
     from manyhands.worker.execute import device_of_process

@@ -1,30 +1,22 @@
-"""`manyhands status`: the swarm as a running member sees it. Its text is a pure function of the view that a member gives."""
+"""`manyhands status`: the swarm as a running member sees it."""
 
 import contextlib
 import time
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from manyhands.cli import options
 from manyhands.cli.client import DEFAULT_API, ApiKey, call, print_json
 from manyhands.config import home_from_env
-from manyhands.core import Span
 from manyhands.errors import ManyhandsError
 from manyhands.member.home import list_running
 from manyhands.plain import one_line
 
-MIN_CELLS, MAX_CELLS = 12, 64  # of a strip; a deeper model, or a narrow terminal, has several layers in a cell
-OTHER_CELLS = 61  # of a row, beside its strip and name
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 REFRESH_S = 1.0
-HELD_BY = "held by"
-_MARKS = {"serving": "█", "loading": "▒", "spare": "░"}
-_COLOURS = {"serving": "green", "loading": "cyan", "spare": "blue"}
 
 Swarm = Annotated[
     str,
@@ -52,6 +44,10 @@ def _tell(where: str, api_key: str, watch: bool, as_json: bool) -> None:
         if as_json:
             print_json(view)
         else:
+            from rich.console import Console
+
+            from manyhands.cli.status_screen import render
+
             console = Console()
             console.print(render(view, console.width))
     elif as_json:
@@ -68,6 +64,12 @@ def running_api() -> str:
 
 
 def _watch(api: str, key: str) -> None:
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from manyhands.cli.status_screen import render
+
     with Live(auto_refresh=False, screen=True) as live:
         shown: RenderableType = ""
         while True:
@@ -77,112 +79,3 @@ def _watch(api: str, key: str) -> None:
             except ManyhandsError as error:  # a gateway that is away may come back
                 live.update(Group(shown, Text(f"\n{one_line(error, 2000)}", "bold red")), refresh=True)
             time.sleep(REFRESH_S)
-
-
-def render(view: dict[str, Any], width: int) -> RenderableType:
-    """The view of `GET /api/swarm` for people. Names come from other nodes: they are text, never markup."""
-    parts: list[RenderableType] = [_head(view)]
-    names = max(len(HELD_BY), *(len(node["name"][:24]) for node in view["nodes"]))
-    most = max(MIN_CELLS, min(MAX_CELLS, width - OTHER_CELLS - names))
-    for model in view["models"]:
-        parts += [Text(), _title(model), _table(model, view["nodes"], most)]
-    idle = [node for node in view["nodes"] if not node["spans"]]
-    if idle:
-        named = ", ".join(f"{one_line(n['name'])} ({_size(n['memory_bytes'])}, {_way(n)})" for n in idle)
-        parts += [Text(), Text(f"without layers: {named}")]
-    notes = [(line, "red") for line in (*view["missing"], *view["complaints"])]
-    notes += [(line, "yellow") for line in view["warnings"]]
-    parts += [Text(), *(Text(f"! {one_line(line)}", colour) for line, colour in notes)] if notes else []
-    return Group(*parts)
-
-
-def _head(view: dict[str, Any]) -> Text:
-    count = len(view["nodes"])
-    parts = [
-        f"{count} node{'s' * (count != 1)} ({one_line(view['directory'])})",
-        f"{view['sessions']} requests run here",
-    ]
-    if view["api"]:
-        parts.append(one_line(f"API {view['api']}"))
-    return Text.assemble("swarm ", (one_line(view["swarm"]), "bold"), "  ", " · ".join(parts))
-
-
-def _title(model: dict[str, Any]) -> Text:
-    return Text.assemble(
-        (one_line(model["name"]), "bold"),
-        one_line(f"  {model['precision']}, {model['layers']} layers, id {model['id'][:12]}"),
-    )
-
-
-def _table(model: dict[str, Any], nodes: Sequence[dict[str, Any]], most: int) -> Table:
-    """A row for each span, its layers in line with those of the last row: by how many nodes each layer is held."""
-    num_layers = model["layers"]
-    groups = groups_of(num_layers, most)
-    right = [{"header": name, "justify": "right"} for name in ("sessions", "queue", "ms/layer", "rtt", "spoke")]
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("node", no_wrap=True)
-    table.add_column(ruler(groups), no_wrap=True)
-    table.add_column("layers", no_wrap=True)
-    for column in right:
-        table.add_column(**column, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("way", no_wrap=True)
-    for node in nodes:
-        for span in node["spans"]:
-            if (span["model_id"], span["precision"]) == (model["id"], model["precision"]):
-                table.add_row(*_row(node, span, groups))
-    table.add_row(Text(HELD_BY, "dim"), coverage_strip(model["coverage"], groups))
-    return table
-
-
-def _row(node: dict[str, Any], span: dict[str, Any], groups: Sequence[range]) -> list[Text]:
-    name = Text(one_line(node["name"])[:24], "bold" if node["is_me"] else "")
-    state, rtt, layer = span["state"], node["rtt_ms"], span["layer_ms"]
-    told = span["layers"] if state == "serving" else f"{span['layers']} {state}"
-    return [
-        name,
-        span_strip(Span.parse(span["layers"]), groups, state),
-        Text(one_line(told)),
-        Text(f"{span['sessions']}/{span['max_sessions']}"),
-        Text(str(span["queue"] or "-"), "yellow" if span["queue"] else ""),
-        Text("-" if layer is None else f"{layer:.2f}"),
-        Text("-" if rtt is None else f"{rtt:.1f} ms"),
-        Text(f"{node['spoke_s_ago']:.0f} s"),
-        Text(_way(node), "yellow" if node["path"] == "relay" else ""),
-    ]
-
-
-def _way(node: dict[str, Any]) -> str:
-    return "here" if node["is_me"] else one_line(node["path"] or "no link")
-
-
-def groups_of(num_layers: int, most: int) -> list[range]:
-    """The layers that each cell of a strip stands for: at least one, none in two cells."""
-    count = min(num_layers, most)
-    return [range(cell * num_layers // count, (cell + 1) * num_layers // count) for cell in range(count)]
-
-
-def ruler(groups: Sequence[range]) -> str:
-    """The numbers of layers above a strip, one every ten cells."""
-    marks = (str(group.start).ljust(10) for group in groups[::10])
-    return "".join(marks)[: max(len(groups), 6)].rstrip()
-
-
-def span_strip(span: Span, groups: Sequence[range], state: str) -> Text:
-    """Where a span lies in the model."""
-    held = (group.start < span.end and span.start < group.stop for group in groups)
-    return Text("".join(_MARKS[state] if is_held else "·" for is_held in held), _COLOURS[state])
-
-
-def coverage_strip(coverage: Sequence[int], groups: Sequence[range]) -> Text:
-    """By how many nodes the layers are held: 0 to 9, then +; a cell of several layers shows its weakest."""
-    strip = Text()
-    for group in groups:
-        least = min(coverage[group.start : group.stop])
-        strip.append(
-            "+" if least > 9 else str(least), "bold red" if least == 0 else "yellow" if least == 1 else "green"
-        )
-    return strip
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"

@@ -6,7 +6,6 @@ import typer
 
 from manyhands.cli import gateway, options
 from manyhands.cli.member_options import MemberOptions
-from manyhands.cli.membership import Named, start
 from manyhands.config import check_draft
 
 Api = Annotated[str, typer.Option("--api", help='Where to answer the API (HOST:PORT), or "off".')]
@@ -41,6 +40,8 @@ def up(
 
     Prints the one line to run on other machines. Ctrl-C once: hand the sessions over, then leave. Twice: leave at once.
     """
+    from manyhands.cli.membership import Named, start
+
     precision = options.precision_of(dtype, model) if dtype not in ("", "auto") else None
     named = Named(model, precision, directory, check_draft(draft))
     start(wish, opened.member_plan(api), routing, None, named, as_json=as_json, while_stdin=while_stdin)

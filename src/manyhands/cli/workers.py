@@ -1,15 +1,16 @@
 """`manyhands workers`: the nodes behind a running gateway, and what an operator may do to them."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from manyhands.cli import options
 from manyhands.cli.client import DEFAULT_API, Api, ApiKey, call, print_json, shown
 from manyhands.plain import one_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 app = typer.Typer(invoke_without_command=True)
 Worker = Annotated[str, typer.Argument(help="A node's id, the first digits of one, or its name.")]
@@ -27,6 +28,8 @@ def workers(
     if as_json:
         print_json(told)
         return
+    from rich.console import Console
+
     console = Console()
     console.print(_table(told["workers"]))
     for model, route in told["scheduler"]["routes"].items():
@@ -78,7 +81,9 @@ def _say(told: Any, as_json: bool, sentence: str) -> None:
         print(one_line(sentence, 2000))
 
 
-def _table(found: list[dict[str, Any]]) -> Table:
+def _table(found: list[dict[str, Any]]) -> "Table":
+    from rich.table import Table
+
     table = Table("node", "id", "status", "model: layers", "sessions", "round trip", "free cache", "address", box=None)
     for worker in found:
         rtt, spans = worker["rtt_ms"], worker["spans"]

@@ -6,7 +6,6 @@ run/NAME.json    a running node (0600): pid and when it began, node, swarm, list
 run/api-PORT.secret  what proves to the gateway at that port that its owner asks (0600; cli/owner.py)
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -55,6 +54,8 @@ async def keep_ticket(home: Path, member: "Member") -> NoReturn:
     So a node that is killed and comes back at another address finds its swarm. A file that cannot be written is told in
     `member.notes`, once.
     """
+    import asyncio
+
     saved: Ticket | None = None
     while True:
         ticket = member.remembered()

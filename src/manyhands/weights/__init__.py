@@ -1,6 +1,7 @@
 """Where the bytes of a model come from: the local disk, other nodes and the hub.
 
-names.py, fetch.py a model's name to a folder · catalogue.py, pinned.py short names and their files · shelf.py what lies here
+names.py, here.py, fetch.py a model's name to a folder · catalogue.py, pinned.py short names and their files
+shelf.py what lies here
 fetched.py folders of earlier fetches · hub.py the hub's HTTP API
 download.py the tensors of a span from several providers
 schedule.py which tensor is fetched from which provider next · workers.py the tasks that fetch, write and hash

@@ -23,7 +23,6 @@ from typing import BinaryIO, Final
 
 from huggingface_hub.utils import WeakFileLock
 
-from manyhands import tales
 from manyhands.checkpoint.folder import (
     INDEX,
     MANIFEST,
@@ -34,7 +33,6 @@ from manyhands.checkpoint.folder import (
     read_file,
     write_atomic,
 )
-from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.manifest import HashProgress, Manifest, TensorDigest, check_small, config_digest, hash_files
 from manyhands.checkpoint.partition import needed_tensors
@@ -43,6 +41,7 @@ from manyhands.core import Span
 from manyhands.errors import Damaged, ModelError
 from manyhands.weights.catalogue import SHORT_NAMES
 from manyhands.weights.fetched import find_local, hub_folder, lacking_tensors, num_layers
+from manyhands.weights.here import folder_named
 from manyhands.weights.hub import (
     HubModel,
     HubUnreachable,
@@ -53,7 +52,7 @@ from manyhands.weights.hub import (
     read_whole,
     remote_small_files,
 )
-from manyhands.weights.names import gguf_file, model_folder, parse_hub_id
+from manyhands.weights.names import parse_hub_id
 from manyhands.weights.pinned import fetch_pinned
 
 SMALL_BYTES: Final = 256 << 20  # of one such file; the largest tokenizers have some 30 MB
@@ -94,15 +93,6 @@ def bring_short(name: str, home: Path, progress: HashProgress) -> None:
     """Fetch the file of a short name that is not here yet; nothing for any other name. Raises as fetch_pinned."""
     if (short := SHORT_NAMES.get(name)) is not None:
         fetch_pinned(short, home, progress)
-
-
-def folder_named(name: str, home: Path) -> Path | None:
-    """The folder that `name` is, or that a GGUF file of this name has in `home`; None for a hub id. Raises ModelError."""
-    if name == "tales":
-        return Path(tales.model_path())
-    if (file := gguf_file(name, home)) is not None:
-        return gguf_folder(file, home)
-    return model_folder(name)
 
 
 def drop_damaged(manifest: Manifest, folder: Path) -> None:

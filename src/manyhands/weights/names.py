@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from manyhands.checkpoint.gguf import SUFFIX
+from manyhands.checkpoint.dtypes import GGUF_SUFFIX as SUFFIX
 from manyhands.config import home_from_env
 from manyhands.errors import ModelError
 from manyhands.weights.catalogue import SHORT_NAMES, ShortName

@@ -25,7 +25,7 @@ from manyhands.checkpoint.partition import whole_layers
 from manyhands.core import Span
 from manyhands.errors import BadRequest, ManyhandsError, ModelError, NotFound
 from manyhands.weights.catalogue import SHORT_NAMES, ShortName
-from manyhands.weights.fetch import folder_named
+from manyhands.weights.here import folder_named
 from manyhands.weights.names import short_path
 
 Kind = Literal["bundled", "short name", "hub", "swarm", "file"]
