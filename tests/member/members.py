@@ -10,7 +10,7 @@ from typing import Any
 
 from manyhands.checkpoint.manifest import Silent
 from manyhands.config import WorkerConfig
-from manyhands.core import EndsAt, NodeAddr, Span
+from manyhands.core import EndsAt, NodeAddr, Precision, Span
 from manyhands.member.config import MemberConfig
 from manyhands.member.hosting import Hosting
 from manyhands.member.member import Member
@@ -44,6 +44,7 @@ class Town:
     slept_s: float = 0.0  # for which the machine of all was suspended
     wrap: Wrap = lambda transport: transport
     clock_off_s: dict[int, float] = field(default_factory=dict)  # of members' wall clocks; may change while they run
+    precision: Precision = "bf16"
 
     def transport(self, key: NodeKey, hello: Callable[[Lane], Hello]) -> Transport:
         """A member's way in and out."""
@@ -80,7 +81,7 @@ class Town:
     async def hosting(self, member: Member) -> Hosting:
         device = Device.start(1)
         self.stack.callback(device.close)
-        weights = await weights_of(str(self.folder), "bf16", member.records(), self.home, Silent())
+        weights = await weights_of(str(self.folder), self.precision, member.records(), self.home, Silent())
         hosting = Hosting(member, weights, device, self.home, Silent(), self.said.append, with_ends=False)
         await hosting.start()
         member.node.start(hosting.keep_balance())
@@ -89,13 +90,13 @@ class Town:
     def origin(self, member: Member, ends_at: EndsAt = "origin") -> Origin:
         device = Device.start(1)
         self.stack.callback(device.close)
-        return Origin(member.node, OriginModel(self.folder, "bf16", ends_at), device, (), member.directory)
+        return Origin(member.node, OriginModel(self.folder, self.precision, ends_at), device, (), member.directory)
 
 
 @asynccontextmanager
-async def town(folder: Path, home: Path) -> AsyncIterator[Town]:
+async def town(folder: Path, home: Path, precision: Precision = "bf16") -> AsyncIterator[Town]:
     async with AsyncExitStack() as stack:
-        yield Town(folder, home, stack)
+        yield Town(folder, home, stack, precision=precision)
 
 
 def room_for(weights: Weights, num_layers: int) -> int:

@@ -19,6 +19,8 @@ from manyhands.testing.tiny import make_tiny
 from manyhands.worker.runner import has_tiles, load_span
 from tests.gguf_files import tiny_gguf
 from tests.model.pipeline import forced
+from tests.quantised_cases import CASES
+from tests.quantised_files import mxfp4_tiny, quantised_tiny
 from tests.weights.hub_server import REPO, FakeHub, serving
 
 
@@ -102,6 +104,23 @@ def test_a_config_of_no_model_is_refused(llama: Path, home: Path, tmp_path: Path
     (tmp_path / "x" / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes())
     with pytest.raises(ModelError, match=said):
         look_up(str(tmp_path / "x"), "bf16", home)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32", "w8", "w4"])
+@pytest.mark.parametrize(("name", "auto"), [("awq", "w4"), ("gptq", "w4"), ("int8", "w8"), ("mxfp4", "w8")])
+def test_quantised_matrices_are_counted_as_they_are_held(
+    tmp_path: Path, home: Path, name: str, auto: str, precision: Precision
+) -> None:
+    if name == "mxfp4":
+        folder, _ = mxfp4_tiny(tmp_path / "q", layers=2, hidden=256)
+    else:
+        config, pack, _, facts = CASES[name]
+        folder, _ = quantised_tiny(tmp_path / "q", config, pack, layers=2, hidden=256, intermediate_size=512, **facts)
+    assert stored_precision(str(folder), home) == auto
+    shape, span = look_up(str(folder), precision, home).shape, load_span(folder, Span(0, 2), precision, 1)
+    assert isinstance(span, CpuSpan)
+    held = {id(array): array.nbytes for _, _, _, tensors in span._layers.ops for array in tensors if array is not None}
+    assert 0.95 <= sum(held.values()) / sum(shape.layer_bytes) <= 1.1
 
 
 def test_layers_that_the_checkpoint_lacks_are_named(llama: Path, home: Path, tmp_path: Path) -> None:

@@ -32,10 +32,10 @@ def test_the_native_engine_serves_it_also_where_torch_serves_others(
 
 
 def test_what_cannot_compute_it_refuses_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match="a GGUF file is computed in bf16, fp32, w8, w4, not in fp16"):
+    with pytest.raises(ModelError, match="quantised files are computed in bf16, fp32, w8, w4, not in fp16"):
         describe(folder, "fp16")
     monkeypatch.setenv(FORCED, "torch")
-    with pytest.raises(ModelError, match="reads no GGUF file"):
+    with pytest.raises(ModelError, match="reads no quantised files"):
         describe(folder, "bf16")
 
 

@@ -1,7 +1,7 @@
 """`manyhands model`: look into a model, compare two, cut one into parts, make a tiny one."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,29 +34,30 @@ def inspect(
     from manyhands.checkpoint.config_fields import parse_config
     from manyhands.checkpoint.folder import read_config
     from manyhands.checkpoint.manifest import build_manifest
-    from manyhands.checkpoint.partition import ModelFacts
     from manyhands.weights.fetch import resolve_model
     from manyhands.weights.names import label
 
     with doing(f"reading {model}") as progress:
         folder = resolve_model(model, Span(0, 1), False, home_from_env(), progress)  # the manifest tells of the rest
         manifest = build_manifest(folder, progress, called=label(model))
-    facts = describe(ModelFacts.from_config(parse_config(read_config(folder))), manifest)
+    facts = describe(parse_config(read_config(folder)), manifest)
     if as_json:
         typer.echo(json.dumps({"model": model, **facts}))
     else:
         _show(model, facts)
 
 
-def describe(facts: "ModelFacts", manifest: "Manifest") -> dict[str, Any]:
-    """Everything `inspect` says; bytes are exact."""
-    from manyhands.checkpoint.partition import is_tied
+def describe(config: Mapping[str, Any], manifest: "Manifest") -> dict[str, Any]:
+    """Everything `inspect` says of a model with this config.json; bytes are exact."""
+    from manyhands.checkpoint.partition import ModelFacts, is_tied
+    from manyhands.checkpoint.quantised import folded
 
+    facts, matrices = ModelFacts.from_config(config), folded(manifest.tensors, config)
     return {
         **asdict(facts),
         "tied": is_tied(manifest.names),
         "stored": stored_as(manifest.tensors),
-        "bytes": {precision: _sizes(facts, manifest, precision) for precision in PRECISIONS},
+        "bytes": {precision: _sizes(facts, matrices, precision) for precision in PRECISIONS},
         "model_id": manifest.id,
     }
 
@@ -71,11 +72,11 @@ def stored_as(tensors: "Iterable[TensorDigest]") -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _sizes(facts: "ModelFacts", manifest: "Manifest", precision: Precision) -> dict[str, int]:
+def _sizes(facts: "ModelFacts", matrices: "Sequence[Any]", precision: Precision) -> dict[str, int]:
     from manyhands.checkpoint.partition import ends_bytes, layer_bytes
 
-    layers = layer_bytes(manifest.tensors, facts.num_layers, precision)
-    ends = ends_bytes(manifest.tensors, precision)
+    layers = layer_bytes(matrices, facts.num_layers, precision)
+    ends = ends_bytes(matrices, precision)
     return {"layer_min": min(layers), "layer_max": max(layers), "ends": ends, "total": sum(layers) + ends}
 
 

@@ -110,14 +110,13 @@ def _facts(model: str, progress: Any) -> dict[str, Any]:
     from manyhands.checkpoint.config_fields import parse_config
     from manyhands.checkpoint.folder import read_config
     from manyhands.checkpoint.manifest import build_manifest
-    from manyhands.checkpoint.partition import ModelFacts
     from manyhands.cli.model import describe
     from manyhands.core import Span
     from manyhands.weights.fetch import resolve_model
 
     folder = resolve_model(model, Span(0, 1), False, home_from_env(), progress)  # the manifest tells of the rest
     manifest = build_manifest(folder, progress, called=model)
-    return describe(ModelFacts.from_config(parse_config(read_config(folder))), manifest)
+    return describe(parse_config(read_config(folder)), manifest)
 
 
 def _swarm() -> Mapping[str, Any] | None:

@@ -11,6 +11,7 @@ from manyhands.checkpoint.dtypes import BLOCKS, stored_bytes
 from manyhands.checkpoint.folder import read_entries
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.verify import Add
+from manyhands.engine.library import Array
 from manyhands.engine.weights import Stored
 from manyhands.errors import ModelError
 
@@ -18,6 +19,13 @@ _TYPES: Final[dict[str, tuple[str, type[Any]]]] = {
     "BF16": ("bf16", np.uint16),
     "F16": ("f16", np.uint16),
     "F32": ("f32", np.float32),
+}
+_PARTS: Final[dict[str, type[Any]]] = {  # of quantised matrices (engine/quantised.py)
+    **{name: dtype for name, (_, dtype) in _TYPES.items() if name != "F16"},
+    "F16": np.float16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "I32": np.int32,
 }
 
 
@@ -32,6 +40,7 @@ class MappedTensors:
         self._entries = {entry.name: entry for entry in read_entries(folder)}
         self._maps: dict[str, mmap.mmap] = {}
         self._read: dict[str, Stored] = {}
+        self._used: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -45,10 +54,31 @@ class MappedTensors:
         """The tensor `name`. Raises KeyError if there is none, ModelError for a type that the engine does not read."""
         if name not in self._read:
             entry = self._entries[name]
-            raw = np.frombuffer(self._map(entry.file), np.uint8, len(entry), entry.start)
-            self._use(entry, raw)
-            self._read[name] = _stored(entry, raw)
+            self._read[name] = _stored(entry, self._bytes(entry))
         return self._read[name]
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name."""
+        return name in self._entries
+
+    def entry(self, name: str) -> TensorEntry:
+        """What the header says of a tensor. Raises KeyError."""
+        return self._entries[name]
+
+    def raw(self, name: str) -> Array:
+        """A part of a quantised matrix as it is stored (BF16 as uint16). Raises KeyError, ModelError for other types."""
+        entry = self._entries[name]
+        if entry.dtype not in _PARTS:
+            raise ModelError(f"{entry.file}: tensor {name} is stored as {entry.dtype}; read are {', '.join(_PARTS)}")
+        dtype, raw = np.dtype(_PARTS[entry.dtype]), self._bytes(entry)
+        return (raw.copy() if raw.ctypes.data % dtype.itemsize else raw).view(dtype).reshape(entry.shape)
+
+    def _bytes(self, entry: TensorEntry) -> "np.typing.NDArray[np.uint8]":
+        raw = np.frombuffer(self._map(entry.file), np.uint8, len(entry), entry.start)
+        if entry.name not in self._used:
+            self._used.add(entry.name)
+            self._use(entry, raw)
+        return raw
 
     def _map(self, file: str) -> mmap.mmap:
         if file not in self._maps:

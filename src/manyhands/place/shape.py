@@ -82,21 +82,42 @@ def look_up(model: str, precision: Precision, home: Path) -> Checkpoint:
 
 
 def stored_precision(model: str, home: Path) -> Precision:
-    """The precision that holds a model as it is stored: w4 or w8 for a GGUF file with blocks, bf16 for all else.
+    """The precision that holds a model as it is stored: w4 or w8 for a file with blocks or groups, bf16 for all else.
 
-    Blocking; asks the hub for the header of a GGUF file that is not here. Raises ModelError.
+    Blocking; asks the hub for the config, or the header of a GGUF file, that is not here. Raises ModelError.
     """
     from manyhands.checkpoint.dtypes import BLOCKS
     from manyhands.checkpoint.gguf import SUFFIX
+    from manyhands.checkpoint.quantised import read_quantised
     from manyhands.weights.catalogue import SHORT_NAMES
 
     if not model.endswith(SUFFIX) and model not in SHORT_NAMES:
-        return "bf16"
+        how = read_quantised(_config(model, home))
+        return "bf16" if how is None else "w8" if how.bits == 8 or how.is_partial else "w4"
     folder = _local_folder(model, home)
     types = {tensor.dtype for tensor in (_from_hub(model, home)[1] if folder is None else _tensors(folder))}
     if not types & BLOCKS.keys():
         return "bf16"
     return "w4" if types & {"Q4_0", "Q4_1", "Q4_K", "MXFP4"} else "w8"
+
+
+def _config(model: str, home: Path) -> dict[str, Any]:
+    """The parsed config.json of a folder or hub model."""
+    from manyhands.checkpoint.config_fields import parse_config
+    from manyhands.checkpoint.folder import read_config
+    from manyhands.weights.fetched import fetched_folders
+    from manyhands.weights.hub import find_model, read_whole
+    from manyhands.weights.names import parse_hub_id
+
+    folder = _local_folder(model, home)
+    if folder is None and (here := fetched_folders(home, parse_hub_id(model))):
+        folder = here[0]
+    if folder is not None:
+        return parse_config(read_config(folder), str(folder / "config.json"))
+    id = parse_hub_id(model)
+    found = find_model(id.repo, id.revision)
+    raw = read_whole(found, found.describe("config.json"), _CONFIG_BYTES)
+    return parse_config(raw, f"{model}: config.json")
 
 
 def _local_folder(model: str, home: Path) -> Path | None:
@@ -117,11 +138,12 @@ def _is_whole(folder: Path, tensors: Sequence[Any]) -> bool:
 def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], precision: Precision) -> ModelShape:
     """From a parsed config.json and the tensors' names, dtypes and shapes. Raises ModelError."""
     from manyhands.checkpoint.partition import ModelFacts, packed_ends_bytes, packed_layer_bytes
+    from manyhands.checkpoint.quantised import folded
     from manyhands.engine.cache import numbers_per_position
     from manyhands.program.tensors import wide_weights
     from manyhands.worker.runner import is_widened, native_program
 
-    facts = ModelFacts.from_config(config)
+    facts, tensors = ModelFacts.from_config(config), folded(tensors, config)
     program = native_program(config, precision, model)
     widened = is_widened(config, precision)
     native = None if program is None else frozenset[str]().union(*map(wide_weights, program.layers))

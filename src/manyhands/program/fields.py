@@ -6,6 +6,7 @@ All errors are ModelError of one line that names the field, its value and what i
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from manyhands.checkpoint.quantised import read_quantised
 from manyhands.errors import ModelError
 
 # Training, generation, bookkeeping: these never enter a hidden state or a logit.
@@ -63,6 +64,7 @@ class Fields:
         self._null = values.keys() - self._values.keys()
         self._used: set[str] = set()
         self._conventions: set[str] = set()  # of GGUF files that were asked about
+        self._methods: set[str] = set()  # of quantisation, too
         self.where = where
 
     def refuse(self, name: str, needed: str) -> ModelError:
@@ -125,12 +127,19 @@ class Fields:
         given = self._values.get("quantization_config")
         return isinstance(given, dict) and given.get("quant_method") == "gguf" and given.get(convention) is True
 
-    def _follows_gguf(self) -> bool:
-        """Whether the tensors are those of a GGUF file, and all that it says of how they are stored has been read."""
-        given = self._values.get("quantization_config")
-        if not isinstance(given, dict) or given.get("quant_method") != "gguf":
-            return False
-        return given.keys() - {"quant_method"} <= self._conventions
+    def quantised(self, method: str) -> bool:
+        """Whether matrices are stored by this method (checkpoint/quantised.py), which changes the shapes of the recipe."""
+        self._methods.add(method)
+        found = read_quantised(self._values)
+        return found is not None and found.method == method
+
+    def _follows_storage(self) -> bool:
+        """Whether all that is said of how the tensors are stored has been read. Raises ModelError for a method that is not."""
+        found = read_quantised(self._values)
+        if found is not None:
+            return found.method != "mxfp4" or "mxfp4" in self._methods
+        given = self._values.get("quantization_config", {})
+        return set(given) - {"quant_method"} <= self._conventions
 
     def ignore(self, *names: str) -> None:
         """Fields that do not enter the arithmetic as this config has it."""
@@ -162,10 +171,12 @@ class Fields:
         for name in sorted(self._values.keys() - self._used - HARMLESS):
             if name in OFF and self._values[name] == OFF[name]:
                 continue
-            if name == "quantization_config" and self._follows_gguf():
-                continue
-            if name == "quantization_config":
-                raise self.refuse(name, "quantized checkpoints are not supported: use one in bf16, fp16 or fp32")
+            if name in ("quantization_config", "compression_config"):
+                if self._follows_storage():
+                    continue
+                raise self.refuse(
+                    name, "which this family's recipe does not read: use a checkpoint in bf16, fp16 or fp32"
+                )
             raise self.refuse(
                 name, "a field that this family's recipe does not know and that may change its arithmetic"
             )

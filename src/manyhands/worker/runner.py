@@ -21,6 +21,7 @@ from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import read_config
 from manyhands.checkpoint.gguf_model import METHOD
 from manyhands.checkpoint.manifest import Manifest
+from manyhands.checkpoint.quantised import read_quantised
 from manyhands.checkpoint.verify import verifying
 from manyhands.config import home_from_env
 from manyhands.core import SMALL_WEIGHTS, Precision, Span
@@ -29,7 +30,9 @@ from manyhands.engine.compile import ROW_TYPES
 from manyhands.engine.cpu import CpuEnds, CpuSpan
 from manyhands.engine.library import FORCED, TORCH, Team
 from manyhands.engine.mapped import MappedTensors
+from manyhands.engine.quantised import reader
 from manyhands.engine.span import EndsRunner, SpanRunner
+from manyhands.engine.weights import Read
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
 from manyhands.program.ops import Program
@@ -60,8 +63,8 @@ def native_program(
     Raises ModelError where MANYHANDS_ENGINE names a back end that cannot; and for a config that nothing computes.
     """
     parsed = parse_config(config, where) if isinstance(config, bytes) else config
-    if is_gguf(parsed):
-        _check_gguf(precision)
+    if is_quantised(parsed):
+        _check_quantised(precision)
         return build_program(parsed, where)
     if not serves_natively(precision):
         return None
@@ -79,11 +82,21 @@ def is_gguf(config: Mapping[str, Any]) -> bool:
     return isinstance(stored, dict) and stored.get("quant_method") == METHOD
 
 
-def _check_gguf(precision: Precision) -> None:
+def is_quantised(config: Mapping[str, Any]) -> bool:
+    """Whether matrices are stored in blocks or groups, which only the native engine reads.
+
+    Raises ModelError for what it does not.
+    """
+    return is_gguf(config) or read_quantised(config) is not None
+
+
+def _check_quantised(precision: Precision) -> None:
     if precision not in ROW_TYPES:
-        raise ModelError(f"a GGUF file is computed in {', '.join(ROW_TYPES)}, not in {precision}: give --dtype bf16")
+        raise ModelError(
+            f"quantised files are computed in {', '.join(ROW_TYPES)}, not in {precision}: give --dtype bf16"
+        )
     if os.environ.get(FORCED) == TORCH:
-        raise ModelError(f"{FORCED}={TORCH} reads no GGUF file: leave it out")
+        raise ModelError(f"{FORCED}={TORCH} reads no quantised files: leave it out")
 
 
 def serves_natively(precision: Precision) -> bool:
@@ -179,9 +192,9 @@ def is_widened(config: bytes | Mapping[str, Any], precision: Precision) -> bool:
 def precision_note(config: bytes | Mapping[str, Any], precision: Precision) -> str:
     """What a user should know of how weights are held here: rounded, or as fp32 for want of bf16 products; "" if neither."""
     parsed = parse_config(config) if isinstance(config, bytes) else config
-    if precision == "bf16" and is_gguf(parsed):
+    if precision == "bf16" and is_quantised(parsed):
         return (
-            "matrices of this GGUF file that are stored in blocks are rounded to bf16, 8 bits of each number; --dtype w4 "
+            "matrices of this model that are stored quantised are rounded to bf16, 8 bits of each number; --dtype w4 "
             "and w8 hold them as they are stored, fp32 exactly too, in twice the memory"
         )
     if not is_widened(parsed, precision):
@@ -225,8 +238,16 @@ def load_span(
     if program is None:
         runner: SpanRunner = torch_part().ShardSpan(folder, span, precision, manifest)
         return runner
+    with _reading(folder, precision, manifest) as read:
+        return CpuSpan(program, span, read, precision, Team(num_threads))
+
+
+@contextmanager
+def _reading(folder: Path, precision: Precision, manifest: Manifest | None) -> Iterator[Read]:
+    """Within, the tensors of a checkpoint are read; on leaving they are proven, as `verifying`."""
+    how = read_quantised(parse_config(read_config(folder), str(folder / "config.json")))
     with verifying(folder, manifest) as use, MappedTensors(folder, use) as tensors:
-        return CpuSpan(program, span, tensors.read, precision, Team(num_threads))
+        yield reader(tensors, how, needs_blocks=precision in SMALL_WEIGHTS)
 
 
 def load_ends(
@@ -243,5 +264,5 @@ def load_ends(
     if program is None:
         ends: EndsRunner = torch_part().ShardEnds(folder, precision, manifest, embed=embed, head=head)
         return ends
-    with verifying(folder, manifest) as use, MappedTensors(folder, use) as tensors:
-        return CpuEnds(program, tensors.read, precision, Team(num_threads), embed=embed, head=head)
+    with _reading(folder, precision, manifest) as read:
+        return CpuEnds(program, read, precision, Team(num_threads), embed=embed, head=head)

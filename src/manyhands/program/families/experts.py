@@ -1,5 +1,7 @@
 """Recipes of families whose blocks are experts: mixtral, qwen2_moe, qwen3_moe, gpt_oss."""
 
+from dataclasses import replace
+
 from manyhands.program.blocks import (
     AttentionStyle,
     Branch,
@@ -19,7 +21,7 @@ from manyhands.program.blocks import (
 )
 from manyhands.program.ends import EndsStyle, assemble
 from manyhands.program.fields import Fields
-from manyhands.program.ops import ExpertRouting, Experts, Gating, Multiply, Part, Product, Program, Rows, Weight
+from manyhands.program.ops import EXPERT, ExpertRouting, Experts, Gating, Multiply, Part, Product, Program, Rows, Weight
 from manyhands.program.rope import RopeReader
 
 GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
@@ -119,7 +121,7 @@ def gpt_oss(f: Fields) -> Program:
     count = f.count("num_local_experts", 128, high=4096)
     route = ExpertRouting("r", "routes", count, top_k(f, count, 4), "softmax", normalise=True)
     f.only("experts_per_token", route.top_k)
-    limit = f.number("swiglu_limit", 7.0)
+    limit, stacked = f.number("swiglu_limit", 7.0), _blocked if f.quantised("mxfp4") else _stacked
     gating = Gating("silu", alpha=f.number("swiglu_alpha", 1.702), limit=limit, up_offset=1.0)
     found = windows(f, s.layers, sliding(s.layers, range(1, s.layers, 2)), f.count("sliding_window", 128))
     norm, rope = NormStyle("rms", f.number("rms_norm_eps", 1e-5)), RopeReader(f, theta=150000.0)
@@ -134,7 +136,7 @@ def gpt_oss(f: Fields) -> Program:
             window=found[i],
             sinks=n.vector("self_attn.sinks", s.heads),
         )
-        block = (*router(n, "mlp.router", s, route, bias=True), _stacked(n, s, count, gating))
+        block = (*router(n, "mlp.router", s, route, bias=True), stacked(n, s, count, gating))
         return before_each(n, s, norm, attention(n, s, style, "h", "a"), block)
 
     return assemble(f, s, norm, rope, [rope.plain(s.head)], EndsStyle(), layer)
@@ -156,4 +158,17 @@ def _stacked(n: TensorNames, s: Sizes, count: int, gating: Gating) -> Experts:
         gate_bias=Weight(f"{both}_bias", vector, gate, stacked=True),
         up_bias=Weight(f"{both}_bias", vector, up, stacked=True),
         down_bias=Weight(f"{down}_bias", (count, s.hidden), stacked=True),
+    )
+
+
+def _blocked(n: TensorNames, s: Sizes, count: int, gating: Gating) -> Experts:
+    """The same in blocks of MXFP4, which lie along inputs: each expert's matrices by themselves (checkpoint/quantised.py)."""
+    plain = _stacked(n, s, count, gating)
+    path = f"{n.path}mlp.experts.{EXPERT}"
+    both, down = f"{path}.gate_up_proj", f"{path}.down_proj"
+    return replace(
+        plain,
+        gate=Weight(both, (2 * s.inner, s.hidden), plain.gate.rows),
+        up=Weight(both, (2 * s.inner, s.hidden), plain.up.rows),
+        down=Weight(down, (s.hidden, s.inner)),
     )

@@ -1,0 +1,248 @@
+"""Quantised safetensors: what `quantization_config` says of how matrices are stored, and which tensors are parts of one.
+
+Read are AWQ (gemm), GPTQ, compressed-tensors (integers) and MXFP4 (gpt_oss). A stored number is (code - zero) * scale, with a
+scale and perhaps a zero for each group of a row's inputs. Such a matrix goes by the name that it has unquantised
+("model.layers.0.mlp.up_proj.weight") and is held in blocks of dtypes.py that store the same numbers; engine/quantised.py
+makes them. What has no such blocks has the type F32 here. Knows names and shapes, reads no weights.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+from manyhands.errors import ModelError
+
+Method = Literal["awq", "gptq", "compressed-tensors", "mxfp4"]
+READ: Final = ("awq", "gptq", "compressed-tensors", "mxfp4", "gguf")
+STEP: Final = 32  # inputs of a block: a group is a multiple of it
+WORD: Final = 32  # bits of the integers that codes are packed in
+MAX_EXPERTS: Final = 4096
+MXFP4_BYTES: Final = 16  # of the codes of a block
+
+_BF16: Final = "take the model's checkpoint in bf16 with --dtype w8 or w4, or a GGUF file of it"
+_LOSSES: Final = {
+    "bitsandbytes": "its 4-bit codes (NF4, FP4) are no multiples of a scale, so integer products would change every number",
+    "fp8": "floats of 8 bit span more than integers of 8 bit do, so each group would lose its small numbers",
+    "fbgemm_fp8": "floats of 8 bit span more than integers of 8 bit do, so each group would lose its small numbers",
+}
+_PACKED, _INTEGERS = "pack-quantized", ("int-quantized", "naive-quantized")
+
+
+class Described(Protocol):
+    """A tensor by name, safetensors dtype and shape."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A matrix that is stored in several tensors: its unquantised name, the block type that holds it, its shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """How matrices are stored. `group`: inputs that share a scale, 0: a whole row, or as the tensors tell.
+
+    `symmetric`: all zeros are in the middle of the codes. `is_next`: GPTQ's zeros are stored as they are ("gptq_v2"), not
+    less 1.
+    """
+
+    method: Method
+    bits: int
+    group: int = 0
+    symmetric: bool = False
+    is_next: bool = False
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether matrices of layers are stored unquantised too: those of MXFP4's attention."""
+        return self.method == "mxfp4"
+
+    def parts(self, name: str) -> dict[str, str]:
+        """What the tensors of the matrix `name` are called, by their role; not all need to be there."""
+        stem = name.removesuffix(".weight")
+        if self.method == "mxfp4":
+            path, _, matrix = stem.rpartition(".")
+            stack = f"{path.rpartition('.')[0]}.{matrix}"
+            return {"codes": f"{stack}_blocks", "scales": f"{stack}_scales"}
+        if self.method == "compressed-tensors":
+            endings = {"scales": "_scale", "zeros": "_zero_point", "order": "_g_idx", "shape": "_shape"}
+            return {"codes": f"{name}_packed", "bytes": name, **{role: name + end for role, end in endings.items()}}
+        order = {"order": f"{stem}.g_idx"} if self.method == "gptq" else {}
+        return {"codes": f"{stem}.qweight", "zeros": f"{stem}.qzeros", "scales": f"{stem}.scales", **order}
+
+
+def read_quantised(config: Mapping[str, Any]) -> Quantised | None:
+    """What a parsed config.json says; None if nothing, or that it stands for a GGUF file.
+
+    Raises ModelError for what is not read.
+    """
+    given = _given(config)
+    if given is None:
+        return None
+    method = given.get("quant_method")
+    if method == "gguf":
+        return None
+    if method not in READ:
+        why = _LOSSES.get(str(method), f"read are {', '.join(READ)}")
+        raise _refused("quant_method", method, f"{why}: {_BF16}")
+    if method == "mxfp4":
+        return Quantised("mxfp4", 4, STEP, symmetric=True)
+    reader = {"awq": _awq, "gptq": _gptq}.get(method, _compressed)
+    return reader(given)
+
+
+def _given(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """`quantization_config` of the model or of its text part. (compressed-tensors once wrote `compression_config`.)"""
+    text = config.get("text_config")
+    for scope in (config, text if isinstance(text, dict) else {}):
+        for key in ("quantization_config", "compression_config"):
+            found = scope.get(key)
+            if isinstance(found, dict):
+                return found
+            if found is not None:
+                raise ModelError(f"config.json: {key} is {str(found)[:60]!r}; it must be an object")
+    return None
+
+
+def _refused(key: str, value: object, why: str) -> ModelError:
+    return ModelError(f"config.json: quantization_config.{key} is {ascii(value)[:60]}; {why}")
+
+
+def _one_of(given: Mapping[str, Any], key: str, default: object, *allowed: object) -> Any:
+    value = given.get(key, default)
+    if not any(type(value) is type(one) and value == one for one in allowed):
+        raise _refused(key, value, f"read is {' or '.join(map(repr, allowed))}: {_BF16}")
+    return value
+
+
+def _group(given: Mapping[str, Any], default: object = -1) -> int:
+    """0 stands for a whole row."""
+    value = given.get("group_size", default)
+    if value in (None, -1):
+        return 0
+    if type(value) is not int or not 0 < value < 1 << 20:
+        raise _refused("group_size", value, "-1 or a whole number from 1 is needed")
+    return value
+
+
+def _awq(given: Mapping[str, Any]) -> Quantised:
+    _one_of(given, "version", "gemm", "gemm", "GEMM")
+    _one_of(given, "backend", "autoawq", "autoawq", "AUTOAWQ")
+    _one_of(given, "zero_point", True, True)
+    bits = _one_of(given, "bits", given.get("w_bit"), 4)
+    return Quantised("awq", bits, _group({"group_size": given.get("group_size", given.get("q_group_size", -1))}))
+
+
+def _gptq(given: Mapping[str, Any]) -> Quantised:
+    bits = _one_of(given, "bits", None, 4, 8)
+    form = _one_of(given, "checkpoint_format", "gptq", "gptq", "gptq_v2", "")
+    _one_of(given, "is_marlin_format", False, False)
+    if given.get("dynamic"):
+        raise _refused("dynamic", given["dynamic"], f"modules with rules of their own are not read: {_BF16}")
+    symmetric = given.get("sym", True)
+    if type(symmetric) is not bool:
+        raise _refused("sym", symmetric, "true or false is needed")
+    return Quantised("gptq", bits, _group(given), symmetric, form == "gptq_v2")
+
+
+def _compressed(given: Mapping[str, Any]) -> Quantised:
+    _one_of(given, "format", _PACKED, _PACKED, *_INTEGERS)
+    for key, allowed in (("transform_config", ()), ("sparsity_config", ("dense",))):
+        found = given.get(key)
+        if found and not (isinstance(found, dict) and found.get("format") in allowed):
+            raise _refused(key, found, f"it changes the arithmetic and is not read: {_BF16}")
+    groups = given.get("config_groups")
+    listed = list(groups.values())[:64] if isinstance(groups, dict) else []
+    schemes = [each.get("weights") for each in listed if isinstance(each, dict)]
+    weights = [each for each in schemes if isinstance(each, dict)]
+    if not weights:
+        raise _refused("config_groups", groups, "a group with weights is needed")
+    for each in weights:
+        _one_of(each, "type", "int", "int")
+        _one_of(each, "num_bits", 8, 4, 8)
+        _one_of(each, "strategy", "group", "group", "channel", "tensor")
+    bits = {each.get("num_bits", 8) for each in weights}
+    if len(bits) > 1:
+        raise _refused("config_groups", sorted(bits), f"groups of different num_bits are not read: {_BF16}")
+    sizes = {_group(each) if each.get("strategy", "group") == "group" else 0 for each in weights}
+    return Quantised("compressed-tensors", bits.pop(), sizes.pop() if len(sizes) == 1 else 0)
+
+
+def folded(tensors: Sequence[Any], config: Mapping[str, Any]) -> Sequence[Any]:
+    """`tensors` (Described) with the parts of each quantised matrix replaced by one Folded; others as they are.
+
+    Raises ModelError.
+    """
+    how = read_quantised(config)
+    return tensors if how is None else [*_fold({tensor.name: tensor for tensor in tensors}, how)]
+
+
+def _fold(by_name: Mapping[str, Any], how: Quantised) -> Iterable[Any]:
+    parts: set[str] = set()
+    found: list[Any] = []
+    for name in by_name:
+        for whole in _wholes(name, by_name, how):
+            roles = how.parts(whole)
+            matrix = describe(whole, {role: by_name[part] for role, part in roles.items() if part in by_name}, how)
+            found.append(matrix)
+            parts.update(roles.values())
+    return [*(tensor for name, tensor in by_name.items() if name not in parts), *found]
+
+
+def _wholes(name: str, by_name: Mapping[str, Any], how: Quantised) -> Iterable[str]:
+    """The matrices whose codes the tensor `name` holds."""
+    if how.method == "mxfp4":
+        if not name.endswith("_blocks"):
+            return []
+        path, _, matrix = name.removesuffix("_blocks").rpartition(".")
+        experts = max((*by_name[name].shape[:1], 1))  # one, whose shape is refused, where there are none
+        if experts > MAX_EXPERTS:
+            raise ModelError(f"{name} has {experts} experts; at most {MAX_EXPERTS} are read")
+        return [f"{path}.{expert}.{matrix}" for expert in range(experts)]
+    if how.method == "compressed-tensors":
+        if name.endswith(".weight_packed"):
+            return [name.removesuffix("_packed")]
+        return [name] if name.endswith(".weight") and by_name[name].dtype == "I8" else []
+    return [f"{name.removesuffix('.qweight')}.weight"] if name.endswith(".qweight") else []
+
+
+def describe(name: str, parts: Mapping[str, Any], how: Quantised) -> Folded:
+    """The matrix `name` of the tensors `parts` (Described, by role). Raises ModelError for shapes that cannot be its own."""
+    codes = parts.get("codes", parts.get("bytes"))
+    if codes is None:
+        raise ModelError(f"the checkpoint lacks {how.parts(name)['codes']}")
+    shape = codes.shape
+    if len(shape) != (4 if how.method == "mxfp4" else 2) or 0 in shape:
+        raise ModelError(f"{codes.name} has the shape {list(shape)}, which is none of {how.method}")
+    each = WORD // how.bits
+    if how.method == "mxfp4":
+        if shape[3] != MXFP4_BYTES:
+            raise ModelError(f"{codes.name} has the shape {list(shape)}, which is none of mxfp4")
+        return Folded(name, "MXFP4", (shape[1], shape[2] * STEP))
+    if how.method == "awq":
+        outputs, inputs, is_even = shape[1] * each, shape[0], False
+    elif how.method == "gptq":
+        outputs, inputs, is_even = shape[1], shape[0] * each, how.symmetric
+    else:
+        outputs, inputs = shape[0], shape[1] * (each if "codes" in parts else 1)
+        is_even = "zeros" not in parts
+    return Folded(
+        name, _form(8 if "bytes" in parts and "codes" not in parts else how.bits, is_even, inputs), (outputs, inputs)
+    )
+
+
+def _form(bits: int, is_symmetric: bool, inputs: int) -> str:
+    """The block type that holds codes of `bits` less a zero: with a zero of its own for each group, one bit more."""
+    if inputs % STEP or (bits == 8 and not is_symmetric):
+        return "F32"
+    return "Q8_0" if bits == 8 else "Q4_0" if is_symmetric else "Q5_0"

@@ -1,0 +1,278 @@
+"""Matrices of quantised safetensors (checkpoint/quantised.py) as blocks that store the same numbers, or as fp32 numbers.
+
+A number is (code - zero) * scale. With a zero in the middle, codes of 4 and 8 bit are those of Q4_0 and Q8_0; with any other
+zero, code less zero takes 5 bit, which Q5_0 has; the scale is the stored one. What no block holds is given as numbers in fp32,
+or refused: groups that cut blocks, an order of inputs of its own (GPTQ's act-order), zeros at 8 bit, scales that fp16 lacks.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyhands.checkpoint.dtypes import BLOCKS
+from manyhands.checkpoint.quantised import MXFP4_BYTES, STEP, WORD, Folded, Quantised, describe
+from manyhands.engine.library import Array
+from manyhands.engine.mapped import MappedTensors
+from manyhands.engine.weights import STRETCH, Read, Stored, as_fp32
+from manyhands.errors import ModelError
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+_AWQ: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the code of output 0, 1, ... of its eight lies
+_MIDDLES: Final = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 0}  # what is added to a code less its zero
+
+
+class _Matrix(NamedTuple):
+    """codes(rows): code less zero [n, inputs] of outputs `rows`; scales [outputs, groups]; which group an input is in."""
+
+    folded: Folded
+    codes: Callable[[slice], NDArray[np.int16]]
+    scales: Floats
+    groups: NDArray[np.int64]
+
+
+def reader(tensors: MappedTensors, how: Quantised | None, *, needs_blocks: bool) -> Read:
+    """Reads the tensors of a checkpoint, quantised matrices by their unquantised names.
+
+    `needs_blocks`: a matrix that no blocks hold exactly is refused (ModelError says why and what to do), not given as numbers.
+    """
+    return tensors.read if how is None else _Reader(tensors, how, needs_blocks).read
+
+
+class _Reader:
+    def __init__(self, tensors: MappedTensors, how: Quantised, needs_blocks: bool) -> None:
+        self._tensors, self._how, self._needs_blocks = tensors, how, needs_blocks
+        self._last: tuple[str, Stored] | None = None  # a fused matrix is read once for each of its parts
+
+    def read(self, name: str) -> Stored:
+        """As MappedTensors.read."""
+        roles = {role: part for role, part in self._how.parts(name).items() if self._tensors.has(part)}
+        is_plain = "codes" not in roles and not ("bytes" in roles and self._tensors.entry(name).dtype == "I8")
+        if is_plain:
+            return self._tensors.read(name)
+        if self._last is None or self._last[0] != name:
+            self._last = name, self._quantised(name, roles)
+        return self._last[1]
+
+    def _quantised(self, name: str, roles: dict[str, str]) -> Stored:
+        folded = describe(name, {role: self._tensors.entry(part) for role, part in roles.items()}, self._how)
+        arrays = {role: self._tensors.raw(part) for role, part in roles.items() if role != "shape"}
+        if self._how.method == "mxfp4":
+            return _mxfp4(folded, arrays, expert=int(name.removesuffix(".weight").split(".")[-2]))
+        matrix = _MATRICES[self._how.method](folded, arrays, self._how)
+        if problem := _unheld(matrix):
+            if self._needs_blocks:
+                raise ModelError(
+                    f"{name} is not held exactly at w4 or w8: {problem}; --dtype fp32 holds it, bf16 rounds it"
+                )
+            return Stored("f32", np.concatenate([_numbers(matrix, rows) for rows in _stretches(folded)]))
+        return Stored(folded.dtype, np.concatenate([_blocks(matrix, rows) for rows in _stretches(folded)]))
+
+
+def _stretches(folded: Folded) -> Iterator[slice]:
+    outputs, inputs = folded.shape
+    step = max(STEP, STRETCH // inputs // STEP * STEP)
+    return (slice(start, min(start + step, outputs)) for start in range(0, outputs, step))
+
+
+def _unheld(matrix: _Matrix) -> str:
+    """Why no blocks hold it; "" if they do."""
+    if matrix.folded.dtype not in BLOCKS:
+        inputs = matrix.folded.shape[1]
+        return (
+            f"{inputs} inputs are no multiple of {STEP}"
+            if inputs % STEP
+            else "its codes of 8 bit have zeros of their own"
+        )
+    groups = matrix.groups.reshape(-1, STEP)
+    if (groups != groups[:, :1]).any():
+        is_sorted = bool((np.diff(matrix.groups) >= 0).all())
+        return (
+            f"its groups are no multiple of {STEP} inputs"
+            if is_sorted
+            else "its inputs are in another order (act-order)"
+        )
+    scales = matrix.scales
+    with np.errstate(over="ignore"):
+        lost = scales.astype(np.float16).astype(np.float32) != scales
+    return f"its scale {scales[lost][0]:g} is no number of fp16" if lost.any() else ""
+
+
+def _blocks(matrix: _Matrix, rows: slice) -> Bytes:
+    dtype, (numbers, size) = matrix.folded.dtype, BLOCKS[matrix.folded.dtype]
+    codes = (matrix.codes(rows) + np.int16(_MIDDLES[dtype])).astype(np.int8).view(np.uint8)
+    count = codes.shape[1] // numbers
+    codes = codes.reshape(len(codes), count, numbers)
+    out = np.empty((len(codes), count, size), np.uint8)
+    scales = matrix.scales[rows].astype(np.float16)[:, matrix.groups[::numbers]]
+    out[..., :2] = np.ascontiguousarray(scales)[..., None].view(np.uint8)
+    if dtype == "Q8_0":
+        out[..., 2:] = codes
+    else:
+        low = codes & np.uint8(15)
+        out[..., -16:] = low[..., :16] | low[..., 16:] << np.uint8(4)
+    if dtype == "Q5_0":
+        out[..., 2:6] = np.packbits(codes >> np.uint8(4), axis=-1, bitorder="little")
+    return out.reshape(len(codes), -1)
+
+
+def _numbers(matrix: _Matrix, rows: slice) -> Floats:
+    """Exact in fp32: codes less zeros have at most 9 bits, scales of fp16 and bf16 at most 11."""
+    return np.asarray(matrix.codes(rows) * matrix.scales[rows][:, matrix.groups], np.float32)
+
+
+def _mxfp4(folded: Folded, arrays: dict[str, Array], expert: int) -> Stored:
+    """Blocks of one expert. Codes lie in pairs of neighbours there, here number j with j + 16."""
+    codes, scales = arrays["codes"], _needed(arrays, "scales", folded)
+    if codes.dtype != np.uint8 or scales.dtype != np.uint8 or codes.shape != (*scales.shape, MXFP4_BYTES):
+        shapes = f"{codes.dtype} {list(codes.shape)} and {scales.dtype} {list(scales.shape)}"
+        raise ModelError(
+            f"{folded.name}: blocks and scales are {shapes}; uint8 [..., {MXFP4_BYTES}] and [...] are needed"
+        )
+    given = codes[expert]
+    pairs = np.stack([given & np.uint8(15), given >> np.uint8(4)], -1).reshape(*given.shape[:-1], 2 * MXFP4_BYTES)
+    out = np.empty((*given.shape[:-1], MXFP4_BYTES + 1), np.uint8)
+    out[..., 0] = scales[expert]
+    out[..., 1:] = pairs[..., :16] | pairs[..., 16:] << np.uint8(4)
+    return Stored("MXFP4", out.reshape(len(given), -1))
+
+
+def _awq(folded: Folded, arrays: dict[str, Array], how: Quantised) -> _Matrix:
+    """Words [inputs, outputs / 8] of eight outputs each, zeros [groups, outputs / 8], scales [groups, outputs]."""
+    outputs = folded.shape[0]
+    words, scales = _words(arrays["codes"], folded), _scales(arrays, folded).T
+    zeros = _unpacked(_zeros(arrays, folded, (scales.shape[1], outputs // 8)), 4, _AWQ).T
+    groups = _groups(folded, scales.shape[1], how.group)
+    _check_shape(folded, "scales", scales.shape, (outputs, scales.shape[1]))
+
+    def codes(rows: slice) -> NDArray[np.int16]:
+        first, end = rows.start // 8, -(-rows.stop // 8)
+        found = _unpacked(words[:, first:end], 4, _AWQ)[:, rows.start - 8 * first : rows.stop - 8 * first]
+        return np.ascontiguousarray(found.T) - zeros[rows][:, groups]
+
+    return _Matrix(folded, codes, scales, groups)
+
+
+def _gptq(folded: Folded, arrays: dict[str, Array], how: Quantised) -> _Matrix:
+    """Words [inputs / 8, outputs] of eight inputs each (8 bit: four), zeros [groups, outputs / 8], scales [groups, outputs]."""
+    outputs, each = folded.shape[0], WORD // how.bits
+    words, scales = _words(arrays["codes"], folded), _scales(arrays, folded).T
+    _check_shape(folded, "scales", scales.shape, (outputs, scales.shape[1]))
+    stored = _zeros(arrays, folded, (scales.shape[1], -(-outputs // each)))
+    one = np.uint32(0 if how.is_next else 0x11111111 if how.bits == 4 else 0x01010101)
+    zeros = _unpacked(stored + one, how.bits).T[:outputs]  # v1 stores words less 1 in each of their numbers
+    middle = 1 << (how.bits - 1)
+    if how.symmetric and (zeros != middle).any():
+        raise ModelError(
+            f"{folded.name}: a zero is {zeros[zeros != middle][0]}, where `sym` in config.json promises {middle}"
+        )
+    groups = _ordered(arrays.get("order"), folded, scales.shape[1], how.group)
+
+    def codes(rows: slice) -> NDArray[np.int16]:
+        return _unpacked(np.ascontiguousarray(words[:, rows].T), how.bits) - zeros[rows][:, groups]
+
+    return _Matrix(folded, codes, scales, groups)
+
+
+def _compressed(folded: Folded, arrays: dict[str, Array], how: Quantised) -> _Matrix:
+    """Rows of bytes, or of words [outputs, inputs / 8] with codes plus 8 (8 bit: 128); scales and zeros [outputs, groups]."""
+    outputs, middle = folded.shape[0], np.int16(1 << (how.bits - 1))
+    scales = _scales(arrays, folded)
+    if scales.size == 1:
+        scales = np.repeat(scales.reshape(1, 1), outputs, 0)
+    _check_shape(folded, "scales", scales.shape, (outputs, scales.shape[-1]))
+    groups = _ordered(arrays.get("order"), folded, scales.shape[1], how.group)
+    zeros = _compressed_zeros(arrays.get("zeros"), folded, scales.shape[1], how)
+    words = None if "codes" not in arrays else _words(arrays["codes"], folded)
+
+    def codes(rows: slice) -> NDArray[np.int16]:
+        found = arrays["bytes"][rows].astype(np.int16) if words is None else _unpacked(words[rows], how.bits) - middle
+        return found if zeros is None else found - zeros[rows][:, groups]
+
+    return _Matrix(folded, codes, scales, groups)
+
+
+def _compressed_zeros(stored: Array | None, folded: Folded, count: int, how: Quantised) -> NDArray[np.int16] | None:
+    """[outputs, groups]: bytes, or words of eight outputs each."""
+    if stored is None:
+        return None
+    outputs, each = folded.shape[0], WORD // how.bits
+    if stored.dtype == np.int8:
+        _check_shape(folded, "zero points", stored.shape, (outputs, count))
+        return stored.astype(np.int16)
+    _check_shape(folded, "zero points", stored.shape, (-(-outputs // each), count))
+    found = _unpacked(np.ascontiguousarray(_words(stored, folded).T), how.bits).T[:outputs]
+    return np.asarray(found - np.int16(1 << (how.bits - 1)))
+
+
+_MATRICES: Final = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed}
+
+
+def _unpacked(words: NDArray[np.uint32], bits: int, order: tuple[int, ...] = ()) -> NDArray[np.int16]:
+    """The codes in each word of a row, from the lowest bits up or at the places `order`: [n, words] -> [n, codes]."""
+    codes = np.ascontiguousarray(words)[..., None].view(np.uint8)
+    if bits == 4:
+        codes = np.stack([codes & np.uint8(15), codes >> np.uint8(4)], -1).reshape(*words.shape, 8)
+    if order:
+        codes = codes[..., order]
+    return codes.reshape(len(words), -1).astype(np.int16)
+
+
+def _words(array: Array, folded: Folded) -> NDArray[np.uint32]:
+    if array.dtype != np.int32:
+        raise ModelError(f"{folded.name}: its codes are stored as {array.dtype}; int32 is needed")
+    return array.view(np.uint32)
+
+
+def _needed(arrays: dict[str, Array], role: str, folded: Folded) -> Array:
+    if role not in arrays:
+        raise ModelError(f"the checkpoint lacks the {role} of {folded.name}")
+    return arrays[role]
+
+
+def _scales(arrays: dict[str, Array], folded: Folded) -> Floats:
+    """In fp32. (bf16 is read as uint16.)"""
+    given = _needed(arrays, "scales", folded)
+    if given.ndim > 2 or given.dtype not in (np.uint16, np.float16, np.float32):
+        raise ModelError(f"{folded.name}: its scales are {given.dtype} {list(given.shape)}; floats in rows are needed")
+    if given.dtype == np.uint16:
+        return as_fp32(Stored("bf16", given))
+    return given.astype(np.float32)
+
+
+def _zeros(arrays: dict[str, Array], folded: Folded, shape: tuple[int, int]) -> NDArray[np.uint32]:
+    stored = _needed(arrays, "zeros", folded)
+    _check_shape(folded, "zeros", stored.shape, shape)
+    return _words(stored, folded)
+
+
+def _check_shape(folded: Folded, what: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
+    if tuple(shape) != needed:
+        raise ModelError(
+            f"{folded.name} [{folded.shape[0]}, {folded.shape[1]}]: its {what} are {list(shape)}, needed are {list(needed)}"
+        )
+
+
+def _groups(folded: Folded, count: int, group: int) -> NDArray[np.int64]:
+    """Of each input the group, where `count` groups lie one behind the other; `group`: what config.json says, 0 if nothing."""
+    inputs = folded.shape[1]
+    size = group or max(1, inputs // max(1, count))
+    if -(-inputs // size) != count:
+        raise ModelError(
+            f"{folded.name}: {inputs} inputs in groups of {size} make {-(-inputs // size)} groups; stored are {count}"
+        )
+    return np.arange(inputs) // size
+
+
+def _ordered(order: Array | None, folded: Folded, count: int, group: int) -> NDArray[np.int64]:
+    """As _groups, or as g_idx says."""
+    if order is None or (len(order) and bool((order == -1).all())):
+        return _groups(folded, count, group)
+    if order.dtype != np.int32 or order.shape != folded.shape[1:] or order.min() < 0 or order.max() >= count:
+        raise ModelError(
+            f"{folded.name}: g_idx must name one of {count} groups for each of its {folded.shape[1]} inputs"
+        )
+    return order.astype(np.int64)

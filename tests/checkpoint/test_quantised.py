@@ -1,0 +1,110 @@
+"""What quantization_config may say, and how tensors become matrices. Hostile configs and headers are refused in one line."""
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from manyhands.checkpoint.quantised import Folded, Quantised, folded, read_quantised
+from manyhands.errors import ModelError
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": True}
+WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+INT4 = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": WEIGHTS}},
+}
+
+
+class Tensor(NamedTuple):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read(given: Any) -> Quantised | None:
+    return read_quantised({"quantization_config": given})
+
+
+def test_what_is_read() -> None:
+    assert read_quantised({}) is None
+    assert read({"quant_method": "gguf"}) is None
+    assert read(AWQ) == Quantised("awq", 4, 128)
+    assert read({**GPTQ, "bits": 8, "sym": False, "checkpoint_format": "gptq_v2"}) == Quantised(
+        "gptq", 8, 128, False, True
+    )
+    assert read(INT4) == Quantised("compressed-tensors", 4, 128)
+    assert read({"quant_method": "mxfp4"}) == Quantised("mxfp4", 4, 32, symmetric=True)
+    assert read_quantised({"text_config": {"quantization_config": AWQ}}) == Quantised("awq", 4, 128)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+            "NF4.*checkpoint in bf16 with --dtype",
+        ),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "floats of 8 bit.*checkpoint in bf16 with --dtype"),
+        ({"quant_method": "fbgemm_fp8"}, "floats of 8 bit"),
+        ({"quant_method": "hqq"}, "read are awq, gptq, compressed-tensors, mxfp4, gguf"),
+        ({}, "quant_method is None; read are awq"),
+        ({"quant_method": ["awq"]}, "read are awq"),
+        ("awq", "must be an object"),
+        ({**AWQ, "bits": 3}, "bits is 3; read is 4"),
+        ({**AWQ, "version": "gemv"}, "version is 'gemv'; read is 'gemm'"),
+        ({**AWQ, "backend": "llm-awq"}, "backend is 'llm-awq'"),
+        ({**AWQ, "zero_point": False}, "zero_point is False; read is True"),
+        ({**AWQ, "group_size": 0}, "group_size is 0; -1 or a whole number from 1"),
+        ({**AWQ, "group_size": 1 << 40}, "group_size is 1099511627776"),
+        ({**AWQ, "group_size": "128"}, "group_size is '128'"),
+        ({**GPTQ, "bits": 2}, "bits is 2; read is 4 or 8"),
+        ({**GPTQ, "bits": True}, "bits is True; read is 4 or 8"),
+        ({**GPTQ, "sym": "yes"}, "sym is 'yes'; true or false"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
+        ({**GPTQ, "dynamic": {"-:.*": {}}}, "modules with rules of their own"),
+        ({**INT4, "format": "float-quantized"}, "format is 'float-quantized'; read is 'pack-quantized'"),
+        ({**INT4, "format": "nvfp4-pack-quantized"}, "format is 'nvfp4-pack-quantized'"),
+        ({**INT4, "config_groups": {}}, "a group with weights is needed"),
+        ({**INT4, "config_groups": {"g": {"weights": {**WEIGHTS, "type": "float"}}}}, "type is 'float'; read is 'int'"),
+        ({**INT4, "config_groups": {"g": {"weights": {**WEIGHTS, "num_bits": 6}}}}, "num_bits is 6"),
+        ({**INT4, "config_groups": {"g": {"weights": {**WEIGHTS, "strategy": "block"}}}}, "strategy is 'block'"),
+        (
+            {**INT4, "config_groups": {"a": {"weights": WEIGHTS}, "b": {"weights": {**WEIGHTS, "num_bits": 8}}}},
+            "different num_bits",
+        ),
+        ({**INT4, "transform_config": {"config_groups": {"R1": {}}}}, "transform_config.*changes the arithmetic"),
+        ({**INT4, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.*changes the arithmetic"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(given: Any, said: str) -> None:
+    with pytest.raises(ModelError, match=said) as error:
+        read(given)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_parts_become_the_matrix_that_they_are() -> None:
+    stem, norm = "model.layers.0.mlp.up_proj", Tensor("model.layers.0.input_layernorm.weight", "F16", (64,))
+    words = [
+        Tensor(f"{stem}.qweight", "I32", (64, 12)),
+        Tensor(f"{stem}.qzeros", "I32", (2, 12)),
+        Tensor(f"{stem}.scales", "F16", (2, 96)),
+    ]
+    config: dict[str, Any] = {"quantization_config": AWQ}
+    assert folded([norm, *words], config) == [norm, Folded(f"{stem}.weight", "Q5_0", (96, 64))]
+    assert folded([norm], {}) == [norm]
+    experts = [Tensor("model.layers.0.mlp.experts.down_proj_blocks", "U8", (2, 96, 2, 16))]
+    found = folded([*experts, norm], {"quantization_config": {"quant_method": "mxfp4"}})
+    assert found == [norm, *(Folded(f"model.layers.0.mlp.experts.{i}.down_proj", "MXFP4", (96, 64)) for i in range(2))]
+
+
+def test_a_header_of_many_experts_makes_no_more_than_a_bound() -> None:
+    blocks = Tensor("model.layers.0.mlp.experts.down_proj_blocks", "U8", (2, 0, 1, 16))
+    with pytest.raises(ModelError, match="which is none of mxfp4"):
+        folded([blocks], {"quantization_config": {"quant_method": "mxfp4"}})
+    with pytest.raises(ModelError, match="has the shape"):
+        folded([Tensor("a.qweight", "I32", ())], {"quantization_config": AWQ})
+    many = Tensor("model.layers.0.mlp.experts.down_proj_blocks", "U8", (1 << 40, 1, 1, 16))
+    with pytest.raises(ModelError, match="1099511627776 experts; at most 4096"):
+        folded([many], {"quantization_config": {"quant_method": "mxfp4"}})

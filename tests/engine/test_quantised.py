@@ -1,0 +1,171 @@
+"""Quantised safetensors by the native engine: the numbers of each format's formula, the logits of transformers on them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+from transformers.integrations import mxfp4
+
+from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.dtypes import BLOCKS
+from manyhands.checkpoint.folder import read_config, read_entries
+from manyhands.checkpoint.partition import layer_of
+from manyhands.checkpoint.quantised import folded, read_quantised
+from manyhands.checkpoint.verify import ignore
+from manyhands.core import SMALL_WEIGHTS, Precision, Span
+from manyhands.engine.mapped import MappedTensors
+from manyhands.engine.quantised import reader
+from manyhands.engine.span import Piece
+from manyhands.engine.weights import as_numbers
+from manyhands.errors import ModelError
+from manyhands.worker.runner import load_ends, load_span
+from tests.quantised_cases import CASES, LOOSE, Case, scheme
+from tests.quantised_files import compressed, mxfp4_tiny, quantised_tiny
+
+IDS = [(37 * i * i + 11 * i) % 256 for i in range(60)]
+
+
+def make(case: Case, out: Path, **sizes: Any) -> tuple[Path, Path]:
+    return quantised_tiny(out, case.config, case.pack, **{"layers": 2, "hidden": 64, **case.facts, **sizes})
+
+
+def numbers(folder: Path, *, needs_blocks: bool = False) -> dict[str, NDArray[Any]]:
+    how = read_quantised(parse_config(read_config(folder)))
+    with MappedTensors(folder, ignore) as tensors:
+        read = reader(tensors, how, needs_blocks=needs_blocks)
+        names = [each.name for each in folded(read_entries(folder), parse_config(read_config(folder)))]
+        return {
+            name: as_numbers(read(name)).array.copy()
+            for name in names
+            if layer_of(name) is not None and "norm" not in name
+        }
+
+
+def types(folder: Path) -> set[str]:
+    """Of the quantised matrices."""
+    matrices = folded(read_entries(folder), parse_config(read_config(folder)))
+    return {each.dtype for each in matrices if each.dtype in BLOCKS or (each.dtype == "F32" and len(each.shape) == 2)}
+
+
+def logits(folder: Path, precision: Precision = "fp32", cuts: int = 1) -> NDArray[np.float32]:
+    ends, rows = load_ends(folder, precision, 1), None
+    spans = [load_span(folder, Span(n * 2 // cuts, (n + 1) * 2 // cuts), precision, 1) for n in range(cuts)]
+    rows = ends.embed(IDS)
+    for span in spans:
+        rows = span.step(rows.tobytes(), [Piece(span.new_cache(64), 0, len(IDS))], 1)
+    return ends.logits(rows, len(IDS), 1)
+
+
+def theirs(folder: Path) -> NDArray[np.float32]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        found: NDArray[np.float32] = model(torch.tensor([IDS]), use_cache=False).logits[0].numpy()
+    return found
+
+
+@pytest.mark.parametrize("name", [*CASES, *LOOSE])
+def test_numbers_are_those_of_the_formula_and_logits_those_of_transformers(name: str, tmp_path: Path) -> None:
+    case = {**CASES, **LOOSE}[name]
+    folder, plain = make(case, tmp_path / "q")
+    with MappedTensors(plain, ignore) as tensors:
+        for matrix, found in numbers(folder).items():
+            np.testing.assert_array_equal(found, tensors.read(matrix).array, matrix)
+    assert types(folder) == {case.held}
+    assert logits(folder).tobytes() == logits(plain).tobytes()
+    if name in ("awq", "act-order"):
+        np.testing.assert_allclose(logits(folder), theirs(plain), atol=2e-4, rtol=2e-3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_small_weights_hold_the_same_codes_and_scales(name: str, tmp_path: Path) -> None:
+    """Logits at w4 differ from those in fp32 by the rounding of rows to 8 bits, and cuts change no bit."""
+    folder, plain = make(CASES[name], tmp_path / "q")
+    whole = logits(folder, "w4")
+    exact = logits(plain)
+    assert np.abs(whole - exact).max() < 0.1 * np.abs(exact).max()
+    assert (whole.argmax(1) == exact.argmax(1)).mean() > 0.8
+    assert logits(folder, "w4", cuts=2).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("name", LOOSE)
+@pytest.mark.parametrize("precision", sorted(SMALL_WEIGHTS))
+def test_what_blocks_cannot_hold_is_refused_with_a_remedy(name: str, precision: Precision, tmp_path: Path) -> None:
+    folder, _ = make(LOOSE[name], tmp_path / "q")
+    with pytest.raises(ModelError, match=r"not held exactly at w4 or w8.*--dtype fp32 holds it, bf16 rounds it"):
+        load_span(folder, Span(0, 2), precision, 1)
+
+
+def test_scales_of_bf16_are_held_where_fp16_has_them(tmp_path: Path) -> None:
+    folder, plain = make(CASES["int4"], tmp_path / "q", scale_type=torch.bfloat16)
+    assert logits(folder).tobytes() == logits(plain).tobytes()
+    numbers(folder, needs_blocks=True)
+
+    def tiny_scales(q: Any) -> dict[str, NDArray[Any]]:
+        return {**compressed(q, has_zeros=False), "weight_scale": np.full(q.scales.shape, 3e-9, np.float32)}
+
+    folder, _ = quantised_tiny(tmp_path / "r", scheme(4, 32), tiny_scales, layers=1, **CASES["int4"].facts)
+    with pytest.raises(ModelError, match="its scale 3e-09 is no number of fp16"):
+        numbers(folder, needs_blocks=True)
+
+
+def test_experts_in_mxfp4_are_those_of_transformers(tmp_path: Path) -> None:
+    folder, plain = mxfp4_tiny(tmp_path / "q", layers=2, hidden=64)
+    with MappedTensors(folder, ignore) as tensors:
+        read = reader(tensors, read_quantised(parse_config(read_config(folder))), needs_blocks=True)
+        for matrix in ("gate_up_proj", "down_proj"):
+            path = "model.layers.1.mlp.experts"
+            blocks, scales = (
+                torch.from_numpy(tensors.raw(f"{path}.{matrix}_{part}").copy()) for part in ("blocks", "scales")
+            )
+            expected = mxfp4._convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+            for expert in range(len(expected)):
+                found = as_numbers(read(f"{path}.{expert}.{matrix}")).array
+                np.testing.assert_array_equal(found, expected[expert].T.numpy())
+    assert logits(folder).tobytes() == logits(plain).tobytes()
+    np.testing.assert_allclose(logits(folder), theirs(plain), atol=2e-4, rtol=2e-3)
+    exact = logits(plain)
+    assert np.abs(logits(folder, "w8") - exact).max() < 0.1 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "phi3", "gemma2"])
+def test_any_family_with_plain_names_is_read(family: str, tmp_path: Path) -> None:
+    """Also fused matrices, and experts with tensors of their own. (A quantised router is as exact as its numbers.)"""
+    folder, plain = make(CASES["awq"], tmp_path / "q", family=family)
+    assert logits(folder).tobytes() == logits(plain).tobytes()
+
+
+Spoil = Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]]
+HOSTILE: dict[str, tuple[str, Spoil, str]] = {
+    "too few groups": ("gptq", lambda p: {**p, "scales": p["scales"][:1]}, "zeros are|groups"),
+    "too many groups": ("awq", lambda p: {**p, "scales": np.repeat(p["scales"], 4, 0)}, "zeros are|groups"),
+    "no scales": ("awq", lambda p: {key: p[key] for key in p if key != "scales"}, "lacks the scales"),
+    "no zeros": ("gptq", lambda p: {key: p[key] for key in p if key != "qzeros"}, "lacks the zeros"),
+    "zeros of floats": ("gptq", lambda p: {**p, "qzeros": p["qzeros"].astype(np.float32)}, "float32"),
+    "codes of bytes": ("gptq", lambda p: {**p, "qweight": p["qweight"].astype(np.int8)}, "int32 is needed"),
+    "one row less": ("gptq", lambda p: {**p, "qweight": p["qweight"][:-1]}, "g_idx|needed is|groups|no multiple"),
+    "scales of ints": ("awq", lambda p: {**p, "scales": p["scales"].astype(np.int32)}, "floats in rows"),
+    "scales in 3 dimensions": ("awq", lambda p: {**p, "scales": p["scales"][None]}, "floats in rows"),
+    "g_idx beyond": ("gptq", lambda p: {**p, "g_idx": p["g_idx"] + 1}, "g_idx must name"),
+    "g_idx below": ("gptq", lambda p: {**p, "g_idx": p["g_idx"] - 2}, "g_idx must name"),
+    "g_idx short": ("gptq", lambda p: {**p, "g_idx": p["g_idx"][:-1]}, "g_idx must name"),
+    "no codes at all": ("awq", lambda p: {**p, "qweight": p["qweight"][:0]}, "which is none of awq"),
+    "codes in 3 dimensions": ("awq", lambda p: {**p, "qweight": p["qweight"][None]}, "which is none of awq"),
+    "zeros where sym is promised": ("gptq", lambda p: {**p, "qzeros": p["qzeros"] + 1}, "`sym` in config.json promises 8"),
+    "zero points short": ("int4 zeros", lambda p: {**p, "weight_zero_point": p["weight_zero_point"][:1]}, "points are"),
+    "channels short": ("int8", lambda p: {**p, "weight_scale": p["weight_scale"][:-1]}, "scales are"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_parts_that_do_not_fit_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    kind, spoil, said = HOSTILE[name]
+    case = CASES[kind]
+    folder, _ = quantised_tiny(tmp_path / "q", case.config, lambda q: spoil(case.pack(q)), layers=1, **case.facts)
+    with pytest.raises(ModelError, match=said) as error:
+        load_span(folder, Span(0, 1), "w4", 1)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400

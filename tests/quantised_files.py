@@ -1,0 +1,177 @@
+"""Tiny checkpoints as AWQ, GPTQ, compressed-tensors and MXFP4 store them, packed here by the formats' descriptions.
+
+The packers place each code by its bit position; what is expected of a matrix is computed beside them from codes, zeros and
+scales.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+
+from manyhands.testing.tiny import make_tiny
+
+Floats = NDArray[np.float32]
+Parts = dict[str, NDArray[Any]]
+AWQ_PLACES: Final = (0, 2, 4, 6, 1, 3, 5, 7)  # the output whose code lies in nibble 0, 1, ... of a word
+E2M1: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def words(codes: NDArray[np.integer[Any]], bits: int, places: Iterable[int] | None = None) -> NDArray[np.int32]:
+    """[n, codes] -> [n, words]: the code of place i of a word in its bits [i bits, (i + 1) bits)."""
+    each = 32 // bits
+    out = np.zeros((codes.shape[0], codes.shape[1] // each), np.uint64)
+    for nibble, place in enumerate(places or range(each)):
+        out |= codes[:, place::each].astype(np.uint64) << np.uint64(bits * nibble)
+    return out.astype(np.uint32).view(np.int32)
+
+
+class Quantised:
+    """One matrix in groups: codes [outputs, inputs], zeros and fp16 scales [outputs, groups], the group of each input."""
+
+    def __init__(
+        self, weight: Floats, bits: int, group: int, *, symmetric: bool, order: bool = False, seed: int = 0
+    ) -> None:
+        outputs, inputs = weight.shape
+        group = group or inputs
+        draw = np.random.default_rng(seed + outputs * inputs)
+        self.groups = np.arange(inputs) // group
+        if order:
+            self.groups = draw.permutation(self.groups)
+        count, top = -(-inputs // group), (1 << bits) - 1
+        self.codes = np.zeros((outputs, inputs), np.int64)
+        self.zeros = np.full((outputs, count), (top + 1) // 2, np.int64)
+        self.scales = np.zeros((outputs, count), np.float16)
+        for g in range(count):
+            part = weight[:, self.groups == g]
+            low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
+            span = np.maximum(-low, high) * 2 if symmetric else high - low
+            scale = np.maximum(span / top, 1e-3).astype(np.float16)
+            if not symmetric:
+                self.zeros[:, g] = np.clip(np.round(-low / scale.astype(np.float32)), 1, top)
+            found = np.round(part / scale.astype(np.float32)[:, None]) + self.zeros[:, g : g + 1]
+            self.codes[:, self.groups == g] = np.clip(found, 0, top)
+            self.scales[:, g] = scale
+        self.bits, self.middle = bits, (top + 1) // 2
+
+    @property
+    def numbers(self) -> Floats:
+        """(code - zero) * scale, in double: exact."""
+        return np.asarray(
+            (self.codes - self.zeros[:, self.groups]) * self.scales[:, self.groups].astype(np.float64), np.float32
+        )
+
+
+def awq(q: Quantised) -> Parts:
+    return {
+        "qweight": words(q.codes.T, 4, AWQ_PLACES),
+        "qzeros": words(q.zeros.T, 4, AWQ_PLACES),
+        "scales": q.scales.T,
+    }
+
+
+def gptq(q: Quantised, *, is_next: bool = False) -> Parts:
+    stored = words(q.zeros.T, q.bits).view(np.uint32)
+    less = 0 if is_next else sum(1 << at for at in range(0, 32, q.bits))  # of whole words: a zero of 0 borrows
+    return {
+        "qweight": words(q.codes, q.bits).T,
+        "qzeros": ((stored.astype(np.int64) - less) % (1 << 32)).astype(np.uint32).view(np.int32),
+        "scales": q.scales.T,
+        "g_idx": q.groups.astype(np.int32),
+    }
+
+
+def compressed(q: Quantised, *, has_zeros: bool, packed_zeros: bool = True) -> Parts:
+    found: Parts = {"weight_scale": q.scales, "weight_shape": np.array(q.codes.shape, np.int64)}
+    found["weight_packed"] = words(q.codes, q.bits)
+    if has_zeros:
+        signed = (q.zeros - q.middle).astype(np.int8)
+        pad = np.pad(q.zeros, ((0, -len(q.zeros) % (32 // q.bits)), (0, 0)))
+        found["weight_zero_point"] = words(pad.T, q.bits).T if packed_zeros else signed
+    return found
+
+
+def integers(q: Quantised) -> Parts:
+    return {"weight": (q.codes - q.middle).astype(np.int8), "weight_scale": q.scales}
+
+
+Pack = Callable[[Quantised], Parts]
+
+
+def quantised_tiny(
+    out: Path,
+    config: dict[str, Any],
+    pack: Pack,
+    *,
+    family: str = "llama",
+    scale_type: torch.dtype = torch.float16,
+    **sizes: Any,
+) -> tuple[Path, Path]:
+    """A tiny model whose layers' matrices are quantised, and the folder of the same numbers in fp32.
+
+    sizes: of make_tiny; `bits`, `group`, `symmetric`, `order` of Quantised.
+    """
+    kinds = {key: sizes.pop(key) for key in ("bits", "group", "symmetric", "order") if key in sizes}
+    plain = make_tiny(family, out.with_name(f"{out.name}-plain"), dtype="fp32", **sizes)
+    tensors = load_file(plain / "model.safetensors")
+    stored: dict[str, torch.Tensor] = {}
+    for name, array in tensors.items():
+        if ".layers." not in name or array.ndim != 2:
+            stored[name] = torch.from_numpy(array).to(scale_type if array.ndim == 2 else torch.float32)
+            tensors[name] = stored[name].float().numpy()
+            continue
+        q = Quantised(array, **kinds)
+        if scale_type == torch.bfloat16:
+            q.scales = torch.from_numpy(q.scales).bfloat16().float().numpy().astype(np.float16)
+        for part, value in pack(q).items():
+            tensor = torch.from_numpy(np.ascontiguousarray(value))
+            stored[f"{name.removesuffix('.weight')}.{part}"] = (
+                tensor.to(scale_type) if tensor.dtype == torch.float16 else tensor
+            )
+        tensors[name] = q.numbers
+    _write(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
+    _copy(plain, out, config)
+    _write(out, stored)
+    return out, plain
+
+
+def mxfp4_tiny(out: Path, **sizes: Any) -> tuple[Path, Path]:
+    """A tiny gpt_oss with its experts in MXFP4, and the folder of the same numbers in fp32."""
+    plain = make_tiny("gpt_oss", out.with_name(f"{out.name}-plain"), dtype="fp32", **sizes)
+    tensors = load_file(plain / "model.safetensors")
+    stored, draw = dict(tensors), np.random.default_rng(7)
+    for name, array in tensors.items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, inputs, outputs = array.shape
+            blocks = draw.integers(0, 256, (experts, outputs, inputs // 32, 16), np.uint8)
+            scales = draw.integers(118, 124, blocks.shape[:-1], np.uint8)
+            codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(*scales.shape, 32)
+            numbers = E2M1[codes] * np.exp2(scales.astype(np.float32) - 127)[..., None]
+            tensors[name] = np.ascontiguousarray(numbers.reshape(experts, outputs, inputs).transpose(0, 2, 1))
+            del stored[name]
+            stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    _write(plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
+    _copy(plain, out, {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]})
+    _write(out, {name: torch.from_numpy(array) for name, array in stored.items()})
+    return out, plain
+
+
+def _write(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+
+
+def _copy(plain: Path, out: Path, quantisation: dict[str, Any]) -> None:
+    out.mkdir(parents=True)
+    for path in plain.iterdir():
+        if path.name not in ("model.safetensors", "config.json"):
+            (out / path.name).write_bytes(path.read_bytes())
+    config = json.loads((plain / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, "quantization_config": quantisation}))
