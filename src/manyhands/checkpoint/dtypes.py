@@ -5,7 +5,7 @@ A tensor of a block type is a row after row of blocks; each block is some number
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from manyhands.errors import ModelError
 
@@ -30,6 +30,17 @@ BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "MXFP4": (32, 17),
 }
 _NOT_FLOATS: Final = ("BOOL", "U", "I")
+
+
+class Described(Protocol):
+    """A tensor by name, safetensors dtype and shape."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 def is_known(dtype: object) -> bool:

@@ -10,9 +10,9 @@ import math
 import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Literal, Self
 
-from manyhands.checkpoint.dtypes import BLOCKS, is_float
+from manyhands.checkpoint.dtypes import BLOCKS, Described, is_float
 from manyhands.core import SMALL_WEIGHTS, Precision, Span
 from manyhands.errors import CutError, ModelError
 
@@ -45,17 +45,6 @@ _BLOCK_BITS: Final = {
     "MXFP4": 4.25,
 }
 _STORED_SIZES: Final = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
-
-
-class Described(Protocol):
-    """A tensor by name, safetensors dtype and shape."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ makes them. What has no such blocks has the type F32 here. Knows names and shape
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
+from manyhands.checkpoint.dtypes import Described
 from manyhands.errors import ModelError
 
 Method = Literal["awq", "gptq", "compressed-tensors", "mxfp4"]
@@ -26,17 +27,6 @@ _LOSSES: Final = {
     "fbgemm_fp8": "floats of 8 bit span more than integers of 8 bit do, so each group would lose its small numbers",
 }
 _PACKED, _INTEGERS = "pack-quantized", ("int-quantized", "naive-quantized")
-
-
-class Described(Protocol):
-    """A tensor by name, safetensors dtype and shape."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +168,7 @@ def _compressed(given: Mapping[str, Any]) -> Quantised:
     return Quantised("compressed-tensors", bits.pop(), sizes.pop() if len(sizes) == 1 else 0)
 
 
-def folded(tensors: Sequence[Any], config: Mapping[str, Any]) -> Sequence[Any]:
+def folded(tensors: Sequence[Described], config: Mapping[str, Any]) -> Sequence[Described]:
     """`tensors` (Described) with the parts of each quantised matrix replaced by one Folded; others as they are.
 
     Raises ModelError.
@@ -187,9 +177,9 @@ def folded(tensors: Sequence[Any], config: Mapping[str, Any]) -> Sequence[Any]:
     return tensors if how is None else [*_fold({tensor.name: tensor for tensor in tensors}, how)]
 
 
-def _fold(by_name: Mapping[str, Any], how: Quantised) -> Iterable[Any]:
+def _fold(by_name: Mapping[str, Described], how: Quantised) -> Iterable[Described]:
     parts: set[str] = set()
-    found: list[Any] = []
+    found: list[Described] = []
     for name in by_name:
         for whole in _wholes(name, by_name, how):
             roles = how.parts(whole)
@@ -199,7 +189,7 @@ def _fold(by_name: Mapping[str, Any], how: Quantised) -> Iterable[Any]:
     return [*(tensor for name, tensor in by_name.items() if name not in parts), *found]
 
 
-def _wholes(name: str, by_name: Mapping[str, Any], how: Quantised) -> Iterable[str]:
+def _wholes(name: str, by_name: Mapping[str, Described], how: Quantised) -> Iterable[str]:
     """The matrices whose codes the tensor `name` holds."""
     if how.method == "mxfp4":
         if not name.endswith("_blocks"):
@@ -216,7 +206,7 @@ def _wholes(name: str, by_name: Mapping[str, Any], how: Quantised) -> Iterable[s
     return [f"{name.removesuffix('.qweight')}.weight"] if name.endswith(".qweight") else []
 
 
-def describe(name: str, parts: Mapping[str, Any], how: Quantised) -> Folded:
+def describe(name: str, parts: Mapping[str, Described], how: Quantised) -> Folded:
     """The matrix `name` of the tensors `parts` (Described, by role). Raises ModelError for shapes that cannot be its own."""
     codes = parts.get("codes", parts.get("bytes"))
     if codes is None:
