@@ -110,33 +110,43 @@ static void expand(int64_t type, const char *panel, int64_t steps, float *out)
     }
 }
 
-/* sums[r] += chains of LANES_ROWS rows, [even, odd][16][LANES_ROWS] for each of `steps` expanded steps, `stride` apart. */
+/* sums[r] += chains of BLOCK_ROWS rows, [even, odd][16][BLOCK_ROWS] for each of `steps` expanded steps, `stride` apart. All even
+ * numbers before the odd ones: registers then hold twice the rows, and each number of the panel is loaded once for all of them. */
 static void block_chain(const float *rows, int64_t stride, const float *panel, int64_t steps, float *sums)
 {
     for (int64_t step = 0; step < steps; step++, rows += stride, panel += DEPTH * SIDE) {
-        V even[LANES_ROWS], odd[LANES_ROWS];
+        V even[BLOCK_ROWS], odd[BLOCK_ROWS];
 #pragma GCC unroll 16
-        for (int r = 0; r < LANES_ROWS; r++)
-            even[r] = odd[r] = set(0);
-        const float *x = rows, *w = panel;
-        for (int i = 0; i < SIDE; i++, x += LANES_ROWS, w += SIDE) {
-            V e = load(w), o = load(w + SIDE * SIDE);
+        for (int r = 0; r < BLOCK_ROWS; r++)
+            even[r] = set(0);
+#pragma GCC unroll 1
+        for (int i = 0; i < SIDE; i++) {
+            V w = in_register(load(panel + i * SIDE));
 #pragma GCC unroll 16
-            for (int r = 0; r < LANES_ROWS; r++) {
-                even[r] = fma_(set(x[r]), e, even[r]);
-                odd[r] = fma_(set(x[r + SIDE * LANES_ROWS]), o, odd[r]);
-            }
+            for (int r = 0; r < BLOCK_ROWS; r++)
+                even[r] = fma_(set(rows[i * BLOCK_ROWS + r]), w, even[r]);
         }
 #pragma GCC unroll 16
-        for (int r = 0; r < LANES_ROWS; r++)
+        for (int r = 0; r < BLOCK_ROWS; r++)
+            odd[r] = set(0);
+#pragma GCC unroll 1
+        for (int i = SIDE; i < DEPTH; i++) {
+            V w = in_register(load(panel + i * SIDE));
+#pragma GCC unroll 16
+            for (int r = 0; r < BLOCK_ROWS; r++)
+                odd[r] = fma_(set(rows[i * BLOCK_ROWS + r]), w, odd[r]);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < BLOCK_ROWS; r++)
             store(sums + r * SIDE, add(load(sums + r * SIDE), add(even[r], odd[r])));
+        __asm__("" ::: "memory"); /* the sums stay where they are: registers are needed for the next step */
     }
 }
 
 /* Rows [first, first + count) of x [to->count, k], rounded, zeros beyond k and the last row. */
 static void prepare(const float *x, int64_t stride, int64_t k, int64_t rounds, const Source *to, int64_t first, int64_t count)
 {
-    int64_t whole = ceil_div(to->count, LANES_ROWS) * LANES_ROWS;
+    int64_t whole = ceil_div(to->count, BLOCK_ROWS) * BLOCK_ROWS;
     for (int64_t row = first; row < first + count; row++) {
         for (int64_t step = 0; to->form == GROUPED && step < to->depth; step++) {
             float room[DEPTH] = {0};
@@ -156,7 +166,7 @@ static void prepare(const float *x, int64_t stride, int64_t k, int64_t rounds, c
         if (to->form == TILED)
             continue;
 #endif
-        float *block = to->rows + row / LANES_ROWS * LANES_ROWS * DEPTH + row % LANES_ROWS;
+        float *block = to->rows + row / BLOCK_ROWS * BLOCK_ROWS * DEPTH + row % BLOCK_ROWS;
         for (int64_t at = 0; at < to->depth * DEPTH; at += LANES) {
             V v = row < to->count && at < k ? load_part(x + row * stride + at, k - at) : set(0);
             v = rounds ? as_bf16(v) : v;
@@ -168,7 +178,7 @@ static void prepare(const float *x, int64_t stride, int64_t k, int64_t rounds, c
             store(lanes, v);
             float *step = block + at / DEPTH * DEPTH * whole;
             for (int i = 0; i < LANES; i++)
-                step[(i % 2 * SIDE + at % DEPTH / 2 + i / 2) * LANES_ROWS] = lanes[i];
+                step[(i % 2 * SIDE + at % DEPTH / 2 + i / 2) * BLOCK_ROWS] = lanes[i];
         }
     }
 }
@@ -190,12 +200,12 @@ static void finish(const Matrix *matrix, int64_t panel, int64_t rows, const floa
 static void block_product(const Matrix *matrix, const Source *source, const char *packed, int64_t panels, float *sums, float *expanded)
 {
     int64_t depth = source->depth, bytes = panel_size(1) * size_of_type(matrix->type);
-    int64_t stride = ceil_div(source->count, LANES_ROWS) * LANES_ROWS * DEPTH;
+    int64_t stride = ceil_div(source->count, BLOCK_ROWS) * BLOCK_ROWS * DEPTH;
     for (int64_t step = 0; step < depth; step += EXPANDED)
         for (int64_t p = 0; p < panels; p++) {
             int64_t steps = at_most(depth - step, EXPANDED);
             expand(matrix->type, packed + (p * depth + step) * bytes, steps, expanded);
-            for (int64_t row = 0; row < source->count; row += LANES_ROWS)
+            for (int64_t row = 0; row < source->count; row += BLOCK_ROWS)
                 block_chain(source->rows + step * stride + row * DEPTH, stride, expanded, steps, sums + (p * CHUNK + row) * SIDE);
         }
 }
@@ -214,7 +224,7 @@ static void product(const Matrix *matrix, const Source *source, int64_t panel, i
         const char *packed = (const char *)matrix->packed + panel * bytes;
         panels = source->form == FEW_AT_ONCE || source->form == GROUPED ? 1 : at_most(end - panel, PANELS);
         for (int64_t p = 0; p < panels; p++)
-            memset(sums + p * CHUNK * SIDE, 0, (size_t)(at_most(ceil_div(source->count, LANES_ROWS) * LANES_ROWS, CHUNK) * SIDE) * 4);
+            memset(sums + p * CHUNK * SIDE, 0, (size_t)(at_most(ceil_div(source->count, BLOCK_ROWS) * BLOCK_ROWS, CHUNK) * SIDE) * 4);
 #ifdef TILES
         if (source->form == TILED)
             tile_product(source, packed, panels, sums);
@@ -626,5 +636,5 @@ enum { HAS_TILES = 1 };
 #else
 enum { HAS_TILES = 0 };
 #endif
-const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), HAS_TILES, LANES_ROWS, prepare, product, norm, rotate, gate, add_rows, multiply, remember,
+const Kernels JOIN(kernels_, TARGET) = {TEXT(TARGET), HAS_TILES, BLOCK_ROWS, prepare, product, norm, rotate, gate, add_rows, multiply, remember,
                                         attend, widen, narrow, soften, route, apply, round_weights};

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 enum { SIDE = 16, DEPTH = 32, BLOCK = 64, CHUNK = 240 }; /* columns of a panel, K of a step, keys of a block, rows of a product */
-enum { EXPANDED = 4, PANELS = 4 }; /* steps of K that a blocked product widens at once, and panels that take turns */
+enum { EXPANDED = 3, PANELS = 4 }; /* steps of K that a blocked product widens at once, and panels that take turns */
 enum { SCRATCH_BYTES = (EXPANDED * DEPTH + PANELS * CHUNK) * SIDE * 4 }; /* of a product */
 /* Types of stored numbers; then of matrices in groups of 32 numbers of K ("small weights" in docs/arithmetic.md): codes of 8 bit with
  * a scale; of 4 bit, less 8, with a scale; of 4 bit with a scale and a minimum; the same with codes of 5 bit, less 16; nested, with
@@ -53,7 +53,7 @@ typedef struct {
 typedef struct {
     const char *name;
     int64_t has_tiles;  /* for rows and weights in bf16 */
-    int64_t block_rows; /* rows that a blocked product takes at once, as many as have both their sums in registers; divides 12 */
+    int64_t block_rows; /* rows that a blocked product takes at once, as many as have one of their two sums in registers; divides 12 */
     void (*prepare)(const float *x, int64_t stride, int64_t k, int64_t rounds, const Source *to, int64_t first, int64_t count);
     void (*product)(const Matrix *matrix, const Source *source, int64_t panel, int64_t end, float *out, int64_t stride,
                     float *scratch);

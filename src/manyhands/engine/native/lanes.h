@@ -36,6 +36,12 @@ static inline float round_bf16(float a)
 typedef __m512 V;
 typedef __mmask16 M;
 #define LANES_ROWS 12
+#define BLOCK_ROWS 12
+static inline V in_register(V a)
+{
+    __asm__("" : "+v"(a));
+    return a;
+}
 #define ONE(name, call) static inline V name(V a) { return call; }
 #define TWO(name, call) static inline V name(V a, V b) { return call; }
 static inline V set(float x) { return _mm512_set1_ps(x); }
@@ -89,6 +95,12 @@ typedef struct {
 } V;
 typedef V M;
 #define LANES_ROWS 3
+#define BLOCK_ROWS 6
+static inline V in_register(V x) /* not loaded again by each operation that uses it */
+{
+    __asm__("" : "+x"(x.a), "+x"(x.b));
+    return x;
+}
 #define BITS(x) _mm256_castps_si256(x)
 #define REAL(x) _mm256_castsi256_ps(x)
 #define ONE(name, half) \
@@ -170,6 +182,12 @@ typedef struct {
     uint32x4_t q[4];
 } M;
 #define LANES_ROWS 3
+#define BLOCK_ROWS 6
+static inline V in_register(V a)
+{
+    __asm__("" : "+w"(a.q[0]), "+w"(a.q[1]), "+w"(a.q[2]), "+w"(a.q[3]));
+    return a;
+}
 #define EACH(type, value) ({ type r_; for (int i = 0; i < 4; i++) r_.q[i] = value; r_; })
 #define ONE(name, value) static inline V name(V a) { return EACH(V, value); }
 #define TWO(name, value) static inline V name(V a, V b) { return EACH(V, value); }
@@ -234,6 +252,8 @@ typedef struct {
     uint32_t v[LANES];
 } M;
 #define LANES_ROWS 2
+#define BLOCK_ROWS 2
+static inline V in_register(V a) { return a; }
 #define EACH(type, value) ({ type r_; for (int i = 0; i < LANES; i++) r_.v[i] = value; r_; })
 #define ONE(name, value) static inline V name(V a) { return EACH(V, value); }
 #define TWO(name, value) static inline V name(V a, V b) { return EACH(V, value); }
