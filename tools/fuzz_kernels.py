@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from manyhands.checkpoint.dtypes import BLOCKS
 from manyhands.engine import golden, library
 from manyhands.engine.cache import SessionCache
 from manyhands.engine.golden_cases import Op, reals, stored
@@ -42,9 +43,10 @@ def matrix(integer: Integer, n: int, k: int, groups: int = 1) -> tuple[int, Arra
     name = ("bf16", "f16", "f32")[integer(0, 2)]
     packed = []
     if (form := integer(0, 8)) < 3:
-        kind = tuple(KEPT)[form]
+        fits = [kind for kind in KEPT if BLOCKS[kind][0] == 32 or k % BLOCKS[kind][0] == 0]
+        kind = fits[integer(0, len(fits) - 1)]
         rows = np.array([integer(0, n - 1) for _ in range(n)], np.int64) if integer(0, 1) else None
-        drawn = [blocks(integer(1, 99), n, -(-k // 32), kind) for _ in range(groups)]
+        drawn = [blocks(integer(1, 99), n, -(-k // BLOCKS[kind][0]), kind) for _ in range(groups)]
         return library.TYPES[KEPT[kind]], np.concatenate([pack_blocks(raw, kind, rows) for raw in drawn])
     small = ("w8", "w4")[form - 3] if form < 5 else ""
     for _ in range(groups):
