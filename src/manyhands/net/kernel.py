@@ -1,16 +1,27 @@
-"""What the system's TCP knows of a connection: whether the peer's kernel acknowledges what was sent. Linux only."""
+"""What the system's TCP knows of a connection: whether, and how fast, the peer's kernel acknowledges bytes. Linux only."""
 
 import asyncio
 import socket
 import struct
 import sys
+from typing import NamedTuple
 
-# struct tcp_info of linux/tcp.h, from tcpi_unacked (segments in flight) and tcpi_bytes_acked (Linux 4.1) on.
-_UNACKED_AT, _BYTES_ACKED_AT, _INFO_BYTES = 24, 120, 128
+# struct tcp_info of linux/tcp.h: tcpi_delivery_rate_app_limited is the lowest bit of byte 7; tcpi_unacked (segments in flight),
+# tcpi_bytes_acked (Linux 4.1) and tcpi_delivery_rate (4.9) are at these bytes.
+_FLAGS_AT, _UNACKED_AT, _BYTES_ACKED_AT, _RATE_AT, _INFO_BYTES = 7, 24, 120, 160, 168
 
 
-def acknowledged(transport: asyncio.BaseTransport | None) -> tuple[int, bool] | None:
-    """(bytes that the peer's kernel has acknowledged, whether some are sent and not acknowledged); None if unknown.
+class Acknowledged(NamedTuple):
+    """Bytes that the peer's kernel has acknowledged; whether some are sent and not acknowledged; how many bytes a second it
+    acknowledged of late, None if there was not enough to send to tell."""
+
+    num_acked: int
+    has_unacked: bool
+    rate_Bps: float | None
+
+
+def acknowledged(transport: asyncio.BaseTransport | None) -> Acknowledged | None:
+    """None if unknown.
 
     A connection inside another's (TLS, a tunnel) is judged by the one that the system has.
     """
@@ -21,6 +32,8 @@ def acknowledged(transport: asyncio.BaseTransport | None) -> tuple[int, bool] | 
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         (unacked,) = struct.unpack_from("=I", info, _UNACKED_AT)
         (num_acked,) = struct.unpack_from("=Q", info, _BYTES_ACKED_AT)
+        (rate,) = struct.unpack_from("=Q", info, _RATE_AT)
     except (OSError, struct.error):  # closed meanwhile, not TCP, or an older kernel
         return None
-    return num_acked, unacked > 0
+    is_limited = info[_FLAGS_AT] & 1
+    return Acknowledged(num_acked, unacked > 0, None if is_limited or not rate else float(rate))

@@ -70,6 +70,7 @@ class FramedLink(asyncio.BufferedProtocol):
         self._can_write.set()
         self._lost = asyncio.Event()
         self._is_reading = True
+        self._uplink_Bps: float | None = None  # the last that the system told
         self._much_since: tuple[float, int] | None = (
             None  # more than MUCH_UNSENT waits: since when, and bytes read by then
         )
@@ -147,8 +148,11 @@ class FramedLink(asyncio.BufferedProtocol):
         return rtt_s
 
     def line(self) -> LinkEvidence:
-        num_acked, has_unacked = acknowledged(self._transport) or (None, None)
-        return LinkEvidence(self.health.bytes_received, self._is_reading, num_acked, has_unacked)
+        known = acknowledged(self._transport)
+        if known is None:
+            return LinkEvidence(self.health.bytes_received, self._is_reading)
+        self._uplink_Bps = known.rate_Bps or self._uplink_Bps
+        return LinkEvidence(self.health.bytes_received, self._is_reading, *known[:2], self._uplink_Bps)
 
     def answer_pings_with(self, pong: PongRoute) -> None:
         self._pong = pong

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.engine.span import EndsRunner, Rows
+from manyhands.wire.codec import coded, pays
 from manyhands.wire.message import DType, Payload
 from manyhands.wire.rows import numbers, rows_payload
 from manyhands.worker.bounds import RowBounds
@@ -27,6 +28,7 @@ class _Turn:
     decide: Decide
     bounds: RowBounds
     done: "asyncio.Future[Payload | None]"
+    uplink_Bps: float | None
 
 
 class EndsBatcher:
@@ -41,15 +43,18 @@ class EndsBatcher:
         self._waiting: list[_Turn] = []
         self._wake = asyncio.Event()
 
-    async def turn(self, rows: Rows | None, decide: Decide, bounds: RowBounds | None = None) -> Payload | None:
+    async def turn(
+        self, rows: Rows | None, decide: Decide, bounds: RowBounds | None = None, uplink_Bps: float | None = None
+    ) -> Payload | None:
         """Give `decide` the logits of the rows (none without rows) and embed the ids it returns.
 
         Returns the hidden states [T', hidden] of those ids, None if there were none. `decide` runs on the device thread and
-        must not touch the event loop. Raises what `decide` raises; Corruption for rows that `bounds` (None: those
-        of a session's first rows) do not admit.
+        must not touch the event loop. `uplink_Bps`: what the link that they go by was measured to carry: over a slow one
+        they are coded (wire/codec.py). Raises what `decide` raises; Corruption for rows that `bounds` (None: those of a
+        session's first rows) do not admit.
         """
         done: asyncio.Future[Payload | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Turn(rows, decide, bounds or RowBounds(), done))
+        self._waiting.append(_Turn(rows, decide, bounds or RowBounds(), done, uplink_Bps))
         self._wake.set()
         return await done
 
@@ -84,11 +89,12 @@ class EndsBatcher:
         rows_NB = self.ends.embed(ids) if ids else None
         out: list[Payload | Exception | None] = []
         row = 0
-        for d in decided:
+        for turn, d in zip(turns, decided, strict=True):
             if isinstance(d, Exception):
                 out.append(d)
                 continue
-            out.append(rows_payload(rows_NB[row : row + len(d)], self.dtype) if d and rows_NB is not None else None)
+            payload = rows_payload(rows_NB[row : row + len(d)], self.dtype) if d and rows_NB is not None else None
+            out.append(coded(payload) if payload is not None and pays(payload, turn.uplink_Bps) else payload)
             row += len(d)
         return out
 

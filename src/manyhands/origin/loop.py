@@ -143,7 +143,8 @@ class Generation:
             part = ids[at : at + chunk]
             payload = None
             if self._ends is not None:
-                payload = await self._ends.turn(None, lambda _, part=part: part)  # type: ignore[misc]
+                uplink_Bps = self._session.route.uplink_Bps
+                payload = await self._ends.turn(None, lambda _, part=part: part, None, uplink_Bps)  # type: ignore[misc]
             yield start + at, part, payload
 
     def _send(self, position: int, ids: Sequence[int], reply_from: int, payload: Payload | None) -> None:

@@ -120,6 +120,12 @@ class Route:
         """Whether `link` leads to the node of hop `hop`: what others say in its name is not heard."""
         return hop < len(self.hops) and link.peer == self.hops[hop].offer.node
 
+    @property
+    def uplink_Bps(self) -> float | None:
+        """What the link to hop 0 was measured to carry."""
+        data = self.hops[0].data
+        return None if data is None else data.line().uplink_Bps
+
     def chunk_rows(self, num_rows: int, config: RequestConfig) -> int:
         """Rows of one step of `num_rows` (chunks.py): at most prefill_chunk, and no more bytes than frame_bytes."""
         row_bytes = self.hops[0].offer.info.hidden_size * (4 if self.lease.precision == "fp32" else 2)

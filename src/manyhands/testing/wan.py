@@ -17,6 +17,7 @@ from manyhands.core import EdgeHealth, NodeAddr, NodeId
 from manyhands.errors import LinkClosed
 from manyhands.net.inbox import Inbox
 from manyhands.net.link import CLOSE_S
+from manyhands.net.liveness import LinkEvidence
 from manyhands.net.transport import Link, Transport, check_lane, note_rtt
 from manyhands.testing.wrapped_link import WrappedLink
 from manyhands.wire.frame import wire_size
@@ -45,9 +46,12 @@ class WanLine:
         self._free_at = 0.0  # when the last message has entered wholly
         self._last_arrival = 0.0
         self.held_until = 0.0
+        self.uplink_Bps: float | None = None  # as a kernel would measure it: known once messages had to queue
 
     def arrival(self, now: float, num_bytes: int) -> float:
         """When a message that is sent at `now` arrives; never before one sent earlier."""
+        if self._free_at > now:
+            self.uplink_Bps = self._profile.rate_bytes_per_s
         self._free_at = max(now, self._free_at) + num_bytes / self._profile.rate_bytes_per_s
         flight_s = self._profile.delay_s + self._random.uniform(0.0, self._profile.jitter_s)
         self._last_arrival = max(self._free_at + flight_s, self._last_arrival, self.held_until)
@@ -133,6 +137,9 @@ class WanLink(WrappedLink):
     @property
     def health(self) -> EdgeHealth:
         return replace(self._link.health, rtt_s=self._rtt.rtt_s, rtt_samples=list(self._rtt.rtt_samples))
+
+    def line(self) -> LinkEvidence:
+        return replace(self._link.line(), uplink_Bps=self._up.line.uplink_Bps)
 
     def send(self, message: Message) -> None:
         if self.is_closed:

@@ -1,8 +1,8 @@
 """Frames: a fixed header, then a body. Sans-I/O; knows nothing of sockets and never imports torch.
 
     header   header.py
-    Step     ids as u32[count] if flag 1, then the tensor's count * width * itemsize bytes if flag 2, then
-             flags >> 2 timings (queue, compute: u32 microseconds each)
+    Step     ids as u32[count] if flag 1, then the tensor's count * width * itemsize bytes if flag 2, or fewer if they
+             are coded (codec.py), then flags >> 2 timings (queue, compute: u32 microseconds each)
     Credit   no body; its steps stand in count
     DirectoryUpdate    its body as it is
     WeightsChunk    request u32 · offset u64, then its data
@@ -20,6 +20,8 @@ from manyhands.errors import ProtocolError
 from manyhands.wire import control
 from manyhands.wire.header import (
     CHUNK,
+    CODEC_SHIFT,
+    CODECS,
     CONTENTS,
     DTYPES,
     HAS_IDS,
@@ -106,7 +108,7 @@ def _encode_raw(message: Message, prefix: bytes, data: bytes | bytearray | memor
 
 def _encode_step(step: Step) -> list[bytes | memoryview]:
     session, epoch, hop, position, count, reply_from, window, content, ids, payload, timings = step
-    dtype, width, data = ("bf16", 0, b"") if payload is None else payload
+    dtype, width, data, codec = Payload("bf16", 0, b"") if payload is None else payload
     head = b"" if ids is None else struct.pack(f"<{len(ids)}I", *ids)
     body = memoryview(data).cast("B")
     timings = timings[:MAX_TIMINGS]
@@ -114,7 +116,8 @@ def _encode_step(step: Step) -> list[bytes | memoryview]:
     flags = HAS_IDS * (ids is not None) | HAS_PAYLOAD * (payload is not None) | len(timings) << TIMINGS_SHIFT
     length = len(head) + len(body) + len(tail)
     where = session, epoch, position, count, reply_from, window
-    header = PROTOCOL_VERSION, STEP, flags, hop, length, *where, width, DTYPES.index(dtype), CONTENTS.index(content)
+    kind = DTYPES.index(dtype) | CODECS.index(codec) << CODEC_SHIFT
+    header = PROTOCOL_VERSION, STEP, flags, hop, length, *where, width, kind, CONTENTS.index(content)
     if len(session) != 16 or (ids is not None and len(ids) != count):
         raise ProtocolError("Step cannot be sent: a session has 16 bytes, and there are as many ids as rows")
     check_step(header, MAX_STEP_BODY)
@@ -134,6 +137,7 @@ def _decode_step(header: tuple[Any, ...], body: bytearray) -> Step:
     _, _, flags, hop, length, session, epoch, position, count, reply_from, window, width, dtype, content = header
     num_ids = count if flags & HAS_IDS else 0
     end, view = length - TIMING.size * (flags >> TIMINGS_SHIFT), memoryview(body)
+    dtype, codec = DTYPES[dtype & (1 << CODEC_SHIFT) - 1], CODECS[dtype >> CODEC_SHIFT]
     return Step(
         session,
         epoch,
@@ -144,7 +148,7 @@ def _decode_step(header: tuple[Any, ...], body: bytearray) -> Step:
         window,
         CONTENTS[content],
         ids=struct.unpack_from(f"<{num_ids}I", body) if flags & HAS_IDS else None,
-        payload=Payload(DTYPES[dtype], width, view[4 * num_ids : end]) if flags & HAS_PAYLOAD else None,
+        payload=Payload(dtype, width, view[4 * num_ids : end], codec) if flags & HAS_PAYLOAD else None,
         timings=tuple(map(HopTiming._make, TIMING.iter_unpack(view[end:]))),
     )
 

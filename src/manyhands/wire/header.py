@@ -15,6 +15,7 @@ from manyhands.wire.message import (
     MAX_DIRECTORY_BYTES,
     PROTOCOL_VERSION,
     Close,
+    Codec,
     Content,
     Credit,
     DirectoryUpdate,
@@ -38,6 +39,7 @@ from manyhands.wire.message import (
 
 MAX_CONTROL_BODY = 64 << 10
 MAX_STEP_BODY = 8 << 20
+MAX_CODED_ROWS = 1 << 20  # bytes of rows that come coded, once decoded: so many are coded in about 10 ms
 KINDS: dict[int, type[Any]] = {
     1: Hello,
     2: Step,
@@ -62,6 +64,9 @@ KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 STEP = KIND_OF[Step]
 DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32", "int32")
 CONTENTS: tuple[Content, ...] = ("hidden", "ids", "logits")
+CODECS: tuple[Codec, ...] = ("plain", "planes")  # in the upper half of the byte of the dtype
+CODEC_SHIFT = 4
+CODED_DTYPES = (DTYPES.index("bf16"), DTYPES.index("fp32"))
 HAS_IDS = 1
 HAS_PAYLOAD = 2
 TIMINGS_SHIFT = 2  # the other six bits of a Step's flags count its timings
@@ -118,18 +123,31 @@ def check_step(header: tuple[Any, ...], max_body: int) -> None:
     _, _, flags, _, length, _, _, position, count, _, _, width, dtype, content = header
     if length > max_body:
         raise ProtocolError(f"Step of {length} bytes is over the limit of {max_body}")
-    if dtype >= len(DTYPES) or content >= len(CONTENTS):
+    dtype, codec = dtype & (1 << CODEC_SHIFT) - 1, dtype >> CODEC_SHIFT
+    if dtype >= len(DTYPES) or codec >= len(CODECS) or content >= len(CONTENTS):
         raise ProtocolError("Step has an unknown dtype or content")
     has_ids, has_payload = flags & HAS_IDS != 0, flags & HAS_PAYLOAD != 0
-    if has_payload != (width != 0) or (dtype and not has_payload):
+    if has_payload != (width != 0) or ((dtype or codec) and not has_payload):
         raise ProtocolError("Step has a width or dtype without a tensor, or a tensor without width")
     if (has_payload and not count) or (count and not (has_ids or has_payload)):
         raise ProtocolError("Step has rows without content, or content without rows")
     if position + count > U32:
         raise ProtocolError("Step goes beyond position 2**32 - 1")
     tail = TIMING.size * (flags >> TIMINGS_SHIFT)
-    if length != count * (4 * has_ids + width * ITEMSIZE[DTYPES[dtype]]) + tail:
+    tail += 4 * count * has_ids
+    rows = count * width * ITEMSIZE[DTYPES[dtype]]
+    if codec:
+        _check_coded(dtype, rows, length - tail)
+    elif length != rows + tail:
         raise ProtocolError(f"Step of {length} bytes does not hold the {count} rows that it declares")
+
+
+def _check_coded(dtype: int, rows: int, coded: int) -> None:
+    """Raise ProtocolError unless so many bytes may be those of rows that take `rows` bytes when they are decoded."""
+    if dtype not in CODED_DTYPES or rows > MAX_CODED_ROWS or not rows // 2 <= coded < rows:
+        raise ProtocolError(
+            f"Step with {coded} bytes of coded rows of {rows}: at least half, less than all, and of {MAX_CODED_ROWS} at most"
+        )
 
 
 def check_control(header: Header, max_body: int) -> None:

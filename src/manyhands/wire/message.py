@@ -32,7 +32,7 @@ from manyhands.core import (
 Token = NewType("Token", str)  # 32 hex digits: 16 random bytes
 Signature = NewType("Signature", str)  # 128 hex digits: an Ed25519 signature
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 # `emit_from` of a standby: a standby for a hop, which computes when its device is idle and sends nothing on. It says how far it
 # is by Progress whenever it has computed what it had. Beyond every position.
 STANDBY = (1 << 32) - 1
@@ -41,6 +41,7 @@ DType = Literal["bf16", "fp16", "fp32", "int32"]
 ITEMSIZE: dict[DType, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4}  # bytes of a number
 # The tensor of a Step: hidden states going on, token ids drawn by the last hop (ends = edges), or logits.
 Content = Literal["hidden", "ids", "logits"]
+Codec = Literal["plain", "planes"]  # how a payload's rows are laid out in its data (codec.py)
 Part = Literal["tensor", "file"]  # what can be had of a model: bytes of a tensor, or of a small file beside the weights
 
 MAX_DIRECTORY_BYTES = 48 << 10  # of one message of the directory
@@ -48,11 +49,13 @@ MAX_CHUNK_BYTES = 1 << 20  # of weights in one WeightsChunk: 84 ms at 100 Mbit/s
 
 
 class Payload(NamedTuple):
-    """A [count, width] tensor as bytes, row by row, little endian. `data` has exactly count * width * itemsize bytes."""
+    """A [count, width] tensor as bytes, row by row, little endian. `data` has exactly count * width * itemsize bytes,
+    or fewer if they are coded."""
 
     dtype: DType
     width: int
     data: bytes | bytearray | memoryview
+    codec: Codec = "plain"
 
 
 class HopTiming(NamedTuple):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.errors import ProtocolError
+from manyhands.wire.codec import plain
 from manyhands.wire.message import ITEMSIZE, DType, Payload
 
 Rows = NDArray[np.uint8]  # [T, B], contiguous
@@ -23,10 +24,11 @@ _TYPES: Final[dict[DType, type[Any]]] = {
 
 
 def read_rows(payload: Payload, count: int) -> Rows:
-    """The bytes of `count` rows; they share memory with `payload.data`.
+    """The bytes of `count` rows; they share memory with `payload.data`, unless they are decoded.
 
-    Raises ProtocolError unless data is exactly count * width * itemsize bytes.
+    Raises ProtocolError unless data is exactly count * width * itemsize bytes; Corruption for coded rows that are not.
     """
+    payload = plain(payload, count)
     row_bytes = payload.width * ITEMSIZE[payload.dtype]
     flat = np.frombuffer(payload.data, np.uint8)
     if count < 0 or payload.width < 0 or len(flat) != count * row_bytes:

@@ -177,11 +177,17 @@ class Engine:
             self._clock += 1
             session = self._sessions[pick.key]
             session.served = self._clock
-            taken.append(session.take(pick.num_rows))
+            try:
+                taken.append(session.take(pick.num_rows))
+            except Corruption as error:  # coded rows that cannot be decoded, of which a part was to run
+                _accuse(session, error)
         return taken
 
     def _compute(self, batch: list[Taken]) -> None:
         assert self.model is not None, "a span with sessions is loaded"
+        for taken in batch:
+            if taken.work.count > WINDOW_ROWS:
+                taken.work.uplink_Bps = taken.session.successor.line().uplink_Bps
         works = [taken.work for taken in batch]
         kind = self.model.kind(works)
         is_short = kind is not None and self._shortness.is_short(kind)
@@ -239,10 +245,15 @@ class Engine:
         elif session.is_closed or taken.step.epoch != session.opened.epoch:
             return
         elif isinstance(result, Corruption):
-            session.spoil()
-            session.waiting.clear()
-            session.fault(result.code, str(result), session.opened.hop - 1 if session.opened.hop else ORIGIN_HOP)
+            _accuse(session, result)
         else:
             code = result.code if isinstance(result, ManyhandsError) else ManyhandsError.code
             session.fault(code, str(result) or type(result).__name__, None)
             self._close(session.opened.session)
+
+
+def _accuse(session: HopSession, error: Corruption) -> None:
+    """What the hop before `session` sent cannot be."""
+    session.spoil()
+    session.waiting.clear()
+    session.fault(error.code, str(error), session.opened.hop - 1 if session.opened.hop else ORIGIN_HOP)

@@ -19,6 +19,7 @@ from manyhands.checkpoint.manifest import Manifest
 from manyhands.core import Precision, Span
 from manyhands.engine.span import Cache, Piece, Rows
 from manyhands.errors import BadRequest, Corruption, ProtocolError
+from manyhands.wire.codec import coded, pays
 from manyhands.wire.message import ITEMSIZE, Content, DType, Payload
 from manyhands.wire.rows import ids_payload, logits_payload, numbers, read_rows, rows_payload
 from manyhands.worker.batch import WINDOW_ROWS, StepKind
@@ -51,7 +52,8 @@ class Work:
     `payload` holds `count` hidden rows, or is None where `ids` are to be embedded here. Rows at positions >= `reply_from`
     are wanted by the origin. `sampler` and `history` (ids before `position`) are set where this hop draws tokens;
     `logits` where it returns logits instead. `is_last`: no further hop. `bounds` judge the rows of `payload`, which another hop
-    sent; None: the origin did (some vocabularies have tokens whose embedding is all zeros).
+    sent; None: the origin did (some vocabularies have tokens whose embedding is all zeros). `uplink_Bps`: what the link to the
+    next hop was measured to carry, for rows of a prompt: over a slow one they go coded (wire/codec.py).
     """
 
     cache: Cache
@@ -67,6 +69,7 @@ class Work:
     history: Sequence[int] = ()
     prompt_length: int = 0
     bounds: RowBounds | None = None
+    uplink_Bps: float | None = None
 
 
 class Result(NamedTuple):
@@ -230,7 +233,10 @@ class SpanModel:
                 "begin the prompt with another one"
             )
         if not work.is_last:
-            return Result(work.position, work.count, "hidden", rows_payload(rows, self.wire_dtype))
+            payload = rows_payload(rows, self.wire_dtype)
+            if pays(payload, work.uplink_Bps):
+                payload = coded(payload)
+            return Result(work.position, work.count, "hidden", payload)
         end = work.position + work.count
         first = min(max(work.reply_from, work.position), end)
         wanted, count = rows[first - work.position :], end - first

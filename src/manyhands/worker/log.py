@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from manyhands.core import SessionId
+from manyhands.wire.codec import plain
 from manyhands.wire.message import Payload, Step
 
 # Rows of one replayed step: prefill-sized, so that the replacement computes at prefill speed.
@@ -63,7 +64,7 @@ class OutputLog:
         return until == 0 or self.end >= until
 
     def replay(self, until: int, start: int = 0) -> Iterator[Step]:
-        """Positions [start, until) again, in steps of at most REPLAY_ROWS rows (longer ones as they were)."""
+        """Positions [start, until) again, in steps of at most REPLAY_ROWS rows (longer ones, and those coded, as they were)."""
         group: list[Step] = []
         for step in self._steps:
             if step.position >= until:
@@ -71,10 +72,14 @@ class OutputLog:
             if step.position + step.count <= start:
                 continue
             part = rows_from(first_rows(step, until - step.position), start - step.position)
-            if group and sum(s.count for s in group) + part.count > REPLAY_ROWS:
+            is_coded = part.payload is not None and part.payload.codec != "plain"
+            if group and (is_coded or sum(s.count for s in group) + part.count > REPLAY_ROWS):
                 yield join(group)
                 group = []
-            group.append(part)
+            if is_coded:
+                yield part
+            else:
+                group.append(part)
         if group:
             yield join(group)
 
@@ -144,15 +149,18 @@ class LogBudget:
 
 
 def split_step(step: Step, num_rows: int) -> tuple[Step, Step | None]:
-    """The first `num_rows` rows of a step and the rest (None if it is used up). No bytes are copied."""
+    """The first `num_rows` rows of a step and the rest (None if it is used up). No bytes are copied, unless they are coded.
+
+    Raises Corruption for coded rows that cannot be decoded.
+    """
     if num_rows >= step.count:
         return step, None
     head_payload = rest_payload = step.payload
     if step.payload is not None:
-        data = memoryview(step.payload.data)
+        payload = plain(step.payload, step.count)
+        data = memoryview(payload.data)
         edge = len(data) // step.count * num_rows
-        head_payload = step.payload._replace(data=data[:edge])
-        rest_payload = step.payload._replace(data=data[edge:])
+        head_payload, rest_payload = payload._replace(data=data[:edge]), payload._replace(data=data[edge:])
     ids = step.ids
     head = step._replace(count=num_rows, ids=ids and ids[:num_rows], payload=head_payload)
     position, count = step.position + num_rows, step.count - num_rows
