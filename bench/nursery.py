@@ -1,5 +1,5 @@
 """A process that has imported everything and forks `manyhands` commands on request: a node then starts in a fraction of a
-second instead of the seconds that importing torch takes, so that a soak kills as often as it means to.
+second instead of the seconds that imports take, so that a soak kills as often as it means to.
 
 Reads JSON lines {"arguments": [...], "environment": {...}, "output": path} on stdin, answers each with the child's pid.
 The end of stdin kills all children. It starts no thread, so forking is safe; children load their own models.
@@ -11,8 +11,7 @@ import signal
 import sys
 
 import manyhands.cli
-import manyhands.node
-import manyhands.worker.serve
+from manyhands.cli.ahead import import_ahead
 
 
 def child(request: dict[str, object]) -> None:
@@ -34,6 +33,7 @@ def child(request: dict[str, object]) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
+    import_ahead(is_member=True, has_api=True)
     pids: list[int] = []
     for line in sys.stdin:
         request = json.loads(line)

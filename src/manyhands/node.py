@@ -49,6 +49,7 @@ class Node:
         self._handlers: dict[type[Any], list[Handler[Any]]] = {}
         self._on_linked: list[Callable[[Link], None]] = []
         self._on_lost: list[Callable[[Link, str], None]] = []
+        self._on_gone: list[Callable[[NodeId], None]] = []
         self._on_unreachable: list[Callable[[NodeId], None]] = []
         self._running: set[asyncio.Task[None]] = set()
         self._tasks = asyncio.TaskGroup()
@@ -70,16 +71,19 @@ class Node:
         self,
         linked: Callable[[Link], None] | None = None,
         lost: Callable[[Link, str], None] | None = None,
+        gone: Callable[[NodeId], None] | None = None,
         unreachable: Callable[[NodeId], None] | None = None,
     ) -> Undo:
         """Call `linked` for every new link and `lost` (with the reason) for every closed one, until the result is called;
-        `unreachable` when the last control link to a node broke or a dial of it failed, before `lost`.
+        `gone` when the last control link to a node broke, before `lost`; `unreachable` when a dial of a node failed.
         """
         undos: list[Undo] = []
         if linked is not None:
             undos.append(_registered(self._on_linked, linked))
         if lost is not None:
             undos.append(_registered(self._on_lost, lost))
+        if gone is not None:
+            undos.append(_registered(self._on_gone, gone))
         if unreachable is not None:
             undos.append(_registered(self._on_unreachable, unreachable))
         return lambda: _call_all(undos)
@@ -152,9 +156,6 @@ class Node:
     def note_unreachable(self, node: NodeId, addrs: Sequence[NodeAddr]) -> None:
         """A dial of `node` at `addrs` failed."""
         self.setbacks.failed(node, addrs, asyncio.get_running_loop().time())
-        self._tell_unreachable(node)
-
-    def _tell_unreachable(self, node: NodeId) -> None:
         for tell in list(self._on_unreachable):
             tell(node)
 
@@ -172,7 +173,8 @@ class Node:
         reason = await read(link, lambda message: self._dispatch(message, link))
         if link.lane == "control" and self.pool.find(link.peer, "control") is None:
             self.setbacks.lost(link.peer)
-            self._tell_unreachable(link.peer)
+            for gone in list(self._on_gone):
+                gone(link.peer)
         for tell in list(self._on_lost):
             tell(link, reason)
 

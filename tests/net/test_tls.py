@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -159,6 +160,21 @@ def test_a_caller_who_says_nothing_is_dropped_at_the_deadline(run: Run) -> None:
             assert await reader.read() == b""
             writer.close()
             await writer.wait_closed()
+
+    run(body())
+
+
+def test_a_node_whose_loop_runs_late_gives_callers_longer(run: Run) -> None:
+    async def body() -> None:
+        async with node(policy=TlsPolicy(handshake_s=0.05)) as a:
+            addr = await a.listen(LOOPBACK)
+            await asyncio.sleep(0.01)
+            time.sleep(0.6)  # noqa: ASYNC251  # a stall of 0.35 s at least: 3.5 s more
+            await asyncio.sleep(0.01)
+            member = client_context(Ed25519PrivateKey.generate(), SECRET)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await read_raw(addr, member)
 
     run(body())
 

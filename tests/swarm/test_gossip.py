@@ -19,6 +19,7 @@ from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.gossip import DENSE, MAX_LOST, NEIGHBOURS, NEWS, RUMOUR, SPARSE, Gossip
 from manyhands.swarm.news import NEWS_BYTES, News, expand, is_newer
 from manyhands.swarm.record import BEAT_S
+from manyhands.swarm.record_store import SPOKE_S
 from manyhands.swarm.statement import sign, with_beat
 from tests.swarm.records import NOW, address_of, announcer_of, chain_of, hosted, key_of, node_of, record_of
 
@@ -333,6 +334,14 @@ def test_a_lost_node_is_tried_again_until_it_answers() -> None:
     assert len(gossip.tick(NOW + 6)) == 1
     gossip.joined(peer_of(1), NOW + 7)
     assert len(gossip.records(NOW + 7)) == 1
+
+
+def test_a_dial_that_failed_loses_only_a_node_that_has_been_silent() -> None:
+    gossip = gossip_with(1)
+    gossip.unreached(node_of(1), NOW + SPOKE_S - 0.1)
+    assert len(gossip.records(NOW + SPOKE_S - 0.1)) == 1
+    gossip.unreached(node_of(1), NOW + SPOKE_S)
+    assert gossip.records(NOW + SPOKE_S) == []
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -35,6 +35,9 @@ class Echo:
         self.log.append(("lost", node[:2], now - START_S))
         return []
 
+    def unreached(self, node: NodeId, now: float) -> list[Outgoing]:
+        return self.lost(node, now)
+
     def records(self, now: float) -> list[Record]:
         return []
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from manyhands.cli import gateway, options
+from manyhands.cli.ahead import import_ahead
 from manyhands.cli.process import steady_memory
 from manyhands.cli.progress import Screen, doing
 from manyhands.core import EndsAt, PathKind, Precision, SamplingParams
@@ -84,6 +85,7 @@ def local(
         computing.drafts,
         MAX_RUNNING if api else None,
     )
+    import_ahead(is_member=False, has_api=bool(api))
     options.run(_serve(plan, planned, as_json) if api else _local(plan, prompt, params, path, faults, as_json))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.cli import options
+from manyhands.cli.ahead import import_ahead
 from manyhands.cli.gateway import ApiPlan
 from manyhands.cli.member_options import MemberOptions, config_of
 from manyhands.cli.process import steady_memory
@@ -55,6 +56,7 @@ def start(
         request = routing.for_api(options.settings().request, has_api=api.is_told and api.addr is not None)
         request = replace(request, draft=named.draft) if named else request
         with doing(f"starting {named.model}" if named else "joining the swarm"):
+            import_ahead(is_member=True, has_api=api.addr is not None)
             options.run(_run(wish, api, request, ticket, named, tell, while_stdin))
     except ManyhandsError as error:
         if as_json:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manyhands.cli import gateway, options
+from manyhands.cli.ahead import import_ahead
 from manyhands.cli.process import steady_memory
 from manyhands.cli.runfile import run_file
 from manyhands.core import NodeAddr, Precision, Span
@@ -77,6 +78,7 @@ def serve(
             opened.plan(api),
             while_stdin,
         )
+        import_ahead(is_member=False, has_api=job.api.addr is not None)
         options.run(
             _serve(job, ticket, worker, routing.for_api(options.settings().request, has_api=bool(api)), as_json)
         )

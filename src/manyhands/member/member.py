@@ -112,7 +112,7 @@ class Member:
             raise
         self._registered = [
             self.node.handle(DirectoryUpdate, self._on_update),
-            self.node.observe_links(linked=self._on_linked, unreachable=self._on_unreachable),
+            self.node.observe_links(linked=self._on_linked, gone=self._on_gone, unreachable=self._on_unreachable),
         ]
         self.node.start(self._bootstrap.keep_linked())
         return self
@@ -254,9 +254,13 @@ class Member:
         self._bootstrap.note_linked(link)
         self.directory.joined(self._peer(link.peer, link), [info.model for info in link.hello.spans])
 
-    def _on_unreachable(self, node: NodeId) -> None:
+    def _on_gone(self, node: NodeId) -> None:
         if node != self.id:
             self.directory.lost(node)
+
+    def _on_unreachable(self, node: NodeId) -> None:
+        if node != self.id:
+            self.directory.unreached(node)
 
     # -- what people ask ----------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ SUSPECT_S = 3.0
 PATIENCE_S = 10.0
 # Silence of the other links of a pair of which one was given up: their pings are on their way already.
 PROBE_S = 1.0
+MAX_STRETCH_S = PATIENCE_S - SUSPECT_S  # of a deadline (stretched_s)
 TICK_S = 0.25  # between two looks at every link
 # A freeze or a cut between machines that are not late is found within so long: a beat, a look, SUSPECT_S, a look.
 FOUND_S = HEARTBEAT_S + SUSPECT_S + 2 * TICK_S
@@ -53,7 +54,7 @@ def patience_s(late_s: float) -> float:
 
 
 def stretched_s(limit_s: float, late_s: float) -> float:
-    """A deadline of `limit_s` for an answer, on machines whose loops were late by `late_s`: up to 7 s more."""
+    """A deadline of `limit_s` for an answer, on machines whose loops were late by `late_s`: up to MAX_STRETCH_S more."""
     return limit_s + patience_s(late_s) - SUSPECT_S
 
 

@@ -32,7 +32,9 @@ from manyhands.net.certificate import client_context, node_id_of, peer_of, serve
 from manyhands.net.incoming import Incoming
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
 from manyhands.net.listener import BACKLOG, HELLO_S, Listener, descriptor_limit, pending_limits
+from manyhands.net.liveness import MAX_STRETCH_S, stretched_s
 from manyhands.net.turn import Turn
+from manyhands.stalls import Stalls, tick_forever
 from manyhands.wire.message import Hello, Lane
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class TlsPolicy:
 
     `max_links` counts links that peers dialled and that are still open (incoming.py bounds those of one node). Of the
     callers whose token is valid (admission.py), `max_handshakes` at a time are in the TLS handshake, each for `handshake_s`
-    seconds up to its Hello, or CROWDED_S while others wait.
+    seconds up to its Hello, or CROWDED_S while others wait; both are stretched (liveness.py) while this node's loop runs late.
     """
 
     allow: frozenset[NodeId] | None = None
@@ -90,6 +92,7 @@ class TlsTransport:
         self._turn = Turn()
         self._handshakes: dict[asyncio.Timeout, float] = {}  # those under way, with when they began
         self._turns = asyncio.Semaphore(self._policy.max_handshakes)
+        self._stalls = Stalls(0.0)
         self._waiting = Pending[socket.socket](PendingLimits(MAX_WAITING, MAX_WAITING_PER_SOURCE, math.inf))
         self._turn_of: dict[socket.socket, asyncio.Task[None]] = {}
         self._server_context = server_context(key, secret)
@@ -174,7 +177,7 @@ class TlsTransport:
             addr.port,
             ssl=self._client_context,
             server_hostname=self.tokens.make(),
-            ssl_handshake_timeout=self._policy.handshake_s,
+            ssl_handshake_timeout=self._policy.handshake_s + MAX_STRETCH_S,
             ssl_shutdown_timeout=CLOSE_S,
         )
 
@@ -191,6 +194,8 @@ class TlsTransport:
     async def _serve(self, listening: socket.socket) -> None:
         """Accept for ever. Runs until cancelled, and owns the handshakes of the callers with a valid token."""
         async with asyncio.TaskGroup() as group:
+            self._stalls.resume(asyncio.get_running_loop().time())
+            group.create_task(tick_forever(self._stalls))
             limits = pending_limits(descriptor_limit(), min(HELLO_S, self._policy.handshake_s))
             await Listener(listening, self.tokens, lambda connection: self._begin(connection, group), limits).serve()
 
@@ -228,7 +233,12 @@ class TlsTransport:
         now = asyncio.get_running_loop().time()
         for timeout, began in self._handshakes.items():
             if not timeout.expired() and timeout.when() is not None:
-                timeout.reschedule(max(now, began + min(CROWDED_S, self._policy.handshake_s)))
+                timeout.reschedule(max(now, began + self._limit_s(is_crowded=True)))
+
+    def _limit_s(self, *, is_crowded: bool) -> float:
+        """How long a handshake may take now: stretched where this node's own loop runs late, which holds the caller up."""
+        limit_s = min(CROWDED_S, self._policy.handshake_s) if is_crowded else self._policy.handshake_s
+        return stretched_s(limit_s, self._stalls.worst_s(asyncio.get_running_loop().time()))
 
     async def _admit(self, connect: Callable[[FramedLink], Awaitable[bool]]) -> bool:
         """Handshake with one caller and queue its link; whatever goes wrong costs only this caller.
@@ -257,10 +267,9 @@ class TlsTransport:
 
     @contextlib.asynccontextmanager
     async def _deadline(self) -> AsyncIterator[None]:
-        """A handshake's time: handshake_s, less while other callers wait. Raises TimeoutError."""
+        """A handshake's time: `_limit_s`. Raises TimeoutError."""
         now = asyncio.get_running_loop().time()
-        limit_s = min(CROWDED_S, self._policy.handshake_s) if len(self._waiting) else self._policy.handshake_s
-        async with asyncio.timeout(limit_s) as timeout:
+        async with asyncio.timeout(self._limit_s(is_crowded=bool(len(self._waiting)))) as timeout:
             self._handshakes[timeout] = now
             try:
                 yield
@@ -274,7 +283,7 @@ class TlsTransport:
             lambda: door or link,
             connection,
             ssl=self._server_context,
-            ssl_handshake_timeout=self._policy.handshake_s,
+            ssl_handshake_timeout=self._policy.handshake_s + MAX_STRETCH_S,
             ssl_shutdown_timeout=CLOSE_S,
         )
         return door is None or door.is_for(link)
@@ -298,7 +307,7 @@ class TlsTransport:
             self._server_context if is_server else self._client_context,
             server_side=is_server,
             server_hostname=None if is_server else self.tokens.make(),
-            ssl_handshake_timeout=self._policy.handshake_s,
+            ssl_handshake_timeout=self._policy.handshake_s + MAX_STRETCH_S,
             ssl_shutdown_timeout=CLOSE_S,
         )
         if transport is None:

@@ -38,3 +38,12 @@ def complaints(skews: Mapping[NodeId, float], forks: Forks) -> list[str]:
             f"two nodes use the key {node[:16]}, at {first} and {second}: move node.key away on one and start it again"
         )
     return lines
+
+
+def other_kinds(nodes: Mapping[NodeId, str], ours: str) -> list[str]:
+    """A line for each node that keeps another directory than `ours`."""
+    return [
+        f"node {node[:16]} keeps the directory by {theirs}, this one by {ours}: start that node anew with the ticket "
+        "that `manyhands up` prints here"
+        for node, theirs in nodes.items()
+    ]

@@ -1,9 +1,8 @@
 """The directory, which has no owner: one small protocol, its back-ends (gossip, dht, static), and what drives them.
 
 A back-end is sans-I/O: statements, bodies and times go in, bodies to send come out. `DirectoryRunner` is its one driver in a
-live node; the same back-ends run in virtual time under `testing.overlay`. A `Backend` keeps its
-statements in a `record_store.RecordStore`, which checks them. The ticket names the back-end of a swarm (`backends.py`); other
-packages do not know it.
+live node; they run in virtual time under `testing.overlay`. A `Backend` keeps its statements in a RecordStore, which checks
+them. The ticket names the back-end of a swarm (`backends.py`).
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from manyhands.config import DIRECTORIES
 from manyhands.core import ModelId, NodeAddr, NodeId, SpanInfo, SpanLoad
 from manyhands.errors import LinkClosed, ManyhandsError
 from manyhands.swarm.announce import Announcer
-from manyhands.swarm.complaints import complaints, skews_of
+from manyhands.swarm.complaints import complaints, other_kinds, skews_of
 from manyhands.swarm.members import Members
 from manyhands.swarm.record import BEAT_S, Record
 from manyhands.swarm.record_store import Forks
@@ -66,7 +65,7 @@ class Directory(Protocol):
     def me(self) -> NodeId: ...
 
     async def publish(self, data: bytes) -> None:
-        """Tell the swarm a statement of this node (`record.sign`); a withdrawal works the same way."""
+        """Tell the swarm a statement of this node (`record.sign`), also a withdrawal."""
 
     def records(self, model: ModelId | None = None) -> list[Record]:
         """What may be offered now: fresh, not withdrawn, this node's own included.
@@ -101,7 +100,10 @@ class Exchange(Protocol):
         """A link to `peer` is up: it called us, or a bootstrap address proved to be this node."""
 
     def lost(self, node: NodeId, now: float) -> list[Outgoing]:
-        """The link to `node` broke, or it could not be dialled: its records are suspect at once."""
+        """The link to `node` broke: its records are suspect at once."""
+
+    def unreached(self, node: NodeId, now: float) -> list[Outgoing]:
+        """A dial of `node` failed: as `lost`, unless it spoke lately."""
 
     def records(self, now: float) -> list[Record]:
         """Fresh records, our own included."""
@@ -250,10 +252,13 @@ class DirectoryRunner:
         self._post(self.backend.lost(node, self._clock()))
         self._tell_changed()
 
+    def unreached(self, node: NodeId) -> None:
+        self._post(self.backend.unreached(node, self._clock()))
+        self._tell_changed()
+
     def speak(self) -> None:
         """Say now what this node hosts, without waiting for the next beat: it took or gave up a span."""
-        hosted = self._hosted()
-        if hosted is not None:
+        if (hosted := self._hosted()) is not None:
             self._publish(self.announcer.speak(hosted, self._unix_clock()))
 
     # For the node itself, and for people
@@ -268,13 +273,9 @@ class DirectoryRunner:
 
     def complaints(self) -> list[str]:
         """What a person should mend, a line each."""
-        ours = self.backend.kind
         others = (record for record in self.backend.records(self._clock()) if record.node != self._me)
-        return complaints(skews_of(others, self._unix_clock()), self.backend.forks) + [
-            f"node {node[:16]} keeps the directory by {theirs}, this one by {ours}: start that node anew with the ticket "
-            "that `manyhands up` prints here"
-            for node, theirs in self._others.items()
-        ]
+        clocks = skews_of(others, self._unix_clock())
+        return complaints(clocks, self.backend.forks) + other_kinds(self._others, self.backend.kind)
 
     def _attend(self) -> None:
         """Keep at hand what is hosted here and what was asked for; while that is nothing, what peers spoke of."""
@@ -337,7 +338,7 @@ class DirectoryRunner:
         except ManyhandsError as exc:
             logger.info("directory: node %s: %s", node[:16], exc)
             del self._queues[node]
-            self.lost(node)
+            self.unreached(node)
         else:
             del self._queues[node]
 

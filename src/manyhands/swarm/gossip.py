@@ -101,6 +101,9 @@ class Gossip(StoreBacked):
         self.store.trust(peer.node, is_linked=True)
         return [Outgoing(peer, self._sparse(now))]
 
+    def unreached(self, node: NodeId, now: float) -> list[Outgoing]:
+        return [] if self.store.spoke_lately(node, now) else self.lost(node, now)
+
     def lost(self, node: NodeId, now: float) -> list[Outgoing]:
         self._round_at = now  # a call that failed is made up for with the next tick
         peer = self._linked.pop(node, Peer(node))

@@ -6,7 +6,8 @@ that jumps changes nothing.
 
     FRESH_S = 13 s: a beat every 5 s that takes up to 6 s to get here leaves 2 s for a node that is held up; and a node that
     crashed is gone from every view after at most 6 + 13 = 19 s. A lost link (`suspect`) takes it out at once, until the link
-    is back or the node spoke twice: the first beat to come may have been on its way already. A node that is linked is judged
+    is back or the node spoke twice: the first beat to come may have been on its way already. A dial that failed does so too
+    if the node has not spoken for SPOKE_S; busy machines answer dials late. A node that is linked is judged
     by its link's heartbeats alone (net/liveness.py), which tell a starved machine from a dead one: late beats do not take it
     out.
 
@@ -28,6 +29,7 @@ from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, Record, RecordKey
 from manyhands.swarm.statement import RecordRefused, Verdict, check_beat, check_signature, read, read_beat, with_beat
 
 FRESH_S = 13.0
+SPOKE_S = 10.0  # since a node spoke: a dial of it that fails does not mean that it is gone, as it may be busy
 MAX_RECORDS_PER_NODE = 64
 MAX_RECORDS = 20_000
 MAX_NOTES = 64  # nodes whose key or clock is told of as odd
@@ -222,6 +224,10 @@ class RecordStore:
     def by_tag(self, tag: bytes) -> HeldRecord | None:
         key = self._by_tag.get(tag)
         return None if key is None else self._entries[key]
+
+    def spoke_lately(self, node: NodeId, now: float) -> bool:
+        """Whether `node` was heard of within SPOKE_S."""
+        return any(now - entry.heard_at < SPOKE_S for entry in self.of_node(node))
 
     def of_node(self, node: NodeId) -> list[HeldRecord]:
         """What is held of `node`."""

@@ -57,6 +57,9 @@ class Static(StoreBacked):
         self.store.trust(peer.node, is_linked=True)
         return [Outgoing(peer, data) for data in self._own.values()]
 
+    def unreached(self, node: NodeId, now: float) -> list[Outgoing]:
+        return [] if self.store.spoke_lately(node, now) else self.lost(node, now)
+
     def lost(self, node: NodeId, now: float) -> list[Outgoing]:
         self.store.suspect(node)
         self._linked.pop(node, None)

@@ -690,6 +690,9 @@ class Liar:
     def lost(self, node: NodeId, now: float) -> list[Outgoing]:
         return self.dht.lost(node, now)
 
+    def unreached(self, node: NodeId, now: float) -> list[Outgoing]:
+        return self.dht.unreached(node, now)
+
     def records(self, now: float) -> list[Record]:
         return []
 

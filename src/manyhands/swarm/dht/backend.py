@@ -159,6 +159,10 @@ class Dht(StoreReport[DhtStore]):
         peer = self.store.peer(node)
         return [] if peer is None else [self._ping(peer, now)]
 
+    def unreached(self, node: NodeId, now: float) -> list[Outgoing]:
+        """As `lost`, which pings before it doubts."""
+        return self.lost(node, now)
+
     def records(self, now: float) -> list[Record]:
         """Of the models of interest, of those that are held for others, and our own."""
         return list(self.store.records(now))

@@ -1,0 +1,62 @@
+"""No module is imported on the loop of a node that has links: cli/ahead.py names them all."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.colony import complete
+
+# Notes each import that finds an event loop running after a Node was entered; prints them when the command ends.
+WATCHED = """
+import asyncio, json, sys
+from importlib.machinery import PathFinder
+from manyhands.node import Node
+late = []
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if entered and asyncio._get_running_loop() is not None and PathFinder.find_spec(name, path) is not None:
+            late.append(name)
+entered = []
+enter = Node.__aenter__
+async def watched(self):
+    entered.append(self)
+    return await enter(self)
+Node.__aenter__ = watched
+sys.meta_path.insert(0, Finder)
+from manyhands.cli import main
+try:
+    main()
+finally:
+    print(json.dumps({"event": "imports", "late": late, "nodes": len(entered)}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("command", ["up", "serve"])
+def test_a_node_with_links_imports_nothing_on_its_loop(llama: Path, tmp_path: Path, command: str) -> None:
+    where = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--name", "alone", "--threads", "1", "--json"]
+    layers = ["--layers", "0-5"] if command == "serve" else []
+    line = [sys.executable, "-c", WATCHED, command, str(llama), *layers, *where, "--while-stdin"]
+    process = subprocess.Popen(
+        line,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MANYHANDS_HOME": str(tmp_path / "home")},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    with process:
+        said = []
+        for text in process.stdout:
+            said.append(json.loads(text))
+            if said[-1]["event"] == "api":
+                url = said[-1].get("api") or said[-1]["url"]
+                asyncio.run(complete(url, "a", 4, model=said[-1].get("model", llama.name)))
+                process.stdin.close()
+    assert said[-1]["event"] == "imports", said
+    assert said[-1]["nodes"] == 1
+    assert said[-1]["late"] == []
