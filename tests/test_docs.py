@@ -106,7 +106,9 @@ def test_commands_parse(line: str, has_ticket: bool, monkeypatch: pytest.MonkeyP
     if has_ticket:
         monkeypatch.setenv("MANYHANDS_TICKET", "mh1")
     given = shlex.split(re.split(r"\s[|&>]", line)[0])[1:]
-    words = ["tales" if word == "MODEL" else word for word in given]  # a model's name is checked when it is parsed
+    words = [
+        "tales" if word in ("MODEL", "FOLDER") else word for word in given
+    ]  # a model's name is checked when it is parsed
     command, name = COMMAND, "manyhands"
     while True:
         with command.make_context(name, list(words)) as context:

@@ -79,9 +79,8 @@ def serve(
             while_stdin,
         )
         import_ahead(is_member=False, has_api=job.api.addr is not None)
-        options.run(
-            _serve(job, ticket, worker, routing.for_api(options.settings().request, has_api=bool(api)), as_json)
-        )
+        request = routing.for_api(options.settings().request, has_api=bool(api))
+        options.run(_serve(job, ticket, worker, request, as_json))
     except ManyhandsError as error:
         if as_json:
             _say(True, "error", code=error.code, message=str(error))
