@@ -54,6 +54,11 @@ class CutError(BadRequest):
 class ContextOverflow(BadRequest):
     api_code = "context_length_exceeded"
 
+    @classmethod
+    def of(cls, what: str, context: int, remedy: str = "shorten it") -> "ContextOverflow":
+        """`what` is too much for `context` tokens. Client libraries tell this error by OpenAI's words for it."""
+        return cls(f"{what}; this model's maximum context length is {context} tokens: {remedy}")
+
 
 class Unauthorized(ManyhandsError):
     code = "invalid_api_key"

@@ -54,6 +54,22 @@ def test_models(stage: Stage) -> None:
     stage.play(scene)
 
 
+def test_a_body_need_not_say_that_it_is_json(stage: Stage) -> None:
+    """Ollama's documentation asks it with a bare `curl -d`, which says that the body is a form; litellm says nothing."""
+
+    async def scene(it: Served) -> None:
+        asked = {"/api/show": {"model": MODEL}, "/api/generate": {"model": MODEL, "prompt": "hi", "options": OPTIONS}}
+        for path, body in asked.items():
+            for kind in ("", "content-type: application/x-www-form-urlencoded\r\n"):
+                data = json.dumps(body).encode()
+                head = (
+                    f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{kind}content-length: {len(data)}"
+                )
+                assert (await raw_slowly(it, head.encode() + b"\r\n\r\n" + data))[0] == 200, (path, kind)
+
+    stage.play(scene)
+
+
 def test_a_chat_whole_and_streamed(stage: Stage) -> None:
     async def scene(it: Served) -> None:
         async with client(it) as asked:

@@ -16,7 +16,7 @@ from manyhands.api.access import Access
 from manyhands.api.auth import KeyRing
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.app import create_app
-from manyhands.api.http.hosts import Authority, Hosts, is_loopback
+from manyhands.api.http.hosts import UNTYPED_PATHS, Authority, Hosts, is_loopback
 from manyhands.api.http.server import serving
 from manyhands.api.jobs import History
 from manyhands.api.metrics import Metrics
@@ -43,6 +43,7 @@ GENERATING = {
     "/v1/responses": {"model": MODEL, "input": "hi", "max_output_tokens": 16},
     "/api/infer": {"prompt": "hi", "max_tokens": 2},
     "/api/infer/stream": {"prompt": "hi", "max_tokens": 2},
+    "/api/generate": {"model": MODEL, "prompt": "hi", "options": {"num_predict": 2}},
 }
 ADMIN = {
     "POST /api/workers/register": b'{"address": "127.0.0.1:9"}',
@@ -314,6 +315,7 @@ def test_what_a_page_can_send_unasked_runs_nothing(tmp_path: Path) -> None:
                     body = json.dumps(given).encode()
                     for kind in kinds:
                         said = [f"content-type: {kind}"] if kind else []
+                        said += ["user-agent: Mozilla/5.0"] if path in UNTYPED_PATHS else []
                         assert await door.status(f"POST {path}", *said, body=body) == 415, (path, kind)
                         assert await door.status(f"POST {path}", *said, f"origin: {EVIL}", body=body) == 403
                     for head in (f"origin: {EVIL}", "origin: null", "sec-fetch-site: cross-site"):

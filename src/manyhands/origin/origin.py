@@ -116,10 +116,8 @@ class Origin:
         if not ids or min(ids) < 0 or max(ids) >= vocab_size:
             raise BadRequest(f"a prompt is one or more token ids from 0 to {vocab_size - 1}")
         if request.capacity > self.model.context_length:
-            raise ContextOverflow(
-                f"prompt of {len(ids)} tokens + max_tokens {params.max_tokens} exceed the context of "
-                f"{self.model.context_length}: shorten the prompt or lower max_tokens"
-            )
+            what = f"prompt of {len(ids)} tokens + max_tokens {params.max_tokens} exceed the context"
+            raise ContextOverflow.of(what, self.model.context_length, "shorten the prompt or lower max_tokens")
         return request
 
     def answer(self, request: Request) -> Answer:

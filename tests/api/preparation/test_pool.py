@@ -115,7 +115,7 @@ def test_a_process_prepares_as_the_loop_does(folder: Path) -> None:
             assert here == read_back(here)
             assert replace(there, params=here.params) == here, "but for a seed that is drawn"
             assert "seed" not in fields or there.params == here.params
-        with pytest.raises(ContextOverflow, match="token ids; the context has"):
+        with pytest.raises(ContextOverflow, match="token ids; this model"):
             await preparing.run("k", job(body(prompt=[1] * 9000)))
         with pytest.raises(NotFound, match="not served here"):
             await preparing.run("k", job(body(prompt="x").replace(MODEL.encode(), b"nope")))

@@ -167,7 +167,9 @@ class BodyGuard:
             PARENT.set(headers.get("traceparent"))
             is_open = scope["path"] in self._open_paths
             state["caller"] = self._access.caller(scope["method"], headers, state["sender"], is_open=is_open)
-            check_json(headers)
+            if check_json(headers, scope["path"], state["sender"]):
+                others = [header for header in scope["headers"] if header[0] != b"content-type"]
+                scope = {**scope, "headers": [*others, (b"content-type", b"application/json")]}
         except ManyhandsError as error:
             await error_response(error, scope["path"])(scope, receive, send)
             return

@@ -6,7 +6,8 @@ is made to point there (DNS rebinding). A browser always says which name it aske
     Host             an address, or a name that this gateway has: else 421. Missing (HTTP/1.1), repeated or malformed: 400
     Origin           a page of this gateway, or an origin that [api] cors allows: else 403
     Sec-Fetch-Site   the same where there is no Origin; following a link from elsewhere to a document here is allowed
-    content-type     application/json wherever there is a body: else 415. A browser asks first (CORS) before it sends that
+    content-type     application/json wherever there is a body: else 415. A browser asks first (CORS) before it sends that.
+                     Programs may leave it out on Ollama's paths
 """
 
 import ipaddress
@@ -26,6 +27,8 @@ OWNER_HEADER: Final = "x-manyhands-owner"
 KEY_HEADER: Final = "x-api-key"
 TOKEN_HEADER: Final = "x-manyhands-token"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+# Ollama's, whose documentation asks it with a bare `curl -d`.
+UNTYPED_PATHS: Final = frozenset({"/api/chat", "/api/generate", "/api/show"})
 # Two of one of these, and two readers could each believe another one.
 _ONCE: Final = frozenset({"host", "origin", "authorization", "content-type", KEY_HEADER, OWNER_HEADER, TOKEN_HEADER})
 _AUTHORITY: Final = re.compile(
@@ -100,12 +103,20 @@ def single(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     return found
 
 
-def check_json(headers: Headers) -> None:
-    """Raise UnsupportedMediaType for a body that is not said to be JSON: a page may send other types unasked."""
+def check_json(headers: Headers, path: str, sender: Sender) -> bool:
+    """Whether a body is to be read as JSON that is not said to be. Raises UnsupportedMediaType for any other that is not:
+    a page may send other types unasked.
+
+    Programs that speak to Ollama send no type, a form's (`curl -d`), or octets. Every browser names itself Mozilla, and
+    tells the origin of what a page posts.
+    """
     has_body = "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
     kind = headers.get("content-type", "")
-    if has_body and kind.partition(";")[0].strip().lower() != "application/json":
-        raise UnsupportedMediaType(f"the body is {kind!r:.80}: send JSON with content-type: application/json")
+    if not has_body or kind.partition(";")[0].strip().lower() == "application/json":
+        return False
+    if path in UNTYPED_PATHS and sender == "program" and "mozilla" not in headers.get("user-agent", "").lower():
+        return True
+    raise UnsupportedMediaType(f"the body is {kind!r:.80}: send JSON with content-type: application/json")
 
 
 class Hosts:

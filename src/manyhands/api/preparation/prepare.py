@@ -89,7 +89,7 @@ def _check_counts(sent: Mapping[str, Any], speaker: Speaker) -> None:
     lists = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], list) else [prompt]
     for ids in lists[:MAX_CHOICES]:
         if isinstance(ids, list) and ids and not isinstance(ids[0], str) and len(ids) > speaker.context:
-            raise ContextOverflow(f"prompt has {len(ids)} token ids; the context has {speaker.context}: shorten it")
+            raise ContextOverflow.of(f"prompt is too long: {len(ids)} token ids", speaker.context)
 
 
 def _check_schemas(given: Mapping[str, Any]) -> None:
@@ -106,7 +106,5 @@ def check_fit(ids: Sequence[int], params: SamplingParams, speaker: Speaker) -> N
             f"a prompt is one or more token ids from 0 to {speaker.vocab_size - 1}, the last of this model", "prompt"
         )
     if len(ids) + params.max_tokens > speaker.context:
-        raise ContextOverflow(
-            f"prompt of {len(ids)} tokens + max_tokens {params.max_tokens} exceed the context of {speaker.context}: "
-            "shorten the prompt or lower max_tokens"
-        )
+        what = f"prompt of {len(ids)} tokens + max_tokens {params.max_tokens} exceed the context"
+        raise ContextOverflow.of(what, speaker.context, "shorten the prompt or lower max_tokens")

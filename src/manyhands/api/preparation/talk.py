@@ -108,9 +108,8 @@ def _shortened(said: Conversation, speaker: Speaker, desk: PreparationDesk, want
             best, high = prompt, middle
         middle = (low + high) // 2
     if best is None:
-        raise ContextOverflow(
-            f"the newest message and {reserved} tokens to answer exceed the context of {speaker.context}: shorten it"
-        )
+        what = f"prompt is too long: the newest message and {reserved} tokens to answer exceed the context"
+        raise ContextOverflow.of(what, speaker.context)
     return best
 
 
@@ -136,9 +135,8 @@ def _check_text(text: str, speaker: Speaker) -> None:
     """Raise ContextOverflow for a text that cannot fit, before it is tokenised: no token has more bytes than the longest."""
     if len(text) > speaker.context * speaker.longest:
         least = len(text) // speaker.longest
-        raise ContextOverflow(
-            f"the prompt has {len(text)} characters, at least {least} tokens; the context has {speaker.context}: shorten it"
-        )
+        what = f"prompt is too long: {len(text)} characters, at least {least} tokens"
+        raise ContextOverflow.of(what, speaker.context)
 
 
 def _ends_in_thought(speaker: Speaker, ids: Sequence[int]) -> bool:
@@ -176,7 +174,7 @@ def room(speaker: Speaker, prompt: Sequence[int], wanted: int | None, default: i
     if wanted is not None and not is_clamped:
         return wanted
     if len(prompt) >= speaker.context:
-        raise ContextOverflow(f"the prompt has {len(prompt)} tokens; the context has {speaker.context}: shorten it")
+        raise ContextOverflow.of(f"prompt is too long: {len(prompt)} tokens", speaker.context)
     return min(default if wanted is None else wanted, speaker.context - len(prompt))
 
 
