@@ -43,7 +43,6 @@ GENERATING = {
     "/v1/responses": {"model": MODEL, "input": "hi", "max_output_tokens": 16},
     "/api/infer": {"prompt": "hi", "max_tokens": 2},
     "/api/infer/stream": {"prompt": "hi", "max_tokens": 2},
-    "/api/generate": {"model": MODEL, "prompt": "hi", "options": {"num_predict": 2}},
 }
 ADMIN = {
     "POST /api/workers/register": b'{"address": "127.0.0.1:9"}',
@@ -306,12 +305,13 @@ def test_what_a_page_can_send_unasked_runs_nothing(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "m")
     kinds = ["text/plain", "text/plain; application/json", "application/x-www-form-urlencoded", "", "application/jsonx"]
     kinds += ["multipart/form-data; boundary=x", "application/octet-stream", "text/plain;charset=application/json"]
+    untyped = {path: {"model": MODEL, "prompt": "hi"} for path in UNTYPED_PATHS}
 
     async def main() -> None:
         async with served(folder) as it:
             async with serving(make_app(it.gateway), "127.0.0.1", 0) as addr:
                 door = Door(make_app(it.gateway), addr)
-                for path, given in GENERATING.items():
+                for path, given in (GENERATING | untyped).items():
                     body = json.dumps(given).encode()
                     for kind in kinds:
                         said = [f"content-type: {kind}"] if kind else []
