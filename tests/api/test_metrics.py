@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from manyhands.api.gauges import OTHER, NodeLabels
 from manyhands.api.metrics import Metrics
+from manyhands.api.run import Caller, Job
 from manyhands.core import NodeId
+from manyhands.origin.adoption import Adoption, HopMark
 from manyhands.testing.faulty_device import Poison
 from manyhands.testing.swarm import node_id
 from tests.api.observed import MODEL, PROMPT, Observed, observed
@@ -78,6 +81,34 @@ def test_gauges_follow_what_runs_and_who_is_there(folder: Path) -> None:
         scene.swarm.origin.routes.evict(scene.node(2))
         assert (value(told, "nodes"), value(told, "nodes_active"), value(told, "nodes_evicted")) == (3, 2, 1)
         assert value(told, "requests_total", outcome="cancelled") == 1
+
+    play(folder, main)
+
+
+def test_what_was_not_computed_again_and_streams_that_went_on_are_counted(folder: Path) -> None:
+    """A second request of a tenant begins with the first one's cache; an attempt adopts, or has nothing to adopt."""
+
+    async def main(scene: Observed) -> None:
+        told, ask = scene.metrics, replace(scene.ask(), caller=Caller(tenant="me"))
+
+        async def answer(adoption: Adoption | None = None) -> Job:
+            resumed = adoption is not None and adoption.tokens > 0
+            async with scene.gateway.run(replace(ask, adoption=adoption, is_resumed=resumed)) as run:
+                async for _ in run.tokens():
+                    pass
+            return run.job
+
+        assert (await answer(Adoption(b"h" * 16))).cached_tokens == value(told, "cached_tokens_total") == 0
+        hops = (await answer(Adoption(b"h" * 16))).hops
+        cached = value(told, "cached_tokens_total", model=MODEL)
+        assert cached == len(ask.prompt) - 1 and value(told, "resumed_streams_total", by="adoption") == 0
+        marks = tuple([HopMark(hop.node[:12], hop.info.span.start, hop.info.span.end) for hop in hops])
+        assert (await answer(Adoption(b"h" * 16, marks, 4))).resumed == (4, "adoption")
+        assert value(told, "resumed_streams_total", model=MODEL, by="adoption") == 1
+        assert value(told, "cached_tokens_total") == cached + len(ask.prompt)
+        assert value(told, "tokens_total", kind="completion") == 8 + 8 + 4
+        assert (await answer(Adoption(b"x" * 16, marks, 4))).resumed == (4, "recomputing")
+        assert value(told, "resumed_streams_total", model=MODEL, by="recomputing") == 1
 
     play(folder, main)
 

@@ -157,6 +157,7 @@ def chat(**more: Any) -> Any:
 
 VARYING = (
     "ms",
+    "redrawn_tokens",
     "cached_tokens",
     "total_latency_ms",
     "timings",
@@ -188,7 +189,7 @@ CUTS = 3  # of each stream, beside the first and the last event: random ones
 WISHES: dict[str, tuple[str, Any]] = {
     "plain": (CHAT, chat(seed=4)),
     "no seed": (CHAT, chat(manyhands={"ignore_eos": True})),
-    "logprobs, stop, usage": (CHAT, chat(logprobs=True, top_logprobs=2, stop=["e", "xyz"], seed=9, stream_options=USAGE)),
+    "logprobs, stop, usage": (CHAT, chat(logprobs=True, top_logprobs=2, stop=["qe", "xyz"], seed=9, stream_options=USAGE)),
     "penalties": (CHAT, chat(presence_penalty=0.5, manyhands={"repetition_penalty": 1.2, "top_k": 40})),
     "a call": (CHAT, chat(max_tokens=60, tools=[TIDE], tool_choice="required", seed=2)),
     "three choices": (CHAT, chat(n=3, max_tokens=6, stream_options=USAGE)),
@@ -322,6 +323,30 @@ def test_a_client_that_comes_back_ends_its_first_attempt(folder: Path) -> None:
         await again.aclose()
 
     play(folder, scene)
+
+
+@pytest.mark.parametrize("wish", ["logprobs, stop, usage", "three choices", "native"])
+def test_another_gateway_adopts_what_a_dead_one_had_computed(folder: Path, wish: str) -> None:
+    """One gateway's links are gone: the hops have kept the session, the other gateway says that it adopted it."""
+    path, body = WISHES[wish]
+
+    async def scene(it: Doors) -> None:
+        whole = (await it.tell(path, {**body, "seed": 12}))[1]
+        events = it.events(path, {**body, "seed": 12})
+        got = [event for event in [await anext(events) for _ in range(5)] if event.id]
+        node = it.gateways[0].origins[MODEL].node
+        await node.pool.aclose()
+        status, rest = await it.tell(path, {**body, "seed": 12}, got[-1].id, 1)
+        await events.aclose()
+        assert status == 200 and by_choice(same([*got, *rest])) == by_choice(same(whole))
+        if wish == "native":
+            assert rest[-1].data["redrawn_tokens"] > 0
+        else:
+            ends = [choice for event in rest if event.data != "[DONE]" for choice in event.data["choices"]]
+            said = [end["manyhands"]["resumed"] for end in ends if end["finish_reason"]]
+            assert said and all(each["by"] == "adoption" for each in said if each["tokens"])
+
+    play(folder, scene, num=2, limits=LimitsConfig(max_choices=4))
 
 
 # -- what a gateway remembers -----------------------------------------------------------------------------------------

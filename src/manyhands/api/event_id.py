@@ -1,7 +1,7 @@
 """The ids of a stream's events: where each choice has got to, sealed. Pure.
 
     id         URL-safe base64, without padding, of: version u8 · stream 16 · attempt 8 · event u32 · ciphertext · tag 16
-    plaintext  created u32 · told u32 · seed u64 · request 8 · caller 8 · flags u8
+    plaintext  created u32 · told u32 · seed u64 · salt 16 · request 8 · caller 8 · flags u8
                · routes: count, each: number of hops, each: node 6, first layer, number of layers
                · choices: count, each: tokens, events, thoughts, 2 * route + (1 if done)            big endian, varints
 
@@ -23,16 +23,18 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from manyhands.errors import BadRequest
+from manyhands.origin.adoption import HopMark
 
 VERSION: Final = 1
 STREAM_BYTES: Final = 16
 ATTEMPT_BYTES: Final = 8
 DIGEST_BYTES: Final = 8
+SALT_BYTES: Final = 16
 NODE_BYTES: Final = 6
 # Longer ids are not looked at: 128 choices over routes of their own do not need as much.
 MAX_ID_CHARS: Final = 32 << 10
 _HEAD = struct.Struct(f">B{STREAM_BYTES}s{ATTEMPT_BYTES}sI")
-_FIXED = struct.Struct(f">IIQ{DIGEST_BYTES}s{DIGEST_BYTES}sB")
+_FIXED = struct.Struct(f">IIQ{SALT_BYTES}s{DIGEST_BYTES}s{DIGEST_BYTES}sB")
 _USAGE_TOLD = 1
 
 
@@ -41,14 +43,6 @@ class BadEventId(BadRequest):
 
     code = "bad_event_id"
     param = "Last-Event-ID"
-
-
-class HopMark(NamedTuple):
-    """A hop that has a choice's cache: the first bytes of its node's key in hex, and its layers."""
-
-    node: str
-    start: int
-    end: int
 
 
 class Reached(NamedTuple):
@@ -66,12 +60,13 @@ class Reached(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What an id says. `request` and `caller` are digests; times are Unix seconds."""
+    """What an id says. `request` and `caller` are digests; times are Unix seconds. `salt`: random, of the stream."""
 
     stream: bytes
     created: int
     told: int
     seed: int
+    salt: bytes
     request: bytes
     caller: bytes
     choices: tuple[Reached, ...]
@@ -149,7 +144,9 @@ def _pack(position: Position) -> bytes:
     numbers = {route: index for index, route in enumerate(routes)}
     flags = _USAGE_TOLD * position.is_usage_told
     out = bytearray(
-        _FIXED.pack(position.created, position.told, position.seed, position.request, position.caller, flags)
+        _FIXED.pack(
+            position.created, position.told, position.seed, position.salt, position.request, position.caller, flags
+        )
     )
     _put(out, len(routes))
     for route in routes:
@@ -199,10 +196,10 @@ class _Plain:
 
 def _unpack(stream: bytes, data: bytes) -> Position:
     plain = _Plain(data)
-    created, told, seed, request, caller, flags = _FIXED.unpack(plain.take(_FIXED.size))
+    created, told, seed, salt, request, caller, flags = _FIXED.unpack(plain.take(_FIXED.size))
     routes = [tuple([plain.hop() for _ in range(plain.number())]) for _ in range(plain.number())]
     choices = tuple([_reached(plain, routes) for _ in range(plain.number())])
-    return Position(stream, created, told, seed, request, caller, choices, bool(flags & _USAGE_TOLD))
+    return Position(stream, created, told, seed, salt, request, caller, choices, bool(flags & _USAGE_TOLD))
 
 
 def _reached(plain: _Plain, routes: Sequence[tuple[HopMark, ...]]) -> Reached:

@@ -104,6 +104,8 @@ class Metrics(Collector):
             "requests", "Requests that ended, by finish reason or error code", "model", "api", "outcome"
         )
         self._prompt_tokens: dict[str, int] = {}
+        self._cached = counter("cached_tokens", "Prompt tokens that did not have to be computed", "model")
+        self._resumed = counter("resumed_streams", "Streams that went on at this gateway", "model", "by")
         self._queue_s = histogram("queue_seconds", "Wait for admission", "model")
         self._open_s = histogram("route_open_seconds", "Finding a route and opening it", "model")
         self._first_s = histogram("time_to_first_token_seconds", "From admission to the first token", "model")
@@ -208,6 +210,9 @@ class Metrics(Collector):
             return
         self._note_untrusted(job, watch)
         self._note_repairs(job)
+        self._cached.labels(job.model).inc(job.cached_tokens)
+        if job.resumed is not None:
+            self._resumed.labels(job.model, job.resumed.by).inc()
         timings = job.timings
         for histogram, value in (
             (self._queue_s, job.queue_s),

@@ -7,13 +7,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from manyhands.api.limits import NO_QUOTA, Quota
 from manyhands.api.waterfall import TokenTime, Waterfall
 from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
 from manyhands.errors import Forbidden
 from manyhands.origin import Answer, Origin, Timings, Token
+from manyhands.origin.adoption import Adoption
 from manyhands.origin.draft import Drafting
 from manyhands.origin.repair_plan import Event, Repair
 from manyhands.origin.request_routes import Routing
@@ -79,10 +80,19 @@ class Ask:
     draft: str = ""  # one of config.DRAFTS; "": as the node's configuration says
     rules: Rules | None = None  # how the route is chosen; None: as the node's configuration says
     is_fit: bool = False  # `prompt` and `params` are known to fit the model: once for all choices (prepare.check_fit)
+    adoption: Adoption | None = None  # of an earlier attempt at the same stream, or to be adopted
+    is_resumed: bool = False  # an earlier attempt began the stream, and told `adoption.tokens`
     job_id: str = ""  # "": a new one
     paid_tokens: int = (
         0  # of prompt and answer, that an earlier attempt at the same stream was charged for (streams.py)
     )
+
+
+class Resumption(NamedTuple):
+    """How an attempt at a stream went on after `tokens`: over caches that hops had kept, or without."""
+
+    tokens: int
+    by: Literal["adoption", "recomputing"]
 
 
 @dataclass(slots=True)
@@ -103,6 +113,7 @@ class Job:
     queue_s: float | None = None  # None: not admitted yet
     completion_tokens: int = 0
     cached_tokens: int = 0  # of the prompt: an earlier request had them computed
+    resumed: Resumption | None = None  # None: the first attempt
     paid_tokens: int = 0  # of prompt and answer: an earlier attempt at the same stream was charged for them
     timings: Timings = field(default_factory=Timings)
     drafting: Drafting = field(default_factory=Drafting)
@@ -159,6 +170,7 @@ class Run:
             marks=ask.marks,
             tenant=ask.caller.tenant,
             rules=ask.rules,
+            adoption=ask.adoption,
         )
         async with aclosing(tokens) as stream:
             try:
@@ -166,8 +178,9 @@ class Run:
                     self._follow()
                     self._note_turn()
                     self.job.completion_tokens += 1
-                    for observer in self._observers:
-                        observer.token(self.job, token)
+                    if self.job.completion_tokens > self.answer.redrawn:  # the others were told once
+                        for observer in self._observers:
+                            observer.token(self.job, token)
                     yield token
             finally:
                 self._follow()
@@ -217,6 +230,9 @@ class Run:
         job.route, job.exactness, job.finish_reason = answer.route, answer.exactness, answer.finish_reason
         job.timings, job.repairs, job.drafting = answer.timings, answer.repairs, answer.drafting
         job.cached_tokens, job.routing = answer.cached_tokens, answer.routing
+        if self._ask.is_resumed and self._ask.adoption is not None:
+            is_adopted = answer.redrawn > 0 and answer.cached_tokens > 0
+            job.resumed = Resumption(self._ask.adoption.tokens, "adoption" if is_adopted else "recomputing")
         if (session := answer.session) is not None:
             job.untrusted_nodes = len(session.untrusted_nodes)
             if session.route.hops is not self._hops:  # a new route is a new list

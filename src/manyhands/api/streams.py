@@ -20,9 +20,9 @@ import numpy as np
 from manyhands.api.event_id import (
     ATTEMPT_BYTES,
     NODE_BYTES,
+    SALT_BYTES,
     STREAM_BYTES,
     BadEventId,
-    HopMark,
     Position,
     Reached,
     Sealer,
@@ -33,6 +33,7 @@ from manyhands.api.event_id import (
 from manyhands.api.run import Ask, Caller
 from manyhands.core import ModelId
 from manyhands.errors import Conflict
+from manyhands.origin.adoption import Adoption, HopMark
 from manyhands.route.search import Offer
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ class Streams:
         if claim is None:
             now, choices = int(self._wall_clock()), (Reached(),) * num_choices
             stream = bytes.fromhex(name) if name else os.urandom(STREAM_BYTES)
-            return self._stream(Position(stream, now, now, seed, request, caller_digest(caller), choices))
+            salt = os.urandom(SALT_BYTES)
+            return self._stream(Position(stream, now, now, seed, salt, request, caller_digest(caller), choices))
         position = claim.position
         if position.request != request or len(position.choices) != num_choices:
             raise BadEventId(
@@ -130,7 +132,7 @@ class Streams:
 
     def _stream(self, position: Position, claim: Claim | None = None) -> "Stream":
         sealer = Sealer(self._secret, position.stream, os.urandom(ATTEMPT_BYTES))
-        handle = derive(self._secret, "handle", position.stream)
+        handle = derive(self._secret, "handle", position.stream, position.salt)
         return Stream(position, sealer, handle, self._wall_clock, self._running, claim)
 
 
@@ -180,7 +182,9 @@ class Stream:
     def ask(self, index: int, ask: Ask) -> Ask:
         """`ask` for a choice of this attempt: what an earlier one was charged for is not charged again."""
         paid = len(ask.prompt) + self.had(index).tokens if self._is_free else 0
-        return replace(ask, paid_tokens=paid)
+        handle = derive(self._handle, "choice", index.to_bytes(4, "big"))[:16]
+        adoption = Adoption(handle, self.had(index).route, self.had(index).tokens)
+        return replace(ask, paid_tokens=paid, adoption=adoption, is_resumed=self.is_resumed)
 
     def names(self, index: int) -> bytes:
         """What the ids of a choice's tool calls are made from. No secret."""

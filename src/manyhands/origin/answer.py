@@ -51,6 +51,7 @@ class Answer:
     session: Session | None = field(default=None, repr=False)
     exactness: Exactness = "E0"
     cached_tokens: int = 0  # of the prompt, that did not have to be computed; known with the first token
+    redrawn: int = 0  # tokens that an earlier attempt had drawn, of which the hops had kept the rows
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     repairs: list[Repair] = field(default_factory=list)

@@ -10,7 +10,6 @@ logits) come back.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -22,20 +21,21 @@ from numpy.typing import NDArray
 from manyhands.config import RequestConfig
 from manyhands.core import FinishReason, SamplingParams
 from manyhands.engine.span import Rows
-from manyhands.errors import Corruption, PipelineStalled, ProtocolError
+from manyhands.errors import Corruption, ProtocolError
 from manyhands.origin.depth import Timing
 from manyhands.origin.draft import Drafter, Drafting, Returned
 from manyhands.origin.ends_batch import EndsBatcher
+from manyhands.origin.intake import Intake, due_rows
 from manyhands.origin.pace import Pace
+from manyhands.origin.redraw import redraw
 from manyhands.origin.repair import RepairExecutor
 from manyhands.origin.sampler import Drawn, Sampler
 from manyhands.origin.session import HopLost, Session
 from manyhands.origin.speculate import GuessChain, verify
-from manyhands.wire.message import Content, Payload, Step
+from manyhands.wire.message import Payload, Step
 from manyhands.wire.rows import numbers, read_ids, read_rows
 from manyhands.worker.batch import WINDOW_ROWS
 from manyhands.worker.bounds import RowBounds
-from manyhands.worker.execute import WIRE_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,9 @@ class RoundHead(NamedTuple):
 class Generation:
     """One request on one open session. `tokens()` is consumed once; `finish_reason` is set when it ends.
 
+    `redraw`: so many tokens were drawn before, and the last hop sends their rows again (reuse.py); `num_redrawn` says how
+    many were, once the first token is out.
+
     The consumer stops on text (text/detokenize.py): it stops reading tokens.
     """
 
@@ -73,6 +76,7 @@ class Generation:
         drafter: Drafter,
         healer: RepairExecutor,
         config: RequestConfig,
+        redraw: int = 0,
     ) -> None:
         self._session, self._ends, self._sampler = session, ends, sampler
         self._request, self._drafter, self._healer, self._config = request, drafter, healer, config
@@ -81,22 +85,19 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self.drafting = Drafting(drafters=drafter.tallies)
         self.num_cached = 0  # positions of the prompt that did not have to be sent
+        self.num_redrawn = redraw
         self._pace = Pace(config)
+        due = due_rows(session.route.lease, ends.ends.hidden_size if ends is not None else None, sampler.vocab_size)
+        self._intake = Intake(session, healer, self._pace, config, self.ledger, due)
         self._bounds = RowBounds()  # of what the last hop sends
         self._head: RoundHead | None = None
         self._is_disturbed = self._is_dead = False  # what is on its way is of no use, and the session has yet to hear
-        self._reached = 0  # positions whose results, or the news of them, came back
-        self._moved_at = self._asked_at = (
-            0.0  # when the last of them came, or was waited for; when that was looked into
-        )
 
     async def tokens(self) -> AsyncGenerator[Drawn, None]:
         """The tokens as they are committed. Raises what ends the session, ContextOverflow never (the lease fits)."""
-        self._reached = self._session.begins_at
-        self.num_cached = await self._healer.restore(self._reached)
-        self._drafter.begin(self._session.wake)
         try:
-            await self._send_known(self.num_cached)
+            for token in await self._begin():
+                yield token
             self.drafting.windows += 1
             while self.finish_reason is None:
                 drawn, position, ids, payload = await self._next_window()
@@ -112,6 +113,20 @@ class Generation:
                     yield token
         finally:
             self._drafter.close()
+
+    async def _begin(self) -> list[Drawn]:
+        """Send what is known by now: the prompt, and the tokens that an earlier attempt had drawn, which are returned."""
+        session, again = self._session, list[Drawn]()
+        if self.num_redrawn:
+            again = await redraw(self.num_redrawn, session, self._intake, self._ends, self._sampler, self.ledger)
+            self.finish_reason, self.num_redrawn = self._finished(), len(again)
+        self._intake.reached = start = session.begins_at
+        if self.finish_reason is None:
+            start = await self._healer.restore(start)
+            self._drafter.begin(session.wake)
+            await self._send_known(start)
+        self.num_cached = min(start, len(self._request.prompt))
+        return again
 
     def _finished(self) -> FinishReason | None:
         if self._sampler.is_stop_id(self.ledger[-1]) and len(self.ledger) > len(self._request.prompt):
@@ -178,7 +193,7 @@ class Generation:
     @property
     def committed(self) -> int:
         """Positions that every hop has computed and that nothing will take back."""
-        return min(self._reached, len(self.ledger) - 1)
+        return self._intake.committed
 
     async def _feed_standbys(self) -> None:
         followers, committed = self._healer.followers, self.committed
@@ -199,7 +214,7 @@ class Generation:
 
     async def _advance(self) -> tuple[list[Drawn], int, Sequence[int], Payload | None]:
         """Wait for rows (or drafts), commit what they say, and prepare what is to be sent next: position, ids, rows."""
-        rows = await self._rows()
+        rows = await self._intake.rows()
         now = asyncio.get_running_loop().time()
         timing = self._timing(rows, now)
         drawn: list[Drawn] = []
@@ -280,64 +295,6 @@ class Generation:
         self.drafting.drafted += len(drafts)
         self.drafting.depth = max(self.drafting.depth, len(chain.guessed) + len(drafts))
         return drafts
-
-    def _check_shape(self, content: Content, payload: Payload) -> None:
-        """Rows join those of other requests (ends_batch.py), so they must be what this session's last hop owes."""
-        lease, dtype = self._session.route.lease, WIRE_DTYPES[self._session.route.lease.precision]
-        if self._ends is not None:
-            due = ("hidden", dtype, self._ends.ends.hidden_size)
-        elif lease.sampling is not None:
-            due = ("ids", "int32", 1)
-        else:
-            due = ("logits", "fp32", self._sampler.vocab_size)
-        if (content, payload.dtype, payload.width) != due:
-            raise ProtocolError(f"{content} of width {payload.width} in {payload.dtype} came back, not {due}")
-
-    async def _rows(self) -> list[Step]:
-        """The next steps that carry rows after the ledger, in order; none if the drafter has something to send first."""
-        self._moved_at = self._asked_at = asyncio.get_running_loop().time()
-        while (step := await self._next_step()) is not None:
-            end = step.position + step.count
-            if end > self._session.returns.sent_until:
-                raise ProtocolError(f"news of position {end - 1} came back, which was never sent")
-            if step.count == 0 and end <= self._reached:
-                continue  # no news: time goes on
-            self._note_progress(end)
-            if step.count == 0:
-                continue  # progress of a prefill
-            expected = len(self.ledger) - 1
-            if step.position != expected or step.payload is None:
-                raise ProtocolError(f"rows from position {step.position} came back where {expected} was due")
-            self._check_shape(step.content, step.payload)
-            return [step]
-        return []
-
-    def _note_progress(self, end: int) -> None:
-        """Positions up to `end` have come back: the clocks start anew."""
-        self._moved_at = self._asked_at = asyncio.get_running_loop().time()
-        self._reached = max(self._reached, end)
-
-    @property
-    def _is_prefill(self) -> bool:
-        return len(self.ledger) - self._reached > WINDOW_ROWS
-
-    async def _next_step(self) -> Step | None:
-        """The next result; None if the drafter woke the session before it came. While progress is overdue, the hop that holds
-        it up is looked for and, if it can be, replaced.
-
-        Raises HopLost then; PipelineStalled after config.stall_timeout_s without progress, whatever else comes back.
-        """
-        loop = asyncio.get_running_loop()
-        while True:
-            left_s = self._asked_at + self._pace.deadline_s(is_prefill=self._is_prefill) - loop.time()
-            if left_s > 0:
-                with contextlib.suppress(TimeoutError):
-                    return await self._session.next_result(left_s)
-            waited_s = loop.time() - self._moved_at
-            if waited_s > self._config.stall_timeout_s:
-                raise PipelineStalled(f"no step came back within {self._config.stall_timeout_s:g} s")
-            await self._healer.suspect(waited_s, self.committed, self._pace.usual_s)
-            self._asked_at = loop.time()
 
 
 def _rows(steps: list[Step]) -> Rows:

@@ -9,6 +9,7 @@ from typing import Any
 
 from manyhands.core import UNPROVEN, Exactness, NodeAddr, NodeId, PathKind, SamplingParams, Span
 from manyhands.errors import BadRequest, Busy, ContextOverflow, ExperimentalDisabled, ShardUnavailable
+from manyhands.origin.adoption import Adoption
 from manyhands.origin.answer import Answer, Token
 from manyhands.origin.depth import Acceptance
 from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter
@@ -21,7 +22,7 @@ from manyhands.origin.queue import RoomQueue
 from manyhands.origin.repair import ASK_AGAIN_S, RepairExecutor
 from manyhands.origin.repair_plan import Event
 from manyhands.origin.request_routes import RequestRoutes
-from manyhands.origin.reuse import Reuse
+from manyhands.origin.reuse import Resumed, Reuse
 from manyhands.origin.route import Lease
 from manyhands.origin.routes import FALLBACK, Routes
 from manyhands.origin.sampler import Constraint, Sampler
@@ -135,11 +136,13 @@ class Origin:
         marks: Mapping[int, str] | None = None,
         tenant: str | None = None,
         rules: Rules | None = None,
+        adoption: Adoption | None = None,
     ) -> AsyncGenerator[Token, None]:
         """Generate; yields tokens, fills `answer`. Close the generator (or let it end) to free the session.
 
         With a `tenant` the session may begin with what an earlier request of the same tenant has cached, and is parked in
-        the end for the next one (reuse.py); no other tenant shares it.
+        the end for the next one (reuse.py); no other tenant shares it. With an `adoption` it goes on where another session
+        of the same request was, perhaps another origin's, and can be adopted itself.
 
         `draft` says what guesses tokens (config.DRAFTS; "": as the node's configuration has it), unless a `drafter` is given.
         Raises BadRequest for "model" where there is none.
@@ -153,20 +156,18 @@ class Origin:
         sampler = Sampler(answer.params, self.model.vocab_size, self.model.eos_ids, constraint)
         drafter = drafter or self._drafter(draft, request, constraint)
         began = time.monotonic()
-        lease, tenant = (
-            self._lease(request, path, is_free=constraint is None),
-            tenant if self.node.request.reuse else None,
-        )
+        tenant, adoption = (tenant, adoption) if self.node.request.reuse else (None, None)
+        lease = self._lease(request, path, adoption, is_free=constraint is None)
         answer.routing = around.routing
-        resumed = await self.reuse.open(tenant, request.prompt, lease, around) if route is None else None
-        answer.route, session, cached = resumed or (*await self._open(route, lease, around), "E0")
+        resumed = await self._resume(tenant, request, lease, around, adoption) if route is None else None
+        answer.route, session, cached, redraw = resumed or Resumed(*await self._open(route, lease, around), "E0")
         around.opened(answer.route)
         answer.session = session
         answer.timings.open_s = time.monotonic() - began
         answer.exactness = max(cached, self._exactness(session))
         healer = RepairExecutor(session, around, self.node.request, self.last_resort, self.node.watch.late_s)
         healer.events += around.events
-        generation = Generation(session, self._ends, sampler, request, drafter, healer, self.node.request)
+        generation = Generation(session, self._ends, sampler, request, drafter, healer, self.node.request, redraw)
         answer.repairs, answer.events, answer.drafting = healer.repairs, healer.events, generation.drafting
         try:
             async for token in self._tokens(session, generation, request, answer, marks or {}):
@@ -180,6 +181,15 @@ class Origin:
             self.routes.learn(session)
             self.reuse.park(tenant, session, generation.ledger[: generation.committed], answer.exactness)
             self.waiting.released()
+
+    async def _resume(
+        self, tenant: str | None, request: Request, lease: Lease, around: RequestRoutes, adoption: Adoption | None
+    ) -> Resumed | None:
+        if adoption is not None:
+            adopted = await self.reuse.adopt(adoption, request.prompt, lease, around)
+            if adopted is not None:
+                return adopted
+        return await self.reuse.open(tenant, request.prompt, lease, around)
 
     def _drafter(self, mode: str, request: Request, constraint: Constraint | None) -> Drafter:
         mode = (mode or self.node.request.draft).partition(":")[0]
@@ -279,7 +289,7 @@ class Origin:
             self.routes.lose_evicted(session)  # who was evicted while it opened
             async for drawn in tokens:
                 self.routes.lose_evicted(session)
-                answer.cached_tokens = generation.num_cached
+                answer.cached_tokens, answer.redrawn = generation.num_cached, generation.num_redrawn
                 piece = detokenizer.feed(drawn.token)
                 answer.token_ids.append(drawn.token)
                 text = piece.text
@@ -296,7 +306,7 @@ class Origin:
         finally:
             await tokens.aclose()
 
-    def _lease(self, request: Request, path: PathKind, *, is_free: bool) -> Lease:
+    def _lease(self, request: Request, path: PathKind, adoption: Adoption | None, *, is_free: bool) -> Lease:
         """`is_free`: no constraint, which only the origin knows, so the last hop may draw the tokens."""
         edges = self.model.ends_at == "edges"
         at_the_last_hop = edges and is_free and request.params.logprobs is None
@@ -308,6 +318,7 @@ class Origin:
             path=path,
             ends=self.model.ends_at,
             sampling=request.params if at_the_last_hop else None,
+            handle=adoption.handle if adoption is not None else None,
         )
 
     def _exactness(self, session: Session) -> Exactness:

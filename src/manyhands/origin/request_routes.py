@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from manyhands.core import NodeId
+from manyhands.errors import ShardUnavailable
+from manyhands.origin.adoption import HopMark, resolve
 from manyhands.origin.repair_plan import Event, Slot
 from manyhands.origin.route import Hop, Lease
 from manyhands.route.offer import Offer, Rules
@@ -98,6 +100,14 @@ class RequestRoutes:
     async def rejoin(self, route: Sequence[Offer], excluded: Collection[NodeId], positions: int) -> tuple[Slot, ...]:
         """As Routes.rejoin, by the rules: a hop that they do not permit counts as lost."""
         return self._routes.rejoin(route, await self.offers(excluded), excluded, positions)
+
+    async def marked(self, marks: Sequence[HopMark]) -> tuple[Offer, ...]:
+        """The hops of `marks`, for `rejoin`. Raises ShardUnavailable if no node serves the model."""
+        await self._routes.meet()
+        offers = await self.offers(())
+        if not offers:
+            raise ShardUnavailable("no node serves this model")
+        return resolve(marks, offers)
 
     async def look_around(self) -> None:
         await self._routes.look_around()

@@ -14,7 +14,8 @@ import numpy as np
 
 from manyhands.core import Exactness, NodeId, SessionId
 from manyhands.errors import BadRequest, ShardUnavailable, WeightsMismatch
-from manyhands.origin.conversations import Conversations, ParkedConversation, Prefix
+from manyhands.origin.adoption import Adoption, HopMark
+from manyhands.origin.conversations import Conversations, ParkedConversation
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.route import Lease, Resume
 from manyhands.origin.session import Session
@@ -28,16 +29,23 @@ class Around(Protocol):
     async def keeps(self, route: Sequence[Offer], saved: int, lease: Lease) -> bool:
         """Whether going on over `route`, where `saved` positions are cached, is no slower than the best route of today."""
 
+    async def marked(self, marks: Sequence[HopMark]) -> tuple[Offer, ...]:
+        """The hops of `marks`. Raises ShardUnavailable."""
+
     async def rejoin(self, route: Sequence[Offer], excluded: Collection[NodeId], positions: int) -> Sequence[Slot]:
         """`route` with its lost hops replaced. Raises ShardUnavailable."""
 
 
 class Resumed(NamedTuple):
-    """An open session that begins with parked positions on at least one hop, and how exact those are."""
+    """An open session that begins with parked positions on at least one hop, and how exact those are.
+
+    `redraw`: so many tokens of the answer were drawn before, and the rows they were drawn from are on their way.
+    """
 
     route: tuple[Offer, ...]
     session: Session
     exactness: Exactness
+    redraw: int = 0
 
 
 class Reuse:
@@ -54,7 +62,8 @@ class Reuse:
         try:
             if not await around.keeps(prefix.conversation.route, prefix.length, lease):
                 return None
-            session = await self._open(prefix, lease, around)
+            conversation = prefix.conversation
+            session = await self._open(conversation.route, Resume(conversation.name, prefix.length, ()), lease, around)
         except (ShardUnavailable, WeightsMismatch, BadRequest):  # the usual way may do better, or says what is wrong
             return None
         if not session.begins_at:  # no hop has it any more, but the route stands
@@ -63,26 +72,47 @@ class Reuse:
         self.conversations.use(prefix.conversation, time.monotonic())
         return Resumed(_offers(session), session, prefix.conversation.exactness)
 
-    async def _open(self, prefix: Prefix, lease: Lease, around: Around) -> Session:
+    async def adopt(self, adoption: Adoption, prompt: Sequence[int], lease: Lease, around: Around) -> Resumed | None:
+        """A session that goes on where that of `adoption` was, as far as its hops still have it; None if they do not."""
+        until, own = len(prompt) + adoption.tokens - 1, len(prompt) - 1
+        if not adoption.route or until < 1:
+            return None
+        rows_from = own if adoption.tokens else None
+        resume = Resume(SessionId(bytes(16)), until, (), adoption.handle, rows_from)
+        try:
+            session = await self._open(await around.marked(adoption.route), resume, lease, around)
+        except (ShardUnavailable, WeightsMismatch, BadRequest):
+            return None
+        last = session.route.hops[-1]
+        redraw = adoption.tokens if last.has_log else 0
+        if not redraw:  # which tokens they were is not known here: they are drawn anew, from the end of the prompt on
+            session.begins_at = min(session.begins_at, own)
+        return Resumed(_offers(session), session, "E0", redraw)
+
+    async def _open(self, before: Sequence[Offer], resume: Resume, lease: Lease, around: Around) -> Session:
         """A hop that refuses or is gone is replaced, each once; the others begin with what they have."""
-        conversation, excluded = prefix.conversation, set[NodeId]()
+        excluded = set[NodeId]()
         while True:
-            slots = await around.rejoin(conversation.route, excluded, prefix.length)
+            slots = await around.rejoin(before, excluded, resume.until)
             kept = frozenset(index for index, slot in enumerate(slots) if slot.kept is not None)
             if not kept:
                 raise ShardUnavailable("no hop of the conversation is left")
             try:
                 route = [slot.offer for slot in slots]
-                return await self._sessions.open(route, lease, Resume(conversation.name, prefix.length, kept))
+                return await self._sessions.open(route, lease, resume._replace(kept=kept))
             except ShardUnavailable as refusal:
                 if refusal.node is None or refusal.node in excluded:
                     raise
                 excluded.add(NodeId(refusal.node))
 
     def park(self, tenant: str | None, session: Session, ids: Sequence[int], exactness: Exactness) -> None:
-        """End the session. If every hop has cached `ids`, it is parked for the next request of `tenant`."""
-        if tenant is None or not ids or not _is_sound(session):
+        """End the session. If every hop has cached `ids`, it is parked for the next request of `tenant`; without one, for
+        a while, for the origin that adopts it, if its lease has a handle."""
+        if not ids or not _is_sound(session):
             self._sessions.close(session)
+            return
+        if tenant is None:
+            self._sessions.close(session, None, len(ids))
             return
         name = SessionId(os.urandom(16))
         route = _offers(session)

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from manyhands.config import RequestConfig
@@ -12,6 +12,7 @@ from manyhands.origin.chunks import Stage, chunk_rows
 from manyhands.origin.repair_plan import Slot
 from manyhands.route.search import Offer
 from manyhands.wire.credit import Credits
+from manyhands.wire.handle import adopted_name, proof_of
 from manyhands.wire.message import Open, Step
 from manyhands.wire.signed import UNSIGNED, Signer
 
@@ -27,6 +28,7 @@ class Lease:
     path: PathKind
     ends: EndsAt
     sampling: SamplingParams | None  # given iff the last hop draws the tokens
+    handle: bytes | None = None  # by which another origin may adopt the session (wire/handle.py)
 
 
 @dataclass(slots=True)
@@ -69,19 +71,29 @@ class Hop:
 
 
 class Resume(NamedTuple):
-    """Begin with the first `until` positions of what the hops of these indices have parked under `name`."""
+    """Begin with the first `until` positions of what the hops of these indices have parked under `name`.
+
+    With `handle` they are shown the proofs of that instead. `rows_from`: from there on the last hop sends the rows that it
+    sent for them before, if it has them all.
+    """
 
     name: SessionId
     until: int
     kept: Collection[int]
+    handle: bytes | None = None
+    rows_from: int | None = None
 
     def slots(self, hops: Sequence[Hop]) -> list[Slot]:
         """The places of these hops, all new."""
-        told = [(self.name, self.until) if index in self.kept else (None, 0) for index in range(len(hops))]
-        return [
-            Slot(hop.offer, None, resume=name, resume_until=until)
-            for hop, (name, until) in zip(hops, told, strict=True)
-        ]
+        kept = {index: self._slot(hops[index], is_last=index == len(hops) - 1) for index in self.kept}
+        return [kept.get(index, Slot(hop.offer, None)) for index, hop in enumerate(hops)]
+
+    def _slot(self, hop: Hop, *, is_last: bool) -> Slot:
+        name = self.name if self.handle is None else proof_of(self.handle, hop.offer.node)
+        slot = Slot(hop.offer, None, resume=name, resume_until=self.until)
+        if is_last and self.rows_from is not None:
+            return replace(slot, replay_from=self.rows_from, replay_until=self.until)
+        return slot
 
     def begin(self, hops: Sequence[Hop]) -> int:
         """The hops have opened: where the session begins. Those that lack positions that others have are not whole."""
@@ -171,5 +183,10 @@ class Route:
             signature=UNSIGNED,
             resume=slot.resume,
             resume_until=slot.resume_until,
+            adoption=self.adoption(control),
         )
         return self.signer.sign(message)
+
+    def adoption(self, control: Link) -> SessionId | None:
+        """What the node at the end of `control` calls the session for who adopts it; None if it cannot be adopted."""
+        return adopted_name(proof_of(self.lease.handle, control.peer)) if self.lease.handle is not None else None

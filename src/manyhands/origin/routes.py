@@ -143,6 +143,11 @@ class Routes:
                 dial.cancel()
             await asyncio.gather(*dials, return_exceptions=True)
 
+    async def meet(self) -> None:
+        """Dial the nodes of `addrs`, where no records tell of others. Raises ShardUnavailable if none answers."""
+        if self._directory is None:
+            await self._node.requests.survey(self.addrs)
+
     async def look_around(self) -> None:
         """Dial the nodes that no link is open to, or wait for news from the directory. Deadline: LOOK_AROUND_S."""
         with contextlib.suppress(ShardUnavailable, TimeoutError):

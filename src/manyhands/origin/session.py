@@ -159,14 +159,14 @@ class Session:
         raise PipelineStalled(f"hops {', '.join(f'{i} ({self.route.hops[i].offer.name})' for i in silent)} {reason}")
 
     def close(self, parked_as: SessionId | None = None, positions: int = 0) -> None:
-        """Tell every hop to free the session at once, or to keep its first `positions` under a name that only they hear.
-
-        Harmless when repeated or when links are gone.
+        """Tell every hop to free the session at once, or to keep its first `positions` under a name that only they hear;
+        without a name, for adoption alone. Harmless when repeated or when links are gone.
         """
         self._error = self._error or PipelineAborted("the session is closed")
         for hop in (*self.route.hops, *self._unclosed):
             hop.outbox.clear()
-            try_send(hop.control, Close(self.id, parked_as, positions))
+            name = parked_as or (self.route.adoption(hop.control) if positions else None)
+            try_send(hop.control, Close(self.id, name, positions if name else 0))
         self.standbys.close()
 
     # -- steps --------------------------------------------------------------------------------------------------------

@@ -118,9 +118,10 @@ class Sessions:
                 try_send(link, Close(name))
 
     def close_all(self) -> None:
-        """Close every session: the node stops."""
+        """Close every session: the node stops. Streams are left to their hops, which keep them for another origin."""
         for session in list(self.active.values()):
-            session.close()
+            if session.route.lease.handle is None:
+                session.close()
 
     def _hops(self) -> list[NodeId]:
         return [hop.offer.node for session in self.active.values() for hop in session.route.hops]

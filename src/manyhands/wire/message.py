@@ -122,7 +122,8 @@ class Open:
     hidden states (ends = origin) or logits (ends = edges). `prompt_length` is what penalties count from.
 
     `resume` names a session that the origin parked here (Close): the place begins with a copy of its positions
-    [0, `resume_until`), if they are still here, else empty. Opened says which.
+    [0, `resume_until`), if they are still here, else empty. Opened says which. Another origin's session is named by what
+    `adoption` of its Open was made from (handle.py): with it the place is parked, also if its origin is lost.
 
     `origin` owns the session and signs everything else here (signed.py). `to` is the node addressed, `token` that of its
     Hello to the origin, `serial` is used once: the signature is worth nothing to another node, on another link or again.
@@ -153,6 +154,7 @@ class Open:
     signature: Signature
     resume: SessionId | None = None
     resume_until: int = 0
+    adoption: SessionId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,8 +102,8 @@ class Engine:
         Copied on the device thread, piece by piece between the steps of live sessions, for one opening at a time.
         """
         assert self.model is not None
-        runner, most = self.model.runner, min(parked.positions, parked.cache.length, capacity)
-        if not 0 < positions <= most:
+        runner, source = self.model.runner, parked.cache
+        if source is None or not 0 < positions <= min(parked.positions, source.length, capacity):
             return None
         async with self._copying:
             cache = await self.device.run(lambda: runner.new_cache(capacity, parked.span))
@@ -111,7 +111,7 @@ class Engine:
                 if not parked.is_kept:
                     return None
                 end = min(start + COPIED_ROWS, positions)
-                await self.device.run(partial(runner.copy, parked.cache, cache, start, end))
+                await self.device.run(partial(runner.copy, source, cache, start, end))
         return cache
 
     def add(

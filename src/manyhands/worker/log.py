@@ -17,10 +17,12 @@ REPLAY_ROWS = 128
 class OutputLog:
     """Steps with positions [0, end), each position once, as encoded when they were sent. In memory only.
 
+    One that `begins_late`, of a last hop, has positions [start, end): those whose rows the origin wanted.
     A step that starts before `end` is a rollback: what it overwrites is forgotten. Dropped logs stay dropped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, begins_late: bool = False) -> None:
+        self._begins_late = begins_late
         self._steps: deque[Step] = deque()
         self._is_dropped = False
         self.num_bytes = 0
@@ -35,7 +37,8 @@ class OutputLog:
         if self._is_dropped or step.count == 0:
             return
         self._cut(step.position)
-        if step.position != self.end:
+        is_first = self._begins_late and not self._steps
+        if step.position != self.end and not is_first:
             self.drop()
             return
         self._steps.append(step)
@@ -50,18 +53,30 @@ class OutputLog:
     def begin_with(self, other: "OutputLog", until: int) -> None:
         """Take positions [0, until) of another log, which this empty one shares; no bytes are copied. Dropped, if that lacks
         some of them."""
-        for step in other._steps if other.covers(until) else ():
+        self._begins_late = other._begins_late
+        for step in other._steps if other.covers(until, other.start) else ():
             if step.position < until:
                 self.append(first_rows(step, until - step.position))
-        if self.end < until:
+        if self.end < until and not self._begins_late:
             self.drop()
 
     def cut(self, position: int) -> None:
         """Forget positions from `position` on."""
         self._cut(position)
 
-    def covers(self, until: int) -> bool:
-        return until == 0 or self.end >= until
+    def covers(self, until: int, start: int = 0) -> bool:
+        """Whether positions [start, until) are here."""
+        return until == 0 or (self.end >= until and self.start <= start)
+
+    @property
+    def is_of_rows_sent(self) -> bool:
+        """Whether a last hop's rows are here, from which tokens can be drawn again."""
+        return self._begins_late and bool(self._steps)
+
+    @property
+    def start(self) -> int:
+        """The first position held."""
+        return self._steps[0].position if self._steps else 0
 
     def replay(self, until: int, start: int = 0) -> Iterator[Step]:
         """Positions [start, until) again, in steps of at most REPLAY_ROWS rows (longer ones, and those coded, as they were)."""
@@ -113,9 +128,9 @@ class LogBudget:
     def num_bytes(self) -> int:
         return sum(log.num_bytes for log in self._logs) + sum(log.num_bytes for log in self._parked)
 
-    def open(self, session: SessionId) -> OutputLog:
+    def open(self, session: SessionId, *, begins_late: bool = False) -> OutputLog:
         """A new log of `session`; it counts until it is closed."""
-        log = OutputLog()
+        log = OutputLog(begins_late=begins_late)
         self._logs[log] = session
         return log
 
@@ -165,6 +180,14 @@ def split_step(step: Step, num_rows: int) -> tuple[Step, Step | None]:
     head = step._replace(count=num_rows, ids=ids and ids[:num_rows], payload=head_payload)
     position, count = step.position + num_rows, step.count - num_rows
     return head, step._replace(position=position, count=count, ids=ids and ids[num_rows:], payload=rest_payload)
+
+
+def pieces(step: Step, num_rows: int) -> Iterator[Step]:
+    """`step` in steps of at most `num_rows` rows."""
+    rest: Step | None = step
+    while rest is not None:
+        piece, rest = split_step(rest, num_rows)
+        yield piece
 
 
 def first_rows(step: Step, num_rows: int) -> Step:

@@ -2,20 +2,25 @@
 
     Close(parked_as) ─► park ─► find ─► a copy for a new session     shrink: what live sessions need goes first, oldest first
 
-One of these for each span. A parked session belongs to the key that opened it, and its name is a secret of that origin.
+One of these for each span. A parked session belongs to the key that opened it, and its name is a secret of that origin;
+another origin may go on with it that knows the handle of its stream (wire/handle.py). What is kept for that alone, because its
+client or its origin is gone or it has no tenant, ages faster and goes before the rest. From the rows that a last hop has sent
+another origin draws the tokens again, so of such a session they stay, in the log, when the cache has to go.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from manyhands.core import EndsAt, NodeId, SessionId, Span
 from manyhands.engine.span import Cache
+from manyhands.wire.handle import adopted_name
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.log import LogBudget, OutputLog
 
 # How long a session stays parked at most, and how many there may be on one span: of one owner, and of all.
 PARKED_S = 600.0
+ORPHANED_S = 120.0  # one that is kept for adoption alone
 MAX_PARKED_PER_OWNER = 32
 MAX_PARKED = 256
 # The share of a span's cache positions that the parked sessions of one owner may have.
@@ -26,7 +31,8 @@ OWNER_SHARE = 0.5
 class Parked:
     """What is kept of one place: positions [0, `positions`) of its cache, which has memory for `capacity`, and of its log.
 
-    `ids` are those of the positions where this hop draws tokens. `ends` says what the log holds beside rows.
+    `ids` are those of the positions where this hop draws tokens. `ends` says what the log holds beside rows. `cache` is None,
+    and `capacity` 0, once only the log is left.
     """
 
     owner: NodeId
@@ -34,10 +40,11 @@ class Parked:
     ends: EndsAt
     positions: int
     capacity: int
-    cache: Cache
+    cache: Cache | None
     log: OutputLog
     bounds: RowBounds
     ids: tuple[int, ...]
+    adoption: SessionId | None = None  # what another origin's proof must hash to (wire/handle.py)
     is_kept: bool = True  # until it is dropped; who copies it then stops
 
 
@@ -67,39 +74,69 @@ class Parking:
         return sum(parked.capacity for parked, _ in self._parked.values() if parked.owner == owner)
 
     def park(self, name: SessionId, parked: Parked, room: int, total: int, now: float) -> None:
-        """Keep `parked` as the newest. `room`: positions that no live session leases, of `total`.
+        """Keep `parked`, as the newest unless it is named for adoption. `room`: positions of `total` without a lease.
 
         What exceeds a bound goes, the oldest first: of its owner beyond the owner's share, of all beyond `room`.
         """
         self._logs.park(parked.log)
-        self._drop(lambda key, _: key == (name, parked.span))
-        self._parked[name, parked.span] = parked, now
-        mine = [key for key, (other, _) in self._parked.items() if other.owner == parked.owner]
-        while mine and (len(mine) > MAX_PARKED_PER_OWNER or self.held_by(parked.owner) > OWNER_SHARE * total):
-            self._remove(mine.pop(0))
+        key = name, parked.span
+        before, _ = self._parked.get(key, (None, 0.0))
+        if before is not None and name == parked.adoption and before.positions > parked.positions:
+            return self._logs.close(parked.log)  # both begin with the same text
+        self._drop(lambda other, _: other == key)
+        self._parked[key] = parked, now
+        if name == parked.adoption:
+            self._age(lambda other, _: other == key, now)
+        mine = [other for other, (kept, _) in self._parked.items() if kept.owner == parked.owner]
+        for oldest in mine[: max(0, len(mine) - MAX_PARKED_PER_OWNER)]:
+            self._remove(oldest)
+        self._shed(mine[-MAX_PARKED_PER_OWNER:], self.held_by(parked.owner) - int(OWNER_SHARE * total))
         while len(self._parked) > MAX_PARKED:
             self._remove(next(iter(self._parked)))
         self.shrink(room)
 
     def find(self, name: SessionId, span: Span, owner: NodeId, ends: EndsAt, now: float) -> Parked | None:
-        """What `owner` parked as `name`, which counts as used now. None if it is gone, or was never there."""
+        """What `owner` parked as `name`, or the longest of what `name` is the proof for; it counts as used now.
+
+        None if it is gone, or was never there.
+        """
         self.expire(now)
-        parked, _ = self._parked.get((name, span), (None, 0.0))
-        if parked is None or (parked.owner, parked.ends) != (owner, ends):
+        meant, adopted = list[Key](), adopted_name(name)
+        for key, (parked, _) in self._parked.items():
+            is_own = key[0] == name and parked.owner == owner
+            if (is_own or parked.adoption == adopted) and (parked.span, parked.ends) == (span, ends):
+                meant.append(key)
+        if not meant:
             return None
-        del self._parked[name, span]
-        self._parked[name, span] = parked, now
+        key = max(meant, key=lambda key: self._parked[key][0].positions)
+        parked, _ = self._parked.pop(key)
+        self._parked[key] = parked, now
+        if key[0] == parked.adoption:  # a use makes it no more than that
+            self._age(lambda other, _: other == key, now)
         return parked
 
     def shrink(self, room: int, last: SessionId | None = None) -> None:
-        """Drop the oldest until the rest has memory for at most `room` positions; the session `last` goes last."""
-        keys = sorted(self._parked, key=lambda key: key[0] == last)  # stable: the oldest first
-        excess = self.num_positions - room
+        """Drop the oldest until the rest has memory for at most `room` positions; what `last` names or proves goes last."""
+        wanted = () if last is None else (last, adopted_name(last))
+        keys = list(self._parked)
+        is_wanted = {key for key in keys if wanted and (key[0] in wanted or self._parked[key][0].adoption == wanted[1])}
+        self._shed(
+            sorted(keys, key=lambda key: key in is_wanted), self.num_positions - room
+        )  # stable: the oldest first
+
+    def _shed(self, keys: Sequence[Key], excess: int) -> None:
+        """Give back memory for `excess` positions: the caches of `keys`, one after another."""
         for key in keys:
             if excess <= 0:
                 break
-            excess -= self._parked[key][0].capacity
-            self._remove(key)
+            parked, used_at = self._parked[key]
+            excess -= parked.capacity
+            if parked.capacity and parked.adoption is not None and parked.log.is_of_rows_sent:
+                parked.is_kept = False
+                bare = replace(parked, cache=None, capacity=0, positions=0, bounds=RowBounds(), ids=(), is_kept=True)
+                self._parked[key] = bare, used_at
+            elif parked.capacity:
+                self._remove(key)
 
     def expire(self, now: float) -> None:
         """Drop what nothing has used for PARKED_S."""
@@ -113,9 +150,19 @@ class Parking:
         """Drop what `owner` parked as `name`; another's is not touched."""
         self._drop(lambda key, _: key[0] == name and self._parked[key][0].owner == owner)
 
-    def forget_owner(self, owner: NodeId) -> None:
-        """Drop all that `owner` parked."""
-        self._drop(lambda key, _: self._parked[key][0].owner == owner)
+    def orphan(self, owner: NodeId, now: float) -> None:
+        """`owner` is gone: what no other origin can adopt goes, the rest is kept for adoption alone."""
+        self._drop(lambda key, _: self._parked[key][0].owner == owner and self._parked[key][0].adoption is None)
+        self._age(lambda key, _: self._parked[key][0].owner == owner, now)
+
+    def _age(self, is_meant: Callable[[Key, float], bool], now: float) -> None:
+        """End these within ORPHANED_S, and before what may stay for longer."""
+        latest = now - PARKED_S + ORPHANED_S
+        aged = [
+            (key, (parked, min(used_at, latest) if is_meant(key, used_at) else used_at))
+            for key, (parked, used_at) in self._parked.items()
+        ]
+        self._parked = dict(sorted(aged, key=lambda one: one[1][1]))
 
     def clear(self) -> None:
         self._drop(lambda *_: True)

@@ -13,15 +13,10 @@ from dataclasses import replace
 
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo, SpanLoad
-from manyhands.errors import (
-    BadRequest,
-    Detour,
-    Draining,
-    LinkClosed,
-    ShardUnavailable,
-)
-from manyhands.net.transport import Link, betters, try_send
+from manyhands.errors import BadRequest, Draining, LinkClosed, ShardUnavailable
+from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import Close, Fault, Feed, Open, Probe, Step
+from manyhands.worker.adopting import lend, orphaned
 from manyhands.worker.engine import Engine
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.log import LogBudget
@@ -151,14 +146,14 @@ class SpanHost:
             raise LinkClosed("the link broke while layers were being loaded")
         sampler = self._make_sampler(message.sampling) if message.sampling is not None else None
         session = self._places.get(place)
-        has_log = True
+        has_log = message.replay_until == 0
         if session is not None:
             self._forget_hop(session)
             has_log = session.place(message, origin, successor, sampler)
         else:
             session = self._places[place] = self.engine.add(message, sampler, origin, successor, cache)
-            if cache is not None and parked is not None:
-                session.begin_with(parked, message.resume_until)
+            if parked is not None:
+                has_log = session.begin_with(parked, message.resume_until, has_cache=cache is not None)
         del self._opening[place]
         self._by_hop[message.session, message.hop] = session
         if session.is_last:
@@ -170,11 +165,13 @@ class SpanHost:
         logger.info("session=%s epoch=%d hop=%d layers=%s", session.name, message.epoch, message.hop, message.span)
 
     def _parked(self, message: Open, origin: Link) -> Parked | None:
-        """What `message` would go on with, if it is still here."""
+        """What `message` would go on with, if it is still here, parked or served."""
         if message.resume is None:
             return None
         now = asyncio.get_running_loop().time()
-        return self.parking.find(message.resume, message.span, origin.peer, message.ends, now)
+        parked = self.parking.find(message.resume, message.span, origin.peer, message.ends, now)
+        found = [one for one in (parked, lend(self._places.values(), message)) if one is not None]
+        return max(found, key=lambda one: one.positions, default=None)
 
     def abandon(self, opening: Opening, *, keep: bool) -> bool:
         """An Open cannot be carried out: free its lease, also of the place it has unless that may be kept (`keep`).
@@ -240,9 +237,14 @@ class SpanHost:
             self._owners.release(place[0])
         self._changed.set()  # idle time, and so eviction, begins when the last session goes
 
-    def drop_origin(self, link: Link) -> None:
-        """The control link of origins is gone: free the sessions that were opened over it, also those half open."""
+    def drop_origin(self, link: Link, *, is_gone: bool = False) -> None:
+        """A control link of origins, the last if it `is_gone`: free what was opened over it, or park it to be adopted."""
+        for place, session in [(p, s) for p, s in self._places.items() if s.origin is link]:
+            self._remove(place, session, orphaned(session))
         self._end(lambda _, origin: origin is link)
+        if is_gone:
+            self.parking.orphan(link.peer, asyncio.get_running_loop().time())
+            self._changed.set()
 
     @property
     def is_draining(self) -> bool:
@@ -272,18 +274,14 @@ class SpanHost:
         self._end(lambda *_: True)
 
     def on_linked(self, link: Link) -> None:
-        """There is a new link of this node: origins of sessions that send through a relay instead may give them new places."""
+        """There is a new link of this node."""
         for session in self._places.values():
-            if not session.is_last and betters(link, session.successor):
-                detail = f"hop {session.opened.hop} has a direct link to the next"
-                session.fault(Detour.code, detail, session.opened.hop)
+            session.on_linked(link)
 
     def drop_successor(self, link: Link) -> None:
-        """A data link is gone: the origins of sessions that send over it are told, and may repair their routes."""
+        """A data link is gone."""
         for session in self._places.values():
-            if session.successor is link:
-                blame = ORIGIN_HOP if session.is_last else session.opened.hop + 1
-                session.fault(LinkClosed.code, f"hop {session.opened.hop} lost its link to the next", blame)
+            session.on_lost(link)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

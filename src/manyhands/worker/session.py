@@ -10,14 +10,15 @@ from typing import NamedTuple
 
 from manyhands.core import ORIGIN_HOP, public_id
 from manyhands.engine.span import Cache
-from manyhands.errors import BadRequest, ContextOverflow, ProtocolError
-from manyhands.net.transport import Link, try_send
+from manyhands.errors import BadRequest, ContextOverflow, Detour, LinkClosed, ProtocolError
+from manyhands.net.transport import Link, betters, try_send
 from manyhands.wire.credit import Credits
 from manyhands.wire.message import STANDBY, Credit, DType, Fault, HopTiming, Open, Opened, Progress, Step
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Draws, Result, Work
 from manyhands.worker.log import LogBudget, rows_from, split_step
 from manyhands.worker.parking import Parked
+from manyhands.worker.turnaround import Turnaround
 
 logger = logging.getLogger(__name__)
 
@@ -46,31 +47,6 @@ class Taken(NamedTuple):
     arrived_at: float  # when the step came in (time.monotonic)
 
 
-class Turnaround:
-    """How long a session's next decode step takes to come after the last one's result went out (learnt; seconds)."""
-
-    def __init__(self) -> None:
-        self._usual_s: float | None = None
-        self._sent_at: float | None = None
-
-    def sent(self, now: float) -> None:
-        """A decode result went out."""
-        self._sent_at = now
-
-    def returned(self, now: float) -> None:
-        """A step came in."""
-        if self._sent_at is not None:
-            took_s = now - self._sent_at
-            self._usual_s = took_s if self._usual_s is None else 0.8 * self._usual_s + 0.2 * took_s
-            self._sent_at = None
-
-    def expected_at(self) -> float | None:
-        """When the next step is due, with a quarter to spare; None if none is known to be on its way."""
-        if self._sent_at is None or self._usual_s is None:
-            return None
-        return self._sent_at + 1.25 * self._usual_s
-
-
 class HopSession:
     """A session's place on this hop. `place` changes it (a repair); the cache stays."""
 
@@ -88,10 +64,9 @@ class HopSession:
         self.opened, self.cache, self.sampler, self.key = opened, cache, sampler, key
         self.origin, self.successor = origin, successor
         self.capacity = opened.capacity
-        self.log = logs.open(opened.session)
-        self.bounds = (
-            RowBounds()
-        )  # of what arrives; the layers before this place stay the same, whichever node serves them
+        self.log = logs.open(opened.session, begins_late=self.is_last)
+        # Of what arrives: the layers before this place stay the same, whichever node has them.
+        self.bounds = RowBounds()
         self.served = 0
         self.received = 0
         self.computed = 0
@@ -127,10 +102,7 @@ class HopSession:
     # -- its place in the route ---------------------------------------------------------------------------------------
 
     def place(self, opened: Open, origin: Link, successor: Link, sampler: Draws | None) -> bool:
-        """Take a new place in the route: forget what waits, keep the cache, re-send the log as far as asked.
-
-        Returns whether the log reaches as far.
-        """
+        """Take a new place in the route: forget what waits, keep the cache, re-send the log; whether that reaches as far."""
         self.opened, self.origin, self.successor, self.sampler = opened, origin, successor, sampler
         self.waiting.clear()
         self.outbox.clear()
@@ -139,10 +111,13 @@ class HopSession:
         self.received = self.computed = 0
         self._is_spoiled = False
         self._newest_window = 0
-        if not self.log.covers(opened.replay_until):
-            return False
-        self.outbox.extend(self._addressed(s, s) for s in self.log.replay(opened.replay_until, opened.replay_from))
-        return True
+        return self._replay()
+
+    def _replay(self) -> bool:  # send the log as far as the Open asks; whether it reaches so far
+        start, until = self.opened.replay_from, self.opened.replay_until
+        if self.log.covers(until, start):  # under the first guess of the epoch
+            self.outbox.extend(self._addressed(s, s)._replace(window=0) for s in self.log.replay(until, start))
+        return self.log.covers(until, start)
 
     def _credits(self) -> tuple[Credits, Credits]:
         """Those for steps to the successor and from the predecessor, as an epoch begins."""
@@ -173,10 +148,13 @@ class HopSession:
     def park(self, positions: int) -> Parked:
         """End as `close` does, but hand on what the first `positions`, all computed, have left here."""
         self._end()
-        opened = self.opened
         self.log.cut(positions)
-        ids = tuple(self._ids[:positions])
-        kept = positions, self.capacity, self.cache, self.log, self.bounds, ids
+        return self.lend(positions)
+
+    def lend(self, positions: int) -> Parked:
+        """What the first `positions`, all computed, have left here; of a session that goes on it is to be copied at once."""
+        opened, ids = self.opened, tuple(self._ids[:positions])
+        kept = positions, self.capacity, self.cache, self.log, self.bounds, ids, opened.adoption
         return Parked(self.origin.peer, opened.span, opened.ends, *kept)
 
     def _end(self) -> None:
@@ -184,11 +162,14 @@ class HopSession:
         self.waiting.clear()
         self.outbox.clear()
 
-    def begin_with(self, parked: Parked, positions: int) -> None:
-        """Begin with what a parked session left of the first `positions`; the cache is a copy of its already."""
-        self.log.begin_with(parked.log, positions)
-        self.bounds = parked.bounds.copy()
-        self._ids = list(parked.ids[:positions])
+    def begin_with(self, parked: Parked, positions: int, *, has_cache: bool) -> bool:
+        """Begin with the first `positions` of what was parked, whose cache is copied if this `has_cache`. Without that a last
+        hop still has the rows it sent. Returns whether the log reaches as far as the Open asks."""
+        if has_cache or self.is_last:
+            self.log.begin_with(parked.log, positions)
+        if has_cache:
+            self.bounds, self._ids = parked.bounds.copy(), list(parked.ids[:positions])
+        return self._replay()
 
     def answer_open(self, arithmetic: str, *, has_log: bool, cached: int = 0) -> None:
         """Tell the origin that this place is taken; then send what the log holds for the successor."""
@@ -200,6 +181,18 @@ class HopSession:
         """Tell the origin that something is wrong; `blame` None: this hop cannot go on."""
         logger.warning("session=%s hop=%d fault (blame %s): %s", self.name, self.opened.hop, blame, detail)
         try_send(self.origin, Fault(self.opened.session, self.opened.epoch, self.opened.hop, code, detail, blame))
+
+    def on_linked(self, link: Link) -> None:
+        """There is a new link of this node: where steps go through a relay instead, the origin may give the place anew."""
+        if not self.is_last and betters(link, self.successor):
+            hop = self.opened.hop
+            self.fault(Detour.code, f"hop {hop} has a direct link to the next", hop)
+
+    def on_lost(self, link: Link) -> None:
+        """A data link is gone: if steps went over it, the origin is told, and may repair the route."""
+        if self.successor is link:
+            hop = self.opened.hop
+            self.fault(LinkClosed.code, f"hop {hop} lost its link to the next", ORIGIN_HOP if self.is_last else hop + 1)
 
     def report(self) -> None:
         """Answer a Probe."""
@@ -320,7 +313,9 @@ class HopSession:
         self.flush()
         if taken.uses_up:
             self._owe(1)
-        if not self.is_last:
+        if not self.is_last or (
+            self.opened.adoption is not None and step.content != "logits"
+        ):  # large as the vocabulary
             self.log.append(Step(*step[:-1]))  # without timings
         if self.is_standby and not self.waiting:
             self.report()

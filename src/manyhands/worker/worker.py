@@ -239,9 +239,7 @@ class Worker:
         self._serials.pop(link, None)
         is_gone = link.lane == "control" and self._pool.find(link.peer, "control") is None
         for host in self.hosts:
-            host.drop_origin(link)
-            if is_gone:
-                host.parking.forget_owner(link.peer)
+            host.drop_origin(link, is_gone=is_gone)
             host.drop_successor(link)
 
     def _find_host(self, message: Open) -> tuple[SpanHost, Loadable | None]:

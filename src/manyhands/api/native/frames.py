@@ -133,6 +133,7 @@ def result_object(run: Run) -> dict[str, Any]:
         "tokens_generated": job.completion_tokens,
         "prompt_tokens": job.prompt_tokens,
         "cached_tokens": job.cached_tokens,
+        "redrawn_tokens": answer.redrawn,
         "finish_reason": job.finish_reason,
         "seed": answer.params.seed,
         "exactness": job.exactness,

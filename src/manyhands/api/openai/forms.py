@@ -160,6 +160,7 @@ def extension(choice: Choice) -> Object:
         ],
         "timings": timings_object(job),
         "drafting": drafting_object(job),
+        **({"resumed": job.resumed._asdict()} if job.resumed is not None else {}),
     }
 
 

@@ -1,0 +1,114 @@
+"""What comes back of one request: awaited, checked against what was sent, and looked into while it is overdue.
+
+returns.py ─ next_result ─► Intake.rows ─► the rows that follow the ledger          overdue ─► RepairExecutor.suspect
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from manyhands.config import RequestConfig
+from manyhands.errors import PipelineStalled, ProtocolError
+from manyhands.origin.pace import Pace
+from manyhands.origin.route import Lease
+from manyhands.origin.session import Session
+from manyhands.wire.message import Content, DType, Step
+from manyhands.worker.batch import WINDOW_ROWS
+from manyhands.worker.execute import WIRE_DTYPES
+
+
+class DueRows(NamedTuple):
+    """What the rows of a session's last hop must be: they join those of other requests (ends_batch.py)."""
+
+    content: Content
+    dtype: DType
+    width: int
+
+
+def due_rows(lease: Lease, hidden_size: int | None, vocab_size: int) -> DueRows:
+    """What comes back over a route of `lease`: hidden states of that width if the origin has the ends, else ids or logits."""
+    if hidden_size is not None:
+        return DueRows("hidden", WIRE_DTYPES[lease.precision], hidden_size)
+    return DueRows("ids", "int32", 1) if lease.sampling is not None else DueRows("logits", "fp32", vocab_size)
+
+
+class Suspect(Protocol):
+    """What is needed of origin/repair.py."""
+
+    async def suspect(self, waited_s: float, committed: int, usual_s: float) -> None:
+        """Look for the hop that holds the route up. Raises HopLost if it can be replaced."""
+
+
+class Intake:
+    """The results of one session, for who has its `ledger`. `reached`: positions whose results, or the news of them, came."""
+
+    def __init__(
+        self,
+        session: Session,
+        healer: Suspect,
+        pace: Pace,
+        config: RequestConfig,
+        ledger: Sequence[int],
+        due: DueRows,
+    ) -> None:
+        self._session, self._healer, self._pace, self._config = session, healer, pace, config
+        self._ledger, self._due = ledger, due
+        self.reached = 0
+        self._moved_at = self._asked_at = 0.0  # when results last came, or were waited for; when that was looked into
+
+    @property
+    def committed(self) -> int:
+        """Positions that every hop has computed and that nothing will take back."""
+        return min(self.reached, len(self._ledger) - 1)
+
+    async def rows(self) -> list[Step]:
+        """The next steps that carry rows after the ledger, in order; none if the drafter has something to send first.
+
+        Raises ProtocolError for what was not due, and as `Session.next_result`.
+        """
+        self._moved_at = self._asked_at = asyncio.get_running_loop().time()
+        while (step := await self._next_step()) is not None:
+            end = step.position + step.count
+            if end > self._session.returns.sent_until:
+                raise ProtocolError(f"news of position {end - 1} came back, which was never sent")
+            if step.count == 0 and end <= self.reached:
+                continue  # no news: time goes on
+            self._note_progress(end)
+            if step.count == 0:
+                continue  # progress of a prefill
+            expected, payload = len(self._ledger) - 1, step.payload
+            if step.position != expected or payload is None:
+                raise ProtocolError(f"rows from position {step.position} came back where {expected} was due")
+            if (step.content, payload.dtype, payload.width) != self._due:
+                came = f"{step.content} of width {payload.width} in {payload.dtype}"
+                raise ProtocolError(f"{came} came back, not {tuple(self._due)}")
+            return [step]
+        return []
+
+    def _note_progress(self, end: int) -> None:
+        """Positions up to `end` have come back: the clocks start anew."""
+        self._moved_at = self._asked_at = asyncio.get_running_loop().time()
+        self.reached = max(self.reached, end)
+
+    @property
+    def _is_prefill(self) -> bool:
+        return len(self._ledger) - self.reached > WINDOW_ROWS
+
+    async def _next_step(self) -> Step | None:
+        """The next result; None if the drafter woke the session before it came. While progress is overdue, the hop that holds
+        it up is looked for and, if it can be, replaced.
+
+        Raises HopLost then; PipelineStalled after config.stall_timeout_s without progress, whatever else comes back.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            left_s = self._asked_at + self._pace.deadline_s(is_prefill=self._is_prefill) - loop.time()
+            if left_s > 0:
+                with contextlib.suppress(TimeoutError):
+                    return await self._session.next_result(left_s)
+            waited_s = loop.time() - self._moved_at
+            if waited_s > self._config.stall_timeout_s:
+                raise PipelineStalled(f"no step came back within {self._config.stall_timeout_s:g} s")
+            await self._healer.suspect(waited_s, self.committed, self._pace.usual_s)
+            self._asked_at = loop.time()

@@ -1,0 +1,32 @@
+"""Sessions that another origin goes on with: what its Open names by the proof of their handle (wire/handle.py). No links.
+
+Open(resume = proof) ─► parked (parking.py), or served here still ─► a copy       origin gone ─ orphaned ─► parked
+"""
+
+from collections.abc import Iterable
+
+from manyhands.wire.handle import adopted_name
+from manyhands.wire.message import Close, Open
+from manyhands.worker.parking import Parked
+from manyhands.worker.session import HopSession
+
+
+def lend(sessions: Iterable[HopSession], message: Open) -> Parked | None:
+    """What `message` may go on with of `sessions` that are served: their origin may be gone without a sign, or cut
+    off from its client. They go on. None if `message` proves nothing of them."""
+    adopted = adopted_name(message.resume) if message.resume is not None else None
+    meant = [
+        one
+        for one in sessions
+        if adopted is not None
+        and (one.opened.adoption, one.opened.span, one.opened.ends) == (adopted, message.span, message.ends)
+        and not one.is_standby
+    ]
+    longest = max(meant, key=lambda one: one.cache.length, default=None)
+    return longest.lend(longest.cache.length) if longest is not None else None
+
+
+def orphaned(session: HopSession) -> Close | None:
+    """How a place ends whose origin is lost: parked, if another origin may adopt it."""
+    opened = session.opened
+    return None if opened.adoption is None else Close(opened.session, opened.adoption, session.cache.length)
