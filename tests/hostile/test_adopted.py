@@ -322,6 +322,7 @@ def test_a_wrong_handle_costs_what_no_handle_costs(folder: Path) -> None:
             cut = await begin(swarm.origin, LONG, 9)
             await asyncio.sleep(0.1)
             marks, counts = marks_of(cut), []
+            await other.complete(other.request_ids(range(100, 200), LONG))  # how chunks are cut is learnt
             for adoption in (Adoption(b"x" * 16, marks, 9), Adoption(b"y" * 16), None):
                 before = [(h.engine.steps_run, h.engine.rows_run) for n in swarm.hops for h in n.hosts]
                 await other.complete(other.request_ids(PROMPT, LONG), adoption=adoption)

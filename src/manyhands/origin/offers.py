@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from manyhands.core import NodeAddr
+from manyhands.core import ModelId, NodeAddr, Precision
 from manyhands.route.offer import Offer
 from manyhands.swarm.members import is_local
 from manyhands.swarm.record import Record
@@ -21,3 +21,13 @@ def offer_of(record: Record) -> Offer | None:
     at = NodeAddr(addr.host, addr.port, record.node)
     is_lan = any(is_local(addr.host) for addr in record.addresses)
     return Offer(at, record.node, record.name, record.info, record.load, is_lan=is_lan)
+
+
+def kind_of(offer: Offer) -> tuple[ModelId, Precision]:
+    """What must be the same on all hops of a route."""
+    return offer.info.model, offer.info.precision
+
+
+def layers_of(offer: Offer) -> range:
+    """The layers of its span."""
+    return range(offer.info.span.start, offer.info.span.end)

@@ -103,7 +103,7 @@ class RequestRoutes:
 
     async def marked(self, marks: Sequence[HopMark]) -> tuple[Offer, ...]:
         """The hops of `marks`, for `rejoin`. Raises ShardUnavailable if no node serves the model."""
-        await self._routes.meet()
+        await self._routes.meet([mark.node for mark in marks])
         offers = await self.offers(())
         if not offers:
             raise ShardUnavailable("no node serves this model")

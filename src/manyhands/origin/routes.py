@@ -10,11 +10,11 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, cast
 
-from manyhands.core import ModelId, NodeAddr, NodeId, Precision, Span
+from manyhands.core import NodeAddr, NodeId, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.origin.model import OriginModel
 from manyhands.origin.node import FullNode
-from manyhands.origin.offers import offers_of
+from manyhands.origin.offers import kind_of, layers_of, offers_of
 from manyhands.origin.repair_plan import Slot, plan_repair
 from manyhands.origin.request_routes import LastRoutes
 from manyhands.origin.route import Hop, Lease
@@ -143,10 +143,14 @@ class Routes:
                 dial.cancel()
             await asyncio.gather(*dials, return_exceptions=True)
 
-    async def meet(self) -> None:
-        """Dial the nodes of `addrs`, where no records tell of others. Raises ShardUnavailable if none answers."""
+    async def meet(self, nodes: Collection[str]) -> None:
+        """Dial those whose ids begin so and that are not linked, REACH_S long; a ticket's all. Raises ShardUnavailable."""
         if self._directory is None:
             await self._node.requests.survey(self.addrs)
+            return
+        now, first = asyncio.get_running_loop().time(), tuple(nodes)
+        meant = [r for r in self._records(()) if r.node.startswith(first) and self._may_dial(r, now)]
+        await self._reach(offers_of(meant), lambda: False)
 
     async def look_around(self) -> None:
         """Dial the nodes that no link is open to, or wait for news from the directory. Deadline: LOOK_AROUND_S."""
@@ -250,9 +254,9 @@ class Routes:
 
         Raises ShardUnavailable.
         """
-        offers = [o for o in offers if _kind(o) == _kind(route[0])]
-        held = {(o.node, layer) for o in offers for layer in _layers(o)}
-        lost = [i for i, hop in enumerate(route) if any((hop.node, layer) not in held for layer in _layers(hop))]
+        offers = [o for o in offers if kind_of(o) == kind_of(route[0])]
+        held = {(o.node, layer) for o in offers for layer in layers_of(o)}
+        lost = [i for i, hop in enumerate(route) if any((hop.node, layer) not in held for layer in layers_of(hop))]
         if self._model.ends_at == "edges":
             offers = with_ends_at_edges(offers, self._model.num_layers)
         return plan_repair(route, lost, (), (), offers, excluded, positions).slots
@@ -342,11 +346,3 @@ class Routes:
             self._learned.observe(hop.offer.node, span, timing.compute_us / 1e6 / len(span), now)
         for hop, row_s in zip(hops, returns.row_s, strict=False):
             self._learned.observe_row(hop.offer.node, hop.offer.info.span, row_s / len(hop.offer.info.span), now)
-
-
-def _kind(offer: Offer) -> tuple[ModelId, Precision]:
-    return offer.info.model, offer.info.precision
-
-
-def _layers(offer: Offer) -> range:
-    return range(offer.info.span.start, offer.info.span.end)
