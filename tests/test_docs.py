@@ -106,9 +106,8 @@ def test_commands_parse(line: str, has_ticket: bool, monkeypatch: pytest.MonkeyP
     if has_ticket:
         monkeypatch.setenv("MANYHANDS_TICKET", "mh1")
     given = shlex.split(re.split(r"\s[|&>]", line)[0])[1:]
-    words = [
-        "tales" if word in ("MODEL", "FOLDER") else word for word in given
-    ]  # a model's name is checked when it is parsed
+    # A model's name is checked when it is parsed.
+    words = ["tales" if word in ("MODEL", "FOLDER") else word for word in given]
     command, name = COMMAND, "manyhands"
     while True:
         with command.make_context(name, list(words)) as context:

@@ -13,12 +13,34 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from manyhands.api.http.hosts import is_loopback
 from manyhands.api.limits import NO_QUOTA, Quota
-from manyhands.api.run import Caller
-from manyhands.errors import BadRequest, NotFound, Unauthorized
+from manyhands.errors import BadRequest, Forbidden, NotFound, Unauthorized
 
 PREFIX = "mhk_"
 FILE = "keys.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is: the name of a key (None: none is needed) and what it may do.
+
+    `models`: those it may use (None: all). `is_admin`: it may also change the swarm (evict, reassign). `tenant`: with whose
+    earlier requests it may share caches (origin/reuse.py); None: with none.
+    """
+
+    name: str | None = None
+    quota: Quota = NO_QUOTA
+    models: frozenset[str] | None = None
+    is_admin: bool = False
+    tenant: str | None = None
+
+    def check_model(self, model: str) -> None:
+        """Raise Forbidden if this key may not use `model`."""
+        if self.models is not None and model not in self.models:
+            raise Forbidden(
+                f"key {self.name!r} may not use model {model[:100]!r}, only {', '.join(sorted(self.models))}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +142,11 @@ def _key(entry: Mapping[str, Any]) -> ApiKey:
     models = entry["models"]
     known = {**entry, "quota": Quota(**entry["quota"]), "models": None if models is None else tuple(models)}
     return ApiKey(**known)
+
+
+def check_exposure(host: str, keys: KeyRing | None, *, insecure: bool) -> None:
+    """Raise BadRequest if others than this machine could come in at `host` without being asked for a key."""
+    if not insecure and not is_loopback(host) and (keys is None or keys.is_empty):
+        raise BadRequest(
+            f"{host} lets other machines in without a key: make one (manyhands key add NAME) or --insecure"
+        )

@@ -9,10 +9,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from manyhands.api.limits import NO_QUOTA, Quota
+from manyhands.api.auth import Caller as Caller
 from manyhands.api.waterfall import TokenTime, Waterfall
 from manyhands.core import Exactness, FinishReason, PathKind, SamplingParams
-from manyhands.errors import Forbidden
 from manyhands.origin import Answer, Origin, Timings, Token
 from manyhands.origin.adoption import Adoption
 from manyhands.origin.draft import Drafting
@@ -28,28 +27,6 @@ Api = Literal["chat", "completions", "responses", "native", "messages", "ollama"
 LOOK_S = 0.1
 # done: a finish reason · cancelled: the client left · refused: never admitted · failed: an error after that
 Outcome = Literal["done", "cancelled", "refused", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Whose request it is: the name of a key (None: none is needed) and what it may do.
-
-    `models`: those it may use (None: all). `is_admin`: it may also change the swarm (evict, reassign). `tenant`: with whose
-    earlier requests it may share caches (origin/reuse.py); None: with none.
-    """
-
-    name: str | None = None
-    quota: Quota = NO_QUOTA
-    models: frozenset[str] | None = None
-    is_admin: bool = False
-    tenant: str | None = None
-
-    def check_model(self, model: str) -> None:
-        """Raise Forbidden if this key may not use `model`."""
-        if self.models is not None and model not in self.models:
-            raise Forbidden(
-                f"key {self.name!r} may not use model {model[:100]!r}, only {', '.join(sorted(self.models))}"
-            )
 
 
 @dataclass(slots=True)
@@ -72,7 +49,7 @@ class Ask:
     api: Api
     prompt: Sequence[int]
     params: SamplingParams
-    caller: Caller = Caller()
+    caller: Caller = field(default_factory=Caller)
     path: PathKind = "ring"
     constraint: Constraint | None = None  # text/grammar.py
     entry: Admitted | None = None  # None: not charged yet

@@ -5,7 +5,8 @@
     plan     what to expect              model    inspect, split, tiny      ticket           new, add, show
     workers  the nodes of a gateway      jobs     what it did               benchmark, key   how fast, and who may use it
     pull, list, rm, show   the models of this machine
-    drain    let a node leave            config   what is set, and where    doctor           is this machine fit
+    stop     let a node leave            logs     what one in the background says
+    config   what is set, and where      doctor   is this machine fit
     demo     see it work
 
 Exit codes: 0 fine, 1 an error while running, 2 bad input or usage, 130 interrupted.

@@ -88,7 +88,7 @@ class ApiOptions:
         if not api:
             self.check_alone("insecure", "job_file", "trace", "log_json", "allow_host", "cors")
             return ApiPlan(None)
-        from manyhands.api.http.server import check_exposure
+        from manyhands.api.auth import check_exposure
 
         addr = NodeAddr.parse(api)
         check_exposure(addr.host, _keys(), insecure=self.insecure)

@@ -7,6 +7,7 @@ import typer
 
 from manyhands.cli import gateway, options
 from manyhands.cli import up as ups
+from manyhands.cli.background import check_not_running
 from manyhands.cli.member_options import MemberOptions
 from manyhands.errors import BadRequest
 from manyhands.plain import one_line
@@ -35,6 +36,7 @@ def join(
     api: Api = "",
     opened: gateway.ApiOptions = gateway.ApiOptions(),
     routing: options.RouteOptions = options.RouteOptions(),
+    detach: ups.Detach = False,
     as_json: ups.Json = False,
     while_stdin: ups.WhileStdin = False,
 ) -> None:
@@ -43,10 +45,12 @@ def join(
     Without a ticket: come back to this machine's swarm, or look for one on the local network and ask for its code. Ctrl-C
     once: hand the sessions over, then leave. Twice: leave at once.
     """
+    check_not_running(wish.node_name)
     swarm = _ticket(ticket)
     from manyhands.cli.membership import start
 
-    start(wish, opened.member_plan(api), routing, swarm, None, as_json=as_json, while_stdin=while_stdin)
+    plan = opened.member_plan(api)
+    start(wish, plan, routing, swarm, None, as_json=as_json, while_stdin=while_stdin, detach=detach)
 
 
 def _ticket(text: str) -> "Ticket":

@@ -1,5 +1,6 @@
 """The options of `up` and `join`, and the member that they describe."""
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,6 +60,13 @@ class MemberOptions:
     threads: options.Threads = None
     max_pipes: MaxPipes = 2
     ends: Ends = False
+
+    @property
+    def node_name(self) -> str:
+        """What the node is called. Raises BadRequest for what can be no name."""
+        from manyhands.member.home import check_name
+
+        return check_name(self.name or socket.gethostname())
 
 
 def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", found: "Settings") -> "MemberConfig":

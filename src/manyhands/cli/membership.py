@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.cli import options
 from manyhands.cli.ahead import import_ahead
+from manyhands.cli.background import go_on_in_background
 from manyhands.cli.gateway import ApiPlan
 from manyhands.cli.member_options import MemberOptions, config_of
 from manyhands.cli.process import steady_memory
@@ -49,9 +49,15 @@ def start(
     *,
     as_json: bool,
     while_stdin: bool,
+    detach: bool = False,
 ) -> None:
-    """Run a member until it is told to leave. `ticket` None: this machine's swarm, or a new one."""
+    """Run a member until it is told to leave. `ticket` None: this machine's swarm, or a new one.
+
+    `detach`: in a process of its own; this one ends when that serves.
+    """
     tell = Reporter(as_json)
+    if detach:
+        tell.serves = go_on_in_background(wish.node_name, as_json=as_json).serves
     try:
         request = routing.for_api(options.settings().request, has_api=api.is_told and api.addr is not None)
         request = replace(request, draft=named.draft) if named else request
@@ -76,7 +82,7 @@ async def _run(
     from manyhands.cli.connect import member_transport
     from manyhands.cli.runfile import run_file
     from manyhands.config import home_from_env
-    from manyhands.member.home import Running, announced, check_name, load_ticket
+    from manyhands.member.home import Running, announced, load_ticket
     from manyhands.member.member import Member
     from manyhands.swarm.identity import NodeKey
     from manyhands.swarm.ticket import Ticket
@@ -84,7 +90,7 @@ async def _run(
 
     began = time.monotonic()  # what comes now is not Python loading libraries
     home = home_from_env()
-    name = check_name(wish.name or socket.gethostname())
+    name = wish.node_name
     key = NodeKey.load_or_create(wish.key or home / "node.key")
     found = options.settings()
     wanted = (named.directory if named else "") or found.swarm.directory
@@ -152,6 +158,7 @@ async def _stay(
     async with _advertised(member, tell), _gateway(api, hosting, device, home, tell, announce), steady_memory():
         invitation = member.invitation().encode()
         tell("invitation", f"on another machine:  manyhands join {invitation}", ticket=invitation)
+        tell.serves()
         watch = asyncio.ensure_future(keep_telling(member, hosting, tell))
         try:
             await signals.leaving()

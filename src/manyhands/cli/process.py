@@ -14,7 +14,8 @@ from manyhands.plain import one_line
 MAX_LINE_CHARS = 4000
 TRIM_S = 30.0  # between two times that free pages of the C heap are given back
 # A ticket, a key of the gateway: every user of a machine can read the arguments of every process.
-_SECRETS = re.compile(rb"(?:mh1|mhk_)[A-Za-z0-9_-]{16,}")
+SECRETS = "(mh1|mhk_)[A-Za-z0-9_-]{16,}"
+_SECRETS = re.compile(SECRETS.encode())
 
 
 class PlainLines(logging.Formatter):

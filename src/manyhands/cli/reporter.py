@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from manyhands.cli.progress import clear_line
@@ -20,6 +21,9 @@ class Reporter:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
+        self.serves: Callable[[], None] = lambda: (
+            None
+        )  # called once, when everything that is there from the start is said
 
     def __call__(self, event: str, text: str, **facts: Any) -> None:
         plain = "\n".join(one_line(line, 4000) for line in text.split("\n"))  # our own breaks: foreign texts have none

@@ -1,11 +1,12 @@
 """$MANYHANDS_HOME/run/NAME.pid: the process of a node that runs here ("PID START"), and whether it still is that process."""
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from manyhands.errors import BadRequest
+from manyhands.errors import BadRequest, NotFound
 from manyhands.member.process import is_running, start_ticks
 
 
@@ -13,16 +14,27 @@ from manyhands.member.process import is_running, start_ticks
 def run_file(name: str) -> Iterator[None]:
     """While the block runs, the file of `name` holds this process's id. Raises BadRequest if another node has the name."""
     path = run_path(name)
-    pid = running_pid(path)
-    if pid not in (None, os.getpid()):
-        raise BadRequest(f"a node named {name} runs here already (process {pid}): give another --name")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ticks = start_ticks(os.getpid())
-    path.write_text(str(os.getpid()) if ticks is None else f"{os.getpid()} {ticks}")
+    with _alone(path.parent):
+        pid = running_pid(path)
+        if pid not in (None, os.getpid()):
+            raise BadRequest(f"a node named {name} runs here already (process {pid}): give another --name")
+        ticks = start_ticks(os.getpid())
+        path.write_text(str(os.getpid()) if ticks is None else f"{os.getpid()} {ticks}")
     try:
         yield
     finally:
         path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process is in such a block of this folder meanwhile: two that start at once do not both find it free."""
+    with contextlib.ExitStack() as stack:
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, fd)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
 
 
 def run_path(name: str) -> Path:
@@ -32,6 +44,28 @@ def run_path(name: str) -> Path:
     if "/" in name or "\0" in name or name in ("", ".", ".."):
         raise BadRequest(f"{name!r:.80} cannot name a node")
     return home_from_env() / "run" / f"{name}.pid"
+
+
+def running_names() -> list[str]:
+    """The nodes that run on this machine."""
+    from manyhands.config import home_from_env
+
+    found = sorted((home_from_env() / "run").glob("*.pid"))
+    return [path.stem for path in found if running_pid(path) is not None]
+
+
+def nodes_here() -> str:
+    """Which nodes run on this machine, in a few words."""
+    names = running_names()
+    return f"there are {', '.join(names)}" if names else "none does"
+
+
+def only_node() -> str:
+    """The one node that runs on this machine. Raises NotFound if there is none, or more than one."""
+    names = running_names()
+    if len(names) != 1:
+        raise NotFound(f"which node? {nodes_here()}" if names else "no node runs here")
+    return names[0]
 
 
 def running_pid(path: Path, proc: Path = Path("/proc")) -> int | None:

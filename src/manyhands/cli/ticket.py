@@ -70,7 +70,7 @@ def rotate(ticket: Mine = "", directory: Directory = "") -> None:
         err=True,
     )
     for running in list_running(home):
-        typer.secho(f"running here with the old one: {running.name} (manyhands drain {running.name})", err=True)
+        typer.secho(f"running here with the old one: {running.name} (manyhands stop {running.name})", err=True)
 
 
 def _mine() -> Ticket:

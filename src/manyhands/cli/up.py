@@ -14,6 +14,9 @@ Directory = Annotated[
     typer.Option("--directory", help="How a new swarm keeps its directory: gossip, dht or static; default: gossip."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines.")]
+Detach = Annotated[
+    bool, typer.Option("-d", "--detach", help="Go on in the background once it serves: manyhands logs, manyhands stop.")
+]
 WhileStdin = Annotated[bool, typer.Option(hidden=True)]
 
 
@@ -33,6 +36,7 @@ def up(
     ] = "",
     directory: Directory = "",
     draft: options.Draft = "auto",
+    detach: Detach = False,
     as_json: Json = False,
     while_stdin: WhileStdin = False,
 ) -> None:
@@ -40,8 +44,11 @@ def up(
 
     Prints the one line to run on other machines. Ctrl-C once: hand the sessions over, then leave. Twice: leave at once.
     """
+    from manyhands.cli.background import check_not_running
     from manyhands.cli.membership import Named, start
 
     precision = options.precision_of(dtype, model) if dtype not in ("", "auto") else None
     named = Named(model, precision, directory, check_draft(draft))
-    start(wish, opened.member_plan(api), routing, None, named, as_json=as_json, while_stdin=while_stdin)
+    check_not_running(wish.node_name)
+    plan = opened.member_plan(api)
+    start(wish, plan, routing, None, named, as_json=as_json, while_stdin=while_stdin, detach=detach)

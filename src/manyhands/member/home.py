@@ -93,7 +93,7 @@ def announced(home: Path, running: Running) -> Iterator[Callable[[str], None]]:
         if other.node == running.node:
             raise BadRequest(
                 f"a node with this key runs here already ({other.name}, process {other.pid}): stop it "
-                f"(manyhands drain {other.name}), or start this one with --key FILE --name NAME"
+                f"(manyhands stop {other.name}), or start this one with --key FILE --name NAME"
             )
     running = replace(running, began=start_ticks(running.pid))
     path = home / "run" / f"{running.name}.json"

@@ -112,7 +112,7 @@ def _alone(folder: Path, name: str) -> Iterator[None]:
         yield
     except BlockingIOError:
         raise BadRequest(
-            f"{name} is being served from {folder}: stop the node first (manyhands drain, or Ctrl-C)"
+            f"{name} is being served from {folder}: stop the node first (manyhands stop, or Ctrl-C)"
         ) from None
     finally:
         os.close(handle)

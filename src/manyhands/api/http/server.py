@@ -12,9 +12,8 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from manyhands.api.auth import KeyRing
+from manyhands.api.auth import KeyRing, check_exposure
 from manyhands.api.gateway import Gateway
-from manyhands.api.http.hosts import is_loopback
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
 from manyhands.net.admission import Pending, PendingLimits, source_of
@@ -232,14 +231,6 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
                 await part.close()
     if failure is not None:
         raise failure
-
-
-def check_exposure(host: str, keys: KeyRing | None, *, insecure: bool) -> None:
-    """Raise BadRequest if others than this machine could come in at `host` without being asked for a key."""
-    if not insecure and not is_loopback(host) and (keys is None or keys.is_empty):
-        raise BadRequest(
-            f"{host} lets other machines in without a key: make one (manyhands key add NAME) or --insecure"
-        )
 
 
 async def serve(app: FastAPI, host: str, port: int, *, insecure: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""manyhands drain and the run file: a signal goes to the node that wrote the file, and to nobody else."""
+"""manyhands stop and the run file: a signal goes to the node that wrote the file, and to nobody else."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def ticks(pid: int) -> int:
 
 def test_a_node_is_told_to_leave(process: subprocess.Popen[bytes]) -> None:
     run_path("desk").write_text(f"{process.pid} {ticks(process.pid)}")
-    said = CliRunner().invoke(app, ["drain", "desk", "--wait", "20"])
+    said = CliRunner().invoke(app, ["stop", "desk", "--wait", "20"])
     assert said.exit_code == 0 and said.stdout == "desk has left\n"
     assert process.wait() == 0
 
@@ -47,19 +47,45 @@ def test_a_node_is_told_to_leave(process: subprocess.Popen[bytes]) -> None:
 def test_one_that_stays_is_reported(process: subprocess.Popen[bytes]) -> None:
     run_path("desk").write_text(f"{process.pid} {ticks(process.pid)}")
     process.send_signal(signal.SIGSTOP)
-    said = CliRunner().invoke(app, ["drain", "desk", "--wait", "0"])
+    said = CliRunner().invoke(app, ["stop", "desk", "--wait", "0"])
     assert said.exit_code == 1 and "still serves" in said.stdout
+
+
+def test_the_only_node_needs_no_name(process: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(NotFound, match="no node runs here"):
+        CliRunner().invoke(app, ["stop"], catch_exceptions=False)
+    run_path("desk").write_text(f"{process.pid} {ticks(process.pid)}")
+    with run_file("nas"), pytest.raises(NotFound, match=r"which node\? there are desk, nas"):
+        CliRunner().invoke(app, ["stop"], catch_exceptions=False)
+    assert CliRunner().invoke(app, ["stop"]).stdout == "desk has left\n"
+
+
+def test_now_is_the_second_signal() -> None:
+    """The first asks a node to hand its sessions over; this one never does."""
+    code = (
+        "import signal, sys\n"
+        "def again(*_): signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "signal.signal(signal.SIGTERM, again); print(flush=True)\n"
+        "while True: signal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as stubborn:
+        assert stubborn.stdout and stubborn.stdout.readline()
+        run_path("desk").write_text(f"{stubborn.pid} {ticks(stubborn.pid)}")
+        said = CliRunner().invoke(app, ["stop", "desk", "--wait", "0.5"])
+        assert said.exit_code == 1 and "manyhands stop desk --now ends it at once" in said.stdout
+        assert CliRunner().invoke(app, ["stop", "desk", "--now", "--wait", "20"]).exit_code == 0
+        assert stubborn.wait() == 7
 
 
 def test_another_process_of_that_id_is_left_alone(process: subprocess.Popen[bytes]) -> None:
     path = run_path("desk")
     path.write_text(f"{process.pid} {ticks(process.pid) - 1}")  # a node that died; its id was given to another process
     with pytest.raises(NotFound, match="no node 'desk' runs here; none does"):
-        CliRunner().invoke(app, ["drain", "desk"], catch_exceptions=False)
+        CliRunner().invoke(app, ["stop", "desk"], catch_exceptions=False)
     path.write_text(str(process.pid))  # as other versions wrote it: only the time of the file tells
     os.utime(path, (time.time() - 3600, time.time() - 3600))
     with pytest.raises(NotFound):
-        CliRunner().invoke(app, ["drain", "desk"], catch_exceptions=False)
+        CliRunner().invoke(app, ["stop", "desk"], catch_exceptions=False)
     assert process.poll() is None
     os.utime(path)
     assert running_pid(path) == process.pid
@@ -75,7 +101,7 @@ def test_names_that_run_are_told() -> None:
     with run_file("desk"):
         assert running_pid(run_path("desk")) == os.getpid()
         with pytest.raises(NotFound, match="there are desk"):
-            CliRunner().invoke(app, ["drain", "nas"], catch_exceptions=False)
+            CliRunner().invoke(app, ["stop", "nas"], catch_exceptions=False)
     assert not run_path("desk").exists()
 
 

@@ -1,0 +1,119 @@
+"""$MANYHANDS_HOME/logs/NAME.log: what a node in the background says, each line with its time; never more than MOST_BYTES twice.
+
+A full file becomes NAME.log.1, over the one before, and a new one is begun. Tickets and keys are not written.
+"""
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from manyhands.cli.process import SECRETS
+from manyhands.config import home_from_env
+from manyhands.errors import BadRequest
+from manyhands.plain import one_line
+
+MOST_BYTES: Final = 1 << 20
+LINE_CHARS: Final = 4000
+FOLLOW_S: Final = 0.2
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_SECRETS: Final = re.compile(SECRETS)
+
+
+def log_path(name: str) -> Path:
+    """The log of a node. Raises BadRequest for a name that could leave the folder."""
+    from manyhands.cli.runfile import run_path
+
+    return home_from_env() / "logs" / f"{run_path(name).stem}.log"
+
+
+def older(path: Path) -> Path:
+    """What was written before `path` was begun."""
+    return path.with_name(f"{path.name}.1")
+
+
+def log_line(text: str, now: float) -> str:
+    """A line as it is written: its time, printable, without secrets."""
+    shown = _SECRETS.sub(lambda match: f"{match[1]}...", one_line(_COLOURS.sub("", text), LINE_CHARS))
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}  {shown}\n"
+
+
+class LogFile:
+    """The file while its process runs. Threads may write. What the disk does not take is lost, and the node goes on."""
+
+    def __init__(self, path: Path, most_bytes: int = MOST_BYTES, clock: Callable[[], float] = time.time) -> None:
+        """Raises BadRequest if it cannot be opened."""
+        self.path, self._most, self._clock = path, most_bytes, clock
+        self._lock = threading.Lock()
+        self._rest = ""  # of a line that has not ended
+        self._fd = self._open()
+        self.on_new_file: Callable[[int], object] = lambda fd: None  # gets the descriptor of each further file
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def write(self, text: str) -> None:
+        """Add the lines of `text`; one that has no end yet waits for it, up to LINE_CHARS."""
+        with self._lock, contextlib.suppress(OSError):
+            *lines, self._rest = (self._rest + text).split("\n")
+            if len(self._rest) > LINE_CHARS:
+                lines, self._rest = [*lines, self._rest], ""
+            data = "".join(log_line(line, self._clock()) for line in lines if line.strip()).encode("utf-8", "replace")
+            if data and os.fstat(self._fd).st_size + len(data) > self._most:
+                self._begin_anew()
+            os.write(self._fd, data)
+
+    def _open(self) -> int:
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise BadRequest(
+                f"{self.path} cannot be written ({error.strerror}): set MANYHANDS_HOME to a folder of yours"
+            ) from error
+
+    def _begin_anew(self) -> None:
+        self.path.replace(older(self.path))
+        before, self._fd = self._fd, self._open()
+        os.close(before)
+        self.on_new_file(self._fd)
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last `count` lines that were written, from the file before too; none if there is no log."""
+    lines: list[str] = []
+    for each in (path, older(path)):
+        if len(lines) < count:
+            with contextlib.suppress(FileNotFoundError):
+                lines = [*each.read_text("utf-8", "replace").splitlines(), *lines]
+    return lines[-count:] if count else []
+
+
+def follow(path: Path, goes_on: Callable[[], bool], sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
+    """The lines written from now on, until `goes_on` says no and all are given; a file that is begun anew is followed too."""
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(path.open(encoding="utf-8", errors="replace"))
+        file.seek(0, os.SEEK_END)
+        while True:
+            is_last = not goes_on()  # asked before reading: what it said before it ended is read still
+            line = file.readline()
+            while line:
+                yield line.rstrip("\n")
+                line = file.readline()
+            if _is_other(path, file.fileno()):
+                file = stack.enter_context(path.open(encoding="utf-8", errors="replace"))
+            elif is_last:
+                return
+            else:
+                sleep(FOLLOW_S)
+
+
+def _is_other(path: Path, fd: int) -> bool:
+    try:
+        return path.stat().st_ino != os.fstat(fd).st_ino
+    except FileNotFoundError:  # between two files
+        return False

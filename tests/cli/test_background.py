@@ -1,0 +1,238 @@
+"""up -d: a process without a terminal, its log, and what the one that waits for it says."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from manyhands.cli import app
+from manyhands.cli.background import Tee, check_not_running
+from manyhands.cli.log_file import LogFile, follow, last_lines, log_path, older
+from manyhands.cli.progress import Screen
+from manyhands.cli.runfile import run_file
+from manyhands.errors import BadRequest, NotFound
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    return tmp_path
+
+
+def texts(path: Path) -> list[str]:
+    return [line[21:] for line in path.read_text().splitlines()]
+
+
+# -- the log ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_has_its_time_and_neither_secrets_nor_control_characters(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "logs" / "desk.log", clock=lambda: 0.0)
+    log.write("swarm desk, ")
+    log.write("alone\n\x1b[32mgreen\x1b[0m\n\nmanyhands join mh1" + "A" * 40 + "\nevil\x1b]0;title\x07\n")
+    lines = log.path.read_text().splitlines()
+    assert [line[21:] for line in lines] == [
+        "swarm desk, alone",
+        "green",
+        "manyhands join mh1...",
+        "evil?]0;title?",
+    ]
+    assert all(line.startswith(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(0))) for line in lines)
+    assert log.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_log_is_bounded_however_much_is_said(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "desk.log", most_bytes=20_000)
+    given: list[int] = []
+    log.on_new_file = given.append
+    for number in range(3000):
+        log.write(f"line {number}\n")
+    log.write("x" * 100_000)  # a line without an end
+    assert log.path.stat().st_size <= 20_000 and older(log.path).stat().st_size <= 20_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["desk.log", "desk.log.1"]
+    assert len(given) >= 3 and texts(log.path)[-2] == "line 2999"
+    assert [line[21:] for line in last_lines(log.path, 600)][-3:-1] == ["line 2998", "line 2999"]
+    assert len(last_lines(log.path, 600)) == 600, "from the file before too"
+
+
+def test_a_full_disk_does_not_end_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = LogFile(tmp_path / "desk.log")
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    log.write("lost\n")
+    monkeypatch.undo()
+    log.write("kept\n")
+    assert texts(log.path) == ["kept"]
+
+
+def test_following_goes_over_to_the_next_file_and_ends_with_the_node(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "desk.log", most_bytes=300)
+    log.write("before\n")
+    asked: list[int] = []
+
+    def goes_on() -> bool:
+        asked.append(len(asked))
+        if len(asked) in (2, 3):
+            for number in range(20):
+                log.write(f"said {len(asked)}.{number}\n")
+        return len(asked) < 4
+
+    found = [line[21:] for line in follow(log.path, goes_on, sleep=lambda _: None)]
+    assert "before" not in found and found[-1] == "said 3.19" and "said 2.0" in found
+
+
+def test_logs_shows_the_last_lines_and_names_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no log here; nodes started with -d have one"):
+        CliRunner().invoke(app, ["logs"], catch_exceptions=False)
+    log = LogFile(log_path("desk"), clock=lambda: 0.0)
+    log.write("one\ntwo\nthree\n")
+    said = CliRunner().invoke(app, ["logs", "-n", "2"])
+    assert [line[21:] for line in said.stdout.splitlines()] == ["two", "three"]
+    assert CliRunner().invoke(app, ["logs", "desk", "-f", "-n", "0"]).stdout == "", (
+        "it does not run: nothing to wait for"
+    )
+    with pytest.raises(NotFound, match=r"nas has no log here.*there are those of desk"):
+        CliRunner().invoke(app, ["logs", "nas"], catch_exceptions=False)
+    LogFile(log_path("nas"))
+    with pytest.raises(NotFound, match=r"which node\? there are those of desk, nas"):
+        CliRunner().invoke(app, ["logs"], catch_exceptions=False)
+    with run_file("desk"):
+        assert CliRunner().invoke(app, ["logs", "-n", "1"]).stdout.endswith("three\n"), "the one that runs"
+
+
+def test_a_log_that_cannot_be_written_is_said_before_anything_is_begun(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("no folder")
+    with pytest.raises(BadRequest, match="set MANYHANDS_HOME"):
+        LogFile(log_path("desk"))
+
+
+# -- the terminal -----------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_go_to_both_and_progress_to_the_terminal_alone(tmp_path: Path) -> None:
+    terminal, log = Terminal(), LogFile(tmp_path / "desk.log")
+    tee = Tee(terminal, log)
+    assert tee.isatty()
+    screen = Screen(tee, is_shown=True)  # type: ignore[arg-type]
+    screen.say("fetching tales")
+    screen.clear()
+    print("serving", file=tee, flush=True)
+    tee.let_go()
+    print("after", file=tee, flush=True)
+    screen.say("unseen")
+    assert "fetching tales" in terminal.getvalue() and terminal.getvalue().endswith("serving\n")
+    assert texts(log.path) == ["serving", "after"] and not tee.isatty()
+
+
+def test_a_terminal_that_is_closed_meanwhile_ends_nothing(tmp_path: Path) -> None:
+    terminal, log = Terminal(), LogFile(tmp_path / "desk.log")
+    tee = Tee(terminal, log)
+    terminal.close()
+    print("serving", file=tee, flush=True)
+    assert texts(log.path) == ["serving"]
+
+
+# -- the process ------------------------------------------------------------------------------------------------------
+
+BEGIN = """
+import os, signal, sys, time
+from manyhands.cli import log_file
+from manyhands.cli.background import go_on_in_background
+from manyhands.cli.runfile import run_file
+import typer
+try:
+    here = go_on_in_background("desk", as_json={as_json})
+except typer.Exit as end:
+    sys.exit(end.exit_code)
+"""
+SERVE = """
+with run_file("desk"):
+    print("serving layers 0-11", flush=True)
+    here.serves()
+    print("a node has come", flush=True)
+    os.write(2, b"from a library\\n")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("left"))
+    signal.pause()
+"""
+
+
+def run(code: str, as_json: bool = False) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BEGIN.format(as_json=as_json) + code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def ended() -> Iterator[list[int]]:
+    """Processes in the background that are ended with the test."""
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_it_returns_when_the_node_serves_and_the_node_goes_on(ended: list[int]) -> None:
+    """The pipes of the one that waited are not held open: `subprocess.run` returns."""
+    done = run(SERVE, as_json=True)
+    assert done.returncode == 0 and done.stderr == ""
+    first, last = done.stdout.splitlines()
+    facts = json.loads(last)
+    assert first == "serving layers 0-11" and facts["event"] == "background" and facts["name"] == "desk"
+    ended.append(facts["pid"])
+    assert os.getsid(facts["pid"]) == facts["pid"], "of no terminal's session"
+    with pytest.raises(BadRequest, match=f"desk runs here already .process {facts['pid']}.*manyhands stop desk"):
+        check_not_running("desk")
+    again = run(SERVE)
+    assert again.returncode == 1 and "runs here already" in again.stderr
+    assert CliRunner().invoke(app, ["stop"]).stdout == "desk has left\n"
+    ended.clear()
+    log = log_path("desk").read_text()
+    for said in ("serving layers 0-11", "a node has come", "from a library"):
+        assert said in log
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("print('manyhands: no memory', file=sys.stderr); sys.exit(2)", 2, "manyhands: no memory"),
+        ("raise SystemExit(0)", 1, ""),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 1, "ended by SIGKILL before it served"),
+    ],
+)
+def test_one_that_ends_before_it_serves_says_why(code: str, status: int, said: str) -> None:
+    done = run(code)
+    assert (done.returncode, done.stdout) == (status, "") and said in done.stderr
+
+
+def test_one_that_does_not_come_to_serve_goes_on(ended: list[int]) -> None:
+    slow = "print(os.getpid(), flush=True); here._deadline.function(*here._deadline.args); time.sleep(600)"
+    done = run(slow)
+    ended.append(int(done.stdout))
+    assert done.returncode == 1 and "does not serve after 600 s; it goes on in the background" in done.stderr
+
+
+def test_ctrl_c_while_it_starts_ends_it() -> None:
+    command = [sys.executable, "-c", BEGIN.format(as_json=False) + "print(os.getpid(), flush=True); time.sleep(600)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as waiting:
+        assert waiting.stdout is not None
+        pid = int(waiting.stdout.readline())
+        waiting.send_signal(signal.SIGINT)
+        waiting.wait(30)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
