@@ -235,4 +235,3 @@ def test_ctrl_c_while_it_starts_ends_it() -> None:
         waiting.wait(30)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-

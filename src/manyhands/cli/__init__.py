@@ -6,6 +6,7 @@
     workers  the nodes of a gateway      jobs     what it did               benchmark, key   how fast, and who may use it
     pull, list, rm, show   the models of this machine
     stop     let a node leave            logs     what one in the background says
+    service  a node that systemd runs
     config   what is set, and where      doctor   is this machine fit
     demo     see it work
 

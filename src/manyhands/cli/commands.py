@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "switch": "Make a running member inert, or active again.",
     "stop": "Let a node on this machine hand its sessions over and leave.",
     "logs": "What a node in the background (up -d, join -d) has said.",
+    "service": "Run a node as a service of systemd, for this user.",
     "demo": "Ask three processes a question and kill one in the middle.",
     "config": "Print the configuration in force, and where each value is set.",
     "doctor": "Check keys, ports, reachability, disk, memory and the engine.",
