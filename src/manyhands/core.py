@@ -163,13 +163,17 @@ class SpanInfo:
 class SpanLoad:
     """How busy a span is and how fast, as its node measured it before the work it speaks of began (IN-W02).
 
-    Seconds are those of one layer: of a decode step, and of one prefill row. 0: not measured yet.
+    Seconds are those of one layer: of a decode step, and of one prefill row. 0: not measured yet. `p95_s`: within which 95 %
+    of the last decode steps were through the whole span, the wait for the device included. `memory_bytes`: what its weights
+    and its cache are given.
     """
 
     sessions: int = 0
     queue: int = 0  # steps that wait for the device
     layer_s: float = 0.0
     row_s: float = 0.0
+    p95_s: float = 0.0
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

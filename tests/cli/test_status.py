@@ -22,6 +22,7 @@ from manyhands.core import EdgeHealth, Span, SpanLoad
 from manyhands.errors import LinkClosed
 from manyhands.member.home import Running, announced
 from manyhands.member.view import SwarmSnapshot, view_of
+from manyhands.swarm.record import NearNode
 from tests.swarm.records import NOW, info_of, node_of, record_of
 
 
@@ -55,6 +56,17 @@ def test_nodes_layers_load_and_way_are_shown() -> None:
     assert "················▒▒▒▒▒▒▒▒ 16-23 loading" in rows["lap"] and "direct" in rows["lap"]
     assert rows["held"].split("held by")[1].strip() == "222222221111111100000000"
     assert "without layers: pi (8.6 GB, no link)" in text
+
+
+def test_round_trips_between_nodes_and_uplinks_are_shown() -> None:
+    """F18: what nodes state of each other, the larger figure being each node's own."""
+    near = [tuple(sorted((NearNode.of(node_of(to), s)) for to, s in told.items())) for told in ({1: 0.02}, {0: 0.03})]
+    records = [record_of(0, name="desk", near=near[0], uplink_Bps=2.5e6), record_of(1, name="nas", near=near[1])]
+    told = view_of(SwarmSnapshot("home", node_of(0), NOW, records, {}, {}))
+    assert told["nodes"][1]["near"] == [{"node": node_of(0), "name": "desk", "rtt_ms": 30.0}]
+    lines = [line.split() for line in shown(told).splitlines()]
+    assert ["desk", "·", "20.0", "20.0", "Mbit/s"] in lines and ["nas", "30.0", "·", "-"] in lines
+    assert "ms from" not in shown(view()), "no node has measured anything"
 
 
 def test_what_is_wrong_comes_last_and_plainly() -> None:

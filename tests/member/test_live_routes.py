@@ -4,21 +4,27 @@ Each test fails if the wire between a measurement and the route is cut (tools/mu
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from manyhands.config import WorkerConfig
-from manyhands.core import SamplingParams, Span
+from manyhands.core import NodeId, SamplingParams, Span
 from manyhands.errors import ShardUnavailable
+from manyhands.net.liveness import LinkEvidence
+from manyhands.net.transport import Link, Transport
 from manyhands.route.offer import Rules
+from manyhands.swarm.record import NearNode
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
+from manyhands.testing.wan import WanLink, WanProfile, WanTransport
 from manyhands.wire.message import HopTiming
 from tests.member.members import Town, town
 from tests.member.test_member import until
 from tests.member.test_rules import PROMPT, ask, level, place_records, settled, shown
+from tests.swarm.records import key_of
 
 Play = Callable[[Callable[[Town], Any]], Any]
 
@@ -167,5 +173,98 @@ def test_members_hold_ends_for_origins_that_have_none(play: Play) -> None:
         await until(lambda: len([r for r in member.records() if r.info and r.info.max_sessions]) == 2)
         with pytest.raises(ShardUnavailable, match="do not hold the ends"):
             weak.routes.choose(weak.routes.known_offers(()))
+
+    play(scene)
+
+
+class Roads(WanTransport):
+    """Links with a round trip by the pair of nodes; 1 ms where none is given."""
+
+    def __init__(self, transport: Transport, rtts: dict[frozenset[NodeId], float]) -> None:
+        super().__init__(transport, WanProfile())
+        self._rtts = rtts
+
+    def _wrap(self, link: Link) -> WanLink:
+        self._up = WanProfile(self._rtts.get(frozenset((self.node, link.peer)), 0.001) / 2)
+        return super()._wrap(link)
+
+
+def roads(**rtts: float) -> Callable[[Transport], Transport]:
+    """ "n1_n2=0.1": 100 ms between n1 and n2."""
+    ends = {name: frozenset(key_of(int(end[1:])).node_id for end in name.split("_")) for name in rtts}
+    return lambda transport: Roads(transport, {ends[name]: rtt_s for name, rtt_s in rtts.items()})
+
+
+async def informed(origin: Any, *names: str) -> None:
+    """Wait until these nodes state round trips to two others or more."""
+    await until(lambda: all(len(r.near) > 1 for r in place_records(origin) if r.name in names))
+
+
+def test_hops_that_are_near_each_other_are_taken(play: Play) -> None:
+    """F18: n2 and n3 hold the same layers and are equally far from the origin; n3 is 300 ms from n1, where the rest is."""
+
+    async def scene(place: Town) -> None:
+        place.wrap = roads(n0_n1=0.02, n0_n2=0.02, n0_n3=0.02, n1_n2=0.01, n1_n3=0.3)
+        origin, members = await settled(place, "", "0-1", "2-3", "2-3")
+        level(origin)
+        await informed(origin, "n1", "n2", "n3")
+        assert await routes_of(origin) == {"n1:0-1 n2:2-3"}
+        (said,) = [r for r in place_records(origin) if r.name == "n1"]
+        assert {near.node: near.rtt_s for near in said.near}[members[3].id[:16]] == pytest.approx(0.3, rel=0.1)
+
+    play(scene)
+
+
+def test_a_node_cannot_make_its_edges_look_short(play: Play) -> None:
+    """n3 states 0.1 ms to all; n1 has measured 300 ms, so requests go by n2 as before."""
+
+    async def scene(place: Town) -> None:
+        place.wrap = roads(n0_n1=0.02, n0_n2=0.02, n0_n3=0.02, n1_n2=0.1, n1_n3=0.3)
+        origin, members = await settled(place, "", "0-1", "2-3", "2-3")
+        level(origin)
+        await informed(origin, "n1", "n2", "n3")
+        liar = members[3]
+        near = tuple(NearNode(name, 1) for name, _ in liar.announcer.profile.near)
+        truth = liar._told
+
+        def untruth() -> Any:
+            hosted = truth()
+            liar.announcer.profile = replace(liar.announcer.profile, near=near)
+            return hosted
+
+        liar.directory._hosted = untruth
+        liar.directory.speak()
+        await until(lambda: any(r.near == near for r in place_records(origin)))
+        assert await routes_of(origin) == {"n1:0-1 n2:2-3"}
+
+    play(scene)
+
+
+def test_a_node_with_a_slow_uplink_loses_its_requests(play: Play) -> None:
+    async def scene(place: Town) -> None:
+        origin, (_, one, _) = await settled(place, "", "0-3", "0-3")
+        level(origin)
+        assert await routes_of(origin, 20) == {"n1:0-3", "n2:0-3"}
+        line = LinkEvidence(0, True, 1 << 24, False, 1e5, 0.02)
+        one.node.watch.uplink.observe(line, 0, one.node.watch._awake_s())
+        one.directory.speak()
+        await until(lambda: any(r.uplink_Bps == 1e5 for r in place_records(origin)))
+        assert await routes_of(origin) == {"n2:0-3"}
+
+    play(scene)
+
+
+def test_a_record_tells_what_a_span_takes_and_how_fast_it_answers(play: Play) -> None:
+    """HN-10, HN-12, LP-16."""
+
+    async def scene(place: Town) -> None:
+        origin, (_, one) = await settled(place, "", "0-3")
+        (before,) = place_records(origin)
+        await ask(origin, Rules())
+        one.directory.speak()
+        await until(lambda: place_records(origin)[0].load.p95_s > 0)
+        (after,) = place_records(origin)
+        assert before.load.memory_bytes == after.load.memory_bytes > 100_000
+        assert before.load.p95_s == 0 and before.process == after.process > 0
 
     play(scene)

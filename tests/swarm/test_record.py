@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from manyhands.core import NodeAddr, Span, SpanLoad
 from manyhands.errors import BadRequest
-from manyhands.swarm.record import MAX_BEATS
+from manyhands.swarm.record import MAX_BEATS, MAX_NEIGHBOURS, NearNode
 from manyhands.swarm.statement import MAX_BYTES, SIGNATURE_BYTES, RecordRefused, Verdict, read, sign, with_beat
 from tests.swarm.records import NOW, address_of, chain_of, info_of, key_of, open_record, record_of
 
@@ -37,6 +37,12 @@ def refusal(data: bytes) -> Verdict:
             name="küche",
             device="cuda:0",
         ),
+        record_of(
+            load=SpanLoad(1, 2, 0.01, 0.002, 0.03, 5 << 30),
+            process=(1 << 32) - 1,
+            uplink_Bps=2.5e6,
+            near=tuple(NearNode(f"{i:016x}", 1 + i) for i in range(MAX_NEIGHBOURS)),
+        ),
     ],
 )
 def test_round_trip(record: Any) -> None:
@@ -44,7 +50,9 @@ def test_round_trip(record: Any) -> None:
 
 
 def test_a_usual_record_is_small() -> None:
-    assert len(DATA) < 300
+    assert len(DATA) <= 300
+    near = tuple(NearNode(f"{i:016x}", 1 + i) for i in range(MAX_NEIGHBOURS))
+    assert len(sign(record_of(near=near), key_of(0))) <= 300 + 10 * MAX_NEIGHBOURS
 
 
 def test_every_changed_or_missing_byte_is_refused() -> None:
@@ -118,6 +126,18 @@ def test_no_beat_can_follow_zeros() -> None:
         {"relay": ""},
         {"scope": "world"},
         {"memory_bytes": -1},
+        {"process": 1 << 32},
+        {"uplink_Bps": -0.0},
+        {"uplink_Bps": math.nan},
+        {"load": SpanLoad(p95_s=math.inf)},
+        {"load": SpanLoad(memory_bytes=-1)},
+        {"near": tuple(NearNode(f"{i:016x}", 1) for i in range(MAX_NEIGHBOURS + 1))},
+        {"near": (NearNode("b" * 16, 1), NearNode("a" * 16, 1))},
+        {"near": (NearNode("a" * 16, 1), NearNode("a" * 16, 2))},
+        {"near": (NearNode("a" * 16, 0),)},
+        {"near": (NearNode("a" * 16, 1 << 16),)},
+        {"near": (NearNode("A" * 16, 1),)},
+        {"near": (NearNode("a" * 15, 1),)},
         {"cores": 65536},
         {"anchor": bytes(7)},
         {"beats": MAX_BEATS + 1},

@@ -12,6 +12,7 @@ from manyhands.plain import one_line
 
 MIN_CELLS, MAX_CELLS = 12, 64  # of a strip; a deeper model, or a narrow terminal, has several layers in a cell
 OTHER_CELLS = 61  # of a row, beside its strip and name
+MOST_DISTANCES = 8  # nodes in the table of round trips
 HELD_BY = "held by"
 _MARKS = {"serving": "█", "loading": "▒", "spare": "░"}
 _COLOURS = {"serving": "green", "loading": "cyan", "spare": "blue"}
@@ -28,6 +29,8 @@ def render(view: dict[str, Any], width: int) -> RenderableType:
     if idle:
         named = ", ".join(f"{one_line(n['name'])} ({_size(n['memory_bytes'])}, {_way(n)})" for n in idle)
         parts += [Text(), Text(f"without layers: {named}")]
+    if (distances := _distances(view["nodes"])) is not None:
+        parts += [Text(), distances]
     notes = [(line, "red") for line in (*view["missing"], *view["complaints"])]
     notes += [(line, "yellow") for line in view["warnings"]]
     parts += [Text(), *(Text(f"! {one_line(line)}", colour) for line, colour in notes)] if notes else []
@@ -69,6 +72,24 @@ def _table(model: dict[str, Any], nodes: Sequence[dict[str, Any]], most: int) ->
             if (span["model_id"], span["precision"]) == (model["id"], model["precision"]):
                 table.add_row(*_row(node, span, groups))
     table.add_row(Text(HELD_BY, "dim"), coverage_strip(model["coverage"], groups))
+    return table
+
+
+def _distances(nodes: Sequence[dict[str, Any]]) -> Table | None:
+    """Round trips from node to node as they state them, and uplinks; None while no two others have measured theirs."""
+    shown = [node for node in nodes if node["near"]][:MOST_DISTANCES]
+    if len(shown) < 2:
+        return None
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("ms from, to", no_wrap=True)
+    for node in shown:
+        table.add_column(Text(one_line(node["name"])[:12]), justify="right", no_wrap=True)
+    table.add_column("uplink", justify="right", no_wrap=True)
+    for node in shown:
+        ms = {near["node"]: f"{near['rtt_ms']:.1f}" for near in node["near"]}
+        uplink = "-" if node["uplink_Bps"] is None else f"{node['uplink_Bps'] * 8e-6:.1f} Mbit/s"
+        name = Text(one_line(node["name"])[:24], "bold" if node["is_me"] else "")
+        table.add_row(name, *(Text(ms.get(other["node"], "·")) for other in shown), Text(uplink))
     return table
 
 

@@ -130,6 +130,7 @@ class Hosting:
             is_spare=self.member.config.is_spare,
         )
         model = await host.engine.ensure_loaded()
+        self.member.span_bytes[span] = self.weights.shape.span_bytes(span, budget.tokens)
         self.member.layer_s[span] = await self._device.run(lambda: decode_layer_s(model, span))
         await node.seed.add(folder)
         return host

@@ -21,6 +21,7 @@ from manyhands.errors import BadRequest, LinkClosed
 from manyhands.member.bootstrap import Bootstrap, suspended_s
 from manyhands.member.config import MemberConfig
 from manyhands.member.neighbours import Neighbours, reachable, say_not_admitted
+from manyhands.member.surroundings import stated
 from manyhands.member.view import SwarmSnapshot
 from manyhands.member.weights import ServedModel
 from manyhands.net.reach import Book
@@ -74,11 +75,12 @@ class Member:
             worker=worker,
             request=request,
         )
+        self._process = secrets.randbits(32)
         self.announcer = Announcer(key, self._profile(()), secrets.token_bytes, unix_clock())
         self.directory = DirectoryRunner(
             backend_of(ticket.directory, key.node_id, rng or random.Random(secrets.token_bytes(16))),
             self.announcer,
-            lambda: None if config.is_visitor else self.hosted(),
+            self._told,
             self._send,
             key.node_id,
             Members(config.scope, config.allow, config.deny),
@@ -89,6 +91,7 @@ class Member:
         self._bootstrap = Bootstrap(self.node, self.id, ticket, config.nodes, lambda: self.addresses, suspended)
         self.claims: list[SpanInfo] = []
         self.layer_s: dict[Span, float] = {}  # measured before the first request
+        self.span_bytes: dict[Span, int] = {}  # weights and cache of what is served
         self.notes: list[str] = []  # for people: what is not as it should be
         self.is_leaving = False
         self._registered: list[Callable[[], None]] = []  # undo what this member registered with its node
@@ -173,7 +176,14 @@ class Member:
     def _profile(self, addresses: tuple[NodeAddr, ...]) -> Profile:
         config = self.config
         return Profile(
-            config.name, addresses, config.iroh_url, config.scope, config.memory_bytes, config.cores, config.device
+            config.name,
+            addresses,
+            config.iroh_url,
+            config.scope,
+            config.memory_bytes,
+            config.cores,
+            config.device,
+            self._process,
         )
 
     # -- coming in ----------------------------------------------------------------------------------------------------
@@ -207,15 +217,29 @@ class Member:
 
     # -- what the directory needs -------------------------------------------------------------------------------------
 
+    def _told(self) -> list[tuple[SpanInfo, SpanLoad]] | None:
+        """`hosted`, with what the links show of the network in what all records say; None: this member says nothing."""
+        if self.config.is_visitor:
+            return None
+        said = self.announcer.profile
+        near = stated(said.near, {node: edge.rtt_s for node, edge in self.edges().items()})
+        self.announcer.profile = replace(said, near=near, uplink_Bps=self.node.watch.uplink_Bps())
+        return self.hosted()
+
     def hosted(self) -> list[tuple[SpanInfo, SpanLoad]]:
         """Spans that are served, as busy as they are now, and those that are being loaded."""
         if self.is_leaving or self.node.worker.is_off:
             return []
         serving = [(host.info, host.load) for host in self.node.hosts if not (host.is_draining or host.is_private)]
-        told = [(i, replace(load, layer_s=load.layer_s or self.layer_s.get(i.span, 0.0))) for i, load in serving]
+        told = [(i, self._completed(i.span, load)) for i, load in serving]
         told += [(info, SpanLoad()) for info in self.node.worker.spans if not info.is_loaded]
         named = {info.span for info, _ in told}
         return told + [(claim, SpanLoad()) for claim in self.claims if claim.span not in named]
+
+    def _completed(self, span: Span, load: SpanLoad) -> SpanLoad:
+        """With what was measured before the first request, and what the span was given."""
+        memory_bytes = self.span_bytes.get(span, 0)
+        return replace(load, layer_s=load.layer_s or self.layer_s.get(span, 0.0), memory_bytes=memory_bytes)
 
     def book(self, node: NodeId) -> list[NodeAddr]:
         """Where `node` can be dialled, as its records say, and the ticket."""

@@ -9,7 +9,7 @@ from manyhands.core import EdgeHealth, NodeId, Span
 from manyhands.member.weights import ServedModel, kinds_of
 from manyhands.place.shape import ModelShape
 from manyhands.place.strategy import Holding, coverage, gaps, size
-from manyhands.swarm.record import Record
+from manyhands.swarm.record import NEAR_DIGITS, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,16 @@ def _nodes(sight: SwarmSnapshot) -> list[dict[str, Any]]:
     return [_node(node, by_node[node], sight) for node in sorted(by_node, key=lambda n: (by_node[n][0].name, n))]
 
 
+def _near(newest: Record, sight: SwarmSnapshot) -> list[dict[str, Any]]:
+    """The round trips that a node states, to those of its neighbours that are known here; the nearest first."""
+    known = {record.node[:NEAR_DIGITS]: record for record in sight.records}
+    told = sorted((near.units, near) for near in newest.near if near.node in known)
+    return [
+        {"node": known[near.node].node, "name": known[near.node].name, "rtt_ms": round(near.rtt_s * 1e3, 1)}
+        for _, near in told
+    ]
+
+
 def _node(node: NodeId, records: Sequence[Record], sight: SwarmSnapshot) -> dict[str, Any]:
     newest = max(records, key=lambda record: record.version)
     edge = sight.edges.get(node)
@@ -131,6 +141,9 @@ def _node(node: NodeId, records: Sequence[Record], sight: SwarmSnapshot) -> dict
         "spoke_s_ago": round(max(0.0, sight.now - newest.spoken_at), 1),
         "path": "self" if node == sight.me else edge.path_kind if edge else None,
         "rtt_ms": None if rtt_s is None else round(rtt_s * 1e3, 2),
+        "near": _near(newest, sight),
+        "uplink_Bps": newest.uplink_Bps or None,
+        "process": newest.process,
         "spans": [_span(record) for record in records if record.info is not None],
     }
 
@@ -148,5 +161,7 @@ def _span(record: Record) -> dict[str, Any]:
         "max_sessions": info.max_sessions,
         "queue": load.queue,
         "layer_ms": round(load.layer_s * 1e3, 3) or None,
+        "p95_ms": round(load.p95_s * 1e3, 3) or None,
+        "memory_bytes": load.memory_bytes or None,
         "free_tokens": info.free_tokens,
     }

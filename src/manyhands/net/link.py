@@ -152,7 +152,9 @@ class FramedLink(asyncio.BufferedProtocol):
         if known is None:
             return LinkEvidence(self.health.bytes_received, self._is_reading)
         self._uplink_Bps = known.rate_Bps or self._uplink_Bps
-        return LinkEvidence(self.health.bytes_received, self._is_reading, *known[:2], self._uplink_Bps)
+        return LinkEvidence(
+            self.health.bytes_received, self._is_reading, *known[:2], self._uplink_Bps, known.least_rtt_s
+        )
 
     def answer_pings_with(self, pong: PongRoute) -> None:
         self._pong = pong

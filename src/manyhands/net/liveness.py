@@ -39,13 +39,14 @@ class LinkEvidence:
     """What a link knows of its line. `num_acked` counts bytes that the peer's kernel has acknowledged, `has_unacked` whether
     some were sent that it has not; both None where the system does not tell. While `is_reading` is false, this node takes
     nothing, so that it cannot hear the peer. `uplink_Bps`: bytes a second that it carried when there was enough to send,
-    None if that is not known."""
+    None if that is not known; `least_rtt_s`: the shortest round trip of its packets, 0 if not known."""
 
     num_received: int
     is_reading: bool = True
     num_acked: int | None = None
     has_unacked: bool | None = None
     uplink_Bps: float | None = None
+    least_rtt_s: float = 0.0
 
 
 def patience_s(late_s: float) -> float:

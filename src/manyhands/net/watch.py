@@ -11,6 +11,7 @@ from manyhands.errors import LinkClosed, ProtocolError
 from manyhands.net import liveness
 from manyhands.net.liveness import PATIENCE_S, SUSPECT_S, TICK_S, Pulse, Verdict, patience_s
 from manyhands.net.transport import Link, try_send
+from manyhands.net.uplink import Uplink
 from manyhands.stalls import Stalls
 from manyhands.wire.message import Message, Ping
 
@@ -38,6 +39,7 @@ class _Watched:
     every_s: float  # between its beats
     beat_at: float | None = None
     ping: asyncio.Task[None] | None = None
+    num_acked: int = 0  # at the last look
 
 
 class Watch:
@@ -51,6 +53,7 @@ class Watch:
     def __init__(self, in_use: Callable[[], Collection[NodeId]]) -> None:
         self._in_use = in_use
         self.stalls = Stalls(0.0, period_s=TICK_S)
+        self.uplink = Uplink()
         self._watched: list[_Watched] = []
         self._suspects: dict[NodeId, float] = {}  # peers that a link to was given up, with when (awake)
         self._has_new = asyncio.Event()
@@ -88,6 +91,10 @@ class Watch:
         """How late event loops have run lately, this node's own and that of `peer`."""
         return self._late_s({peer})[peer]
 
+    def uplink_Bps(self) -> float:
+        """Bytes per second that this node was seen to send to others; 0: not seen."""
+        return self.uplink.rate_Bps(self._awake_s())
+
     # -- one look -----------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
@@ -96,7 +103,10 @@ class Watch:
         awake_s = self._awake_s()
         self._suspects = {peer: at for peer, at in self._suspects.items() if awake_s - at < SUSPECT_S}
         for each in self._watched:
-            each.pulse.observe(each.link.line(), awake_s)
+            line = each.link.line()
+            each.pulse.observe(line, awake_s)
+            self.uplink.observe(line, each.num_acked, awake_s)
+            each.num_acked = line.num_acked or 0
         late = self._late_s({each.link.peer for each in self._watched if each.pulse.is_asked})
         in_use = self._in_use() if late else ()
         borne = {peer: patience_s(late_s) for peer, late_s in late.items() if peer in in_use}

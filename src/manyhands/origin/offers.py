@@ -1,11 +1,13 @@
 """From records of the directory to what routes are made of."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 
-from manyhands.core import ModelId, NodeAddr, Precision
-from manyhands.route.offer import Offer
+from manyhands.core import ModelId, NodeAddr, NodeId, Precision
+from manyhands.route.edges import stated_rtts
+from manyhands.route.offer import Offer, Pair
 from manyhands.swarm.members import is_local
-from manyhands.swarm.record import Record
+from manyhands.swarm.record import NEAR_DIGITS, Record
 
 
 def offers_of(records: Iterable[Record]) -> list[Offer]:
@@ -20,7 +22,13 @@ def offer_of(record: Record) -> Offer | None:
     addr = record.addresses[0]
     at = NodeAddr(addr.host, addr.port, record.node)
     is_lan = any(is_local(addr.host) for addr in record.addresses)
-    return Offer(at, record.node, record.name, record.info, record.load, is_lan=is_lan)
+    return Offer(at, record.node, record.name, record.info, record.load, record.uplink_Bps or math.inf, is_lan)
+
+
+def rtts_of(records: Iterable[Record], origin: NodeId, own: Mapping[NodeId, float]) -> dict[Pair, float]:
+    """Round trips between other nodes, as these records state them (route/edges.py). `own`: those of the origin."""
+    said = {record.node: {near.node: near.rtt_s for near in record.near} for record in records}
+    return stated_rtts(said, NEAR_DIGITS, origin, own)
 
 
 def kind_of(offer: Offer) -> tuple[ModelId, Precision]:

@@ -14,7 +14,7 @@ from manyhands.core import NodeAddr, NodeId, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.origin.model import OriginModel
 from manyhands.origin.node import FullNode
-from manyhands.origin.offers import kind_of, layers_of, offers_of
+from manyhands.origin.offers import kind_of, layers_of, offers_of, rtts_of
 from manyhands.origin.repair_plan import Slot, plan_repair
 from manyhands.origin.request_routes import LastRoutes
 from manyhands.origin.route import Hop, Lease
@@ -327,16 +327,18 @@ class Routes:
         return lambda o: o.node == me or members.admits(o.node, (o.addr.host, *(near if o.is_lan else ())))
 
     def _terms(self, num_tokens: int, rules: Rules) -> Terms:
-        """What this node's own links show, and a key that spreads requests over near-equals."""
+        """What this node's own links show, and records of those of others, and a key that spreads requests over near-equals."""
         me, now = self._node.transport.node, time.monotonic()
         if self._directory is None:
             return Terms(rules, me, admits=self._admits(rules))
-        for (peer, lane), health in self._node.pool.health().items():
-            if lane == "control" and health.rtt_s is not None:
-                self._learned.observe_rtt(me, peer, health.rtt_s, now)
+        health = {peer: edge.rtt_s for (peer, lane), edge in self._node.pool.health().items() if lane == "control"}
+        own = {peer: rtt_s for peer, rtt_s in health.items() if rtt_s is not None}
+        for peer, rtt_s in own.items():
+            self._learned.observe_rtt(me, peer, rtt_s, now)
         self._learned.forget(now)
-        rtts, key = self._learned.rtts(now), secrets.token_bytes(8)
-        return Terms(rules, me, rtts=rtts, admits=self._admits(rules), num_tokens=num_tokens, key=key)
+        rtts = self._learned.rtts(now, rtts_of(self._records(()), me, own))
+        uplink_Bps, key = self._node.watch.uplink_Bps() or math.inf, secrets.token_bytes(8)
+        return Terms(rules, me, uplink_Bps, rtts, self._admits(rules), num_tokens, key)
 
     def learn(self, session: Session) -> None:
         """What the hops said of the last step, and of rows of prompts, for the requests of others."""

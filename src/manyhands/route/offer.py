@@ -83,7 +83,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On what terms a route is looked for. Origins set all but `uplink_Bps`, which no node measures (issue 18)."""
+    """On what terms a route is looked for."""
 
     rules: Rules = Rules()
     origin: NodeId = UNKNOWN

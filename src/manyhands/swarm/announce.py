@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from manyhands.core import NodeAddr, SpanInfo, SpanLoad
 from manyhands.swarm.identity import NodeKey
-from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, REFRESH_S, Chain, Record, RecordKey, Scope
+from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, REFRESH_S, Chain, NearNode, Record, RecordKey, Scope
 from manyhands.swarm.statement import sign, with_beat
 
 
@@ -27,6 +27,9 @@ class Profile:
     memory_bytes: int
     cores: int
     device: str
+    process: int = 0
+    uplink_Bps: float = 0.0
+    near: tuple[NearNode, ...] = ()
 
 
 @dataclass(slots=True)
@@ -120,10 +123,13 @@ class Announcer:
             relay=profile.relay,
             scope=profile.scope,
             info=info,
-            load=replace(load, layer_s=_rough(load.layer_s), row_s=_rough(load.row_s)),
+            load=replace(load, layer_s=_rough(load.layer_s), row_s=_rough(load.row_s), p95_s=_rough(load.p95_s)),
             memory_bytes=profile.memory_bytes,
             cores=profile.cores,
             device=profile.device,
+            process=profile.process,
+            uplink_Bps=_rough(profile.uplink_Bps),
+            near=profile.near,
         )
 
 

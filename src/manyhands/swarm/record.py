@@ -25,6 +25,11 @@ REFRESH_S = 60.0  # and signs anew this often: two refreshes may get lost before
 MAX_BEATS = 24  # of one record: then it is signed anew. MAX_BEATS * BEAT_S = MAX_LIFETIME_S
 MAX_ADDRESSES = 8
 MAX_SEQUENCE = (1 << 63) - 1
+# Round trips that a record states, each 10 bytes: all of a small swarm, the nearest of a large one.
+MAX_NEIGHBOURS = 24
+NEAR_DIGITS = 16  # hex digits of a NodeId that name a neighbour: 64 bits, not to be hit on purpose
+RTT_UNIT_S = 1e-4
+MAX_RTT_UNITS = (1 << 16) - 1  # 6.5 s; what takes longer is said to take that
 _U32 = (1 << 32) - 1
 ANCHOR_BYTES = 8
 TAG_BYTES = 8
@@ -36,6 +41,21 @@ class Hosted(NamedTuple):
     model: ModelId
     precision: Precision
     span: Span
+
+
+class NearNode(NamedTuple):
+    """A neighbour, by the first NEAR_DIGITS digits of its NodeId, and the round trip to it in units of RTT_UNIT_S."""
+
+    node: str
+    units: int
+
+    @classmethod
+    def of(cls, node: NodeId, rtt_s: float) -> "NearNode":
+        return cls(node[:NEAR_DIGITS], min(MAX_RTT_UNITS, max(1, round(rtt_s / RTT_UNIT_S))))
+
+    @property
+    def rtt_s(self) -> float:
+        return self.units * RTT_UNIT_S
 
 
 class RecordKey(NamedTuple):
@@ -75,6 +95,9 @@ class Record:
     is_withdrawn: bool = False
     anchor: bytes = bytes(ANCHOR_BYTES)  # zeros: no beats will follow
     beats: int = 0
+    process: int = 0  # drawn when the node's process started: another one says that its caches are gone
+    uplink_Bps: float = 0.0  # bytes per second that it was seen to send; 0: not measured
+    near: tuple[NearNode, ...] = ()  # round trips to linked nodes, by node
 
     def __post_init__(self) -> None:
         _within("sequence", self.sequence, 0, MAX_SEQUENCE)
@@ -85,6 +108,9 @@ class Record:
         _within("memory_bytes", self.memory_bytes, 0, MAX_SEQUENCE)
         _within("cores", self.cores, 0, 65535)
         _within("beats", self.beats, 0, MAX_BEATS)
+        _within("process", self.process, 0, _U32)
+        _figure("uplink", self.uplink_Bps, 1e15)
+        _check_near(self.near)
         _text("name", self.name, 1, 64)
         _text("device", self.device, 0, 64)
         _text("relay", self.relay or "", 0, 255)
@@ -138,6 +164,23 @@ def _within(name: str, value: float, low: float, high: float) -> None:
         raise BadRequest(f"a record's {name} is {value}; it must be between {low} and {high}")
 
 
+def _figure(name: str, value: float, high: float) -> None:
+    _within(name, value, 0.0, high)
+    if math.copysign(1.0, value) < 0:  # -0.0 would be a second encoding of 0.0
+        raise BadRequest(f"a record's {name} is -0.0; it must not be negative")
+
+
+def _check_near(near: tuple[NearNode, ...]) -> None:
+    _within("neighbours", len(near), 0, MAX_NEIGHBOURS)
+    names = [each.node for each in near]
+    if names != sorted(set(names)):
+        raise BadRequest("a record's neighbours must stand once each, in order")
+    for name, units in near:
+        _within(f"round trip to {name:.16}", units, 1, MAX_RTT_UNITS)
+        if len(name) != NEAR_DIGITS or not set(name) <= set("0123456789abcdef"):
+            raise BadRequest(f"a record's neighbour is named by {NEAR_DIGITS} hex digits, not {name!r:.40}")
+
+
 def _text(name: str, text: str, low: int, high: int) -> None:
     if not low <= len(text.encode()) <= high or one_line(text, high) != text:  # it will be shown in terminals
         raise BadRequest(f"a record's {name} must have {low} to {high} printable bytes: {text!r:.80}")
@@ -153,10 +196,9 @@ def _check_address(addr: NodeAddr, node: NodeId) -> None:
 def _check_load(load: SpanLoad) -> None:
     _within("load (sessions)", load.sessions, 0, _U32)
     _within("load (queue)", load.queue, 0, _U32)
-    for seconds in (load.layer_s, load.row_s):
-        _within("speed", seconds, 0.0, 1e6)
-        if math.copysign(1.0, seconds) < 0:  # -0.0 would be a second encoding of 0.0
-            raise BadRequest("a record's speed is -0.0; it must not be negative")
+    _within("load (memory)", load.memory_bytes, 0, MAX_SEQUENCE)
+    for seconds in (load.layer_s, load.row_s, load.p95_s):
+        _figure("speed", seconds, 1e6)
 
 
 def _check_info(info: SpanInfo) -> None:

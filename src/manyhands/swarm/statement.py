@@ -2,8 +2,10 @@
 
     statement   body · signature 64 · nothing, or a beat: number u16 · value 8                                big endian
     body        version u8 · node 32 · sequence u64 · issued at u64 (ms) · lifetime u8 (s) · flags u8 · scope u8 · anchor 8
-                · memory u64 · cores u16 · sessions u32 · queue u32 · layer_s f64 · row_s f64 · name · device
-                · relay (empty: none) · number of addresses u8 · addresses (host, port u16) · the span, if any
+                · memory u64 · cores u16 · sessions u32 · queue u32 · layer_s f64 · row_s f64 · p95_s f64
+                · memory of the span u64 · process u32 · uplink f64 (bytes/s) · name · device
+                · relay (empty: none) · number of addresses u8 · addresses (host, port u16)
+                · number of neighbours u8 · neighbours (first 8 bytes of the node, round trip u16 in 0.1 ms) · the span, if any
     span        model 32 · start u16 · end u16 · layers u16 · precision u8 · flags u8 · hidden u32 · context u32
                 · free tokens u64 · sessions u32 · model name · arithmetic            texts: u8 length, UTF-8, printable
 
@@ -17,14 +19,15 @@ from typing import Any, Literal
 from manyhands.core import PRECISIONS, ModelId, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
 from manyhands.errors import BadRequest, ManyhandsError, ProtocolError
 from manyhands.swarm.identity import NodeKey, verify
-from manyhands.swarm.record import MAX_BEATS, SCOPES, Record, wind
+from manyhands.swarm.record import MAX_BEATS, SCOPES, NearNode, Record, wind
 
-FORMAT = 1
+FORMAT = 2
 MAX_BYTES = 4096  # of a statement
 SIGNATURE_BYTES = 64
 _DOMAIN = b"manyhands-record-1\0"  # what the key signs elsewhere can never be read as a record
-_HEAD = struct.Struct(">B32sQQBBB8sQHIIdd")
+_HEAD = struct.Struct(">B32sQQBBB8sQHIIdddQId")
 _SPAN = struct.Struct(">32sHHHBBIIQI")
+_NEAR = struct.Struct(">8sH")
 _BEAT = struct.Struct(">H8s")
 _WITHDRAWN, _HAS_SPAN = 1, 2
 _HAS_ENDS, _IS_SPARE, _TO_LOAD = 1, 2, 4
@@ -117,10 +120,15 @@ def _encode(record: Record) -> bytes:
         load.queue,
         load.layer_s,
         load.row_s,
+        load.p95_s,
+        load.memory_bytes,
+        record.process,
+        record.uplink_Bps,
     )
     body = head + _pack_text(record.name) + _pack_text(record.device) + _pack_text(record.relay or "")
     body += bytes([len(record.addresses)])
     body += b"".join(_pack_text(addr.host) + struct.pack(">H", addr.port) for addr in record.addresses)
+    body += bytes([len(record.near)]) + b"".join(_NEAR.pack(bytes.fromhex(n), units) for n, units in record.near)
     return body if info is None else body + _encode_info(info)
 
 
@@ -157,6 +165,10 @@ def _decode(data: bytes) -> tuple[Record, int]:
         queue,
         layer_s,
         row_s,
+        p95_s,
+        held,
+        process,
+        uplink,
     ) = _HEAD.unpack_from(data)
     if version != FORMAT:
         raise RecordRefused(
@@ -166,6 +178,7 @@ def _decode(data: bytes) -> tuple[Record, int]:
     reader = _Reader(data, _HEAD.size)
     name, device, relay = reader.text(), reader.text(), reader.text()
     addresses = tuple(NodeAddr(reader.text(), reader.number(2), node_id) for _ in range(reader.number(1)))
+    near = tuple(NearNode(n.hex(), units) for n, units in (reader.unpack(_NEAR) for _ in range(reader.number(1))))
     info = _decode_info(reader) if flags & _HAS_SPAN else None
     record = Record(
         node_id,
@@ -177,12 +190,15 @@ def _decode(data: bytes) -> tuple[Record, int]:
         relay or None,
         SCOPES[scope],
         info,
-        SpanLoad(sessions, queue, layer_s, row_s),
+        SpanLoad(sessions, queue, layer_s, row_s, p95_s, held),
         memory,
         cores,
         device,
         bool(flags & _WITHDRAWN),
         anchor,
+        process=process,
+        uplink_Bps=uplink,
+        near=near,
     )
     return record, reader.at
 

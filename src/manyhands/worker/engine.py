@@ -6,11 +6,12 @@ sessions ─ batch.choose ─► device ─► sessions ─► successors, and i
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from manyhands.config import WorkerConfig
-from manyhands.core import ORIGIN_HOP, SessionId, Span
+from manyhands.core import ORIGIN_HOP, SessionId, Span, SpanLoad
 from manyhands.engine.span import Cache
 from manyhands.errors import Corruption, ManyhandsError
 from manyhands.net.transport import Link
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 # Positions of a parked cache that are copied at once: 16 MB of a span with 32 KB a position, 5 ms at 3 GB/s.
 COPIED_ROWS = 512
+LATENCIES = 256  # decode steps that the p95 is taken of
 
 
 class Engine:
@@ -48,6 +50,7 @@ class Engine:
         self.model: SpanModel | None = None
         self.cache_tokens = config.cache_tokens  # what memory holds, for all sessions together; known once loaded
         self.usual_s = 0.0  # of a decode step
+        self._last_s: deque[float] = deque(maxlen=LATENCIES)  # of decode steps, from arrival to result
         self.steps_run = 0
         self.rows_run = 0
         self.stale_steps_computed = 0  # steps of a guess that was known to be dead when they had been computed
@@ -61,6 +64,11 @@ class Engine:
         self._held_since: float | None = None  # since when decode steps have waited for others
         self._timer: asyncio.TimerHandle | None = None  # ends that
         self._shortness = Shortness()
+
+    def load(self, num_sessions: int) -> SpanLoad:
+        """How busy and how fast the span is, with so many sessions."""
+        p95_s = sorted(self._last_s)[len(self._last_s) * 95 // 100] if self._last_s else 0.0
+        return SpanLoad(num_sessions, len(self.waiting()), self.usual_s / len(self._span), p95_s=p95_s)
 
     async def ensure_loaded(self) -> SpanModel:
         """The model, loaded if it was evicted or never loaded. Deadline: the opener's. Raises ModelError.
@@ -220,6 +228,7 @@ class Engine:
                 logger.exception("session=%s: a result could not be sent", taken.session.name)
             if taken.work.count <= WINDOW_ROWS:
                 taken.session.pace.sent(now)
+                self._last_s.append((waited_us + took_us) / 1e6)
         loop.call_soon(self._keep_books, batch, results, ended - began, kind)
 
     def _keep_books(

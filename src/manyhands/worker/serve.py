@@ -71,7 +71,7 @@ class SpanHost:
     @property
     def load(self) -> SpanLoad:
         """How busy this span is now, before whatever is asked of it next (IN-W02)."""
-        return SpanLoad(self.num_sessions, len(self.engine.waiting()), self.engine.usual_s / len(self._info.span))
+        return self.engine.load(self.num_sessions)
 
     @property
     def num_sessions(self) -> int:
