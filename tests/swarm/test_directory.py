@@ -80,9 +80,11 @@ def test_a_span_that_is_given_up_is_withdrawn() -> None:
 def test_a_node_that_hosts_nothing_is_a_member_and_leaving_withdraws_all() -> None:
     announcer = announcer_of(0)
     assert open_record(announcer.speak([], NOW)[0]).info is None
-    hosting, idle = [open_record(data) for data in announcer.speak(hosted(0), NOW + 5)]
-    assert not hosting.is_withdrawn and idle.is_withdrawn
-    assert [open_record(data).is_withdrawn for data in announcer.withdraw(NOW + 6)] == [True]
+    said = [open_record(data) for data in announcer.speak(hosted(0), NOW + 5)]
+    assert [record.is_withdrawn for record in said] == [False], "a withdrawal that overtakes it would hide the node"
+    hosting, idle = [open_record(data) for data in announcer.speak(hosted(0), NOW + 10)]
+    assert not hosting.is_withdrawn and idle.is_withdrawn and idle.info is None
+    assert [open_record(data).is_withdrawn for data in announcer.withdraw(NOW + 11)] == [True]
     assert announcer.withdraw(NOW + 7) == []
 
 

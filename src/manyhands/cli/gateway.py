@@ -1,5 +1,6 @@
 """How commands open a gateway: `local --api`, `serve --api` and `up`, until they are stopped."""
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -19,7 +20,7 @@ from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
 
 if TYPE_CHECKING:
-    from fastapi import APIRouter
+    from fastapi import APIRouter, FastAPI
 
     from manyhands.api.auth import KeyRing
     from manyhands.api.gateway import Gateway, OtherModels
@@ -201,9 +202,15 @@ async def api_for(
         gateway.observers += [log.RequestLog(), metrics, history, speeds]
         if trace:
             gateway.observers.append(stack.enter_context(open_tracing(trace)))
-        routers = [*_routers(gateway, history, metrics, view or view_by_links(gateway, speeds)), *more]
         hosts, cors = names.hosts or found.api.hosts, names.cors or found.api.cors
-        app = create_app(gateway, keys=_keys(), routers=routers, cors=cors, hosts=hosts)
+
+        def make_app() -> "FastAPI":
+            routers = [*_routers(gateway, history, metrics, view or view_by_links(gateway, speeds)), *more]
+            return create_app(gateway, keys=_keys(), routers=routers, cors=cors, hosts=hosts)
+
+        app = await asyncio.to_thread(
+            make_app
+        )  # it would hold the loop: a node with links answers heartbeats meanwhile
         bound = await stack.enter_async_context(serving(app, api.host, api.port, insecure=insecure))
         stack.enter_context(owner_file(home_from_env(), bound.port, app.state.access.owner_secret))
         yield f"http://{bound}"

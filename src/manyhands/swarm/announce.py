@@ -57,11 +57,17 @@ class Announcer:
     def speak(self, hosted: Sequence[tuple[SpanInfo, SpanLoad]], now: float) -> list[bytes]:
         """The statements that are due, given all that this node hosts and how busy that is. Call every BEAT_S.
 
-        What is new comes before what is withdrawn, so that a node that changes its layers is in every view all the time.
+        What is new comes before what is withdrawn, so that a node that changes its layers is in every view all the time. They
+        may overtake each other on the way: that a node hosts nothing is withdrawn once its first layers were told a beat ago.
         """
         facts: Sequence[tuple[SpanInfo | None, SpanLoad]] = hosted or [(None, SpanLoad())]
         records = {record.key: record for record in (self._draft(info, load, now) for info, load in facts)}
-        gone = [said.record for key, said in self._said.items() if key not in records]
+        is_known = any(key in self._said for key in records)
+        gone = [
+            said.record
+            for key, said in self._said.items()
+            if key not in records and (is_known or key.hosted is not None)
+        ]
         said = [self._say(record, now) for record in records.values()]
         return said + [self._withdraw(record, now) for record in gone]
 
