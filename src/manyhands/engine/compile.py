@@ -10,6 +10,7 @@ from manyhands.core import SMALL_WEIGHTS, Precision
 from manyhands.engine import library
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array, Plan
 from manyhands.engine.memory import Memory
+from manyhands.engine.packing import PLAIN, Make, Packer
 from manyhands.engine.registers import offsets, touched
 from manyhands.engine.weights import (
     Found,
@@ -53,11 +54,12 @@ Emitted = tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]
 
 
 def compile_layers(
-    program: Program, layers: Sequence[Layer], read: Read, precision: Precision, back_end: str
+    program: Program, layers: Sequence[Layer], read: Read, precision: Precision, back_end: str, packer: Packer = PLAIN
 ) -> "CompiledLayers":
     """Layers from hidden states to hidden states. Raises ModelError for what the engine cannot compute."""
-    compiler = _Compiler(program, read, precision, back_end)
+    compiler = _Compiler(program, read, precision, back_end, packer)
     for layer in layers:
+        packer.begin(repr(layer))
         compiler.begin_layer(layer)
         for op in layer.ops:
             compiler.add(op)
@@ -100,10 +102,18 @@ class CompiledLayers:
         )
 
 
-def head_plan(program: Program, read: Read, precision: Precision, back_end: str, table: Stored | None = None) -> Plan:
+def head_plan(
+    program: Program,
+    read: Read,
+    precision: Precision,
+    back_end: str,
+    table: Stored | None = None,
+    packer: Packer = PLAIN,
+) -> Plan:
     """Final norm and head as a plan from hidden states to logits in fp32. table: the packed weight of a tied head."""
     head: Head = program.head
-    compiler = _Compiler(program, read, ends_precision(precision), back_end, table)
+    packer.begin(f"head {head!r}")
+    compiler = _Compiler(program, read, ends_precision(precision), back_end, packer, table)
     compiler.add(head.norm)
     compiler.add(head.product)
     logits = compiler.bound["logits"]
@@ -116,12 +126,18 @@ class _Compiler:
     """Operations so far, with the widths of the registers that they use."""
 
     def __init__(
-        self, program: Program, read: Read, precision: Precision, back_end: str, table: Stored | None = None
+        self,
+        program: Program,
+        read: Read,
+        precision: Precision,
+        back_end: str,
+        packer: Packer,
+        table: Stored | None = None,
     ) -> None:
         if precision not in ROW_TYPES:
             raise ModelError(f"the native engine computes in {' and '.join(ROW_TYPES)}, not in {precision}")
         self._program, self._read, self._precision, self._back_end = program, read, precision, back_end
-        self._memory, self._table = Memory(), table
+        self._memory, self._packer, self._table = Memory(), packer, table
         self._rates = [np.array(rope.frequencies, np.float32) for rope in program.ropes]
         self.ops: list[Emitted] = []
         self.layers: list[int] = []  # their first operations
@@ -184,13 +200,16 @@ class _Compiler:
             self._part(source, part)
 
     def _part(self, source: int, part: Part) -> None:
-        weight = self._table or matrix(
-            find(part.weight, self._read), self._kept(part.weight), self._memory, self._back_end
+        weight = self._table or self._pack(
+            lambda: matrix(find(part.weight, self._read), self._kept(part.weight), self._memory, self._back_end)
         )
         bias = vector([part.bias] if part.bias else [], self._read)
         target = self.target(part.target, part.weight.outputs)
         numbers = (source, target, TYPES[weight.type], ACTIVATIONS.index(part.activation))
         self.emit(library.PRODUCT, numbers, (), (weight.array, bias))
+
+    def _pack(self, make: Make) -> Stored:
+        return self._packer.take(make, self._memory)
 
     def _kept(self, weight: Weight) -> Precision:
         return "bf16" if weight.name in self._wide and self._precision in SMALL_WEIGHTS else self._precision
@@ -230,13 +249,17 @@ class _Compiler:
         self, source: int, target: int, weight: Weight, heads: int, turned: bool, columns: Sequence[int]
     ) -> None:
         """A product of each head's columns with its rows of a weight, or with those rows as columns."""
-        stored = as_numbers(take(weight, self._read))
-        each = stored.array.reshape(heads, -1, stored.array.shape[1])
 
-        def part(head: int) -> Found:
-            return Stored(stored.type, each[head].T if turned else each[head]), None
+        def make() -> Stored:
+            stored = as_numbers(take(weight, self._read))
+            each = stored.array.reshape(heads, -1, stored.array.shape[1])
 
-        held = matrices(heads, part, self._kept(weight), self._memory, self._back_end)
+            def part(head: int) -> Found:
+                return Stored(stored.type, each[head].T if turned else each[head]), None
+
+            return matrices(heads, part, self._kept(weight), self._memory, self._back_end)
+
+        held = self._pack(make)
         self.emit(library.PRODUCT, (source, target, TYPES[held.type], 0, *columns), (), (held.array, None))
 
     @add.register
@@ -270,9 +293,11 @@ class _Compiler:
 
     def _stack(self, op: Experts, weight: Weight) -> Stored:
         """The matrices of all experts, packed, one behind the other."""
-        return matrices(
-            op.experts, lambda expert: find(weight, self._read, expert), self._precision, self._memory, self._back_end
-        )
+
+        def part(expert: int) -> Found:
+            return find(weight, self._read, expert)
+
+        return self._pack(lambda: matrices(op.experts, part, self._precision, self._memory, self._back_end))
 
     def _biases(self, op: Experts, weight: Weight | None) -> Array | None:
         if weight is None:

@@ -9,18 +9,18 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from manyhands.core import Precision, Span
+from manyhands.core import SMALL_WEIGHTS, Precision, Span
 from manyhands.engine import golden, library
 from manyhands.engine.cache import SessionCache
 from manyhands.engine.compile import ROW_TYPES, compile_layers, head_plan
 from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan, Team
 from manyhands.engine.memory import Memory
-from manyhands.engine.quants import SMALL
+from manyhands.engine.packing import PLAIN, Packer
 from manyhands.engine.span import Piece
-from manyhands.engine.weights import Read, as_bf16, ends_precision, find, held, kept_type, matrix, take
+from manyhands.engine.weights import Read, Stored, as_bf16, ends_precision, find, held, matrix, take
 from manyhands.errors import CutError, ModelError
-from manyhands.program.ops import Program
+from manyhands.program.ops import Program, Weight
 
 __all__ = ["CpuEnds", "CpuSpan", "Piece"]
 
@@ -33,7 +33,14 @@ class CpuSpan:
     """
 
     def __init__(
-        self, program: Program, span: Span, read: Read, precision: Precision, team: Team, back_end: str | None = None
+        self,
+        program: Program,
+        span: Span,
+        read: Read,
+        precision: Precision,
+        team: Team,
+        back_end: str | None = None,
+        packer: Packer = PLAIN,
     ) -> None:
         self.num_layers = len(program.layers)
         if span.end > self.num_layers:
@@ -41,7 +48,8 @@ class CpuSpan:
         self.span, self.back_end = span, back_end or golden.choose()
         self.hidden_size, self.vocab_size = program.hidden, program.vocab
         self._team = team
-        self._layers = compile_layers(program, program.layers[span.start : span.end], read, precision, self.back_end)
+        layers = program.layers[span.start : span.end]
+        self._layers = compile_layers(program, layers, read, precision, self.back_end, packer)
         self._plan = self._layers.plan(self.back_end)
         self._parts: WeakValueDictionary[Span, Plan] = WeakValueDictionary({span: self._plan})
 
@@ -101,6 +109,7 @@ class CpuEnds:
         *,
         embed: bool = True,
         head: bool = True,
+        packer: Packer = PLAIN,
     ) -> None:
         self.back_end = back_end or golden.choose()
         self.hidden_size, self.vocab_size = program.hidden, program.vocab
@@ -110,15 +119,21 @@ class CpuEnds:
         self._shape = weight.shape[0], weight.shape[1]
         self._table = None
         if embed:
-            found, kept = find(weight, read), ends_precision(precision)
-            is_packed = tied or kept_type(found[0].type, kept) in SMALL
-            self._table = matrix(found, kept, Memory(), self.back_end) if is_packed else held(take(weight, read), kept)
+            self._table = self._packed_table(weight, read, ends_precision(precision), tied, packer)
         scale = np.array([program.embed.scale], np.float32)
         if program.embed.round_scale and self._row_type == "bf16":
             scale = (as_bf16(scale).astype(np.uint32) << 16).view(np.float32)
         self._scale = float(scale[0])
         table = self._table if tied else None
-        self._head = head_plan(program, read, precision, self.back_end, table) if head else None
+        self._head = head_plan(program, read, precision, self.back_end, table, packer) if head else None
+
+    def _packed_table(self, weight: Weight, read: Read, kept: Precision, tied: bool, packer: Packer) -> Stored:
+        """The embedding: as the head that it also is, or as small weights, packed; else row by row."""
+        if not (tied or kept in SMALL_WEIGHTS):
+            return held(take(weight, read), kept)
+        memory = Memory()
+        packer.begin(f"table {weight!r}")
+        return packer.take(lambda: matrix(find(weight, read), kept, memory, self.back_end), memory)
 
     def embed(self, ids: Sequence[int]) -> NDArray[np.uint8]:
         """Row bytes [T, bytes of a row] of token ids. Raises ModelError for an id that the model does not have."""

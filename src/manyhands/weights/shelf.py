@@ -7,6 +7,7 @@ serves a folder holds a lock on it (`in_use`), so that it is not removed under i
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -22,11 +23,12 @@ from manyhands.checkpoint.gguf_folder import FILES as LINKS
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.manifest import Manifest
 from manyhands.checkpoint.partition import whole_layers
-from manyhands.core import Span
+from manyhands.core import ModelId, Span
 from manyhands.errors import BadRequest, ManyhandsError, ModelError, NotFound
 from manyhands.weights.catalogue import SHORT_NAMES, ShortName
 from manyhands.weights.here import folder_named
 from manyhands.weights.names import short_path
+from manyhands.weights.packed import packed_folder
 
 Kind = Literal["bundled", "short name", "hub", "swarm", "file"]
 NAME: Final = ".name"  # in a folder that members of a swarm filled: what they call the model
@@ -81,9 +83,18 @@ def remove(shelved: Shelved) -> None:
             stack.enter_context(_alone(folder, shelved.name))
         for folder in shelved.folders:
             try:
+                _forget_packed(folder)
                 shutil.rmtree(folder)
             except OSError as error:
                 raise BadRequest(f"{folder} cannot be removed: {error.strerror}") from error
+
+
+def _forget_packed(folder: Path) -> None:
+    """Remove what was packed of the model in a folder that was fetched."""
+    manifest = folder / MANIFEST
+    if folder.parent.name == "models" and manifest.is_file():
+        model = ModelId(hashlib.sha256(manifest.read_bytes()).hexdigest())
+        shutil.rmtree(packed_folder(folder.parent.parent, model), ignore_errors=True)
 
 
 @contextlib.contextmanager

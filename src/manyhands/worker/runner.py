@@ -8,6 +8,7 @@ MANYHANDS_ENGINE names a back end that must be used, or "torch"; what it names i
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,12 +31,14 @@ from manyhands.engine.compile import ROW_TYPES
 from manyhands.engine.cpu import CpuEnds, CpuSpan
 from manyhands.engine.library import FORCED, TORCH, Team
 from manyhands.engine.mapped import MappedTensors
+from manyhands.engine.packing import PLAIN, Keeping, Packer
 from manyhands.engine.quantised import reader
 from manyhands.engine.span import EndsRunner, SpanRunner
 from manyhands.engine.weights import Read
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
 from manyhands.program.ops import Program
+from manyhands.weights.packed import PackedShelf
 
 logger = logging.getLogger(__name__)
 
@@ -238,16 +241,29 @@ def load_span(
     if program is None:
         runner: SpanRunner = torch_part().ShardSpan(folder, span, precision, manifest)
         return runner
-    with _reading(folder, precision, manifest) as read:
-        return CpuSpan(program, span, read, precision, Team(num_threads))
+    with _reading(folder, precision, manifest) as (read, packer):
+        return CpuSpan(program, span, read, precision, Team(num_threads), packer=packer)
 
 
 @contextmanager
-def _reading(folder: Path, precision: Precision, manifest: Manifest | None) -> Iterator[Read]:
-    """Within, the tensors of a checkpoint are read; on leaving they are proven, as `verifying`."""
-    how = read_quantised(parse_config(read_config(folder), str(folder / "config.json")))
+def _reading(folder: Path, precision: Precision, manifest: Manifest | None) -> Iterator[tuple[Read, Packer]]:
+    """Within, the tensors of a checkpoint are read; on leaving they are proven, as `verifying`, and what was packed is kept.
+
+    Kept is what takes long to pack: small weights, unless they are the blocks of a GGUF file.
+    """
+    began, config = time.perf_counter(), parse_config(read_config(folder), str(folder / "config.json"))
+    keeping = None
+    if manifest is not None and precision in SMALL_WEIGHTS and not is_gguf(config):
+        keeping = Keeping(PackedShelf(home_from_env(), manifest.id), precision)
     with verifying(folder, manifest) as use, MappedTensors(folder, use) as tensors:
-        yield reader(tensors, how, needs_blocks=precision in SMALL_WEIGHTS)
+        small = precision in SMALL_WEIGHTS
+        yield reader(tensors, read_quantised(config), needs_blocks=small), keeping or PLAIN
+    if keeping is not None:
+        taken = keeping.num_found, keeping.num_made, time.perf_counter() - began
+        logger.info(
+            "folder=%s precision=%s matrices=%d packed before, %d packed now, in %.1f s", folder, precision, *taken
+        )
+        keeping.keep()
 
 
 def load_ends(
@@ -264,5 +280,5 @@ def load_ends(
     if program is None:
         ends: EndsRunner = torch_part().ShardEnds(folder, precision, manifest, embed=embed, head=head)
         return ends
-    with _reading(folder, precision, manifest) as read:
-        return CpuEnds(program, read, precision, Team(num_threads), embed=embed, head=head)
+    with _reading(folder, precision, manifest) as (read, packer):
+        return CpuEnds(program, read, precision, Team(num_threads), embed=embed, head=head, packer=packer)
