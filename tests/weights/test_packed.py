@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from manyhands.core import ModelId
 from manyhands.weights import packed
-from manyhands.weights.packed import PackedShelf, packed_folder
+from manyhands.weights.packed import PackedShelf, Part, packed_folder
 
 MODEL = ModelId("ab" * 32)
-PART = [
+PART: Part = [
     ("w4", np.arange(3000, dtype=np.uint8)),
     ("bf16", np.arange(500, dtype=np.uint16)),
     ("f32", np.ones(7, np.float32)),
