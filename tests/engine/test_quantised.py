@@ -1,5 +1,6 @@
 """Quantised safetensors by the native engine: the numbers of each format's formula, the logits of transformers on them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,14 @@ def test_experts_in_mxfp4_are_those_of_transformers(tmp_path: Path) -> None:
     assert np.abs(logits(folder, "w8") - exact).max() < 0.1 * np.abs(exact).max()
 
 
+def test_experts_that_are_not_stored_are_named(tmp_path: Path) -> None:
+    folder, _ = mxfp4_tiny(tmp_path / "q", layers=1, hidden=64)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_local_experts": 5}))
+    with pytest.raises(ModelError, match=r"lacks model.layers.0.mlp.experts.4.gate_up_proj: it has 4|router"):
+        load_span(folder, Span(0, 1), "w8", 1)
+
+
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "phi3", "gemma2"])
 def test_any_family_with_plain_names_is_read(family: str, tmp_path: Path) -> None:
     """Also fused matrices, and experts with tensors of their own. (A quantised router is as exact as its numbers.)"""
@@ -150,6 +159,8 @@ HOSTILE: dict[str, tuple[str, Spoil, str]] = {
     "one row less": ("gptq", lambda p: {**p, "qweight": p["qweight"][:-1]}, "g_idx|needed is|groups|no multiple"),
     "scales of ints": ("awq", lambda p: {**p, "scales": p["scales"].astype(np.int32)}, "floats in rows"),
     "scales in 3 dimensions": ("awq", lambda p: {**p, "scales": p["scales"][None]}, "floats in rows"),
+    "scales in one": ("gptq", lambda p: {**p, "scales": p["scales"][0]}, "scales are"),
+    "no groups": ("awq", lambda p: {**p, "scales": p["scales"][:0], "qzeros": p["qzeros"][:0]}, "floats in rows"),
     "g_idx beyond": ("gptq", lambda p: {**p, "g_idx": p["g_idx"] + 1}, "g_idx must name"),
     "g_idx below": ("gptq", lambda p: {**p, "g_idx": p["g_idx"] - 2}, "g_idx must name"),
     "g_idx short": ("gptq", lambda p: {**p, "g_idx": p["g_idx"][:-1]}, "g_idx must name"),

@@ -72,23 +72,17 @@ class Quantised:
 
 
 def read_quantised(config: Mapping[str, Any]) -> Quantised | None:
-    """What a parsed config.json says; None if nothing, or that it stands for a GGUF file.
-
-    Raises ModelError for what is not read.
-    """
+    """What a parsed config.json says; None if nothing, or that it stands for a GGUF file. Raises ModelError."""
     given = _given(config)
-    if given is None:
-        return None
-    method = given.get("quant_method")
-    if method == "gguf":
+    method = "gguf" if given is None else given.get("quant_method")
+    if given is None or method == "gguf":
         return None
     if method not in READ:
         why = _LOSSES.get(str(method), f"read are {', '.join(READ)}")
         raise _refused("quant_method", method, f"{why}: {_BF16}")
     if method == "mxfp4":
         return Quantised("mxfp4", 4, STEP, symmetric=True)
-    reader = {"awq": _awq, "gptq": _gptq}.get(method, _compressed)
-    return reader(given)
+    return {"awq": _awq, "gptq": _gptq}.get(method, _compressed)(given)
 
 
 def _given(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -151,21 +145,26 @@ def _compressed(given: Mapping[str, Any]) -> Quantised:
         found = given.get(key)
         if found and not (isinstance(found, dict) and found.get("format") in allowed):
             raise _refused(key, found, f"it changes the arithmetic and is not read: {_BF16}")
-    groups = given.get("config_groups")
+    weights = _schemes(given.get("config_groups"))
+    bits = {each.get("num_bits", 8) for each in weights}
+    if len(bits) > 1:
+        raise _refused("config_groups", sorted(bits), f"groups of different num_bits are not read: {_BF16}")
+    sizes = {_group(each) if each.get("strategy", "group") == "group" else 0 for each in weights}
+    return Quantised("compressed-tensors", bits.pop(), sizes.pop() if len(sizes) == 1 else 0)
+
+
+def _schemes(groups: object) -> list[Mapping[str, Any]]:
+    """How the weights of each group are stored."""
     listed = list(groups.values())[:64] if isinstance(groups, dict) else []
     schemes = [each.get("weights") for each in listed if isinstance(each, dict)]
-    weights = [each for each in schemes if isinstance(each, dict)]
+    weights: list[Mapping[str, Any]] = [each for each in schemes if isinstance(each, dict)]
     if not weights:
         raise _refused("config_groups", groups, "a group with weights is needed")
     for each in weights:
         _one_of(each, "type", "int", "int")
         _one_of(each, "num_bits", 8, 4, 8)
         _one_of(each, "strategy", "group", "group", "channel", "tensor")
-    bits = {each.get("num_bits", 8) for each in weights}
-    if len(bits) > 1:
-        raise _refused("config_groups", sorted(bits), f"groups of different num_bits are not read: {_BF16}")
-    sizes = {_group(each) if each.get("strategy", "group") == "group" else 0 for each in weights}
-    return Quantised("compressed-tensors", bits.pop(), sizes.pop() if len(sizes) == 1 else 0)
+    return weights
 
 
 def folded(tensors: Sequence[Described], config: Mapping[str, Any]) -> Sequence[Described]:
@@ -211,24 +210,22 @@ def describe(name: str, parts: Mapping[str, Described], how: Quantised) -> Folde
     codes = parts.get("codes", parts.get("bytes"))
     if codes is None:
         raise ModelError(f"the checkpoint lacks {how.parts(name)['codes']}")
-    shape = codes.shape
-    if len(shape) != (4 if how.method == "mxfp4" else 2) or 0 in shape:
+    shape, needed = codes.shape, 4 if how.method == "mxfp4" else 2
+    if len(shape) != needed or 0 in shape or (needed == 4 and shape[3] != MXFP4_BYTES):
         raise ModelError(f"{codes.name} has the shape {list(shape)}, which is none of {how.method}")
-    each = WORD // how.bits
     if how.method == "mxfp4":
-        if shape[3] != MXFP4_BYTES:
-            raise ModelError(f"{codes.name} has the shape {list(shape)}, which is none of mxfp4")
         return Folded(name, "MXFP4", (shape[1], shape[2] * STEP))
+    bits = how.bits if "codes" in parts else 8
+    each = WORD // bits if "codes" in parts else 1
     if how.method == "awq":
-        outputs, inputs, is_even = shape[1] * each, shape[0], False
-    elif how.method == "gptq":
-        outputs, inputs, is_even = shape[1], shape[0] * each, how.symmetric
-    else:
-        outputs, inputs = shape[0], shape[1] * (each if "codes" in parts else 1)
-        is_even = "zeros" not in parts
-    return Folded(
-        name, _form(8 if "bytes" in parts and "codes" not in parts else how.bits, is_even, inputs), (outputs, inputs)
-    )
+        return _folded(name, bits, False, shape[1] * each, shape[0])
+    if how.method == "gptq":
+        return _folded(name, bits, how.symmetric, shape[1], shape[0] * each)
+    return _folded(name, bits, "zeros" not in parts, shape[0], shape[1] * each)
+
+
+def _folded(name: str, bits: int, is_symmetric: bool, outputs: int, inputs: int) -> Folded:
+    return Folded(name, _form(bits, is_symmetric, inputs), (outputs, inputs))
 
 
 def _form(bits: int, is_symmetric: bool, inputs: int) -> str:

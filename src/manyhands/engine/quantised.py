@@ -80,22 +80,14 @@ def _stretches(folded: Folded) -> Iterator[slice]:
 
 def _unheld(matrix: _Matrix) -> str:
     """Why no blocks hold it; "" if they do."""
+    inputs, groups, scales = matrix.folded.shape[1], matrix.groups, matrix.scales
+    if inputs % STEP:
+        return f"{inputs} inputs are no multiple of {STEP}"
     if matrix.folded.dtype not in BLOCKS:
-        inputs = matrix.folded.shape[1]
-        return (
-            f"{inputs} inputs are no multiple of {STEP}"
-            if inputs % STEP
-            else "its codes of 8 bit have zeros of their own"
-        )
-    groups = matrix.groups.reshape(-1, STEP)
-    if (groups != groups[:, :1]).any():
-        is_sorted = bool((np.diff(matrix.groups) >= 0).all())
-        return (
-            f"its groups are no multiple of {STEP} inputs"
-            if is_sorted
-            else "its inputs are in another order (act-order)"
-        )
-    scales = matrix.scales
+        return "its codes of 8 bit have zeros of their own"
+    if (groups.reshape(-1, STEP) != groups[::STEP, None]).any():
+        is_sorted = bool((np.diff(groups) >= 0).all())
+        return f"its groups cut blocks of {STEP} inputs" if is_sorted else "its inputs are in another order (act-order)"
     with np.errstate(over="ignore"):
         lost = scales.astype(np.float16).astype(np.float32) != scales
     return f"its scale {scales[lost][0]:g} is no number of fp16" if lost.any() else ""
@@ -132,6 +124,8 @@ def _mxfp4(folded: Folded, arrays: dict[str, Array], expert: int) -> Stored:
         raise ModelError(
             f"{folded.name}: blocks and scales are {shapes}; uint8 [..., {MXFP4_BYTES}] and [...] are needed"
         )
+    if expert >= len(codes):
+        raise ModelError(f"the checkpoint lacks {folded.name}: it has {len(codes)} experts")
     given = codes[expert]
     pairs = np.stack([given & np.uint8(15), given >> np.uint8(4)], -1).reshape(*given.shape[:-1], 2 * MXFP4_BYTES)
     out = np.empty((*given.shape[:-1], MXFP4_BYTES + 1), np.uint8)
@@ -162,13 +156,7 @@ def _gptq(folded: Folded, arrays: dict[str, Array], how: Quantised) -> _Matrix:
     words, scales = _words(arrays["codes"], folded), _scales(arrays, folded).T
     _check_shape(folded, "scales", scales.shape, (outputs, scales.shape[1]))
     stored = _zeros(arrays, folded, (scales.shape[1], -(-outputs // each)))
-    one = np.uint32(0 if how.is_next else 0x11111111 if how.bits == 4 else 0x01010101)
-    zeros = _unpacked(stored + one, how.bits).T[:outputs]  # v1 stores words less 1 in each of their numbers
-    middle = 1 << (how.bits - 1)
-    if how.symmetric and (zeros != middle).any():
-        raise ModelError(
-            f"{folded.name}: a zero is {zeros[zeros != middle][0]}, where `sym` in config.json promises {middle}"
-        )
+    zeros = _gptq_zeros(stored, folded, how)[:outputs]
     groups = _ordered(arrays.get("order"), folded, scales.shape[1], how.group)
 
     def codes(rows: slice) -> NDArray[np.int16]:
@@ -177,12 +165,21 @@ def _gptq(folded: Folded, arrays: dict[str, Array], how: Quantised) -> _Matrix:
     return _Matrix(folded, codes, scales, groups)
 
 
+def _gptq_zeros(stored: NDArray[np.uint32], folded: Folded, how: Quantised) -> NDArray[np.int16]:
+    """[outputs, groups]. The first version stores words that are less by 1 in each of their numbers."""
+    one, middle = np.uint32(0 if how.is_next else 0x11111111 if how.bits == 4 else 0x01010101), 1 << (how.bits - 1)
+    zeros = _unpacked(stored + one, how.bits).T
+    if how.symmetric and (wrong := zeros[: folded.shape[0]] != middle).any():
+        found = zeros[: folded.shape[0]][wrong][0]
+        raise ModelError(f"{folded.name}: a zero is {found}, where `sym` in config.json promises {middle}")
+    return zeros
+
+
 def _compressed(folded: Folded, arrays: dict[str, Array], how: Quantised) -> _Matrix:
     """Rows of bytes, or of words [outputs, inputs / 8] with codes plus 8 (8 bit: 128); scales and zeros [outputs, groups]."""
     outputs, middle = folded.shape[0], np.int16(1 << (how.bits - 1))
     scales = _scales(arrays, folded)
-    if scales.size == 1:
-        scales = np.repeat(scales.reshape(1, 1), outputs, 0)
+    scales = np.repeat(scales, outputs, 0) if scales.size == 1 else scales
     _check_shape(folded, "scales", scales.shape, (outputs, scales.shape[-1]))
     groups = _ordered(arrays.get("order"), folded, scales.shape[1], how.group)
     zeros = _compressed_zeros(arrays.get("zeros"), folded, scales.shape[1], how)
@@ -236,11 +233,10 @@ def _needed(arrays: dict[str, Array], role: str, folded: Folded) -> Array:
 def _scales(arrays: dict[str, Array], folded: Folded) -> Floats:
     """In fp32. (bf16 is read as uint16.)"""
     given = _needed(arrays, "scales", folded)
-    if given.ndim > 2 or given.dtype not in (np.uint16, np.float16, np.float32):
+    if given.ndim > 2 or not given.size or given.dtype not in (np.uint16, np.float16, np.float32):
         raise ModelError(f"{folded.name}: its scales are {given.dtype} {list(given.shape)}; floats in rows are needed")
-    if given.dtype == np.uint16:
-        return as_fp32(Stored("bf16", given))
-    return given.astype(np.float32)
+    found = as_fp32(Stored("bf16", given)) if given.dtype == np.uint16 else given.astype(np.float32)
+    return found if found.ndim == 2 else found.reshape(-1, 1)
 
 
 def _zeros(arrays: dict[str, Array], folded: Folded, shape: tuple[int, int]) -> NDArray[np.uint32]:

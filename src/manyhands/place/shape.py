@@ -110,12 +110,9 @@ def _config(model: str, home: Path) -> dict[str, Any]:
     from manyhands.weights.names import parse_hub_id
 
     folder = _local_folder(model, home)
-    if folder is None and (here := fetched_folders(home, parse_hub_id(model))):
-        folder = here[0]
-    if folder is not None:
-        return parse_config(read_config(folder), str(folder / "config.json"))
-    id = parse_hub_id(model)
-    found = find_model(id.repo, id.revision)
+    for here in [folder] if folder else fetched_folders(home, parse_hub_id(model))[:1]:
+        return parse_config(read_config(here), str(here / "config.json"))
+    found = find_model(*parse_hub_id(model)[:2])
     raw = read_whole(found, found.describe("config.json"), _CONFIG_BYTES)
     return parse_config(raw, f"{model}: config.json")
 

@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
@@ -74,25 +74,31 @@ class PackedShelf:
 
     def keep(self, key: str, part: Part) -> bool:
         """Write arrays, whole or not at all; whether there was room. What fails is logged: they are only to save time."""
-        path, size = self._path(key), sum(array.nbytes for _, array in part)
-        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            if not _make_room(self._home / PACKED, size):
+            if not _make_room(self._home / PACKED, sum(array.nbytes for _, array in part)):
                 return False
-            with draft.open("wb") as file:
+            with _replacing(self._path(key)) as file:
                 _write(file, key, part)
-            draft.replace(path)  # no fsync: what a power cut leaves is found by its hash
         except OSError as error:
             logger.warning("packed weights are not kept, the next start packs again: %s", error)
             return False
-        finally:
-            with contextlib.suppress(OSError):
-                draft.unlink()
         return True
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}{SUFFIX}"
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when it is written. No fsync: what a power cut leaves is found by its hash."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("wb") as file:
+            yield file
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _write(file: BinaryIO, key: str, part: Part) -> None:
@@ -108,11 +114,7 @@ def _write(file: BinaryIO, key: str, part: Part) -> None:
 
 
 def _read(file: BufferedReader, key: str, allocate: Allocate) -> list[tuple[str, Array]]:
-    digest, length = file.read(_HASH_BYTES), int.from_bytes(file.read(_LENGTH_BYTES), "little")
-    head = file.read(length) if length <= MAX_HEAD_BYTES else b""
-    if len(head) != length or hashlib.sha256(head).digest() != digest:
-        raise _Spoiled("its head has changed")
-    rows, size = _rows(head, key), os.fstat(file.fileno()).st_size
+    rows, size = _rows(_head(file), key), os.fstat(file.fileno()).st_size
     if size != file.tell() + sum(count for _, _, count, _ in rows):
         raise _Spoiled("it is of another length")
     found = []
@@ -125,6 +127,14 @@ def _read(file: BufferedReader, key: str, allocate: Allocate) -> list[tuple[str,
         if list(pool.map(_sha256, (array for _, array in found))) != [digest for _, _, _, digest in rows]:
             raise _Spoiled("its bytes have changed")
     return found
+
+
+def _head(file: BufferedReader) -> bytes:
+    digest, length = file.read(_HASH_BYTES), int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    head = file.read(length) if length <= MAX_HEAD_BYTES else b""
+    if len(head) != length or hashlib.sha256(head).digest() != digest:
+        raise _Spoiled("its head has changed")
+    return head
 
 
 def _rows(head: bytes, key: str) -> list[tuple[str, type[Any], int, str]]:
@@ -148,16 +158,7 @@ def _sha256(array: Array) -> str:
 
 def _make_room(folder: Path, needed: int) -> bool:
     """Remove what was not used for the longest time until `needed` bytes more are within both limits; whether they are."""
-    files = []
-    for path in folder.glob(f"*/*{SUFFIX}"):
-        with contextlib.suppress(OSError):
-            stat = path.stat()
-            files.append((stat.st_mtime_ns, stat.st_size, path))
-    for draft in folder.glob("*/.*.tmp"):  # of processes that were killed
-        with contextlib.suppress(OSError):
-            if draft.stat().st_mtime < time.time() - DRAFT_S:
-                draft.unlink()
-    files.sort()
+    files = _files(folder)
     held, free = sum(size for _, size, _ in files), shutil.disk_usage(folder).free
     if needed > LIMIT_BYTES or needed + FREE_BYTES > free + held:
         return False
@@ -168,3 +169,16 @@ def _make_room(folder: Path, needed: int) -> bool:
             path.unlink()
         held, free = held - size, free + size
     return True
+
+
+def _files(folder: Path) -> list[tuple[int, int, Path]]:
+    """Packed weights by their last use, with their bytes. What killed processes left half written is removed."""
+    files = []
+    for path in folder.glob("*/*"):
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            if path.name.endswith(SUFFIX):
+                files.append((stat.st_mtime_ns, stat.st_size, path))
+            elif path.name.endswith(".tmp") and stat.st_mtime < time.time() - DRAFT_S:
+                path.unlink()
+    return sorted(files)
