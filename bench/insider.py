@@ -145,6 +145,28 @@ async def step_flood(siege: Target) -> None:
             await asyncio.sleep(0.5)
 
 
+async def park_flood(siege: Target) -> None:
+    """Sessions that are parked by the hundred, more positions than they have, and names that others may have parked under."""
+    async with insider(siege, "park_flood") as me:
+        while not siege.is_over:
+            for target in me.targets:
+                control, data = await me.link(target, "control"), await me.link(target, "data")
+                if control is None or data is None or not control.hello.spans:
+                    continue
+                width = control.hello.spans[0].hidden_size
+                for _ in range(8):
+                    session = session_id()
+                    guess = {"resume": session_id(), "resume_until": 256, "adoption": session_id()}
+                    message = me.open(control, session, **guess)
+                    if message is None or not me.send(control, message):
+                        break
+                    payload = Payload("bf16", width, bytes(2 * width * 32))
+                    me.send(data, Step(session, 1, 0, 0, 32, 0, 0, "hidden", None, payload))
+                    await asyncio.sleep(0.05)
+                    me.send(control, Close(session, session_id(), random.choice((32, 1 << 20))))
+            await asyncio.sleep(0.2)
+
+
 async def open_flood(siege: Target) -> None:
     """Opens with rising epochs whose successors do not answer, and sessions that are never closed."""
     async with insider(siege, "open_flood") as me:
@@ -254,6 +276,7 @@ async def many_links(siege: Target) -> None:
 
 FAMILIES: list[Callable[[Target], Coroutine[Any, Any, None]]] = [
     step_flood,
+    park_flood,
     open_flood,
     forged_records,
     forged_control,

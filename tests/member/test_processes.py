@@ -17,6 +17,7 @@ from manyhands.checkpoint.manifest import build_manifest
 from manyhands.checkpoint.partition import span_tensors
 from manyhands.cli import main
 from manyhands.core import Span
+from manyhands.swarm.ticket import Ticket
 from manyhands.testing.tiny import make_tiny
 from tests.weights.hub_server import REPO, FakeHub, serving
 
@@ -137,11 +138,11 @@ def test_a_process_that_cannot_begin_says_why_in_one_line(tmp_path: Path) -> Non
         (["up", "tales", "--layers", "3-40"], "tales has layers 0-11"),
         (["up", "tales", "--api", "0.0.0.0:0"], "make one (manyhands key add NAME)"),
         (["up", "tales", "--trace", "otlp"], "--trace is for the HTTP API: open it with --api HOST:PORT"),
-        (["join", "mh1AAAA", "--job-file", "jobs"], "--job-file is for the HTTP API"),
+        (["join", Ticket.new("home").encode(), "--job-file", "jobs"], "--job-file is for the HTTP API"),
         (["up", "tales", "--scope", "family"], "must be one of off, lan, trusted, public"),
         (["up", "tales", "--name", "a/b"], "cannot name a node"),
     ],
-    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+    ids=lambda value: " ".join(word[:12] for word in value[:2]) if isinstance(value, list) else "",
 )
 def test_bad_input_is_one_line_with_the_remedy(
     arguments: list[str],
