@@ -156,7 +156,7 @@ async def park_flood(siege: Target) -> None:
                 width = control.hello.spans[0].hidden_size
                 for _ in range(8):
                     session = session_id()
-                    guess = {"resume": session_id(), "resume_until": 256, "adoption": session_id()}
+                    guess: dict[str, Any] = {"resume": session_id(), "resume_until": 256, "adoption": session_id()}
                     message = me.open(control, session, **guess)
                     if message is None or not me.send(control, message):
                         break
