@@ -117,7 +117,7 @@ async def hang_up(calls: list["asyncio.Task[Caller]"]) -> None:
 def test_the_right_code_gives_the_ticket_and_three_machines_may_use_it(run_on_both: Run) -> None:
     async def body() -> None:
         async with shown() as desk:
-            assert [await ask_ticket(desk.addr, SWARM, CODE) for _ in range(3)] == [TICKET] * 3
+            assert [await ask_ticket([desk.addr], SWARM, CODE) for _ in range(3)] == [TICKET] * 3
             assert desk.attempts == [CodeAttempt("127.0.0.1", True, MAX_FAILURES)] * 3
 
     run_on_both(body())
@@ -128,11 +128,11 @@ def test_three_wrong_codes_close_the_listener_and_the_right_one_is_too_late(run:
         async with shown() as desk:
             for left in (2, 1, 0):
                 with pytest.raises(WrongCode) as wrong:
-                    await ask_ticket(desk.addr, SWARM, WRONG)
+                    await ask_ticket([desk.addr], SWARM, WRONG)
                 assert wrong.value.tries_left == left
             await asyncio.wait_for(asyncio.shield(desk.serving), GUARD_S)
             with pytest.raises(LinkClosed, match="cannot be reached"):
-                await ask_ticket(desk.addr, SWARM, CODE)
+                await ask_ticket([desk.addr], SWARM, CODE)
             assert [attempt.is_right for attempt in desk.attempts] == [False] * 3
 
     run(body())
@@ -142,8 +142,8 @@ def test_a_typo_leaves_the_code_alive(run: Run) -> None:
     async def body() -> None:
         async with shown() as desk:
             with pytest.raises(WrongCode):
-                await ask_ticket(desk.addr, SWARM, WRONG)
-            assert await ask_ticket(desk.addr, SWARM, CODE) == TICKET
+                await ask_ticket([desk.addr], SWARM, WRONG)
+            assert await ask_ticket([desk.addr], SWARM, CODE) == TICKET
 
     run(body())
 
@@ -174,7 +174,7 @@ def test_an_expired_code_has_no_listener(run: Run) -> None:
         async with shown(seconds=0.2) as desk:
             await asyncio.wait_for(asyncio.shield(desk.serving), GUARD_S)
             with pytest.raises(LinkClosed, match="cannot be reached"):
-                await ask_ticket(desk.addr, SWARM, CODE)
+                await ask_ticket([desk.addr], SWARM, CODE)
 
     run(body())
 
@@ -215,7 +215,7 @@ def test_a_man_in_the_middle_gets_nothing_and_costs_a_failure(run: Run) -> None:
                 between, "127.0.0.1", 0, ssl=server_context(Ed25519PrivateKey.generate(), secret)
             )
             with pytest.raises(WrongCode):
-                await ask_ticket(NodeAddr("127.0.0.1", middle.sockets[0].getsockname()[1]), SWARM, CODE)
+                await ask_ticket([NodeAddr("127.0.0.1", middle.sockets[0].getsockname()[1])], SWARM, CODE)
             middle.close()
             assert heard == [b"\1\2"] and desk.attempts == [CodeAttempt("127.0.0.1", False, 2)]
 
@@ -240,7 +240,7 @@ def test_an_impostor_cannot_hand_over_a_ticket(run: Run) -> None:
         key, secret = Ed25519PrivateKey.generate(), door_secret(SWARM)
         server = await asyncio.start_server(pretend, "127.0.0.1", 0, ssl=server_context(key, secret))
         with pytest.raises(ProtocolError, match="does not know the code"):
-            await ask_ticket(NodeAddr("127.0.0.1", server.sockets[0].getsockname()[1]), SWARM, CODE)
+            await ask_ticket([NodeAddr("127.0.0.1", server.sockets[0].getsockname()[1])], SWARM, CODE)
         server.close()
 
     run(body())
@@ -271,7 +271,7 @@ def test_the_code_of_another_swarm_opens_nothing(run: Run) -> None:
     async def body() -> None:
         async with shown() as desk:
             with pytest.raises(LinkClosed, match="shows no code of this swarm"):
-                await ask_ticket(desk.addr, OTHER_SWARM, CODE)
+                await ask_ticket([desk.addr], OTHER_SWARM, CODE)
             assert desk.host.code.tries_left == MAX_FAILURES
 
     run(body())
@@ -294,7 +294,7 @@ def test_a_flood_of_connections_keeps_nobody_out(run: Run, sources: int, first: 
             for caller in callers:
                 with contextlib.suppress(OSError):
                     caller.send(first)
-            assert await asyncio.wait_for(ask_ticket(desk.addr, SWARM, CODE), GUARD_S) == TICKET
+            assert await asyncio.wait_for(ask_ticket([desk.addr], SWARM, CODE), GUARD_S) == TICKET
             for caller in callers:
                 caller.close()
 
@@ -310,7 +310,7 @@ def test_callers_that_fall_silent_in_an_exchange_hold_few_places(run: Run) -> No
             await asyncio.sleep(0.3)
             assert desk.host.queue.num_running <= QUICK.running_per_source
             assert len(desk.host.queue.waiting) <= QUICK.waiting_per_source and len(desk.host._raw) <= 64
-            assert await asyncio.wait_for(ask_ticket(desk.addr, SWARM, CODE), GUARD_S) == TICKET
+            assert await asyncio.wait_for(ask_ticket([desk.addr], SWARM, CODE), GUARD_S) == TICKET
             assert desk.host.code.tries_left == MAX_FAILURES  # silence is no guess
             await hang_up(silent)
 
@@ -340,7 +340,7 @@ def test_a_caller_that_sends_without_end_is_not_read(run: Run) -> None:
             caller.writer.write(proof + b"x" * 50_000_000)
             assert await caller.ends() in (b"\1\2", b"")
             assert desk.host.code.tries_left == 2
-            assert await ask_ticket(desk.addr, SWARM, CODE) == TICKET
+            assert await ask_ticket([desk.addr], SWARM, CODE) == TICKET
 
     run(body())
 
@@ -365,7 +365,7 @@ def test_a_code_stands_in_no_log_and_no_error(run: Run, caplog: pytest.LogCaptur
             told = [repr(desk.host), repr(desk.host.code)]
             for code in (WRONG, CODE):
                 try:
-                    await ask_ticket(desk.addr, SWARM, code)
+                    await ask_ticket([desk.addr], SWARM, code)
                 except ManyhandsError as error:
                     told += [str(error), repr(error)]
             caller = await Caller.to(desk.addr)
@@ -413,5 +413,26 @@ def test_an_anonymous_tls_client_gets_no_exchange(run: Run) -> None:
                 async with asyncio.timeout(GUARD_S):
                     assert await reader.read() == b""
             writer.transport.abort()
+
+    run(body())
+
+
+def test_an_impostor_with_many_addresses_is_asked_once(run: Run) -> None:
+    """Each exchange is one guess at the code that a person typed, so the next address is for one that takes no connection."""
+
+    async def body() -> None:
+        asked: list[str] = []
+
+        async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append("")
+            writer.close()
+
+        server = await asyncio.start_server(pretend, "127.0.0.1", 0)
+        shut = NodeAddr("127.0.0.1", 1)
+        there = NodeAddr("127.0.0.1", server.sockets[0].getsockname()[1])
+        with pytest.raises(LinkClosed):
+            await ask_ticket([shut, there, there, there], SWARM, CODE)
+        server.close()
+        assert len(asked) == 1
 
     run(body())

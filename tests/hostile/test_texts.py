@@ -330,6 +330,9 @@ def test_a_ticket_among_the_arguments_is_overwritten() -> None:
     said = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
     assert said.startswith("True") and ticket not in said and key not in said
     assert "--api-key=xxxx" in said and "join" in said and said.strip().endswith("6")
+    for words in (["join", "--code", "K7W-4QX"], ["join", "--code=K7W-4QX"]):
+        said = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
+        assert said.startswith("True") and "K7W" not in said and "--code" in said and "xxxxxxx" in said
 
 
 def test_nothing_is_written_where_the_arguments_are_not(tmp_path: Path) -> None:
@@ -347,7 +350,7 @@ def test_a_ticket_may_come_by_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
 
     made = Ticket.new("home").with_address(NodeAddr("127.0.0.1", 7700))
     monkeypatch.setattr("sys.stdin", io.StringIO(made.encode() + "\n"))
-    assert _ticket("-") == made
+    assert _ticket("-", "", "") == made
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     with pytest.raises(BadRequest, match="stdin"):
-        _ticket("-")
+        _ticket("-", "", "")

@@ -16,6 +16,7 @@ HERE = NodeAddr("127.0.0.1", 4000)
 LOOPBACK = ["127.0.0.1"]
 TICKET = Ticket(bytes(range(32)), "hörsaal")
 QUIET = Ticket(bytes(32), "quiet")
+CODED = Ticket(bytes(reversed(range(32))), "coded")
 GOOD: dict[bytes, bytes | None] = {
     b"v": b"1",
     b"swarm": TICKET.name.encode(),
@@ -46,6 +47,37 @@ def test_a_swarm_is_found_and_leaves() -> None:
                 changed.clear()
 
     asyncio.run(find())
+
+
+def test_a_code_is_told_while_it_is_shown() -> None:
+    """With the name of the machine that shows it, and the model it serves."""
+
+    async def scene() -> None:
+        changed = asyncio.Event()
+        browser = Browser(changed.set)
+
+        async def until(port: int | None) -> Nearby:
+            while (found := heard(browser, CODED)) == [] or found[0].code_port != port:
+                await changed.wait()
+                changed.clear()
+            return found[0]
+
+        async with asyncio.timeout(30), browser.listen(LOOPBACK):
+            async with advertise(CODED, NODE, [HERE], "lan", LOOPBACK, name="desk", model="tales") as said:
+                nearby = await until(None)
+                assert (nearby.name, nearby.model) == ("desk", "tales") and said.is_heard
+                await said.show_code(4001)
+                await until(4001)
+                await said.show_code(None)
+                await until(None)
+
+    asyncio.run(scene())
+
+
+def test_a_long_name_of_a_model_fits() -> None:
+    info = advertisement(TICKET, NODE, [HERE], "desk", "名" * 200)
+    nearby = read_advertisement(info.properties, ["127.0.0.1"], 4000)
+    assert nearby is not None and nearby.model.endswith("…") and len(nearby.model) == 60
 
 
 def test_scope_off_says_nothing() -> None:
@@ -85,6 +117,15 @@ def test_a_good_advertisement_is_read() -> None:
         ({b"node": b"ab" * 31}, ["127.0.0.1"], 4000),
         ({b"node": b"AB" * 32}, ["127.0.0.1"], 4000),
         ({b"id": b"short"}, ["127.0.0.1"], 4000),
+        ({b"code": b"0"}, ["127.0.0.1"], 4000),
+        ({b"code": b"65536"}, ["127.0.0.1"], 4000),
+        ({b"code": b"-1"}, ["127.0.0.1"], 4000),
+        ({b"code": "٤".encode()}, ["127.0.0.1"], 4000),
+        ({b"code": b"9" * 200}, ["127.0.0.1"], 4000),
+        ({b"name": b"a\nb"}, ["127.0.0.1"], 4000),
+        ({b"name": b"x" * 65}, ["127.0.0.1"], 4000),
+        ({b"model": b"a\x1b[2J"}, ["127.0.0.1"], 4000),
+        ({b"model": b"x" * 250}, ["127.0.0.1"], 4000),
         ({}, [], 4000),
         ({}, ["example.org"], 4000),
         ({}, ["127.0.0.1"], None),

@@ -45,6 +45,11 @@ class Tee:
         self._terminal: TextIO | None = terminal
         self._log = log
 
+    @property
+    def terminal(self) -> TextIO | None:
+        """The terminal alone, for what the log must not hold; None once it is let go."""
+        return self._terminal
+
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"text is written here, not {type(text).__name__}")

@@ -15,6 +15,7 @@ from manyhands.cli.values import read_plainly
 COMMANDS: Final = {
     "up": "Start a swarm for a model, or come back to it, and answer requests.",
     "join": "Join a swarm and serve the layers that help it most.",
+    "code": "Show the code by which a machine of this network joins.",
     "status": "Who is in the swarm, which layers they hold, how busy they are.",
     "local": "Run a model cut over several node processes on this machine.",
     "serve": "Host layers of a model for those who hold the ticket.",

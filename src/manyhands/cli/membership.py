@@ -16,7 +16,7 @@ from manyhands.cli.gateway import ApiPlan
 from manyhands.cli.member_options import MemberOptions, config_of
 from manyhands.cli.process import steady_memory
 from manyhands.cli.progress import doing
-from manyhands.cli.reporter import Reporter, keep_telling, tell_serving
+from manyhands.cli.reporter import Reporter, keep_telling, tell_invitation, tell_serving
 from manyhands.cli.signals import StopSignals
 from manyhands.config import RequestConfig
 from manyhands.core import Precision, Span
@@ -24,8 +24,10 @@ from manyhands.errors import BadRequest, ManyhandsError, ShardUnavailable
 
 if TYPE_CHECKING:
     from manyhands.member.hosting import Hosting
+    from manyhands.member.invite import Invitations
     from manyhands.member.member import Member
     from manyhands.origin import Origin, OriginModel
+    from manyhands.swarm.lan import Advertised
     from manyhands.swarm.ticket import Ticket
     from manyhands.worker.execute import Device
 
@@ -149,15 +151,19 @@ async def _stay(
 ) -> None:
     """Announce what is served, answer, until told to leave; then hand over."""
     from manyhands.member.home import keep_ticket, save_ticket, update_ticket
+    from manyhands.member.invite import Invitations
 
     save_ticket(home, member.remembered())
     member.node.start(keep_ticket(home, member))
     signals.begin_serving()
     tell_serving(member, hosting, tell, why, time.monotonic() - began)
     member.node.start(hosting.keep_balance())
-    async with _advertised(member, tell), _gateway(api, hosting, device, home, tell, announce), steady_memory():
-        invitation = member.invitation().encode()
-        tell("invitation", f"on another machine:  manyhands join {invitation}", ticket=invitation)
+    async with contextlib.AsyncExitStack() as stack:
+        advertised = await stack.enter_async_context(_advertised(hosting, tell))
+        invitations = Invitations(member, advertised, tell.line)
+        await stack.enter_async_context(_gateway(api, hosting, device, home, tell, announce, invitations))
+        await stack.enter_async_context(steady_memory())
+        await tell_invitation(invitations, tell, shows_code=api.is_told)
         tell.serves()
         watch = asyncio.ensure_future(keep_telling(member, hosting, tell))
         try:
@@ -213,33 +219,43 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
 
 
 @contextlib.asynccontextmanager
-async def _advertised(member: "Member", tell: Reporter) -> AsyncIterator[None]:
+async def _advertised(hosting: "Hosting", tell: Reporter) -> "AsyncIterator[Advertised | None]":
     """Be found on the local network, and find others of this swarm there; pointless where it listens on loopback only."""
     from manyhands.swarm.lan import Browser, advertise
 
+    member, advertised = hosting.member, None
     direct = [addr for addr in member.addresses if "%" not in addr.host and not addr.host.startswith("127.")]
     if not direct:
-        yield
+        yield None
         return
     async with contextlib.AsyncExitStack() as stack:
         try:
-            await stack.enter_async_context(advertise(member.ticket, member.id, direct, member.config.scope))
+            name, model, scope = member.config.name, hosting.weights.name, member.config.scope
+            said = advertise(member.ticket, member.id, direct, scope, name=name, model=model)
+            advertised = await stack.enter_async_context(said)
             if member.config.scope != "off":
                 browser = Browser(lambda: member.hear(browser.addresses(member.ticket)))
                 await stack.enter_async_context(browser.listen())
         except (OSError, BadRequest) as error:
             tell.line(f"other machines cannot find this swarm by themselves ({error}): give them the whole line below")
-        yield
+        yield advertised
 
 
 @contextlib.asynccontextmanager
 async def _gateway(
-    api: ApiPlan, hosting: "Hosting", device: "Device", home: Path, tell: Reporter, announce: Callable[[str], None]
+    api: ApiPlan,
+    hosting: "Hosting",
+    device: "Device",
+    home: Path,
+    tell: Reporter,
+    announce: Callable[[str], None],
+    invitations: "Invitations",
 ) -> AsyncIterator[None]:
     """The API of every model of the swarm. This member's own is loaded now if --api asks for it, else with a request."""
     if api.addr is None:
         yield
         return
+    from manyhands.api.native.invite import invite_router
     from manyhands.api.native.switch import switch_router
     from manyhands.checkpoint.manifest import Silent
     from manyhands.cli.connect import load_drafter
@@ -264,7 +280,7 @@ async def _gateway(
     member = hosting.member
     most, secret = member.node.worker.config.max_sessions, member.ticket.secret
     switch = switch_router(lambda on: member.switch(on=on), lambda: not member.node.worker.is_off)
-    async with api.open(origins, most, view, secret, [switch], models) as url:
+    async with api.open(origins, most, view, secret, [switch, invite_router(invitations)], models) as url:
         shown.append(url)
         announce(url)
         tell("api", f"API at {url}/v1", api=url)

@@ -13,9 +13,9 @@ from manyhands.plain import one_line
 
 MAX_LINE_CHARS = 4000
 TRIM_S = 30.0  # between two times that free pages of the C heap are given back
-# A ticket, a key of the gateway: every user of a machine can read the arguments of every process.
+# A ticket, a key of the gateway, and in arguments a code: every user of a machine can read those of every process.
 SECRETS = "(mh1|mhk_)[A-Za-z0-9_-]{16,}"
-_SECRETS = re.compile(SECRETS.encode())
+_SECRETS = re.compile(SECRETS.encode() + rb"|(?<=\0--code[=\0])[^\0]+")
 
 
 class PlainLines(logging.Formatter):
@@ -37,7 +37,7 @@ def log_plainly() -> None:
 
 
 def hide_secrets(proc: Path = Path("/proc/self")) -> bool:
-    """Overwrite tickets and keys in the arguments that the system shows of this process; whether there were any.
+    """Overwrite tickets, keys and codes in the arguments that the system shows of this process; whether there were any.
 
     Linux keeps the arguments in the process's own memory, at arg_start (proc(5), stat), and shows what is there. They can
     be read until this has run, and they are in the history of the shell: MANYHANDS_TICKET and `join -` avoid both.

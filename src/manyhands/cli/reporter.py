@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from manyhands.cli.code import say_code
 from manyhands.cli.progress import clear_line
 from manyhands.core import NodeId
+from manyhands.errors import BadRequest
 from manyhands.plain import one_line
 
 if TYPE_CHECKING:
     from manyhands.member.hosting import Hosting
+    from manyhands.member.invite import Invitations
     from manyhands.member.member import Member
 
 QUIET_S = 0.5  # changes come in pairs: a claim becomes a span
@@ -33,6 +37,16 @@ class Reporter:
 
     def line(self, text: str) -> None:
         self("note", text)
+
+    @property
+    def shows(self) -> bool:
+        """Whether a person looks on: lines for people, on a terminal."""
+        return not self.as_json and sys.stdout.isatty()
+
+    def show(self, text: str) -> None:
+        """Lines for the person who looks on now; in the background they stand in no log (background.py, Tee)."""
+        clear_line()
+        print(text, file=getattr(sys.stdout, "terminal", sys.stdout), flush=True)
 
 
 def tell_serving(member: "Member", hosting: "Hosting", tell: Reporter, why: str, seconds: float) -> None:
@@ -63,6 +77,23 @@ def tell_serving(member: "Member", hosting: "Hosting", tell: Reporter, why: str,
             node=member.id,
             seconds=round(seconds, 3),
         )
+
+
+async def tell_invitation(invitations: "Invitations", tell: Reporter, *, shows_code: bool) -> None:
+    """Say how other machines come in: by a new code where a person looks on (`shows_code`, a terminal), and by the ticket.
+
+    A code is for the screen: a pipe, a log file and JSON lines get none, and `manyhands code` shows one.
+    """
+    ticket = invitations.ticket().encode()
+    line = f"from elsewhere:  manyhands join {ticket}\n  the same as a QR code: manyhands ticket qr"
+    if shows_code and tell.shows:
+        try:
+            await invitations.show()
+        except BadRequest:
+            line = f"on another machine:  manyhands join {ticket}"
+        else:
+            tell.show(say_code(invitations.told()))
+    tell("invitation", line, ticket=ticket)
 
 
 async def keep_telling(member: "Member", hosting: "Hosting", tell: Reporter) -> None:

@@ -1,5 +1,6 @@
 """`manyhands ticket`: make and read the text that lets machines join a swarm."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -48,6 +49,16 @@ def show(ticket: Mine = "") -> None:
     typer.echo(f"swarm {found.name}  {found.fingerprint}  directory by {found.directory}")
     for addr in found.addresses:
         typer.echo(one_line(f"  {addr}") + (f"  node {addr.node[:16]}" if addr.node else ""))
+
+
+@app.command()
+def qr(ticket: Mine = "") -> None:
+    """Draw a ticket as a QR code: what a phone reads there is the text after `manyhands join`. It is a password."""
+    from manyhands.swarm.qr import qr_lines, qr_rows
+
+    found = Ticket.parse(ticket) if ticket else _mine()
+    for line in qr_lines(qr_rows(found.encode()), is_coloured=sys.stdout.isatty()):
+        typer.echo(line)
 
 
 @app.command()

@@ -1,8 +1,9 @@
 """Finding a swarm on the local network by mDNS (RFC 6762, RFC 6763): what it is called and where, never its secret.
 
 A service of type `_manyhands._tcp.local.` has the node's address and port, and in its TXT record: v=1, swarm=NAME,
-id=FINGERPRINT (`Ticket.fingerprint`, which tells two swarms of one name apart), node=NODE ID. A node that hears it may dial,
-and is turned away without the ticket. Advertised only when the scope is not `off`; everything heard is checked and bounded.
+id=FINGERPRINT (`Ticket.fingerprint`, which tells two swarms of one name apart), node=NODE ID, name=NAME OF THE NODE,
+model=THE MODEL IT SERVES, and code=PORT while it shows a code (net/pairing). A node that hears it may dial, and is turned away
+without the ticket. Advertised only when the scope is not `off`; everything heard is checked and bounded.
 """
 
 import asyncio
@@ -16,27 +17,46 @@ from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZerocon
 
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest
+from manyhands.plain import one_line
 from manyhands.swarm.record import Scope
 from manyhands.swarm.ticket import MAX_NAME_BYTES, Ticket
 
 SERVICE = "_manyhands._tcp.local."
 VERSION = "1"
 MAX_FOUND = 256
+MAX_MODEL_CHARS = 60  # a string of a TXT record has 255 bytes
 RESOLVE_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Nearby:
-    """A node of some swarm on this network, as it says: nothing here is proven before it has been dialled."""
+    """A node of some swarm on this network, as it says: nothing here is proven before it has been dialled.
+
+    `code_port`: where it hands the ticket to who knows the code that it shows; None: it shows none.
+    """
 
     swarm: str
     fingerprint: str
     node: NodeId
     addresses: tuple[NodeAddr, ...]
+    name: str = ""
+    model: str = ""
+    code_port: int | None = None
 
 
-def advertisement(ticket: Ticket, node: NodeId, addresses: Sequence[NodeAddr]) -> AsyncServiceInfo:
-    """What to say of `node`. `addresses` are numeric and have one port. Raises BadRequest if there is none."""
+def advertisement(
+    ticket: Ticket,
+    node: NodeId,
+    addresses: Sequence[NodeAddr],
+    name: str = "",
+    model: str = "",
+    code_port: int | None = None,
+    turn: int = 0,
+) -> AsyncServiceInfo:
+    """What to say of `node`; each `turn` says something new. `addresses` are numeric and have one port.
+
+    Raises BadRequest if there is none.
+    """
     if not addresses:
         raise BadRequest("a node without an address cannot be found on the local network: give --listen HOST:PORT")
     return AsyncServiceInfo(
@@ -44,7 +64,16 @@ def advertisement(ticket: Ticket, node: NodeId, addresses: Sequence[NodeAddr]) -
         f"{node[:16]}.{SERVICE}",
         port=addresses[0].port,
         parsed_addresses=[addr.host for addr in addresses],
-        properties={"v": VERSION, "swarm": ticket.name, "id": ticket.fingerprint, "node": node},
+        properties={
+            "v": VERSION,
+            "swarm": ticket.name,
+            "id": ticket.fingerprint,
+            "node": node,
+            "name": name,
+            "model": one_line(model, MAX_MODEL_CHARS),
+            "code": "" if code_port is None else str(code_port),
+            "turn": str(turn),  # who listens takes no notice of a record that it has in its cache
+        },
         server=f"{node[:16]}.local.",
     )
 
@@ -55,13 +84,28 @@ def read_advertisement(properties: dict[bytes, bytes | None], hosts: Sequence[st
         version, swarm, fingerprint, node = (
             (properties.get(key) or b"").decode() for key in (b"v", b"swarm", b"id", b"node")
         )
+        name, model, code = ((properties.get(key) or b"").decode() for key in (b"name", b"model", b"code"))
         addresses = tuple(NodeAddr.parse(_join(host, port or 0), NodeId(node)) for host in hosts[:8])
+        code_port = _port(code)
     except (ValueError, BadRequest):
         return None
     is_sound = version == VERSION and _is_hex(node, 64) and _is_hex(fingerprint, 16) and bool(port) and bool(addresses)
-    if not (is_sound and swarm.isprintable() and 1 <= len(swarm.encode()) <= MAX_NAME_BYTES):
+    if not (is_sound and swarm and all(map(_is_name, (swarm, name))) and _is_name(model, 4 * MAX_MODEL_CHARS)):
         return None
-    return Nearby(swarm, fingerprint, NodeId(node), addresses)
+    return Nearby(swarm, fingerprint, NodeId(node), addresses, name, model, code_port)
+
+
+def _is_name(text: str, max_bytes: int = MAX_NAME_BYTES) -> bool:
+    return text.isprintable() and len(text.encode()) <= max_bytes
+
+
+def _port(text: str) -> int | None:
+    """None for "". Raises ValueError for what is no port."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 5 and 1 <= int(text) <= 65535):
+        raise ValueError(text)
+    return int(text)
 
 
 def _join(host: str, port: int) -> str:
@@ -73,22 +117,51 @@ def _is_hex(text: str, size: int) -> bool:
     return len(text) == size and set(text) <= set("0123456789abcdef")
 
 
+class Advertised:
+    """A node that is announced, or, without `zeroconf`, is not."""
+
+    def __init__(self, make: Callable[[int | None, int], AsyncServiceInfo], zeroconf: AsyncZeroconf | None) -> None:
+        self._make, self._zeroconf = make, zeroconf
+        self._turn = 0
+
+    @property
+    def is_heard(self) -> bool:
+        return self._zeroconf is not None
+
+    async def show_code(self, port: int | None) -> None:
+        """Say where a code is served, or that none is. Raises OSError if multicast is not to be had."""
+        if self._zeroconf is not None:
+            self._turn += 1
+            await (await self._zeroconf.async_update_service(self._make(port, self._turn)))
+
+
 @contextlib.asynccontextmanager
 async def advertise(
-    ticket: Ticket, node: NodeId, addresses: Sequence[NodeAddr], scope: Scope, interfaces: Sequence[str] | None = None
-) -> AsyncIterator[None]:
+    ticket: Ticket,
+    node: NodeId,
+    addresses: Sequence[NodeAddr],
+    scope: Scope,
+    interfaces: Sequence[str] | None = None,
+    *,
+    name: str = "",
+    model: str = "",
+) -> AsyncIterator[Advertised]:
     """Say where the node is until the block ends, then take it back. Does nothing if `scope` is off.
 
     `interfaces`: IP addresses of the network cards to use, default all. Raises OSError if multicast is not to be had.
     """
+
+    def make(code_port: int | None, turn: int) -> AsyncServiceInfo:
+        return advertisement(ticket, node, addresses, name, model, code_port, turn)
+
     if scope == "off":
-        yield
+        yield Advertised(make, None)
         return
-    info = advertisement(ticket, node, addresses)
+    info = make(None, 0)
     zeroconf = AsyncZeroconf(interfaces=list(interfaces) if interfaces else InterfaceChoice.All)
     try:
         await (await zeroconf.async_register_service(info))
-        yield
+        yield Advertised(make, zeroconf)
         await (await zeroconf.async_unregister_service(info))
     finally:
         await zeroconf.async_close()

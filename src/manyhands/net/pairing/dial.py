@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import socket
 import ssl
+from collections.abc import Sequence
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -21,55 +23,98 @@ from manyhands.net.pairing.exchange import (
 )
 from manyhands.net.pairing.host import ADMITTED, CLOSE_S, WRONG, door_secret
 
+CONNECT_S: Final = 4.0
 ASK_S: Final = 15.0  # the host may let others go first
 
 
-async def ask_ticket(addr: NodeAddr, swarm: str, code: str, timeout_s: float = ASK_S) -> str:
-    """The ticket that the machine at `addr`, which shows `code` for the swarm with fingerprint `swarm`, gives.
+async def ask_ticket(ways: Sequence[NodeAddr], swarm: str, code: str, timeout_s: float = ASK_S) -> str:
+    """The ticket that a machine which shows `code` for the swarm with fingerprint `swarm` gives.
 
-    Raises WrongCode if it is not the code shown there; LinkClosed if that machine cannot be reached, shows no code any more
-    or does not answer in time; ProtocolError for what is no pairing, or a machine that does not know the code itself.
+    `ways`: addresses of that machine. The first that takes a connection is asked, once: each exchange is one guess at the
+    code for a machine that only pretends to know it. Raises WrongCode if it is not the code shown there; LinkClosed if that
+    machine cannot be reached, shows no code any more or does not answer in time; ProtocolError for what is no pairing, or a
+    machine that does not know the code itself.
     """
     load()
+    addr, connection = await _connect(ways)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _ask(addr, swarm, code)
+            return await _ask(addr, connection, swarm, code)
     except TimeoutError as error:
         raise LinkClosed(f"{addr} did not answer within {timeout_s:g} s") from error
     except ssl.SSLError as error:
         raise LinkClosed(f"{addr} shows no code of this swarm (TLS: {error.reason})") from error
     except EOFError as error:
-        raise LinkClosed(f"{addr} ended the exchange: its code was renewed or is used up") from error
+        raise LinkClosed(f"{addr} ended the exchange") from error
     except OSError as error:
-        raise LinkClosed(f"{addr} cannot be reached: {error.strerror or error}") from error
+        raise LinkClosed(f"{addr} closed the connection: {error.strerror or error}") from error
 
 
-async def _ask(addr: NodeAddr, swarm: str, code: str) -> str:
+async def _connect(ways: Sequence[NodeAddr]) -> tuple[NodeAddr, socket.socket]:
+    """A TCP connection to the first address that takes one within CONNECT_S. Raises LinkClosed."""
+    loop = asyncio.get_running_loop()
+    failures = []
+    for addr in ways:
+        connection: socket.socket | None = None
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                family, kind, _, _, name = (await loop.getaddrinfo(addr.host, addr.port, type=socket.SOCK_STREAM))[0]
+                connection = socket.socket(family, kind)
+                connection.setblocking(False)
+                await loop.sock_connect(connection, name)
+            return addr, connection
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if not isinstance(error, OSError):
+                raise
+            failures.append(f"{addr}: {error.strerror or str(error) or f'no answer within {CONNECT_S:g} s'}")
+    raise LinkClosed(f"cannot be reached at {'; '.join(failures) or 'no address'}")
+
+
+async def _ask(addr: NodeAddr, connection: socket.socket, swarm: str, code: str) -> str:
     key, secret = Ed25519PrivateKey.generate(), door_secret(swarm)
-    reader, writer = await asyncio.open_connection(
-        addr.host,
-        addr.port,
-        limit=2 * MAX_SEALED_BYTES,
-        ssl=client_context(key, secret),
-        server_hostname=Tokens(secret, os.urandom).make(),
-        ssl_shutdown_timeout=CLOSE_S,
-    )
+    try:
+        reader, writer = await asyncio.open_connection(
+            sock=connection,
+            limit=2 * MAX_SEALED_BYTES,
+            ssl=client_context(key, secret),
+            server_hostname=Tokens(secret, os.urandom).make(),
+            ssl_shutdown_timeout=CLOSE_S,
+        )
+    except BaseException:
+        connection.close()
+        raise
     try:
         host = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        exchange = JoinerExchange(code, PairingContext(swarm, own_certificate(key, secret), host))
-        writer.write(exchange.first())
-        writer.write(exchange.prove(await reader.readexactly(ELEMENT_BYTES)))
-        verdict = await reader.readexactly(1)
-        if verdict == WRONG:
-            raise WrongCode(addr.host, (await reader.readexactly(1))[0])
-        if verdict != ADMITTED:
-            raise ProtocolError(f"{addr} does not speak as a pairing does: update one of the two machines")
-        proof = await reader.readexactly(PROOF_BYTES)
-        size = int.from_bytes(await reader.readexactly(2), "big")
-        if size > MAX_SEALED_BYTES:
-            raise ProtocolError(f"{addr} sends {size} bytes; a ticket has at most {MAX_SEALED_BYTES}")
-        return exchange.open(proof, await reader.readexactly(size)).decode()
-    except UnicodeDecodeError as error:
-        raise ProtocolError(f"{addr} sends no ticket") from error
+        return await _exchange(reader, writer, PairingContext(swarm, own_certificate(key, secret), host), code, addr)
     finally:
         writer.transport.abort()
+
+
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: PairingContext, code: str, addr: NodeAddr
+) -> str:
+    """The joiner's side of exchange.py. Raises WrongCode, ProtocolError, EOFError, OSError."""
+    exchange = JoinerExchange(code, context)
+    writer.write(exchange.first())
+    writer.write(exchange.prove(await reader.readexactly(ELEMENT_BYTES)))
+    verdict = await reader.readexactly(1)
+    if verdict == WRONG:
+        raise WrongCode(addr.host, (await reader.readexactly(1))[0])
+    if verdict != ADMITTED:
+        raise ProtocolError(f"{addr} does not speak as a pairing does: update one of the two machines")
+    return await _open(reader, exchange, addr)
+
+
+async def _open(reader: asyncio.StreamReader, exchange: JoinerExchange, addr: NodeAddr) -> str:
+    """The ticket, of a host that knows the code. Raises ProtocolError, EOFError, OSError."""
+    proof = await reader.readexactly(PROOF_BYTES)
+    size = int.from_bytes(await reader.readexactly(2), "big")
+    if size > MAX_SEALED_BYTES:
+        raise ProtocolError(f"{addr} sends {size} bytes; a ticket has at most {MAX_SEALED_BYTES}")
+    text = exchange.open(proof, await reader.readexactly(size))
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"{addr} sends no ticket") from error

@@ -60,24 +60,29 @@ class PairingQueue(Generic[Key]):
 
     def next(self, now: float) -> Key | None:
         """The caller whose exchange begins now; None if none may."""
-        self._starts = min(float(self.limits.burst), self._starts + (now - self._at) * self.limits.per_s)
-        self._at = now
-        if self._starts < 1 or len(self._running) >= self.limits.running:
+        if not self._has_room(now) or not (ready := self._ready()):
             return None
-        under_way = Counter(self._source_of[key] for key in self._running)
-        ready = [
-            key
-            for key, source in self._source_of.items()
-            if key in self.waiting and under_way[source] < self.limits.running_per_source
-        ]
-        if not ready:
-            return None
+        under_way = self._under_way()
         chosen = min(ready, key=lambda key: (under_way[self._source_of[key]], self._has_begun[self._source_of[key]]))
         self.waiting.leave(chosen)
         self._running.add(chosen)
         self._has_begun[self._source_of[chosen]] += 1
         self._starts -= 1
         return chosen
+
+    def _has_room(self, now: float) -> bool:
+        """Whether the pace and the number of exchanges allow another one."""
+        self._starts = min(float(self.limits.burst), self._starts + (now - self._at) * self.limits.per_s)
+        self._at = now
+        return self._starts >= 1 and len(self._running) < self.limits.running
+
+    def _under_way(self) -> Counter[str]:
+        return Counter(self._source_of[key] for key in self._running)
+
+    def _ready(self) -> list[Key]:
+        """Those that wait and whose source has not its share already, in the order of arrival."""
+        under_way, most = self._under_way(), self.limits.running_per_source
+        return [key for key, source in self._source_of.items() if key in self.waiting and under_way[source] < most]
 
     def ended(self, key: Key) -> None:
         """An exchange has ended, or its caller went."""

@@ -1,0 +1,45 @@
+"""`manyhands code`: show the code by which a machine of the same network joins, from the member that runs here."""
+
+from typing import Annotated, Any
+
+import typer
+
+from manyhands.cli import options
+from manyhands.cli.client import ApiKey, call, print_json
+from manyhands.cli.status import Swarm, running_api
+from manyhands.errors import BadRequest
+
+
+def code(
+    new: Annotated[bool, typer.Option("--new", help="A new one, though another is shown.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Show none any more.")] = False,
+    api: Swarm = "",
+    api_key: ApiKey = "",
+    as_json: options.Json = False,
+) -> None:
+    """Show the six characters that `manyhands join` asks for on another machine of this network.
+
+    The code that is shown already, or else a new one; it is good for ten minutes and three wrong tries.
+    """
+    if new and off:
+        raise BadRequest("--new and --off: one of the two")
+    api = api or running_api()
+    told = call(api, api_key, "DELETE", "/api/invite/code") if off else call(api, api_key, "GET", "/api/invite")
+    if not off and (new or told["code"] is None):
+        told = call(api, api_key, "POST", "/api/invite/code")
+    if as_json:
+        print_json({"swarm": told["swarm"], "code": told["code"]})
+    else:
+        typer.echo(say_code(told["code"]))
+
+
+def say_code(told: dict[str, Any] | None) -> str:
+    """What `up` and `manyhands code` say of a code (member/invite.py, told)."""
+    if told is None:
+        return "no code is shown: manyhands code shows one"
+    minutes, tries = max(1, round(told["seconds_left"] / 60)), told["tries_left"]
+    return (
+        f"on another machine of this network:  manyhands join     and there the code   {told['code']}\n"
+        f"  good for {minutes} {'minute' if minutes == 1 else 'minutes'} and {tries} wrong "
+        f"{'try' if tries == 1 else 'tries'}; `manyhands code` shows it again, or a new one"
+    )
