@@ -46,7 +46,8 @@ class Reporter:
     def show(self, text: str) -> None:
         """Lines for the person who looks on now; in the background they stand in no log (background.py, Tee)."""
         clear_line()
-        print(text, file=getattr(sys.stdout, "terminal", sys.stdout), flush=True)
+        if (terminal := getattr(sys.stdout, "terminal", sys.stdout)) is not None:
+            print(text, file=terminal, flush=True)
 
 
 def tell_serving(member: "Member", hosting: "Hosting", tell: Reporter, why: str, seconds: float) -> None:
