@@ -16,6 +16,8 @@ from manyhands.api.choice import ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.app import create_app
 from manyhands.api.http.server import serving
+from manyhands.api.jobs import History
+from manyhands.api.native.routes import native_router
 from manyhands.api.routers import compatible_routers
 from manyhands.api.run import Job, Outcome
 from manyhands.config import LimitsConfig
@@ -108,7 +110,8 @@ async def served(
     async with memory_swarm(folder, cut, **options) as swarm:
         gateway = Gateway({MODEL: swarm.origin}, limits, [watcher])
         voices = ModelFormats(gateway)
-        app = create_app(gateway, keys=keys, routers=compatible_routers(gateway, voices))
+        routers = [*compatible_routers(gateway, voices), native_router(gateway, History(), voices)]
+        app = create_app(gateway, keys=keys, routers=routers)
         async with serving(app, "127.0.0.1", 0) as addr, AsyncExitStack() as clients:
             yield Served(addr, gateway, swarm, watcher, clients, app.state.access)
 

@@ -15,8 +15,7 @@ from openai import AsyncOpenAI
 from typer.testing import CliRunner
 
 from manyhands.cli import app
-from manyhands.cli.client import call
-from manyhands.cli.status import running_api
+from manyhands.cli.client import call, running_api
 from manyhands.errors import BadRequest
 
 

@@ -230,7 +230,7 @@ def test_refusals_and_losses_of_a_gateway_are_one_line(folder: Path) -> None:
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--ticket", "mh1"], "name the model"),
+        (["--api", "http://127.0.0.1:9", "--own-first", "1"], "--own-first is for an origin"),
         (["tales", "--api", "http://127.0.0.1:9", "--dtype", "fp32"], "--dtype is for an origin"),
         (["tales", "--api", "127.0.0.1:9"], "--api is '127.0.0.1:9'"),
         (["tales", "--api", "http://127.0.0.1:x"], "--api is 'http://127.0.0.1:x'"),

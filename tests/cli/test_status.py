@@ -161,7 +161,7 @@ def test_asking_a_gateway(api: str) -> None:
 
 def test_a_member_that_runs_here_is_asked(api: str, home: Path) -> None:
     with announced(home, Running("desk", os.getpid(), node_of(0), "home", "127.0.0.1:1", api)):
-        assert status.running_api() == api
+        assert client.running_api() == api
         told = CliRunner().invoke(app, ["status"], env={"MANYHANDS_API_KEY": "mhk_x"})
     assert "swarm home" in told.stdout
 

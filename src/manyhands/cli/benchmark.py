@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import DEFAULT_API, Api, ApiKey, call, print_json
+from manyhands.cli.client import Api, ApiKey, call, print_json
 from manyhands.errors import LinkClosed, ManyhandsError
 from manyhands.plain import one_line
 
@@ -49,7 +49,7 @@ def benchmark(
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="Requests, one after the other.")] = 5,
     max_tokens: Annotated[int, typer.Option("-m", "--max-tokens", min=1, help="Tokens of each answer at most.")] = 30,
     model: Annotated[str, typer.Option("--model", help="A model of the gateway; may be left out if it has one.")] = "",
-    api: Api = DEFAULT_API,
+    api: Api = "",
     api_key: ApiKey = "",
     wan: Annotated[
         bool,

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +10,6 @@ from manyhands.cli import options
 from manyhands.cli.client import ApiKey
 from manyhands.cli.progress import doing
 from manyhands.core import PathKind, SamplingParams
-from manyhands.errors import BadRequest
 from manyhands.plain import one_line
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ Api = Annotated[
         help="Ask this gateway; default: a member that runs here. Again: another one of the swarm, should it be gone.",
     ),
 ]
-_ROUTING = [each.name for each in fields(options.RouteOptions)]
+OF_AN_ORIGIN = ("ticket", "dtype", "ends", "threads", "draft")
 
 
 @options.grouped
@@ -47,17 +45,10 @@ def chat(
 ) -> None:
     """Talk with a model: with --ticket this machine is the origin, else a gateway is asked."""
     params, path = sampling.params, computing.path_kind
-    given = {name for name in context.params if _is_given(context, name)}
-    if ticket and "api" not in given:
-        if not model:
-            raise BadRequest("with a ticket, name the model: manyhands chat MODEL --ticket mh1...")
+    if ticket and not options.is_given(context, "api"):
         source = _from_swarm(model, ticket, params, computing, routing)
     else:
-        if idle := sorted(given & {"ticket", "dtype", "ends", "threads", "draft", *_ROUTING}):
-            raise BadRequest(
-                f"--{idle[0].replace('_', '-')} is for an origin of one's own: leave it out, or leave --api out and give "
-                "--ticket"
-            )
+        options.check_no_origin(context, OF_AN_ORIGIN)
         source = _from_gateway(api or [], api_key, model, params, path)
     options.run(_chat(source, system, history))
 
@@ -68,10 +59,12 @@ async def _from_swarm(
 ) -> "AsyncIterator[Source]":
     """This process as an origin of the swarm of `ticket`."""
     from manyhands.cli.chat_source import OriginSource
-    from manyhands.cli.infer import swarm_origin
+    from manyhands.cli.swarm_origin import swarm_origin
 
     async with swarm_origin(model, ticket, computing, routing) as origin:
-        yield OriginSource(origin, model, params, computing.path_kind)
+        names = [] if model else [offer.info.model_name for offer in await origin.routes.offers(())]
+        name = model or next(iter(names), "the model")
+        yield OriginSource(origin, name, params, computing.path_kind)
 
 
 @asynccontextmanager
@@ -80,7 +73,7 @@ async def _from_gateway(
 ) -> "AsyncIterator[Source]":
     """The first gateway of `apis` that is there, or of a member that runs here."""
     from manyhands.cli.chat_source import GatewaySource
-    from manyhands.cli.status import running_api
+    from manyhands.cli.client import running_api
 
     gateway = GatewaySource(apis or [running_api()], api_key, model, params, path)
     with doing("asking the gateway for its models") as screen:
@@ -90,12 +83,6 @@ async def _from_gateway(
             named = one_line(", ".join(others), 300)
             typer.secho(f"also here: {named}; /model NAME goes on with another", dim=True, err=True)
     yield gateway
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    """Whether a parameter stands on the command line itself."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 async def _chat(source: "AbstractAsyncContextManager[Source]", system: str, has_history: bool) -> None:

@@ -207,7 +207,8 @@ def _hop(offer: "Offer") -> dict[str, str]:
 
 
 def _repair(at_token: object, lost: Sequence[str], seconds: float) -> str:
-    return one_line(f"repair at token {at_token}: {', '.join(lost)} was lost, {seconds:.2f} s", 300)
+    were = "were" if len(lost) > 1 else "was"
+    return one_line(f"repair at token {at_token}: {', '.join(lost)} {were} lost, {seconds:.2f} s", 300)
 
 
 def _take(event: Mapping[str, Any], stats: Stats) -> list[str]:

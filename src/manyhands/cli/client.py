@@ -15,7 +15,9 @@ from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
 from manyhands.plain import one_line
 
-Api = Annotated[str, typer.Option("--api", envvar="MANYHANDS_API", help="Where the gateway is.")]
+Api = Annotated[
+    str, typer.Option("--api", envvar="MANYHANDS_API", help="The gateway; default: of a node that runs here.")
+]
 ApiKey = Annotated[
     str,
     typer.Option("--api-key", envvar="MANYHANDS_API_KEY", help="Its key, where it wants one; better in the variable."),
@@ -33,10 +35,11 @@ class GatewayError(ManyhandsError):
 
 
 def call(api: str, key: str, method: str, path: str, body: Any = None, *, timeout_s: float = TIMEOUT_S) -> Any:
-    """The JSON answer to one request, for each part of which `timeout_s` is the deadline.
+    """The JSON answer to one request, for each part of which `timeout_s` is the deadline. `api` "": of a node here.
 
     Raises GatewayError as the gateway says, LinkClosed if there is none, BadRequest for an address that is none.
     """
+    api = api or running_api()
     url, headers = api.rstrip("/") + path, headers_for(api, key)
     data = None if body is None else json.dumps(body).encode()
     try:
@@ -47,10 +50,16 @@ def call(api: str, key: str, method: str, path: str, body: Any = None, *, timeou
     except http.client.HTTPException as error:  # a part of an answer came
         raise GatewayError(f"the gateway at {api} broke off its answer ({error!r:.200})", "link_closed", 502) from error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
         raise LinkClosed(
-            f"no gateway answers at {api} ({reason}): start one (manyhands up) or name another with --api"
+            f"no gateway answers at {api} ({_why(error)}): start one (manyhands up MODEL) or name another with --api"
         ) from error
+
+
+def running_api() -> str:
+    """Where the gateway of a member on this machine answers; the usual address if none says so."""
+    from manyhands.member.home import list_running
+
+    return next((running.api for running in list_running(home_from_env()) if running.api), DEFAULT_API)
 
 
 def headers_for(api: str, key: str) -> dict[str, str]:
@@ -64,6 +73,12 @@ def headers_for(api: str, key: str) -> dict[str, str]:
         return headers | {"authorization": f"Bearer {key}"}
     secret = owner_secret(home_from_env(), api)
     return headers if secret is None else headers | {OWNER_HEADER: secret}
+
+
+def _why(error: OSError | ValueError) -> str:
+    """What went wrong, as people say it: no error numbers."""
+    cause = getattr(error, "reason", error)
+    return str(getattr(cause, "strerror", None) or cause)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

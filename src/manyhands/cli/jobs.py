@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import DEFAULT_API, Api, ApiKey, call, print_json, shown
+from manyhands.cli.client import Api, ApiKey, call, print_json, shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def jobs(
     count: Annotated[int, typer.Option("-n", "--count", min=1, max=1000, help="How many at most.")] = 20,
-    api: Api = DEFAULT_API,
+    api: Api = "",
     api_key: ApiKey = "",
     as_json: options.Json = False,
 ) -> None:

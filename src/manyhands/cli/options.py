@@ -193,6 +193,21 @@ def _options_of(group: Any) -> list[inspect.Parameter]:
     ]
 
 
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether a parameter stands on the command line itself."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def check_no_origin(context: typer.Context, names: tuple[str, ...]) -> None:
+    """Raise BadRequest if an option of an origin stands on the command line, and a gateway is asked."""
+    of_routes = [each.name for each in fields(RouteOptions)]
+    if idle := sorted(name for name in (*names, *of_routes) if is_given(context, name)):
+        raise BadRequest(
+            f"--{idle[0].replace('_', '-')} is for an origin of one's own: leave it out, or leave --api out and give --ticket"
+        )
+
+
 # Where an option's default stands in the configuration: command -> parameter -> (section, key).
 _GATEWAY: Final = {"api": ("api", "url"), "api_key": ("api", "key")}
 _ORIGIN: Final = {"ticket": ("swarm", "ticket"), "dtype": ("node", "dtype"), "threads": ("node", "threads")}

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import DEFAULT_API, ApiKey, call, print_json
-from manyhands.config import home_from_env
+from manyhands.cli.client import ApiKey, call, print_json, running_api
 from manyhands.errors import ManyhandsError
-from manyhands.member.home import list_running
 from manyhands.plain import one_line
 
 if TYPE_CHECKING:
@@ -56,11 +54,6 @@ def _tell(where: str, api_key: str, watch: bool, as_json: bool) -> None:
             time.sleep(REFRESH_S)
     else:
         _watch(where, api_key)
-
-
-def running_api() -> str:
-    """Where the gateway of a member on this machine answers; the usual address if none says so."""
-    return next((running.api for running in list_running(home_from_env()) if running.api), DEFAULT_API)
 
 
 def _watch(api: str, key: str) -> None:

@@ -6,7 +6,6 @@ import typer
 
 from manyhands.cli import options
 from manyhands.cli.client import Api, ApiKey, call, print_json
-from manyhands.cli.status import running_api
 from manyhands.errors import BadRequest
 
 
@@ -22,7 +21,7 @@ def switch(
     """
     if state not in ("on", "off"):
         raise BadRequest(f"switch {state!r:.40}: it is on or off")
-    told = call(api or running_api(), api_key, "POST", "/api/switch", {"on": state == "on"})
+    told = call(api, api_key, "POST", "/api/switch", {"on": state == "on"})
     if as_json:
         print_json(told)
     else:

@@ -6,7 +6,7 @@ from urllib.parse import quote
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import DEFAULT_API, Api, ApiKey, call, print_json, shown
+from manyhands.cli.client import Api, ApiKey, call, print_json, shown
 from manyhands.plain import one_line
 
 if TYPE_CHECKING:
@@ -18,9 +18,7 @@ _COLOURS = {"active": "green", "evicted": "yellow", "unreachable": "red"}
 
 
 @app.callback()
-def workers(
-    context: typer.Context, api: Api = DEFAULT_API, api_key: ApiKey = "", as_json: options.Json = False
-) -> None:
+def workers(context: typer.Context, api: Api = "", api_key: ApiKey = "", as_json: options.Json = False) -> None:
     """Every node that a running gateway knows, and the route a request would take now."""
     if context.invoked_subcommand is not None:
         return
@@ -41,7 +39,7 @@ def workers(
 def evict(
     worker: Worker,
     force: Annotated[bool, typer.Option("--force", help="Also if no other node holds its layers.")] = False,
-    api: Api = DEFAULT_API,
+    api: Api = "",
     api_key: ApiKey = "",
     as_json: options.Json = False,
 ) -> None:
@@ -52,7 +50,7 @@ def evict(
 
 
 @app.command("readmit")
-def readmit(worker: Worker, api: Api = DEFAULT_API, api_key: ApiKey = "", as_json: options.Json = False) -> None:
+def readmit(worker: Worker, api: Api = "", api_key: ApiKey = "", as_json: options.Json = False) -> None:
     """Let an evicted node back."""
     told = call(api, api_key, "POST", f"/api/workers/{quote(worker, safe='')}/readmit")
     _say(told, as_json, f"{told.get('name') or worker} may be used again")
@@ -63,7 +61,7 @@ def reassign(
     worker: Worker,
     layers: Annotated[str, typer.Argument(help='Layers to move to, for example "0-7".')],
     force: Annotated[bool, typer.Option("--force", help="Also if no other node holds its layers.")] = False,
-    api: Api = DEFAULT_API,
+    api: Api = "",
     api_key: ApiKey = "",
     as_json: options.Json = False,
 ) -> None:

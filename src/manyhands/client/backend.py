@@ -230,9 +230,9 @@ async def gateway_backend(url: str, key: str, model: str | None) -> AsyncIterato
 
 @asynccontextmanager
 async def ticket_backend(ticket: str, model: str, threads: int | None) -> AsyncIterator[AnswerSource]:
-    """This process as an origin of the ticket's swarm. Raises as cli/infer.py:swarm_origin."""
-    from manyhands.cli.infer import swarm_origin
+    """This process as an origin of the ticket's swarm. Raises as cli/swarm_origin.py."""
     from manyhands.cli.options import Computing, RouteOptions
+    from manyhands.cli.swarm_origin import swarm_origin
 
     async with swarm_origin(model, ticket, Computing(threads=threads), RouteOptions()) as origin:
         yield SwarmAnswers(origin, model)

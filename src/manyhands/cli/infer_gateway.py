@@ -1,0 +1,103 @@
+"""`manyhands infer` by a gateway: POST /api/infer/stream, its text as it comes, then its figures; or one JSON object."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+
+from manyhands.cli.chat_events import events_of
+from manyhands.cli.client import GatewayError, call, print_json, running_api
+from manyhands.cli.progress import clear_line, doing
+from manyhands.core import PathKind, SamplingParams
+from manyhands.errors import ModelNotFound
+from manyhands.plain import one_line, without_controls
+
+
+async def infer_by_gateway(
+    api: str, key: str, model: str, prompt: str, params: SamplingParams, path: PathKind, *, as_json: bool
+) -> None:
+    """Print the answer. Raises GatewayError, LinkClosed, BrokenStream if it is cut, ModelNotFound if none is served."""
+    where = (api or running_api()).rstrip("/")
+    with doing(f"asking the gateway at {where}") as screen:
+        name = model or await asyncio.to_thread(_only_model, where, key)
+        screen.say(f"asking {name}")
+        body = {"model": name, "prompt": prompt, "path": path, **_sampling(params)}
+        if as_json:
+            print_json(await asyncio.to_thread(call, where, key, "POST", "/api/infer", body))
+            return
+        telling = Telling()
+        async with contextlib.aclosing(events_of(where, key, body, path="/api/infer/stream")) as events:
+            async for _, event in events:
+                clear_line()
+                screen.end()
+                if telling.take(event):
+                    return
+
+
+def _only_model(api: str, key: str) -> str:
+    known = [str(each["id"]) for each in call(api, key, "GET", "/v1/models")["data"]]
+    if not known:
+        raise ModelNotFound(f"the gateway at {api} serves no model yet: start one with `manyhands up MODEL`")
+    return known[0]
+
+
+class Telling:
+    """Shows the events of /api/infer/stream (docs/api.md): the text on stdout, all else on stderr."""
+
+    def __init__(self) -> None:
+        self._is_terminal = typer.get_text_stream("stdout").isatty()
+
+    def take(self, event: Mapping[str, Any]) -> bool:
+        """Show one event; whether it was the last. Raises GatewayError for one that tells of an error."""
+        if "token_text" in event:
+            text = str(event["token_text"])
+            typer.echo(without_controls(text) if self._is_terminal else text, nl=False)
+        elif "assignments" in event:
+            for hop, each in enumerate(event["assignments"]):
+                self._note(f"hop {hop}  layers {each['layers']:<7} {each['name']:<12} {each['address']}")
+        elif "dropped_worker" in event:
+            self._note(
+                f"\n[repair at token {event['token_index']}: {event['dropped_worker']} was lost, {event['repair_ms']:.0f} ms]"
+            )
+        elif "worker_trace" in event:
+            typer.echo()
+            self._note(figures(event))
+            return True
+        elif "detail" in event:
+            raise GatewayError(one_line(event["detail"], 2000), one_line(event.get("code"), 64), 502)
+        return False
+
+    def _note(self, text: str) -> None:
+        for line in text.split("\n"):
+            typer.secho(one_line(line, 600), dim=True, err=True)
+
+
+def figures(done: Mapping[str, Any]) -> str:
+    """The last line: of the `done` event."""
+    timings = done["timings"]
+    speed, first = timings.get("decode_tokens_per_s"), timings.get("ttft_ms")
+    parts = [
+        f"{done['tokens_generated']} tokens",
+        f"{speed:.1f} tokens/s" if speed else "",
+        f"first after {first / 1e3:.3f} s" if first is not None else "",
+        f"{len(done['reshard_events'])} repairs" if done["reshard_events"] else "",
+        f"exactness {done['exactness']}",
+        f"finish: {done['finish_reason']}",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _sampling(params: SamplingParams) -> dict[str, Any]:
+    return {
+        "max_tokens": params.max_tokens,
+        "deterministic": params.deterministic,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "seed": params.seed,
+        "repetition_penalty": params.repetition_penalty,
+        **({"stop": list(params.stop)} if params.stop else {}),
+    }

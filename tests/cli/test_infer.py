@@ -1,0 +1,100 @@
+"""manyhands infer: by a gateway, which needs neither a ticket nor the model's name; and as an origin of a ticket."""
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.colony import Colony, colony
+from manyhands.cli import app
+from manyhands.cli.client import GatewayError
+from manyhands.cli.infer_gateway import Telling, figures, infer_by_gateway
+from manyhands.core import SamplingParams
+from manyhands.errors import BadRequest
+from tests.api.served import make_model, served
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("infer") / "tiny")
+
+
+def test_a_gateway_says_what_an_own_origin_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    params = SamplingParams(max_tokens=6, temperature=0.7, top_p=0.9, seed=7)
+
+    async def main() -> str:
+        async with served(folder) as scene:
+            api = f"http://{scene.addr}"
+            await infer_by_gateway(api, "", "", "Once", params, "ring", as_json=False)
+            await infer_by_gateway(api, "", "tiny", "Once", params, "star", as_json=True)
+            with pytest.raises(GatewayError, match="other"):
+                await infer_by_gateway(api, "", "other", "Once", params, "ring", as_json=False)
+            return (await scene.swarm.origin.complete(scene.swarm.origin.request("Once", params))).text
+
+    text = asyncio.run(main())
+    told = capsys.readouterr()
+    assert told.out.startswith(f"{text}\n")
+    assert json.loads(told.out[len(text) + 1 :])["result"] == text
+    assert "hop 0  layers 0 " in told.err and "6 tokens" in told.err and "finish: length" in told.err
+
+
+def test_repairs_are_told_and_an_error_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    telling = Telling()
+    assert not telling.take({"token_index": 3, "dropped_worker": "nas\x1b", "repair_ms": 12.0, "kind": "reshard"})
+    assert "[repair at token 3: nas? was lost, 12 ms]" in capsys.readouterr().err
+    with pytest.raises(GatewayError, match="no node holds layers 3-5"):
+        telling.take({"detail": "no node holds layers 3-5", "code": "shard_unavailable"})
+    done = {"timings": {}, "tokens_generated": 0, "reshard_events": [{}], "exactness": "E0", "finish_reason": "stop"}
+    assert figures(done) == "0 tokens · 1 repairs · exactness E0 · finish: stop"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["tales", "-p", "x", "--api", "http://127.0.0.1:9", "--dtype", "fp32"], "--dtype is for an origin"),
+        (["-p", "x", "--api", "127.0.0.1:9"], "--api is '127.0.0.1:9'"),
+        (["-p", ""], "the prompt is empty"),
+    ],
+)
+def test_wishes_that_cannot_be(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    with pytest.raises(BadRequest, match=said):
+        CliRunner().invoke(app, ["infer", *arguments], catch_exceptions=False)
+
+
+@pytest.mark.nightly
+def test_every_machine_asks_by_the_name_that_status_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that lies on one machine alone: asked by its ticket with and without its name, and on members."""
+
+    async def scene(town: Colony) -> None:
+        first, second = town.resident("first"), town.resident("second")
+        await town.found(first, "--layers", "0-0", model=str(folder))
+        await town.join(second, "--layers", "1-1")
+        await second.said("api")
+        elsewhere = first.home.with_name("elsewhere")
+        ways = [
+            (elsewhere, ["--ticket", town.ticket]),
+            (elsewhere, [folder.name, "--ticket", town.ticket]),
+            (second.home, []),
+            (first.home, [folder.name]),
+        ]
+        texts = [await asyncio.to_thread(asked, home, words) for home, words in ways]
+        assert texts[0] and texts == [texts[0]] * 4
+
+    def asked(home: Path, words: list[str]) -> str:
+        monkeypatch.setenv("MANYHANDS_HOME", str(home))
+        found = CliRunner().invoke(app, ["infer", "-p", "Once", "-n", "8", *words], catch_exceptions=False)
+        assert found.exit_code == 0
+        return found.stdout
+
+    async def main() -> None:
+        async with colony(forked=True) as town:
+            with contextlib.suppress(asyncio.CancelledError):
+                await scene(town)
+
+    asyncio.run(main())
