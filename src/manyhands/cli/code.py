@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import ApiKey, call, print_json
-from manyhands.cli.status import Swarm, running_api
+from manyhands.cli.client import ApiKey, call, print_json, running_api
+from manyhands.cli.status import Swarm
 from manyhands.errors import BadRequest
 
 
