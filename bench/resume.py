@@ -1,4 +1,4 @@
-"""How soon does a stream that was cut go on at another gateway: over warm hops, by recomputing, against a repair and a prefill?
+"""How soon does a stream that was cut go on at another gateway?
 
     python -m bench.resume [--shape tales|0.5b] [--prompt 512] [--after 200] [--reps 7] [--quick]
 
@@ -6,11 +6,12 @@ Three node processes, each with a third of the layers, and a spare with all of t
 prompt is answered until `after` tokens have come. Then, from the request to the first token that the client lacks:
 
     adopted      the other origin goes on with the session that the first one left on its hops
-    recomputed   the other origin has nothing but the request: it draws all tokens again
+    recomputed   requests that need all positions have taken the caches: what is left are the last hop's rows
+    redrawn      the other origin has nothing but the request: it draws all tokens one by one (no target)
     prefill      the prompt and the tokens as one prompt, computed anew
     repair       the middle hop is evicted while the first origin answers: the pause until the next token
 
-Targets: adopted <= 1.5x a repair, recomputed <= 1.2x a prefill, all texts equal.
+Targets: adopted <= 1.5x a repair, recomputed <= 1.2x a prefill, all texts equal. Ratios are taken rep by rep.
 """
 
 import argparse
@@ -25,92 +26,123 @@ from bench.shapes import checkpoint
 from bench.swarm import Base, base, prompt_ids
 from manyhands.checkpoint.config_fields import read_facts
 from manyhands.cli.connect import tls_node
-from manyhands.core import SamplingParams, even_cut
+from manyhands.core import SamplingParams, Span, even_cut
 from manyhands.local import NodeOptions, node_processes
 from manyhands.origin import Answer, Origin
 from manyhands.origin.adoption import Adoption, HopMark
 
 ADOPTED_X, RECOMPUTED_X = 1.5, 1.2
 NODES = 3
+SESSIONS = 4  # of the longest request, that a node has cache for
+ARMS = ("adopted_s", "recomputed_s", "redrawn_s", "prefill_s", "repair_s")
 
 
 @dataclass(slots=True)
 class Samples:
-    """Seconds of each arm, how many sessions were adopted, and how many texts were right."""
+    """Seconds of each arm, and how many repetitions adopted, drew from rows alone, and told the same text in every arm."""
 
     adopted_s: list[float] = field(default_factory=list)
     recomputed_s: list[float] = field(default_factory=list)
+    redrawn_s: list[float] = field(default_factory=list)
     prefill_s: list[float] = field(default_factory=list)
     repair_s: list[float] = field(default_factory=list)
     num_adopted: int = 0
+    num_recomputed: int = 0
     num_same: int = 0
 
 
-async def origins(stack: AsyncExitStack, home: Base, threads: int) -> tuple[Origin, Origin]:
-    """Two over the same nodes: those of the cut and a spare."""
+@dataclass(slots=True)
+class Scene:
+    """Two origins over the same nodes; `capacity` positions are what each request of a repetition leases."""
+
+    first: Origin
+    second: Origin
+    capacity: int
+
+    async def until(
+        self, origin: Origin, ids: list[int], new: int, adoption: Adoption, *, evict: bool = False
+    ) -> tuple[Answer, float, float]:
+        """An answer of `new` tokens, and the waits for the last of them from the request and from the token before; with
+        `evict` the middle hop goes at that one."""
+        params = SamplingParams(max_tokens=self.capacity - len(ids), ignore_eos=True)
+        asked = time.perf_counter()
+        answer, lost = origin.answer(origin.request_ids(ids, params)), None
+        async with aclosing(origin.stream(answer, adoption=adoption)) as stream:
+            for _ in range(new - 1):
+                await anext(stream)
+            before = time.perf_counter()
+            if evict:
+                assert answer.session is not None
+                lost = answer.session.route.hops[1].offer.node
+                origin.routes.evict(lost)
+            await anext(stream)
+            now = time.perf_counter()
+            if lost is not None:
+                origin.routes.readmit(lost)
+        return answer, now - asked, now - before
+
+    async def fill(self) -> None:
+        """Lease every position of every node at once, for a moment: all parked caches have to go."""
+        origin, params = self.second, SamplingParams(max_tokens=self.capacity - 8, ignore_eos=True)
+        async with AsyncExitStack() as stack:
+            for number in range(SESSIONS):
+                answer = origin.answer(origin.request_ids(prompt_ids(8, salt=1000 + number), params))
+                await anext(await stack.enter_async_context(aclosing(origin.stream(answer))))
+
+
+async def scene(stack: AsyncExitStack, home: Base, threads: int, capacity: int) -> Scene:
+    """The nodes of the cut, a spare that is evicted until a repair needs it, and two origins."""
     layers = read_facts(home.folder).num_layers
-    options = NodeOptions(str(home.folder), "bf16", threads=threads)
-    spans = even_cut(layers, NODES)
+    extra = ("--cache-tokens", str(SESSIONS * capacity))
+    options = NodeOptions(str(home.folder), "bf16", threads=threads, num_spares=1, extra=extra)
+    spans = [*even_cut(layers, NODES), Span(0, layers)]
     running = await stack.enter_async_context(node_processes(spans, options, home.ticket))
     other = await stack.enter_async_context(tls_node(home.ticket, None, is_ephemeral=True))
     addrs = [node.address for node in running]
-    return Origin(home.node, home.model, home.device, addrs), Origin(other, home.model, home.device, addrs)
+    first, second = (Origin(node, home.model, home.device, addrs) for node in (home.node, other))
+    return Scene(first, second, capacity)
 
 
-async def until(
-    origin: Origin, ids: list[int], new: int, adoption: Adoption, evict: bool = False
-) -> tuple[Answer, float]:
-    """An answer of `new` tokens, and the wait for the last of them; with `evict` its middle hop goes before that one."""
-    params = SamplingParams(max_tokens=new + 8, ignore_eos=True)
-    answer = origin.answer(origin.request_ids(ids, params))
-    async with aclosing(origin.stream(answer, adoption=adoption)) as stream:
-        for _ in range(new - 1):
-            await anext(stream)
-        began, lost = time.perf_counter(), None
-        if evict:
-            assert answer.session is not None
-            lost = answer.session.route.hops[1].offer.node
-            origin.routes.evict(lost)
-        await anext(stream)
-        took_s = time.perf_counter() - began
-        if lost is not None:
-            origin.routes.readmit(lost)
-    return answer, took_s
+async def repetition(it: Scene, arguments: argparse.Namespace, rep: int, samples: Samples) -> None:
+    after, ids = arguments.after, prompt_ids(arguments.prompt, salt=rep + 1)
 
+    def name(arm: int) -> bytes:
+        return bytes([arm]) + rep.to_bytes(15, "big")
 
-async def go_on(origin: Origin, ids: list[int], new: int, adoption: Adoption) -> tuple[Answer, float]:
-    """The answer of `new` tokens at another origin, and the time to the one after those of `adoption`."""
-    began = time.perf_counter()
-    answer, _ = await until(origin, ids, new, adoption)
-    return answer, time.perf_counter() - began
+    cut, _, _ = await it.until(it.first, ids, after, Adoption(name(0)))
+    assert cut.session is not None
+    spans = [(hop.offer.node[:12], hop.offer.info.span) for hop in cut.session.route.hops]
+    left = Adoption(name(0), tuple(HopMark(node, span.start, span.end) for node, span in spans), after)
+    with measuring("adopted"):
+        adopted, took_s, _ = await it.until(it.second, ids, after + 1, left)
+    samples.adopted_s.append(took_s)
+    with measuring("repair"):
+        repaired, _, took_s = await it.until(it.first, ids, after + 1, Adoption(name(1)), evict=True)
+    samples.repair_s.append(took_s)
+    with measuring("redrawn"):
+        anew, took_s, _ = await it.until(it.second, ids, after + 1, Adoption(name(2)))
+    samples.redrawn_s.append(took_s)
+    await it.fill()
+    for arm in ("prefill", "recomputed") if rep % 2 else ("recomputed", "prefill"):
+        with measuring(arm):
+            if arm == "prefill":
+                _, took_s, _ = await it.until(it.second, [*ids, *cut.token_ids], 1, Adoption(name(3)))
+                samples.prefill_s.append(took_s)
+            else:
+                recomputed, took_s, _ = await it.until(it.second, ids, after + 1, left)
+                samples.recomputed_s.append(took_s)
+    samples.num_adopted += adopted.redrawn == after and adopted.cached_tokens == len(ids)
+    samples.num_recomputed += recomputed.redrawn == after and recomputed.cached_tokens == 0
+    samples.num_same += adopted.token_ids == anew.token_ids == repaired.token_ids == recomputed.token_ids
 
 
 async def measure(arguments: argparse.Namespace) -> Samples:
-    samples, after = Samples(), arguments.after
+    samples = Samples()
     async with base(checkpoint(arguments.shape), arguments.threads) as home, AsyncExitStack() as stack:
-        first, second = await origins(stack, home, arguments.threads)
-        for origin in (first, second):
-            await until(origin, prompt_ids(8), 8, Adoption(bytes(16)))  # links, first steps
+        it = await scene(stack, home, arguments.threads, arguments.prompt + arguments.after + 8)
+        await repetition(it, arguments, arguments.reps, Samples())  # links, first steps, what is learnt of the hops
         for rep in range(arguments.reps):
-            ids, handle = prompt_ids(arguments.prompt, salt=rep + 1), rep.to_bytes(16, "big")
-            cut, _ = await until(first, ids, after, Adoption(handle))
-            assert cut.session is not None
-            spans = [(hop.offer.node[:12], hop.offer.info.span) for hop in cut.session.route.hops]
-            marks = tuple(HopMark(node, span.start, span.end) for node, span in spans)
-            with measuring("adopted"):
-                adopted, took_s = await go_on(second, ids, after + 1, Adoption(handle, marks, after))
-            samples.adopted_s.append(took_s)
-            with measuring("recomputed"):
-                anew, took_s = await go_on(second, ids, after + 1, Adoption(b"other" + handle[5:]))
-            samples.recomputed_s.append(took_s)
-            with measuring("prefill"):
-                _, took_s = await go_on(second, [*ids, *cut.token_ids], 1, Adoption(b"again" + handle[5:]))
-            samples.prefill_s.append(took_s)
-            with measuring("repair"):
-                repaired, took_s = await until(first, ids, after + 1, Adoption(b"fault" + handle[5:]), evict=True)
-            samples.repair_s.append(took_s)
-            samples.num_adopted += adopted.redrawn == after
-            samples.num_same += adopted.token_ids == anew.token_ids == repaired.token_ids
+            await repetition(it, arguments, rep, samples)
     return samples
 
 
@@ -127,22 +159,21 @@ def main() -> int:
     samples = asyncio.run(measure(arguments))
     adopted = paired(samples.adopted_s, samples.repair_s, 2)
     recomputed = paired(samples.recomputed_s, samples.prefill_s, 2)
-    arms = {name: spread(getattr(samples, name), 4) for name in ("adopted_s", "recomputed_s", "prefill_s", "repair_s")}
+    counts = (samples.num_adopted, samples.num_recomputed, samples.num_same)
     figures = {
         "shape": arguments.shape,
         "prompt": arguments.prompt,
         "after": arguments.after,
-        **arms,
+        **{name: spread(getattr(samples, name), 3) for name in ARMS},
         "adopted_x": adopted,
         "recomputed_x": recomputed,
-        "num_adopted": samples.num_adopted,
-        "same_text": samples.num_same,
+        "redrawn_x": paired(samples.redrawn_s, samples.prefill_s, 2),
+        "same_text": min(counts),
     }
     holds = {
         "adopted_x": adopted["median"] <= ADOPTED_X,
         "recomputed_x": recomputed["median"] <= RECOMPUTED_X,
-        "num_adopted": samples.num_adopted == arguments.reps,
-        "same_text": samples.num_same == arguments.reps,
+        "same_text": counts == (arguments.reps,) * 3,
     }
     return finish("resume", figures, {"adopted_x": ADOPTED_X, "recomputed_x": RECOMPUTED_X, "same_text": "all"}, holds)
 
