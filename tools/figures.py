@@ -61,6 +61,13 @@ ROWS = [
         "{target.times_sooner} x",
     ),
     Row(
+        "resume",
+        "a stream cut after {after} tokens goes on at another gateway, a prompt of {prompt}, {shape}",
+        "over warm hops {adopted_s} s, {adopted_x} x a repair; from the last hop's rows {recomputed_s} s, {recomputed_x} x "
+        "a prefill; one by one {redrawn_s} s; {same_text} of {adopted_s.n} texts the same",
+        "{target.adopted_x} x; {target.recomputed_x} x",
+    ),
+    Row(
         "soak",
         "{kills} kills in {seconds} s, {streams_at_once} streams at any time",
         "{completed_same} streams whole and unchanged, {completed_changed} changed, {num_failed} failed; "

@@ -325,10 +325,13 @@ def test_a_client_that_comes_back_ends_its_first_attempt(folder: Path) -> None:
     play(folder, scene)
 
 
-@pytest.mark.parametrize("wish", ["logprobs, stop, usage", "three choices", "native"])
+FORM: Any = {"type": "json_schema", "json_schema": {"name": "tide", "schema": TIDE["function"]["parameters"]}}
+
+
+@pytest.mark.parametrize("wish", ["logprobs, stop, usage", "three choices", "native", "grammar", "penalties"])
 def test_another_gateway_adopts_what_a_dead_one_had_computed(folder: Path, wish: str) -> None:
     """One gateway's links are gone: the hops have kept the session, the other gateway says that it adopted it."""
-    path, body = WISHES[wish]
+    path, body = WISHES[wish] if wish in WISHES else (CHAT, chat(max_tokens=40, response_format=FORM))
 
     async def scene(it: Doors) -> None:
         whole = (await it.tell(path, {**body, "seed": 12}))[1]

@@ -20,7 +20,7 @@ from manyhands.testing.swarm import MemorySwarm, memory_node
 from manyhands.testing.tiny import make_tiny
 from manyhands.worker.execute import Device
 from manyhands.worker.parking import ORPHANED_S
-from tests.origin.scenes import GREEDY, HOT, PROMPT, ids_of, play, swarm_of
+from tests.origin.scenes import GREEDY, HOT, PROMPT, Oracle, ids_of, play, swarm_of
 
 HANDLE = b"h" * 16
 LONG = replace(HOT, max_tokens=24, logprobs=2)
@@ -140,6 +140,29 @@ def test_an_origin_that_dies(qwen3: Path, seed: int) -> None:
                 assert rest.token_ids == wanted
                 with contextlib.suppress(Exception):
                     await stream.aclose()
+
+    play(main)
+
+
+@pytest.mark.parametrize("victim", range(3))
+@pytest.mark.parametrize("ends", ["origin", "edges"])
+def test_after_a_repair_with_windows_in_flight(qwen3: Path, victim: int, ends: EndsAt) -> None:
+    """What the replacement has computed again is adopted like the rest, the last hop's rows too, with penalties and stop
+    strings; what a drafter has sent ahead of the cut is not."""
+    params = replace(LONG, logprobs=None, presence_penalty=0.6, repetition_penalty=1.1, stop=("never said",))
+
+    async def main() -> None:
+        faults = Faults()
+        options: dict[str, Any] = {"spares": ["0-5"], "wrap": faults.wrap, "ends": ends}
+        async with swarm_of(qwen3, "0-1,2-3,4-5", **options) as swarm, another(swarm, wrap=faults.wrap) as other:
+            wanted = await ids_of(swarm, PROMPT, params)
+            faults.at("window", swarm.hops[victim], lambda: faults.die(swarm.hops[victim]), skip=1)
+            drafter = Oracle([*PROMPT, *wanted], 3, lambda at: at % 5 == 0, ahead=True)
+            cut = await begin(swarm.origin, params, 14, drafter=drafter)
+            assert cut.repairs and cut.drafting.accepted
+            await asyncio.sleep(0.1)
+            answer = await go_on(other, params, cut, 14)
+            assert (answer.token_ids, answer.redrawn, answer.cached_tokens) == (wanted, 14, len(PROMPT))
 
     play(main)
 
