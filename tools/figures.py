@@ -61,6 +61,13 @@ ROWS = [
         "{target.times_sooner} x",
     ),
     Row(
+        "prefill",
+        "chunks of a prompt in flight together, against one at a time, in virtual time",
+        "4,096 tokens over 3 hops {3 hops, 4096 tokens.x} x, 256 over 6 {6 hops, 256 tokens.x} x; "
+        "coded rows on 10 Mbit/s {uplinks of 10 Mbit/s.x} x",
+        "{target.3 hops, 4096 tokens} x, {target.6 hops, 256 tokens} x; {target.uplinks of 10 Mbit/s} x",
+    ),
+    Row(
         "resume",
         "a stream cut after {after} tokens goes on at another gateway, a prompt of {prompt}, {shape}",
         "over warm hops {adopted_s} s, {adopted_x} x a repair; from the last hop's rows {recomputed_s} s, {recomputed_x} x "
