@@ -3,11 +3,13 @@
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from manyhands.cli import app, join, nearby
+from manyhands.cli import app, code, join, nearby
+from manyhands.cli.client import GatewayError
 from manyhands.cli.code import say_code
 from manyhands.cli.nearby import Row, ask_for_code, chosen, rows_of, ticket_by_code
 from manyhands.core import NodeAddr, NodeId
@@ -215,6 +217,47 @@ def test_the_ticket_is_kept_as_soon_as_it_is_there(
 def test_what_cannot_be_is_refused_before_the_network_is_looked_at(home: Path, words: list[str], why: str) -> None:
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, BadRequest) and why in str(result.exception)
+
+
+class Gateway:
+    """What answers `manyhands code`, and what it was asked."""
+
+    def __init__(self, shown: str | None) -> None:
+        self.shown, self.asked = shown, list[str]()
+
+    def call(self, api: str, key: str, method: str, path: str) -> dict[str, Any]:
+        self.asked.append(method)
+        self.shown = {"GET": self.shown, "POST": "NEW-CDE", "DELETE": None}[method]
+        code = None if self.shown is None else {"code": self.shown, "seconds_left": 60, "tries_left": 3}
+        return {"swarm": "home", "code": code, "ticket": HOME.encode()}
+
+
+@pytest.mark.parametrize(
+    ("shown", "words", "asked", "said"),
+    [
+        ("GHJ-KMN", [], ["GET"], "GHJ-KMN"),
+        (None, [], ["GET", "POST"], "NEW-CDE"),
+        ("GHJ-KMN", ["--new"], ["POST"], "NEW-CDE"),
+        ("GHJ-KMN", ["--off"], ["GET", "DELETE"], "no code is shown"),
+        ("GHJ-KMN", ["--json"], ["GET"], '"code": "GHJ-KMN"'),
+    ],
+)
+def test_code_shows_the_one_there_is_or_a_new_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch, shown: str | None, words: list[str], asked: list[str], said: str
+) -> None:
+    gateway = Gateway(shown)
+    monkeypatch.setattr(code, "call", gateway.call)
+    result = CliRunner().invoke(app, ["code", *words], catch_exceptions=False)
+    assert gateway.asked == asked and said in result.output and HOME.encode() not in result.output
+
+
+def test_a_gateway_of_no_member_shows_no_codes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(*_: str) -> None:
+        raise GatewayError("GET /api/invite: Not Found", "not_found", 404)
+
+    monkeypatch.setattr(code, "call", call)
+    result = CliRunner().invoke(app, ["code"])
+    assert isinstance(result.exception, BadRequest) and "of no member" in str(result.exception)
 
 
 def test_what_is_said_of_a_code() -> None:

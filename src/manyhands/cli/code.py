@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import ApiKey, call, print_json, running_api
+from manyhands.cli.client import ApiKey, GatewayError, call, print_json, running_api
 from manyhands.cli.status import Swarm
 from manyhands.errors import BadRequest
 
@@ -23,14 +23,26 @@ def code(
     """
     if new and off:
         raise BadRequest("--new and --off: one of the two")
-    api = api or running_api()
-    told = call(api, api_key, "DELETE", "/api/invite/code") if off else call(api, api_key, "GET", "/api/invite")
-    if not off and (new or told["code"] is None):
-        told = call(api, api_key, "POST", "/api/invite/code")
+    told = _told(api or running_api(), api_key, new=new, off=off)
     if as_json:
         print_json({"swarm": told["swarm"], "code": told["code"]})
     else:
         typer.echo(say_code(told["code"]))
+
+
+def _told(api: str, key: str, *, new: bool, off: bool) -> dict[str, Any]:
+    """What the member behind `api` shows after that. Raises BadRequest for a gateway of no member, and as call."""
+    try:
+        told: dict[str, Any] = {"code": None} if new else call(api, key, "GET", "/api/invite")
+        if off:
+            told = call(api, key, "DELETE", "/api/invite/code")
+        elif told["code"] is None:
+            told = call(api, key, "POST", "/api/invite/code")
+    except GatewayError as error:
+        if error.http_status != 404:
+            raise
+        raise BadRequest(f"the gateway at {api} is of no member: `manyhands up` and `join` show codes") from error
+    return told
 
 
 def say_code(told: dict[str, Any] | None) -> str:

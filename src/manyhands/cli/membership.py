@@ -172,6 +172,7 @@ async def _stay(
             watch.cancel()
             update_ticket(home, member.remembered())
         tell("leaving", "leaving: handing sessions over (Ctrl-C again to leave at once)")
+        await invitations.withdraw()
         await member.leave()
         await member.idle()
 
