@@ -130,6 +130,34 @@ MUTATIONS: Final = (
         "for host in self.hosts]",
         ("origin/test_own_layers.py",),
     ),
+    Mutation(
+        "a wrong code is not counted",
+        "net/pairing/code.py",
+        "self.failures += 1",
+        "pass",
+        ("net/pairing/test_code.py", "hostile/test_pairing.py"),
+    ),
+    Mutation(
+        "a dead code looks at proofs",
+        "net/pairing/code.py",
+        "        if not self.is_live(now):\n            return False\n        if is_right",
+        "        if is_right",
+        ("net/pairing/test_code.py",),
+    ),
+    Mutation(
+        "the joiner does not ask for the host's proof",
+        "net/pairing/exchange.py",
+        'if not hmac.compare_digest(proof, self._keys.proof(b"B")):',
+        "if False:",
+        ("net/pairing/test_exchange.py",),
+    ),
+    Mutation(
+        "one source has every exchange",
+        "net/pairing/queue.py",
+        "if key in self.waiting and under_way[source] < most]",
+        "if key in self.waiting and under_way[source] < 99 * most]",
+        ("net/pairing/test_queue.py",),
+    ),
 )
 
 
