@@ -98,10 +98,10 @@ def _renamed(name: str) -> str:
 def quantised(folder: Path, kind: str) -> Path:
     """The checkpoint in one of llama.cpp's formats (_KINDS), written once. Of "q8_0" and "q4_0" head and embedding have 8 bits,
     as ours; mixtures choose for themselves."""
-    import llama_cpp
-
     file = folder / f"model.{kind}.gguf"
     if not file.exists():
+        import llama_cpp
+
         half, given = file.with_suffix(".part"), llama_cpp.llama_model_quantize_default_params()
         given.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{_KINDS[kind]}")
         if kind in ("q8_0", "q4_0"):

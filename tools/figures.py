@@ -91,6 +91,18 @@ ROWS = [
         True,
     ),
     Row(
+        "precisions-0.5b",
+        "expected tokens/s of each precision (`plan`, `model inspect`) against measured, one thread, in CPU seconds",
+        "bf16 {bf16.predicted_x} x, w8 {w8.predicted_x} x, w4 {w4.predicted_x} x",
+        "within {target.off_by} of 1",
+    ),
+    Row(
+        "load",
+        "loading a GGUF file of {file_gb} GB, a GB, from page cache to able to compute; without SHA instructions",
+        "{sha.clock_s} s ({sha.cpu_s} of the CPU); {no_sha.clock_s} s ({no_sha.cpu_s})",
+        "{target.s_per_gb} s",
+    ),
+    Row(
         "busy",
         "a swarm of five beside busy processes",
         "{flaps} members declared gone, {repairs} repairs, {lost} streams lost",

@@ -10,6 +10,8 @@ from manyhands.checkpoint.folder import SINGLE
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.cli.model import app
 from manyhands.errors import BadRequest, ModelError
+from manyhands.place import kernels
+from manyhands.place.kernels import Kernels
 
 
 def run(*arguments: str) -> str:
@@ -19,12 +21,18 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
+@pytest.fixture(autouse=True)
+def speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "measure_kernels", lambda _, types: Kernels(dict.fromkeys(types, 1e-9), 1e-6))
+
+
 def test_inspect_says_what_a_model_is(tied: Path) -> None:
     facts = json.loads(run("inspect", str(tied), "--json"))
     assert (facts["family"], facts["num_layers"], facts["tied"]) == ("qwen2", 6, True)
     assert facts["model_id"] == build_manifest(tied).id
     assert facts["bytes"]["fp32"]["total"] == 2 * facts["bytes"]["bf16"]["total"]
     assert facts["bytes"]["w8"]["total"] < facts["bytes"]["bf16"]["total"]
+    assert facts["tokens_per_s"]["w4"] > facts["tokens_per_s"]["fp32"] > 0
 
 
 def test_inspect_shows_a_table(llama: Path) -> None:

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from manyhands.cli import plan as command
 from manyhands.core import Span
 from manyhands.errors import BadRequest, ManyhandsError
-from manyhands.place import measure
+from manyhands.place import kernels, measure
+from manyhands.place.kernels import Kernels
 from manyhands.place.measure import Speed
 from manyhands.place.shape import look_up
 
@@ -34,6 +35,7 @@ rtt_ms = 8
 @pytest.fixture(autouse=True)
 def speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "measure_speed", lambda _: Speed(0.01, 0.0001, 0.002, 0.0005, 1.0, "layers"))
+    monkeypatch.setattr(kernels, "measure_kernels", lambda _, types: Kernels(dict.fromkeys(types, 1e-9), 1e-6))
 
 
 def run(*arguments: str) -> str:
@@ -54,6 +56,16 @@ def room(num_layers: int, tokens: int = SHAPE.context, *, with_ends: bool = Fals
 def machines(tmp_path: Path, desk: str = room(3, 256, with_ends=True), nas: str = room(9, 256)) -> str:
     (tmp_path / "machines.toml").write_text(FILE.format(desk=desk, nas=nas))
     return str(tmp_path / "machines.toml")
+
+
+def test_what_each_precision_would_take() -> None:
+    found = json.loads(run("tales", "--memory", "1GB", "--json"))["precisions"]
+    by_dtype = {each["precision"]: each for each in found}
+    assert set(by_dtype) == {"bf16", "fp32", "w8", "w4"}
+    assert by_dtype["w4"]["token_bytes"] < by_dtype["w8"]["token_bytes"] < by_dtype["bf16"]["token_bytes"]
+    assert by_dtype["w4"]["tokens_per_s"] > by_dtype["bf16"]["tokens_per_s"]
+    said = run("tales", "--memory", "1GB")
+    assert "w4" in said and "this machine with all layers" in said
 
 
 def test_this_machine_alone() -> None:

@@ -34,13 +34,17 @@ def inspect(
     from manyhands.checkpoint.config_fields import parse_config
     from manyhands.checkpoint.folder import read_config
     from manyhands.checkpoint.manifest import build_manifest
+    from manyhands.place.kernels import predict_here
     from manyhands.weights.fetch import resolve_model
     from manyhands.weights.names import label
 
     with doing(f"reading {model}") as progress:
         folder = resolve_model(model, Span(0, 1), False, home_from_env(), progress)  # the manifest tells of the rest
         manifest = build_manifest(folder, progress, called=label(model))
-    facts = describe(parse_config(read_config(folder)), manifest)
+        config = parse_config(read_config(folder))
+        predicted = predict_here(config, manifest.tensors, home_from_env())
+    facts = describe(config, manifest)
+    facts["tokens_per_s"] = {name: round(each.tokens_per_s, 2) for name, each in predicted.items()}
     if as_json:
         typer.echo(json.dumps({"model": model, **facts}))
     else:
@@ -88,10 +92,14 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     about = Table("", Column(overflow="fold"), title=model, show_header=False)  # ids are copied: never cut them
     for key in ("family", "architecture", "num_layers", "hidden_size", "context", "vocab_size", "tied", "model_id"):
         about.add_row(key.replace("_", " "), str(facts[key]))
-    sizes = Table("precision", "smallest layer", "largest layer", "ends", "total", title="bytes")
+    sizes = Table(
+        "precision", "smallest layer", "largest layer", "ends", "total", "tok/s", title="bytes; expected tokens/s here"
+    )
     for name, row in facts["bytes"].items():
-        sizes.add_row(name, *(f"{row[key]:,}" for key in ("layer_min", "layer_max", "ends", "total")))
-    sizes.add_row("as stored", "", "", "", f"{sum(facts['stored'].values()):,}")
+        speed = facts["tokens_per_s"].get(name)
+        told = "-" if speed is None else f"{speed:.1f}"
+        sizes.add_row(name, *(f"{row[key]:,}" for key in ("layer_min", "layer_max", "ends", "total")), told)
+    sizes.add_row("as stored", "", "", "", f"{sum(facts['stored'].values()):,}", "")
     about.add_row("stored as", ", ".join(f"{dtype} {size:,}" for dtype, size in facts["stored"].items()))
     console.print(about, sizes)
 

@@ -12,6 +12,8 @@ from manyhands.cli import options
 from manyhands.errors import BadRequest
 
 if TYPE_CHECKING:
+    from manyhands.core import Precision
+    from manyhands.place.kernels import Predicted
     from manyhands.place.machines import Fleet, Machine
     from manyhands.place.plan import PlacementPlan, Plans, Task
     from manyhands.place.shape import Checkpoint
@@ -59,10 +61,13 @@ def plan(
     said = [advice(plans)]
     if add:
         said.append(what_if(find_plans(task), plans, {m.name for m in wider.fleet.machines[len(fleet.machines) :]}))
+    precisions = _precisions(checkpoint) if machines is None else {}
     if as_json:
-        typer.echo(json.dumps(_as_object(wider, plans, said), allow_nan=False))
+        told = {**_as_object(wider, plans, said), "precisions": [asdict(each) for each in precisions.values()]}
+        typer.echo(json.dumps(told, allow_nan=False))
     else:
         _show(wider, plans, said)
+        _show_precisions(checkpoint, precisions)
 
 
 def _fleet(checkpoint: "Checkpoint", file: Path | None, memory_bytes: int | None) -> "Fleet":
@@ -89,6 +94,15 @@ def _measured(checkpoint: "Checkpoint", memory_bytes: int | None) -> "Machine":
     name = socket.gethostname() or "here"
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(this_machine, name, checkpoint, home_from_env(), memory_bytes).result()
+
+
+def _precisions(checkpoint: "Checkpoint") -> "dict[Precision, Predicted]":
+    """What the model would take of this machine's time at each precision."""
+    from manyhands.checkpoint.config_fields import parse_config
+    from manyhands.config import home_from_env
+    from manyhands.place.kernels import predict_here
+
+    return predict_here(parse_config(checkpoint.config), checkpoint.tensors, home_from_env())
 
 
 def _added(texts: list[str], fleet: "Fleet") -> "list[Machine]":
@@ -170,6 +184,21 @@ def _show_ranking(console: Any, plans: "Plans") -> None:
     for plan in ranked:
         table.add_row(str(plan), f"{plan.tokens_per_s:.1f}", f"{plan.ttft_s:.2f}")
     console.print(table)
+
+
+def _show_precisions(checkpoint: "Checkpoint", precisions: "dict[Precision, Predicted]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from manyhands.place.shape import all_bytes
+    from manyhands.place.strategy import size
+
+    if not precisions:
+        return
+    table = Table("--dtype", "weights", "tokens/s", title="this machine with all layers, by bytes and kernel speeds")
+    for each in precisions.values():
+        table.add_row(each.precision, size(all_bytes(checkpoint, each.precision)), f"{each.tokens_per_s:.1f}")
+    Console().print(table)
 
 
 def _ms(seconds: float) -> str:

@@ -92,7 +92,7 @@ def this_machine(name: str, model: Checkpoint, home: Path, memory_bytes: int | N
 def measured_speed(model: Checkpoint, home: Path, now_s: float) -> Speed:
     """As measure_speed, or what it said within MAX_AGE_S for the same machine, shape and versions."""
     path, key = home / "measured.json", _key(model.shape)
-    known = _read(path)
+    known = read_measured(path)
     speed = _speed_of(known.get(key), now_s)
     if speed is None:
         from manyhands.checkpoint.folder import write_atomic
@@ -121,7 +121,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_measured(path: Path) -> dict[str, Any]:
+    """What was measured before, by key; empty where the file cannot be read."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -54,12 +54,14 @@ class Checkpoint:
     """What can be known of a model before it is loaded. `config`: its config.json; `folder` holds it whole, if one does.
 
     `model`: its id, where that costs no reading of weights: a manifest lies in the repository, or came with an earlier fetch.
+    `tensors`: all of them, where it was looked up (Described).
     """
 
     shape: ModelShape
     config: bytes
     folder: Path | None
     model: ModelId | None = None
+    tensors: Sequence[Any] = ()
 
 
 def look_up(model: str, precision: Precision, home: Path) -> Checkpoint:
@@ -73,12 +75,19 @@ def look_up(model: str, precision: Precision, home: Path) -> Checkpoint:
     folder = _local_folder(model, home)
     if folder is None:
         raw, tensors, found = _from_hub(model, home)
-        return Checkpoint(
-            shape_of(model, parse_config(raw, f"{model}: config.json"), tensors, precision), raw, None, found
-        )
+        shape = shape_of(model, parse_config(raw, f"{model}: config.json"), tensors, precision)
+        return Checkpoint(shape, raw, None, found, tensors)
     raw, tensors = read_config(folder), _tensors(folder)
     shape = shape_of(model, parse_config(raw, str(folder / "config.json")), tensors, precision)
-    return Checkpoint(shape, raw, folder if _is_whole(folder, tensors) else None)
+    return Checkpoint(shape, raw, folder if _is_whole(folder, tensors) else None, tensors=tensors)
+
+
+def all_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
+    """Bytes of the whole model's weights held here at a precision. Raises ModelError."""
+    from manyhands.checkpoint.config_fields import parse_config
+
+    shape = shape_of(checkpoint.shape.name, parse_config(checkpoint.config), checkpoint.tensors, precision)
+    return sum(shape.layer_bytes) + shape.ends_bytes
 
 
 def stored_precision(model: str, home: Path) -> Precision:
