@@ -19,7 +19,6 @@ from manyhands.origin.node import FullNode
 from manyhands.swarm.directory import Directory
 from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.ticket import Ticket
-from manyhands.weights.fetch import resolve_model
 from manyhands.wire.message import Hello, Lane
 from manyhands.worker.execute import Device
 
@@ -117,7 +116,7 @@ async def load_drafter(model: OriginModel, draft: str) -> DraftModel | None:
     if kind not in ("auto", "model"):
         return None
     if named:
-        folder = await asyncio.to_thread(resolve_model, named, None, True, home_from_env(), Silent())
+        folder = await asyncio.to_thread(_fetch_whole, named)
     elif model.folder.resolve() == tales.model_path().resolve():
         named, folder = "the drafter of tales", tales.drafter_path()
     elif kind == "auto":
@@ -125,3 +124,9 @@ async def load_drafter(model: OriginModel, draft: str) -> DraftModel | None:
     else:
         raise BadRequest("this model has no drafter of its own: name one with the same tokenizer, --draft model:MODEL")
     return await asyncio.to_thread(DraftModel, folder, named, model.tokenizer)
+
+
+def _fetch_whole(model: str) -> Path:
+    from manyhands.weights.fetch import resolve_model  # with the hub's client, which most nodes never need
+
+    return resolve_model(model, None, True, home_from_env(), Silent())
