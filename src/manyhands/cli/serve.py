@@ -107,14 +107,14 @@ class _Job:
 
     async def fetch(self, span: Span | None = None) -> Path:
         """A folder with the layers of `span` (None: to serve), and the ends if they or the API need them. Raises ModelError."""
-        from manyhands.weights.names import model_folder
+        from manyhands.config import home_from_env
+        from manyhands.weights.here import folder_named
 
-        if (here := model_folder(self.model)) is not None:  # at once: no hub, and none of its client's imports
+        if (here := folder_named(self.model, home_from_env())) is not None:  # at once, and without the hub's client
             return here
         import asyncio
 
         from manyhands.cli.progress import doing
-        from manyhands.config import home_from_env
         from manyhands.weights.fetch import resolve_model
 
         with_ends = self.has_ends or self.api.addr is not None

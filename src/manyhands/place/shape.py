@@ -115,12 +115,13 @@ def _config(model: str, home: Path) -> dict[str, Any]:
     from manyhands.checkpoint.config_fields import parse_config
     from manyhands.checkpoint.folder import read_config
     from manyhands.weights.fetched import fetched_folders
-    from manyhands.weights.hub import find_model, read_whole
     from manyhands.weights.names import parse_hub_id
 
     folder = _local_folder(model, home)
     for here in [folder] if folder else fetched_folders(home, parse_hub_id(model))[:1]:
         return parse_config(read_config(here), str(here / "config.json"))
+    from manyhands.weights.hub import find_model, read_whole
+
     found = find_model(*parse_hub_id(model)[:2])
     raw = read_whole(found, found.describe("config.json"), _CONFIG_BYTES)
     return parse_config(raw, f"{model}: config.json")
@@ -128,11 +129,10 @@ def _config(model: str, home: Path) -> dict[str, Any]:
 
 def _local_folder(model: str, home: Path) -> Path | None:
     """The folder of a model that needs no hub: "tales", a folder's own path, or a GGUF file."""
-    from manyhands.checkpoint.manifest import Silent
-    from manyhands.weights.fetch import resolve_model
+    from manyhands.weights.here import folder_named
     from manyhands.weights.names import is_here
 
-    return resolve_model(model, None, False, home, Silent()) if is_here(model) else None
+    return folder_named(model, home) if is_here(model) else None
 
 
 def _is_whole(folder: Path, tensors: Sequence[Any]) -> bool:
