@@ -59,4 +59,4 @@ def test_a_node_with_links_imports_nothing_on_its_loop(llama: Path, tmp_path: Pa
                 process.stdin.close()
     assert said[-1]["event"] == "imports", said
     assert said[-1]["nodes"] == 1
-    assert said[-1]["late"] == []
+    assert not said[-1]["late"], said[-1]["late"]

@@ -17,10 +17,13 @@ _NODE = (
 )
 _MEMBER = (
     "manyhands.member.hosting",
+    "manyhands.member.invite",
     "manyhands.member.models",
     "manyhands.member.providers",
     "manyhands.member.weights",
+    "manyhands.api.native.invite",
     "manyhands.swarm.lan",
+    "manyhands.swarm.qr",
     "manyhands.weights.fetch",
 )
 _GATEWAY = (
