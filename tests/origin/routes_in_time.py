@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from manyhands.origin.depth import Timing
 from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter, Returned
+from manyhands.origin.route_costs import Timing
 from manyhands.origin.speculate import GuessChain
 from manyhands.worker.batch import WINDOW_ROWS
 
@@ -47,6 +47,7 @@ class Window:
     position: int
     ids: Sequence[int]
     compute_s: float = 0.0
+    busiest_s: float = 0.0
 
 
 class Simulation:
@@ -115,6 +116,7 @@ class Simulation:
             self.steps += 1
             self.stale += window.guess < window.stream.guess
             window.compute_s += took_s
+            window.busiest_s = max(window.busiest_s, took_s)
             if all(w.stream is not window.stream or w.guess <= window.guess for w in self._queues[hop]):
                 self._go(window, hop + 1, now)
         self._begin(hop, now)
@@ -130,7 +132,7 @@ class Simulation:
             if row >= len(chain.guessed) or chain.guessed[row] != drawn[-1]:
                 break
         took_s = None if stream.head is None else now - stream.head[1]
-        stream.head, timing = None, Timing(len(window.ids), took_s, window.compute_s)
+        stream.head, timing = None, Timing(len(window.ids), took_s, window.compute_s, window.busiest_s)
         right, is_dead = chain.commit(drawn)
         stream.drafter.note(Returned(len(drawn), right, is_dead, timing, False, now))
         stream.guess += is_dead

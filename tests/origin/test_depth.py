@@ -6,32 +6,60 @@ from itertools import product
 
 import pytest
 
-from manyhands.origin.depth import MAX_AHEAD, Acceptance, Depth, Timing, copied, modelled
+from manyhands.origin.depth import MAX_AHEAD, Acceptance, Depth, copied, modelled
 from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter
+from manyhands.origin.route_costs import MAX_ROUTES, CostsOfRoutes, RouteCosts, Timing
 from tests.origin.routes_in_time import Fixed, Line, ReadyModel, Simulation, Stream, rate
+from tests.route.test_policies import offer
 
-GRID = list(product((0.0, 0.3, 0.6, 0.98), (0.0, 0.02, 0.3), (0.001, 0.01), (1, 4)))
+CHANCES, TRIPS_S, ROWS_S, STREAMS = (0.0, 0.3, 0.6, 0.8, 0.98), (0.0, 0.02, 0.3), (0.001, 0.01, 0.02), (1, 2, 4, 8)
+NEAR = {1: 0.84, 2: 0.84, 4: 0.72, 8: 0.65}  # of the best fixed depth, by streams
+CORNERS = list(product((0.0, 0.98), (0.0, 0.3), (0.001, 0.02), (1, 4)))
 
 
-@pytest.mark.parametrize(("chance", "trip_s", "row_s", "streams"), GRID)
+class Route:
+    """A route in virtual time, and what its origin learns of it from run to run. A step takes 20 ms of compute."""
+
+    def __init__(self, chance: float, trip_s: float, row_s: float, streams: int) -> None:
+        self._line, self._chance, self._streams = Line(trip_s, 0.02, row_s), chance, streams
+        self._acceptance, self._costs = Acceptance(), RouteCosts()
+
+    def ours(self) -> float:
+        """Tokens per second of all streams."""
+
+        def drafter(truth: Sequence[int]) -> Drafter:
+            model = ReadyModel(truth, self._chance)
+            ours = AutoDrafter(self._acceptance, model=model, copies=False, streams=lambda: self._streams)
+            ours.share(self._costs)
+            return ours
+
+        return rate(self._line, drafter, tokens=300, streams=self._streams)
+
+    def fixed(self, depth: int) -> float:
+        """The same with always as many drafts, none with 0."""
+        return rate(
+            self._line, lambda truth: Fixed(ReadyModel(truth, self._chance), depth), tokens=300, streams=self._streams
+        )
+
+
+@pytest.mark.parametrize(("chance", "trip_s", "row_s", "streams"), CORNERS)
+def test_never_slower_than_plain(chance: float, trip_s: float, row_s: float, streams: int) -> None:
+    """Not even the first request on a route, which learns what rows cost. A row of 20 ms costs as much as a step."""
+    route = Route(chance, trip_s, row_s, streams)
+    assert route.ours() >= 0.98 * route.fixed(0)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("chance", "trip_s", "row_s", "streams"), list(product(CHANCES, TRIPS_S, ROWS_S, STREAMS)))
 def test_never_slower_than_plain_and_near_the_best_fixed_depth(
     chance: float, trip_s: float, row_s: float, streams: int
 ) -> None:
-    """Of all streams together. A row of 10 ms is half as much as a step: rows are not free there."""
-    line, tokens, acceptance = Line(trip_s, 0.02, row_s), 300, Acceptance()
-
-    def ours(truth: Sequence[int]) -> Drafter:
-        model = ReadyModel(truth, chance)
-        return AutoDrafter(acceptance, model=model, copies=False, streams=lambda: streams)
-
-    def fixed(depth: int) -> float:
-        return rate(line, lambda truth: Fixed(ReadyModel(truth, chance), depth), tokens=tokens, streams=streams)
-
-    got = rate(line, ours, tokens=tokens, streams=streams)
-    plain = rate(line, lambda truth: NoDrafter(), tokens=tokens, streams=streams)
-    assert got >= 0.98 * plain
-    if trip_s == 0.3 and streams == 1:
-        assert got >= max(plain, *map(fixed, (1, 4, 15))) / 1.15
+    """All streams together; the best is compared with a second run, after 300 tokens. With eight streams that begin at
+    once on hops that they fill, what a row costs the others is learnt too late for the first run, and known only roughly."""
+    route = Route(chance, trip_s, row_s, streams)
+    plain, first, second = route.fixed(0), route.ours(), route.ours()
+    assert first >= (0.98 if streams < 8 else 0.85) * plain and second >= (0.98 if streams < 8 else 0.95) * plain
+    assert second >= NEAR[streams] * max(plain, *map(route.fixed, (1, 2, 4, 8, 15)))
 
 
 def test_repeated_text_over_a_long_route_fills_it() -> None:
@@ -65,12 +93,57 @@ def test_nothing_is_drafted_before_a_plain_window_was_timed() -> None:
     assert depth.begin() and depth.choose((), [0.9] * 8, is_apart=False) > 0
 
 
+def test_what_a_row_costs_is_found_out_by_one_window_of_one_request() -> None:
+    """All requests on the route go by it; if nothing comes of it, another is sent later."""
+    costs = RouteCosts()
+    one, other = Depth(costs), Depth(costs)
+    one.learn(Timing(1, 0.1, 0.02))
+    assert one.begin() and other.begin()
+    assert one.choose((), [0.9] * 8, is_apart=False) == 2 == other.choose((), [0.9] * 8, is_apart=False)
+    one.sent()
+    assert other.choose((), [0.9] * 8, is_apart=False) == 0
+    for _ in range(32):
+        other.note(1, 0.1)
+    assert other.begin() and other.choose((), [0.9] * 8, is_apart=False) == 2
+    one.learn(Timing(3, 0.102, 0.022))
+    assert costs.row_s == pytest.approx(0.001)
+    assert one.choose((), [0.9] * 8, is_apart=False) == other.choose((), [0.9] * 8, is_apart=False) == 8
+
+
+def test_steps_that_others_share_do_not_make_a_row_dear() -> None:
+    costs = RouteCosts()
+    for rows, compute_s in ((1, 0.020), (5, 0.024), (5, 0.160), (1, 0.080), (9, 0.300), (9, 0.028)):
+        costs.learn(Timing(rows, None, compute_s))
+    assert costs.row_s == pytest.approx(0.001, rel=0.1)
+
+
+def test_a_draft_that_is_not_known_to_pay_is_tried_within_a_budget() -> None:
+    """0.4 % of the time of rounds without drafts."""
+    depth, tried = depth_with(0.1, 0.1), 0
+    for _ in range(1000):
+        depth.begin()
+        if depth.choose((), [0.1] * 8, is_apart=False):
+            tried += 1
+            depth.sent()
+        depth.note(1, 0.1)
+    assert 2 <= tried <= 4
+
+
+def test_routes_are_told_apart_and_only_the_last_are_remembered() -> None:
+    routes = [[offer(f"n{i}", 0, 8)] for i in range(MAX_ROUTES + 1)]
+    known = CostsOfRoutes()
+    first = known.of(routes[0])
+    assert known.of(routes[0]) is first
+    assert len({id(known.of(route)) for route in routes}) == len(routes) and known.of(routes[0]) is not first
+
+
 def test_a_plain_round_now_and_then_keeps_the_estimate_true() -> None:
     depth = depth_with(0.1, 0.001)
     begun = []
     for _ in range(100):
         begun.append(depth.begin())
-        depth.choose((), [0.9] * 4, is_apart=False)
+        if begun[-1] and depth.choose((), [0.9] * 4, is_apart=False):
+            depth.sent()
         depth.note(3, 0.104)
     assert begun.count(False) == 3
 
@@ -103,6 +176,7 @@ def test_drafts_that_win_nothing_are_stopped_and_tried_again_later() -> None:
         if depth.begin():
             if depth.choose((), [0.9] * 4, is_apart=False):
                 drafting += 1
+                depth.sent()
                 depth.note(1, 0.15)
             continue
         depth.note(1, 0.1)
@@ -114,6 +188,7 @@ def test_drafts_that_win_are_not_stopped() -> None:
     depth = depth_with(0.1, 0.001)
     for _ in range(300):
         if depth.begin() and depth.choose((), [0.9] * 4, is_apart=False):
+            depth.sent()
             depth.note(3, 0.11)
     assert depth.trial.pause == 0
 

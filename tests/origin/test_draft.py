@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.origin.depth import Acceptance, Timing
+from manyhands.origin.depth import Acceptance
 from manyhands.origin.draft import AutoDrafter, Drafting, DraftTally, Returned, SuffixIndex
+from manyhands.origin.route_costs import Timing
 
 
 def longest(ids: list[int]) -> int:

@@ -2,9 +2,9 @@
 
 With a_i the chance that guess i of a chain is right if all before it are, E(j) = 1 + a_1 + a_1 a_2 + ... the tokens that a
 chain of j guesses is expected to yield until the first wrong one, and T(j) the seconds of a round over the route with j
-guesses, drafts are added as long as they raise E / T (docs/speculation.md). T is a line through what rounds took: `token_s`
-without guesses, `row_s` more for each; drafts that travel apart from the committed token cost a part of a step more. Where
-several streams share the route, a row delays all those that find a hop busy with it.
+guesses, drafts are added as long as they raise E / T (docs/speculation.md). T is a line through what rounds took on this route
+(route_costs.py); drafts that travel apart from the committed token cost a part of a step more. Where several streams share the
+route, a row delays all those that are in the same device step.
 
 That is a model of the route, and may be wrong; so what it wins is measured too. When rounds with drafts have lost time against
 rounds without, there are none for a while, and for twice as long each time (Trial).
@@ -13,20 +13,17 @@ rounds without, there are none for a while, and for twice as long each time (Tri
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from manyhands.origin.route_costs import RouteCosts, Timing
+
 MAX_AHEAD = 64  # guesses on their way, whatever they are said to be worth
 # What is assumed of drafts of a kind before anything was seen: copied ones by the length of the match that they rest on (from
 # so many ids on), those of a model by their number in its chain.
 _MATCHES = ((0, 0.3), (4, 0.5), (8, 0.7), (16, 0.85))
-_MODEL = ((0, 0.5), (1, 0.5), (4, 0.5))
+_MODEL = ((0, 0.6), (1, 0.6), (4, 0.6))
 _PRIOR_WEIGHT = 3.0
-_FORGET = 0.97  # of the weight of older outcomes, at each new one
-_LEARN = 0.2  # of a new round's time in the estimates
-_RISE = 1.02  # of the least time of a step, at each new one
-_PRIOR_ROW_OF_STEP = 0.5  # of what hops compute in a step, until a window with drafts was timed; ...
-_PRIOR_ROW = 0.1  # ... of token_s, where they do not say
+_FORGET = 0.99  # of the weight of older outcomes, at each new one
 _MARGIN = 1.1  # a draft must pay by a tenth: estimates are noisy
-_EXPLORE_EVERY = 96  # rounds without drafts before one with a single one: what was not worth it may be by now
-_PLAIN_EVERY = 32  # rounds with drafts before one without, which keeps `token_s` true
+_PROBE = 2  # drafts of the first window with drafts over a route: what a row costs shows in its time
 
 
 class Kind(NamedTuple):
@@ -46,37 +43,32 @@ def modelled(number: int) -> Kind:
     return Kind("model", max(i for i, (least, _) in enumerate(_MODEL) if number >= least))
 
 
-class Timing(NamedTuple):
-    """A window of `rows` rows came back; hops computed for `compute_s` (0: they did not say). `seconds` since it was sent, if
-    nothing else was on its way then; else None."""
-
-    rows: int
-    seconds: float | None
-    compute_s: float
-
-
 class Acceptance:
-    """Chance that a draft of a kind is right. Shared by requests of an origin: text of one kind repeats alike."""
+    """Chance that a draft of a kind is right. Shared by requests of an origin: text of one kind repeats alike.
+
+    Where little was seen of a kind, it is taken to be like the kind before it: a chain that is right so far goes on being so,
+    and a longer match is no worse than a shorter one.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[Kind, tuple[float, float]] = {}  # weight of those that were right, and of all
 
     def chance(self, kind: Kind) -> float:
-        right, seen = self._of(kind)
-        return right / seen
+        """By all that was seen of drafts of `kind`, old outcomes for less."""
+        right, seen = self._seen.get(kind, (0.0, 0.0))
+        return (_PRIOR_WEIGHT * self._prior(kind) + right) / (_PRIOR_WEIGHT + seen)
 
     def note(self, kind: Kind, is_right: bool) -> None:
         """A draft of `kind` was right or wrong. (One behind a wrong one says nothing.)"""
-        right, seen = self._of(kind)
-        prior = _prior(kind)
-        self._seen[kind] = prior + (right - prior) * _FORGET + is_right, 1 + (seen - 1) * _FORGET + 1
+        right, seen = self._seen.get(kind, (0.0, 0.0))
+        self._seen[kind] = right * _FORGET + is_right, seen * _FORGET + 1
 
-    def _of(self, kind: Kind) -> tuple[float, float]:
-        return self._seen.get(kind, (_PRIOR_WEIGHT * _prior(kind), _PRIOR_WEIGHT))
-
-
-def _prior(kind: Kind) -> float:
-    return (_MATCHES if kind.drafter == "suffix" else _MODEL)[kind.place][1]
+    def _prior(self, kind: Kind) -> float:
+        least = (_MATCHES if kind.drafter == "suffix" else _MODEL)[kind.place][1]
+        if kind.place == 0:
+            return least
+        before = self.chance(kind._replace(place=kind.place - 1))
+        return max(least, before) if kind.drafter == "suffix" else before
 
 
 class Trial:
@@ -102,35 +94,22 @@ class Trial:
 
 
 class Depth:
-    """Decides for one request. Ask `begin` for each round and `choose` for drafts; tell `learn` and `note` how it went."""
+    """Decides for one request. Ask `begin` for each round and `choose` for drafts; tell `sent`, `learn` and `note` how it
+    went.
 
-    def __init__(self) -> None:
-        self.token_s: float | None = None  # a round without drafts
-        self.step_s = 0.0  # what hops compute in a step of one row
-        self._computed_s: float | None = None  # what they compute more for each further row
-        self._took_s: float | None = None  # how much longer a window is on its way for each further row
+    `costs`: of its route, shared with the requests that take it.
+    """
+
+    def __init__(self, costs: RouteCosts | None = None) -> None:
+        self.costs = costs or RouteCosts()
         self.trial = Trial()
-        self._drafting = 0  # rounds with drafts since one without
-        self._idle = 0  # rounds without since one with
         self._has_drafts = False
+        self._explores_s = 0.0  # what the drafts last chosen cost, if they are not known to pay
 
-    @property
-    def _knows_rows(self) -> bool:
-        return self._computed_s is not None or self._took_s is not None
-
-    @property
-    def row_s(self) -> float:
-        """What one more row is believed to cost."""
-        known = [cost for cost in (self._computed_s, self._took_s) if cost is not None]
-        if known:
-            return max(0.0, *known)
-        return _PRIOR_ROW_OF_STEP * self.step_s or _PRIOR_ROW * (self.token_s or 0.0)
-
-    def begin(self) -> bool:
-        """A round begins: whether it may carry drafts."""
+    def begin(self, streams: int = 1) -> bool:
+        """A round begins, of one of so many streams on the route: whether it may carry drafts."""
         self._has_drafts = False
-        if self.token_s is None or self._drafting >= _PLAIN_EVERY:
-            self._drafting = 0
+        if self.costs.token_s is None or self.costs.wants_plain(streams):
             return False
         if self.trial.pause:
             self.trial.pause -= 1
@@ -140,69 +119,62 @@ class Depth:
     def choose(self, ahead: Sequence[float], offered: Sequence[float], *, is_apart: bool, streams: int = 1) -> int:
         """How many of the drafts `offered` shall follow the guesses on their way `ahead` (both: chances to be right, each if
         all before it are). `is_apart`: as a step of their own. `streams` share the route."""
-        if not self.token_s:
+        costs = self.costs
+        if not costs.token_s:
             return 0
-        row_s, chance, tokens = self.row_s, 1.0, 1.0
+        if costs.row_s is None:
+            return self._probe(ahead, offered)
+        chance, tokens = 1.0, 1.0
         for each in ahead:
             chance *= each
             tokens += chance
-        seconds = self.token_s + row_s * len(ahead)
+        seconds = costs.token_s + costs.row_s * len(ahead)
         best, best_rate = 0, tokens / seconds
-        cost = _MARGIN * self._apart_s if is_apart else 0.0
-        row_cost_s = _MARGIN * row_s * (1 + (streams - 1) * min(1.0, streams * self._share))
-        most = MAX_AHEAD if self._knows_rows else 1
-        for taken, each in enumerate(offered[: max(0, most - len(ahead))], 1):
+        cost = _MARGIN * costs.apart_s if is_apart else 0.0
+        row_cost_s = _MARGIN * costs.row_s * costs.company(streams)
+        for taken, each in enumerate(offered[: max(0, MAX_AHEAD - len(ahead))], 1):
             chance *= each
             tokens += chance
             cost += row_cost_s
             if tokens / (seconds + cost) > best_rate:
                 best, best_rate = taken, tokens / (seconds + cost)
-        if offered and self._idle >= _EXPLORE_EVERY:
-            best = max(best, 1)
-        self._has_drafts |= best > 0
+        self._explores_s = 0.0
+        if offered and not best and not ahead and costs.may_explore(row_cost_s):
+            best, self._explores_s = 1, row_cost_s  # what is not worth it may be by now
         return best
 
-    @property
-    def _share(self) -> float:
-        """The part of a round in which hops compute: so often does a step find a hop busy with another."""
-        return self.step_s / self.token_s if self.step_s and self.token_s else 1.0
+    def sent(self) -> None:
+        """Drafts were sent as `choose` said, or fewer."""
+        self._has_drafts = True
+        if self.costs.row_s is None:
+            self.costs.probes()
+        else:
+            self.costs.explores(self._explores_s)
 
-    @property
-    def _apart_s(self) -> float:
-        """What a step of their own costs drafts, for what finds a hop busy with it."""
-        return self._share * (self.step_s or self.token_s or 0.0)
+    def _probe(self, ahead: Sequence[float], offered: Sequence[float]) -> int:
+        """What a row costs is not known yet: a few find out, of one request at a time."""
+        return 0 if ahead or not self.costs.may_probe() else min(_PROBE, len(offered))
 
     def note(self, tokens: int, seconds: float | None) -> None:
         """A round yielded `tokens` in `seconds` (None: it was disturbed)."""
-        self._drafting += self._has_drafts
-        self._idle = 0 if self._has_drafts else self._idle + 1
-        if self._has_drafts and seconds is not None and self.token_s is not None:
-            self.trial.note(tokens, seconds, self.token_s)
+        self.costs.rounds(self._has_drafts)
+        token_s = self.costs.token_s
+        if self._has_drafts and seconds is not None and token_s is not None and self.costs.row_s is not None:
+            self.trial.note(tokens, seconds, token_s)
 
     def learn(self, timing: Timing) -> None:
         """A window came back."""
-        more = timing.rows - 1
-        if more == 0 and timing.seconds is not None:
-            self.token_s = _moved(self.token_s, timing.seconds)
-            least_s = min(timing.compute_s, timing.seconds)  # less company in a step than in this one there may be
-            self.step_s = min(self.step_s * _RISE, least_s) if self.step_s else least_s
-        elif more > 0 and self.token_s is not None:
-            if timing.compute_s and self.step_s:
-                self._computed_s = _moved(self._computed_s, (timing.compute_s - self.step_s) / more)
-            if timing.seconds is not None:
-                self._took_s = _moved(self._took_s, (timing.seconds - self.token_s) / more)
+        self.costs.learn(timing)
 
     def verdict(self, chance: float) -> str:
         """Whether a draft that is right with `chance` pays, for people."""
-        if self.token_s is None:
+        row_s, token_s = self.costs.row_s, self.costs.token_s
+        if token_s is None:
             return "no window was timed yet"
-        row_s, token_s = self.row_s, self.token_s
+        if row_s is None:
+            return "what one more row costs is not known yet"
         told = f"one more row costs {1e3 * row_s:.1f} ms, a round {1e3 * token_s:.1f} ms"
         if self.trial.pause:
             return f"{told}: drafting was tried and did not pay"
         does = "pays" if chance * token_s > _MARGIN * row_s else "does not pay"
         return f"{told}, a draft is right in {chance:.0%}: drafting {does}"
-
-
-def _moved(estimate: float | None, seconds: float) -> float:
-    return seconds if estimate is None else estimate + _LEARN * (seconds - estimate)

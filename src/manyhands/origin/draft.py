@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from manyhands.origin.depth import MAX_AHEAD, Acceptance, Depth, Kind, Timing, copied, modelled
+from manyhands.origin.depth import MAX_AHEAD, Acceptance, Depth, Kind, copied, modelled
+from manyhands.origin.route_costs import RouteCosts, Timing
 
 
 class Returned(NamedTuple):
@@ -201,6 +202,10 @@ class AutoDrafter:
         trouble = self._model.trouble if self._model is not None else ""
         return self._depth.verdict(chance) + (f"; the model drafter is off: {trouble}" if trouble else "")
 
+    def share(self, costs: RouteCosts) -> None:
+        """Before it begins: learn and use what is known of the route, with the other requests on it."""
+        self._depth.costs = costs
+
     def begin(self, wake: Callable[[], None]) -> None:
         if self._model is not None:
             self._model.begin(wake)
@@ -228,6 +233,7 @@ class AutoDrafter:
             return ()
         self._ahead.extend(kinds[: len(drafts)])
         if drafts:
+            self._depth.sent()
             self._tallies.setdefault(self._source, DraftTally()).drafted += len(drafts)
         return drafts
 
@@ -242,7 +248,7 @@ class AutoDrafter:
         self._source = ""
         self._at, self._matched = self._index.find(ids) if self._copies else (-1, 0)
         self._base = len(ids)
-        if not self._depth.begin():
+        if not self._depth.begin(self._streams()):
             return
         copy = self._acceptance.chance(copied(self._matched)) if self._at >= 0 else 0.0
         has_model = self._model is not None and not self._model.trouble

@@ -22,13 +22,13 @@ from manyhands.config import RequestConfig
 from manyhands.core import FinishReason, SamplingParams
 from manyhands.engine.span import Rows
 from manyhands.errors import Corruption, ProtocolError
-from manyhands.origin.depth import Timing
 from manyhands.origin.draft import Drafter, Drafting, Returned
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.intake import Intake, due_rows
 from manyhands.origin.pace import Pace
 from manyhands.origin.redraw import redraw
 from manyhands.origin.repair import RepairExecutor
+from manyhands.origin.route_costs import Timing
 from manyhands.origin.sampler import Drawn, Sampler
 from manyhands.origin.session import HopLost, Session
 from manyhands.origin.speculate import GuessChain, verify
@@ -253,12 +253,12 @@ class Generation:
         """What a window teaches of the route."""
         if not rows or self._is_disturbed:
             return None
-        compute_s, took_s = 1e-6 * sum(timing.compute_us for timing in rows[0].timings), None
+        computed, took_s = [1e-6 * timing.compute_us for timing in rows[0].timings], None
         head = self._head
         if head is not None and rows[0].position == head.position:
             self._head, took_s = None, now - head.sent_at
             self._pace.note(took_s)
-        return Timing(rows[0].count, took_s, compute_s)
+        return Timing(rows[0].count, took_s, sum(computed), max(computed, default=0.0))
 
     def _decide(self, rows: list[Step], logits_TV: NDArray[np.float32]) -> list[Drawn]:
         guessed = self._chain.guessed

@@ -24,6 +24,7 @@ from manyhands.origin.repair_plan import Event
 from manyhands.origin.request_routes import RequestRoutes
 from manyhands.origin.reuse import Resumed, Reuse
 from manyhands.origin.route import Lease
+from manyhands.origin.route_costs import CostsOfRoutes
 from manyhands.origin.routes import FALLBACK, Routes
 from manyhands.origin.sampler import Constraint, Sampler
 from manyhands.origin.session import Session
@@ -57,6 +58,7 @@ class Origin:
         self.waiting = RoomQueue()
         self.reuse = Reuse(node.requests)
         self._acceptance = Acceptance()  # of drafts, over all requests
+        self._costs = CostsOfRoutes()
         self._ends = None if model.ends is None else EndsBatcher(model.ends, WIRE_DTYPES[model.precision], device)
         self._draft_model = draft_model
         if draft_model is not None:
@@ -162,6 +164,8 @@ class Origin:
         resumed = await self._resume(tenant, request, lease, around, adoption) if route is None else None
         answer.route, session, cached, redraw = resumed or Resumed(*await self._open(route, lease, around), "E0")
         around.opened(answer.route)
+        if isinstance(drafter, AutoDrafter):
+            drafter.share(self._costs.of(answer.route))
         answer.session = session
         answer.timings.open_s = time.monotonic() - began
         answer.exactness = max(cached, self._exactness(session))

@@ -1,0 +1,150 @@
+"""What steps take on a route: a round without drafts, and each further row. Shared by the requests that take it. Pure.
+
+Device steps that other requests share take longer, so what a row costs is judged by the least that was seen for each number of
+rows; a least rises slowly, for a route may become slower.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from manyhands.core import NodeId, Span
+from manyhands.route.offer import Offer
+
+_LEARN = 0.2  # of a new round's time in `token_s`
+_RISE = 1.01  # of a least time, at each new one of its kind
+_PLAIN_EVERY = 32  # rounds with drafts before one without, which keeps `token_s` true
+_EXPLORE = 0.004  # of the time of rounds without drafts may go into single drafts that are not known to pay
+_ASK_AGAIN = 32  # rounds after which a probe of which nothing came is made again
+MAX_ROUTES = 64  # remembered
+
+
+class Timing(NamedTuple):
+    """A window of `rows` rows came back; hops computed for `compute_s` in all, the busiest for `busiest_s` (0: they did not
+    say). `seconds` since it was sent, if nothing else was on its way then; else None."""
+
+    rows: int
+    seconds: float | None
+    compute_s: float
+    busiest_s: float = 0.0
+
+
+class _Least:
+    """The least time seen for each number of rows, and what a row costs by them."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, float] = {}
+
+    def note(self, rows: int, seconds: float) -> None:
+        self.of[rows] = min(self.of.get(rows, seconds) * _RISE, seconds)
+
+    @property
+    def row_s(self) -> float | None:
+        """By windows of several rows, each weighed by their number; None without one, or without one of a single row."""
+        one = self.of.get(1)
+        more = [(rows - 1, seconds - one) for rows, seconds in self.of.items() if rows > 1] if one is not None else []
+        return max(0.0, sum(r * s for r, s in more) / sum(r * r for r, _ in more)) if more else None
+
+
+class RouteCosts:
+    """Learnt by `learn` from every window that came back, and `rounds` from every round."""
+
+    def __init__(self) -> None:
+        self.token_s: float | None = None  # a round without drafts
+        self._computed, self._took = _Least(), _Least()
+        self._busiest_s: float | None = (
+            None  # what the busiest hop computes for a round without drafts, company and all
+        )
+        self._budget_s = 0.0  # for drafts that are not known to pay
+        self._drafting = 0  # rounds with drafts since one without
+        self._streams = self._due = 0  # that share the route; timings of rounds without drafts that are to come first
+        self._probed: int | None = None  # rounds since a probe
+
+    @property
+    def step_s(self) -> float:
+        """What hops compute in a step of one row; 0 where they do not say."""
+        return self._computed.of.get(1, 0.0)
+
+    @property
+    def row_s(self) -> float | None:
+        """What one more row costs: by what hops say they computed, else by how long windows were on their way."""
+        computed = self._computed.row_s
+        return self._took.row_s if computed is None else computed
+
+    @property
+    def share(self) -> float:
+        """The part of a round in which hops compute: so often does a step find a hop busy with another."""
+        return min(1.0, self.step_s / self.token_s) if self.step_s and self.token_s else 1.0
+
+    @property
+    def apart_s(self) -> float:
+        """What a step of their own costs drafts, for what finds a hop busy with it."""
+        return self.share * (self.step_s or self.token_s or 0.0)
+
+    def company(self, streams: int) -> float:
+        """How many of so many streams a row of one delays: those that find the busiest hop busy with it."""
+        busy = min(1.0, self._busiest_s / self.token_s) if self._busiest_s and self.token_s else self.share
+        return 1.0 + (streams - 1) * busy
+
+    def wants_plain(self, streams: int) -> bool:
+        """Whether it is time for a round without drafts: more streams share the route than when it was timed, say."""
+        if streams > self._streams:
+            self._due = 2 * (streams - 1)
+        self._streams = streams
+        return self._due > 0 or self._drafting >= _PLAIN_EVERY
+
+    def may_explore(self, cost_s: float) -> bool:
+        """Whether a draft that will cost so much may be sent to see if it is right; what it costs has been saved up."""
+        return self._budget_s >= cost_s
+
+    def explores(self, cost_s: float) -> None:
+        """A draft was sent to see if it is right."""
+        self._budget_s -= cost_s
+
+    def may_probe(self) -> bool:
+        """Whether a window is to find out what a row costs: none is under way that does."""
+        return self._probed is None or self._probed >= _ASK_AGAIN
+
+    def probes(self) -> None:
+        """A window with drafts was sent, and will show what a row costs."""
+        self._probed = 0
+
+    def rounds(self, has_drafts: bool) -> None:
+        """A round is over."""
+        self._drafting = self._drafting + 1 if has_drafts else 0
+        if self.token_s and not has_drafts:
+            self._budget_s = min(self._budget_s + _EXPLORE * self.token_s, 4 * self.token_s)
+        if self._probed is not None:
+            self._probed += 1
+
+    def learn(self, timing: Timing) -> None:
+        """A window came back."""
+        if timing.compute_s:
+            self._computed.note(timing.rows, timing.compute_s)
+        if timing.seconds is None:
+            return
+        self._took.note(timing.rows, timing.seconds)
+        if timing.rows == 1:
+            self._due = max(0, self._due - 1)
+            self.token_s = _moved(self.token_s, timing.seconds)
+            self._busiest_s = _moved(self._busiest_s, timing.busiest_s)
+
+
+def _moved(estimate: float | None, seconds: float) -> float:
+    return seconds if estimate is None else estimate + _LEARN * (seconds - estimate)
+
+
+class CostsOfRoutes:
+    """The costs of the routes that an origin used last."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[tuple[NodeId, Span], ...], RouteCosts] = OrderedDict()
+
+    def of(self, route: Sequence[Offer]) -> RouteCosts:
+        """Those of a route of these nodes and spans; new ones if it is not among the last MAX_ROUTES."""
+        key = tuple((offer.node, offer.info.span) for offer in route)
+        costs = self._known.setdefault(key, RouteCosts())
+        self._known.move_to_end(key)
+        if len(self._known) > MAX_ROUTES:
+            self._known.popitem(last=False)
+        return costs
