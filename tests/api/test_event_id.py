@@ -12,7 +12,9 @@ from manyhands.origin.adoption import HopMark
 SECRET, STREAM = b"s" * 32, b"t" * 16
 ROUTE = (HopMark("a1" * 6, 0, 300), HopMark("b2" * 6, 300, 301))
 POSITION = Position(
-    STREAM, 1, 2**32 - 1, 2**64 - 1, b"s" * 16, b"r" * 8, b"c" * 8, (Reached(1 << 20, 200, 0, True, ROUTE), Reached())
+    *(STREAM, 1, 2**32 - 1, 2**64 - 1, b"s" * 16, b"r" * 8, b"c" * 8),
+    (Reached(1 << 20, 200, 0, True, ROUTE), Reached()),
+    exactness="E2",
 )
 
 

@@ -332,3 +332,26 @@ def test_a_wrong_handle_costs_what_no_handle_costs(folder: Path) -> None:
             assert counts[0] == counts[1] == counts[2]
 
     play(main)
+
+
+def test_streams_that_go_on_again_and_again_leave_nothing_behind(folder: Path) -> None:
+    """Forty streams, each cut and adopted: no hop, no origin and no log budget holds more than what may be parked."""
+
+    async def main() -> None:
+        params = replace(LONG, logprobs=None, max_tokens=4)
+        async with swarm_of(folder, "0-2,3-5") as swarm, another(swarm) as other:
+            for number in range(40):
+                handle = number.to_bytes(16, "big")
+                answer = swarm.origin.answer(swarm.origin.request_ids(PROMPT, params))
+                async with contextlib.aclosing(swarm.origin.stream(answer, adoption=Adoption(handle))) as stream:
+                    await anext(stream)
+                await go_on(other, params, answer, 1, handle=handle)
+            await asyncio.sleep(0.1)
+            for node in swarm.hops:
+                host = node.hosts[0]
+                assert not (host._places or host._by_hop or host._opening or host.engine._sessions)
+                assert 0 < len(host.parking) <= 2 * MAX_PARKED_PER_OWNER and len(host._owners._held) == 0
+                assert len(node.worker.logs._parked) == len(host.parking) and not node.worker.logs._logs
+            assert not swarm.origin.node.requests.active and not other.node.requests.active
+
+    play(main)

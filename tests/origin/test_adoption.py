@@ -71,27 +71,27 @@ def rows_run(swarm: MemorySwarm) -> list[int]:
 @pytest.mark.parametrize("ends", ["origin", "edges"])
 @pytest.mark.parametrize("path", ["ring", "star"])
 def test_another_origin_goes_on(qwen3: Path, ends: EndsAt, path: PathKind) -> None:
-    """Cut after 1, 2, all but one and all tokens: nothing is computed again but the last position, odds are the same."""
+    """Cut after 1, 9 and all tokens: nothing is computed again but the last position, odds are the same."""
     params = LONG if ends == "origin" else replace(LONG, logprobs=None)
 
     async def main() -> None:
         async with swarm_of(qwen3, "0-1,2-3,4-5", ends=ends) as swarm, another(swarm) as other:
             whole = await swarm.origin.complete(swarm.origin.request_ids(PROMPT, params))
-            for tokens in (1, 2, 9, 23, 24):
+            for tokens in (1, 9, 24):
                 cut = await begin(swarm.origin, params, tokens, path=path)
                 before = rows_run(swarm)
                 answer = await go_on(other, params, cut, tokens, path=path)
                 assert answer.token_ids == whole.token_ids and answer.redrawn == tokens
                 done = [now - then for now, then in zip(rows_run(swarm), before, strict=True)]
                 assert all(rows <= 26 - tokens for rows in done), (tokens, done)
-                again = await go_on(other, params, cut, tokens, path=path)
-                assert again.token_ids == whole.token_ids
+            worse = Adoption(HANDLE, marks_of(cut), 24, "E2")  # part of it was computed in another class
+            again = await other.complete(other.request_ids(PROMPT, params), path=path, adoption=worse)
+            assert (again.token_ids, again.exactness, answer.exactness) == (whole.token_ids, "E2", "E0")
 
     play(main)
 
 
-@pytest.mark.parametrize("lost", range(1, 8))
-@pytest.mark.parametrize("log_bytes", [0, 1 << 20])
+@pytest.mark.parametrize(("lost", "log_bytes"), [*((lost, 1 << 20) for lost in range(1, 8)), (2, 0), (5, 0)])
 def test_hops_that_have_lost_it(qwen3: Path, lost: int, log_bytes: int) -> None:
     """Any set of hops has dropped it, with logs and without: rebuilt, or computed anew; the text is the same."""
 
@@ -112,7 +112,7 @@ def test_hops_that_have_lost_it(qwen3: Path, lost: int, log_bytes: int) -> None:
     play(main)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(3, 12))])
 def test_an_origin_that_dies(qwen3: Path, seed: int) -> None:
     """At a random token, with drafts in flight, perhaps after a repair: its hops keep the session, another origin adopts it."""
     draw = random.Random(seed)

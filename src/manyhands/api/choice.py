@@ -277,8 +277,8 @@ class Choice:
 
     def progress(self, *, is_done: bool) -> ChoiceProgress:
         """How far it is, for the id of its next event."""
-        hops = self.job.hops if self.job is not None else ()
-        return ChoiceProgress(self.num_tokens, self.reasoning_tokens, hops, is_done)
+        hops, exactness = (self.job.hops, self.job.exactness) if self.job is not None else ((), "E0")
+        return ChoiceProgress(self.num_tokens, self.reasoning_tokens, hops, is_done, exactness)
 
     def join(self, stream: Stream, index: int) -> "Choice":
         """Be choice `index` of `stream`, which may have begun in an earlier attempt. Returns itself."""

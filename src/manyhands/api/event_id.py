@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from manyhands.core import Exactness
 from manyhands.errors import BadRequest
 from manyhands.origin.adoption import HopMark
 
@@ -35,7 +36,7 @@ NODE_BYTES: Final = 6
 MAX_ID_CHARS: Final = 32 << 10
 _HEAD = struct.Struct(f">B{STREAM_BYTES}s{ATTEMPT_BYTES}sI")
 _FIXED = struct.Struct(f">IIQ{SALT_BYTES}s{DIGEST_BYTES}s{DIGEST_BYTES}sB")
-_USAGE_TOLD = 1
+_USAGE_TOLD, _IS_E2 = 1, 2
 
 
 class BadEventId(BadRequest):
@@ -60,7 +61,8 @@ class Reached(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What an id says. `request` and `caller` are digests; times are Unix seconds. `salt`: random, of the stream."""
+    """What an id says. `request` and `caller` are digests; times are Unix seconds. `salt`: random, of the stream. `exactness`
+    is the least of its choices."""
 
     stream: bytes
     created: int
@@ -71,6 +73,7 @@ class Position:
     caller: bytes
     choices: tuple[Reached, ...]
     is_usage_told: bool = False
+    exactness: Exactness = "E0"
 
     @property
     def num_events(self) -> int:
@@ -142,7 +145,7 @@ def _nonce(event: int) -> bytes:
 def _pack(position: Position) -> bytes:
     routes = list(dict.fromkeys(choice.route for choice in position.choices))
     numbers = {route: index for index, route in enumerate(routes)}
-    flags = _USAGE_TOLD * position.is_usage_told
+    flags = _USAGE_TOLD * position.is_usage_told + _IS_E2 * (position.exactness != "E0")
     out = bytearray(
         _FIXED.pack(
             position.created, position.told, position.seed, position.salt, position.request, position.caller, flags
@@ -199,7 +202,8 @@ def _unpack(stream: bytes, data: bytes) -> Position:
     created, told, seed, salt, request, caller, flags = _FIXED.unpack(plain.take(_FIXED.size))
     routes = [tuple([plain.hop() for _ in range(plain.number())]) for _ in range(plain.number())]
     choices = tuple([_reached(plain, routes) for _ in range(plain.number())])
-    return Position(stream, created, told, seed, salt, request, caller, choices, bool(flags & _USAGE_TOLD))
+    exactness: Exactness = "E2" if flags & _IS_E2 else "E0"
+    return Position(stream, created, told, seed, salt, request, caller, choices, bool(flags & _USAGE_TOLD), exactness)
 
 
 def _reached(plain: _Plain, routes: Sequence[tuple[HopMark, ...]]) -> Reached:

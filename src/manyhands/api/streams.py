@@ -31,7 +31,7 @@ from manyhands.api.event_id import (
     unseal,
 )
 from manyhands.api.run import Ask, Caller
-from manyhands.core import ModelId
+from manyhands.core import Exactness, ModelId
 from manyhands.errors import Conflict
 from manyhands.origin.adoption import Adoption, HopMark
 from manyhands.route.search import Offer
@@ -143,6 +143,7 @@ class ChoiceProgress(NamedTuple):
     thoughts: int = 0
     hops: Sequence[Offer] = ()
     is_done: bool = False
+    exactness: Exactness = "E0"
 
 
 class Stream:
@@ -162,6 +163,7 @@ class Stream:
         self._sealer, self._handle, self._wall_clock, self._running = sealer, handle, wall_clock, running
         self._made = [0] * len(position.choices)  # events, told or skipped
         self._choices = list(position.choices)
+        self._exactness = position.exactness
         self._routes: dict[int, tuple[Sequence[Offer], tuple[HopMark, ...]]] = {}
         self._turn = asyncio.Lock()  # held while an event is told: an id counts what was told before it
         self._work: asyncio.Task[None] | None = None
@@ -183,7 +185,8 @@ class Stream:
         """`ask` for a choice of this attempt: what an earlier one was charged for is not charged again."""
         paid = len(ask.prompt) + self.had(index).tokens if self._is_free else 0
         handle = derive(self._handle, "choice", index.to_bytes(4, "big"))[:16]
-        adoption = Adoption(handle, self.had(index).route, self.had(index).tokens)
+        had = self.had(index)
+        adoption = Adoption(handle, had.route, had.tokens, self.position.exactness)
         return replace(ask, paid_tokens=paid, adoption=adoption, is_resumed=self.is_resumed)
 
     def names(self, index: int) -> bytes:
@@ -229,6 +232,7 @@ class Stream:
     ) -> None:
         """Emit the next event of a choice, unless the client has it. `progress`: with this event."""
         async with self._turn:
+            self._exactness = max(self._exactness, progress.exactness)
             self._made[index] += 1
             reached, route = self._choices[index], self._route(index, progress.hops)
             if self._made[index] <= reached.events:
@@ -246,7 +250,9 @@ class Stream:
 
     def _with_id(self, event: "Event", *, is_usage_told: bool = False) -> "Event":
         choices, told = tuple(self._choices), int(self._wall_clock())
-        position = replace(self.position, told=told, choices=choices, is_usage_told=is_usage_told)
+        position = replace(
+            self.position, told=told, choices=choices, is_usage_told=is_usage_told, exactness=self._exactness
+        )
         line = b"id: %b\n" % self._sealer.seal(position)
         return line + event if isinstance(event, bytes) else chain((line,), event)
 

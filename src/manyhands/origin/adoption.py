@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from manyhands.core import NodeId, Span
+from manyhands.core import Exactness, NodeId, Span
 from manyhands.route.search import Offer
 
 
@@ -18,11 +18,13 @@ class HopMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """`handle`: the stream's secret (wire/handle.py). `tokens` of the answer were drawn, over `route` (empty: none yet)."""
+    """`handle`: the stream's secret (wire/handle.py). `tokens` of the answer were drawn, over `route` (empty: none yet), which
+    has been `exactness` so far."""
 
     handle: bytes
     route: tuple[HopMark, ...] = ()
     tokens: int = 0
+    exactness: Exactness = "E0"
 
 
 def resolve(marks: Sequence[HopMark], offers: Sequence[Offer]) -> tuple[Offer, ...]:

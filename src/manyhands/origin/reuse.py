@@ -87,7 +87,7 @@ class Reuse:
         redraw = adoption.tokens if last.has_log else 0
         if not redraw:  # which tokens they were is not known here: they are drawn anew, from the end of the prompt on
             session.begins_at = min(session.begins_at, own)
-        return Resumed(_offers(session), session, "E0", redraw)
+        return Resumed(_offers(session), session, adoption.exactness, redraw)
 
     async def _open(self, before: Sequence[Offer], resume: Resume, lease: Lease, around: Around) -> Session:
         """A hop that refuses or is gone is replaced, each once; the others begin with what they have."""

@@ -117,7 +117,8 @@ def _events(gateway: Gateway, ask: Ask, prompt: str | None, stream: Stream, *, d
                 async for frame in frames:
                     make = partial(event_pieces, frame.data, frame.event)
                     if frame.event in REPEATED:
-                        progress = ChoiceProgress(run.job.completion_tokens, 0, run.job.hops, frame.event == "done")
+                        job, is_done = run.job, frame.event == "done"
+                        progress = ChoiceProgress(job.completion_tokens, 0, job.hops, is_done, job.exactness)
                         await stream.tell(0, emit, make, progress)
                     elif not stream.is_behind(0):
                         await emit(make())
