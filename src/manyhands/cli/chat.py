@@ -58,8 +58,9 @@ async def _from_swarm(
     model: str, ticket: str, params: SamplingParams, computing: options.Computing, routing: options.RouteOptions
 ) -> "AsyncIterator[Source]":
     """This process as an origin of the swarm of `ticket`."""
-    from manyhands.cli.chat_source import OriginSource
-    from manyhands.cli.swarm_origin import swarm_origin
+    with doing(f"reading {model}" if model else "calling the swarm"):
+        from manyhands.cli.chat_source import OriginSource
+        from manyhands.cli.swarm_origin import swarm_origin
 
     async with swarm_origin(model, ticket, computing, routing) as origin:
         names = [] if model else [offer.info.model_name for offer in await origin.routes.offers(())]

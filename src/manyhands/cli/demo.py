@@ -60,10 +60,10 @@ def demo(
 
 def _fetched(model: str) -> str:
     """The model to use, fetched to this machine: as named, else smollm2, else the one that needs no fetching."""
-    from manyhands.config import home_from_env
-    from manyhands.weights.fetch import resolve_model
-
     with doing(f"looking for {model or MODEL}") as screen:
+        from manyhands.config import home_from_env
+        from manyhands.weights.fetch import resolve_model
+
         try:
             resolve_model(model or MODEL, None, True, home_from_env(), screen)
         except ManyhandsError as error:

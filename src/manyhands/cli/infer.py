@@ -8,6 +8,7 @@ import typer
 
 from manyhands.cli import options
 from manyhands.cli.client import ApiKey
+from manyhands.cli.progress import doing
 from manyhands.core import PathKind, SamplingParams
 from manyhands.errors import BadRequest
 
@@ -41,9 +42,10 @@ def infer(
     """Ask a swarm to go on from a prompt: by a gateway, or with --ticket as an origin of one's own."""
     params, path = sampling.params, computing.path_kind
     if ticket and not options.is_given(context, "api"):
-        from manyhands.cli.swarm_origin import swarm_origin
+        with doing(f"reading {model}" if model else "calling the swarm"):
+            from manyhands.cli.swarm_origin import swarm_origin
 
-        options.run(_infer(swarm_origin(model, ticket, computing, routing), prompt, params, path, as_json))
+            options.run(_infer(swarm_origin(model, ticket, computing, routing), prompt, params, path, as_json))
         return
     options.check_no_origin(context, OF_AN_ORIGIN)
     from manyhands.cli.infer_gateway import infer_by_gateway

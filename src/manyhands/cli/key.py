@@ -44,6 +44,10 @@ def list_(as_json: Json = False) -> None:
         shown = [{name: value for name, value in asdict(key).items() if name != "sha256"} for key in keys]
         typer.echo(json.dumps({"keys": shown}))
         return
+    if not keys:
+        typer.echo(
+            "no keys: this machine's gateway asks for none, and lets no other machine in (manyhands key add NAME)"
+        )
     for key in keys:
         limits = [f"{name} {value}" for name, value in asdict(key.quota).items() if value is not None]
         limits += [f"only {', '.join(key.models)}"] if key.models else []

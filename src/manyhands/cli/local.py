@@ -85,8 +85,9 @@ def local(
         computing.drafts,
         MAX_RUNNING if api else None,
     )
-    import_ahead(is_member=False, has_api=bool(api))
-    options.run(_serve(plan, planned, as_json) if api else _local(plan, prompt, params, path, faults, as_json))
+    with doing(f"reading {gateway.served_name(model)}"):
+        import_ahead(is_member=False, has_api=bool(api))
+        options.run(_serve(plan, planned, as_json) if api else _local(plan, prompt, params, path, faults, as_json))
 
 
 @dataclass(frozen=True, slots=True)

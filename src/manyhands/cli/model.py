@@ -31,14 +31,14 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Say what a model is: its family, how it is stored, its sizes at each precision, and its id."""
-    from manyhands.checkpoint.config_fields import parse_config
-    from manyhands.checkpoint.folder import read_config
-    from manyhands.checkpoint.manifest import build_manifest
-    from manyhands.place.kernels import predict_here
-    from manyhands.weights.fetch import resolve_model
-    from manyhands.weights.names import label
-
     with doing(f"reading {model}") as progress:
+        from manyhands.checkpoint.config_fields import parse_config
+        from manyhands.checkpoint.folder import read_config
+        from manyhands.checkpoint.manifest import build_manifest
+        from manyhands.place.kernels import predict_here
+        from manyhands.weights.fetch import resolve_model
+        from manyhands.weights.names import label
+
         folder = resolve_model(model, Span(0, 1), False, home_from_env(), progress)  # the manifest tells of the rest
         manifest = build_manifest(folder, progress, called=label(model))
         config = parse_config(read_config(folder))
@@ -112,15 +112,15 @@ def split(
     nodes: Annotated[int | None, typer.Option(help="Cut evenly into this many parts.")] = None,
 ) -> None:
     """Cut a model into folders that can each be served alone."""
-    from manyhands.checkpoint.config_fields import parse_config
-    from manyhands.checkpoint.folder import read_config
-    from manyhands.checkpoint.partition import ModelFacts
-    from manyhands.checkpoint.split import split_model
-    from manyhands.weights.fetch import resolve_model
-
     if (cut is None) == (nodes is None):
         raise BadRequest("give either --cut 0-3,4-7 or --nodes 2")
     with doing(f"reading {model}") as progress:
+        from manyhands.checkpoint.config_fields import parse_config
+        from manyhands.checkpoint.folder import read_config
+        from manyhands.checkpoint.partition import ModelFacts
+        from manyhands.checkpoint.split import split_model
+        from manyhands.weights.fetch import resolve_model
+
         folder = resolve_model(model, None, True, home_from_env(), progress)
         num_layers = ModelFacts.from_config(parse_config(read_config(folder))).num_layers
         spans = parse_cut(cut, num_layers) if cut is not None else even_cut(num_layers, nodes or 1)
@@ -139,13 +139,13 @@ def tiny(
     shard_mb: Annotated[float | None, typer.Option(help="Cut the weights into files of this size.")] = None,
 ) -> None:
     """Make a tiny model with random weights, for tests and demonstrations."""
-    from manyhands.worker.runner import needing_torch
-
-    with needing_torch("a tiny model"):
-        from manyhands.testing.tiny import make_tiny
-
     if out.exists():
         raise BadRequest(f"{out} exists already; name a folder that does not")
     shard_bytes = None if shard_mb is None else int(shard_mb * 1e6)
-    make_tiny(family, out, layers=layers, hidden=hidden, seed=seed, max_shard_bytes=shard_bytes)
+    with doing(f"making a tiny {family} of {layers} layers in {out}"):
+        from manyhands.worker.runner import needing_torch
+
+        with needing_torch("a tiny model"):
+            from manyhands.testing.tiny import make_tiny
+        make_tiny(family, out, layers=layers, hidden=hidden, seed=seed, max_shard_bytes=shard_bytes)
     typer.echo(str(out))

@@ -282,9 +282,12 @@ def defaults(found: Settings) -> dict[str, Any]:
 def precision_of(text: str, model: str) -> Precision:
     """What --dtype says of `model`; auto: as it is stored. Raises BadRequest, and ModelError of a file that is none."""
     if text == "auto":
-        from manyhands.place.shape import stored_precision
+        from manyhands.cli.progress import doing
 
-        return stored_precision(model, home_from_env())
+        with doing(f"reading {model}"):  # its config may be the hub's
+            from manyhands.place.shape import stored_precision
+
+            return stored_precision(model, home_from_env())
     if text not in PRECISIONS or text == "fp16":
         raise BadRequest(f"--dtype is {text!r}; on a CPU it is one of auto, bf16, fp32, w8, w4")
     return text

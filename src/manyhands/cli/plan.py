@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manyhands.cli import options
+from manyhands.cli.progress import doing
 from manyhands.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -42,26 +43,27 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Find the best placement of a model on machines and say what to expect of it, before loading."""
-    from manyhands.config import home_from_env
-    from manyhands.place.machines import parse_bytes
-    from manyhands.place.plan import Plans, Task, advice, find_plans, place
-    from manyhands.place.shape import look_up
-    from manyhands.place.whatif import what_if
-
     if strategy not in STRATEGIES:
         raise BadRequest(f"--strategy is {strategy!r}; it is one of {', '.join(STRATEGIES)}")
-    checkpoint = look_up(model, options.precision_of(dtype, model), home_from_env())
-    fleet = _fleet(checkpoint, machines, parse_bytes(memory) if memory else None)
-    length = tokens or min(DEFAULT_TOKENS, checkpoint.shape.context or DEFAULT_TOKENS)
-    task = Task(checkpoint.shape, fleet, length, prompt or min(DEFAULT_PROMPT, length))
-    wider = replace(task, fleet=fleet.with_machines(_added(add or [], fleet))) if add else task
-    plans = find_plans(wider)
-    if strategy != "measured":
-        plans = Plans((place(wider, strategy),), plans.alone, None)  # type: ignore[arg-type]
-    said = [advice(plans)]
-    if add:
-        said.append(what_if(find_plans(task), plans, {m.name for m in wider.fleet.machines[len(fleet.machines) :]}))
-    precisions = _precisions(checkpoint) if machines is None else {}
+    with doing(f"planning {model}"):
+        from manyhands.config import home_from_env
+        from manyhands.place.machines import parse_bytes
+        from manyhands.place.plan import Plans, Task, advice, find_plans, place
+        from manyhands.place.shape import look_up
+        from manyhands.place.whatif import what_if
+
+        checkpoint = look_up(model, options.precision_of(dtype, model), home_from_env())
+        fleet = _fleet(checkpoint, machines, parse_bytes(memory) if memory else None)
+        length = tokens or min(DEFAULT_TOKENS, checkpoint.shape.context or DEFAULT_TOKENS)
+        task = Task(checkpoint.shape, fleet, length, prompt or min(DEFAULT_PROMPT, length))
+        wider = replace(task, fleet=fleet.with_machines(_added(add or [], fleet))) if add else task
+        plans = find_plans(wider)
+        if strategy != "measured":
+            plans = Plans((place(wider, strategy),), plans.alone, None)  # type: ignore[arg-type]
+        said = [advice(plans)]
+        if add:
+            said.append(what_if(find_plans(task), plans, {m.name for m in wider.fleet.machines[len(fleet.machines) :]}))
+        precisions = _precisions(checkpoint) if machines is None else {}
     if as_json:
         told = {**_as_object(wider, plans, said), "precisions": [asdict(each) for each in precisions.values()]}
         typer.echo(json.dumps(told, allow_nan=False))

@@ -142,6 +142,12 @@ def clear_line() -> None:
         screen.clear()
 
 
+def end_lines() -> None:
+    """Nothing is shown from now on: what the command was started for is said."""
+    for screen in _shown:
+        screen.end()
+
+
 @contextmanager
 def doing(text: str, out: TextIO | None = None) -> Iterator[Screen]:
     """Show what is being done while the block runs. Inside another such block its line says `text` meanwhile."""

@@ -31,16 +31,16 @@ def quality(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Compare the predictions of two models, or of two precisions of one: KL divergence, likeliest token, perplexity."""
-    import numpy as np
-
-    from manyhands.place.resources import num_cores
-    from manyhands.weights.fetch import resolve_model
-    from manyhands.worker.quality import Predictor, compare, windows_of
-
     given = _read(text)
-    precisions = [precision_of(dtype, model) for dtype, model in ((dtype_a, a), (dtype_b, b))]
-    count = threads or num_cores()
     with doing(f"comparing {b} with {a}") as progress:
+        import numpy as np
+
+        from manyhands.place.resources import num_cores
+        from manyhands.weights.fetch import resolve_model
+        from manyhands.worker.quality import Predictor, compare, windows_of
+
+        precisions = [precision_of(dtype, model) for dtype, model in ((dtype_a, a), (dtype_b, b))]
+        count = threads or num_cores()
         folders = [resolve_model(model, None, True, home_from_env(), progress) for model in (a, b)]
         chosen = None if given is None else windows_of(folders, given, windows)
         right, other = (Predictor(folder, at, count) for folder, at in zip(folders, precisions, strict=True))

@@ -13,6 +13,7 @@ import typer
 from manyhands.cli import gateway, options
 from manyhands.cli.ahead import import_ahead
 from manyhands.cli.process import steady_memory
+from manyhands.cli.progress import doing, end_lines
 from manyhands.cli.runfile import run_file
 from manyhands.core import NodeAddr, Precision, Span
 from manyhands.errors import ManyhandsError
@@ -78,9 +79,10 @@ def serve(
             opened.plan(api),
             while_stdin,
         )
-        import_ahead(is_member=False, has_api=job.api.addr is not None)
         request = routing.for_api(options.settings().request, has_api=bool(api))
-        options.run(_serve(job, ticket, worker, request, as_json))
+        with doing(f"reading {model}"):
+            import_ahead(is_member=False, has_api=job.api.addr is not None)
+            options.run(_serve(job, ticket, worker, request, as_json))
     except ManyhandsError as error:
         if as_json:
             _say(True, "error", code=error.code, message=str(error))
@@ -114,7 +116,11 @@ class _Job:
             return here
         import asyncio
 
+<<<<<<< HEAD
         from manyhands.cli.progress import doing
+=======
+        from manyhands.config import home_from_env
+>>>>>>> d68b905 (Every command says what it does within half a second)
         from manyhands.weights.fetch import resolve_model
 
         with_ends = self.has_ends or self.api.addr is not None
@@ -221,6 +227,7 @@ async def _api(
 
 
 def _say(as_json: bool, event: str, **facts: str) -> None:
+    end_lines()
     if as_json:
         print(json.dumps({"event": event, **facts}), flush=True)
     elif event == "serving":
