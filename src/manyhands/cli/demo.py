@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from manyhands.cli import options
+from manyhands.cli.ahead import import_ahead
 from manyhands.cli.local import FaultInjector, InjectedFault, LocalPlan, local_swarm
 from manyhands.cli.progress import doing
 from manyhands.core import SamplingParams
@@ -54,6 +55,8 @@ def demo(
     warmth = 0.7 if name == FALLBACK else 0.3
     params = options.sampling_of(max_tokens=max_tokens, temperature=warmth, top_p=0.95, seed=seed)
     script = Script(name, prompt or (BEGINNING if name == FALLBACK else QUESTION), params)
+    with doing(f"reading {name}"):
+        import_ahead(is_member=False, has_api=False)
     if not options.run(_demo(script, nodes)):
         raise typer.Exit(1)
 

@@ -120,7 +120,7 @@ async def keep_telling(member: "Member", hosting: "Hosting", tell: Reporter) -> 
         for node in known.keys() - present.keys():
             tell("gone", f"{known[node]} has left", node=node)
         for node in present.keys() - known.keys():
-            tell("came", f"{present[node]} has come", node=node)
+            tell("came", f"{present[node]} has joined", node=node)
         known = present
 
 

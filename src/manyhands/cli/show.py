@@ -4,12 +4,15 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from manyhands.origin import Answer, Origin
 from manyhands.plain import one_line, without_controls
+
+if TYPE_CHECKING:
+    from manyhands.origin.repair_plan import Event
 
 
 async def show_answer(
@@ -32,13 +35,30 @@ async def show_answer(
                 print_route(answer)
                 typer.echo(lead, nl=False)
             for event in answer.events[shown_events:]:
-                told = one_line(f"[{event.kind} at token {event.at_token}: {event.detail}]", 600)
-                typer.secho(f"\n{told}", dim=True, err=True)
+                typer.secho(f"\n{told_of(event)}", dim=True, err=True)
             shown_events = len(answer.events)
             typer.echo(for_stdout(token.text), nl=False)
         on_token()
     if not as_json:
         typer.echo()
+
+
+def told_of(event: "Event") -> str:
+    """What happened to the route, as people say it."""
+    names = ", ".join(event.nodes) or "a node"
+    said = {
+        "shard_status": f"waiting for {names}: {event.detail.removeprefix('degraded: ')}",
+        "shard_failover": f"{names} goes on in place of {event.detail.partition(' -> ')[0]}",
+        "reshard": f"the layers are cut anew: {event.detail}",
+        "pipeline_aborted": f"given up: {event.detail}",
+    }.get(event.kind, event.detail)
+    return one_line(f"[at token {event.at_token}: {said}]", 600)
+
+
+def explained(exactness: str) -> str:
+    """An exactness class (docs/exactness.md) in a few words."""
+    same = {"E0": "the same bits on any nodes", "E2": "equal up to rounding: the nodes compute differently"}
+    return f"exactness {exactness}" + (f" ({same[exactness]})" if exactness in same else "")
 
 
 def for_stdout(text: str) -> str:
@@ -62,7 +82,7 @@ def print_figures(answer: Answer, load_s: float) -> None:
         f"first after {answer.timings.ttft_s:.3f} s" if answer.timings.ttft_s is not None else "",
         f"loaded in {load_s:.1f} s",
         _drafted(answer),
-        f"exactness {answer.exactness}",
+        explained(answer.exactness),
         f"finish: {answer.finish_reason}",
     ]
     typer.secho(" · ".join(p for p in parts if p), dim=True, err=True)

@@ -11,7 +11,7 @@ from manyhands.core import Span
 from manyhands.plain import one_line
 
 MIN_CELLS, MAX_CELLS = 12, 64  # of a strip; a deeper model, or a narrow terminal, has several layers in a cell
-OTHER_CELLS = 61  # of a row, beside its strip and name
+OTHER_CELLS = 63  # of a row, beside its strip and name
 MOST_DISTANCES = 8  # nodes in the table of round trips
 HELD_BY = "held by"
 _MARKS = {"serving": "█", "loading": "▒", "spare": "░"}
@@ -59,14 +59,14 @@ def _table(model: dict[str, Any], nodes: Sequence[dict[str, Any]], most: int) ->
     """A row for each span, its layers in line with those of the last row: by how many nodes each layer is held."""
     num_layers = model["layers"]
     groups = groups_of(num_layers, most)
-    right = [{"header": name, "justify": "right"} for name in ("sessions", "queue", "ms/layer", "rtt", "spoke")]
+    right = [{"header": name, "justify": "right"} for name in ("sessions", "queue", "ms/layer", "latency", "seen")]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("node", no_wrap=True)
     table.add_column(ruler(groups), no_wrap=True)
     table.add_column("layers", no_wrap=True)
     for column in right:
         table.add_column(**column, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("way", no_wrap=True)
+    table.add_column("link", no_wrap=True)
     for node in nodes:
         for span in node["spans"]:
             if (span["model_id"], span["precision"]) == (model["id"], model["precision"]):
@@ -77,7 +77,7 @@ def _table(model: dict[str, Any], nodes: Sequence[dict[str, Any]], most: int) ->
 
 def _distances(nodes: Sequence[dict[str, Any]]) -> Table | None:
     """Round trips from node to node as they state them, and uplinks; None while no two others have measured theirs."""
-    shown = [node for node in nodes if node["near"]][:MOST_DISTANCES]
+    shown = [node for node in nodes if node.get("near")][:MOST_DISTANCES]
     if len(shown) < 2:
         return None
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
