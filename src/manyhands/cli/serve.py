@@ -80,9 +80,7 @@ def serve(
             while_stdin,
         )
         request = routing.for_api(options.settings().request, has_api=bool(api))
-        with doing(f"reading {model}"):
-            import_ahead(is_member=False, has_api=job.api.addr is not None)
-            options.run(_serve(job, ticket, worker, request, as_json))
+        _start(job, ticket, worker, request, as_json)
     except ManyhandsError as error:
         if as_json:
             _say(True, "error", code=error.code, message=str(error))
@@ -116,17 +114,18 @@ class _Job:
             return here
         import asyncio
 
-<<<<<<< HEAD
-        from manyhands.cli.progress import doing
-=======
-        from manyhands.config import home_from_env
->>>>>>> d68b905 (Every command says what it does within half a second)
         from manyhands.weights.fetch import resolve_model
 
         with_ends = self.has_ends or self.api.addr is not None
         layers = span or self.span
         with doing(f"reading {self.model}") as bar:
             return await asyncio.to_thread(resolve_model, self.model, layers, with_ends, home_from_env(), bar)
+
+
+def _start(job: _Job, ticket: str, worker: "WorkerConfig", request: "RequestConfig", as_json: bool) -> None:
+    with doing(f"reading {job.model}"):
+        import_ahead(is_member=False, has_api=job.api.addr is not None)
+        options.run(_serve(job, ticket, worker, request, as_json))
 
 
 async def _serve(job: _Job, ticket_text: str, worker: "WorkerConfig", request: "RequestConfig", as_json: bool) -> None:
