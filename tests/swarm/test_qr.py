@@ -5,6 +5,7 @@ import re
 import pytest
 
 from manyhands.core import NodeAddr
+from manyhands.errors import BadRequest
 from manyhands.swarm.qr import MAX_CHARS, QUIET, qr_lines, qr_rows
 from manyhands.swarm.ticket import MAX_ADDRESSES, Ticket
 
@@ -34,5 +35,5 @@ def test_lines_of_a_terminal_show_every_module(is_coloured: bool) -> None:
 
 
 def test_a_text_beyond_what_a_camera_reads_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"{MAX_CHARS}"):
+    with pytest.raises(BadRequest, match=f"{MAX_CHARS}"):
         qr_rows("x" * (MAX_CHARS + 1))

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from manyhands.errors import BadRequest
+
 QUIET: Final = 4  # modules of margin that a reader wants (ISO/IEC 18004)
 MAX_CHARS: Final = 2000
 # Dark on light whatever the colours of the terminal: black on bright white.
@@ -10,11 +12,11 @@ _CELLS: Final = {("0", "0"): " ", ("1", "0"): "▀", ("0", "1"): "▄", ("1", "1
 
 
 def qr_rows(text: str) -> list[str]:
-    """The modules with their margin, a character each: 1 is dark. Raises ValueError for a text beyond MAX_CHARS."""
+    """The modules with their margin, a character each: 1 is dark. Raises BadRequest beyond MAX_CHARS."""
     import segno
 
     if len(text) > MAX_CHARS:
-        raise ValueError(f"{len(text)} characters; a QR code that a camera reads from a screen has at most {MAX_CHARS}")
+        raise BadRequest(f"{len(text)} characters; a QR code that a camera reads from a screen has at most {MAX_CHARS}")
     made = segno.make(text, error="l", micro=False)
     return ["".join("1" if module else "0" for module in row) for row in made.matrix_iter(border=QUIET)]
 
