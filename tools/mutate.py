@@ -42,7 +42,7 @@ MUTATIONS: Final = (
     Mutation(
         "routes ignore round trips",
         "origin/routes.py",
-        "self._learned.observe_rtt(me, peer, health.rtt_s, now)",
+        "self._learned.observe_rtt(me, peer, rtt_s, now)",
         "pass",
         ("member/test_live_routes.py",),
     ),
@@ -56,14 +56,14 @@ MUTATIONS: Final = (
     Mutation(
         "origins do not say the size of the lease",
         "origin/routes.py",
-        "admits=self._admits(rules), num_tokens=num_tokens, key=key)",
-        "admits=self._admits(rules), key=key)",
+        "self._admits(rules), num_tokens, key)",
+        "self._admits(rules), key=key)",
         ("member/test_live_routes.py",),
     ),
     Mutation(
         "spans say that they are idle",
-        "worker/serve.py",
-        "SpanLoad(self.num_sessions, len(self.engine.waiting()),",
+        "worker/engine.py",
+        "SpanLoad(num_sessions, len(self.waiting()),",
         "SpanLoad(0, 0,",
         ("member/test_live_routes.py",),
     ),
