@@ -47,7 +47,7 @@ def told_of(event: "Event") -> str:
     """What happened to the route, as people say it."""
     names = ", ".join(event.nodes) or "a node"
     said = {
-        "shard_status": f"waiting for {names}: {event.detail.removeprefix('degraded: ')}",
+        "shard_status": f"{names}: {event.detail.removeprefix('degraded: ').partition(': link to')[0]}",
         "shard_failover": f"{names} goes on in place of {event.detail.partition(' -> ')[0]}",
         "reshard": f"the layers are cut anew: {event.detail}",
         "pipeline_aborted": f"given up: {event.detail}",
