@@ -262,6 +262,8 @@ class ApiConfig:
     hosts: tuple[str, ...] = ()
     # Further names of models, ALIAS=MODEL: "gpt-4o=tales"; "*=tales" stands for every name that is not known.
     aliases: tuple[str, ...] = ()
+    # Let admins run hidden states through chosen layers: POST /api/process.
+    debug: bool = False
     url: str = "http://127.0.0.1:8000"
     key: str = field(default="", repr=False)
 

@@ -7,12 +7,21 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import manyhands
+from manyhands.api.choice import ModelFormats
+from manyhands.api.http.app import create_app
+from manyhands.api.http.server import serving
+from manyhands.api.native.process import process_router
+from manyhands.api.routers import compatible_routers
+from manyhands.cli.owner import owner_file
 from manyhands.client import backend
+from manyhands.client.layers import LayersRequest, own_layers
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
 from tests.api.served import MODEL, Served, make_model, served
 
@@ -162,6 +171,39 @@ def test_errors_are_ours(gateway: Served, client: manyhands.Client) -> None:
 def test_what_is_no_event_is_an_error() -> None:
     with pytest.raises(ManyhandsError, match="full"):
         backend._read({"error": {"message": "full", "code": "busy"}}, backend.Completion())
+
+
+def test_hidden_states_and_logits(client: manyhands.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a gateway that allows it, and by an origin of one's own: the same numbers."""
+    with pytest.raises(BadRequest, match="debug = true"):
+        client.hidden_states("hi", [0])
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    folder = make_model(tmp_path / "m")
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            it = await stack.enter_async_context(served(folder))
+            origin, gateway = it.swarm.origin, it.gateway
+            app = create_app(
+                gateway, routers=[*compatible_routers(gateway, ModelFormats(gateway)), process_router(gateway)]
+            )
+            addr = await stack.enter_async_context(serving(app, "127.0.0.1", 0))
+            with owner_file(tmp_path, addr.port, app.state.access.owner_secret):
+                async with manyhands.connect(f"http://{addr}") as owner:
+                    for prompt in ("hi", HI, [65, 66, 67]):
+                        told = await owner.ahidden_states(prompt, [0, 1, 2], logits=2)
+                        own = await own_layers(origin, LayersRequest(prompt, (0, 1, 2), 2))
+                        assert told.token_ids == own.token_ids and sorted(told.states) == [0, 1, 2]
+                        assert all(np.array_equal(told.states[at], own.states[at]) for at in told.states)
+                        assert told.logits is not None and own.logits is not None and told.logits.shape[0] == 2
+                        assert np.array_equal(told.logits, own.logits)
+                        assert [hop.layers for hop in told.route] == ["0", "1"]
+                    first = await owner.ahidden_states("hi", [0])
+                    assert sorted(first.states) == [0] and first.logits is None
+                    with pytest.raises(ManyhandsError, match="at is"):
+                        await owner.ahidden_states("hi", [-1])
+
+    asyncio.run(main())
 
 
 def test_the_import_is_fast() -> None:

@@ -21,6 +21,7 @@ from manyhands.api.http.server import serving
 from manyhands.api.jobs import History
 from manyhands.api.metrics import Metrics
 from manyhands.api.native.plan import plan_router
+from manyhands.api.native.process import process_router
 from manyhands.api.native.routes import native_router
 from manyhands.api.native.swarm import HopSpeeds, swarm_router, view_by_links
 from manyhands.api.openai.chat import openai_router
@@ -51,6 +52,7 @@ ADMIN = {
     "POST /api/workers/b/reassign": b'{"to": "0-1"}',
     "POST /api/keys": b'{"name": "b"}',
     "DELETE /api/keys/b": b"",
+    "POST /api/process": b'{"input_ids": [1]}',
 }
 
 
@@ -64,6 +66,7 @@ def make_app(gateway: Gateway, **options: Any) -> FastAPI:
         status_router(gateway, metrics),
         swarm_router(view),
         plan_router(gateway, view),
+        process_router(gateway),
     ]
     return create_app(gateway, routers=routers, **options)
 

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+from manyhands.api.delta import Delta
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.body import BadField
 from manyhands.api.openai.schema import ROUTE_WISHES
@@ -218,24 +219,6 @@ def _seed_of(seed: int, index: int) -> int:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-class Delta(NamedTuple):
-    """What one token adds: any of these may be empty."""
-
-    reasoning: str = ""
-    pieces: Sequence[Piece] = ()
-    token: Token | None = None
-
-    @property
-    def text(self) -> str | None:
-        """What it adds to the content, if it adds nothing else."""
-        if self.reasoning or len(self.pieces) > 1:
-            return None
-        if not self.pieces:
-            return ""
-        piece = self.pieces[0]
-        return piece.text if isinstance(piece, Content) else None
-
-
 class Choice:
     """Reads the text of one choice into thoughts, content and calls, and keeps them."""
 
@@ -256,12 +239,16 @@ class Choice:
         self.is_cut = False  # ended after its first call, as asked
         self.names = secrets.token_bytes(12)  # what the ids of its calls are made from
 
-    async def read(self, gateway: Gateway, ask: Ask) -> AsyncGenerator[Delta, None]:
+    async def read(self, gateway: Gateway, ask: Ask, *, with_progress: bool = False) -> AsyncGenerator[Delta, None]:
         """Run it: deltas as they come, the last one when all is said. Raises what ends it."""
         async with gateway.run(ask) as run:
             self.job, self._run = run.job, run
-            async with aclosing(run.tokens()) as tokens:
+            async with aclosing(run.happenings() if with_progress else run.tokens()) as tokens:
                 async for token in tokens:
+                    if token is None:
+                        if run.job.is_prefilling:
+                            yield Delta(is_progress=True)
+                        continue
                     delta = self._feed(token)
                     yield delta
                     if not self._is_parallel and self._tools is not None and self._tools.num_calls:

@@ -51,6 +51,7 @@ def job_object(job: Job) -> JobObject:
         "ended_unix_s": _rounded(job.ended),
         "prompt_tokens": job.prompt_tokens,
         "cached_tokens": job.cached_tokens,
+        "prefilled_tokens": job.prefilled_tokens,
         "completion_tokens": job.completion_tokens,
         "max_tokens": job.max_tokens,
         "exactness": job.exactness,
@@ -82,6 +83,13 @@ def timings_object(job: Job) -> JobObject:
         "per_token": job.waterfall.mean(),
         "hops": job.waterfall.hops(),
     }
+
+
+def prefill_object(job: Job, now_s: float) -> JobObject:
+    """How far a prompt has been computed, by llama.cpp's names: tokens, and ms since the request was admitted."""
+    started = job.created + (job.queue_s or 0.0)
+    counts = {"total": job.prompt_tokens, "cache": job.cached_tokens, "processed": job.prefilled_tokens}
+    return {**counts, "time_ms": round(1e3 * max(0.0, now_s - started), 1)}
 
 
 def drafting_object(job: Job) -> JobObject:

@@ -22,7 +22,7 @@ from manyhands.origin.sampler import Constraint
 from manyhands.route.offer import Offer, Rules
 from manyhands.wire.message import HopTiming
 
-Api = Literal["chat", "completions", "responses", "native", "messages", "ollama", "tokens"]
+Api = Literal["chat", "completions", "responses", "native", "messages", "ollama", "tokens", "debug"]
 # How often running requests are looked at for what happened to their routes: between two tokens nothing else tells of it.
 LOOK_S = 0.1
 # done: a finish reason · cancelled: the client left · refused: never admitted · failed: an error after that
@@ -91,6 +91,7 @@ class Job:
     completion_tokens: int = 0
     cached_tokens: int = 0  # of the prompt: an earlier request had them computed
     resumed: Resumption | None = None  # None: the first attempt
+    prefilled_tokens: int = 0  # of the prompt: computed by now, those cached among them; grows before the first token
     paid_tokens: int = 0  # of prompt and answer: an earlier attempt at the same stream was charged for them
     timings: Timings = field(default_factory=Timings)
     drafting: Drafting = field(default_factory=Drafting)
@@ -107,6 +108,11 @@ class Job:
     outcome: Outcome | None = None
     error: str | None = None  # the code of what failed (errors.py)
     ended: float | None = None
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether a part of the prompt has been computed, and not all of it."""
+        return 0 < self.prefilled_tokens < self.prompt_tokens
 
 
 class Observer(Protocol):
@@ -163,7 +169,8 @@ class Run:
                 self._follow()
 
     async def happenings(self) -> AsyncGenerator[Token | None, None]:
-        """As `tokens`, and None when something happened to the route while the next token is waited for."""
+        """As `tokens`, and None when something happened to the route, or more of the prompt was computed, while the next token
+        is waited for."""
         async with aclosing(self.tokens()) as tokens:
             while True:
                 pull = asyncio.ensure_future(_next(tokens))
@@ -180,9 +187,19 @@ class Run:
                 yield token
 
     def look(self) -> None:
-        """Tell of what happened to the route since the last token."""
+        """Tell of what happened to the route since the last token, and of the prompt before the first."""
+        self._note_prefill()
         if len(self.answer.events) > len(self.job.events):
             self._follow()
+
+    def _note_prefill(self) -> None:
+        job, session = self.job, self.answer.session
+        if session is None or job.prefilled_tokens == job.prompt_tokens:
+            return
+        done = job.prompt_tokens if self.answer.token_ids else max(session.begins_at, session.returns.reached)
+        if (done := min(done, job.prompt_tokens)) > job.prefilled_tokens:
+            job.prefilled_tokens = done
+            self._wake()
 
     def finish(self, reason: FinishReason) -> None:
         """The consumer has all it wants, and pulls no more: the job is done and not cancelled."""
@@ -204,6 +221,7 @@ class Run:
     def _follow(self) -> None:
         """Copy what may be shown from the answer, and report new events."""
         job, answer = self.job, self.answer
+        self._note_prefill()
         job.route, job.exactness, job.finish_reason = answer.route, answer.exactness, answer.finish_reason
         job.timings, job.repairs, job.drafting = answer.timings, answer.repairs, answer.drafting
         job.cached_tokens, job.routing = answer.cached_tokens, answer.routing
@@ -223,6 +241,10 @@ class Run:
         for event in fresh:
             for observer in self._observers:
                 observer.event(self.job, event)
+        self._wake()
+
+    def _wake(self) -> None:
+        """There is something to tell before the next token."""
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 

@@ -76,11 +76,17 @@ def waiting_for(job: Mapping[str, Any] | None) -> str:
         return "looking for nodes that serve every layer"
     last = job["events"][-1] if job["events"] else None
     if last is None or last["kind"] != "shard_status":
-        first = "reading the prompt" if not job["completion_tokens"] else "waiting for the next word"
+        first = "waiting for the next word" if job["completion_tokens"] else f"reading the prompt{_read(job)}"
         return f"{first} on {', '.join(hop['name'] for hop in job['hops'])}"
     layers = {hop["name"]: hop["layers"] for hop in [*job["route"], *job["hops"]]}
     lost = [f"{name} (layers {layers[name]})" if name in layers else name for name in last["nodes"]]
     return f"waiting for {', '.join(lost) or 'a node'}, or another node with its layers"
+
+
+def _read(job: Mapping[str, Any]) -> str:
+    """How much of the prompt is read, where that is known."""
+    done, size = job.get("prefilled_tokens", 0), job.get("prompt_tokens", 0)
+    return f", {100 * done // size} % of {size} tokens," if 0 < done < size else ""
 
 
 class Paragraphs:

@@ -206,6 +206,10 @@ async def api_for(
 
         def make_app() -> "FastAPI":
             routers = [*_routers(gateway, history, metrics, view or view_by_links(gateway, speeds)), *more]
+            if found.api.debug:
+                from manyhands.api.native.process import process_router
+
+                routers.append(process_router(gateway))
             return create_app(gateway, keys=_keys(), routers=routers, cors=cors, hosts=hosts)
 
         app = await asyncio.to_thread(

@@ -2,9 +2,11 @@
 
 client.py    Client and TextStream: sync and async faces of one event loop in a thread
 backend.py   where answers come from: this process as the origin of a ticket's swarm, or a gateway
+layers.py    hidden states and logits, from either
 """
 
-from manyhands.client.backend import Completion, ServedHop, TextDelta
+from manyhands.client.backend import Completion, TextDelta
 from manyhands.client.client import Client, TextStream, connect, local_swarm
+from manyhands.client.layers import LayerStates, ServedHop
 
-__all__ = ["Client", "Completion", "ServedHop", "TextDelta", "TextStream", "connect", "local_swarm"]
+__all__ = ["Client", "Completion", "LayerStates", "ServedHop", "TextDelta", "TextStream", "connect", "local_swarm"]

@@ -1,25 +1,16 @@
 """Where a client's answers come from: this process as the origin of a ticket's swarm, or a gateway's OpenAI API."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from manyhands.client.layers import LayersRequest, LayerStates, Prompt, ServedHop, gateways_layers, own_layers
 from manyhands.core import PathKind, SamplingParams
 
 if TYPE_CHECKING:
     from manyhands.origin import Answer, Origin, Token
-
-Prompt = str | Sequence[Mapping[str, str]]
-
-
-class ServedHop(NamedTuple):
-    """A node that had a part in an answer, and its layers."""
-
-    name: str
-    node: str
-    layers: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +76,10 @@ class AnswerSource(Protocol):
         """The answer as it grows; fills `made` but its texts. Closing it ends the request. Raises ManyhandsError."""
         ...
 
+    async def layers(self, asked: LayersRequest) -> LayerStates:
+        """Hidden states and logits. Raises ManyhandsError."""
+        ...
+
 
 class SwarmAnswers:
     """This process is the origin."""
@@ -106,6 +101,9 @@ class SwarmAnswers:
                     yield self._piece(token)
         finally:
             _tell(answer, made)
+
+    async def layers(self, asked: LayersRequest) -> LayerStates:
+        return await own_layers(self._origin, asked)
 
     def _piece(self, token: "Token") -> TextDelta:
         if token.logprob is None:
@@ -150,6 +148,9 @@ class GatewayAnswers:
             async for _, event in events:
                 for piece in _read(event, made):
                     yield piece
+
+    async def layers(self, asked: LayersRequest) -> LayerStates:
+        return await gateways_layers(self._url, self._key, self._model, asked)
 
 
 def _body(asked: PythonRequest, model: str | None) -> tuple[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -20,13 +20,13 @@ from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 from manyhands.client.backend import (
     AnswerSource,
     Completion,
-    Prompt,
     PythonRequest,
     TextDelta,
     gateway_backend,
     local_backend,
     ticket_backend,
 )
+from manyhands.client.layers import LayersRequest, LayerStates, Prompt
 from manyhands.core import PathKind, SamplingParams
 from manyhands.errors import BadRequest
 
@@ -105,6 +105,25 @@ class Client:
         """The answer piece by piece, by `for` or `async for`. Raises BadRequest for parameters that cannot be."""
         params = SamplingParams(**{"seed": secrets.randbits(53), **drawn})  # type: ignore[arg-type]
         return TextStream(self, PythonRequest(prompt, params, path))
+
+    def hidden_states(
+        self, prompt: Prompt | Sequence[int], layers: Sequence[int] = (), *, logits: int = 0
+    ) -> LayerStates:
+        """The hidden states that enter `layers` (the number of layers: those that leave the last one), and the logits of the
+        last `logits` tokens of a text, a conversation, or token ids.
+
+        A gateway gives them to admins, where its operator allows it ([api] debug). Raises ManyhandsError.
+        """
+        return self._submit(self._layers(LayersRequest(prompt, tuple(layers), logits))).result()
+
+    async def ahidden_states(
+        self, prompt: Prompt | Sequence[int], layers: Sequence[int] = (), *, logits: int = 0
+    ) -> LayerStates:
+        """As `hidden_states`."""
+        return await asyncio.wrap_future(self._submit(self._layers(LayersRequest(prompt, tuple(layers), logits))))
+
+    async def _layers(self, asked: LayersRequest) -> LayerStates:
+        return await (await self._backend()).layers(asked)
 
     def models(self) -> list[str]:
         """The names of the models that can be asked."""

@@ -25,7 +25,7 @@ class OriginModel:
     ) -> None:
         self.folder, self.precision, self.ends_at = folder, precision, ends
         facts = describe(folder, precision)
-        self.num_layers, self.vocab_size = facts.num_layers, facts.vocab_size
+        self.num_layers, self.vocab_size, self.hidden_size = facts.num_layers, facts.vocab_size, facts.hidden_size
         self.context_length, self.arithmetic = facts.context_length, facts.arithmetic
         manifest = build_manifest(folder)
         self.id = manifest.id

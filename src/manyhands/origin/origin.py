@@ -89,6 +89,11 @@ class Origin:
         self.last_resort = Offer(self.node.address, self.node.transport.node, FALLBACK, info)
 
     @property
+    def ends(self) -> EndsBatcher | None:
+        """Embedding and head; None where the edges have them."""
+        return self._ends
+
+    @property
     def own_spans(self) -> list[Span]:
         """The layers that are computed on this node and nowhere else ([request] own_first, own_last)."""
         num_layers, config = self.model.num_layers, self.node.request

@@ -12,11 +12,11 @@ class Returns:
     """The results of one session that wait, and what is known of those on their way.
 
     `guess` numbers what is sent, anew in each epoch: results of older guesses are of no use. `sent_until` is the end of the
-    last step sent: what every hop should come to compute.
+    last step sent: what every hop should come to compute. `reached`: the end of the furthest that has come back.
     """
 
     def __init__(self) -> None:
-        self.guess = self.sent_until = 0
+        self.guess = self.sent_until = self.reached = 0
         self.results: deque[Step] = deque()
         self.timings: tuple[HopTiming, ...] = ()  # of the last step that brought rows, one a hop
         self.turn_s = 0.0  # from its send to its return
@@ -49,7 +49,7 @@ class Returns:
     def came(self, step: Step, num_hops: int) -> None:
         """A result came back over so many hops."""
         end = step.position + step.count
-        sent_at = self._sent_at.pop(end, None)
+        sent_at, self.reached = self._sent_at.pop(end, None), max(self.reached, min(end, self.sent_until))
         if step.count and sent_at is not None and len(step.timings) == num_hops:
             self.timings, self.turn_s = step.timings, time.monotonic() - sent_at
         self._learn_rows(step.timings if len(step.timings) == num_hops else (), end)

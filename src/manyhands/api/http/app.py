@@ -29,7 +29,7 @@ from manyhands.api.http.error import error_response, routing_error
 from manyhands.api.http.hosts import Hosts, check_json, single
 from manyhands.api.http.page import document, page_files, page_router
 from manyhands.api.http.reference import render
-from manyhands.api.http.route import LARGE_PATHS
+from manyhands.api.http.route import LARGE_PATHS, PROCESS_BYTES, PROCESS_PATH
 from manyhands.api.keys import keys_router
 from manyhands.api.trace import PARENT
 from manyhands.config import LimitsConfig
@@ -150,8 +150,8 @@ class HostGuard:
 class BodyGuard:
     """Admits clients with a key, and reads the body, within read_timeout_s, before a route runs.
 
-    A body has at most max_body_bytes on LARGE_PATHS, SMALL_BODY_BYTES elsewhere: those are parsed on the event loop. All
-    bodies that are held at once have MAX_BODIES times max_body_bytes.
+    A body has at most max_body_bytes on LARGE_PATHS. Elsewhere it is parsed on the event loop, and has SMALL_BODY_BYTES, or
+    PROCESS_BYTES. All bodies that are held at once have MAX_BODIES times max_body_bytes.
     """
 
     def __init__(self, app: ASGIApp, limits: LimitsConfig, access: Access, open_paths: frozenset[str]) -> None:
@@ -189,7 +189,9 @@ class BodyGuard:
 
     def _limit(self, path: str) -> int:
         limit = self._limits.max_body_bytes
-        return limit if path in LARGE_PATHS else min(limit, SMALL_BODY_BYTES)
+        if path in LARGE_PATHS:
+            return limit
+        return min(limit, PROCESS_BYTES if path == PROCESS_PATH else SMALL_BODY_BYTES)
 
     async def _read(self, headers: Mapping[str, str], receive: Receive, held: "_Held", limit: int) -> bytes | None:
         """The body, counted in `held` as it comes; None if the client left. Raises TooLarge before it is read where its length

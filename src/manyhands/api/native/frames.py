@@ -1,7 +1,8 @@
 """What the native stream says of a running request: lattice9's events and HearthNet's diagnostic frames. Run in, frames out.
 
 start · token … reshard · token … · done | error                       (L9-23, L9-R02)
-shard_status token_delta shard_failover pipeline_aborted, between them  (HN-40, HN-R01 §4.1), if asked for
+prefill, before the first; shard_status token_delta shard_failover pipeline_aborted, between them, if asked for (HN-40, HN-R01
+§4.1, LP-23)
 """
 
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from manyhands.api.http.encode import JsonText
-from manyhands.api.jobs import hop_object, in_ms, timings_object
+from manyhands.api.jobs import hop_object, in_ms, prefill_object, timings_object
 from manyhands.api.run import Job, Run
 from manyhands.origin import Token
 from manyhands.origin.repair_plan import Event
@@ -34,6 +35,7 @@ class EventEncoder:
         self._last_at = clock()
         self._events_told = 0
         self._repairs_told = 0
+        self._prefilled_told = 0
         self._hops: tuple[Offer, ...] = run.job.hops  # the route as it was last told
 
     def start(self, prompt: str | None) -> Frame:
@@ -77,7 +79,11 @@ class EventEncoder:
         return Frame("done", result_object(self._run))
 
     def news(self) -> Iterator[Frame]:
-        """Events that have not been told, against the route as it was before them."""
+        """Events that have not been told, against the route as it was before them; and how far the prompt is."""
+        done = self._job.prefilled_tokens
+        if self._diagnostics and self._prefilled_told < done and self._job.is_prefilling:
+            self._prefilled_told = done
+            yield Frame("prefill", prefill_object(self._job, time.time()))
         for event in self._job.events[self._events_told :]:
             self._events_told += 1
             yield from self._about(event)

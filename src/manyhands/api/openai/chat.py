@@ -16,6 +16,7 @@ from manyhands.api.event_id import BadEventId
 from manyhands.api.gateway import Gateway, OfferedModel
 from manyhands.api.http.route import body_of, caller_of, client_of, describe, last_event_of
 from manyhands.api.http.sse import DONE, Emit, EventStream, Single, Template, Watched, to_event
+from manyhands.api.jobs import prefill_object
 from manyhands.api.openai.forms import ChatForm, Form, TextForm
 from manyhands.api.openai.logprobs import Spelling
 from manyhands.api.preparation.desk import Prepared
@@ -100,6 +101,7 @@ class _Call:
     caller: Caller
     api: Api
     entry: Admitted
+    with_progress: bool  # tell how far the prompt is
 
     def envelope(self, **fields: Any) -> Object:
         print_ = f"fp_{self.voice.origin.model.id[:12]}_{self.voice.origin.model.precision}"
@@ -149,7 +151,8 @@ class OpenAI:
         prefix, kind = ("chatcmpl-", "chat.completion") if api == "chat" else ("cmpl-", "text_completion")
         plans = plans_of(self.voices, voice, made)
         name, created = (told.id, told.position.created) if told is not None else (uuid4().hex, int(time.time()))
-        call = _Call(self.gateway, voice, prefix + name, kind, made.model, created, plans, sender.caller, api, entry)
+        whose = (sender.caller, api, entry, made.given.get("return_progress", False))
+        call = _Call(self.gateway, voice, prefix + name, kind, made.model, created, plans, *whose)
         shape = form(Spelling(voice.grammars) if made.params.logprobs is not None else None)
         asked = [await call.choose(index) for index in range(len(plans))]
         await shape.prepare()
@@ -195,8 +198,8 @@ async def _stream(
 ) -> None:
     extra: Object = {"usage": None} if with_usage else {}
 
-    def enveloped(chunk: Object) -> Object:
-        return call.envelope(choices=[chunk], **extra, object=form.chunk_kind)
+    def enveloped(chunk: Object | None, **more: Any) -> Object:
+        return call.envelope(choices=[] if chunk is None else [chunk], **extra, object=form.chunk_kind, **more)
 
     async def run(index: int, ask: Ask, choice: Choice) -> None:
         plain = Template(enveloped(form.plain(index, Template.HOLE)))
@@ -206,7 +209,11 @@ async def _stream(
             await told.tell(index, emit, make, choice.progress(is_done=is_done))
 
         begin: list[Object | str] = [*form.begin(index)]
-        async for delta in choice.read(call.gateway, ask):
+        async for delta in choice.read(call.gateway, ask, with_progress=call.with_progress):
+            if delta.is_progress:
+                if index == 0 and not told.is_behind(0) and choice.job is not None:
+                    await emit(to_event(enveloped(None, prompt_progress=prefill_object(choice.job, time.time()))))
+                continue
             for chunk in begin + form.grow(index, choice, delta):
                 await tell(chunk)
             begin = []

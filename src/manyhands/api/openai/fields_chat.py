@@ -152,6 +152,17 @@ class _Sampling(TypedDict):
             ),
         ]
     ]
+    return_progress: NotRequired[
+        Annotated[
+            bool,
+            Shown(
+                "with `stream`: chunks without choices whose `prompt_progress` tells how far a long prompt is (`total`, "
+                "`cache`, `processed`, `time_ms`, as llama.cpp has it)",
+                [False],
+                [1, True],
+            ),
+        ]
+    ]
     n: NotRequired[
         Annotated[
             int,

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from manyhands.api.choice import Choice, Delta
+from manyhands.api.choice import Choice
+from manyhands.api.delta import Delta
 from manyhands.api.http.encode import JsonText
 from manyhands.api.jobs import drafting_object, timings_object
 from manyhands.api.openai.logprobs import ChatOdds, Odds, Spelling, TextOdds

@@ -13,7 +13,8 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 
-from manyhands.api.choice import Choice, Delta, ModelFormats
+from manyhands.api.choice import Choice, ModelFormats
+from manyhands.api.delta import Delta
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.encode import JsonRows, JsonText
 from manyhands.api.http.error import error_object

@@ -35,8 +35,9 @@ def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
     if speaker is None:
         message = f"model is missing: name one of {', '.join(desk.speakers) or 'none, as none is served'}"
         raise BadField(message, "model", "missing_required_parameter")
-    if "stream_options" in given and not given.get("stream", False):
-        raise BadField("stream_options is for stream: true", "stream_options")
+    for name in ("stream_options", "return_progress"):
+        if given.get(name) and not given.get("stream", False):
+            raise BadField(f"{name} is for stream: true", name)
     _check_schemas(given)
     made = PATHS[path](given, speaker, desk)
     if path not in COUNTING:

@@ -1,0 +1,190 @@
+"""POST /api/process: hidden states into and out of some layers, as JSON or Base64. For admins, where [api] debug is on.
+
+lattice9's path of a worker with InferD's tensors (IN-12, IN-20, L9-R04), over the sessions that requests use: admitted, charged
+and listed as a request of as many tokens as there are rows.
+"""
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from fastapi import APIRouter, Depends, Request, Response
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from manyhands.api.access import check_admin
+from manyhands.api.gateway import Gateway
+from manyhands.api.http.encode import JsonRows, JsonText
+from manyhands.api.http.route import caller_of
+from manyhands.api.http.sse import Single, Watched
+from manyhands.api.jobs import hop_object
+from manyhands.api.native.workers import find_worker
+from manyhands.api.run import Ask
+from manyhands.core import SamplingParams, Span
+from manyhands.errors import BadRequest, ProtocolError
+from manyhands.origin import Origin
+from manyhands.origin.layers import LayerRows, run_layers
+from manyhands.wire.message import DType, Payload
+from manyhands.wire.rows import numbers, read_rows, store
+from manyhands.worker.execute import WIRE_DTYPES
+
+MAX_ROWS: Final = 256
+# Of tensors in an answer: bytes as Base64, or numbers in lists, each of which is encoded and read for itself.
+MAX_BYTES: Final = 4 << 20
+MAX_NUMBERS: Final = 1 << 17
+_DTYPES: Final[dict[str, DType]] = {
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "float16": "fp16",
+    "fp32": "fp32",
+    "float32": "fp32",
+}
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class JsonTensor(BaseModel):
+    """Numbers in row order, little endian. A leading dimension of 1 (the batch) may stand."""
+
+    model_config = _STRICT
+    b64: str
+    dtype: str
+    shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_length=3)]
+
+
+class ProcessRequest(BaseModel):
+    """What to run. Either `input_ids`, which enter layer 0, or `hidden_states`."""
+
+    model_config = _STRICT
+    model: str | None = Field(None, description="One of /v1/models; may be left out where there is one.")
+    layers: str | list[int] | None = Field(None, description='"4-7", or [4, 5, 6, 7]; left out: all.')
+    input_ids: list[int] | None = None
+    hidden_states: JsonTensor | list[list[float]] | None = None
+    at: list[int] = Field([], max_length=256, description="Also the states that enter these layers.")
+    logits: int = Field(0, ge=0, description="Of so many last rows; the last layer must be among `layers`.")
+    is_first: bool | None = Field(None, description="lattice9's: must say whether there are input_ids.")
+    is_last: bool | None = Field(None, description="lattice9's: true asks for the logits of the last row.")
+    worker: str | None = Field(None, description="The node to run it on, by id, its first digits, or name.")
+    encoding: Literal["b64", "list"] = "b64"
+    request_id: str | None = Field(None, max_length=200, description="Comes back in the answer.")
+
+
+def process_router(gateway: Gateway) -> APIRouter:
+    """The path. Mount it only where the operator wants it ([api] debug)."""
+    router = APIRouter(prefix="/api", tags=["debug"], dependencies=[Depends(_admin)])
+
+    @router.post("/process", summary="Hidden states through some layers", response_model=None)
+    async def process(asked: ProcessRequest, request: Request) -> Response:
+        """The states that leave the last of `layers`, those at `at`, and logits, with the nodes that ran them."""
+
+        async def work() -> Single:
+            return Single(lambda: _answer(gateway, asked, request), gateway.limits)
+
+        return Watched(work(), request.state.release_body)
+
+    return router
+
+
+def _admin(request: Request) -> None:
+    check_admin(caller_of(request))
+
+
+async def _answer(gateway: Gateway, asked: ProcessRequest, request: Request) -> dict[str, Any]:
+    caller = caller_of(request)
+    entry = gateway.enter(caller, "debug")
+    name = _model_name(gateway, asked.model)
+    origin = await gateway.ensure(name)
+    span, given = _span(asked.layers, origin), _given(asked, origin)
+    num_logits = asked.logits or int(bool(asked.is_last))
+    _check_size(asked, origin, len(given), num_logits)
+    node = None if asked.worker is None else find_worker(gateway, asked.worker).node
+    prompt, params = range(len(given)), SamplingParams(max_tokens=1)
+    async with gateway.run(Ask(name, "debug", prompt, params, caller, entry=entry, is_fit=True)) as run:
+        made = await run_layers(origin, given, span, frozenset(asked.at), num_logits=num_logits, node=node)
+        run.job.finish_reason = "stop"
+        run.job.route = run.job.hops = made.hops
+        told = {"request_id": asked.request_id or run.job.id, "model": name, "layers": str(span)}
+        return {**told, **await _states(made, span, asked), "assignments": [hop_object(hop) for hop in made.hops]}
+
+
+def _model_name(gateway: Gateway, model: str | None) -> str:
+    if model is None and len(gateway.models) != 1:
+        raise BadRequest(f"model is missing: name one of {', '.join(gateway.models) or 'none'}")
+    return gateway.names.find(model or next(iter(gateway.models)), gateway.models)
+
+
+def _span(layers: str | list[int] | None, origin: Origin) -> Span:
+    if layers is None:
+        return Span(0, origin.model.num_layers)
+    if isinstance(layers, str):
+        return Span.parse(layers)
+    if not layers or layers != list(range(layers[0], layers[0] + len(layers))):
+        raise BadRequest('layers are one run of them, in order: "4-7" or [4, 5, 6, 7]')
+    return Span(layers[0], layers[-1] + 1)
+
+
+def _given(asked: ProcessRequest, origin: Origin) -> Sequence[int] | NDArray[np.uint8]:
+    """Token ids, or rows in the model's dtype."""
+    ids, states = asked.input_ids, asked.hidden_states
+    if (ids is None) == (states is None):
+        raise BadRequest("send either input_ids or hidden_states")
+    if asked.is_first is not None and asked.is_first != (ids is not None):
+        raise BadRequest("is_first says that the embedding runs here: true with input_ids, false with hidden_states")
+    given = ids if ids is not None else _rows(states, WIRE_DTYPES[origin.model.precision])
+    if len(given) > MAX_ROWS:
+        raise BadRequest(f"the input has {len(given)} rows; at most {MAX_ROWS} are run at once")
+    return given
+
+
+def _rows(states: JsonTensor | list[list[float]] | None, dtype: DType) -> NDArray[np.uint8]:
+    try:
+        if isinstance(states, JsonTensor):
+            kind, shape = _DTYPES[states.dtype], states.shape[-2:]
+            if len(states.shape) == 3 and states.shape[0] != 1:
+                raise BadRequest(f"hidden_states have the shape {states.shape}: one sequence is run at a time")
+            data = base64.b64decode(states.b64, validate=True)
+            told = numbers(read_rows(Payload(kind, shape[1], data), shape[0]), kind)
+        else:
+            with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as that
+                told = np.array(states, np.float32)
+        payload = store(told.reshape(len(told), -1), dtype)
+        return read_rows(payload, len(told))
+    except KeyError:
+        raise BadRequest(f"hidden_states are {states.dtype!r:.40}: send bf16, fp16 or fp32") from None  # type: ignore[union-attr]
+    except (ValueError, ProtocolError) as error:
+        raise BadRequest(f"hidden_states cannot be read: {error}") from None
+
+
+def _check_size(asked: ProcessRequest, origin: Origin, num_rows: int, num_logits: int) -> None:
+    """Raise BadRequest for an answer that would be too large, before anything runs."""
+    model, tensors = origin.model, 1 + len(set(asked.at))
+    states, logits = tensors * num_rows * model.hidden_size, num_logits * model.vocab_size
+    size, limit, unit = 4 * (states + logits), MAX_BYTES, "bytes"
+    if asked.encoding == "list":
+        size, limit, unit = states + logits, MAX_NUMBERS, "numbers"
+    if size > limit:
+        raise BadRequest(f"the answer would have {size} {unit}, at most {limit}: ask for fewer rows, layers or logits")
+
+
+async def _states(made: LayerRows, span: Span, asked: ProcessRequest) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for boundary, rows in sorted(made.states.items()):
+        told[str(boundary)] = await _tensor(numbers(rows, made.dtype), made.dtype, asked.encoding)
+    last = told[str(span.end)] if span.end in asked.at else told.pop(str(span.end))
+    logits = None if made.logits is None else await _tensor(made.logits, "fp32", asked.encoding)
+    return {"hidden_states": last, "states": told, "logits": logits}
+
+
+async def _tensor(values_TD: NDArray[np.float32], dtype: DType, encoding: str) -> Any:
+    """As JSON; between two turns of the event loop it does little."""
+    await asyncio.sleep(0)
+    if encoding == "b64":
+        data = base64.b64encode(store(values_TD, dtype).data).decode()
+        return {"b64": JsonText(data), "dtype": dtype, "shape": list(values_TD.shape)}
+    rows = JsonRows()
+    for row in values_TD:
+        rows.append(row.tolist())
+        await asyncio.sleep(0)
+    return rows
