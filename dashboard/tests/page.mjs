@@ -85,9 +85,36 @@ const checks = {
     });
     assert.equal(ran, "refused");
     complaints.length = 0; // of what was just tried
-    const began = await page.evaluate(() => performance.getEntriesByType("navigation")[0].domInteractive);
-    assert.ok(began < 10000, `interactive after ${began} ms`);
     await context.close();
+  },
+
+  async "the page is small, and soon takes what is typed"() {
+    const context = await browser.newContext();
+    const page = listen(await context.newPage());
+    const sizes = [];
+    page.on("response", async (one) => {
+      if (!new URL(one.url()).pathname.startsWith("/api")) sizes.push(one.request().sizes().then((told) => told.responseBodySize));
+    });
+    await page.goto(`${told.url}/`);
+    await page.waitForSelector("textarea:enabled");
+    const ms = await page.evaluate(() => performance.now());
+    const bytes = (await Promise.all(sizes)).reduce((sum, size) => sum + size, 0);
+    console.log(`interactive after ${ms.toFixed(0)} ms, ${bytes} bytes`);
+    assert.ok(bytes < 60000, `${bytes} bytes are loaded`);
+    assert.ok(ms < told.interactive_ms, `interactive after ${ms} ms, not ${told.interactive_ms}`);
+    await context.close();
+  },
+
+  async "how much of a long prompt is read is shown"() {
+    const page = await open("light", 1320, 860);
+    await page.goto(`${told.url}/`);
+    await page.waitForSelector(".nodes li");
+    const shown = page.waitForSelector("text=/Reading the prompt, \\d+ % of \\d+ tokens/");
+    await page.fill("textarea", "Once upon a time there was a king. ".repeat(80));
+    await page.keyboard.press("Enter");
+    await shown;
+    await page.waitForSelector(".figures");
+    await page.context().close();
   },
 
   async "chat streams, stops, and shows where the time goes"() {

@@ -39,6 +39,7 @@ export interface Answer {
   finish: string;
   numTokens: number;
   promptTokens: number;
+  prefilled: number; // prompt tokens computed by now
   cachedTokens: number;
   repairs: number;
   timings: Timings | null;
@@ -139,6 +140,7 @@ export async function ask(question: string): Promise<void> {
     finish: "",
     numTokens: 0,
     promptTokens: 0,
+    prefilled: 0,
     cachedTokens: 0,
     repairs: 0,
     timings: null,
@@ -224,6 +226,9 @@ class Teller {
       answer.exactness = data.exactness;
       answer.promptTokens = data.prompt_tokens;
       answer.cachedTokens = data.cached_tokens;
+    } else if (event === "prefill") {
+      answer.promptTokens = data.total;
+      answer.prefilled = data.processed;
     } else if (event === "token_delta") this.token(data.index, data.text, data.hops, data);
     else if (event === "token") {
       if (data.index >= this.next) this.token(data.index, data.token_text, [], NO_TIME);

@@ -1,0 +1,35 @@
+// Watches the swarm's page while a node joins and leaves. On stdin, lines: {url, chromium, began} first; "joined NAME" once it was
+// started, "left NAME" once it was stopped. Answers with a line for each step. Run by tests/test_page.py.
+import assert from "node:assert/strict";
+import { createInterface } from "node:readline";
+import { chromium } from "playwright-core";
+
+const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+const told = JSON.parse((await lines.next()).value);
+const browser = await chromium.launch({ executablePath: told.chromium, args: ["--no-sandbox"] });
+const page = await browser.newPage();
+page.setDefaultTimeout(90000);
+const foreign = [];
+page.on("request", (one) => one.url().startsWith(told.url) || foreign.push(one.url()));
+try {
+  await page.goto(`${told.url}/`);
+  await page.fill("textarea:enabled", "Once upon a time");
+  await page.keyboard.press("Enter");
+  await page.waitForSelector("[data-token]");
+  console.log(`token ${((Date.now() - told.began) / 1000).toFixed(2)}`);
+  await page.waitForSelector(".figures");
+  await page.click("nav >> text=Swarm");
+  await page.waitForSelector("tbody tr");
+  console.log("watching");
+  for await (const line of lines) {
+    const [happened, name] = line.split(" ");
+    await page.waitForSelector(`li.${happened}:has-text("${name} ${happened}")`);
+    const row = page.locator("tbody tr", { hasText: name });
+    if (happened === "joined") await row.first().waitFor();
+    console.log(`seen ${happened}`);
+  }
+  assert.deepEqual(foreign, [], "requests to other hosts");
+  console.log("every check passed");
+} finally {
+  await browser.close();
+}
