@@ -206,10 +206,7 @@ async def api_for(
 
         def make_app() -> "FastAPI":
             routers = [*_routers(gateway, history, metrics, view or view_by_links(gateway, speeds)), *more]
-            if found.api.debug:
-                from manyhands.api.native.process import process_router
-
-                routers.append(process_router(gateway))
+            routers += _debug_routers(gateway) if found.api.debug else []
             return create_app(gateway, keys=_keys(), routers=routers, cors=cors, hosts=hosts)
 
         app = await asyncio.to_thread(
@@ -218,6 +215,12 @@ async def api_for(
         bound = await stack.enter_async_context(serving(app, api.host, api.port, insecure=insecure))
         stack.enter_context(owner_file(home_from_env(), bound.port, app.state.access.owner_secret))
         yield f"http://{bound}"
+
+
+def _debug_routers(gateway: "Gateway") -> "list[APIRouter]":
+    from manyhands.api.native.process import process_router
+
+    return [process_router(gateway)]
 
 
 def _routers(gateway: "Gateway", history: "History", metrics: "Metrics", view: "SwarmView") -> "list[APIRouter]":
