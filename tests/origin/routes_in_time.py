@@ -153,6 +153,7 @@ class ReadyModel:
     """A ModelSource that is right with `chance` each, and always ready. A wrong guess is followed by wrong ones."""
 
     trouble = ""
+    draft_s = 0.0
 
     def __init__(self, truth: Sequence[int], chance: float, seed: int = 2) -> None:
         self._truth, self._chance, self._random = truth, chance, random.Random(seed)

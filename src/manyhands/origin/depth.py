@@ -116,14 +116,22 @@ class Depth:
             return False
         return True
 
-    def choose(self, ahead: Sequence[float], offered: Sequence[float], *, is_apart: bool, streams: int = 1) -> int:
+    def choose(
+        self,
+        ahead: Sequence[float],
+        offered: Sequence[float],
+        *,
+        is_apart: bool,
+        streams: int = 1,
+        draft_s: float = 0.0,
+    ) -> int:
         """How many of the drafts `offered` shall follow the guesses on their way `ahead` (both: chances to be right, each if
-        all before it are). `is_apart`: as a step of their own. `streams` share the route."""
+        all before it are). `is_apart`: as a step of their own. `streams` share the route. `draft_s`: what making one takes."""
         costs = self.costs
         if not costs.token_s:
             return 0
         if costs.row_s is None:
-            return self._probe(ahead, offered)
+            return self._probe(ahead, offered) if draft_s < costs.token_s else 0
         chance, tokens = 1.0, 1.0
         for each in ahead:
             chance *= each
@@ -131,7 +139,7 @@ class Depth:
         seconds = costs.token_s + costs.row_s * len(ahead)
         best, best_rate = 0, tokens / seconds
         cost = _MARGIN * costs.apart_s if is_apart else 0.0
-        row_cost_s = _MARGIN * costs.row_s * costs.company(streams)
+        row_cost_s = _MARGIN * (costs.row_s * costs.company(streams) + draft_s)
         for taken, each in enumerate(offered[: max(0, MAX_AHEAD - len(ahead))], 1):
             chance *= each
             tokens += chance

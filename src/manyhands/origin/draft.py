@@ -153,6 +153,10 @@ class ModelSource(Protocol):
     def trouble(self) -> str:
         """Why it drafts no more; "" if it does."""
 
+    @property
+    def draft_s(self) -> float:
+        """What a draft of it takes, its wait for others' drafts included; 0 while that is not known."""
+
     def begin(self, wake: Callable[[], None]) -> None:
         """As Drafter.begin."""
 
@@ -240,7 +244,8 @@ class AutoDrafter:
     def _choose(self, ahead: Sequence[float], kinds: Sequence[Kind], *, is_apart: bool) -> int:
         known = {kind: self._acceptance.chance(kind) for kind in set(kinds)}
         chances = [known[kind] for kind in kinds]
-        return self._depth.choose(ahead, chances, is_apart=is_apart, streams=self._streams())
+        draft_s = self._model.draft_s if self._model is not None and self._source == "model" else 0.0
+        return self._depth.choose(ahead, chances, is_apart=is_apart, streams=self._streams(), draft_s=draft_s)
 
     def _begin_round(self, ids: Sequence[int]) -> None:
         """Choose the source of a round that begins with a token that was not guessed."""

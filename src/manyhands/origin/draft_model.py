@@ -25,6 +25,7 @@ from manyhands.worker.runner import describe, load_ends, load_span
 
 BUDGET_S: Final = 1.0  # for one turn on the drafter's thread, others' turns included; then the request goes on without
 TURN_DRAFTS: Final = 4  # drafts of one turn: what is ready is sent while the next are made
+LEARN: Final = 0.1  # of a new turn in what a draft is taken to take
 TURN_ROWS: Final = 256  # of a prompt that a turn reads
 
 
@@ -42,6 +43,7 @@ class DraftModel:
         self.span = load_span(folder, Span(0, facts.num_layers), precision, 1)
         self.ends = load_ends(folder, precision, 1)
         self.device = Device.start(1, "drafter")
+        self.draft_s = 0.0  # what a draft takes, waits for the thread included
 
     def close(self) -> None:
         """Drop the thread. What it is in the middle of ends by itself."""
@@ -121,7 +123,12 @@ class ModelDrafts:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: Callable[[], None] = lambda: None
         self._timer: asyncio.TimerHandle | None = None
+        self._began_at = 0.0
         self.trouble = ""
+
+    @property
+    def draft_s(self) -> float:
+        return self._model.draft_s
 
     def begin(self, wake: Callable[[], None]) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), wake
@@ -161,6 +168,7 @@ class ModelDrafts:
         except RuntimeError as error:  # the origin ends
             self._end(str(error))
             return
+        self._began_at = self._loop.time()
         self._timer = self._loop.call_later(BUDGET_S, self._end, f"a turn took more than {BUDGET_S:g} s")
         self._turn.add_done_callback(self._turned)
 
@@ -178,6 +186,8 @@ class ModelDrafts:
             if not self._is_stale and drafts is not None:
                 self._chain.extend(drafts)
                 self._until = self._until if drafts else 0
-        if drafts:
+        if drafts and self._loop is not None:
+            took_s, known_s = (self._loop.time() - self._began_at) / len(drafts), self._model.draft_s
+            self._model.draft_s = took_s if not known_s else known_s + LEARN * (took_s - known_s)
             self._wake()
         self._advance()

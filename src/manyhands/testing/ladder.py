@@ -42,6 +42,7 @@ class KnownText:
     """A ModelSource for which the answer is known, or (`is_right` false) always guessed wrong."""
 
     trouble = ""
+    draft_s = 0.0
 
     def __init__(self, ids: Sequence[int], *, is_right: bool) -> None:
         self._ids, self._is_right = ids, is_right
