@@ -129,6 +129,14 @@ def test_a_draft_that_is_not_known_to_pay_is_tried_within_a_budget() -> None:
     assert 2 <= tried <= 4
 
 
+def test_drafts_that_take_longer_to_make_than_they_win_are_not_made() -> None:
+    """On one machine a step is short, and the drafter takes its time from the same cores."""
+    depth = depth_with(0.005, 0.0001)
+    assert depth.choose((), [0.6] * 8, is_apart=False) > 0
+    assert depth.choose((), [0.6] * 8, is_apart=False, draft_s=0.004) == 0
+    assert depth_with(0.3, 0.001).choose((), [0.6] * 8, is_apart=False, draft_s=0.004) > 0
+
+
 def test_routes_are_told_apart_and_only_the_last_are_remembered() -> None:
     routes = [[offer(f"n{i}", 0, 8)] for i in range(MAX_ROUTES + 1)]
     known = CostsOfRoutes()

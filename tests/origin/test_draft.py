@@ -116,6 +116,7 @@ class Model:
 
     def __init__(self, says: list[int]) -> None:
         self.says, self.trouble, self.restarts = says, "", 0
+        self.draft_s = 0.0
 
     def begin(self, wake: object) -> None:
         return
