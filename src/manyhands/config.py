@@ -157,6 +157,8 @@ class NodeConfig:
     relay: tuple[str, ...] = ()
     threads: int | None = None
     dtype: str = "auto"
+    # What sessions' keys and values are held as: "w8" codes of 8 bit; "auto" as rows are.
+    cache_dtype: str = "auto"
     # Complete copies of the model that members aim at before they strengthen the weakest layers.
     max_pipes: int = 2
     # Whether a member that serves the first or the last layers holds embedding and head too, for origins that want them there.

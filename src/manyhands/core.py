@@ -14,7 +14,7 @@ epoch     version of a session's route. step: run layers on new positions. windo
 import hashlib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NewType
 
@@ -24,19 +24,41 @@ NodeId = NewType("NodeId", str)  # 64 hex digits: an Ed25519 public key
 ModelId = NewType("ModelId", str)  # 64 hex digits: SHA-256 of a manifest
 SessionId = NewType("SessionId", bytes)  # 16 random bytes, which only a session's origin and its hops may know
 
-Precision = Literal["bf16", "fp32", "fp16", "w8", "w4"]
+# How weights are held; "+c8": beside caches that hold keys and values as codes of 8 bit.
+Precision = Literal["bf16", "fp32", "fp16", "w8", "w4", "bf16+c8", "w8+c8", "w4+c8"]
 PathKind = Literal["ring", "star"]
 EndsAt = Literal["origin", "edges"]
 # E0 same bits, E1 same tokens, E2 same distribution up to rounding (docs/exactness.md).
 Exactness = Literal["E0", "E1", "E2"]
 FinishReason = Literal["stop", "length"]
 
-PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32", "fp16", "w8", "w4")
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32", "fp16", "w8", "w4", "bf16+c8", "w8+c8", "w4+c8")
 # Weights of 8 and 4 bit in groups (docs/arithmetic.md), rows in bf16.
 SMALL_WEIGHTS: Final[frozenset[Precision]] = frozenset({"w8", "w4"})
+_WITH_CODES: Final[Mapping[Precision, Precision]] = {"bf16": "bf16+c8", "w8": "w8+c8", "w4": "w4+c8"}
+_WEIGHTS: Final[Mapping[Precision, Precision]] = {coded: plain for plain, coded in _WITH_CODES.items()}
 # Steps that may be under way to one hop without having been computed: the most that a request may ask for.
 MAX_WINDOW: Final = 64
 ORIGIN_HOP = 255  # the hop index that means "the origin"; a route has at most 255 hops
+
+
+def weight_precision(precision: Precision) -> Precision:
+    """How weights are held at a precision, whatever its caches hold."""
+    return _WEIGHTS.get(precision, precision)
+
+
+def caches_codes(precision: Precision) -> bool:
+    """Whether caches hold keys and values as codes of 8 bit."""
+    return precision in _WEIGHTS
+
+
+def with_codes(precision: Precision) -> Precision:
+    """The same weights beside caches of codes. Raises BadRequest where there are none."""
+    if caches_codes(precision):
+        return precision
+    if precision not in _WITH_CODES:
+        raise BadRequest(f"caches of 8 bit go with weights in {', '.join(_WITH_CODES)}, not in {precision}")
+    return _WITH_CODES[precision]
 
 
 def public_id(session: SessionId) -> str:

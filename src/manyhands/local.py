@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from manyhands.core import NodeAddr, Precision, Span
+from manyhands.core import NodeAddr, Precision, Span, caches_codes, weight_precision
 from manyhands.errors import ManyhandsError, ModelError
 from manyhands.swarm.ticket import Ticket
 
@@ -100,7 +100,15 @@ async def _start(
     is_spare = index >= num_nodes - options.num_spares
     name = f"spare-{index}" if is_spare else f"node-{index}"
     arguments = ["serve", options.model, "--layers", str(span), "--listen", "127.0.0.1:0", "--name", name]
-    arguments += ["--key", str(keys / f"{name}.key"), "--dtype", options.precision, "--json", "--while-stdin"]
+    arguments += [
+        "--key",
+        str(keys / f"{name}.key"),
+        "--dtype",
+        weight_precision(options.precision),
+        "--json",
+        "--while-stdin",
+    ]
+    arguments += ["--cache-dtype", "w8" if caches_codes(options.precision) else "auto"]
     arguments += ["--ends"] if options.has_ends else []
     arguments += ["--spare"] if is_spare else []
     fault_file = keys / f"{name}.fault"

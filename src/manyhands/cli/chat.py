@@ -27,7 +27,7 @@ Api = Annotated[
         help="Ask this gateway; default: a member that runs here. Again: another one of the swarm, should it be gone.",
     ),
 ]
-OF_AN_ORIGIN = ("ticket", "dtype", "ends", "threads", "draft")
+OF_AN_ORIGIN = ("ticket", "dtype", "cache_dtype", "ends", "threads", "draft")
 
 
 @options.grouped

@@ -12,7 +12,7 @@ from manyhands.cli.options import Model
 from manyhands.cli.progress import doing
 from manyhands.cli.quality import quality
 from manyhands.config import home_from_env
-from manyhands.core import PRECISIONS, Precision, Span, even_cut, parse_cut
+from manyhands.core import PRECISIONS, Precision, Span, caches_codes, even_cut, parse_cut
 from manyhands.errors import BadRequest
 
 if TYPE_CHECKING:  # help is instant: the hub's client is imported inside the commands
@@ -61,7 +61,9 @@ def describe(config: Mapping[str, Any], manifest: "Manifest") -> dict[str, Any]:
         **asdict(facts),
         "tied": is_tied(manifest.names),
         "stored": stored_as(manifest.tensors),
-        "bytes": {precision: _sizes(facts, matrices, precision) for precision in PRECISIONS},
+        "bytes": {
+            precision: _sizes(facts, matrices, precision) for precision in PRECISIONS if not caches_codes(precision)
+        },
         "model_id": manifest.id,
     }
 

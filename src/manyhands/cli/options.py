@@ -11,7 +11,7 @@ import typer
 
 from manyhands.config import RequestConfig, check_draft, home_from_env
 from manyhands.config_file import Settings, read_settings
-from manyhands.core import PRECISIONS, EndsAt, PathKind, Precision, SamplingParams
+from manyhands.core import PRECISIONS, EndsAt, PathKind, Precision, SamplingParams, caches_codes, with_codes
 from manyhands.errors import BadRequest
 
 T = TypeVar("T")
@@ -39,6 +39,13 @@ Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the text bef
 RepetitionPenalty = Annotated[float, typer.Option("--repetition-penalty", help="1 is none.")]
 DType = Annotated[
     str, typer.Option("--dtype", help="Precision: bf16, fp32, w8 or w4; auto: as a GGUF file has it, else bf16.")
+]
+CacheDType = Annotated[
+    str,
+    typer.Option(
+        "--cache-dtype",
+        help="Keys and values of sessions: w8, in half the memory; auto: as rows are, or as the swarm has it.",
+    ),
 ]
 Path_ = Annotated[str, typer.Option("--path", help="ring: hop to hop; star: each hop answers the origin.")]
 Standby = Annotated[
@@ -107,13 +114,14 @@ class Computing:
     """
 
     dtype: DType = "auto"
+    cache_dtype: CacheDType = "auto"
     path: Path_ = "ring"
     ends: Ends = "origin"
     draft: Draft = "auto"
     threads: Threads = None
 
     def precision(self, model: str) -> Precision:
-        return precision_of(self.dtype, model)
+        return precision_of(self.dtype, model, self.cache_dtype)
 
     @property
     def path_kind(self) -> PathKind:
@@ -210,7 +218,8 @@ def check_no_origin(context: typer.Context, names: tuple[str, ...]) -> None:
 
 # Where an option's default stands in the configuration: command -> parameter -> (section, key).
 _GATEWAY: Final = {"api": ("api", "url"), "api_key": ("api", "key")}
-_ORIGIN: Final = {"ticket": ("swarm", "ticket"), "dtype": ("node", "dtype"), "threads": ("node", "threads")}
+_HELD: Final = {"dtype": ("node", "dtype"), "cache_dtype": ("node", "cache_dtype")}
+_ORIGIN: Final = {**_HELD, "ticket": ("swarm", "ticket"), "threads": ("node", "threads")}
 _ROUTE: Final = {
     **{name: ("request", name) for name in ("policy", "sticky", "own_first", "own_last", "fallback")},
     "allow_self": ("request", "allow_self_as_shard"),
@@ -232,8 +241,8 @@ _MEMBER: Final = {
 CONFIGURED: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "up": {
         **_MEMBER,
+        **_HELD,
         "api": ("api", "listen"),
-        "dtype": ("node", "dtype"),
         "directory": ("swarm", "directory"),
         "draft": ("request", "draft"),
     },
@@ -243,12 +252,12 @@ CONFIGURED: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "chat": {**_ORIGIN, **_ROUTE, "draft": ("request", "draft")},
     "local": {
         **_ROUTE,
-        "dtype": ("node", "dtype"),
+        **_HELD,
         "threads": ("node", "threads"),
         "standby": ("request", "standby"),
         "draft": ("request", "draft"),
     },
-    "plan": {"memory": ("node", "memory"), "dtype": ("node", "dtype")},
+    "plan": {**_HELD, "memory": ("node", "memory")},
     "status": _GATEWAY,
     "jobs": _GATEWAY,
     "benchmark": _GATEWAY,
@@ -279,8 +288,21 @@ def defaults(found: Settings) -> dict[str, Any]:
     return tables
 
 
-def precision_of(text: str, model: str) -> Precision:
-    """What --dtype says of `model`; auto: as it is stored. Raises BadRequest, and ModelError of a file that is none."""
+def precision_of(text: str, model: str, cache: str = "auto") -> Precision:
+    """What --dtype and --cache-dtype say of `model`. Raises BadRequest, and ModelError of a file that is none."""
+    found = _weights_of(text, model)
+    return with_codes(found) if check_cache_dtype(cache) else found
+
+
+def check_cache_dtype(text: str) -> bool:
+    """Whether --cache-dtype asks for codes of 8 bit. Raises BadRequest."""
+    if text not in ("auto", "w8"):
+        raise BadRequest(f"--cache-dtype is {text!r}; it is auto or w8")
+    return text == "w8"
+
+
+def _weights_of(text: str, model: str) -> Precision:
+    """auto: as it is stored."""
     if text == "auto":
         from manyhands.cli.progress import doing
 
@@ -288,7 +310,7 @@ def precision_of(text: str, model: str) -> Precision:
             from manyhands.place.shape import stored_precision
 
             return stored_precision(model, home_from_env())
-    if text not in PRECISIONS or text == "fp16":
+    if text not in PRECISIONS or text == "fp16" or caches_codes(text):
         raise BadRequest(f"--dtype is {text!r}; on a CPU it is one of auto, bf16, fp32, w8, w4")
     return text
 

@@ -40,6 +40,7 @@ def plan(
     ] = None,
     strategy: Annotated[str, typer.Option("--strategy", help="measured, uniform or capacity.")] = "measured",
     dtype: options.DType = "auto",
+    cache_dtype: options.CacheDType = "auto",
     as_json: options.Json = False,
 ) -> None:
     """Find the best placement of a model on machines and say what to expect of it, before loading."""
@@ -52,7 +53,7 @@ def plan(
         from manyhands.place.shape import look_up
         from manyhands.place.whatif import what_if
 
-        checkpoint = look_up(model, options.precision_of(dtype, model), home_from_env())
+        checkpoint = look_up(model, options.precision_of(dtype, model, cache_dtype), home_from_env())
         fleet = _fleet(checkpoint, machines, parse_bytes(memory) if memory else None)
         length = tokens or min(DEFAULT_TOKENS, checkpoint.shape.context or DEFAULT_TOKENS)
         task = Task(checkpoint.shape, fleet, length, prompt or min(DEFAULT_PROMPT, length))

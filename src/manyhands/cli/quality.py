@@ -15,6 +15,7 @@ from manyhands.errors import BadRequest
 if TYPE_CHECKING:  # help is instant
     from manyhands.worker.quality import Divergence
 
+_CACHE = "Keys and values: w8; auto: as rows are."
 _DTYPE = "Precision: bf16, fp32, w8 or w4; auto: as a GGUF file has it, else bf16."
 
 
@@ -25,6 +26,8 @@ def quality(
     ],
     dtype_a: Annotated[str, typer.Option(help=f"Of A. {_DTYPE}")] = "auto",
     dtype_b: Annotated[str, typer.Option(help=f"Of B. {_DTYPE}")] = "auto",
+    cache_dtype_a: Annotated[str, typer.Option(help=f"Of A. {_CACHE}")] = "auto",
+    cache_dtype_b: Annotated[str, typer.Option(help=f"Of B. {_CACHE}")] = "auto",
     text: Annotated[Path | None, typer.Option(help="A text file; without it, what A draws at temperature 1.")] = None,
     windows: Annotated[int, typer.Option(min=1, max=4096, help="Of 256 tokens, at most.")] = 16,
     threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
@@ -39,7 +42,7 @@ def quality(
         from manyhands.weights.fetch import resolve_model
         from manyhands.worker.quality import Predictor, compare, windows_of
 
-        precisions = [precision_of(dtype, model) for dtype, model in ((dtype_a, a), (dtype_b, b))]
+        precisions = [precision_of(dtype_a, a, cache_dtype_a), precision_of(dtype_b, b, cache_dtype_b)]
         count = threads or num_cores()
         folders = [resolve_model(model, None, True, home_from_env(), progress) for model in (a, b)]
         chosen = None if given is None else windows_of(folders, given, windows)

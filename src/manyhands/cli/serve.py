@@ -35,6 +35,7 @@ def serve(
         str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="The swarm to serve; none: found a new one.")
     ] = "",
     dtype: options.DType = "auto",
+    cache_dtype: options.CacheDType = "auto",
     ends: Annotated[bool, typer.Option("--ends", help="Also hold embedding or head (first and last hop).")] = False,
     spare: options.Spare = False,
     can_load: options.CanLoad = 0,
@@ -67,7 +68,7 @@ def serve(
         job = _Job(
             model,
             Span.parse(layers),
-            options.precision_of(dtype, model),
+            options.precision_of(dtype, model, cache_dtype),
             ends,
             spare,
             can_load,

@@ -34,6 +34,7 @@ def up(
             help="Precision: bf16, fp32, w8 or w4; default: the swarm's, else as local has it.",
         ),
     ] = "",
+    cache_dtype: options.CacheDType = "auto",
     directory: Directory = "",
     draft: options.Draft = "auto",
     detach: Detach = False,
@@ -47,7 +48,8 @@ def up(
     from manyhands.cli.background import check_not_running
     from manyhands.cli.membership import Named, start
 
-    precision = options.precision_of(dtype, model) if dtype not in ("", "auto") else None
+    is_said = dtype not in ("", "auto") or options.check_cache_dtype(cache_dtype)
+    precision = options.precision_of(dtype or "auto", model, cache_dtype) if is_said else None
     named = Named(model, precision, directory, check_draft(draft))
     check_not_running(wish.node_name)
     plan = opened.member_plan(api)

@@ -3,6 +3,8 @@
 To roll back is to step from an earlier position: later positions are written again before they are read.
 """
 
+from typing import Final
+
 import numpy as np
 
 from manyhands.engine import library
@@ -14,12 +16,16 @@ WIDE, NARROW = 32, 16  # to multiples of which keys and values are filled up
 FIRST_BLOCKS = 4  # of a cache that begins without memory: 256 positions
 
 
-def numbers_per_position(layer: Layer) -> int:
-    """Numbers that a layer caches for each position of a session."""
+_SCALE: Final = 4  # bytes: of a key or a value that is held as codes
+
+
+def bytes_per_position(layer: Layer, item: int, *, has_codes: bool = False) -> int:
+    """Bytes that a layer caches for each position of a session, in numbers of `item` bytes or as codes of 8 bit."""
     op = layer.attention
     if isinstance(op, LatentAttention):  # values are the beginning of the keys
-        return -(-(op.rank + op.rotary_width) // WIDE) * WIDE
-    return op.kv_heads * (-(-op.width // WIDE) * WIDE + -(-op.value_width // NARROW) * NARROW)
+        return -(-(op.rank + op.rotary_width) // WIDE) * WIDE * item
+    numbers = -(-op.width // WIDE) * WIDE + -(-op.value_width // NARROW) * NARROW
+    return op.kv_heads * (numbers + 2 * _SCALE if has_codes else numbers * item)
 
 
 class SessionCache:

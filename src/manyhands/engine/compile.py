@@ -6,7 +6,7 @@ from functools import singledispatchmethod
 
 import numpy as np
 
-from manyhands.core import SMALL_WEIGHTS, Precision
+from manyhands.core import SMALL_WEIGHTS, Precision, caches_codes, weight_precision
 from manyhands.engine import library
 from manyhands.engine.library import ACTIVATIONS, TYPES, Array, Plan
 from manyhands.engine.memory import Memory
@@ -134,6 +134,7 @@ class _Compiler:
         packer: Packer,
         table: Stored | None = None,
     ) -> None:
+        self._has_codes, precision = caches_codes(precision), weight_precision(precision)
         if precision not in ROW_TYPES:
             raise ModelError(f"the native engine computes in {' and '.join(ROW_TYPES)}, not in {precision}")
         self._program, self._read, self._precision, self._back_end = program, read, precision, back_end
@@ -224,7 +225,7 @@ class _Compiler:
     def _(self, op: Attention) -> None:
         sources = [self.source(name) for name in (op.query, op.key, op.value)]
         target = self.target(op.target, op.heads * op.value_width, sources)
-        shape = (op.heads, op.kv_heads, op.width, op.value_width, op.window or 0)
+        shape = (op.heads, op.kv_heads, op.width, op.value_width, op.window or 0, 0, int(self._has_codes))
         sinks = vector([op.sinks] if op.sinks else [], self._read)
         self.emit(library.ATTENTION, (*sources, target, *shape), (op.scale, op.soft_cap or 0.0), (sinks,))
 

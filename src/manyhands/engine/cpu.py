@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from manyhands.core import SMALL_WEIGHTS, Precision, Span
+from manyhands.core import SMALL_WEIGHTS, Precision, Span, caches_codes, weight_precision
 from manyhands.engine import golden, library
 from manyhands.engine.cache import SessionCache
 from manyhands.engine.compile import ROW_TYPES, compile_layers, head_plan
@@ -46,6 +46,8 @@ class CpuSpan:
         if span.end > self.num_layers:
             raise CutError(f"layers {span} are out of range: the model has layers 0-{self.num_layers - 1}")
         self.span, self.back_end = span, back_end or golden.choose()
+        if caches_codes(precision):
+            golden.check_caches(self.back_end)
         self.hidden_size, self.vocab_size = program.hidden, program.vocab
         self._team = team
         layers = program.layers[span.start : span.end]
@@ -113,6 +115,7 @@ class CpuEnds:
     ) -> None:
         self.back_end = back_end or golden.choose()
         self.hidden_size, self.vocab_size = program.hidden, program.vocab
+        precision = weight_precision(precision)
         self._team, self._row_type = team, ROW_TYPES[precision]
         weight = program.embed.weight
         tied = embed and head and weight == program.head.product.parts[0].weight

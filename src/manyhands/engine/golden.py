@@ -9,11 +9,13 @@ Run `python -m manyhands.engine.golden` to see what this machine's back ends fai
 import hashlib
 import json
 import sys
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from manyhands.engine import library
+from manyhands.engine.golden_cache import CASES as CACHE_CASES
 from manyhands.engine.golden_cases import CASES, BackEnd
 from manyhands.engine.golden_small import CASES as SMALL_CASES
 from manyhands.engine.library import Team
@@ -21,11 +23,15 @@ from manyhands.errors import ModelError
 
 FILE: Final = Path(__file__).with_name("golden.json")
 SMALL_FILE: Final = FILE.with_name("golden_small.json")  # of small weights: other classes do not depend on them
+CACHE_FILE: Final = FILE.with_name("golden_cache.json")  # of caches of 8 bit: neither do they on these
 
 
-def digests(back_end: str) -> dict[str, str]:
+ALL: Final = {**CASES, **SMALL_CASES, **CACHE_CASES}
+
+
+def digests(back_end: str, cases: Mapping[str, Callable[[BackEnd], bytes]] = ALL) -> dict[str, str]:
     """What a back end computes, case by case."""
-    team, cases = Team(2), {**CASES, **SMALL_CASES}
+    team = Team(2)
     try:
         return {name: hashlib.sha256(case(BackEnd(back_end, team))).hexdigest() for name, case in cases.items()}
     finally:
@@ -34,7 +40,9 @@ def digests(back_end: str) -> dict[str, str]:
 
 def recorded() -> dict[str, str]:
     """What every back end must compute."""
-    found: dict[str, str] = json.loads(FILE.read_text()) | json.loads(SMALL_FILE.read_text())
+    found: dict[str, str] = {}
+    for file in (FILE, SMALL_FILE, CACHE_FILE):
+        found |= json.loads(file.read_text())
     return found
 
 
@@ -43,16 +51,41 @@ def is_small(name: str) -> bool:
     return name.startswith("small ") or name.endswith((" w8", " w4"))
 
 
+def file_of(name: str) -> Path:
+    """Where a digest is stored."""
+    return CACHE_FILE if name in CACHE_CASES else SMALL_FILE if is_small(name) else FILE
+
+
 @cache
 def failures(back_end: str) -> tuple[str, ...]:
-    """The cases whose digests a back end does not reproduce here; empty if it may be used."""
+    """The cases whose digests a back end does not reproduce here; empty if it may be used. But for those of caches."""
+    return _unlike(back_end, {**CASES, **SMALL_CASES})
+
+
+@cache
+def cache_failures(back_end: str) -> tuple[str, ...]:
+    """The same of caches of 8 bit, which are proven where they are used."""
+    return _unlike(back_end, CACHE_CASES)
+
+
+def _unlike(back_end: str, cases: Mapping[str, Callable[[BackEnd], bytes]]) -> tuple[str, ...]:
     right = recorded()
-    return tuple(name for name, digest in digests(back_end).items() if right.get(name) != digest)
+    return tuple(name for name, digest in digests(back_end, cases).items() if right.get(name) != digest)
 
 
-def arithmetic(*, is_small: bool = False) -> str:
-    """The name of the arithmetic that all back ends share: a hash of the digests; of small weights, of theirs too."""
-    return hashlib.sha256(FILE.read_bytes() + (SMALL_FILE.read_bytes() if is_small else b"")).hexdigest()[:12]
+def check_caches(back_end: str) -> None:
+    """Raises ModelError where a back end does not reproduce the digests of caches of 8 bit here."""
+    if wrong := cache_failures(back_end):
+        raise ModelError(
+            f"{back_end} does not reproduce {', '.join(wrong)} here: leave --cache-dtype out; please report this CPU"
+        )
+
+
+def arithmetic(*, is_small: bool = False, has_codes: bool = False) -> str:
+    """The name of the arithmetic that all back ends share: a hash of the digests; of small weights, and of caches of codes, of
+    theirs too."""
+    files = [FILE, *([SMALL_FILE] if is_small else []), *([CACHE_FILE] if has_codes else [])]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def choose() -> str:
@@ -78,11 +111,14 @@ def main(arguments: list[str]) -> int:
 
     if "--write" in arguments:
         found = {**recorded(), **digests("scalar"), **dict(golden_models.digests("scalar"))}
-        for file, small in ((FILE, False), (SMALL_FILE, True)):
-            part = {name: digest for name, digest in found.items() if is_small(name) == small}
+        for file in (FILE, SMALL_FILE, CACHE_FILE):
+            part = {name: digest for name, digest in found.items() if file_of(name) == file}
             file.write_text(json.dumps(part, indent=1) + "\n")
         failures.cache_clear()
-    wrong = {name: [*failures(name), *golden_models.failures(name)] for name in library.supported()}
+        cache_failures.cache_clear()
+    wrong = {
+        name: [*failures(name), *cache_failures(name), *golden_models.failures(name)] for name in library.supported()
+    }
     sys.stdout.write(json.dumps(wrong, indent=1) + "\n")
     return int(any(wrong.values()))
 

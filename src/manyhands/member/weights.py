@@ -164,7 +164,8 @@ async def weights_of(
     for kind in same:
         if kind.precision != precision:
             raise WeightsMismatch(
-                f"the swarm serves {label} in {kind.precision}, not {precision}: leave --dtype out, or found another swarm"
+                f"the swarm serves {label} in {kind.precision}, not {precision}: leave --dtype out (and --cache-dtype), or "
+                "found another swarm"
             )
     local = names.model_folder(name) or names.gguf_file(name, home)
     if local is None and name != "tales" and same and (providers := ask(same[0])):

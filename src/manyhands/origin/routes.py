@@ -305,7 +305,7 @@ class Routes:
         if (info.model, info.precision) != (self._model.id, self._model.precision):
             raise WeightsMismatch(
                 f"the swarm holds {info.model_name} {info.model[:12]} in {info.precision}, this origin has "
-                f"{self._model.id[:12]} in {self._model.precision}: use the same weights and --dtype"
+                f"{self._model.id[:12]} in {self._model.precision}: use the same weights, --dtype and --cache-dtype"
             )
         if self._model.ends_at == "edges" and not (route[0].info.has_ends and route[-1].info.has_ends):
             raise ShardUnavailable("the first and last hop do not hold the ends: serve them with --ends, or use origin")

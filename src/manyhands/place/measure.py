@@ -23,7 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from manyhands.core import Precision, Span
+from manyhands.core import Precision, Span, weight_precision
 from manyhands.place.machines import AWAKE_S, DOZE_S, Machine
 from manyhands.place.resources import available_memory, num_cores
 from manyhands.place.shape import Checkpoint, ModelShape
@@ -315,5 +315,5 @@ def _speed_by_bandwidth(shape: ModelShape) -> Speed:
     byte_s = read_s / sum(part.nbytes for part in parts)
     weight_s = product_s / 512**3
     layer = max(shape.layer_bytes)
-    row_s = weight_s * layer / (4 if shape.is_widened else _WEIGHT_BYTES[shape.precision])
+    row_s = weight_s * layer / (4 if shape.is_widened else _WEIGHT_BYTES[weight_precision(shape.precision)])
     return Speed(layer * byte_s, row_s, shape.ends_bytes * byte_s + ORIGIN_OVERHEAD_S, HOP_OVERHEAD_S, 1.0, "bandwidth")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from manyhands.core import ModelId, Precision, Span
+from manyhands.core import ModelId, Precision, Span, caches_codes, weight_precision
 from manyhands.errors import ModelError
 
 if TYPE_CHECKING:
@@ -145,24 +145,25 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
     """From a parsed config.json and the tensors' names, dtypes and shapes. Raises ModelError."""
     from manyhands.checkpoint.partition import ModelFacts, packed_ends_bytes, packed_layer_bytes
     from manyhands.checkpoint.quantised import folded
-    from manyhands.engine.cache import numbers_per_position
+    from manyhands.engine.cache import bytes_per_position
     from manyhands.program.tensors import wide_weights
     from manyhands.worker.runner import is_widened, native_program
 
-    facts, tensors = ModelFacts.from_config(config), folded(tensors, config)
+    facts, tensors, weights = ModelFacts.from_config(config), folded(tensors, config), weight_precision(precision)
     program = native_program(config, precision, model)
     widened = is_widened(config, precision)
     native = None if program is None else frozenset[str]().union(*map(wide_weights, program.layers))
-    layers = packed_layer_bytes(tensors, facts.num_layers, precision, widened=widened, native=native)
+    layers = packed_layer_bytes(tensors, facts.num_layers, weights, widened=widened, native=native)
     if 0 in layers:
         raise ModelError(f"{model}: no tensors of layer {layers.index(0)}: the checkpoint lacks it")
-    item = _ITEM_BYTES[precision]
+    item = _ITEM_BYTES[weights]
     if program is None:
         cache = 2 * _cache_width(config, facts.hidden_size) * item
     else:
-        cache = max(map(numbers_per_position, program.layers)) * item
+        cached = (bytes_per_position(layer, item, has_codes=caches_codes(precision)) for layer in program.layers)
+        cache = max(cached)
     hidden = facts.hidden_size * item
-    ends = packed_ends_bytes(tensors, precision, widened=widened, native=native)
+    ends = packed_ends_bytes(tensors, weights, widened=widened, native=native)
     process_bytes = PROCESS_BYTES if program is None else NATIVE_PROCESS_BYTES
     sizes = (tuple(layers), ends, cache, hidden, facts.context)
     return ModelShape(model, precision, *sizes, widened and precision == "bf16", process_bytes)

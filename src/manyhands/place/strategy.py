@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final, Literal
 
-from manyhands.core import NodeId, Span, SpanLoad, even_cut
+from manyhands.core import NodeId, Span, SpanLoad, even_cut, weight_precision
 from manyhands.errors import BadRequest, CutError
 from manyhands.place.machines import Machine
 from manyhands.place.shape import ModelShape
@@ -71,7 +71,7 @@ def check_budget(memory_bytes: float, shape: ModelShape, tokens: int, with_ends:
         layer, cache = max(shape.layer_bytes), tokens * shape.cache_bytes
         ends = shape.ends_bytes if with_ends else 0
         remedies = [f"give at least {size(layer + cache + ends + shape.process_bytes, is_limit=True)}"]
-        remedies += ["use --dtype w4"] if shape.precision != "w4" else []
+        remedies += ["use --dtype w4"] if weight_precision(shape.precision) != "w4" else []
         with_them = f", its ends {size(ends)}" if ends else ""
         raise BadRequest(
             f"{size(memory_bytes)} of memory holds no layer of {shape.name}: one takes {size(layer)}, its cache for {tokens} "

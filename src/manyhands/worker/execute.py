@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.checkpoint.manifest import Manifest
-from manyhands.core import Precision, Span
+from manyhands.core import PRECISIONS, Precision, Span
 from manyhands.engine.span import Cache, Piece, Rows
 from manyhands.errors import BadRequest, Corruption, ProtocolError
 from manyhands.wire.codec import coded, pays
@@ -29,7 +29,11 @@ from manyhands.worker.thread import OneThread, computing, current_scope, run_her
 
 T = TypeVar("T")
 # The dtype of hidden states on the wire is the compute dtype.
-WIRE_DTYPES: dict[Precision, DType] = {"bf16": "bf16", "fp32": "fp32", "fp16": "fp16", "w8": "bf16", "w4": "bf16"}
+WIRE_DTYPES: dict[Precision, DType] = {
+    **dict.fromkeys(PRECISIONS, "bf16"),
+    "fp32": "fp32",
+    "fp16": "fp16",
+}
 
 
 class DrawnToken(Protocol):

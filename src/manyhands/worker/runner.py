@@ -25,7 +25,7 @@ from manyhands.checkpoint.manifest import Manifest
 from manyhands.checkpoint.quantised import read_quantised
 from manyhands.checkpoint.verify import verifying
 from manyhands.config import home_from_env
-from manyhands.core import SMALL_WEIGHTS, Precision, Span
+from manyhands.core import SMALL_WEIGHTS, Precision, Span, caches_codes, weight_precision
 from manyhands.engine import golden
 from manyhands.engine.compile import ROW_TYPES
 from manyhands.engine.cpu import CpuEnds, CpuSpan
@@ -37,7 +37,7 @@ from manyhands.engine.span import EndsRunner, SpanRunner
 from manyhands.engine.weights import Read
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
-from manyhands.program.ops import Program
+from manyhands.program.ops import LatentAttention, Program
 from manyhands.weights.packed import PackedShelf
 
 logger = logging.getLogger(__name__)
@@ -68,15 +68,30 @@ def native_program(
     parsed = parse_config(config, where) if isinstance(config, bytes) else config
     if is_quantised(parsed):
         _check_quantised(precision)
-        return build_program(parsed, where)
+        return _with_caches(build_program(parsed, where), precision)
     if not serves_natively(precision):
         return None
     try:
-        return build_program(parsed, where)
+        return _with_caches(build_program(parsed, where), precision)
     except ModelError:
-        if os.environ.get(FORCED) or precision in SMALL_WEIGHTS:
+        if os.environ.get(FORCED) or _is_native(precision):
             raise
         return None
+
+
+def _is_native(precision: Precision) -> bool:
+    """Whether the native engine alone computes at a precision."""
+    return weight_precision(precision) in SMALL_WEIGHTS or caches_codes(precision)
+
+
+def _with_caches(program: Program, precision: Precision) -> Program:
+    """The program, if its caches can hold what the precision says. Raises ModelError."""
+    if caches_codes(precision) and any(isinstance(layer.attention, LatentAttention) for layer in program.layers):
+        raise ModelError(
+            f"{program.family} caches latents, which keys and values are made of: they are not held in 8 bits; leave "
+            "--cache-dtype out"
+        )
+    return program
 
 
 def is_gguf(config: Mapping[str, Any]) -> bool:
@@ -94,7 +109,7 @@ def is_quantised(config: Mapping[str, Any]) -> bool:
 
 
 def _check_quantised(precision: Precision) -> None:
-    if precision not in ROW_TYPES:
+    if weight_precision(precision) not in ROW_TYPES:
         raise ModelError(
             f"quantised files are computed in {', '.join(ROW_TYPES)}, not in {precision}: give --dtype bf16"
         )
@@ -108,7 +123,7 @@ def serves_natively(precision: Precision) -> bool:
     Raises ModelError where MANYHANDS_ENGINE names a back end that cannot.
     """
     named = os.environ.get(FORCED)
-    if precision in SMALL_WEIGHTS:
+    if _is_native(precision):
         if named == TORCH:
             raise ModelError(f"{FORCED}={TORCH} computes in bf16 and fp32, not in {precision}: leave it out")
         golden.choose()
@@ -167,7 +182,8 @@ def torch_part() -> ModuleType:
 
 def native_class(program: Program, precision: Precision) -> str:
     """The arithmetic class: precision, and a hash of the engine's golden digests and of the Program."""
-    whole = f"{golden.arithmetic(is_small=precision in SMALL_WEIGHTS)} {program!r}"
+    is_small, has_codes = weight_precision(precision) in SMALL_WEIGHTS, caches_codes(precision)
+    whole = f"{golden.arithmetic(is_small=is_small, has_codes=has_codes)} {program!r}"
     return f"{precision}/{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 
 
@@ -195,7 +211,7 @@ def is_widened(config: bytes | Mapping[str, Any], precision: Precision) -> bool:
 def precision_note(config: bytes | Mapping[str, Any], precision: Precision) -> str:
     """What a user should know of how weights are held here: rounded, or as fp32 for want of bf16 products; "" if neither."""
     parsed = parse_config(config) if isinstance(config, bytes) else config
-    if precision == "bf16" and is_quantised(parsed):
+    if weight_precision(precision) == "bf16" and is_quantised(parsed):
         return (
             "matrices of this model that are stored quantised are rounded to bf16, 8 bits of each number; --dtype w4 "
             "and w8 hold them as they are stored, fp32 exactly too, in twice the memory"
@@ -251,6 +267,7 @@ def _reading(folder: Path, precision: Precision, manifest: Manifest | None) -> I
 
     Kept is what takes long to pack: small weights, unless they are the blocks of a GGUF file.
     """
+    precision = weight_precision(precision)
     began, config = time.perf_counter(), parse_config(read_config(folder), str(folder / "config.json"))
     keeping = None
     if manifest is not None and precision in SMALL_WEIGHTS and not is_gguf(config):

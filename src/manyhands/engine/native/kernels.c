@@ -14,14 +14,18 @@
 
 INLINE V even_of(int64_t type, const char *at)
 {
-    return type == BF16 ? even_bf16((const half_t *)at) : type == F16 ? from_f16((const half_t *)at) : load((const float *)at);
+    return type == BF16    ? even_bf16((const half_t *)at)
+           : type == F16   ? from_f16((const half_t *)at)
+           : type == CODES ? from_codes((const int8_t *)at)
+                           : load((const float *)at);
 }
 
 INLINE V odd_of(int64_t type, const char *at)
 {
-    return type == BF16  ? odd_bf16((const half_t *)at)
-           : type == F16 ? from_f16((const half_t *)at + SIDE)
-                         : load((const float *)at + SIDE);
+    return type == BF16    ? odd_bf16((const half_t *)at)
+           : type == F16   ? from_f16((const half_t *)at + SIDE)
+           : type == CODES ? from_codes((const int8_t *)at + SIDE)
+                           : load((const float *)at + SIDE);
 }
 
 /* sums[r] += the chain of x's row r with a panel, over `depth` steps; count is a constant wherever this is inlined. Even numbers
@@ -92,6 +96,8 @@ static void chains(int64_t type, int64_t count, const float *x, int64_t row_step
                 chain_of_type(BF16, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
             else if (type == F16)
                 chain_of_type(F16, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
+            else if (type == CODES)
+                chain_of_type(CODES, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
             else
                 chain_of_type(F32, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
         }
@@ -354,17 +360,46 @@ INLINE void put(void *cache, int64_t rounds, int64_t at, float x)
         ((float *)cache)[at] = x;
 }
 
+/* Finite numbers: the largest for an infinity, zero for what is none. */
+static V as_finite(V x)
+{
+    V largest = set(real_of(0x7F7FFFFF));
+    x = pick(is_nan(x), set(0), x);
+    return minus(more(minus(more(x, minus(largest))), minus(largest)));
+}
+
+/* n numbers -> codes of 8 bit, number i at place(i), and their scale: the largest / 127; zeros below 2^-100. */
+static float put_codes_of(const float *x, int64_t n, int8_t *codes, int64_t near, int64_t far)
+{
+    V top = set(0);
+    float lanes[LANES];
+    for (int64_t at = 0; at < n; at += LANES)
+        top = more(size_of(as_finite(load_part(x + at, n - at))), top);
+    float most = tree_more(top), inverse = most >= 0x1p-100f ? 127 / most : 0;
+    for (int64_t at = 0; at < n; at += LANES) {
+        store(lanes, add(mul(as_finite(load_part(x + at, n - at)), set(inverse)), set(WHOLE_BYTE)));
+        for (int64_t i = 0; i < at_most(n - at, LANES); i++)
+            codes[at / LANES * far + i * near] = (int8_t)bits_of(lanes[i]);
+    }
+    return most >= 0x1p-100f ? most / 127 : 0;
+}
+
 /* A position's key and value of one head, into the head's blocks. */
 static void remember(const Kind *kind, const float *key, const float *value, void *cache, int64_t position)
 {
-    int64_t type = kind->rounds ? BF16 : F32, depth = ceil_div(kind->width, DEPTH), within = position % BLOCK;
-    int64_t block = position / BLOCK * block_numbers(kind), keys = block + within / SIDE * panel_size(depth);
+    int64_t type = cached_type(kind), depth = ceil_div(kind->width, DEPTH), within = position % BLOCK;
+    char *keys = (char *)cache + position / BLOCK * block_bytes(kind), *values = keys + key_bytes(kind);
+    int64_t panel = within / SIDE * panel_size(depth), wide = panel_size(BLOCK / DEPTH);
+    if (kind->has_codes) {
+        float *key_scales = (float *)(values - scale_bytes(kind)), *value_scales = (float *)(values + value_bytes(kind) - scale_bytes(kind));
+        key_scales[within] = put_codes_of(key, kind->width, (int8_t *)keys + panel + within % SIDE, SIDE, SIDE * SIDE);
+        value_scales[within] = put_codes_of(value, kind->value_width, (int8_t *)values + within * SIDE, 1, wide);
+        return;
+    }
     for (int64_t i = 0; i < kind->width; i++)
-        put(cache, kind->rounds, keys + place_in_panel(type, i, within % SIDE), key[i]);
-    int64_t values = block + key_numbers(kind);
+        put(keys, kind->rounds, panel + place_in_panel(type, i, within % SIDE), key[i]);
     for (int64_t i = 0; i < kind->value_width && !kind->is_latent; i++)
-        put(cache, kind->rounds,
-            values + i / SIDE * panel_size(BLOCK / DEPTH) + place_in_panel(type, within, i % SIDE), value[i]);
+        put(values, kind->rounds, i / SIDE * wide + place_in_panel(type, within, i % SIDE), value[i]);
 }
 
 /* Lanes [from, until) of scores, -infinity elsewhere. */
@@ -378,12 +413,15 @@ static V seen(V v, int64_t from, int64_t until)
     return load(lanes);
 }
 
-/* A row's running softmax over one block: 64 scores -> weights (rounded); max, sum and what earlier sums are scaled by. */
-static float soften_block(const Kind *kind, float *scores, int64_t from, int64_t until, float *max, float *sum)
+/* A row's running softmax over one block: 64 scores -> weights (rounded); max, sum and what earlier sums are scaled by. Of codes, scores
+ * are multiplied by the keys' scales first, weights by the values' instead of rounded. */
+static float soften_block(const Kind *kind, float *scores, const float *key_scales, const float *value_scales, int64_t from, int64_t until,
+                          float *max, float *sum)
 {
     V score[BLOCK / LANES], top = set(*max), total = set(0);
     for (int p = 0; p < BLOCK / LANES; p++) {
-        V v = mul(load(scores + p * LANES), set(kind->scale));
+        V v = load(scores + p * LANES);
+        v = mul(kind->has_codes ? mul(v, load(key_scales + p * LANES)) : v, set(kind->scale));
         if (kind->soft_cap > 0)
             v = mul(hyperbolic(div_(v, set(kind->soft_cap))), set(kind->soft_cap));
         score[p] = from <= p * LANES && until >= (p + 1) * LANES ? v : seen(v, from - p * LANES, until - p * LANES);
@@ -393,7 +431,8 @@ static float soften_block(const Kind *kind, float *scores, int64_t from, int64_t
     for (int p = 0; p < BLOCK / LANES; p++) {
         V weight = exponential(sub(score[p], set(most)));
         total = add(total, weight);
-        store(scores + p * LANES, kind->rounds ? as_bf16(weight) : weight);
+        weight = kind->has_codes ? mul(weight, load(value_scales + p * LANES)) : kind->rounds ? as_bf16(weight) : weight;
+        store(scores + p * LANES, weight);
     }
     float scale = first_lane(exponential(set(*max - most)));
     *sum = *sum * scale + tree_sum(total);
@@ -428,7 +467,7 @@ static void turn_latents(const Kind *kind, const char *keys, char *values)
 static void attend_tile(const Kind *kind, const float *queries, int64_t first, int64_t rows, const void *cache, int64_t position,
                         const float *sinks, char *turned, float *sums, float *max, float *total)
 {
-    int64_t type = kind->rounds ? BF16 : F32, depth = ceil_div(kind->width, DEPTH), size = size_of_type(type);
+    int64_t type = cached_type(kind), depth = ceil_div(kind->width, DEPTH), size = size_of_type(type);
     int64_t panels = ceil_div(kind->value_width, SIDE);
     int64_t least = position + first / kind->groups, last = position + (first + rows - 1) / kind->groups;
     int64_t start = kind->window && least >= kind->window ? least - kind->window + 1 : 0;
@@ -439,7 +478,9 @@ static void attend_tile(const Kind *kind, const float *queries, int64_t first, i
     }
     memset(sums, 0, (size_t)(panels * rows * SIDE) * 4);
     for (int64_t block = start / BLOCK; block <= last / BLOCK; block++) {
-        const char *keys = (const char *)cache + block * block_numbers(kind) * size, *values = keys + key_numbers(kind) * size;
+        const char *keys = (const char *)cache + block * block_bytes(kind), *values = keys + key_bytes(kind);
+        const float *key_scales = (const float *)(values - scale_bytes(kind));
+        const float *value_scales = (const float *)(values + value_bytes(kind) - scale_bytes(kind));
         if (kind->is_latent) {
             turn_latents(kind, keys, turned);
             values = turned;
@@ -455,7 +496,7 @@ static void attend_tile(const Kind *kind, const float *queries, int64_t first, i
                    scores + low * BLOCK + p * SIDE, BLOCK);
         for (int64_t r = low; r < high; r++) {
             int64_t at = position + (first + r) / kind->groups, from = kind->window ? at - kind->window + 1 - block * BLOCK : 0;
-            float scale = soften_block(kind, scores + r * BLOCK, from, at + 1 - block * BLOCK, max + r, total + r);
+            float scale = soften_block(kind, scores + r * BLOCK, key_scales, value_scales, from, at + 1 - block * BLOCK, max + r, total + r);
             for (int64_t p = 0; scale != 1 && p < panels; p++)
                 store(sums + (p * rows + r) * SIDE, mul(load(sums + (p * rows + r) * SIDE), set(scale)));
         }

@@ -65,6 +65,7 @@ static inline V from_bf16(const half_t *at)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)at)), 16));
 }
 static inline V from_f16(const half_t *at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
+static inline V from_codes(const int8_t *at) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at))); }
 static inline V from_bytes(const uint8_t *at) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at))); }
 static inline V powers_at(const uint8_t *at) /* 2^(byte - 128); 0 where that is denormal */
 {
@@ -143,6 +144,8 @@ static inline V from_f16(const half_t *at)
 }
 static inline __m256i widen_bytes(const uint8_t *at) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)); }
 static inline V from_bytes(const uint8_t *at) { return (V){_mm256_cvtepi32_ps(widen_bytes(at)), _mm256_cvtepi32_ps(widen_bytes(at + 8))}; }
+static inline __m256 widen_codes(const int8_t *at) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at))); }
+static inline V from_codes(const int8_t *at) { return (V){widen_codes(at), widen_codes(at + 8)}; }
 static inline __m256 powers_half(const uint8_t *at)
 {
     __m256i one = _mm256_set1_epi32(1);
@@ -222,6 +225,13 @@ static inline uint32x4_t widen_bytes(const uint8_t *at)
     return vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(word)))));
 }
 static inline V from_bytes(const uint8_t *at) { return EACH(V, vcvtq_f32_u32(widen_bytes(at + 4 * i))); }
+static inline V from_codes(const int8_t *at)
+{
+    int8x16_t codes = vld1q_s8(at);
+    int16x8_t low = vmovl_s8(vget_low_s8(codes)), high = vmovl_s8(vget_high_s8(codes));
+    return (V){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+}
 static inline V powers_at(const uint8_t *at) { return EACH(V, REAL(vshlq_n_u32(vqsubq_u32(widen_bytes(at + 4 * i), vdupq_n_u32(1)), 23))); }
 static inline void to_bf16(half_t *at, V rounded)
 {
@@ -309,6 +319,7 @@ ONE(power_of_two, real_of((bits_of(a.v[i]) << 23) + 0x3F800000))
 static inline V from_bf16(const half_t *at) { return EACH(V, real_of((uint32_t)at[i] << 16)); }
 static inline V from_f16(const half_t *at) { return EACH(V, widen_f16(at[i])); }
 static inline V from_bytes(const uint8_t *at) { return EACH(V, at[i]); }
+static inline V from_codes(const int8_t *at) { return EACH(V, at[i]); }
 static inline V powers_at(const uint8_t *at) { return EACH(V, real_of(at[i] ? (uint32_t)(at[i] - 1) << 23 : 0)); }
 static inline void to_bf16(half_t *at, V rounded)
 {

@@ -90,7 +90,7 @@ Kind plan_kind(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers;
     return (Kind){.groups = n[4] / n[5], .width = n[6], .value_width = n[7], .window = n[8], .rounds = plan->rounds,
-                  .is_latent = n[9], .scale = (float)op->reals[0], .soft_cap = (float)op->reals[1]};
+                  .is_latent = n[9], .has_codes = n[10], .scale = (float)op->reals[0], .soft_cap = (float)op->reals[1]};
 }
 
 static int has(const Plan *plan, int64_t number) { return number >= 0 && number < plan->num_registers; }
@@ -222,7 +222,7 @@ static int check_rotary(Plan *plan, Op *op) /* target, heads, width, offset, tur
 }
 
 /* query, key, value, target, heads, key heads, width, value width, window (0: none), is_latent (a value is the beginning of its
- * key, and the register of values is the one of keys); scale, soft cap (0: none); sinks */
+ * key, and the register of values is the one of keys), has_codes (not latent); scale, soft cap (0: none); sinks */
 static int check_attention(Plan *plan, Op *op)
 {
     const int64_t *n = op->numbers;
@@ -234,7 +234,7 @@ static int check_attention(Plan *plan, Op *op)
             return BAD_SHAPE;
     if (n[4] % n[5] || n[8] < 0 || n[3] == n[0] || n[3] == n[1] || n[3] == n[2])
         return BAD_SHAPE;
-    if (n[9] < 0 || n[9] > 1 || (n[9] && (n[7] > n[6] || n[1] != n[2])))
+    if (n[9] < 0 || n[9] > 1 || n[10] < 0 || n[10] > 1 || (n[9] && (n[10] || n[7] > n[6] || n[1] != n[2])))
         return BAD_SHAPE;
     const int64_t *w = plan->widths;
     if (w[n[0]] != n[4] * n[6] || w[n[1]] != n[5] * n[6] || (!n[9] && w[n[2]] != n[5] * n[7]) || w[n[3]] != n[4] * n[7])
@@ -243,7 +243,7 @@ static int check_attention(Plan *plan, Op *op)
         return BAD_TENSOR;
     Kind kind = plan_kind(plan, op);
     op->cache = plan->block_bytes;
-    plan->block_bytes += n[5] * block_numbers(&kind) * size_of_type(plan->type);
+    plan->block_bytes += n[5] * block_bytes(&kind);
     return DONE;
 }
 
@@ -315,7 +315,7 @@ EXPORT int mh_cache_copy(const Plan *plan, const char *from, int64_t from_bytes,
         if (op->kind != ATTENTION)
             continue;
         Kind kind = plan_kind(plan, op);
-        int64_t bytes = block_numbers(&kind) * size_of_type(plan->type);
+        int64_t bytes = block_bytes(&kind);
         for (int64_t head = 0; head < op->numbers[5]; head++)
             memcpy(to + op->cache * to_blocks + (head * to_blocks + first) * bytes,
                    from + op->cache * from_blocks + (head * from_blocks + first) * bytes, (size_t)((keep - first) * bytes));

@@ -170,9 +170,8 @@ static void remember_task(const void *argument, int64_t task, void *scratch)
     (void)scratch;
     while (task >= s->row + s->count)
         s++;
-    int64_t size = size_of_type(plan->type);
     for (int64_t head = 0; head < n[5]; head++) {
-        char *blocks = (char *)s->cache + job->op->cache * s->blocks + head * s->blocks * block_numbers(&kind) * size;
+        char *blocks = (char *)s->cache + job->op->cache * s->blocks + head * s->blocks * block_bytes(&kind);
         plan->kernels->remember(&kind, row_of(plan, n[1], task) + head * kind.width, row_of(plan, n[2], task) + head * kind.value_width,
                                 blocks, s->start + task - s->row);
     }
@@ -190,7 +189,7 @@ static void attend_task(const void *argument, int64_t task, void *scratch)
     for (; piece >= ceil_div(s->count, ATTEND_ROWS); s++)
         piece -= ceil_div(s->count, ATTEND_ROWS);
     int64_t first = piece * ATTEND_ROWS, row = s->row + first, query = head * kind.groups + part * job->per_task;
-    const char *blocks = (const char *)s->cache + job->op->cache * s->blocks + head * s->blocks * block_numbers(&kind) * size_of_type(plan->type);
+    const char *blocks = (const char *)s->cache + job->op->cache * s->blocks + head * s->blocks * block_bytes(&kind);
     const float *sinks = job->op->tensors[0].data;
     kind.groups = at_most(kind.groups - part * job->per_task, job->per_task);
     plan->kernels->attend(&kind, row_of(plan, n[0], row) + query * kind.width, stride_of(plan, n[0]), blocks, s->start + first,

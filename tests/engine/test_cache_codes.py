@@ -1,0 +1,150 @@
+"""Caches of 8 bit: a key or a value of a head is codes and one scale, in half the memory; rows stay independent."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from manyhands.core import PRECISIONS, Precision, Span, caches_codes, weight_precision, with_codes
+from manyhands.engine import golden, golden_cache, golden_models, library
+from manyhands.engine.cache import SessionCache, bytes_per_position
+from manyhands.engine.cpu import CpuSpan, Piece
+from manyhands.engine.golden_cases import reals
+from manyhands.engine.library import Plan, Team
+from manyhands.errors import BadRequest, ModelError
+from manyhands.program.families import build_program
+from manyhands.worker.runner import native_class, native_program
+
+CODED: Precision = "w4+c8"
+ROWS = 140  # over three blocks of positions
+
+
+def attended(back_end: str, x: NDArray[np.float32], *, scale: float = 0.1, first: int = 0) -> NDArray[np.float32]:
+    """Rows attending to themselves, one head, with a cache of codes that held other rows before, from `first` on."""
+    n, team = x.shape[1], Team(1)
+    plan = Plan(back_end, "f32", [n, n], 1, "f32", 512)
+    plan.add(library.ATTENTION, (0, 0, 0, 1, 1, 1, n, n, 0, 0, 1), (scale, 0.0))
+    cache = SessionCache(plan)
+    stale = np.full((len(x) - first, n), 7e4, np.float32)
+    for start, rows in ((0, x[:first]), (first, stale), (first, x[first:])):
+        if len(rows):
+            data = np.ascontiguousarray(rows).view(np.uint8).reshape(-1)
+            out = plan.run(team, 1, [cache.segment(start, 0, len(rows))], data, len(rows))
+    return out.view(np.float32)
+
+
+def codes_of(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The numbers that a cache of codes holds of rows, as docs/arithmetic.md states."""
+    most = np.abs(x).max(axis=1, keepdims=True)
+    codes = np.rint(x * (np.float32(127) / most).astype(np.float32))
+    return np.asarray(codes * (most / np.float32(127)), np.float32)
+
+
+@pytest.mark.parametrize("back_end", library.supported())
+def test_a_row_that_sees_itself_alone_is_its_codes_times_their_scale(back_end: str) -> None:
+    for seed in range(5):
+        x = reals(seed, 1, 48, spread=9)
+        assert np.array_equal(attended(back_end, x), codes_of(x))
+
+
+@pytest.mark.parametrize("back_end", library.supported())
+def test_attention_is_that_of_the_held_numbers(back_end: str) -> None:
+    x = reals(3, 100, 48)
+    held = codes_of(x).astype(np.float64)
+    scores = np.where(np.tri(100, dtype=bool), x.astype(np.float64) @ held.T * 0.1, -np.inf)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    right = weights @ held / weights.sum(axis=1, keepdims=True)
+    assert np.abs(attended(back_end, x) - right).max() < 1e-5
+
+
+def test_what_was_cached_before_a_rollback_leaves_nothing() -> None:
+    x = reals(4, 90, 40)
+    assert np.array_equal(attended("scalar", x, first=50), attended("scalar", x)[50:])
+
+
+def rows_of(
+    precision: Precision, family: str, back_end: str, cuts: Sequence[int], steps: Sequence[int], beside: int
+) -> bytes:
+    """Rows that leave a model's layers, one session's among `beside` others' that are ahead of it."""
+    program = build_program({**golden_models.configs()[family], "max_position_embeddings": 256})
+    read, team = golden_models.tensors(program, "bf16").__getitem__, Team(3)
+    spans = [CpuSpan(program, Span(a, b), read, precision, team, back_end) for a, b in itertools.pairwise(cuts)]
+    caches = [[span.new_cache() for _ in range(beside + 1)] for span in spans]
+    x = (reals(9, ROWS, program.hidden).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    found, at = [], 0
+    for count in steps:
+        hidden = np.concatenate([x[at : at + count]] * (beside + 1))
+        for span, kept in zip(spans, caches, strict=True):
+            hidden = span.step(hidden, [Piece(cache, at + 2 * i, count) for i, cache in enumerate(kept)], 1 + beside)
+        found.append(hidden[:count])
+        at += count
+    return np.concatenate(found).tobytes()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])  # windows, soft caps, sinks
+def test_text_depends_on_no_cut_chunk_company_or_back_end(family: str) -> None:
+    layers = len(build_program(golden_models.configs()[family]).layers)
+    right = rows_of("bf16+c8", family, "scalar", (0, layers), (ROWS,), 0)
+    for back_end in library.supported():
+        assert rows_of("bf16+c8", family, back_end, (0, 1, layers), (3, 1, 64, ROWS - 68), 1) == right
+    assert rows_of("bf16", family, library.supported()[0], (0, layers), (ROWS,), 0) != right
+
+
+def test_the_memory_is_half() -> None:
+    """At heads of 64 and 128 numbers, as figures of a plan and of what a planner counts."""
+    for width, most in ((64, 0.54), (128, 0.52)):
+        program = build_program({**golden_models.configs()["llama"], "head_dim": width})
+        read, team = golden_models.tensors(program, "bf16").__getitem__, Team(1)
+        plain, coded = (CpuSpan(program, Span(0, 1), read, kind, team) for kind in ("bf16", with_codes("bf16")))
+        assert coded.bytes_per_token == bytes_per_position(program.layers[0], 2, has_codes=True)
+        assert coded.bytes_per_token <= most * plain.bytes_per_token
+        caches = [span.new_cache(640) for span in (plain, coded)]
+        assert caches[1].num_bytes <= most * caches[0].num_bytes
+
+
+def test_latents_are_refused_and_so_is_what_has_no_codes() -> None:
+    config = golden_models.configs()["deepseek_v3"]
+    with pytest.raises(ModelError, match=r"latents.*leave --cache-dtype out"):
+        native_program(config, "bf16+c8")
+    with pytest.raises(BadRequest, match="not in fp32"):
+        with_codes("fp32")
+    plan = Plan("scalar", "bf16", [32, 32], 1, "f32", 64)
+    for latent, coded in ((1, 1), (0, 2), (0, -1)):
+        with pytest.raises(ModelError, match="shapes"):
+            plan.add(library.ATTENTION, (0, 0, 0, 1, 1, 1, 32, 32, 0, latent, coded), (1.0, 0.0))
+
+
+def test_they_name_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A precision of its own: records, leases and routes compare it, so that forms never mix in a route."""
+    program = build_program(golden_models.configs()["llama"])
+    coded = [precision for precision in PRECISIONS if caches_codes(precision)]
+    assert [weight_precision(precision) for precision in coded] == ["bf16", "w8", "w4"]
+    classes = {native_class(program, precision) for precision in PRECISIONS if precision not in ("fp16", "fp32")}
+    assert len(classes) == 6
+    (tmp_path / "cache.json").write_text("{}")
+    plain, before = native_class(program, "w4"), native_class(program, CODED)
+    monkeypatch.setattr(golden, "CACHE_FILE", tmp_path / "cache.json")
+    assert native_class(program, "w4") == plain and native_class(program, CODED) != before
+
+
+def test_a_back_end_is_proven_where_such_caches_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache.json").write_text('{"cache codes edges": "00"}')
+    monkeypatch.setattr(golden, "CACHE_FILE", tmp_path / "cache.json")
+    golden.cache_failures.cache_clear()
+    try:
+        assert golden.failures("scalar") == () and set(golden.cache_failures("scalar")) == set(golden_cache.CASES)
+        program = build_program(golden_models.configs()["llama"])
+        read, team = golden_models.tensors(program, "bf16").__getitem__, Team(1)
+        CpuSpan(program, Span(0, 1), read, "bf16", team, "scalar")
+        with pytest.raises(ModelError, match="cache codes edges.* here: leave --cache-dtype out"):
+            CpuSpan(program, Span(0, 1), read, "bf16+c8", team, "scalar")
+    finally:
+        golden.cache_failures.cache_clear()
+
+
+def test_digests_of_caches_stand_apart() -> None:
+    assert {name for name in golden.recorded() if name.startswith("cache ")} == set(golden_cache.CASES)
+    assert {golden.file_of(name).name for name in golden_cache.CASES} == {"golden_cache.json"}
