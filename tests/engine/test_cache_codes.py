@@ -139,7 +139,7 @@ def test_a_back_end_is_proven_where_such_caches_are_used(tmp_path: Path, monkeyp
         program = build_program(golden_models.configs()["llama"])
         read, team = golden_models.tensors(program, "bf16").__getitem__, Team(1)
         CpuSpan(program, Span(0, 1), read, "bf16", team, "scalar")
-        with pytest.raises(ModelError, match="cache codes edges.* here: leave --cache-dtype out"):
+        with pytest.raises(ModelError, match=r"cache codes edges.* here: leave --cache-dtype out"):
             CpuSpan(program, Span(0, 1), read, "bf16+c8", team, "scalar")
     finally:
         golden.cache_failures.cache_clear()

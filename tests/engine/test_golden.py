@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from manyhands.cli import checks
-from manyhands.engine import golden, golden_cases, golden_models, golden_small, library
+from manyhands.engine import golden, golden_models, library
 from manyhands.errors import ModelError
 from manyhands.program.families import FAMILIES
 
@@ -23,7 +23,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_every_back_end_reproduces_the_digests() -> None:
     """A machine of another make runs the same test against the same file."""
-    right, cases = golden.recorded(), {**golden_cases.CASES, **golden_small.CASES}
+    right, cases = golden.recorded(), golden.ALL
     for name in library.supported():
         before = library.calls(name)
         assert {case: right[case] for case in cases} == golden.digests(name), name
