@@ -1,12 +1,13 @@
-"""How far are the predictions of small weights from those of bf16, and is that as near as llama.cpp's?
+"""How far are the predictions of small weights, and of caches of 8 bit, from those of bf16, and is that as near as llama.cpp's?
 
 Over windows of a text, at every position: the divergence KL(bf16 || other) of the next token's distribution (mean, median,
 99.9 %; in thousandths of a nat), how often the likeliest token is the same, and the ratio of perplexities. Arms: ours at w8
-and w4; llama.cpp in bf16 (its noise), at q8_0 and q4_0 where llama-cpp-python is importable, with 8 bits for embedding and
-head in both.
+and w4, and at bf16 with a cache of 8 bit; llama.cpp in bf16 (its noise), also with a cache in q8_0, at q8_0 and q4_0 where
+llama-cpp-python is importable, with 8 bits for embedding and head in both.
+With --outliers the model gets outlier channels, as large models have them, that change no bit of bf16 (bench/outliers.py).
 The text is FILE, else one that the model draws from its own bf16 logits: of a model with random weights it says little.
 Holds if the mean divergence is at most 1.1x llama.cpp's of the like format.
-Run: python -m bench.quality [MODEL] [--text FILE] [--windows N]
+Run: python -m bench.quality [MODEL] [--text FILE] [--windows N] [--outliers]
 """
 
 import argparse
@@ -21,19 +22,20 @@ from typing import Any
 
 import numpy as np
 
+from bench.outliers import with_outliers
 from bench.report import finish, note
 from manyhands.config import home_from_env
 from manyhands.place.shape import look_up
 from manyhands.worker.quality import WINDOW, Divergence, Logits, Predict, Predictor, compare, windows_of
 
 TARGET = {"mean_kl_of_llama_cpp_x": 1.1}
-LIKE = {"w8": "q8_0", "w4": "q4_0"}
+LIKE = {"w8": "q8_0", "w4": "q4_0", "bf16+c8": "bf16, cache q8_0"}
 
 
-def llama_cpp(file: Path) -> Predict:
+def llama_cpp(file: Path, **options: Any) -> Predict:
     from llama_cpp import Llama
 
-    model = Llama(str(file), n_ctx=WINDOW, n_batch=WINDOW, n_threads=1, logits_all=True, verbose=False)
+    model = Llama(str(file), n_ctx=WINDOW, n_batch=WINDOW, n_threads=1, logits_all=True, verbose=False, **options)
 
     def predict(ids: Sequence[int]) -> Logits:
         model.reset()
@@ -56,13 +58,18 @@ def arms_of(folder: Path) -> Iterator[dict[str, Callable[[], Predict]]]:
     arms: dict[str, Callable[[], Predict]] = {
         "w8": lambda: Predictor(folder, "w8", 1),
         "w4": lambda: Predictor(folder, "w4", 1),
+        "bf16+c8": lambda: Predictor(folder, "bf16+c8", 1),
     }
     with tempfile.TemporaryDirectory() as place:
         if find_spec("llama_cpp") is not None:
+            import llama_cpp as package
+
             from bench.gguf import gguf, quantised
 
+            coded = {"type_k": package.GGML_TYPE_Q8_0, "type_v": package.GGML_TYPE_Q8_0, "flash_attn": True}
             copy = Path(shutil.copytree(folder, Path(place) / "model"))
             arms["llama_cpp bf16"] = lambda: llama_cpp(gguf(copy))
+            arms["llama_cpp bf16, cache q8_0"] = lambda: llama_cpp(gguf(copy), **coded)
             arms["llama_cpp q8_0"] = lambda: llama_cpp(quantised(copy, "q8_0"))
             arms["llama_cpp q4_0"] = lambda: llama_cpp(quantised(copy, "q4_0"))
         yield arms
@@ -73,10 +80,17 @@ def main() -> int:
     parser.add_argument("model", nargs="?", default="tales", help="a checkpoint folder that is here, or tales")
     parser.add_argument("--text", type=Path)
     parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--outliers", action="store_true")
     options = parser.parse_args()
     folder = look_up(options.model, "bf16", home_from_env()).folder
     if folder is None:
         parser.error(f"{options.model} is not on this machine: fetch it first")
+    with tempfile.TemporaryDirectory() as place:
+        folder = with_outliers(folder, Path(place) / "model") if options.outliers else folder
+        return measure(options, folder)
+
+
+def measure(options: argparse.Namespace, folder: Path) -> int:
     right = Predictor(folder, "bf16", 1)
     if options.text is None:
         windows = list(right.draw(options.windows, np.random.default_rng(0)))

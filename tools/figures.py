@@ -202,6 +202,13 @@ ROWS = [
         "likeliest token the same {w8.same_top}, {w4.same_top}",
         "{target.mean_kl_of_llama_cpp_x} x",
     ),
+    Row(
+        "quality-outliers",
+        "the same of the model with outlier channels, which change no bit of bf16; and of a cache of 8 bit",
+        "w8 {w8.mean_mkl} ({mean_kl_of_llama_cpp_x.w8} x), w4 {w4.mean_mkl} ({mean_kl_of_llama_cpp_x.w4} x), cache "
+        "{bf16+c8.mean_mkl} ({mean_kl_of_llama_cpp_x.bf16+c8} x)",
+        "{target.mean_kl_of_llama_cpp_x} x",
+    ),
 ]
 
 

@@ -26,14 +26,17 @@ if TYPE_CHECKING:
     from manyhands.worker.serve import SpanHost
 
 
+Ticket_ = Annotated[
+    str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="The swarm to serve; none: found a new one.")
+]
+
+
 @options.grouped
 def serve(
     model: options.Model,
     layers: Annotated[str, typer.Option("--layers", help='Layers to host, for example "0-7" (counted from 0).')],
     listen: Annotated[str, typer.Option("--listen", help="Address to accept peers at; port 0: any.")] = "127.0.0.1:0",
-    ticket: Annotated[
-        str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="The swarm to serve; none: found a new one.")
-    ] = "",
+    ticket: Ticket_ = "",
     dtype: options.DType = "auto",
     cache_dtype: options.CacheDType = "auto",
     ends: Annotated[bool, typer.Option("--ends", help="Also hold embedding or head (first and last hop).")] = False,
