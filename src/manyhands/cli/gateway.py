@@ -1,6 +1,5 @@
 """How commands open a gateway: `local --api`, `serve --api` and `up`, until they are stopped."""
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -181,6 +180,8 @@ async def api_for(
     wider than this machine while no key is needed (unless `insecure`); if the job file cannot be written or the trace
     exporter is not installed.
     """
+    from asyncio import to_thread
+
     from manyhands.api import log
     from manyhands.api.gateway import Gateway
     from manyhands.api.http.app import create_app
@@ -202,16 +203,14 @@ async def api_for(
         gateway.observers += [log.RequestLog(), metrics, history, speeds]
         if trace:
             gateway.observers.append(stack.enter_context(open_tracing(trace)))
-        hosts, cors = names.hosts or found.api.hosts, names.cors or found.api.cors
 
         def make_app() -> "FastAPI":
+            hosts, cors = names.hosts or found.api.hosts, names.cors or found.api.cors
             routers = [*_routers(gateway, history, metrics, view or view_by_links(gateway, speeds)), *more]
             routers += _debug_routers(gateway) if found.api.debug else []
             return create_app(gateway, keys=_keys(), routers=routers, cors=cors, hosts=hosts)
 
-        app = await asyncio.to_thread(
-            make_app
-        )  # it would hold the loop: a node with links answers heartbeats meanwhile
+        app = await to_thread(make_app)  # takes a second: meanwhile the node answers heartbeats
         bound = await stack.enter_async_context(serving(app, api.host, api.port, insecure=insecure))
         stack.enter_context(owner_file(home_from_env(), bound.port, app.state.access.owner_secret))
         yield f"http://{bound}"
