@@ -63,7 +63,7 @@ def test_each_command_of_the_table_is_there(name: str) -> None:
     assert command.name == name and command.help
 
 
-@pytest.mark.parametrize("command", ["up", "local", "serve", "infer", "plan"])
+@pytest.mark.parametrize("command", ["up", "local", "serve", "plan"])
 def test_a_name_that_can_be_no_model_is_refused_before_anything_is_begun(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

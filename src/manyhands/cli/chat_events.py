@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from manyhands.cli.client import GatewayError, headers_for
+from manyhands.cli.client import GatewayError, headers_for, no_gateway
 from manyhands.errors import LinkClosed
 from manyhands.plain import one_line
 
@@ -61,7 +61,8 @@ async def events_of(
                 event_id, data = "", b""
         raise BrokenStream(f"the answer of {api} broke off before its end ([DONE]): it is not whole")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise BrokenStream(f"the gateway at {api} broke off ({error!s:.200}): is it up?") from error
+        text = f"the gateway at {api} broke off ({error!s:.200})" if wire is not None else no_gateway(api, error)
+        raise BrokenStream(text) from error
     finally:
         if wire is not None:
             with contextlib.suppress(OSError):

@@ -50,9 +50,12 @@ def call(api: str, key: str, method: str, path: str, body: Any = None, *, timeou
     except http.client.HTTPException as error:  # a part of an answer came
         raise GatewayError(f"the gateway at {api} broke off its answer ({error!r:.200})", "link_closed", 502) from error
     except (OSError, ValueError) as error:
-        raise LinkClosed(
-            f"no gateway answers at {api} ({_why(error)}): start one (manyhands up MODEL) or name another with --api"
-        ) from error
+        raise LinkClosed(no_gateway(api, error)) from error
+
+
+def no_gateway(api: str, error: Exception) -> str:
+    """What to say, and to do, where none answers."""
+    return f"no gateway answers at {api} ({_why(error)}): start one (manyhands up MODEL) or name another with --api"
 
 
 def running_api() -> str:
@@ -75,7 +78,7 @@ def headers_for(api: str, key: str) -> dict[str, str]:
     return headers if secret is None else headers | {OWNER_HEADER: secret}
 
 
-def _why(error: OSError | ValueError) -> str:
+def _why(error: Exception) -> str:
     """What went wrong, as people say it: no error numbers."""
     cause = getattr(error, "reason", error)
     return str(getattr(cause, "strerror", None) or cause)
