@@ -16,6 +16,7 @@ SCOPES = ("off", "lan", "trusted", "public")
 DIRECTORIES = ("gossip", "dht", "static")
 DRAFTS = ("auto", "off", "suffix", "model")
 POLICIES = ("latency", "greedy")
+STRATEGIES = ("cover", "measured", "uniform", "capacity")
 REQUEST_SCOPES = ("", "off", "lan", "trusted", "public")  # "": as the node's own scope
 
 
@@ -161,12 +162,17 @@ class NodeConfig:
     cache_dtype: str = "auto"
     # Complete copies of the model that members aim at before they strengthen the weakest layers.
     max_pipes: int = 2
+    # How a member chooses its first layers: "cover", what helps most; "measured", its part of the fastest plan; or its share,
+    # "uniform" or by "capacity".
+    strategy: str = "cover"
     # Whether a member that serves the first or the last layers holds embedding and head too, for origins that want them there.
     ends: bool = False
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise BadRequest(f"threads is {self.threads}; it must be at least 1, or left out to have it tried")
+        if self.strategy not in STRATEGIES:
+            raise BadRequest(f"strategy is {self.strategy!r:.40}; it is one of {', '.join(STRATEGIES)}")
         if self.max_pipes < 1:
             raise BadRequest(f"max_pipes is {self.max_pipes}; it must be at least 1 copy of the model")
 

@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from manyhands.cli import app
 from manyhands.cli import plan as command
 from manyhands.core import Span
 from manyhands.errors import BadRequest, ManyhandsError
@@ -130,3 +131,25 @@ def test_a_name_twice_is_refused(tmp_path: Path) -> None:
         run("tales", "--machines", file, "--add", "nas:8GB")
     with pytest.raises(BadRequest, match="memory stands in the file"):
         run("tales", "--machines", file, "--memory", "8GB")
+
+
+def test_a_plan_for_the_swarm_is_asked_of_its_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F23: `plan MODEL --apply` shows the plan and what each node said."""
+    hop = {"machine": "nas", "layers": "0-11", "link_ms": 1.0, "compute_ms": 20.0}
+    move = {"name": "nas", "from": ["0-5"], "to": "0-11", "status": "refused", "said": "no room"}
+    asked: list[Any] = []
+
+    def call(*given: Any) -> Any:
+        asked.append(given)
+        applied = {"status": "partly", "moves": [move], "said": ""}
+        return {"after": {"tokens_per_s": 41.0, "hops": [hop]}, "advice": ["nas alone is fastest"], "applied": applied}
+
+    monkeypatch.setattr("manyhands.cli.plan_swarm.call", call)
+    done = CliRunner().invoke(app, ["plan", "tales", "--apply", "--strategy", "uniform", "--api", "http://x"])
+    assert done.exit_code == 0, done.output
+    assert "41.0 tokens/s expected" in done.output and "nas alone is fastest" in done.output
+    assert "nas: layers 0-5 -> 0-11: refused no room" in done.output and "partly" in done.output
+    body = {"model": "tales", "strategy": "uniform", "add": [], "apply": True, "force": False}
+    assert asked == [("http://x", "", "POST", "/api/plan", body)]
+    with pytest.raises(BadRequest, match="leave the others' options out"):
+        CliRunner().invoke(app, ["plan", "tales", "--apply", "--add", "x:1GB"], catch_exceptions=False)

@@ -14,7 +14,8 @@ from manyhands.member.hosting import Hosting
 from manyhands.member.providers import provider_of
 from manyhands.member.view import missing_spans
 from manyhands.member.weights import kinds_of, weights_in, weights_of
-from manyhands.place.shape import look_up
+from manyhands.place.measure import Speed
+from manyhands.place.shape import PROCESS_BYTES, look_up
 from manyhands.place.strategy import size
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
@@ -105,6 +106,27 @@ def test_a_joiner_completes_as_many_copies_as_it_is_told(stage: Stage, max_pipes
         hosting = await place.host(2, max_pipes=max_pipes)
         await until(lambda: spans(first).get("n2") == [third])
         assert hosting.choice is not None and why in hosting.choice.why
+
+    stage.play(scene)
+
+
+@pytest.mark.parametrize(("strategy", "num_layers"), [("cover", 6), ("uniform", 3), ("capacity", 4), ("measured", 3)])
+def test_a_joiner_takes_its_share_by_the_strategy(
+    stage: Stage, strategy: Any, num_layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F23, F09, HN-53, L9-18: it has room for the model, three times the cores, and is much slower than the first, which holds
+    the model, or (measured) four layers, of which the plan leaves it three beside the ends."""
+    slow = Speed(0.5, 0.0, 0.0, 0.001, 1.0, "layers")
+    monkeypatch.setattr("manyhands.member.claim.measured_speed", lambda *_: slow)
+
+    async def scene(place: Town) -> None:
+        weights = await weights_of(str(stage.folder), "bf16", (), stage.home, Silent())
+        room = room_for(weights, 4) if strategy == "measured" else PROCESS_BYTES + (1 << 30)
+        first = (await place.host(0, memory_bytes=room)).member
+        hosting = await place.host(1, strategy=strategy, cores=3)
+        assert hosting.choice is not None and len(hosting.choice.span) == num_layers
+        await until(lambda: spans(first).get("n1") == [str(hosting.held[0])])
+        assert strategy == "cover" or strategy in hosting.choice.why or "plan" in hosting.choice.why
 
     stage.play(scene)
 

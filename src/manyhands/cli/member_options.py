@@ -35,6 +35,10 @@ Allow = Annotated[list[str] | None, typer.Option("--allow", help="Node id to sha
 MaxPipes = Annotated[
     int, typer.Option("--max-pipes", min=1, help="Copies of the model to aim at, before the weakest layers get help.")
 ]
+Strategy = Annotated[
+    str,
+    typer.Option("--strategy", help="How to choose layers: cover, measured, uniform or capacity (docs/placement.md)."),
+]
 Ends = Annotated[
     bool, typer.Option("--ends", help="Hold embedding or head too, where the first or last layers are served here.")
 ]
@@ -59,6 +63,7 @@ class MemberOptions:
     deny: Deny = None
     threads: options.Threads = None
     max_pipes: MaxPipes = 2
+    strategy: Strategy = "cover"
     ends: Ends = False
 
     @property
@@ -73,6 +78,7 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
     """What the options and the configuration say. Raises BadRequest."""
     from manyhands.member.config import MemberConfig
     from manyhands.member.neighbours import reachable, relays_for, split_nodes
+    from manyhands.place.joining import strategy_of
     from manyhands.place.machines import parse_bytes
     from manyhands.place.resources import available_memory, num_cores
     from manyhands.swarm.members import Members
@@ -106,6 +112,7 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
         is_spare=wish.spare,
         can_load=wish.can_load,
         max_pipes=wish.max_pipes,
+        strategy=strategy_of(wish.strategy),
         has_ends=wish.ends,
     )
 

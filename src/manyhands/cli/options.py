@@ -234,7 +234,7 @@ _HOST: Final = {
 _MEMBER: Final = {
     **_ROUTE,
     **{name: ("node", name) for name in ("listen", "advertise", "name", "key", "memory", "threads", "relay")},
-    **{name: ("node", name) for name in ("max_pipes", "ends")},
+    **{name: ("node", name) for name in ("max_pipes", "strategy", "ends")},
     **{name: ("swarm", name) for name in ("scope", "allow", "deny")},
     "insecure": ("api", "insecure"),
 }
@@ -257,7 +257,7 @@ CONFIGURED: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "standby": ("request", "standby"),
         "draft": ("request", "draft"),
     },
-    "plan": {**_HELD, "memory": ("node", "memory")},
+    "plan": {**_HELD, "memory": ("node", "memory"), "api_key": ("api", "key")},
     "status": _GATEWAY,
     "jobs": _GATEWAY,
     "benchmark": _GATEWAY,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manyhands.cli import options
+from manyhands.cli.client import ApiKey, running_api
+from manyhands.cli.plan_swarm import plan_swarm
 from manyhands.cli.progress import doing
 from manyhands.errors import BadRequest
 
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
 
 DEFAULT_TOKENS, DEFAULT_PROMPT = 2048, 128
 STRATEGIES = ("measured", "uniform", "capacity")
+
+Swarm = Annotated[bool, typer.Option("--swarm", help="Of the swarm that runs, with what its nodes have measured.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Ask the nodes of the swarm to serve the plan.")]
+Force = Annotated[bool, typer.Option("--force", help="With --apply: also where little is gained, or a node is needed.")]
+Gateway = Annotated[
+    str, typer.Option("--api", envvar="MANYHANDS_API", help="The gateway to ask; default: one that runs here.")
+]
 
 
 def plan(
@@ -41,11 +50,21 @@ def plan(
     strategy: Annotated[str, typer.Option("--strategy", help="measured, uniform or capacity.")] = "measured",
     dtype: options.DType = "auto",
     cache_dtype: options.CacheDType = "auto",
+    swarm: Swarm = False,
+    apply: Apply = False,
+    force: Force = False,
+    api: Gateway = "",
+    api_key: ApiKey = "",
     as_json: options.Json = False,
 ) -> None:
     """Find the best placement of a model on machines and say what to expect of it, before loading."""
     if strategy not in STRATEGIES:
         raise BadRequest(f"--strategy is {strategy!r}; it is one of {', '.join(STRATEGIES)}")
+    if swarm or apply:
+        if machines or memory or tokens or prompt or (apply and add):
+            raise BadRequest("--swarm and --apply plan for the machines that there are: leave the others' options out")
+        body = {"model": model, "strategy": strategy, "add": add or [], "apply": apply, "force": force}
+        return plan_swarm(api or running_api(), api_key, body, as_json=as_json)
     with doing(f"planning {model}"):
         from manyhands.config import home_from_env
         from manyhands.place.machines import parse_bytes
@@ -65,12 +84,11 @@ def plan(
         if add:
             said.append(what_if(find_plans(task), plans, {m.name for m in wider.fleet.machines[len(fleet.machines) :]}))
         precisions = _precisions(checkpoint) if machines is None else {}
-    if as_json:
-        told = {**_as_object(wider, plans, said), "precisions": [asdict(each) for each in precisions.values()]}
-        typer.echo(json.dumps(told, allow_nan=False))
-    else:
+    if not as_json:
         _show(wider, plans, said)
-        _show_precisions(checkpoint, precisions)
+        return _show_precisions(checkpoint, precisions)
+    told = {**_as_object(wider, plans, said), "precisions": [asdict(each) for each in precisions.values()]}
+    return typer.echo(json.dumps(told, allow_nan=False))
 
 
 def _fleet(checkpoint: "Checkpoint", file: Path | None, memory_bytes: int | None) -> "Fleet":

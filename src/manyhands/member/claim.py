@@ -1,11 +1,15 @@
 """Which layers a member hosts first: it chooses, says so, and looks again after others had time to say the same."""
 
 import asyncio
+import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from manyhands.core import NodeId
-from manyhands.place.strategy import SpanChoice, choose_span
+from manyhands.member.company import company_of
+from manyhands.place.joining import share_of
+from manyhands.place.measure import measured_speed
+from manyhands.place.strategy import UNKNOWN_LAYER_S, SpanChoice, choose_span
 
 if TYPE_CHECKING:
     from manyhands.member.hosting import Hosting
@@ -23,29 +27,41 @@ async def claim(hosting: "Hosting") -> SpanChoice:
         hosting.budget.check(pinned)
         hosting.announce(pinned)
         return SpanChoice(pinned, why)
-    seniors = {record.node for record in hosting.records()}
-    choice = _choose(hosting, seniors)
+    seniors, layer_s = {record.node for record in hosting.records()}, await _own_layer_s(hosting)
+    choice = _choose(hosting, seniors, layer_s)
     for _ in range(MAX_ROUNDS):
         hosting.announce(choice.span)
         if not hosting.member.edges():
             break
         await asyncio.sleep(config.settle_s)
         seniors |= {record.node for record in hosting.records() if record.node < hosting.member.id}
-        if (again := _choose(hosting, seniors)).span == choice.span:
+        if (again := _choose(hosting, seniors, layer_s)).span == choice.span:
             break
         choice = again
     return choice
 
 
-def _choose(hosting: "Hosting", seniors: Collection[NodeId]) -> SpanChoice:
+async def _own_layer_s(hosting: "Hosting") -> float:
+    """What a layer takes here, before any is loaded. Measured where the strategy asks for it: seconds, once a day."""
+    if hosting.member.config.strategy != "measured":
+        return UNKNOWN_LAYER_S
+    speed = await asyncio.to_thread(measured_speed, hosting.weights.checkpoint(), hosting.home, time.time())
+    return speed.layer_s
+
+
+def _choose(hosting: "Hosting", seniors: Collection[NodeId], layer_s: float) -> SpanChoice:
     """What helps most beside what others serve, or claim with more right: they came first, or have the lower id."""
-    config, me = hosting.member.config, hosting.member.id
-    return choose_span(
+    config, me, budget = hosting.member.config, hosting.member.id, hosting.budget
+    others = [h for h in hosting.holdings() if h.node != me and (h.is_ready or h.node in seniors)]
+    share = share_of(config.strategy, company_of(hosting, others, layer_s), hosting.weights.shape, budget.tokens)
+    choice = choose_span(
         hosting.weights.shape,
-        [h for h in hosting.holdings() if h.node != me and (h.is_ready or h.node in seniors)],
-        config.memory_bytes - hosting.budget.kept_bytes,
-        tokens=hosting.budget.tokens,
+        others,
+        config.memory_bytes - budget.kept_bytes,
+        tokens=budget.tokens,
         max_pipes=config.max_pipes,
         with_ends=hosting.with_ends,
         files=hosting.weights.here,
+        share=share.num_layers if share else 0,
     )
+    return choice if share is None else SpanChoice(choice.span, f"{choice.why} ({share.why})")

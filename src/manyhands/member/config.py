@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from manyhands.config import BalanceConfig
 from manyhands.core import NodeAddr, NodeId, Span
+from manyhands.place.joining import JoinStrategy
 from manyhands.swarm.record import Scope
 
 
@@ -32,6 +33,7 @@ class MemberConfig:
     span: Span | None = None
     tokens: int = 4096  # positions of cache to find room for on every layer
     max_pipes: int = 2  # complete copies of the model to aim at
+    strategy: JoinStrategy = "cover"  # how the first span is chosen (place/joining.py)
     cores: int = 1
     device: str = "cpu"
     settle_s: float = 0.3  # how long a claim waits for the claims of others

@@ -57,7 +57,7 @@ class Hosting:
         self.member, self.weights, self.with_ends = member, weights, with_ends
         self.folder: Path | None = None
         self.choice: SpanChoice | None = None
-        self._device, self._home, self._progress, self.say = device, home, progress, say
+        self._device, self.home, self._progress, self.say = device, home, progress, say
         self._moving = asyncio.Lock()
         self._missing_since: float | None = None
         self._history = LoadHistory()
@@ -106,7 +106,7 @@ class Hosting:
         """A folder with the layers of `span`, and the ends if this machine is an origin. Raises as Weights.fetch."""
         self.folder, self.weights = await self.weights.fetch(
             span,
-            self._home,
+            self.home,
             self.providers(),
             self._progress,
             with_ends=self.with_ends or self.member.config.has_ends,

@@ -59,7 +59,7 @@ class MemoryBudget:
         if not self.fits(span):
             kept = f" ({size(self.kept_bytes)} of them for --can-load and --ends)" if self.kept_bytes else ""
             needed = (
-                self.shape.process_bytes + self._ends_bytes + self.kept_bytes + self.shape.span_bytes(span, self.tokens)
+                self.shape.process_bytes + self.ends_bytes + self.kept_bytes + self.shape.span_bytes(span, self.tokens)
             )
             raise BadRequest(
                 f"layers {span} of {self.shape.name} take {size(needed)}{kept}, --memory is {size(self.memory_bytes)}: "
@@ -67,7 +67,8 @@ class MemoryBudget:
             )
 
     @property
-    def _ends_bytes(self) -> int:
+    def ends_bytes(self) -> int:
+        """Of the ends, if this machine is an origin."""
         return self.shape.ends_bytes if self.with_ends else 0
 
     def _room(self, held: Collection[Span]) -> int:
@@ -75,7 +76,7 @@ class MemoryBudget:
         return (
             self.memory_bytes
             - self.shape.process_bytes
-            - self._ends_bytes
+            - self.ends_bytes
             - self.kept_bytes
             - sum(self.shape.span_bytes(s, 0) for s in held)
         )

@@ -15,6 +15,7 @@ between = ["laptop", "nas"] # default: the sum of both round trips to the origin
 rtt_ms = 2
 """
 
+import itertools
 import math
 import re
 import tomllib
@@ -122,6 +123,11 @@ class Fleet:
         if rtt_s < 0:
             rtt_s = sum(machine.rtt_s for machine in (sender, receiver) if machine.name != self.origin)
         return Leg(rtt_s, sender.uplink_Bps)
+
+    def seen_from(self, origin: str) -> "Fleet":
+        """The same machines and the same ways between them, with another origin."""
+        rtts = {frozenset((a.name, b.name)): self.leg(a, b).rtt_s for a, b in itertools.combinations(self.machines, 2)}
+        return Fleet(self.machines, origin, rtts)
 
     def with_machines(self, more: Sequence[Machine]) -> "Fleet":
         """These machines and `more`."""

@@ -134,13 +134,13 @@ def find_plans(task: Task, limit: int = 5) -> Plans:
 
 
 def place(task: Task, strategy: Strategy) -> PlacementPlan:
-    """The plan of a strategy: the fastest found (`measured`), or all machines in order with shares by rule.
+    """The plan of a strategy: the fastest found (`measured`), or shares by rule for all machines that hold a layer, in order.
 
     Raises BadRequest for a share that does not fit its machine, or layers that no machine can hold.
     """
     if strategy == "measured":
         return find_plans(task, 1).best
-    machines = task.fleet.machines
+    machines = [machine for machine in task.fleet.machines if task.capacity(machine)]
     spans = assign(strategy, machines, task.shape)
     for machine, span in zip(machines, spans, strict=True):
         if task.capacity(machine) < len(span):

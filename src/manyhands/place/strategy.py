@@ -108,6 +108,7 @@ def choose_span(
     max_pipes: int = 2,
     with_ends: bool = False,
     files: Span | None = None,
+    share: int = 0,
 ) -> SpanChoice:
     """The span that a joining node should host, given what others hold (LP-13, LP-17).
 
@@ -115,6 +116,7 @@ def choose_span(
     copies; then those with the least throughput. Of these the node takes as many as fit its budget, and with room left
     goes on into its neighbours while they are below `max_pipes`. `files`: the span whose weights lie on its disk (None: all,
     or none); it is preferred unless a gap needs others (SH-R14: moving every node at every death costs hours of downloads).
+    `share`: how many layers it is to take at most, where no longer run is held by no node; 0: as many as fit.
     Raises BadRequest if the budget holds no layer, or max_pipes is below 1.
     """
     if max_pipes < 1:
@@ -124,6 +126,8 @@ def choose_span(
     room = check_budget(memory_bytes, shape, tokens, with_ends)
     counts = coverage(holdings, shape.num_layers)
     level = min(counts)
+    if share:
+        room = min(room, max(share, *(len(gap) for gap in gaps(counts)), 1))
     if level == 0 or (level < max_pipes and files is None):
         gap = _fill(counts, level, room, files)
         span = _grown(gap, counts, room, max_pipes)

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from manyhands.errors import BadRequest
+from manyhands.place.living import better_origin
 from manyhands.place.machines import Machine
-from manyhands.place.plan import PlacementPlan, Plans, Task, advice, find_plans
+from manyhands.place.plan import PlacementPlan, Plans, Task, advice, find_plans, place
+from manyhands.place.strategy import Strategy
 
 DEADLINE_S: Final = 10
 NICENESS: Final = 10
@@ -28,6 +30,7 @@ class WhatIf:
 
     task: Task
     added: tuple[Machine, ...] = ()
+    strategy: Strategy = "measured"
 
     @property
     def wider(self) -> Task:
@@ -38,11 +41,16 @@ def compare(question: WhatIf) -> dict[str, Any]:
     """Both plans and what to make of them; times in ms. Raises BadRequest for machines that cannot be."""
     wider = question.wider
     before = find_plans(question.task)
-    after = find_plans(wider) if question.added else before
+    if question.strategy != "measured":
+        after = Plans((place(wider, question.strategy),), before.alone, None)
+    else:
+        after = find_plans(wider) if question.added else before
     names = {machine.name for machine in question.added}
     said = [advice(after)]
     if names:
         said.append(what_if(before, after, names))
+    elif after.ranked and (better := better_origin(wider, after.best)) is not None:
+        said.append(f"requests that begin at {better[0]} would get {better[1]:.1f} tokens/s: send them to its API")
     return {
         "layers": wider.shape.num_layers,
         "precision": wider.shape.precision,

@@ -10,11 +10,12 @@ import pytest
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.app import create_app
 from manyhands.api.http.server import serving
-from manyhands.api.native import plan as plan_module
-from manyhands.api.native.plan import GATEWAY, MAX_ADDED, MAX_MACHINES, plan_router, question_of
+from manyhands.api.native.plan import MAX_ADDED, plan_router, question_of
 from manyhands.api.native.swarm import HopSpeeds, swarm_router, view_by_links
 from manyhands.config import LimitsConfig
 from manyhands.errors import BadRequest, Conflict
+from manyhands.place import living
+from manyhands.place.living import GATEWAY, MAX_MACHINES, swarm_of
 from manyhands.place.shape import ModelShape
 from manyhands.testing.swarm import memory_swarm
 from tests.api.served import MODEL, make_model, raw
@@ -28,13 +29,17 @@ def node(name: str, layers: str = "0-3", **facts: Any) -> dict[str, Any]:
     return {**told, **facts}
 
 
+def asked(view: Any, added: list[str]) -> Any:
+    return question_of(swarm_of(view, "id", SHAPE), added)
+
+
 def test_machines_are_as_the_swarm_says() -> None:
     nodes = [
         node("far", rtt_ms=None),
         node("me", is_me=True, layer_ms=1.0),
         node("full", memory_bytes=0, layer_ms=None),
     ]
-    question = question_of({"nodes": nodes}, "m", "id", SHAPE, ["laptop:8GB@40ms*0.5"])
+    question = asked({"nodes": nodes}, ["laptop:8GB@40ms*0.5"])
     fleet = question.task.fleet
     assert fleet.origin == "me" and fleet.get_machine("me").rtt_s == 0.0
     assert fleet.get_machine("me").ends_s == pytest.approx(0.002)  # twice a layer's bytes
@@ -45,21 +50,21 @@ def test_machines_are_as_the_swarm_says() -> None:
 
 
 def test_a_gateway_without_layers_is_a_machine_without_room() -> None:
-    question = question_of({"nodes": [node("a"), node("a", node="other")]}, "m", "id", SHAPE, [])
+    question = asked({"nodes": [node("a"), node("a", node="other")]}, [])
     assert question.task.fleet.origin == GATEWAY and question.task.capacity(question.task.origin) == 0
     assert [machine.name for machine in question.task.fleet.machines] == ["a", "a other", GATEWAY]
 
 
 def test_what_cannot_be_planned_says_why() -> None:
     with pytest.raises(Conflict, match="ask again after an answer"):
-        question_of({"nodes": [node("a", layer_ms=None)]}, "m", "id", SHAPE, [])
+        asked({"nodes": [node("a", layer_ms=None)]}, [])
     with pytest.raises(BadRequest, match="describes no machine"):
-        question_of({"nodes": [node("a")]}, "m", "id", SHAPE, ["laptop"])
+        asked({"nodes": [node("a")]}, ["laptop"])
 
 
 def test_a_large_swarm_is_planned_with_its_largest_machines() -> None:
     nodes = [node(f"n{i}", memory_bytes=10**9 + i) for i in range(200)]
-    question = question_of({"nodes": nodes}, "m", "id", SHAPE, [])
+    question = asked({"nodes": nodes}, [])
     assert len(question.task.fleet.machines) == MAX_MACHINES + 1
     assert question.task.fleet.get_machine("n199").memory_bytes == 10**9 + 199
 
@@ -101,4 +106,4 @@ def test_a_plan_comes_over_http_one_at_a_time(tmp_path: Path, monkeypatch: pytes
                 assert (await post(addr, {"add": ["a:1GB", "a:1GB"]}))[0] == 400
 
     asyncio.run(main())
-    assert plan_module.TOKENS >= plan_module.PROMPT
+    assert living.TOKENS >= living.PROMPT

@@ -372,7 +372,9 @@ def test_a_node_is_registered_by_its_address(folder: Path) -> None:
         assert (await client.post("/api/workers/heartbeat", json={"worker_id": scene.node(2)})).status_code == 404
         said = (await client.post("/api/workers/register", json={"address": str(spare)})).json()
         assert (said["status"], said["worker"]["name"]) == ("registered", "n2")
-        assert [span["layers"] for span in said["assignment"]] == ["0-5"]
+        assert [span["layers"] for span in said["assignment"]] == ["0-5"] and said["said"] == ""
+        told = await client.post("/api/workers/register", json={"address": str(spare), "layers": "0-2"})
+        assert "serves what it was told to" in told.json()["said"] and told.json()["assignment"] == said["assignment"]
         known = (await client.post("/api/workers/heartbeat", json={"worker_id": scene.node(2)})).json()
         assert known["status"] == "active"
         await client.post("/api/workers/register", json={"address": str(spare)})

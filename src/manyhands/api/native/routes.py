@@ -26,6 +26,7 @@ from manyhands.api.http.encode import JsonRows
 from manyhands.api.http.sse import Single, Watched
 from manyhands.api.jobs import History, JobObject, job_object
 from manyhands.api.native.infer import infer_router
+from manyhands.api.native.placement import assign
 from manyhands.api.native.workers import (
     WorkerView,
     evict,
@@ -56,10 +57,11 @@ Text = Annotated[str, AfterValidator(_check_text)]
 
 
 class Registration(BaseModel):
-    """Where a node listens: host:port."""
+    """Where a node listens: host:port, and layers for it; "": those that no node holds."""
 
     model_config = _STRICT
     address: Text
+    layers: Annotated[str, Field(max_length=32)] = ""
 
 
 class Heartbeat(BaseModel):
@@ -135,9 +137,12 @@ def _changes_router(gateway: Gateway) -> APIRouter:
 
     @changes.post("/register", summary="Use a node that no ticket names")
     async def register_worker(body: Registration) -> dict[str, Any]:
-        """Dial it; it must prove membership of the swarm. The answer says what it serves: its assignment."""
-        worker = worker_object(await register(gateway, body.address))
-        return {"status": "registered", "worker": worker, "assignment": worker["spans"]}
+        """Dial it; it must prove membership of the swarm. It is asked to serve layers that no node holds, or those named; the
+        answer says what it serves, its assignment, and what it `said`."""
+        found = await register(gateway, body.address)
+        said = await assign(gateway, found, body.layers)
+        worker = worker_object(find_worker(gateway, found.node))
+        return {"status": "registered", "worker": worker, "assignment": worker["spans"], "said": said}
 
     @changes.delete("/{worker_id}", summary="Evict a node")
     async def evict_worker(

@@ -1,0 +1,52 @@
+"""`manyhands plan MODEL --swarm` and `--apply`: the swarm that runs, as its gateway plans for it."""
+
+from typing import Any
+
+import typer
+
+from manyhands.cli.client import call, print_json
+from manyhands.plain import one_line
+
+
+def plan_swarm(api: str, key: str, body: dict[str, Any], *, as_json: bool) -> None:
+    """Ask the gateway at `api` for a plan, and to apply it where `body` says so. Raises as the gateway refuses."""
+    told = call(api, key, "POST", "/api/plan", body)
+    if as_json:
+        print_json(told)
+        return
+    from rich.console import Console
+
+    console = Console()
+    if told["after"] is not None:
+        console.print(_hops(told))
+    for line in told["advice"]:
+        console.print(one_line(line, 2000), highlight=False, markup=False, soft_wrap=True)
+    if (applied := told.get("applied")) is not None:
+        for line in applied_lines(applied):
+            typer.echo(line)
+
+
+def applied_lines(applied: dict[str, Any]) -> list[str]:
+    """What became of a plan, a line for each node that was asked."""
+    lines = [
+        one_line(
+            f"{move['name']}: layers {', '.join(move['from']) or 'none'} -> {move['to']}: {move['status']} {move['said']}"
+        )
+        for move in applied["moves"]
+    ]
+    said = f": {applied['said']}" if applied["said"] else ""
+    return [*lines, one_line(f"{applied['status']}{said}")]
+
+
+def _hops(told: dict[str, Any]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    after = told["after"]
+    title = f"best placement, {after['tokens_per_s']:.1f} tokens/s expected"
+    table = Table("machine", "layers", "way ms", "compute ms", title=title)
+    for hop in after["hops"]:
+        table.add_row(
+            Text(one_line(hop["machine"])), hop["layers"], f"{hop['link_ms']:.2f}", f"{hop['compute_ms']:.2f}"
+        )
+    return table
