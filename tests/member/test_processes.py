@@ -142,7 +142,7 @@ def test_a_process_that_cannot_begin_says_why_in_one_line(tmp_path: Path) -> Non
         (["up", "tales", "--scope", "family"], "must be one of off, lan, trusted, public"),
         (["up", "tales", "--name", "a/b"], "cannot name a node"),
     ],
-    ids=lambda value: " ".join(word[:12] for word in value[:2]) if isinstance(value, list) else "",
+    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_bad_input_is_one_line_with_the_remedy(
     arguments: list[str],
