@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -220,7 +221,9 @@ def case(seed: int, teams: Team) -> bool:
 
 def targets() -> dict[str, list[str]]:
     """setup.py's own flags for this machine, without running setup()."""
-    import setuptools  # type: ignore[import-untyped]
+    with warnings.catch_warnings():  # of distutils, where it was imported before
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import setuptools  # type: ignore[import-untyped]
 
     kept: Any = setuptools.setup
     setuptools.setup = lambda **_: None

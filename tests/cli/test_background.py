@@ -152,6 +152,7 @@ def test_a_terminal_that_is_closed_meanwhile_ends_nothing(tmp_path: Path) -> Non
 
 BEGIN = """
 import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 from manyhands.cli import log_file
 from manyhands.cli.background import go_on_in_background
 from manyhands.cli.runfile import run_file

@@ -74,7 +74,7 @@ def test_now_is_the_second_signal() -> None:
         said = CliRunner().invoke(app, ["stop", "desk", "--wait", "0.5"])
         assert said.exit_code == 1 and "manyhands stop desk --now ends it at once" in said.stdout
         assert CliRunner().invoke(app, ["stop", "desk", "--now", "--wait", "20"]).exit_code == 0
-        assert stubborn.wait() == 7
+        assert stubborn.wait() in (7, -signal.SIGTERM), "one that comes while Python ends finds no handler"
 
 
 def test_another_process_of_that_id_is_left_alone(process: subprocess.Popen[bytes]) -> None:

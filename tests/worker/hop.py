@@ -15,6 +15,7 @@ from torch import Tensor
 from manyhands.config import WorkerConfig
 from manyhands.core import ModelId, NodeAddr, NodeId, Precision, SamplingParams, SessionId, Span, SpanInfo
 from manyhands.errors import LinkClosed
+from manyhands.net.liveness import LinkEvidence
 from manyhands.net.transport import Link
 from manyhands.origin.sampler import Sampler
 from manyhands.wire.message import PROTOCOL_VERSION, Fault, Hello, Message, Open, Step, Token
@@ -43,6 +44,9 @@ class Notes:
     @property
     def hello(self) -> Hello:
         return Hello(PROTOCOL_VERSION, "control", "notes", None, (), TOKEN)
+
+    def line(self) -> LinkEvidence:
+        return LinkEvidence(0)
 
     def send(self, message: Message) -> None:
         if self.is_closed:
