@@ -61,6 +61,18 @@ ROWS = [
         "{target.times_sooner} x",
     ),
     Row(
+        "drafting",
+        "drafting on one machine, auto against off, tales with its drafter",
+        "text that repeats {repeats_x} x, prose {prose_x} x, four streams of prose {four_x} x",
+        "{target.repeats_x} x, {target.prose_x} x, {target.four_x} x",
+    ),
+    Row(
+        "start",
+        "from the start of a node process to serving, tales",
+        "one alone {alone_s} s ({cpu_s} s of a CPU), {nodes} at once {many_s} s; {fit} fit into the memory",
+        "{target.alone_s} s, {target.many_s} s, {target.fit}",
+    ),
+    Row(
         "prefill",
         "chunks of a prompt in flight together, against one at a time, in virtual time",
         "4,096 tokens over 3 hops {3 hops, 4096 tokens.x} x, 256 over 6 {6 hops, 256 tokens.x} x; "

@@ -217,3 +217,14 @@ def test_verdict_names_the_figures() -> None:
         depth_with(0.0006, 0.0041).verdict(0.3)
         == "one more row costs 4.1 ms, a round 0.6 ms, a draft is right in 30%: drafting does not pay"
     )
+
+
+@pytest.mark.parametrize(
+    ("token_s", "draft_s", "has_time"), [(0.08, 0.01, True), (0.08, 0.011, False), (0.003, 0.0, True)]
+)
+def test_a_model_drafts_only_where_rounds_are_much_longer_than_its_drafts(
+    token_s: float, draft_s: float, has_time: bool
+) -> None:
+    costs = RouteCosts()
+    costs.token_s = token_s
+    assert Depth(costs).has_time_for(draft_s) is has_time

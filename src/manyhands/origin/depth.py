@@ -22,6 +22,7 @@ _MATCHES = ((0, 0.3), (4, 0.5), (8, 0.7), (16, 0.85))
 _MODEL = ((0, 0.6), (1, 0.6), (4, 0.6))
 _PRIOR_WEIGHT = 3.0
 _FORGET = 0.99  # of the weight of older outcomes, at each new one
+_SHARE = 8.0  # a round takes at least so many drafts of a model, or none is made
 _MARGIN = 1.1  # a draft must pay by a tenth: estimates are noisy
 _PROBE = 2  # drafts of the first window with drafts over a route: what a row costs shows in its time
 
@@ -115,6 +116,11 @@ class Depth:
             self.trial.pause -= 1
             return False
         return True
+
+    def has_time_for(self, draft_s: float) -> bool:
+        """Whether rounds are long enough for a model to draft in, at `draft_s` a draft (0: not known). It needs the cores that
+        the round computes on, where both are one machine's, so that more than its own time is lost."""
+        return self.costs.token_s is not None and _SHARE * draft_s <= self.costs.token_s
 
     def choose(
         self,

@@ -256,8 +256,8 @@ class AutoDrafter:
         if not self._depth.begin(self._streams()):
             return
         copy = self._acceptance.chance(copied(self._matched)) if self._at >= 0 else 0.0
-        has_model = self._model is not None and not self._model.trouble
-        guess = self._acceptance.chance(modelled(0)) if has_model else 0.0
+        can = self._model is not None and not self._model.trouble and self._depth.has_time_for(self._model.draft_s)
+        guess = self._acceptance.chance(modelled(0)) if can else 0.0
         if copy > 0 and copy >= guess:
             self._source = "suffix"
         elif self._model is not None and guess > 0:
