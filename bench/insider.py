@@ -47,6 +47,11 @@ def session_id() -> SessionId:
     return SessionId(random.randbytes(16))
 
 
+def plain_rows(width: int, count: int) -> Payload:
+    """Rows of 2**-6 in bf16, which a hop computes: zeros it would refuse."""
+    return Payload("bf16", width, b"\x80\x3c" * (width * count))
+
+
 class Insider:
     """A member's node of its own, and what it needs to address the others."""
 
@@ -135,7 +140,7 @@ async def step_flood(siege: Target) -> None:
                 await asyncio.sleep(0.05)
                 width = control.hello.spans[0].hidden_size
                 for rows in (256, 1):
-                    payload = Payload("bf16", width, bytes(2 * width * rows))
+                    payload = plain_rows(width, rows)
                     for number in range(64):
                         if not me.send(data, Step(session, 1, 0, 0, rows, 0, 0, "hidden", None, payload)):
                             break
@@ -160,8 +165,7 @@ async def park_flood(siege: Target) -> None:
                     message = me.open(control, session, **guess)
                     if message is None or not me.send(control, message):
                         break
-                    payload = Payload("bf16", width, bytes(2 * width * 32))
-                    me.send(data, Step(session, 1, 0, 0, 32, 0, 0, "hidden", None, payload))
+                    me.send(data, Step(session, 1, 0, 0, 32, 0, 0, "hidden", None, plain_rows(width, 32)))
                     await asyncio.sleep(0.05)
                     me.send(control, Close(session, session_id(), random.choice((32, 1 << 20))))
             await asyncio.sleep(0.2)
