@@ -4,7 +4,9 @@ An import on a running loop holds it: one second for the API alone, and ten and 
 take this one for frozen. So commands that serve import here what they use later; tests/cli/test_ahead.py finds what lacks.
 """
 
+import contextlib
 import importlib
+import warnings
 
 _NODE = (
     "manyhands.cli.connect",
@@ -37,13 +39,18 @@ _GATEWAY = (
     "manyhands.api.status",
     "manyhands.api.trace",
     "encodings.idna",  # of the first address that is bound
-    "pydantic._internal._dataclasses",
-    "pydantic.v1",  # fastapi asks it about every model of a route
     "uvicorn.lifespan.off",
 )
+# What libraries import when a route is made, as they do it themselves: where it is there, without its warnings.
+_OF_LIBRARIES = ("pydantic._internal._dataclasses", "pydantic.v1")
 
 
 def import_ahead(*, is_member: bool, has_api: bool) -> None:
     """Import what a node uses, what a member uses beyond that, and what a gateway uses."""
     for name in _NODE + _MEMBER * is_member + _GATEWAY * has_api:
         importlib.import_module(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # pydantic.v1 has one on Python 3.14
+        for name in _OF_LIBRARIES * has_api:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
