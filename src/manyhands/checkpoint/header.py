@@ -14,6 +14,8 @@ from manyhands.errors import ModelError
 
 MAX_HEADER_BYTES: Final = 100_000_000  # the limit of safetensors itself
 LENGTH_BYTES: Final = 8
+# Of a header's JSON, which become a value of Python's each: those of 200,000 tensors. The bytes alone would be 6 GB of lists.
+MAX_COMMAS: Final = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ def header_length(prefix: bytes, file: str, size: int) -> int:
 
 def parse_header(raw: bytes, file: str, size: int) -> list[TensorEntry]:
     """The tensors of a file of `size` bytes from the JSON `raw`, by offset. Raises ModelError naming the flaw."""
+    check_values(raw, file)
     try:
         header = json.loads(raw, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -56,6 +59,12 @@ def parse_header(raw: bytes, file: str, size: int) -> list[TensorEntry]:
     entries.sort(key=lambda entry: (entry.start, entry.end))
     _check_tiling(entries, file, base, size)
     return entries
+
+
+def check_values(raw: bytes, file: str) -> None:
+    """Raise ModelError for JSON of more values than tables of tensors have, before it is parsed."""
+    if (count := raw.count(b",")) > MAX_COMMAS:
+        raise ModelError(f"{file} refused: its table has {count} commas; at most {MAX_COMMAS} are read")
 
 
 def read_header(path: Path) -> list[TensorEntry]:

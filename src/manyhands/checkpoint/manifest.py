@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, Self
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.dtypes import is_known
 from manyhands.checkpoint.folder import FILES, INDEX, JOURNAL, MANIFEST, read_config, read_entries, write_atomic
-from manyhands.checkpoint.header import TensorEntry
+from manyhands.checkpoint.header import TensorEntry, check_values
 from manyhands.checkpoint.partition import span_tensors
 from manyhands.config import home_from_env
 from manyhands.core import ModelId, Span
@@ -126,6 +126,7 @@ class Manifest:
     @classmethod
     def decode(cls, raw: bytes, where: str = MANIFEST) -> Self:
         """The inverse of encode; `where` names the source in errors. Raises ModelError for anything else."""
+        check_values(raw, where)
         try:
             body = json.loads(raw)
             if body["manyhands"] != VERSION:

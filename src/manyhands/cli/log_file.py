@@ -68,9 +68,12 @@ class LogFile:
             os.write(self._fd, data)
 
     def _open(self) -> int:
+        from manyhands.member.home import private_folder
+
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            private_folder(self.path.parent)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            return os.open(self.path, flags, 0o600)
         except OSError as error:
             raise BadRequest(
                 f"{self.path} cannot be written ({error.strerror}): set MANYHANDS_HOME to a folder of yours"

@@ -13,14 +13,15 @@ from manyhands.member.process import is_running, start_ticks
 @contextlib.contextmanager
 def run_file(name: str) -> Iterator[None]:
     """While the block runs, the file of `name` holds this process's id. Raises BadRequest if another node has the name."""
+    from manyhands.member.home import private_folder, write_private
+
     path = run_path(name)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _alone(path.parent):
+    with _alone(private_folder(path.parent)):
         pid = running_pid(path)
         if pid not in (None, os.getpid()):
             raise BadRequest(f"a node named {name} runs here already (process {pid}): give another --name")
         ticks = start_ticks(os.getpid())
-        path.write_text(str(os.getpid()) if ticks is None else f"{os.getpid()} {ticks}")
+        write_private(path, str(os.getpid()) if ticks is None else f"{os.getpid()} {ticks}")
     try:
         yield
     finally:

@@ -127,12 +127,30 @@ def check_name(name: str) -> str:
     return name
 
 
+def private_folder(folder: Path) -> Path:
+    """`folder`, made where it is not there, writable by its owner alone: no other user can put a link where a file is to be.
+    Raises BadRequest if it is another user's."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        stat = folder.stat()
+        if stat.st_uid != os.geteuid() and os.geteuid() != 0:
+            raise BadRequest(f"{folder} belongs to another user: set MANYHANDS_HOME to a folder of yours")
+        if stat.st_mode & 0o022:
+            folder.chmod(stat.st_mode & 0o7755)
+    except OSError as error:
+        raise BadRequest(
+            f"{folder} cannot be written ({error.strerror}): set MANYHANDS_HOME to a folder of yours"
+        ) from error
+    return folder
+
+
 def write_private(path: Path, text: str) -> None:
     """Replace `path`, readable by its owner only: by the whole `text` or not at all."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        draft.unlink(missing_ok=True)  # of a process that was killed, which had the same id
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

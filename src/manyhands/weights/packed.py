@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -60,7 +61,7 @@ class PackedShelf:
         """The arrays kept under `key`, proven; None if there are none. A damaged file is removed."""
         path = self._path(key)
         try:
-            with path.open("rb") as file:
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
                 found = _read(file, key, allocate)
             os.utime(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -114,7 +115,8 @@ def _write(file: BinaryIO, key: str, part: Part) -> None:
 
 
 def _read(file: BufferedReader, key: str, allocate: Allocate) -> list[tuple[str, Array]]:
-    rows, size = _rows(_head(file), key), os.fstat(file.fileno()).st_size
+    size = _file_size(file)
+    rows = _rows(_head(file), key)
     if size != file.tell() + sum(count for _, _, count, _ in rows):
         raise _Spoiled("it is of another length")
     found = []
@@ -127,6 +129,13 @@ def _read(file: BufferedReader, key: str, allocate: Allocate) -> list[tuple[str,
         if list(pool.map(_sha256, (array for _, array in found))) != [digest for _, _, _, digest in rows]:
             raise _Spoiled("its bytes have changed")
     return found
+
+
+def _file_size(file: BufferedReader) -> int:
+    stat = os.fstat(file.fileno())
+    if not S_ISREG(stat.st_mode):
+        raise _Spoiled("it is no file")
+    return stat.st_size
 
 
 def _head(file: BufferedReader) -> bytes:
@@ -143,9 +152,19 @@ def _rows(head: bytes, key: str) -> list[tuple[str, type[Any], int, str]]:
         told = json.loads(head)
         if told["key"] != key:
             raise _Spoiled("it is of another key")
-        return [(str(name), _DTYPES[dtype], int(count), str(digest)) for name, dtype, count, digest in told["arrays"]]
+        return [
+            (str(name), _DTYPES[dtype], _size(count, dtype), str(digest))
+            for name, dtype, count, digest in told["arrays"]
+        ]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _Spoiled(f"its head is none: {error}") from error
+
+
+def _size(count: Any, dtype: str) -> int:
+    """Bytes of an array. Raises ValueError for what no array has."""
+    if type(count) is not int or count < 0 or count % np.dtype(_DTYPES[dtype]).itemsize:
+        raise ValueError(f"an array of {count!r:.40} bytes")
+    return count
 
 
 def _bytes(array: Array) -> memoryview:
@@ -174,9 +193,10 @@ def _make_room(folder: Path, needed: int) -> bool:
 def _files(folder: Path) -> list[tuple[int, int, Path]]:
     """Packed weights by their last use, with their bytes. What killed processes left half written is removed."""
     files = []
-    for path in folder.glob("*/*"):
+    own = [model for model in folder.iterdir() if model.is_dir() and not model.is_symlink()]
+    for path in [path for model in own for path in model.iterdir()]:
         with contextlib.suppress(OSError):
-            stat = path.stat()
+            stat = path.lstat()
             if path.name.endswith(SUFFIX):
                 files.append((stat.st_mtime_ns, stat.st_size, path))
             elif path.name.endswith(".tmp") and stat.st_mtime < time.time() - DRAFT_S:
