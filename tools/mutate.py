@@ -42,7 +42,7 @@ MUTATIONS: Final = (
     Mutation(
         "routes ignore round trips",
         "origin/routes.py",
-        "self._learned.observe_rtt(me, peer, rtt_s, now)",
+        "self._learned.observe_own_rtts(me, own, now)",
         "pass",
         ("member/test_live_routes.py",),
     ),

@@ -122,3 +122,19 @@ def test_what_a_row_takes_is_learnt_from_the_prompts_progress() -> None:
     assert returns.row_s == pytest.approx((1e-4, 1e-4))
     returns.renew()
     assert returns.row_s == ()
+
+
+def test_timings_longer_than_the_step_was_away_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hop passes on the timings of those before it: it could state that they are slow, and requests would avoid them."""
+    now = 100.0
+    monkeypatch.setattr("manyhands.origin.returns.time.monotonic", lambda: now)
+    returns = Returns()
+    for at, stated_us, is_taken in ((1, 90_000, True), (2, 150_000, False), (3, 4_000_000_000, False)):
+        before = returns.timings
+        returns.sent(at)
+        now += 0.1
+        timings = (HopTiming(0, stated_us), HopTiming(5_000, 2_000))
+        step = Step(b"s" * 16, 1, 255, at - 1, 1, 0, 0, "hidden", None, None, timings)  # type: ignore[arg-type]
+        returns.came(step, 2)
+        assert returns.timings == (timings if is_taken else before)
+    assert len(returns.results) == 3, "the rows themselves count"

@@ -46,7 +46,8 @@ def test_a_run_without_end_costs_a_bounded_number_of_comparisons() -> None:
 
     ids = Counted([7, 8] * 20_000)
     index = SuffixIndex()
-    index.find(ids)
+    while index.find(ids) == (-1, 0):
+        pass  # it is indexed in parts
     Counted.reads = 0
     at, match = index.find(ids)
     assert match == index.LONGEST and at < len(ids)
@@ -157,3 +158,15 @@ def test_each_drafter_alone() -> None:
 def test_tokens_per_traversal() -> None:
     assert Drafting().tokens_per_traversal is None
     assert Drafting(windows=4, tokens=10, drafted=9, accepted=6).tokens_per_traversal == 2.5
+
+
+def test_a_long_prompt_is_indexed_in_parts() -> None:
+    """131,072 ids at once are 0.1 s of the event loop."""
+    index, ids = SuffixIndex(), [*range(3), *([7, 8, 9, 10] * SuffixIndex.AT_ONCE)]
+    found = []
+    for _ in range(8):
+        before = len(index._older)
+        found.append(index.find(ids))
+        assert len(index._older) - before <= SuffixIndex.AT_ONCE + 1
+        ids.append(ids[-4])
+    assert found[0] == (-1, 0) and found[-1][1] == SuffixIndex.LONGEST

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from manyhands.text.detokenize import Detokenizer, TextPiece
+from manyhands.text.detokenize import MAX_UNREAD, Detokenizer, TextPiece
 from manyhands.text.prompt import Tokenizer
 
 BEGIN, END = "<|begin|>", "<|end|>"
@@ -238,3 +238,29 @@ def test_special_tokens_are_skipped() -> None:
     begin, end = byte_level().convert_tokens_to_ids([BEGIN, END])
     ids = [*bytes_to_ids(b"a"), begin, *bytes_to_ids(b"b"), end, *bytes_to_ids(b"c")]
     assert "".join(pieces_of(open_detokenizer(byte_level()), ids)) == "abc"
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A tokenizer that notes how many ids it is given at a time."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self.most, self.sum = tokenizer, 0, 0
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        self.most, self.sum = max(self.most, len(ids)), self.sum + len(ids)
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "special"])
+def test_ids_without_text_do_not_gather(kind: str) -> None:
+    """logit_bias can have a model repeat a byte that no character has, or a token that shows nothing: each id was decoded
+    together with all before it, on the event loop."""
+    tokenizer = Counting(byte_level())
+    token = bytes_to_ids(b"\xff")[0] if kind == "bytes" else byte_level().bos_token_id
+    ids = [*bytes_to_ids(b"hi"), *[token] * 2000, *bytes_to_ids("h\u00e9".encode())]
+    text = "".join(pieces_of(open_detokenizer(tokenizer), ids))
+    assert text == decode(byte_level(), ids)
+    assert tokenizer.most <= 2 * MAX_UNREAD and tokenizer.sum < 2000 * 5 * MAX_UNREAD

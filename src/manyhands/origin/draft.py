@@ -105,12 +105,14 @@ class SuffixIndex:
 
     Positions with the same last MIN_MATCH ids are chained, newest first, as in LZ77 with hash chains (RFC 1951, 4); the
     newest CANDIDATES of a chain are compared backwards, up to LONGEST ids, and the longest match wins, of equals the
-    newest. An id is indexed once. Memory: one integer an id and one entry for each distinct run of MIN_MATCH ids.
+    newest. An id is indexed once, AT_ONCE of them at each call (some milliseconds of an event loop): behind a long prompt
+    nothing is found at first. Memory: one integer an id and one entry for each distinct run of MIN_MATCH ids.
     """
 
     MIN_MATCH = 3
     CANDIDATES = 16
     LONGEST = 32
+    AT_ONCE = 8192
 
     def __init__(self) -> None:
         self._newest: dict[tuple[int, ...], int] = {}  # the last MIN_MATCH ids -> the newest position after them
@@ -120,6 +122,8 @@ class SuffixIndex:
         """(position after the earlier occurrence, length of the match), or (-1, 0). `ids` begin with those given before."""
         end = len(ids)
         self._extend(ids)
+        if len(self._older) <= end:
+            return -1, 0
         best, match, at = -1, 0, self._older[end]
         for _ in range(self.CANDIDATES):
             if at < 0 or match == self.LONGEST:
@@ -130,7 +134,8 @@ class SuffixIndex:
         return best, match
 
     def _extend(self, ids: Sequence[int]) -> None:
-        for end in range(len(self._older), len(ids) + 1):
+        begins = len(self._older)
+        for end in range(begins, min(begins + self.AT_ONCE, len(ids)) + 1):
             if end < self.MIN_MATCH:
                 self._older.append(-1)
                 continue

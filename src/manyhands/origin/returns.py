@@ -1,11 +1,17 @@
 """What a session has sent under its present guess, and what came back of it. No links."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 from manyhands.wire.message import HopTiming, Step
 from manyhands.worker.batch import WINDOW_ROWS
+
+# Clocks of several machines, one of which may count in milliseconds.
+CLOCK_SLACK: Final = 1.1
+CLOCK_S: Final = 2e-3
 
 
 class Returns:
@@ -50,9 +56,13 @@ class Returns:
         """A result came back over so many hops."""
         end = step.position + step.count
         sent_at, self.reached = self._sent_at.pop(end, None), max(self.reached, min(end, self.sent_until))
-        if step.count and sent_at is not None and len(step.timings) == num_hops:
-            self.timings, self.turn_s = step.timings, time.monotonic() - sent_at
-        self._learn_rows(step.timings if len(step.timings) == num_hops else (), end)
+        # Of a step that comes back in parts the last is counted; the others were away no longer than what is on its way.
+        began = min(self._sent_at.values(), default=None) if sent_at is None else sent_at
+        turn_s = time.monotonic() - began if began is not None else math.inf
+        timings = step.timings if len(step.timings) == num_hops and _can_be(step.timings, turn_s) else ()
+        if step.count and sent_at is not None and timings:
+            self.timings, self.turn_s = timings, turn_s
+        self._learn_rows(timings, end)
         self.results.append(step)
 
     def _learn_rows(self, timings: Sequence[HopTiming], end: int) -> None:
@@ -62,3 +72,10 @@ class Returns:
         if timings and rows > WINDOW_ROWS:
             each = tuple(1e-6 * timing.compute_us / rows for timing in timings)
             self.row_s = tuple(map(min, self.row_s or each, each))
+
+
+def _can_be(timings: Sequence[HopTiming], turn_s: float) -> bool:
+    """Whether a step that was away for `turn_s` can have spent its time so: a hop can state more for itself, or for those
+    before it, whose timings it passes on."""
+    stated_s = 1e-6 * sum(timing.queue_us + timing.compute_us for timing in timings)
+    return stated_s <= CLOCK_SLACK * turn_s + CLOCK_S

@@ -331,12 +331,11 @@ class Routes:
         me, now = self._node.transport.node, time.monotonic()
         if self._directory is None:
             return Terms(rules, me, admits=self._admits(rules))
-        health = {peer: edge.rtt_s for (peer, lane), edge in self._node.pool.health().items() if lane == "control"}
-        own = {peer: rtt_s for peer, rtt_s in health.items() if rtt_s is not None}
-        for peer, rtt_s in own.items():
-            self._learned.observe_rtt(me, peer, rtt_s, now)
-        self._learned.forget(now)
-        rtts = self._learned.rtts(now, rtts_of(self._records(()), me, own))
+        health = [(peer, edge.rtt_s) for (peer, lane), edge in self._node.pool.health().items() if lane == "control"]
+        own = {peer: rtt_s for peer, rtt_s in health if rtt_s is not None}
+        self._learned.observe_own_rtts(me, own, now)
+        linked = (record for record in self._records(()) if self._is_linked(record.node))
+        rtts = self._learned.rtts(now, rtts_of(linked, me, own))
         uplink_Bps, key = self._node.watch.uplink_Bps() or math.inf, secrets.token_bytes(8)
         return Terms(rules, me, uplink_Bps, rtts, self._admits(rules), num_tokens, key)
 

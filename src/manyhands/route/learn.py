@@ -11,6 +11,7 @@ from statistics import median
 
 from manyhands.core import NodeId, Span
 from manyhands.route.offer import Offer, Pair, pair
+from manyhands.route.prefix import ROW_SHARE
 
 WEIGHT = 0.2  # of a new observation: Petals' for round trips (field.md 4(b)); 10 observations make up 90 %
 HALF_LIFE_S = 60.0  # a figure this old counts half: twelve heartbeats of a record, which brings fresh advertised ones
@@ -69,6 +70,12 @@ class Learned:
         if 0 <= rtt_s < math.inf:
             self._rtts[pair(a, b)] = _observed(self._rtts.get(pair(a, b)), rtt_s, now)
 
+    def observe_own_rtts(self, me: NodeId, rtts: Mapping[NodeId, float], now: float) -> None:
+        """What the links of `me` show now; what is too old to count goes."""
+        for peer, rtt_s in rtts.items():
+            self.observe_rtt(me, peer, rtt_s, now)
+        self.forget(now)
+
     def cost(self, node: NodeId, span: Span, advertised: float | None, now: float) -> float | None:
         """Seconds of one layer on a node that holds `span`: by the latest observation of any part of it.
 
@@ -87,7 +94,7 @@ class Learned:
         told = None if offer.layer_s is None else max(offer.layer_s, least_s)
         layer_s = self.cost(offer.node, offer.info.span, told, now)
         row = _latest(self._rows, offer.node, offer.info.span, now)
-        row_s = offer.load.row_s if row is None else row.value
+        row_s = _believed_row_s(offer.load.row_s, layer_s or told) if row is None else row.value
         return replace(offer, load=replace(offer.load, layer_s=layer_s or 0.0, row_s=row_s))
 
     def rtts(self, now: float, advertised: Mapping[Pair, float] | None = None) -> dict[Pair, float]:
@@ -104,6 +111,14 @@ class Learned:
     def __len__(self) -> int:
         """Figures held."""
         return len(self._rtts) + sum(map(len, (*self._layers.values(), *self._rows.values())))
+
+
+def _believed_row_s(stated_s: float, layer_s: float | None) -> float:
+    """What a node states of a row of a prompt, within what its decode steps say: one of many rows takes more than a BELIEVED-th
+    of a row's share of it, and no row more than a step. 0: it states none."""
+    if not stated_s or not layer_s:
+        return stated_s
+    return min(max(stated_s, layer_s * ROW_SHARE / BELIEVED), layer_s)
 
 
 def _note(seen: _Spans, node: NodeId, span: Span, seconds: float, now: float) -> None:

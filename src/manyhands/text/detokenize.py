@@ -7,7 +7,8 @@ Three things keep the pieces honest:
   the window alone gives is cut off: the prefix_offset / read_offset technique of vLLM (`detokenize_incrementally`) and
   text-generation-inference (`Model.decode_token`).
 * *Unfinished characters.* While the text ends in U+FFFD the last bytes may be the head of a character: nothing is shown
-  until the rest has come, or `flush`.
+  until the rest has come, `flush`, or MAX_UNREAD ids have come: what so many leave unfinished are no characters. (Each id is
+  decoded together with the unread ones, so they must not become many: a client can bias all tokens but one away.)
 * *Stop strings* may span tokens: the longest end of the text that could still become a stop string is held back.
 """
 
@@ -17,6 +18,8 @@ from typing import Literal, Protocol
 
 # As vLLM (INITIAL_INCREMENTAL_DETOKENIZATION_OFFSET = 5): enough for the longest character (4 byte tokens) and a space.
 _PROMPT_WINDOW = 6
+# Ids without text of their own that wait for more: special tokens, or bytes of characters of at most four.
+MAX_UNREAD = 32
 _REPLACEMENT = "\ufffd"
 
 
@@ -92,7 +95,11 @@ class Detokenizer:
         shown = self._decode(self._shown_ids)
         text = self._decode(self._shown_ids + self._unread_ids)
         fresh = text.removeprefix(shown) if text.startswith(shown) else self._decode(self._unread_ids)
-        if not fresh or (fresh.endswith(_REPLACEMENT) and not is_last):
+        is_enough = is_last or len(self._unread_ids) >= MAX_UNREAD
+        if not is_enough and (not fresh or fresh.endswith(_REPLACEMENT)):
+            return ""
+        if not fresh:
+            self._unread_ids = self._unread_ids[-_PROMPT_WINDOW:] if not is_last else self._unread_ids
             return ""
         self._shown_ids, self._unread_ids = self._unread_ids, []
         return fresh
