@@ -89,8 +89,14 @@ class NotFound(ManyhandsError):
 
 
 class ModelNotFound(NotFound):
+    """`model`: the name that was asked for, where loading it may help."""
+
     code = "model_not_found"
     param = "model"
+
+    def __init__(self, message: str, model: str = "") -> None:
+        super().__init__(message)
+        self.model = model
 
 
 class Conflict(ManyhandsError):

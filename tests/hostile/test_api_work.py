@@ -14,9 +14,14 @@ from typing import Any
 import pytest
 
 from manyhands.api import choice
+from manyhands.api.http import encode
 from manyhands.api.preparation import prepare
+from manyhands.api.preparation.desk import Prepared
 from manyhands.api.preparation.pool import INLINE_BYTES
+from manyhands.api.preparation.process import HEAD_BYTES, IDS_A_TURN, lengths_of, read_answer, to_answer
+from manyhands.api.streams import request_digest
 from manyhands.config import LimitsConfig
+from manyhands.core import ModelId, SamplingParams
 from manyhands.testing.stalls import watched_loop
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, raw_slowly, served
 
@@ -202,3 +207,51 @@ def test_routes_that_do_not_generate_read_little(folder: Path) -> None:
             assert status == 413
 
     play(folder, scene)
+
+
+# -- answers that are long --------------------------------------------------------------------------------------------
+
+
+def test_long_answers_are_made_in_a_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/tokenize made an object and a text of each token on the event loop: 1.4 s of 300,000 tokens."""
+    made: list[Any] = []
+    monkeypatch.setattr(encode.JsonRows, "append", lambda self, item: made.append(item))
+    monkeypatch.setattr(encode.JsonText, "add", lambda self, text: made.append(text))
+    text = "ab c" * 3000
+    cases: list[tuple[str, dict[str, Any], bytes]] = [
+        ("/tokenize", {"content": text, "with_pieces": True}, b'"count":12000'),
+        ("/tokenize", {"content": "abc " * 300, "with_pieces": True}, b'"piece":"c"'),
+        ("/tokenize", {"prompt": text}, b'"count":12000'),
+        ("/detokenize", {"tokens": [97] * 900}, b'"content":"aaa'),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": text}]}, b'"input_tokens":12'),
+    ]
+
+    async def scene(it: Served) -> None:
+        for path, fields, wanted in cases:
+            _, said = await raw_slowly(it, post(path, body(**fields)))
+            assert wanted in said, said[-300:]
+
+    play(folder, scene)
+    assert not made
+
+
+async def turns_of(work: Awaitable[Any]) -> int:
+    """How often the event loop did other work meanwhile."""
+    done = asyncio.ensure_future(work)
+    turns = 0
+    while not done.done():
+        turns += 1
+        await asyncio.sleep(0)
+    return turns
+
+
+def test_a_context_of_ids_is_looked_at_in_parts() -> None:
+    """A megabyte of ids became Python's numbers, and was hashed, all at once: 0.3 s."""
+    ids = tuple(range(1 << 17))
+    made = Prepared("m", {}, [ids, ids], SamplingParams())
+    said = to_answer(made)
+    size, num_ids, _ = lengths_of(said[:HEAD_BYTES])
+    parts = said[HEAD_BYTES : HEAD_BYTES + size], said[HEAD_BYTES + size : HEAD_BYTES + size + num_ids]
+    assert asyncio.run(read_answer(*parts)).prompts == [ids, ids]
+    assert asyncio.run(turns_of(read_answer(*parts))) >= 2 * len(ids) / IDS_A_TURN
+    assert asyncio.run(turns_of(request_digest("/", ModelId("ab" * 32), made))) >= 2 * len(ids) / IDS_A_TURN

@@ -78,7 +78,11 @@ def test_a_member_that_joined_answers_for_both_models_of_the_swarm(
             assert offered["one"].is_covered and offered["one"].id == one.kind.model
             with pytest.raises(ModelNotFound, match="there is one, two"):
                 gateway.origin("three")
-            await gateway.bring()
+            await gateway.bring("three")
+            assert not gateway.origins
+            await gateway.bring("two")
+            assert set(gateway.origins) == {"two"} and not hosting.with_ends, "no other is fetched and loaded"
+            await gateway.bring("one:latest")
             assert set(gateway.origins) == {"one", "two"} and not gateway.refused and hosting.with_ends
             for index, name in enumerate(("one", "two")):
                 here, first = gateway.origin(name), Town.origin
@@ -102,7 +106,7 @@ def test_ends_beyond_the_memory_are_refused_by_name(
             await place.host(0)
             hosting, device = await joined(place, 1, "one", tmp_path / "joined")
             gateway = Gateway({}, others=models_of(hosting, device, tmp_path / "joined"))
-            await gateway.bring()
+            await gateway.bring("one")
             assert not gateway.origins and not hosting.with_ends
             assert "its embedding and head take" in gateway.refused["one"] and "--api" in gateway.refused["one"]
             assert not missing_spans(hosting.kind, hosting.member.records()) and hosting.budget.tokens == TOKENS
@@ -132,10 +136,10 @@ def test_what_failed_is_not_tried_again_at_once() -> None:
 
     async def scene() -> None:
         for _ in range(5):
-            await gateway.bring()
+            await gateway.bring("gone")
         assert others.loads == 1 and gateway.refused == {"gone": "no node has its tokenizer"}
         now[0] += BRING_S + 1
-        await gateway.bring()
+        await gateway.bring("gone")
         assert others.loads == 2
 
     asyncio.run(scene())

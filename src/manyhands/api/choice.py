@@ -23,11 +23,13 @@ from manyhands.api.preparation.prepare import prepare
 from manyhands.api.preparation.process import PreparationJob, SpeakerSpec
 from manyhands.api.run import Admitted, Api, Ask, Caller, Job, Run
 from manyhands.api.streams import ChoiceProgress, Stream
-from manyhands.errors import BadRequest, ModelNotFound
+from manyhands.errors import BadRequest, ModelError, ModelNotFound
 from manyhands.origin import Origin, Token
+from manyhands.plain import one_line
 from manyhands.route.offer import Rules
 from manyhands.text.grammar import Grammar, Grammars
 from manyhands.text.reasoning import Thinking, ThoughtReader, find_thinking, template_of
+from manyhands.text.tokenizer_parts import MAX_TOKEN_BYTES, is_plain
 from manyhands.text.tools import (
     PYTHON_TAG,
     CallArguments,
@@ -67,7 +69,10 @@ class ModelFormat:
             "thinking": thinking,
             "special": {text: ids[text] for text in markers if text in ids and ids[text] not in model.eos_ids},
             "has_levels": "reasoning_effort" in template_of(tokenizer),
+            "is_plain": is_plain(tokenizer.backend_tokenizer),
         }
+        if shared["longest"] > MAX_TOKEN_BYTES:
+            raise ModelError(f"a token of {shared['longest']} bytes; at most {MAX_TOKEN_BYTES} are read")
         spec = SpeakerSpec(
             tokenizer=tokenizer.backend_tokenizer.to_str().encode(),
             chat_template=tokenizer.chat_template,
@@ -96,9 +101,15 @@ class ModelFormats:
         origins = self._gateway.origins
         if all(name in self._known and self._known[name].origin is origin for name, origin in origins.items()):
             return
-        self._known = {name: await asyncio.to_thread(ModelFormat.of, name, origin) for name, origin in origins.items()}
-        self._speakers = {name: voice.speaker for name, voice in self._known.items()}
-        self._specs = [voice.spec for voice in self._known.values()]
+        known = {name: voice for name, voice in self._known.items() if origins.get(name) is voice.origin}
+        for name, origin in [(name, origin) for name, origin in origins.items() if name not in known]:
+            try:
+                known[name] = await asyncio.to_thread(ModelFormat.of, name, origin)
+            except Exception as error:  # of files from outside: jinja2 and the tokenizers' library raise what they like
+                self._gateway.refuse(name, f"its tokenizer or chat template cannot be used ({one_line(error, 200)})")
+        self._known = known
+        self._speakers = {name: voice.speaker for name, voice in known.items()}
+        self._specs = [voice.spec for voice in known.values()]
 
     async def close(self) -> None:
         """End the processes and the thread."""
@@ -106,7 +117,9 @@ class ModelFormats:
         self._compiler.shutdown(wait=False, cancel_futures=True)
 
     def known(self, model: str) -> ModelFormat:
-        """The format of a served model."""
+        """The format of a served model. Raises ModelNotFound if it cannot be used."""
+        if model not in self._known:
+            raise ModelNotFound("; ".join([f"model {model[:100]!r} is not served here", *self._gateway.reasons]))
         return self._known[model]
 
     async def prepare(self, path: str, body: bytes, caller: Caller, client: str) -> tuple[ModelFormat, Prepared]:
@@ -118,10 +131,10 @@ class ModelFormats:
         try:
             return await self._prepare(path, body, caller, client)
         except ModelNotFound as error:
-            await self._gateway.bring()
-            if not self._gateway.origins.keys() - self._known.keys():
+            await self._gateway.bring(error.model)
+            await self.open()
+            if self._gateway.names.find(error.model, self._known) not in self._known:
                 raise ModelNotFound("; ".join([str(error), *self._gateway.reasons])) from error
-        await self.open()
         return await self._prepare(path, body, caller, client)
 
     async def _prepare(self, path: str, body: bytes, caller: Caller, client: str) -> tuple[ModelFormat, Prepared]:

@@ -9,9 +9,10 @@ A consumer that stops pulling pauses its own generation and no other: nothing is
 """
 
 import asyncio
+import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -27,8 +28,12 @@ from manyhands.core import ModelId, Precision
 from manyhands.errors import ManyhandsError, ModelNotFound, RateLimited
 from manyhands.origin import Origin
 from manyhands.origin.loop import Request
+from manyhands.plain import one_line
 
-BRING_S: Final = 10.0  # between two attempts to load models that could not be loaded
+logger = logging.getLogger(__name__)
+
+BRING_S: Final = 10.0  # between two attempts to load a model that could not be loaded
+MAX_BRINGING: Final = 4  # models that are loaded at once: where they come from may be slow, and others are asked for
 
 
 class GatewayPart(Protocol):
@@ -81,8 +86,8 @@ class Gateway:
         self.limits, self.names = limits or LimitsConfig(), names
         self.others = others
         self.refused: dict[str, str] = {}  # models that could not be loaded, and why
-        self._bringing = asyncio.Lock()
-        self._next_try = -math.inf
+        self._bringing: dict[str, asyncio.Lock] = {}
+        self._next_try: dict[str, float] = {}
         self.observers = list(observers)
         self.parts: list[GatewayPart] = []
         self.watchdog = Watchdog()
@@ -122,35 +127,63 @@ class Gateway:
         """Why models that are offered could not be loaded."""
         return [f"{name}: {why}" for name, why in self.refused.items()]
 
-    async def bring(self) -> None:
-        """Load the models that are offered and not here yet. Those that cannot be loaded are in `refused`.
+    async def bring(self, model: str) -> None:
+        """Load the model that is meant, and no other, if it is offered and not here yet. If it cannot be loaded, `refused` says
+        why, and it is tried again BRING_S later.
 
-        What failed is tried again BRING_S later, so that requests for models that do not exist cost nothing.
+        Any member can offer models; so they cost something only when they are asked for by name, and do not wait for each
+        other. Raises RateLimited if MAX_BRINGING are being loaded.
         """
         if self.others is None:
             return
-        async with self._bringing:
-            wanted = [name for name in self.others.offered() if name not in self.origins]
-            if wanted and (self._clock() >= self._next_try or not self.refused.keys() >= set(wanted)):
-                self._next_try = self._clock() + BRING_S
-                for name in wanted:
-                    await self._bring(self.others, name)
+        offered = self.others.offered()
+        self._forget_but(offered)
+        name = self.names.find(model, {**offered, **self.origins})
+        if name not in offered or name in self.origins:
+            return
+        turn = self._bringing.setdefault(name, asyncio.Lock())
+        num_loading = sum(each.locked() for each in self._bringing.values())
+        if not turn.locked() and num_loading >= MAX_BRINGING:
+            raise RateLimited(f"{num_loading} models are being loaded: try again later", BRING_S)
+        async with turn:
+            await self._bring(self.others, name)
 
-    async def ensure(self, model: str) -> Origin:
-        """The origin of a model, by any of its names, loaded if it is not yet. Raises ModelNotFound, with the reason."""
-        meant = self.names.find(model, self.models)
-        if meant not in self.origins:
-            await self.bring()
-        if meant in self.refused:
-            raise ModelNotFound(f"model {meant[:100]!r} cannot be served here: {self.refused[meant]}")
-        return self.origin(model)
+    def _forget_but(self, offered: Container[str]) -> None:
+        """Keep nothing of models that were offered and are not any more."""
+        for name in [name for name in self._bringing if name not in offered and not self._bringing[name].locked()]:
+            del self._bringing[name]
+        for name in [name for name in self.refused if name not in offered]:
+            del self.refused[name]
+        for name in [name for name in self._next_try if name not in offered]:
+            del self._next_try[name]
 
     async def _bring(self, others: OtherModels, name: str) -> None:
+        if name in self.origins or (name in self.refused and self._clock() < self._next_try.get(name, -math.inf)):
+            return
+        self._next_try[name] = self._clock() + BRING_S
         try:
             self.origins[name] = await others.load(name)
             self.refused.pop(name, None)
         except ManyhandsError as error:
             self.refused[name] = str(error)
+
+    def refuse(self, name: str, why: str) -> None:
+        """Serve a model no more that was loaded: requests for others are not to suffer from what it is."""
+        logger.warning("model %s is not served: %s", one_line(name), why)
+        self.origins.pop(name, None)
+        self.refused[name], self._next_try[name] = why, self._clock() + BRING_S
+
+    async def ensure(self, model: str, caller: Caller | None = None) -> Origin:
+        """The origin of a model, by any of its names, loaded if it is not yet: for `caller`, who is charged for that, unless
+        the request is charged already (None). Raises ModelNotFound, with the reason; RateLimited."""
+        meant = self.names.find(model, self.models)
+        if meant not in self.origins:
+            if caller is not None:
+                self.enter(caller, "tokens")
+            await self.bring(model)
+        if meant in self.refused:
+            raise ModelNotFound(f"model {meant[:100]!r} cannot be served here: {self.refused[meant]}")
+        return self.origin(model)
 
     def origin(self, model: str) -> Origin:
         """The origin of a model, by any of its names. Raises ModelNotFound naming those that are served."""

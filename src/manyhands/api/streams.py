@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 MAX_AGE_S: Final = 3600.0
 # Resumptions of a stream that are part of its request; more are requests of their own, and pay for all their tokens.
 FREE_RESUMPTIONS: Final = 8
+# Ids of a prompt that are looked at in one turn of the event loop: a millisecond.
+IDS_A_TURN: Final = 1 << 14
 # Streams of which a gateway remembers how far they were resumed; the least recently used are forgotten.
 MAX_REMEMBERED: Final = 4096
 
@@ -272,10 +274,22 @@ def caller_digest(caller: Caller) -> bytes:
     return digest("caller", b"" if caller.name is None else (caller.tenant or caller.name).encode())
 
 
-def request_digest(path: str, model: ModelId, made: "Prepared", names: Collection[str] = ()) -> bytes:
-    """Tells apart requests whose streams differ. `names`: wishes beside those of `made` that change events."""
+async def request_digest(path: str, model: ModelId, made: "Prepared", names: Collection[str] = ()) -> bytes:
+    """Tells apart requests whose streams differ. `names`: wishes beside those of `made` that change events.
+
+    Other work is done between parts of long prompts.
+    """
     seed = made.given.get("seed", 0)
     wishes = (path, model, replace(made.params, seed=seed % (1 << 64)), made.count, made.grammar)
     reading = (made.is_open, made.is_parallel, made.is_talk, sorted(made.functions), sorted(names))
-    prompts = [np.asarray(prompt, ">u4").tobytes() for prompt in made.prompts]
+    prompts = [await _as_bytes(prompt) for prompt in made.prompts]
     return digest("request", repr((wishes, reading)).encode(), *prompts)
+
+
+async def _as_bytes(ids: Sequence[int]) -> bytes:
+    parts = []
+    for start in range(0, len(ids), IDS_A_TURN):
+        parts.append(np.asarray(ids[start : start + IDS_A_TURN], ">u4").tobytes())
+        if len(ids) > IDS_A_TURN:
+            await asyncio.sleep(0)
+    return b"".join(parts)

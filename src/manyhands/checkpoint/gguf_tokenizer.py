@@ -40,6 +40,8 @@ _CUTS: Final[Mapping[str, tuple[str, ...]]] = {
         ("gpt-4o", "llama4"), (rf"{_CASED[0]}{_ANY_CASE}?|{_CASED[1]}{_ANY_CASE}?|\p{{N}}{{1,3}}{_SLASHES}",)
     ),
 }
+# All of them: none takes a text more than its length.
+KNOWN_CUTS: Final = frozenset(cut for cuts in _CUTS.values() for cut in cuts)
 _WHOLE_FIRST: Final = frozenset(
     "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 tekken glm4".split()
 )  # a known word is one token

@@ -200,7 +200,7 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
     """The model: as named, or the one of the swarm that lacks most."""
     from manyhands.member.providers import provider_of
     from manyhands.member.view import missing_spans
-    from manyhands.member.weights import kinds_of, weights_in, weights_of
+    from manyhands.member.weights import kinds_of, known_kinds, weights_in, weights_of
 
     def holders(kind: Any) -> list[Any]:
         found = [r for r in member.records() if kind.is_of(r) and r.node != member.id and member.book(r.node)]
@@ -214,8 +214,8 @@ async def _weights(member: "Member", named: Named | None, home: Path, bar: Any) 
         raise BadRequest(
             f"swarm {member.ticket.name} serves no model yet: run `manyhands up MODEL` on one of its machines"
         )
-    records = member.records()
-    kind = min(kinds_of(records), key=lambda kind: not missing_spans(kind, records))
+    known = known_kinds(member.records(), lambda node: member.node.pool.find(node, "control") is not None)
+    kind = min(known, key=lambda kind: not missing_spans(kind, known[kind]))
     return await weights_in(kind, holders(kind), home, bar)
 
 
@@ -262,6 +262,7 @@ async def _gateway(
     from manyhands.cli.connect import load_drafter
     from manyhands.cli.own_layers import keep_layers
     from manyhands.member.models import SwarmModels
+    from manyhands.member.view import view_of
     from manyhands.origin import Origin
 
     async def make(model: "OriginModel", fetch: Callable[[Span], Awaitable[Path]]) -> "Origin":
@@ -276,7 +277,7 @@ async def _gateway(
     shown: list[str] = []  # the URL, once it is known
 
     async def view() -> dict[str, Any]:
-        return hosting.view("".join(shown))
+        return await asyncio.to_thread(view_of, hosting.snapshot("".join(shown)))
 
     member = hosting.member
     most, secret = member.node.worker.config.max_sessions, member.ticket.secret

@@ -104,7 +104,7 @@ async def keep_telling(member: "Member", hosting: "Hosting", tell: Reporter) -> 
     known, said = _present(member), ""
     complained: set[str] = set()
     while True:
-        spans = missing_spans(hosting.kind, member.records())
+        spans = missing_spans(hosting.kind, hosting.records())
         line = say_missing(spans, hosting.weights.shape, hosting.budget.tokens)
         if line != said:
             said = line

@@ -21,7 +21,7 @@ from manyhands.member.member import Member
 from manyhands.member.providers import providers_of
 from manyhands.member.reassign import ReassignHandler
 from manyhands.member.speed import decode_layer_s
-from manyhands.member.view import holdings_of, missing_spans, view_of
+from manyhands.member.view import SwarmSnapshot, holdings_of, missing_spans, view_of
 from manyhands.member.weights import ServedModel, Weights
 from manyhands.place.balance import LoadHistory, Move, decide, may_leave
 from manyhands.place.budget import MemoryBudget
@@ -288,7 +288,7 @@ class Hosting:
 
     def _lasting_gap(self) -> Span | None:
         """Layers that no node has served for some seconds, and no node is loading."""
-        held = [r for r in self.records() if r.info is not None]
+        held = self.records()
         claimed = [h for h in self.holdings() if not h.is_ready]
         open_gaps = [g for g in missing_spans(self.kind, held) if not any(g.overlaps(h.span) for h in claimed)]
         now = asyncio.get_running_loop().time()
@@ -297,19 +297,27 @@ class Hosting:
         return open_gaps[0] if is_lasting else None
 
     def records(self) -> list[Record]:
-        kind = self.weights.kind
-        return [] if kind is None else [record for record in self.member.records() if kind.is_of(record)]
+        """Those of this model; one that states another number of layers than the model has is false."""
+        kind, num_layers = self.weights.kind, self.weights.shape.num_layers
+        if kind is None:
+            return []
+        mine = [record for record in self.member.records() if kind.is_of(record)]
+        return [record for record in mine if record.info is not None and record.info.num_layers == num_layers]
 
     def holdings(self) -> list[Holding]:
         kind = self.weights.kind
-        return [] if kind is None else holdings_of(kind, self.member.records())
+        return [] if kind is None else holdings_of(kind, self.records())
 
     # -- what people ask ----------------------------------------------------------------------------------------------
 
     def view(self, api: str = "") -> dict[str, Any]:
         """The swarm as this member sees it now; JSON-able (docs/operations.md)."""
+        return view_of(self.snapshot(api))
+
+    def snapshot(self, api: str = "") -> SwarmSnapshot:
+        """What `view_of` makes the view of."""
         shapes = {} if self.weights.kind is None else {self.kind: self.weights.shape}
-        return view_of(self.member.snapshot(shapes, self.budget.tokens, api))
+        return self.member.snapshot(shapes, self.budget.tokens, api)
 
 
 def _prefixes(span: Span) -> list[Span]:

@@ -11,13 +11,15 @@ from pathlib import Path
 from manyhands.api.gateway import OfferedModel
 from manyhands.checkpoint.manifest import HashProgress
 from manyhands.core import Span
-from manyhands.errors import BadRequest
+from manyhands.errors import BadRequest, ShardUnavailable
 from manyhands.member.hosting import Hosting
 from manyhands.member.providers import providers_of
 from manyhands.member.view import missing_spans
-from manyhands.member.weights import ServedModel, Weights, kinds_of, weights_in
+from manyhands.member.weights import ServedModel, Weights, known_kinds, weights_in
 from manyhands.origin import Origin, OriginModel
 from manyhands.place.strategy import size
+from manyhands.plain import one_line
+from manyhands.swarm.record import Record
 from manyhands.weights.provider import Provider
 from manyhands.weights.refetch import use_fetched
 from manyhands.worker.execute import Device
@@ -41,24 +43,34 @@ class SwarmModels:
         self._extra_bytes = 0  # ends of models that are not hosted here
 
     def offered(self) -> Mapping[str, OfferedModel]:
-        """By the name that `status` shows. Of two models of one name, the one that more nodes hold."""
-        found: dict[str, OfferedModel] = {}
-        records = self._member.records()
-        for kind in kinds_of(records):
-            infos = [record.info for record in records if record.info is not None and kind.is_of(record)]
-            offer = OfferedModel(
+        """By the name that `status` shows."""
+        return {
+            kind.name: OfferedModel(
                 kind.model,
                 kind.precision,
                 infos[0].num_layers,
                 infos[0].context_length,
                 is_covered=not missing_spans(kind, records),
             )
-            found.setdefault(kind.name, offer)
+            for kind, records in self._kinds().values()
+            if (infos := [record.info for record in records if record.info is not None])
+        }
+
+    def _kinds(self) -> dict[str, tuple[ServedModel, list[Record]]]:
+        """The models of the swarm by name, with their records. Of two of one name the one that is hosted here, else the one
+        that more linked nodes hold."""
+        ours, find = self._hosting.weights.kind, self._member.node.pool.find
+        known = known_kinds(self._member.records(), lambda node: find(node, "control") is not None)
+        found = {ours.name: (ours, known.get(ours) or self._hosting.records())} if ours is not None else {}
+        for kind, records in known.items():
+            found.setdefault(kind.name, (kind, records))
         return found
 
     async def load(self, name: str) -> Origin:
         """Become an origin of a model. Raises ModelError, ShardUnavailable, BadRequest where memory does not hold its ends."""
-        kind = next(kind for kind in kinds_of(self._member.records()) if kind.name == name)
+        if name not in (kinds := self._kinds()):
+            raise ShardUnavailable(f"no node of the swarm holds {one_line(name)} any more")
+        kind, _ = kinds[name]
         if kind == self._hosting.weights.kind:
             return await self.load_hosted()
         weights = await weights_in(kind, self._providers(kind), self._home, self._progress())
@@ -68,10 +80,13 @@ class SwarmModels:
             folder, _ = await weights.fetch(span, self._home, self._providers(kind), self._progress(), with_ends=True)
             return folder
 
-        # Layer 0 comes along: a folder without any layer is no checkpoint.
-        origin = await self._origin(weights, Span(0, 1), fetch)
-        self._extra_bytes += weights.shape.ends_bytes
-        return origin
+        self._extra_bytes += weights.shape.ends_bytes  # others may be loaded meanwhile
+        try:
+            # Layer 0 comes along: a folder without any layer is no checkpoint.
+            return await self._origin(weights, Span(0, 1), fetch)
+        except BaseException:
+            self._extra_bytes -= weights.shape.ends_bytes
+            raise
 
     async def load_hosted(self) -> Origin:
         """An origin of the model that is hosted here. Raises as `load`."""

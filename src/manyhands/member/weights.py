@@ -10,11 +10,12 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import MANIFEST
 from manyhands.checkpoint.manifest import HashProgress, Manifest, build_manifest, config_digest
-from manyhands.core import ModelId, Precision, Span, SpanInfo
+from manyhands.core import ModelId, NodeId, Precision, Span, SpanInfo
 from manyhands.errors import ModelError, ShardUnavailable, WeightsMismatch
 from manyhands.place.shape import Checkpoint, ModelShape, look_up, shape_of, stored_precision
 from manyhands.swarm.record import Record
@@ -136,6 +137,26 @@ def kinds_of(records: Sequence[Record]) -> list[ServedModel]:
             kind = ServedModel(info.model, info.model_name, info.precision)
             found[kind] = found.get(kind, 0) + 1
     return sorted(found, key=lambda kind: (-found[kind], kind.name, kind.model))
+
+
+# Models of a swarm that a member looks at: of more, each false record would cost it work.
+MAX_KINDS: Final = 64
+
+
+def known_kinds(records: Sequence[Record], is_linked: Callable[[NodeId], bool]) -> dict[ServedModel, list[Record]]:
+    """At most MAX_KINDS models of a swarm with their records: those that linked nodes host first, then those of most nodes.
+
+    A member can make records of nodes that there are not, but no links to them.
+    """
+    found: dict[ServedModel, list[Record]] = {}
+    linked: dict[ServedModel, int] = {}
+    for record in records:
+        if (info := record.info) is not None:
+            kind = ServedModel(info.model, info.model_name, info.precision)
+            found.setdefault(kind, []).append(record)
+            linked[kind] = linked.get(kind, 0) + is_linked(record.node)
+    first = sorted(found, key=lambda kind: (-linked[kind], -len(found[kind]), kind.name, kind.model))
+    return {kind: found[kind] for kind in first[:MAX_KINDS]}
 
 
 async def weights_of(

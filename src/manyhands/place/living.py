@@ -16,7 +16,9 @@ from manyhands.place.machines import Fleet, Machine
 from manyhands.place.plan import PlacementPlan, Task, evaluate
 from manyhands.place.shape import ModelShape
 
-MAX_MACHINES: Final = 64  # of a swarm, those with the most memory; the search grows with their square
+MAX_MACHINES: Final = (
+    64  # of a swarm, linked ones first, those with the most memory; the search grows with their square
+)
 TOKENS: Final = 2048  # cache that is planned for, where the model's context allows it
 PROMPT: Final = 128
 GATEWAY: Final = "this gateway"  # where it hosts no layers itself
@@ -52,7 +54,7 @@ class PlannedMove:
 def swarm_of(view: Object, model_id: str, shape: ModelShape) -> LivingSwarm:
     """The machines of a swarm with what they state of themselves. Raises Conflict if no node has measured its speed."""
     tokens = min(TOKENS, shape.context or TOKENS)
-    nodes = sorted(view["nodes"], key=lambda node: (not node["is_me"], -node["memory_bytes"]))[:MAX_MACHINES]
+    nodes = sorted(view["nodes"], key=_rank)[:MAX_MACHINES]
     speeds = {node["node"]: speed for node in nodes if (speed := _layer_s(node, model_id)) is not None}
     if not speeds:
         raise Conflict(f"no node has measured how fast it computes {shape.name} yet: ask again after an answer or two")
@@ -82,6 +84,11 @@ def swarm_of(view: Object, model_id: str, shape: ModelShape) -> LivingSwarm:
     fleet = Fleet(tuple(machines.values()), home, _rtts(nodes, names))
     held = {node["node"]: tuple(Span.parse(s["layers"]) for s in _spans(node, model_id)) for node in nodes}
     return LivingSwarm(Task(shape, fleet, tokens, min(PROMPT, tokens)), names, held)
+
+
+def _rank(node: Object) -> tuple[bool, bool, int]:
+    """This node, then linked ones, which are there; what others state of their memory is only stated."""
+    return not node["is_me"], node["rtt_ms"] is None, -node["memory_bytes"]
 
 
 def _rtts(nodes: Sequence[Object], names: Mapping[str, NodeId]) -> dict[frozenset[str], float]:

@@ -81,12 +81,12 @@ def check_budget(memory_bytes: float, shape: ModelShape, tokens: int, with_ends:
 
 
 def coverage(holdings: Sequence[Holding], num_layers: int) -> list[int]:
-    """How many nodes hold each layer."""
-    counts = [0] * num_layers
+    """How many nodes hold each layer. Takes a moment for each holding and each layer, however much they overlap."""
+    changes = [0] * (num_layers + 1)
     for holding in holdings:
-        for layer in range(holding.span.start, min(holding.span.end, num_layers)):
-            counts[layer] += 1
-    return counts
+        changes[min(holding.span.start, num_layers)] += 1
+        changes[min(holding.span.end, num_layers)] -= 1
+    return list(itertools.accumulate(changes[:num_layers]))
 
 
 def gaps(counts: Sequence[int], level: int = 0) -> list[Span]:

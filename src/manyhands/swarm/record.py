@@ -24,6 +24,7 @@ BEAT_S = 5.0  # a node speaks this often
 REFRESH_S = 60.0  # and signs anew this often: two refreshes may get lost before a record ends
 MAX_BEATS = 24  # of one record: then it is signed anew. MAX_BEATS * BEAT_S = MAX_LIFETIME_S
 MAX_ADDRESSES = 8
+MAX_LAYERS = 4096  # of a model, as its config may have (checkpoint/config_fields.py)
 MAX_SEQUENCE = (1 << 63) - 1
 # Round trips that a record states, each 10 bytes: all of a small swarm, the nearest of a large one.
 MAX_NEIGHBOURS = 24
@@ -203,7 +204,7 @@ def _check_load(load: SpanLoad) -> None:
 
 def _check_info(info: SpanInfo) -> None:
     _within("last layer", info.span.end, 1, info.num_layers)
-    _within("layers", info.num_layers, 1, 65535)
+    _within("layers", info.num_layers, 1, MAX_LAYERS)
     _within("hidden_size", info.hidden_size, 1, _U32)
     _within("context_length", info.context_length, 0, _U32)
     _within("free_tokens", info.free_tokens, 0, MAX_SEQUENCE)

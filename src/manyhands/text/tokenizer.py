@@ -12,6 +12,7 @@ from typing import Any, Final
 from tokenizers import AddedToken, Tokenizer
 
 from manyhands.errors import ModelError
+from manyhands.text.tokenizer_parts import check_decoder
 
 NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LONGEST: Final = 256 << 20  # bytes of a tokenizer.json; the largest of the hub have some 35 MB
@@ -108,6 +109,7 @@ def _absent(folder: Path) -> str:
 
 
 def _load(folder: Path, backend: Any) -> TextTokenizer:
+    check_decoder(backend)
     backend.no_truncation()
     backend.no_padding()
     config = _object(folder / "tokenizer_config.json")

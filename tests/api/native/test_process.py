@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -146,3 +147,37 @@ def test_it_is_an_admins_and_is_charged(folder: Path) -> None:
         assert [hop["layers"] for hop in job["hops"]] == ["0-2"] and json.dumps(job)
 
     play(folder, listed)
+
+
+def test_a_body_of_many_faults_is_refused_at_the_first(folder: Path) -> None:
+    """Each fault, and each key too many, became an error with a text of its own: 0.3 s of the event loop."""
+
+    async def main(_: Observed, client: httpx2.AsyncClient) -> None:
+        bodies: list[dict[str, Any]] = [
+            {"hidden_states": [["a"] * 50_000]},
+            {"hidden_states": [["a"]] * 30_000},
+            {"input_ids": ["a"] * 50_000},
+            {"layers": ["a"] * 50_000},
+            {f"x{i}": 1 for i in range(20_000)},
+        ]
+        for body in bodies:
+            began = time.thread_time()
+            told = await post(client, 400, **body)
+            assert len(json.dumps(told)) < 3000 and time.thread_time() - began < 0.2
+
+    play(folder, main)
+
+
+def test_a_row_of_logits_is_encoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 131,072 numbers took 0.1 s of the event loop."""
+    row = np.arange(20_000, dtype=np.float32)
+    sizes: list[int] = []
+    encode: Callable[[Any], bytes] = getattr(process, "encode")  # noqa: B009 - which it imports
+
+    def counted(value: Any) -> bytes:
+        sizes.append(len(value))
+        return encode(value)
+
+    monkeypatch.setattr(process, "encode", counted)
+    told = b"".join(asyncio.run(process._tensor(row[None], "fp32", "list")).parts())
+    assert json.loads(told) == [row.tolist()] and max(sizes) <= process.NUMBERS_A_TURN

@@ -17,7 +17,7 @@ from manyhands.api.choice import ModelFormat
 from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk
 from manyhands.api.preparation.pool import INLINE_BYTES, FairTurns, Preparing
 from manyhands.api.preparation.prepare import prepare
-from manyhands.api.preparation.process import PreparationJob, read_answer, to_answer
+from manyhands.api.preparation.process import HEAD_BYTES, PreparationJob, lengths_of, read_answer, to_answer
 from manyhands.errors import BadRequest, ContextOverflow, NotFound, RateLimited
 from manyhands.testing.swarm import memory_swarm
 from tests.api.served import HERMES_TEMPLATE, MODEL, make_model
@@ -112,7 +112,7 @@ def test_a_process_prepares_as_the_loop_does(folder: Path) -> None:
         for path, fields in CASES:
             sent = body(**fields)
             here, there = prepare(path, sent, desk), await preparing.run("k", job(sent, path))
-            assert here == read_back(here)
+            assert here == await read_back(here)
             assert replace(there, params=here.params) == here, "but for a seed that is drawn"
             assert "seed" not in fields or there.params == here.params
         with pytest.raises(ContextOverflow, match="token ids; this model"):
@@ -124,11 +124,12 @@ def test_a_process_prepares_as_the_loop_does(folder: Path) -> None:
     play(folder, scene)
 
 
-def read_back(made: Any) -> Any:
+async def read_back(made: Any) -> Any:
     """Through the bytes of an answer."""
     said = to_answer(made)
-    size = int.from_bytes(said[:4], "little")
-    return read_answer(said[8 : 8 + size], said[8 + size :])
+    size, ids, _ = lengths_of(said[:HEAD_BYTES])
+    begins = HEAD_BYTES + size
+    return await read_answer(said[HEAD_BYTES:begins], said[begins : begins + ids], said[begins + ids :])
 
 
 def test_a_job_that_takes_too_long_is_killed_and_the_next_is_served(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def anthropic_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
 
 
 async def _counted(made: Prepared) -> Object:
-    return {"input_tokens": len(made.prompts[0])}
+    return {"input_tokens": made.num_tokens}
 
 
 async def _answer(

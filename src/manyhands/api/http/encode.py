@@ -1,7 +1,8 @@
 """JSON that is encoded as it grows and sent in pieces: however long an answer is, one piece of it is little work.
 
-    JsonRows ─ append(item), encoded at once ─┐
-    JsonText ─ a long string ─────────────────┴─ pieces(value that holds them) ─► about PIECE_BYTES each
+    JsonRows  ─ append(item), encoded at once ─┐
+    JsonText  ─ a long string ─────────────────┼─ pieces(value that holds them) ─► about PIECE_BYTES each
+    JsonBytes ─ encoded elsewhere ─────────────┘
 
 Of a token with k alternatives an answer keeps only its row: about 60 bytes for each of the k + 1.
 """
@@ -73,12 +74,29 @@ class JsonText:
         yield b'"'
 
 
+class JsonBytes:
+    """JSON that was encoded before: in another process, say."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def parts(self) -> Iterator[bytes]:
+        """At most PIECE_BYTES at a time."""
+        for start in range(0, len(self._data), PIECE_BYTES):
+            yield self._data[start : start + PIECE_BYTES]
+
+
+Part = JsonRows | JsonText | JsonBytes
+
+
 def pieces(value: Any, before: bytes = b"", after: bytes = b"") -> Iterator[bytes]:
-    """`value`, which may hold JsonRows and JsonText, as compact JSON between `before` and `after`, lazily."""
-    held: list[JsonRows | JsonText] = []
+    """`value`, which may hold Parts, as compact JSON between `before` and `after`, lazily."""
+    held: list[Part] = []
 
     def hold(part: Any) -> str:
-        if not isinstance(part, JsonRows | JsonText):
+        if not isinstance(part, Part):
             raise TypeError(f"{type(part).__name__} is no JSON")
         held.append(part)
         return HOLE
@@ -90,7 +108,7 @@ def pieces(value: Any, before: bytes = b"", after: bytes = b"") -> Iterator[byte
     yield from _joined(_filled(skeleton.split(_HOLE), held, before, after))
 
 
-def _filled(skeleton: list[str], held: list[JsonRows | JsonText], before: bytes, after: bytes) -> Iterator[bytes]:
+def _filled(skeleton: list[str], held: list[Part], before: bytes, after: bytes) -> Iterator[bytes]:
     yield before + skeleton[0].encode()
     for part, text in zip(held, skeleton[1:], strict=True):
         yield from part.parts()

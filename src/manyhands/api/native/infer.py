@@ -49,7 +49,7 @@ def infer_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
             entry, claim = gateway.claim(caller, "native", last_event_of(request))
             wanted = await _prepare(gateway, voices, body, request)
             names = ["diagnostics"] if diagnostics else []
-            digest = request_digest("/api/infer/stream", wanted.voice.origin.model.id, wanted.made, names)
+            digest = await request_digest("/api/infer/stream", wanted.voice.origin.model.id, wanted.made, names)
             told = gateway.streams.open(claim, digest, caller, wanted.made.params.seed, 1, new_job_id())
             ask, _ = await wanted.plan(told.position.seed).choose("native", caller, entry)
             ask = replace(told.ask(0, ask), job_id=told.id)

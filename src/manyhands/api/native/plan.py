@@ -71,8 +71,8 @@ def plan_router(gateway: Gateway, view: SwarmView) -> APIRouter:
             check_admin(caller)
             if body.add:
                 raise BadRequest("add describes machines that are not there: apply a plan without them")
-        origin = await gateway.ensure(name)
         gateway.enter(caller, "native")
+        origin = await gateway.ensure(name)
         if turn.locked():
             raise RateLimited("another plan is being made: ask again in a second", 1.0)
         async with turn:

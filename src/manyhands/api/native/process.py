@@ -12,15 +12,16 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from manyhands.api.access import check_admin
 from manyhands.api.gateway import Gateway
-from manyhands.api.http.encode import JsonRows, JsonText
+from manyhands.api.http.encode import JsonBytes, encode
 from manyhands.api.http.route import caller_of
 from manyhands.api.http.sse import Single, Watched
 from manyhands.api.jobs import hop_object
 from manyhands.api.native.workers import find_worker
+from manyhands.api.openai.schema import FIRST, by
 from manyhands.api.run import Ask
 from manyhands.core import SamplingParams, Span
 from manyhands.errors import BadRequest, ProtocolError
@@ -34,6 +35,9 @@ MAX_ROWS: Final = 256
 # Of tensors in an answer: bytes as Base64, or numbers in lists, each of which is encoded and read for itself.
 MAX_BYTES: Final = 4 << 20
 MAX_NUMBERS: Final = 1 << 17
+# Of tensors that are encoded in one turn of the event loop: some milliseconds. 3 bytes are 4 characters of Base64.
+B64_A_TURN: Final = 3 << 18
+NUMBERS_A_TURN: Final = 4096
 _DTYPES: Final[dict[str, DType]] = {
     "bf16": "bf16",
     "bfloat16": "bf16",
@@ -59,10 +63,17 @@ class ProcessRequest(BaseModel):
 
     model_config = _STRICT
     model: str | None = Field(None, description="One of /v1/models; may be left out where there is one.")
-    layers: str | list[int] | None = Field(None, description='"4-7", or [4, 5, 6, 7]; left out: all.')
-    input_ids: list[int] | None = None
-    hidden_states: JsonTensor | list[list[float]] | None = None
-    at: list[int] = Field([], max_length=256, description="Also the states that enter these layers.")
+    layers: str | Annotated[list[int], FIRST] | None = Field(None, description='"4-7", or [4, 5, 6, 7]; left out: all.')
+    input_ids: Annotated[list[int], FIRST] | None = None
+    hidden_states: (
+        Annotated[
+            Annotated[JsonTensor, Tag("<tensor>")]
+            | Annotated[list[Annotated[list[float], FIRST]], FIRST, Tag("<lists>")],
+            by({"tensor": dict, "lists": list}),
+        ]
+        | None
+    ) = None
+    at: Annotated[list[int], FIRST] = Field([], max_length=256, description="Also the states that enter these layers.")
     logits: int = Field(0, ge=0, description="Of so many last rows; the last layer must be among `layers`.")
     is_first: bool | None = Field(None, description="lattice9's: must say whether there are input_ids.")
     is_last: bool | None = Field(None, description="lattice9's: true asks for the logits of the last row.")
@@ -73,7 +84,7 @@ class ProcessRequest(BaseModel):
 
 def process_router(gateway: Gateway) -> APIRouter:
     """The path. Mount it only where the operator wants it ([api] debug)."""
-    router = APIRouter(prefix="/api", tags=["debug"], dependencies=[Depends(_admin)])
+    router = APIRouter(prefix="/api", tags=["debug"], dependencies=[Depends(_admin), Depends(_few_keys)])
 
     @router.post("/process", summary="Hidden states through some layers", response_model=None)
     async def process(asked: ProcessRequest, request: Request) -> Response:
@@ -89,6 +100,16 @@ def process_router(gateway: Gateway) -> APIRouter:
 
 def _admin(request: Request) -> None:
     check_admin(caller_of(request))
+
+
+async def _few_keys(request: Request) -> None:
+    """Before the body is checked: pydantic notes each key that is too many, and FastAPI writes a page about each."""
+    try:
+        sent = await request.json()
+    except (ValueError, RecursionError):
+        return  # which FastAPI says
+    if isinstance(sent, dict) and len(sent) > len(ProcessRequest.model_fields):
+        raise BadRequest(f"the body has {len(sent)} keys; there are {', '.join(ProcessRequest.model_fields)}")
 
 
 async def _answer(gateway: Gateway, asked: ProcessRequest, request: Request) -> dict[str, Any]:
@@ -181,10 +202,19 @@ async def _tensor(values_TD: NDArray[np.float32], dtype: DType, encoding: str) -
     """As JSON; between two turns of the event loop it does little."""
     await asyncio.sleep(0)
     if encoding == "b64":
-        data = base64.b64encode(store(values_TD, dtype).data).decode()
-        return {"b64": JsonText(data), "dtype": dtype, "shape": list(values_TD.shape)}
-    rows = JsonRows()
-    for row in values_TD:
-        rows.append(row.tolist())
+        data = store(values_TD, dtype).data
+        parts = [b'"']
+        for start in range(0, len(data), B64_A_TURN):
+            parts.append(base64.b64encode(data[start : start + B64_A_TURN]))
+            await asyncio.sleep(0)
+        return {"b64": JsonBytes(b"".join([*parts, b'"'])), "dtype": dtype, "shape": list(values_TD.shape)}
+    return JsonBytes(b"[%b]" % b",".join([await _row(row) for row in values_TD]))
+
+
+async def _row(values_D: NDArray[np.float32]) -> bytes:
+    """As a JSON list. A row of logits has as many numbers as there are tokens."""
+    parts = []
+    for start in range(0, len(values_D), NUMBERS_A_TURN):
+        parts.append(encode(values_D[start : start + NUMBERS_A_TURN].tolist())[1:-1])
         await asyncio.sleep(0)
-    return rows
+    return b"[%b]" % b",".join(parts)

@@ -1,11 +1,14 @@
 """The swarm behind this gateway, for `manyhands status` and the page: as the member that runs it sees it, or by open links."""
 
+import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from manyhands.api.gateway import Gateway
+from manyhands.api.http.encode import encode
 from manyhands.api.native.workers import WorkerView, list_workers, meet
 from manyhands.api.run import Job, Outcome
 from manyhands.core import NodeId, Span
@@ -19,16 +22,37 @@ MAX_SPEEDS: Final = 256  # nodes whose speed is remembered
 SwarmView = Callable[[], Awaitable[dict[str, Any]]]
 
 
+# How long a view is shown again: pages ask each second, and one of a full directory takes 0.1 s of a thread.
+SHOWN_S: Final = 0.5
+
+
 def swarm_router(view: SwarmView) -> APIRouter:
     """GET /api/swarm: what `view` says now (docs/operations.md)."""
     router = APIRouter(tags=["status"])
+    shown = _Shown(view)
 
-    @router.get("/api/swarm", summary="The swarm")
-    async def swarm() -> dict[str, Any]:
+    @router.get("/api/swarm", summary="The swarm", response_model=dict[str, Any])
+    async def swarm() -> Response:
         """Nodes with their spans, load and distance; coverage and missing layers of each model; warnings, complaints."""
-        return await view()
+        return Response(await shown.data(), media_type="application/json")
 
     return router
+
+
+class _Shown:
+    """A view as JSON, made once for all who ask within SHOWN_S, beside the event loop."""
+
+    def __init__(self, view: SwarmView) -> None:
+        self._view, self._turn = view, asyncio.Lock()
+        self._data, self._until = b"", -math.inf
+
+    async def data(self) -> bytes:
+        async with self._turn:
+            now = asyncio.get_running_loop().time()
+            if now >= self._until:
+                self._data = await asyncio.to_thread(encode, await self._view())
+                self._until = now + SHOWN_S
+            return self._data
 
 
 class HopSpeeds:

@@ -2,16 +2,17 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from manyhands import __version__
 from manyhands.api.choice import ModelFormats
-from manyhands.api.gateway import Gateway
+from manyhands.api.gateway import Gateway, OfferedModel
 from manyhands.api.http.route import caller_of
 from manyhands.api.names import LATEST
 from manyhands.errors import BadRequest
@@ -39,8 +40,10 @@ def models_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
 
     async def listed(request: Request) -> list[Object]:
         caller = caller_of(request)
-        names = [name for name in gateway.models if caller.models is None or name in caller.models]
-        return [await asyncio.to_thread(_entry, name, gateway) for name in names]
+        models = gateway.models
+        may_use = {name: model for name, model in models.items() if caller.models is None or name in caller.models}
+        wanted = [_Listed(name, model, _folder_of(name, gateway)) for name, model in may_use.items()]
+        return await asyncio.to_thread(lambda: [_entry(one, gateway.started_at) for one in wanted])
 
     @router.get("/version", summary="The version of Ollama's API")
     async def version() -> dict[str, str]:
@@ -55,7 +58,8 @@ def models_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
     @router.get("/ps", summary="The models that are loaded: all of them")
     async def running(request: Request) -> Object:
         """`size_vram` is 0: where layers lie, each node's owner says."""
-        return {"models": [_running(entry, gateway) for entry in await listed(request)]}
+        models = gateway.models
+        return {"models": [_running(entry, models) for entry in await listed(request)]}
 
     @router.post("/show", summary="One model, as Ollama shows it")
     async def show(body: ShowRequest, request: Request) -> Object:
@@ -65,18 +69,31 @@ def models_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
             raise BadRequest("model is missing: name one of /api/tags")
         meant = gateway.names.find(wanted, gateway.models)
         caller_of(request).check_model(meant)
-        origin = await gateway.ensure(wanted)
+        origin = await gateway.ensure(wanted, caller_of(request))
         await voices.open()
-        entry = await asyncio.to_thread(_entry, meant, gateway)
+        one = _Listed(meant, gateway.models[meant], origin.model.folder)
+        entry = await asyncio.to_thread(_entry, one, gateway.started_at)
         return _shown(entry, origin, voices, meant)
 
     return router
 
 
-def _entry(name: str, gateway: Gateway) -> Object:
-    """One model of a list. Blocking: looks at its files, where it is loaded here."""
-    model, origin = gateway.models[name], gateway.origins.get(name)
-    folder = None if origin is None else origin.model.folder
+class _Listed(NamedTuple):
+    """A model as the event loop knows it; `folder`: of its files, where it is loaded here."""
+
+    name: str
+    model: OfferedModel
+    folder: Path | None
+
+
+def _folder_of(name: str, gateway: Gateway) -> Path | None:
+    origin = gateway.origins.get(name)
+    return None if origin is None else origin.model.folder
+
+
+def _entry(one: _Listed, started_at: float) -> Object:
+    """One model of a list. Blocking: looks at its files."""
+    name, model, folder = one
     config = {} if folder is None else _config_of(folder)
     family = str(config.get("model_type", ""))
     families = [family] if family else []
@@ -84,7 +101,7 @@ def _entry(name: str, gateway: Gateway) -> Object:
     return {
         "name": name + LATEST,
         "model": name + LATEST,
-        "modified_at": datetime.fromtimestamp(gateway.started_at, UTC).isoformat(),
+        "modified_at": datetime.fromtimestamp(started_at, UTC).isoformat(),
         "size": 0 if folder is None else sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
         "digest": model.id,
         "details": {**details, "parameter_size": "", "quantization_level": model.precision},
@@ -99,8 +116,9 @@ def _config_of(folder: Path) -> Object:
     return read if isinstance(read, dict) else {}
 
 
-def _running(entry: Object, gateway: Gateway) -> Object:
-    context = gateway.models[entry["name"].removesuffix(LATEST)].context_length
+def _running(entry: Object, models: Mapping[str, OfferedModel]) -> Object:
+    known = models.get(entry["name"].removesuffix(LATEST))  # it may have come while files were looked at
+    context = 0 if known is None else known.context_length
     kept = {key: value for key, value in entry.items() if key != "modified_at"}
     return {**kept, "expires_at": FOREVER, "size_vram": 0, "context_length": context}
 

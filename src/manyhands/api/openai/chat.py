@@ -145,7 +145,7 @@ class OpenAI:
     ) -> EventStream | Single:
         entry, claim = self.gateway.claim(sender.caller, api, sender.last_event)
         voice, made = await self.voices.prepare(path, body, sender.caller, sender.address)
-        told = self._stream_of(path, voice, made, sender.caller, claim)
+        told = await self._stream_of(path, voice, made, sender.caller, claim)
         if told is not None:
             made = replace(made, params=replace(made.params, seed=told.position.seed))
         prefix, kind = ("chatcmpl-", "chat.completion") if api == "chat" else ("cmpl-", "text_completion")
@@ -167,7 +167,7 @@ class OpenAI:
             is_running=lambda: any(choice.has_route for choice in choices),
         )
 
-    def _stream_of(
+    async def _stream_of(
         self, path: str, voice: ModelFormat, made: Prepared, caller: Caller, claim: Claim | None
     ) -> Stream | None:
         """The stream that is asked for; None if the answer is wanted whole. Raises BadEventId."""
@@ -176,7 +176,7 @@ class OpenAI:
                 raise BadEventId("Last-Event-ID is for a stream: send stream: true, as before")
             return None
         options = made.given.get("stream_options", {})
-        request = request_digest(path, voice.origin.model.id, made, [name for name in options if options[name]])
+        request = await request_digest(path, voice.origin.model.id, made, [name for name in options if options[name]])
         num_choices = len(made.prompts) * made.count
         return self.gateway.streams.open(claim, request, caller, made.params.seed, num_choices)
 

@@ -9,7 +9,7 @@ from pydantic import Field as Limits
 from manyhands import __version__
 from manyhands.api.choice import ModelFormats
 from manyhands.api.gateway import Gateway
-from manyhands.api.http.encode import JsonRows, JsonText
+from manyhands.api.http.encode import JsonBytes
 from manyhands.api.http.route import body_of, caller_of, client_of, describe
 from manyhands.api.http.sse import Single, Watched
 from manyhands.api.preparation.desk import Prepared
@@ -50,7 +50,7 @@ def tokens_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
             raise BadRequest(f"model is missing: /props?model=NAME, of {', '.join(gateway.models) or 'none'}")
         meant = gateway.names.find(model or next(iter(gateway.models)), gateway.models)
         caller_of(request).check_model(meant)
-        await gateway.ensure(meant)
+        await gateway.ensure(meant, caller_of(request))
         name = gateway.name(meant)
         await voices.open()
         speaker = voices.known(name).speaker
@@ -67,13 +67,9 @@ def tokens_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
 
 
 def _tokenized(made: Prepared, context: int) -> Object:
-    (ids,) = made.prompts
-    rows, texts = JsonRows(), made.given.get("pieces")
-    for index, token in enumerate(ids):
-        rows.append(token if texts is None else {"id": token, "piece": texts[index]})
-    return {"tokens": rows, "count": len(ids), "max_model_len": context}
+    return {"tokens": JsonBytes(made.shown), "count": made.num_tokens, "max_model_len": context}
 
 
 def _text(made: Prepared, _: int) -> Object:
-    text = JsonText(made.given["text"])
+    text = JsonBytes(made.shown)
     return {"content": text, "prompt": text}

@@ -1,5 +1,6 @@
 """What each path asks of a model: its checked fields to a Prepared request. Pure."""
 
+import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,7 +17,7 @@ from manyhands.api.ollama.conversation import (
 )
 from manyhands.api.openai.conversation import Conversation, conversation_of, input_conversation, message_of
 from manyhands.api.openai.schema import ROUTE_WISHES
-from manyhands.api.preparation.desk import Object, PreparationDesk, Prepared, Speaker
+from manyhands.api.preparation.desk import NeedsProcess, Object, PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.talk import check_tools, encode, render, room, sampling, talk
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest
@@ -24,6 +25,10 @@ from manyhands.errors import BadRequest
 MAX_CHOICES: Final = 128  # of all prompts together
 # What counts tokens and generates none: the context need not hold them.
 COUNTING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+# Tokens whose texts are found one by one on the event loop: a millisecond. More are the work of a process.
+INLINE_PIECES: Final = 256
+# Of the long part of an answer, as JSON: the tokens of a megabyte of text with their texts.
+MAX_SHOWN_BYTES: Final = 16 << 20
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -104,7 +109,7 @@ def _messages(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepare
 def _count_tokens(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
     said = messages_conversation(given, speaker)
     check_tools(said, speaker)
-    return Prepared(speaker.name, given, [render(said, speaker, desk)], SamplingParams())
+    return Prepared(speaker.name, given, [], SamplingParams(), num_tokens=len(render(said, speaker, desk)))
 
 
 # -- Ollama's ---------------------------------------------------------------------------------------------------------
@@ -147,8 +152,12 @@ def _tokenize(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepare
     else:
         with_special = given.get("add_special", given.get("add_special_tokens", source == "prompt"))
         ids = encode(given[source], speaker, is_rendered=not with_special) if given[source] else ()
-    pieces = {"pieces": [_text_of(speaker, token) for token in ids]} if given.get("with_pieces") else {}
-    return Prepared(speaker.name, {**given, **pieces}, [ids], SamplingParams())
+    rows: list[Any] = list(ids)
+    if given.get("with_pieces"):
+        if desk.is_inline and len(ids) > INLINE_PIECES:
+            raise NeedsProcess
+        rows = [{"id": token, "piece": _text_of(speaker, token)} for token in ids]
+    return Prepared(speaker.name, given, [], SamplingParams(), num_tokens=len(ids), shown=_shown(rows))
 
 
 def _detokenize(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
@@ -156,7 +165,17 @@ def _detokenize(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepa
     if max(ids) >= speaker.vocab_size:
         raise BadField(f"tokens has {max(ids)}; there are 0 to {speaker.vocab_size - 1}", "tokens")
     text: str = speaker.tokenizer.decode(ids, skip_special_tokens=False)
-    return Prepared(speaker.name, {**given, "text": text}, [], SamplingParams())
+    return Prepared(speaker.name, given, [], SamplingParams(), num_tokens=len(ids), shown=_shown(text))
+
+
+def _shown(value: Any) -> bytes:
+    """As JSON. Raises BadRequest if it is too long to be sent."""
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    if len(data) > MAX_SHOWN_BYTES:
+        raise BadRequest(
+            f"the answer would have {len(data)} bytes; at most {MAX_SHOWN_BYTES} are sent: send less at once"
+        )
+    return data
 
 
 def _text_of(speaker: Speaker, token: int) -> str:

@@ -31,6 +31,7 @@ class Speaker:
     thinking: Thinking | None
     special: Mapping[str, int]  # markers that are special tokens, which decoding would drop
     has_levels: bool  # the template knows reasoning_effort
+    is_plain: bool = True  # texts may be tokenised on the event loop (text/tokenizer_parts.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +68,5 @@ class Prepared:
     is_parallel: bool = True
     is_call: bool = False  # a grammar allows nothing but calls
     is_talk: bool = False  # the answer may begin with thoughts
+    num_tokens: int = 0  # of what was only to be counted
+    shown: bytes = b""  # of the answer what is long, as JSON: made here, the event loop only sends it

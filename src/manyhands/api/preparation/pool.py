@@ -145,7 +145,7 @@ class Preparing:
         is_done = False
         try:
             async with asyncio.timeout(self._deadline_s):
-                said, ids = await self._ask(process, job)
+                said, ids, shown = await self._ask(process, job)
             is_done = True
         except TimeoutError:
             raise BadRequest(f"preparing this request takes more than {self._deadline_s:g} s: send less") from None
@@ -156,15 +156,17 @@ class Preparing:
                 self._keep(process, specs)
             else:
                 await self._end(process)
-        return read_answer(said, ids)
+        return await read_answer(said, ids, shown)
 
-    async def _ask(self, process: Child, job: PreparationJob) -> tuple[bytes, bytes]:
+    async def _ask(self, process: Child, job: PreparationJob) -> tuple[bytes, bytes, bytes]:
         process.stdin.write(to_frame(job))
         await process.stdin.drain()
-        size, num_ids = lengths_of(await process.stdout.readexactly(HEAD_BYTES))
-        if size + num_ids > MAX_ANSWER_BYTES:
+        lengths = lengths_of(await process.stdout.readexactly(HEAD_BYTES))
+        if sum(lengths) > MAX_ANSWER_BYTES:
             raise ConnectionError("an answer without bounds")
-        return await process.stdout.readexactly(size), await process.stdout.readexactly(num_ids)
+        read = process.stdout.readexactly
+        said, ids, shown = [await read(length) for length in lengths]
+        return said, ids, shown
 
     async def _process(self, specs: Sequence[SpeakerSpec]) -> Child:
         while self._idle:

@@ -13,7 +13,7 @@ from typing import Any
 from manyhands.api.fields import parse
 from manyhands.api.http.body import BadField, read_json
 from manyhands.api.preparation.asked import COUNTING, MAX_CHOICES, PATHS
-from manyhands.api.preparation.desk import PreparationDesk, Prepared, Speaker
+from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk, Prepared, Speaker
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow, Forbidden, ModelNotFound
 
@@ -39,6 +39,8 @@ def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
         if given.get(name) and not given.get("stream", False):
             raise BadField(f"{name} is for stream: true", name)
     _check_schemas(given)
+    if desk.is_inline and not speaker.is_plain:
+        raise NeedsProcess
     made = PATHS[path](given, speaker, desk)
     if path not in COUNTING:
         for prompt in made.prompts:
@@ -67,7 +69,8 @@ def _speaker(sent: Mapping[str, Any], desk: PreparationDesk) -> Speaker | None:
         allowed = ", ".join(sorted(desk.models))
         raise Forbidden(f"key {desk.key!r} may not use model {name[:100]!r}, only {allowed}")
     if meant not in desk.speakers:
-        raise ModelNotFound(f"model {name[:100]!r} is not served here; there is {', '.join(desk.speakers) or 'none'}")
+        there = ", ".join(desk.speakers) or "none"
+        raise ModelNotFound(f"model {name[:100]!r} is not served here; there is {there}", name)
     return desk.speakers[meant]
 
 

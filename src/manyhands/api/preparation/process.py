@@ -5,6 +5,7 @@ but models' tokenizers. It kills itself after the deadline should the parent be 
 may hold MEMORY_BYTES. It loads neither torch nor transformers.
 """
 
+import asyncio
 import json
 import os
 import pickle
@@ -26,7 +27,7 @@ from manyhands.api.names import NO_NAMES, ModelNames
 from manyhands.api.preparation.desk import PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.prepare import prepare
 from manyhands.core import SamplingParams
-from manyhands.errors import BadRequest, ManyhandsError
+from manyhands.errors import BadRequest, ManyhandsError, ModelNotFound
 from manyhands.text.grammar import check_grammar
 from manyhands.text.reasoning import Thinking
 from manyhands.text.tokenizer import TextTokenizer
@@ -34,7 +35,8 @@ from manyhands.text.tools import Dialect
 
 MEMORY_BYTES = 1 << 30
 NICENESS = 10
-_LENGTH = struct.Struct("<II")  # of the JSON, of the ids
+_LENGTH = struct.Struct("<III")  # of the JSON, of the ids, of what is shown as it is
+IDS_A_TURN = 1 << 14  # that become Python's numbers in one turn of the event loop: a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,33 @@ class SpeakerSpec:
     thinking: Thinking | None
     special: Mapping[str, int]
     has_levels: bool
+    is_plain: bool = True
 
     def load(self) -> Speaker:
-        """The Speaker. Raises ModelError."""
-        backend = Backend.from_buffer(self.tokenizer)
-        tokenizer = TextTokenizer(backend, self.special_tokens_map, chat_template=self.chat_template)
+        """The Speaker. Its tokenizer is loaded when it is first used: no request suffers from another model's file."""
         shared = {name: getattr(self, name) for name in Speaker.__slots__ if name != "tokenizer"}
-        return Speaker(tokenizer=tokenizer, **shared)
+        return Speaker(tokenizer=_Later(self), **shared)
+
+
+class _Later:
+    """The tokenizer of a spec."""
+
+    def __init__(self, spec: SpeakerSpec) -> None:
+        self._spec = spec
+        self._loaded: TextTokenizer | None = None
+
+    def load(self) -> TextTokenizer:
+        """Raises BadRequest for what is none."""
+        if self._loaded is None:
+            try:
+                backend = Backend.from_buffer(self._spec.tokenizer)
+            except Exception as error:  # the tokenizers library raises bare Exception
+                raise BadRequest(f"the tokenizer of {self._spec.name[:100]!r} cannot be loaded") from error
+            self._loaded = TextTokenizer(backend, self._spec.special_tokens_map, chat_template=self._spec.chat_template)
+        return self._loaded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.load(), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,32 +107,50 @@ def to_frame(value: Any) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
-def lengths_of(head: bytes) -> tuple[int, int]:
-    """How many bytes of JSON and of ids follow an answer's head."""
-    size, ids = _LENGTH.unpack(head)
-    return size, ids
+def lengths_of(head: bytes) -> tuple[int, int, int]:
+    """How many bytes of JSON, of ids and of what is shown follow an answer's head."""
+    size, ids, shown = _LENGTH.unpack(head)
+    return size, ids, shown
 
 
 HEAD_BYTES = _LENGTH.size
 READY = b"!"  # what the child says when it has loaded the models
 
 
-def read_answer(said: bytes, ids: bytes) -> Prepared:
-    """An answer as it was meant. Raises what the child raised."""
+async def read_answer(said: bytes, ids: bytes, shown: bytes = b"") -> Prepared:
+    """An answer as it was meant; other work is done between parts of its ids. Raises what the child raised."""
     told = json.loads(said)
     if "error" in told:
-        if told["error"] == BadField.__name__:
-            raise BadField(told["message"], told["param"], told["api_code"])
-        raise getattr(errors, told["error"], BadRequest)(told["message"])
-    numbers = array("I", ids).tolist()
-    prompts, start = [], 0
+        raise _error(told)
+    numbers, start = array("I", ids), 0
+    prompts: list[tuple[int, ...]] = []
     for length in told.pop("lengths"):
-        prompts.append(tuple(numbers[start : start + length]))
+        prompts.append(await _ids(numbers[start : start + length]))
         start += length
     params = told.pop("params")
     for name in ("logit_bias", "stop", "stop_ids"):
         params[name] = tuple(tuple(v) if isinstance(v, list) else v for v in params[name])
-    return Prepared(prompts=prompts, params=SamplingParams(**params), **told)
+    return Prepared(prompts=prompts, params=SamplingParams(**params), shown=shown, **told)
+
+
+def _error(told: Mapping[str, Any]) -> ManyhandsError:
+    """What `to_answer` was given."""
+    match told["error"]:
+        case BadField.__name__:
+            return BadField(told["message"], told["param"], told["api_code"])
+        case ModelNotFound.__name__:
+            return ModelNotFound(told["message"], told["model"])
+        case name:
+            error: ManyhandsError = getattr(errors, name, BadRequest)(told["message"])
+            return error
+
+
+async def _ids(numbers: "array[int]") -> tuple[int, ...]:
+    found: list[int] = []
+    for start in range(0, len(numbers), IDS_A_TURN):
+        found += numbers[start : start + IDS_A_TURN]
+        await asyncio.sleep(0)
+    return tuple(found)
 
 
 # -- the child --------------------------------------------------------------------------------------------------------
@@ -118,17 +158,19 @@ def read_answer(said: bytes, ids: bytes) -> Prepared:
 
 def to_answer(made: Prepared | ManyhandsError) -> bytes:
     """What `read_answer` reads, behind its head."""
-    ids = array("I")
+    ids, shown = array("I"), b""
     if isinstance(made, Prepared):
         for prompt in made.prompts:
             ids.extend(prompt)
-        told = {name: getattr(made, name) for name in Prepared.__slots__ if name not in ("prompts", "params")}
+        shown = made.shown
+        told = {name: getattr(made, name) for name in Prepared.__slots__ if name not in ("prompts", "params", "shown")}
         told |= {"lengths": [len(prompt) for prompt in made.prompts], "params": asdict(made.params)}
     else:
         param, api_code = getattr(made, "param", None), made.api_code
         told = {"error": type(made).__name__, "message": str(made), "param": param, "api_code": api_code}
+        told["model"] = getattr(made, "model", "")
     said = json.dumps(told, ensure_ascii=False).encode()
-    return _LENGTH.pack(len(said), 4 * len(ids)) + said + ids.tobytes()
+    return _LENGTH.pack(len(said), 4 * len(ids), len(shown)) + said + ids.tobytes() + shown
 
 
 def _do(job: PreparationJob, speakers: Mapping[str, Speaker]) -> bytes:
@@ -139,7 +181,7 @@ def _do(job: PreparationJob, speakers: Mapping[str, Speaker]) -> bytes:
     except ManyhandsError as error:
         return to_answer(error)
     except MemoryError:
-        return to_answer(BadRequest("preparing this request takes too much memory: send less"))
+        os._exit(1)  # which its parent takes for that; what is held would be lacking for the next request
 
 
 def _read(stream: BinaryIO) -> Any:
@@ -157,6 +199,8 @@ def main(deadline_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     read, write = partial(_read, sys.stdin.buffer), sys.stdout.buffer
     speakers = {spec.name: spec.load() for spec in read()}
+    if len(speakers) == 1:  # beside the first request's deadline
+        next(iter(speakers.values())).tokenizer.load()
     write.write(READY)
     write.flush()
     while True:

@@ -1,0 +1,259 @@
+"""A member may offer any number of models, with any files: what that costs a gateway, and requests for other models.
+
+Records are signed by made-up keys, as in test_directory.py. Tokenizers are files from outside: one can make a letter take a
+minute, or a gigabyte.
+"""
+
+import asyncio
+import json
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from manyhands.api.choice import ModelFormats
+from manyhands.api.gateway import MAX_BRINGING, Gateway, OfferedModel
+from manyhands.api.native.swarm import swarm_router
+from manyhands.api.run import Caller
+from manyhands.config import LimitsConfig
+from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo
+from manyhands.errors import BadRequest, ModelError, ModelNotFound, RateLimited, ShardUnavailable
+from manyhands.member.view import MAX_NODES, SwarmSnapshot, missing_spans, view_of
+from manyhands.member.weights import MAX_KINDS, ServedModel, known_kinds
+from manyhands.origin import Origin
+from manyhands.place.strategy import Holding, coverage
+from manyhands.swarm.gossip import MAX_RECORDS
+from manyhands.swarm.record import MAX_LAYERS, Record
+from manyhands.testing.swarm import memory_swarm
+from manyhands.text.tokenizer import load_tokenizer
+from manyhands.text.tokenizer_parts import check_decoder, is_plain
+from tests.api.served import MODEL, Served, make_model, post, raw_slowly, served
+from tests.swarm.records import NOW, info_of, node_of, record_of
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+MAX_CPU_S = 2.0
+
+
+def model_id(number: int) -> ModelId:
+    return ModelId(f"{number:064x}")
+
+
+def forged(count: int) -> list[Record]:
+    """Records of so many models that there are not, each of as many layers as a record may state."""
+    return [of_nobody(i, info_of(0, MAX_LAYERS, num_layers=MAX_LAYERS, model=model_id(i))) for i in range(count)]
+
+
+def of_nobody(number: int, info: SpanInfo) -> Record:
+    """A record of a node that there is not."""
+    node = NodeId(f"{number:064x}")
+    return replace(record_of(1), node=node, name=f"x{number}", addresses=(NodeAddr("10.6.6.6", 66, node),), info=info)
+
+
+# -- the directory ----------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_of_false_models_is_looked_at_once() -> None:
+    """GET /v1/models and /api/swarm compared each record with each model, layer by layer: minutes, and gigabytes."""
+    honest = record_of(0, info=info_of(0, 24))
+    records = [*forged(MAX_RECORDS - 1), honest]
+    began = time.thread_time()
+    known = known_kinds(records, lambda node: node == honest.node)
+    assert len(known) == MAX_KINDS and next(iter(known)).model == honest.info.model  # type: ignore[union-attr]
+    told = view_of(SwarmSnapshot("home", node_of(0), NOW, records, {}, {}))
+    assert len(told["nodes"]) == MAX_NODES and len(told["models"]) == MAX_KINDS
+    assert told["models"][0]["id"] == honest.info.model  # type: ignore[union-attr]
+    assert any(node["is_me"] for node in told["nodes"])
+    assert f"{MAX_RECORDS - MAX_NODES} more nodes are known" in " ".join(told["warnings"])
+    assert len(json.dumps(told)) < 4 << 20 and time.thread_time() - began < MAX_CPU_S
+
+
+def test_a_model_that_all_claim_costs_no_more() -> None:
+    info = info_of(0, MAX_LAYERS, num_layers=MAX_LAYERS)
+    records = [of_nobody(i, info) for i in range(MAX_RECORDS)]
+    kind = ServedModel(info.model, info.model_name, info.precision)
+    began = time.thread_time()
+    assert not missing_spans(kind, records)
+    view_of(SwarmSnapshot("home", node_of(0), NOW, records, {}, {}))
+    assert time.thread_time() - began < MAX_CPU_S
+
+
+def test_more_layers_than_a_config_may_have_are_no_record() -> None:
+    with pytest.raises(BadRequest, match="layers"):
+        record_of(1, info=info_of(0, 1, num_layers=MAX_LAYERS + 1))
+
+
+def test_coverage_counts_overlaps() -> None:
+    held = [Holding(node_of(1), Span(0, 3)), Holding(node_of(2), Span(2, 9)), Holding(node_of(3), Span(20, 30))]
+    assert coverage(held, 5) == [1, 1, 2, 1, 1] and coverage([], 2) == [0, 0]
+
+
+def test_many_who_ask_for_the_view_share_one(tmp_path: Path) -> None:
+    made = 0
+
+    async def view() -> dict[str, Any]:
+        nonlocal made
+        made += 1
+        return {"nodes": []}
+
+    async def main() -> None:
+        (route,) = swarm_router(view).routes
+        answers = await asyncio.gather(*(route.endpoint() for _ in range(50)))  # type: ignore[attr-defined]
+        assert {answer.body for answer in answers} == {b'{"nodes":[]}'} and made == 1
+
+    asyncio.run(main())
+
+
+# -- models that are offered ------------------------------------------------------------------------------------------
+
+
+class Offering:
+    """Other models: "good", and many that never come."""
+
+    def __init__(self, origin: Origin | None = None, num_bad: int = 8) -> None:
+        self.asked: list[str] = []
+        self._origin, self._names = origin, ["good", *(f"bad{i}" for i in range(num_bad))]
+
+    def offered(self) -> dict[str, OfferedModel]:
+        return {name: OfferedModel(model_id(i), "bf16", 4, 128) for i, name in enumerate(self._names)}
+
+    async def load(self, name: str) -> Origin:
+        self.asked.append(name)
+        if name == "gone":
+            raise ShardUnavailable("gone")
+        if name != "good":
+            await asyncio.Event().wait()  # its provider never ends
+        assert self._origin is not None
+        return self._origin
+
+
+def test_models_that_never_come_hold_up_no_other(tmp_path: Path) -> None:
+    """One request for one model loaded all that were offered, one after another: a false one kept all others waiting."""
+
+    async def main() -> None:
+        async with memory_swarm(make_model(tmp_path / "m"), "0,1") as swarm:
+            others = Offering(swarm.origin)
+            gateway = Gateway({}, others=others)
+            stuck = [asyncio.create_task(gateway.bring(f"bad{i}")) for i in range(MAX_BRINGING - 1)]
+            await asyncio.sleep(0)
+            async with asyncio.timeout(10):
+                await gateway.bring("good")
+            assert set(gateway.origins) == {"good"} and sorted(others.asked) == ["bad0", "bad1", "bad2", "good"]
+            stuck.append(asyncio.create_task(gateway.bring("bad7")))
+            await asyncio.sleep(0)
+            with pytest.raises(RateLimited, match="models are being loaded"):
+                await gateway.bring("bad6")
+            for task in stuck:
+                task.cancel()
+            await asyncio.gather(*stuck, return_exceptions=True)
+            assert not any(lock.locked() for lock in gateway._bringing.values())
+
+    asyncio.run(main())
+
+
+def test_loading_a_model_is_charged_on_every_path() -> None:
+    async def main() -> None:
+        gateway = Gateway({}, LimitsConfig(requests_per_minute=1), others=Offering())
+        for expected in (TimeoutError, RateLimited):
+            with pytest.raises(expected):
+                async with asyncio.timeout(0.05):
+                    await gateway.ensure("bad1", Caller(name="k"))
+
+    asyncio.run(main())
+
+
+def test_a_model_with_a_broken_template_breaks_no_other(tmp_path: Path) -> None:
+    """What a model's files say was found out for all models at once: one that could not be read ended every request."""
+    broken = make_model(tmp_path / "broken", "{% for %}")
+
+    async def main() -> None:
+        async with served(make_model(tmp_path / "m")) as it, memory_swarm(broken, "0,1") as other:
+            it.gateway.origins["broken"] = other.origin
+            formats = ModelFormats(it.gateway)
+            await formats.open()
+            status, said = await raw_slowly(it, post(TEXT, body(prompt="hi", max_tokens=2)))
+            assert status == 200, said[-300:]
+            if "broken" not in it.gateway.origins:
+                with pytest.raises(ModelNotFound, match="cannot be used"):
+                    formats.known("broken")
+            await formats.close()
+
+    asyncio.run(main())
+
+
+# -- tokenizers -------------------------------------------------------------------------------------------------------
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": MODEL, **fields}).encode()
+
+
+def hostile(folder: Path, change: Callable[[Any], None]) -> Path:
+    """A model whose tokenizer was changed."""
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    change(backend)
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def slow(backend: Any) -> None:
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"(?:a|aa)+!|(?:a|b|ab)+?!|."), "isolated"), pre_tokenizers.ByteLevel()]
+    )
+
+
+def bloating(backend: Any) -> None:
+    backend.normalizer = normalizers.Replace("a", "b" * (1 << 20))
+
+
+@pytest.mark.parametrize("change", [slow, bloating])
+def test_a_tokenizer_that_costs_too_much_costs_its_own_requests(
+    change: Callable[[Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 KiB of letters were tokenised on the event loop: for ever, or into all memory."""
+    monkeypatch.setattr("manyhands.api.preparation.pool.DEADLINE_S", 1.0)
+    folder = hostile(make_model(tmp_path / "m"), change)
+
+    async def scene(it: Served) -> None:
+        it.gateway.parts[0].preparing._deadline_s = 1.0  # type: ignore[attr-defined]
+        before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
+        status, said = await raw_slowly(it, post(TEXT, body(prompt="a" * 3000, max_tokens=1)))
+        assert status == 400 and (b"too much memory" in said or b"takes more than" in said), said[-300:]
+        assert time.thread_time() - began < MAX_CPU_S
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10
+        status, said = await raw_slowly(it, post(TEXT, body(prompt=[65, 66], max_tokens=1)))
+        assert status == 200, said[-300:]
+
+    async def main() -> None:
+        async with served(folder) as it:
+            await scene(it)
+
+    asyncio.run(main())
+
+
+def test_what_is_plain_is_known_by_name(tmp_path: Path) -> None:
+    plain = load_tokenizer(make_model(tmp_path / "m")).backend_tokenizer
+    assert is_plain(plain)
+    for change in (slow, bloating):
+        backend = Tokenizer.from_str(plain.to_str())
+        change(backend)
+        assert not is_plain(backend)
+
+
+@pytest.mark.parametrize("decoder", [decoders.Replace("a", "b" * 99), decoders.Replace(Regex("(a|aa)+$"), "b")])
+def test_a_decoder_that_bloats_is_refused_when_it_is_loaded(decoder: Any, tmp_path: Path) -> None:
+    """Tokens become text one by one on the event loop."""
+    backend = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    backend.decoder = decoders.Sequence([decoders.Fuse(), decoder])
+    with pytest.raises(ModelError, match="decoder"):
+        check_decoder(backend)
+
+    def change(backend: Any) -> None:
+        backend.decoder = decoder
+
+    with pytest.raises(ModelError, match="decoder"):
+        load_tokenizer(hostile(make_model(tmp_path / "m"), change))
