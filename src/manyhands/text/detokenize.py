@@ -14,12 +14,12 @@ Three things keep the pieces honest:
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 # As vLLM (INITIAL_INCREMENTAL_DETOKENIZATION_OFFSET = 5): enough for the longest character (4 byte tokens) and a space.
 _PROMPT_WINDOW = 6
 # Ids without text of their own that wait for more: special tokens, or bytes of characters of at most four.
-MAX_UNREAD = 32
+MAX_UNREAD: Final = 32
 _REPLACEMENT = "\ufffd"
 
 
