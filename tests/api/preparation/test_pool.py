@@ -183,3 +183,30 @@ def test_what_is_done_inline_is_short(folder: Path) -> None:
             assert min(times) < 0.02
 
     play(folder, scene)
+
+
+@pytest.mark.parametrize(
+    "fields, is_inline",
+    [
+        ({"prompt": "Once upon a time there was " * 290}, True),
+        ({"prompt": "7" * 7900}, False),
+        ({"prompt": "!?" * 3900}, False),
+        ({"prompt": ["7" * 50] * 100}, False),
+        ({"prompt": "7" * 3200}, True),
+    ],
+)
+def test_texts_of_many_tokens_are_no_work_for_the_loop(folder: Path, fields: dict[str, Any], is_inline: bool) -> None:
+    """8 KiB of digits took SmolLM's tokenizer 22 ms, each digit a token; of words 3 ms."""
+
+    async def scene(preparing: Preparing, voice: ModelFormat) -> None:
+        speaker = replace(voice.speaker, context=1 << 17)
+        desk = PreparationDesk({MODEL: speaker}, 128, 1024, lambda grammar: None, is_inline=True)
+        sent = body(**fields)
+        assert len(sent) <= INLINE_BYTES
+        if is_inline:
+            assert prepare("/v1/completions", sent, desk).prompts
+        else:
+            with pytest.raises(NeedsProcess):
+                prepare("/v1/completions", sent, desk)
+
+    play(folder, scene)

@@ -54,7 +54,7 @@ def _completions(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prep
             f"prompt: {len(several)} prompts with n = {count} make more than {MAX_CHOICES} choices", "prompt"
         )
     params = sampling(given, speaker, given.get("max_tokens", 16), given.get("logprobs"))
-    return Prepared(speaker.name, given, [encode(p, speaker) for p in several], params, count)
+    return Prepared(speaker.name, given, [encode(p, speaker, desk) for p in several], params, count)
 
 
 def _responses(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
@@ -78,7 +78,7 @@ def _infer(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
     }  # 53: any JSON reader
     params = SamplingParams(**values)
     ids = (
-        encode(given["prompt"], speaker)
+        encode(given["prompt"], speaker, desk)
         if "prompt" in given
         else render(Conversation(given["messages"]), speaker, desk)
     )
@@ -134,7 +134,7 @@ def _ollama_generate(given: Object, speaker: Speaker, desk: PreparationDesk) -> 
         return replace(talk(said, wishes, speaker, desk, wanted, is_clamped=True), given=given)
     if given.get("format") or given.get("system") or effort_of(given.get("think"), speaker):
         raise BadField("raw: a text goes on as it is, without format, system and think", "raw")
-    ids = encode(given["prompt"], speaker)
+    ids = encode(given["prompt"], speaker, desk)
     size = room(speaker, ids, wanted, desk.default_max_tokens, is_clamped=True)
     return Prepared(speaker.name, given, [ids], sampling(wishes, speaker, size, None))
 
@@ -151,7 +151,7 @@ def _tokenize(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepare
         ids = render(Conversation([message_of(message) for message in given["messages"]]), speaker, desk)
     else:
         with_special = given.get("add_special", given.get("add_special_tokens", source == "prompt"))
-        ids = encode(given[source], speaker, is_rendered=not with_special) if given[source] else ()
+        ids = encode(given[source], speaker, desk, is_rendered=not with_special) if given[source] else ()
     rows: list[Any] = list(ids)
     if given.get("with_pieces"):
         if desk.is_inline and len(ids) > INLINE_PIECES:

@@ -1,5 +1,6 @@
 """A conversation or a text as the ids of a prompt, with how tokens are drawn and what grammar holds them. Pure."""
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,10 @@ from manyhands.text.prompt import encode_prompt, find_template, render_text
 from manyhands.text.template import RenderBudget, TooCostly
 
 # What the gateway itself tells a chat template.
+# What may be tokenised on the event loop: so many letters, or a fifth as many characters that may each be a token of their own
+# (digits, which take 3 us each). Some milliseconds.
+INLINE_COST: Final = 16 << 10
+_ALONE: Final = re.compile("[^A-Za-z]")
 OWN_VARIABLES: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -82,7 +87,7 @@ def render(said: Conversation, speaker: Speaker, desk: PreparationDesk) -> tuple
         if desk.is_inline:
             raise NeedsProcess from None
         raise
-    return encode(text, speaker, is_rendered=True)
+    return encode(text, speaker, desk, is_rendered=True)
 
 
 def _shortened(said: Conversation, speaker: Speaker, desk: PreparationDesk, wanted: int | None) -> tuple[int, ...]:
@@ -121,11 +126,20 @@ def _fitting(said: Conversation, speaker: Speaker, desk: PreparationDesk, reserv
     return prompt if len(prompt) + reserved <= speaker.context else None
 
 
-def encode(prompt: str | Sequence[int], speaker: Speaker, *, is_rendered: bool = False) -> tuple[int, ...]:
-    """Ids of a text, or those that were sent. The template has placed the special tokens of what is rendered."""
+def encode(
+    prompt: str | Sequence[int], speaker: Speaker, desk: PreparationDesk, *, is_rendered: bool = False
+) -> tuple[int, ...]:
+    """Ids of a text, or those that were sent. The template has placed the special tokens of what is rendered.
+
+    Raises ContextOverflow, NeedsProcess.
+    """
     if not isinstance(prompt, str):
         return tuple(prompt)
     _check_text(prompt, speaker)
+    if desk.is_inline:
+        desk.spent.append(len(prompt) + 4 * len(_ALONE.findall(prompt)))
+        if sum(desk.spent) > INLINE_COST:
+            raise NeedsProcess
     if is_rendered:
         return tuple(speaker.tokenizer.encode(prompt, add_special_tokens=False))
     return tuple(encode_prompt(speaker.tokenizer, prompt))
