@@ -161,9 +161,12 @@ async def _until_served(gateway: Gateway, model: str, node: NodeId, span: Span) 
 async def register(gateway: Gateway, address: str) -> WorkerView:
     """Dial a node that the ticket does not name and use what it offers. Deadline: REGISTER_TIMEOUT_S.
 
-    It must prove membership of the swarm. Raises BadRequest, ShardUnavailable if nothing answers there.
+    It must prove membership of the swarm. Raises BadRequest, ShardUnavailable if nothing answers there, Conflict where no
+    model is loaded.
     """
     addr = NodeAddr.parse(address)
+    if not gateway.origins:
+        raise Conflict("no model is loaded here yet, whose nodes could be used: ask for one first")
     for origin in gateway.origins.values():
         try:
             async with asyncio.timeout(REGISTER_TIMEOUT_S):
