@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -304,6 +305,7 @@ def test_one_source_cannot_use_up_the_places_to_wait_in(run: Run, monkeypatch: p
     """Callers with valid tokens who then say nothing: those of one source turn each other away, never a member elsewhere."""
     monkeypatch.setattr("manyhands.net.tls.MAX_WAITING", 16)
     monkeypatch.setattr("manyhands.net.tls.MAX_WAITING_PER_SOURCE", 8)
+    monkeypatch.setattr("manyhands.net.tls.CROWDED_S", 0.2)  # the member's turn comes after ten callers', two at a time
 
     async def body() -> None:
         async with node(TlsPolicy(max_handshakes=2)) as door, node() as member:
@@ -330,12 +332,16 @@ def test_one_source_cannot_use_up_the_places_to_wait_in(run: Run, monkeypatch: p
     run(body())
 
 
+@cache
+def context_of_member() -> ssl.SSLContext:
+    return client_context(Ed25519PrivateKey.generate(), SECRET)
+
+
 def hello_of(token: str) -> bytes:
     """The ClientHello of a member, who says no more."""
     sent, received = ssl.MemoryBIO(), ssl.MemoryBIO()
-    context = client_context(Ed25519PrivateKey.generate(), SECRET)
     with pytest.raises(ssl.SSLWantReadError):
-        context.wrap_bio(received, sent, server_hostname=token).do_handshake()
+        context_of_member().wrap_bio(received, sent, server_hostname=token).do_handshake()
     return sent.read()
 
 
