@@ -20,15 +20,18 @@ from manyhands.api.choice import ModelFormats
 from manyhands.api.gateway import MAX_BRINGING, Gateway, OfferedModel
 from manyhands.api.native.swarm import swarm_router
 from manyhands.api.run import Caller
+from manyhands.cli.reporter import MOST_LINES, NodeLines, Reporter
 from manyhands.config import LimitsConfig
 from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo
 from manyhands.errors import BadRequest, ModelError, ModelNotFound, RateLimited, ShardUnavailable
+from manyhands.member.neighbours import say_not_admitted
 from manyhands.member.view import MAX_NODES, SwarmSnapshot, missing_spans, view_of
 from manyhands.member.weights import MAX_KINDS, ServedModel, known_kinds
 from manyhands.origin import Origin
 from manyhands.place.strategy import Holding, coverage
 from manyhands.swarm.gossip import MAX_RECORDS
 from manyhands.swarm.record import MAX_LAYERS, Record
+from manyhands.swarm.record_store import MAX_NOTES
 from manyhands.testing.swarm import memory_swarm
 from manyhands.text.tokenizer import load_tokenizer
 from manyhands.text.tokenizer_parts import check_decoder, is_plain
@@ -85,6 +88,25 @@ def test_a_model_that_all_claim_costs_no_more() -> None:
 def test_more_layers_than_a_config_may_have_are_no_record() -> None:
     with pytest.raises(BadRequest, match="layers"):
         record_of(1, info=info_of(0, 1, num_layers=MAX_LAYERS + 1))
+
+
+def test_nodes_that_come_and_go_are_told_in_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each false record was a line of the terminal, when it came and when it went, and one that was kept for ever."""
+    now = [0.0]
+    lines = NodeLines(Reporter(as_json=False), lambda: now[0])
+    for number in range(5000):
+        lines("came", f"x{number} has joined", node=node_of(1))
+    assert len(capsys.readouterr().out.splitlines()) == MOST_LINES
+    now[0] += 2.5
+    for number in range(5):
+        lines("gone", f"x{number} has left")
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 3 and f"{5000 - MOST_LINES} more lines" in said[0] and said[1] == "x0 has left"
+
+
+def test_nodes_that_are_kept_out_are_few_lines() -> None:
+    info = info_of(0, 1)
+    assert len(say_not_admitted((of_nobody(i, info) for i in range(MAX_RECORDS)), "lan")) == MAX_NOTES
 
 
 def test_coverage_counts_overlaps() -> None:

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from manyhands.api.limits import Bucket
 from manyhands.cli.code import say_code
 from manyhands.cli.progress import clear_line
 from manyhands.core import NodeId
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from manyhands.member.member import Member
 
 QUIET_S = 0.5  # changes come in pairs: a claim becomes a span
+# Lines about nodes that are said at once, and in so many seconds: a member can make up nodes that come and go.
+MOST_LINES = 64
 
 
 class Reporter:
@@ -97,12 +101,33 @@ async def tell_invitation(invitations: "Invitations", tell: Reporter, *, shows_c
     tell("invitation", line, ticket=ticket)
 
 
+class NodeLines:
+    """Lines about nodes: MOST_LINES at once, then one a second; says how many it leaves out. `clock` is monotonic."""
+
+    def __init__(self, tell: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell, self._clock = tell, clock
+        self._bucket = Bucket(MOST_LINES, float(MOST_LINES), clock())
+        self._left_out = 0
+
+    def __call__(self, event: str, text: str, **facts: Any) -> None:
+        if self._bucket.wait_s(1, self._clock()) > 0:
+            self._left_out += 1
+            return
+        self._bucket.take(1)
+        if self._left_out:
+            self._tell.line(
+                f"{self._left_out} more lines about nodes are left out: manyhands status shows what there is"
+            )
+            self._left_out = 0
+        self._tell(event, text, **facts)
+
+
 async def keep_telling(member: "Member", hosting: "Hosting", tell: Reporter) -> None:
     """Say which nodes come and go, and what is missing, whenever that changes."""
     from manyhands.member.view import missing_spans, say_missing
 
     known, said = _present(member), ""
-    complained: set[str] = set()
+    complained, tell_of_node = set[str](), NodeLines(tell)
     while True:
         spans = missing_spans(hosting.kind, hosting.records())
         line = say_missing(spans, hosting.weights.shape, hosting.budget.tokens)
@@ -110,17 +135,18 @@ async def keep_telling(member: "Member", hosting: "Hosting", tell: Reporter) -> 
             said = line
             text = f"{hosting.weights.name}: {line or 'every layer is held'}"
             tell("missing", text, layers=[str(span) for span in spans])
-        for complaint in set(member.complaints()) - complained:
-            complained.add(complaint)
-            tell("complaint", complaint)
+        complaints = set(member.complaints())
+        for complaint in complaints - complained:
+            tell_of_node("complaint", complaint)
+        complained = complaints
         async with member.directory.changed:
             await member.directory.changed.wait()
         await asyncio.sleep(QUIET_S)
         present = _present(member)
         for node in known.keys() - present.keys():
-            tell("gone", f"{known[node]} has left", node=node)
+            tell_of_node("gone", f"{known[node]} has left", node=node)
         for node in present.keys() - known.keys():
-            tell("came", f"{present[node]} has joined", node=node)
+            tell_of_node("came", f"{present[node]} has joined", node=node)
         known = present
 
 

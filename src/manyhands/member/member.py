@@ -316,8 +316,7 @@ class Member:
     def complaints(self) -> list[str]:
         """What a person should mend: clocks, keys used twice."""
         lines = self.directory.complaints()
-        refused = {record.node: record for record in self.directory.not_admitted()}
-        lines += [say_not_admitted(record, self.config.scope) for record in refused.values()]
+        lines += say_not_admitted(self.directory.not_admitted(), self.config.scope)
         if (twin := self.announcer.twin) is not None:
             where = ", ".join(str(addr) for addr in twin.addresses) or "an unknown address"
             lines.append(

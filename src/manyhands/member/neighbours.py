@@ -3,11 +3,13 @@
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from manyhands.config import Listed
 from manyhands.core import NodeAddr, NodeId
 from manyhands.swarm.members import Members, is_local
 from manyhands.swarm.record import Record, Scope
+from manyhands.swarm.record_store import MAX_NOTES
 from manyhands.swarm.ticket import Ticket
 
 
@@ -32,8 +34,13 @@ def split_nodes(nodes: Sequence[str], here: NodeAddr) -> tuple[Listed | None, li
     return own, [entry for entry in listed if entry is not own]
 
 
-def say_not_admitted(record: Record, scope: Scope) -> str:
-    """Why a node is not shared with, and what would change that."""
+def say_not_admitted(records: Iterable[Record], scope: Scope) -> list[str]:
+    """Why nodes are not shared with, and what would change that: a line for each, of MAX_NOTES at most."""
+    nodes = {record.node: record for record in records}
+    return [_say_not_admitted(record, scope) for record in islice(nodes.values(), MAX_NOTES)]
+
+
+def _say_not_admitted(record: Record, scope: Scope) -> str:
     where = ", ".join(str(addr) for addr in record.addresses) or "an unknown address"
     ways = f"start with --allow {record.node}" + (" or --scope public" if scope == "lan" else "")
     return f"{record.name} at {where} is not used: scope {scope} does not admit it; {ways}"
