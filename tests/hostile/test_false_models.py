@@ -20,21 +20,26 @@ from manyhands.api.choice import ModelFormats
 from manyhands.api.gateway import MAX_BRINGING, Gateway, OfferedModel
 from manyhands.api.native.swarm import swarm_router
 from manyhands.api.run import Caller
+from manyhands.checkpoint.folder import MANIFEST
+from manyhands.checkpoint.manifest import Silent as NoProgress
+from manyhands.checkpoint.manifest import build_manifest
 from manyhands.cli.reporter import MOST_LINES, NodeLines, Reporter
 from manyhands.config import LimitsConfig
 from manyhands.core import ModelId, NodeAddr, NodeId, Span, SpanInfo
 from manyhands.errors import BadRequest, ModelError, ModelNotFound, RateLimited, ShardUnavailable
 from manyhands.member.neighbours import say_not_admitted
 from manyhands.member.view import MAX_NODES, SwarmSnapshot, missing_spans, view_of
-from manyhands.member.weights import MAX_KINDS, ServedModel, known_kinds
+from manyhands.member.weights import MAX_KINDS, ServedModel, known_kinds, weights_in
 from manyhands.origin import Origin
 from manyhands.place.strategy import Holding, coverage
 from manyhands.swarm.gossip import MAX_RECORDS
 from manyhands.swarm.record import MAX_LAYERS, Record
 from manyhands.swarm.record_store import MAX_NOTES
+from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import memory_swarm
 from manyhands.text.tokenizer import load_tokenizer
 from manyhands.text.tokenizer_parts import check_decoder, is_plain
+from manyhands.weights.provider import STALL_S, ProviderError
 from tests.api.served import MODEL, Served, make_model, post, raw_slowly, served
 from tests.swarm.records import NOW, info_of, node_of, record_of
 
@@ -207,6 +212,42 @@ def test_a_model_with_a_broken_template_breaks_no_other(tmp_path: Path) -> None:
             await formats.close()
 
     asyncio.run(main())
+
+
+class Holder:
+    """A provider: of a model, or silent."""
+
+    def __init__(self, number: int, files: dict[str, bytes] | None) -> None:
+        self.node, self.name, self._files = node_of(number), f"x{number}", files
+
+    async def file(self, model: ModelId, name: str) -> bytes | None:
+        if self._files is None:
+            await asyncio.sleep(STALL_S)
+            raise ProviderError("stalled", "no answer")
+        return self._files.get(name)
+
+    def read(self, *_: object) -> Any:
+        raise AssertionError("nothing is fetched here")
+
+
+def test_silent_holders_of_a_model_do_not_hold_up_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were asked one after another, 20 s each: 64 made-up records of a model kept who joined waiting for 21 minutes."""
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    folder = make_model(tmp_path / "m")
+    manifest = build_manifest(folder)
+    files = {MANIFEST: manifest.encode(), "config.json": (folder / "config.json").read_bytes()}
+    silent, wrong = Holder(1, None), Holder(2, {**files, MANIFEST: b"{}"})
+    holders: list[Any] = [*[silent] * 30, wrong, Holder(3, files)]
+    kind = ServedModel(manifest.id, "m", "bf16")
+
+    async def main() -> float:
+        began = asyncio.get_running_loop().time()
+        assert (await weights_in(kind, holders, tmp_path, NoProgress())).id == manifest.id
+        with pytest.raises(ShardUnavailable, match="9 were asked"):
+            await weights_in(kind, [silent] * 8 + [wrong], tmp_path, NoProgress())
+        return asyncio.get_running_loop().time() - began
+
+    assert run_virtual(main()) < 6 * STALL_S
 
 
 # -- tokenizers -------------------------------------------------------------------------------------------------------

@@ -10,10 +10,13 @@ from manyhands.weights.provider import PeerProvider, Provider
 
 
 def providers_of(member: Member, records: Iterable[Record]) -> list[Provider]:
-    """The nodes of `records` that can be dialled, without this one; those of the ticket first, in its order."""
+    """The nodes of `records` that can be dialled, without this one: those that a link is open to first, then those of the
+    ticket in its order."""
     first = [addr.node for addr in member.ticket.addresses]
+    linked = member.edges()
     known = {r.node: r for r in records if r.node != member.id and member.book(r.node)}
-    ordered = sorted(known.values(), key=lambda r: first.index(r.node) if r.node in first else len(first))
+    rank = {node: number for number, node in reversed(list(enumerate(first)))}
+    ordered = sorted(known.values(), key=lambda r: (r.node not in linked, rank.get(r.node, len(first))))
     return [provider_of(member, record) for record in ordered]
 
 

@@ -139,6 +139,10 @@ def kinds_of(records: Sequence[Record]) -> list[ServedModel]:
     return sorted(found, key=lambda kind: (-found[kind], kind.name, kind.model))
 
 
+# Nodes that are asked at once what a model is, and how long each has before the next is asked too: a member can make records
+# of nodes that there are not, or that say nothing.
+MAX_ASKED: Final = 8
+NEXT_S: Final = 2.0
 # Models of a swarm that a member looks at: of more, each false record would cost it work.
 MAX_KINDS: Final = 64
 
@@ -256,19 +260,41 @@ def _hub_id(name: str) -> str | None:
 
 
 async def _described(kind: ServedModel, providers: Sequence[Provider]) -> tuple[Manifest, bytes]:
-    """Manifest and config.json from the first provider whose bytes are proven by the model's id."""
-    for provider in providers:
-        try:
-            raw = await provider.file(kind.model, MANIFEST)
-            config = await provider.file(kind.model, "config.json")
-        except ProviderError:
-            continue
-        if raw is None or config is None or hashlib.sha256(raw).hexdigest() != kind.model:
-            continue
-        manifest = Manifest.decode(raw)
-        if config_digest(config) == manifest.config_sha256:
-            return manifest, config
-    raise ShardUnavailable(
-        f"no node of the swarm tells what {kind.name} {kind.model[:12]} is ({len(providers)} were asked): is the one that "
-        "holds it up?"
-    )
+    """Manifest and config.json from a provider whose bytes are proven by the model's id: the first is asked, and for each
+    NEXT_S without an answer, or each that has none, one more, MAX_ASKED at once."""
+    waiting, asking = iter(providers), set[asyncio.Task[tuple[Manifest, bytes] | None]]()
+    try:
+        while True:
+            if len(asking) < MAX_ASKED and (provider := next(waiting, None)) is not None:
+                asking.add(asyncio.ensure_future(_ask(kind, provider)))
+            if not asking:
+                raise ShardUnavailable(
+                    f"no node of the swarm tells what {kind.name} {kind.model[:12]} is ({len(providers)} were asked): is "
+                    "the one that holds it up?"
+                )
+            done, asking = await asyncio.wait(asking, timeout=NEXT_S, return_when=asyncio.FIRST_COMPLETED)
+            for answer in [task.result() for task in done]:
+                if answer is not None:
+                    return answer
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def _ask(kind: ServedModel, provider: Provider) -> tuple[Manifest, bytes] | None:
+    """What one provider says of a model; None if that is nothing, or not proven. Raises ModelError."""
+    try:
+        raw = await provider.file(kind.model, MANIFEST)
+        config = await provider.file(kind.model, "config.json")
+    except ProviderError:
+        return None
+    return None if raw is None or config is None else await asyncio.to_thread(_proven, kind.model, raw, config)
+
+
+def _proven(model: ModelId, raw: bytes, config: bytes) -> tuple[Manifest, bytes] | None:
+    """Blocking: a second for the tables of 100,000 tensors."""
+    if hashlib.sha256(raw).hexdigest() != model:
+        return None
+    manifest = Manifest.decode(raw)
+    return (manifest, config) if config_digest(config) == manifest.config_sha256 else None
