@@ -217,3 +217,21 @@ def test_setbacks_double_are_forgotten_and_bounded() -> None:
     for number in range(MAX_REMEMBERED):
         setbacks.failed(node_of(2), [NodeAddr("10.0.0.2", number)], now)
     assert len(setbacks) == MAX_REMEMBERED
+
+
+def test_nodes_that_there_are_not_hold_no_layers(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few made-up holders of its layers, and a node went elsewhere, by itself or by an order: the model stopped."""
+    monkeypatch.setattr("tests.hostile.test_directory.MAX_RECORDS", 64)
+
+    async def main() -> None:
+        async with town(folder, tmp_path) as place:
+            hosting, other = await place.host(0, span=Span(0, 2)), await place.host(1, span=Span(2, 4))
+            member = hosting.member
+            await member.wait_until(lambda: len({r.node for r in member.records() if r.info}) == 2, 30)
+            await asyncio.sleep(5)
+            flood(member, other.member)
+            assert len(member.records()) == 66 and not hosting.may_move(Span(1, 3))
+            await hosting.move(Span(1, 3), "an operator asked for it")
+            assert Span(0, 2) in hosting.held, "no node that is there holds its layers"
+
+    run_virtual(main())

@@ -221,7 +221,7 @@ class Hosting:
             await self._drop([h for h in old if is_forced or self._may_leave(h.info.span, target)])
 
     def _may_leave(self, span: Span, target: Span | None) -> bool:
-        holdings = self.holdings()
+        holdings = self._linked_holdings()
         mine = next((h for h in holdings if (h.node, h.span) == (self.member.id, span)), None)
         return mine is None or may_leave(mine, target or Span(1 << 20, (1 << 20) + 1), holdings)
 
@@ -277,7 +277,7 @@ class Hosting:
         return int(self.member.unix_clock() / self.member.config.balance.period_s)
 
     def _decide(self, period: int) -> tuple[Move, str] | None:
-        config, holdings = self.member.config, self.holdings()
+        config, holdings = self.member.config, self._linked_holdings()
         mine = [h for h in holdings if h.node == self.member.id]
         if len(mine) != 1:
             return None
@@ -303,6 +303,11 @@ class Hosting:
             return []
         mine = [record for record in self.member.records() if kind.is_of(record)]
         return [record for record in mine if record.info is not None and record.info.num_layers == num_layers]
+
+    def _linked_holdings(self) -> list[Holding]:
+        """Those of this node and of nodes that a link is open to: any member can make records of nodes that there are not."""
+        linked = self.member.edges()
+        return [h for h in self.holdings() if h.node == self.member.id or h.node in linked]
 
     def holdings(self) -> list[Holding]:
         kind = self.weights.kind
