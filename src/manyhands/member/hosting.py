@@ -289,7 +289,7 @@ class Hosting:
     def _lasting_gap(self) -> Span | None:
         """Layers that no node has served for some seconds, and no node is loading."""
         held = self.records()
-        claimed = [h for h in self.holdings() if not h.is_ready]
+        claimed = [h for h in holdings_of(self.kind, held) if not h.is_ready]
         open_gaps = [g for g in missing_spans(self.kind, held) if not any(g.overlaps(h.span) for h in claimed)]
         now = asyncio.get_running_loop().time()
         self._missing_since = (self._missing_since or now) if open_gaps else None
