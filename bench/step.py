@@ -6,7 +6,7 @@ Arms, interleaved, on one checkpoint in bf16 and with the same number of threads
   node          the product: an origin here, one `serve` process, TLS on loopback
   llama_cpp     llama-cpp-python where it is importable (the same weights as GGUF, bench/gguf.py)
 Decode: tokens/s after the first of NEW tokens that follow a prompt of 64. Prefill: 256 tokens over the time to the first.
-  ENGINE        with --engine: the same by that one (torch, or a back end of the native engine)
+  ENGINE        with --engine: the same by that one (torch-cpu, or a back end of the native engine)
 With --dtype w8 or w4 (--shape 1.1b, say): `ours` at that precision, `bf16` ours at bf16, llama_cpp at q8_0 or q4_0. With
 --dtype q4_k_m, q5_k_m or q6_k: `ours` and llama_cpp on one file of llama.cpp's.
 The floor is the machine's read bandwidth, measured in the same run, over the bytes of weights that a token reads.
@@ -236,7 +236,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=["0.5b", "1.1b", "tales"], default="0.5b")
     parser.add_argument("--reps", type=int, default=0, help="default: 7, or 3 with --quick")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--engine", help="one more arm: torch, avx2, avx512, neon or scalar")
+    parser.add_argument("--engine", help="one more arm: torch-cpu, avx2, avx512, neon or scalar")
     parser.add_argument("--dtype", choices=["bf16", *LIKE, *MIXTURES], default="bf16")
     parser.add_argument(
         "--cpu", action="store_true", help="unless --dtype is bf16, --threads 1: CPU seconds, where others compute"

@@ -2,7 +2,7 @@
 
     python -m tools.nightly [--only NAME ...] [--minutes 60] [--seed N]      `--minutes`: of each fuzzer
 
-Steps: tests marked `nightly`, the torch engine on AVX2, mutations of the code, both fuzzers, the siege, the busy machine,
+Steps: tests marked `nightly`, `model/` on AVX2, mutations of the code, both fuzzers, the siege, the busy machine,
 the soak. Each step's outcome and seconds go to bench/nightly.json together with the commit; the last line on stdout is the
 same as JSON. Exits with 1 if a step failed.
 """
@@ -25,12 +25,12 @@ def steps(minutes: int, seed: int) -> dict[str, list[str]]:
     """Name and command of each step."""
     seeded = ["--seed", str(seed)]  # the day's: what failed is drawn again with it
     python = [sys.executable, "-m"]
-    # The torch engine with the libraries held to AVX2, as on most laptops.
+    # model/ with the libraries held to AVX2, as on most laptops.
     avx2 = ["env", "ONEDNN_MAX_CPU_ISA=AVX2", "ATEN_CPU_CAPABILITY=avx2", *python, "pytest"]
     both = ["tests/model/test_linear.py", "tests/model/test_exactness.py"]
     return {
         "tests": [*python, "pytest", "-m", "nightly", "-n", "2", "--dist", "worksteal"],
-        "torch on avx2": [*avx2, *both, "-k", "test_linear or (torch and bf16)"],
+        "model/ on avx2": [*avx2, *both, "-k", "test_linear or (tiles and bf16)"],
         "mutations": [*python, "tools.mutate"],
         "fuzz kernels": [*python, "tools.fuzz_kernels", "--minutes", str(minutes), *seeded],
         "fuzz configs": [*python, "tools.fuzz_configs", "--count", str(5 * minutes), *seeded],

@@ -115,6 +115,8 @@ class RequestConfig:
     # then further from the text.
     own_first: int = 0
     own_last: int = 0
+    # Whether nodes of exact classes and nodes of class E2 (devices of torch) may be hops of one route, whose answers are E2.
+    mix_classes: bool = False
     # Whether the origin keeps the whole model on disk, and goes on alone where no other node can.
     fallback: bool = False
     # Positions per prefill frame at most: fewer where hops then work at once (origin/chunks.py).
@@ -157,6 +159,8 @@ class NodeConfig:
     # Members that forward to this node (HOST:PORT), or the URL of an iroh relay.
     relay: tuple[str, ...] = ()
     threads: int | None = None
+    # What computes here: "cpu", or torch on "torch-cpu", "cuda", "cuda:1", "mps" or "xpu".
+    device: str = "cpu"
     dtype: str = "auto"
     # What sessions' keys and values are held as: "w8" codes of 8 bit; "auto" as rows are.
     cache_dtype: str = "auto"

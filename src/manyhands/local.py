@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from manyhands.core import NodeAddr, Precision, Span, caches_codes, weight_precision
+from manyhands.engine.devices import CPU, torch_device
 from manyhands.errors import ManyhandsError, ModelError
 from manyhands.swarm.ticket import Ticket
 
@@ -109,6 +110,7 @@ async def _start(
         "--while-stdin",
     ]
     arguments += ["--cache-dtype", "w8" if caches_codes(options.precision) else "auto"]
+    arguments += ["--device", torch_device() or CPU]
     arguments += ["--ends"] if options.has_ends else []
     arguments += ["--spare"] if is_spare else []
     fault_file = keys / f"{name}.fault"

@@ -136,20 +136,14 @@ def test_bytes_are_exact_per_precision() -> None:
 
 
 def test_packed_bytes_are_what_memory_holds() -> None:
-    """Where no bf16 is multiplied, matrices are packed as fp32; vectors and the embedding stay; a tied head is packed too."""
+    """By `model/`, all is held at the precision; a tied head is packed beside its embedding."""
     matrix, vector = Tensor("model.layers.0.w", "BF16", (6, 10)), Tensor("model.layers.0.n", "BF16", (6,))
     embed, head = Tensor("model.embed_tokens.weight", "BF16", (4, 10)), Tensor("lm_head.weight", "BF16", (4, 10))
-    sizes: list[tuple[Precision, int, int]] = [("bf16", 132, 252), ("fp32", 264, 264)]
-    for precision, narrow, wide in sizes:
-        for widened, want in [(False, narrow), (True, wide)]:
-            assert packed_layer_bytes([matrix, vector, head], 1, precision, widened=widened) == [want]
-    for tensors, widened, want in [
-        ([embed, head], False, 160),
-        ([embed, head], True, 240),
-        ([embed], False, 160),
-        ([embed], True, 240),
-    ]:
-        assert packed_ends_bytes(tensors, "bf16", widened=widened) == want
+    sizes: list[tuple[Precision, int]] = [("bf16", 132), ("fp32", 264)]
+    for precision, want in sizes:
+        assert packed_layer_bytes([matrix, vector, head], 1, precision) == [want]
+    for tensors in ([embed, head], [embed]):
+        assert packed_ends_bytes(tensors, "bf16") == 160
 
 
 def test_integers_keep_their_size() -> None:

@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from manyhands.core import Span
+from manyhands.engine.span import Piece
 from manyhands.engine.torch import TorchEnds, TorchSpan
-from manyhands.engine.torch_memory import Read, TorchCache, TorchSegment
+from manyhands.engine.torch_memory import Read, TorchCache
 from manyhands.program.families import read_program
 from manyhands.program.ops import Program
 from manyhands.testing.tiny import make_tiny
@@ -50,7 +51,7 @@ class Pair:
 
     def ours(self, ids: Sequence[int], cache: TorchCache, start: int = 0) -> Tensor:
         """Our logits [T, vocab] for ids at positions from `start` on."""
-        rows = self.span.step(self.ends.embed(torch.tensor(ids)), [TorchSegment(cache, start, len(ids))])
+        rows = self.span.step(self.ends.embed(torch.tensor(ids)), [Piece(cache, start, len(ids))])
         return self.ends.logits(rows)
 
     def greedy(self, prompt: Sequence[int], count: int, chunk: int) -> tuple[list[int], Tensor]:

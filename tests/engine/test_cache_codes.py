@@ -16,7 +16,8 @@ from manyhands.engine.golden_cases import reals
 from manyhands.engine.library import Plan, Team
 from manyhands.errors import BadRequest, ModelError
 from manyhands.program.families import build_program
-from manyhands.worker.runner import native_class, native_program
+from manyhands.worker.choice import program_of
+from manyhands.worker.runner import program_class
 
 CODED: Precision = "w4+c8"
 ROWS = 140  # over three blocks of positions
@@ -108,7 +109,7 @@ def test_the_memory_is_half() -> None:
 def test_latents_are_refused_and_so_is_what_has_no_codes() -> None:
     config = golden_models.configs()["deepseek_v3"]
     with pytest.raises(ModelError, match=r"latents.*leave --cache-dtype out"):
-        native_program(config, "bf16+c8")
+        program_of(config, "bf16+c8")
     with pytest.raises(BadRequest, match="not in fp32"):
         with_codes("fp32")
     plan = Plan("scalar", "bf16", [32, 32], 1, "f32", 64)
@@ -122,12 +123,12 @@ def test_they_name_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     program = build_program(golden_models.configs()["llama"])
     coded = [precision for precision in PRECISIONS if caches_codes(precision)]
     assert [weight_precision(precision) for precision in coded] == ["bf16", "w8", "w4"]
-    classes = {native_class(program, precision) for precision in PRECISIONS if precision not in ("fp16", "fp32")}
+    classes = {program_class(program, precision) for precision in PRECISIONS if precision not in ("fp16", "fp32")}
     assert len(classes) == 6
     (tmp_path / "cache.json").write_text("{}")
-    plain, before = native_class(program, "w4"), native_class(program, CODED)
+    plain, before = program_class(program, "w4"), program_class(program, CODED)
     monkeypatch.setattr(golden, "CACHE_FILE", tmp_path / "cache.json")
-    assert native_class(program, "w4") == plain and native_class(program, CODED) != before
+    assert program_class(program, "w4") == plain and program_class(program, CODED) != before
 
 
 def test_a_back_end_is_proven_where_such_caches_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from manyhands.engine import library
 from manyhands.engine.cpu import CpuEnds, CpuSpan, Piece
 from manyhands.engine.library import Team
 from manyhands.engine.torch import TorchEnds, TorchSpan
-from manyhands.engine.torch_memory import TorchSegment
 from manyhands.engine.weights import Read, Stored
 from manyhands.errors import ContextOverflow, ModelError
 from manyhands.program.families import read_program
@@ -68,7 +67,7 @@ def test_a_family_is_near_the_reference_and_the_same_everywhere(family: str, tmp
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}
     ends = TorchEnds(program, tensors.__getitem__)
     span = TorchSpan(program, Span(0, LAYERS), tensors.__getitem__)
-    hidden = span.step(ends.embed(torch.tensor(IDS)), [TorchSegment(span.new_cache(CONTEXT), 0, len(IDS))])
+    hidden = span.step(ends.embed(torch.tensor(IDS)), [Piece(span.new_cache(CONTEXT), 0, len(IDS))])
     right = ends.logits(hidden).numpy()
     model = Model(folder, "fp32", "scalar")
     whole = model.rows(IDS, [len(IDS)])

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from manyhands.core import Span
+from manyhands.engine.span import Piece
 from manyhands.engine.torch import TorchEnds, TorchSpan
-from manyhands.engine.torch_memory import TorchSegment
 from manyhands.errors import ModelError
 from manyhands.program.ops import LatentAttention
 from manyhands.testing.tiny import EVERY_FAMILY
@@ -132,7 +132,7 @@ def test_cuts_company_and_rollback_change_nothing_but_rounding(family: str, tmp_
     for start, ids, kept in [(0, PROMPT[:9], 9), (9, [1, 2, 3, 4], 0), (9, PROMPT[9:30], 21), (30, PROMPT[30:], 10)]:
         rows = pair.ends.embed(torch.tensor([5, 6, *ids]))
         for span, mine, strange in zip(spans, own, other, strict=True):
-            rows = span.step(rows, [TorchSegment(strange, start, 2), TorchSegment(mine, start, len(ids))])
+            rows = span.step(rows, [Piece(strange, start, 2), Piece(mine, start, len(ids))])
         out.append(pair.ends.logits(rows[2:])[:kept])
     assert float((torch.cat(out) - whole).abs().max() / whole.abs().max()) < TOLERANCE
 
@@ -143,7 +143,7 @@ def test_bf16_stays_near_fp32(family: str, tmp_path: Path) -> None:
     pair = Pair(tmp_path, family, {})
     span = TorchSpan(pair.program, Span(0, 4), pair.read, torch.bfloat16)
     ends = TorchEnds(pair.program, pair.read, torch.bfloat16)
-    rows = span.step(ends.embed(torch.tensor(PROMPT)), [TorchSegment(span.new_cache(40), 0, 40)])
+    rows = span.step(ends.embed(torch.tensor(PROMPT)), [Piece(span.new_cache(40), 0, 40)])
     assert rows.dtype == torch.bfloat16
     theirs = pair.theirs(PROMPT)
     assert 1e-4 < float((ends.logits(rows) - theirs).abs().max() / theirs.abs().max()) < 0.08

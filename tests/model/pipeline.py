@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from manyhands.core import Precision, Span
 from manyhands.engine.library import FORCED
 from manyhands.engine.span import Cache, EndsRunner, Piece, SpanRunner
+from manyhands.worker import choice
 from manyhands.worker.runner import load_ends, load_span
 
 Logits = NDArray[np.float32]
@@ -43,12 +44,14 @@ def pieces(total: int, size: int) -> list[int]:
 
 @contextmanager
 def forced(engine: str | None) -> Iterator[None]:
-    """MANYHANDS_ENGINE names `engine`; None: nothing."""
+    """MANYHANDS_ENGINE names `engine`; None: nothing. "tiles": `model/` computes, as on a CPU with AMX."""
     with pytest.MonkeyPatch.context() as patch:
-        if engine is None:
+        if engine in (None, "tiles"):
             patch.delenv(FORCED, raising=False)
         else:
             patch.setenv(FORCED, engine)
+        if engine == "tiles":
+            patch.setattr(choice, "has_tiles", lambda: True)
         yield
 
 
@@ -106,7 +109,7 @@ class Pipeline:
 
 
 class Loader:
-    """The spans of one checkpoint in one precision, each loaded once; `engine`: what MANYHANDS_ENGINE names meanwhile."""
+    """The spans of one checkpoint in one precision, each loaded once; `engine`: as `forced`."""
 
     def __init__(self, folder: Path, precision: Precision, engine: str | None = None) -> None:
         self.folder, self.precision, self.engine = folder, precision, engine

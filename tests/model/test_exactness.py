@@ -29,7 +29,7 @@ LENGTH = 68  # positions: crosses the sliding window (24) and a chunk of 64
 IDS = random_ids(LENGTH, seed=1)
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32")
 NATIVE = library.supported()[0]
-ENGINES = (NATIVE, "torch")
+ENGINES = (NATIVE, "tiles")
 
 # name -> family and what its checkpoint is made with. Odd widths: no vector, block or tile fits them.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -13,10 +13,9 @@ from manyhands.core import Precision, Span
 from manyhands.engine import library
 from manyhands.engine.cpu import CpuSpan
 from manyhands.errors import ModelError
-from manyhands.model.linear import has_bf16_products
 from manyhands.place.shape import look_up, stored_precision
 from manyhands.testing.tiny import make_tiny
-from manyhands.worker.runner import has_tiles, load_span
+from manyhands.worker.runner import load_span
 from tests.gguf_files import tiny_gguf
 from tests.model.pipeline import forced
 from tests.quantised_cases import CASES
@@ -24,7 +23,7 @@ from tests.quantised_files import mxfp4_tiny, quantised_tiny
 from tests.weights.hub_server import REPO, FakeHub, serving
 
 
-@pytest.mark.parametrize("engine", [library.supported()[0], "torch"])
+@pytest.mark.parametrize("engine", [library.supported()[0], "torch-cpu", "tiles"])
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe", "gemma3_text", "minicpm3", "gpt_oss", "deepseek_v3"])
 def test_cache_is_as_large_as_the_layers_say(tmp_path: Path, home: Path, family: str, engine: str) -> None:
     """Also where latent attention is expanded, or heads are wider than hidden / heads."""
@@ -34,16 +33,13 @@ def test_cache_is_as_large_as_the_layers_say(tmp_path: Path, home: Path, family:
         assert load_span(folder, Span(0, 2), "bf16", 1).bytes_per_token == 2 * shape.cache_bytes
 
 
-def test_bytes_are_those_of_the_tensors(llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_those_of_the_tensors(llama: Path, home: Path) -> None:
     entries = read_entries(llama)
-    assert not look_up(str(llama), "bf16", home).shape.is_widened or has_tiles()
-    monkeypatch.setenv(library.FORCED, "torch")
-    for precision in ("bf16", "fp32"):
-        shape = look_up(str(llama), precision, home).shape
-        widened = precision == "bf16" and not has_bf16_products()
-        assert shape.is_widened == widened
-        assert list(shape.layer_bytes) == packed_layer_bytes(entries, 6, precision, widened=widened)
-        assert shape.ends_bytes == packed_ends_bytes(entries, precision, widened=widened)
+    with forced("tiles"):
+        for precision in ("bf16", "fp32"):
+            shape = look_up(str(llama), precision, home).shape
+            assert list(shape.layer_bytes) == packed_layer_bytes(entries, 6, precision)
+            assert shape.ends_bytes == packed_ends_bytes(entries, precision)
     assert look_up(str(llama), "fp32", home).shape.hidden_bytes == 4 * 64
 
 

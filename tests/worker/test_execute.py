@@ -274,7 +274,7 @@ def test_what_is_short_runs_on_the_loop_s_thread_where_that_computes_and_the_dev
 def test_torch_enters_what_it_needs_once_in_a_thread_that_computes_and_leaves_it_behind(folder: Path) -> None:
     """Inference mode and the number of threads: entering both at every step costs a hop 20 us."""
     before = torch.get_num_threads(), compute_threads.available(), torch.is_inference_mode_enabled()
-    with forced("torch"):
+    with forced("tiles"):
         model = SpanModel(folder, Span(1, 3), "bf16", False, 1)
     assert model.runner.back_end == "torch"
     assert (torch.get_num_threads(), compute_threads.available(), torch.is_inference_mode_enabled()) == before

@@ -9,7 +9,6 @@ from manyhands.checkpoint.folder import read_config, read_entries
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.core import Span
-from manyhands.engine.library import FORCED
 from manyhands.errors import Damaged, ModelError
 from manyhands.worker.runner import describe, load_ends, load_span, precision_note
 from tests.gguf_files import tiny_gguf
@@ -25,18 +24,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_native_engine_serves_it_also_where_torch_serves_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyhands.worker.runner.has_tiles", lambda: True)
+    monkeypatch.setattr("manyhands.worker.choice.has_tiles", lambda: True)
     assert describe(folder, "bf16").num_layers == 2
     assert describe(folder, "bf16").back_end != "torch"
     assert load_span(folder, Span(0, 2), "bf16", 1).back_end != "torch"
 
 
-def test_what_cannot_compute_it_refuses_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_compute_it_refuses_it(folder: Path) -> None:
     with pytest.raises(ModelError, match="quantised files are computed in bf16, fp32, w8, w4, not in fp16"):
         describe(folder, "fp16")
-    monkeypatch.setenv(FORCED, "torch")
-    with pytest.raises(ModelError, match="reads no quantised files"):
-        describe(folder, "bf16")
 
 
 def test_a_user_is_told_what_bf16_loses(folder: Path) -> None:

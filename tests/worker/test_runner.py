@@ -1,4 +1,4 @@
-"""manyhands.worker.runner: which engine computes a model here, that the native one needs no torch, and what is refused."""
+"""manyhands.worker.choice, runner: which engine computes a model here, that the native one needs no torch, what is refused."""
 
 import subprocess
 import sys
@@ -16,8 +16,10 @@ from manyhands.engine.library import FORCED
 from manyhands.engine.span import Piece, Rows, SpanRunner
 from manyhands.errors import CutError, Damaged, ModelError
 from manyhands.testing.tiny import make_tiny
-from manyhands.worker import runner
-from manyhands.worker.runner import arithmetic_class, describe, load_ends, load_span, native_program, precision_note
+from manyhands.worker import choice
+from manyhands.worker.choice import program_of
+from manyhands.worker.runner import arithmetic_class, describe, load_ends, load_span, precision_note
+from tests.model.pipeline import forced
 
 LAYERS = 4
 NATIVE = library.supported()[0]
@@ -32,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is forced, there are no tiles, and the home is new."""
     monkeypatch.delenv(FORCED, raising=False)
-    monkeypatch.setattr(runner, "has_tiles", lambda: False)
+    monkeypatch.setattr(choice, "has_tiles", lambda: False)
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
 
 
@@ -65,27 +67,32 @@ def test_a_process_that_serves_and_asks_loads_no_torch(folder: Path, precision: 
     """Nodes and origin of a whole request, in a fresh interpreter."""
     command = [sys.executable, "-c", _NO_TORCH, str(folder), precision]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if runner.has_tiles():
-        pytest.skip("torch serves on this CPU")
+    if choice.has_tiles():
+        pytest.skip("model/ serves on this CPU")
     assert done.stdout.split() == [NATIVE], done.stderr[-2000:]
 
 
-def test_the_native_engine_serves_what_it_can_and_torch_the_rest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By precision, family and CPU."""
-    assert native_program(config(folder), "bf16") and native_program(config(folder), "fp32")
-    assert native_program(config(folder), "fp16") is None and native_program(config(folder), "w4")
+def test_a_program_computes_everything_but_bf16_and_fp32_on_tiles(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By precision, family and CPU: what has no Program is refused, on any CPU."""
     unknown = config(folder).replace(b'"llama"', b'"gpt2"')
-    assert native_program(unknown, "bf16") is None
-    monkeypatch.setattr(runner, "has_tiles", lambda: True)
-    assert native_program(config(folder), "bf16") is None, "torch has products on tiles"
-    assert native_program(config(folder), "w8"), "torch has no small weights"
-    with pytest.raises(ModelError, match="gpt2"):
-        native_program(unknown, "w8")
+    for has_tiles in (False, True):
+        monkeypatch.setattr(choice, "has_tiles", lambda has_tiles=has_tiles: has_tiles)
+        wide: list[Precision] = ["bf16", "fp32"]
+        for precision in wide:
+            assert (program_of(config(folder), precision) is None) == has_tiles
+        assert program_of(config(folder), "w8") and program_of(config(folder), "bf16+c8")
+        with pytest.raises(ModelError, match=r"computes in .*, not in fp16: give --dtype bf16"):
+            program_of(config(folder), "fp16")
+        for precision in wide:
+            with pytest.raises(ModelError, match="gpt2"):
+                program_of(unknown, precision)
 
 
 def test_a_forced_back_end_computes_or_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What MANYHANDS_ENGINE names is never replaced: not by another back end, nor by torch."""
-    monkeypatch.setattr(runner, "has_tiles", lambda: True)
+    """What MANYHANDS_ENGINE names is never replaced: not by another back end, nor by `model/`."""
+    monkeypatch.setattr(choice, "has_tiles", lambda: True)
     for name in library.supported():
         monkeypatch.setenv(FORCED, name)
         others = [other for other in library.supported() if other != name]
@@ -96,55 +103,30 @@ def test_a_forced_back_end_computes_or_fails(folder: Path, monkeypatch: pytest.M
         with pytest.raises(ModelError, match="not in fp16"):
             load_span(folder, Span(0, 2), "fp16", 1)
         with pytest.raises(ModelError, match="model_type"):
-            native_program(config(folder).replace(b'"llama"', b'"gpt2"'), "bf16")
-    monkeypatch.setenv(FORCED, "torch")
-    with pytest.raises(ModelError, match="not in w4"):
-        load_span(folder, Span(0, 2), "w4", 1)
-    assert load_span(folder, Span(0, 2), "bf16", 1).back_end == "torch"
-    monkeypatch.setenv(FORCED, "sse9")
-    for act in (lambda: load_span(folder, Span(0, 2), "bf16", 1), lambda: describe(folder, "bf16")):
-        with pytest.raises(ModelError, match="sse9"):
-            act()
+            program_of(config(folder).replace(b'"llama"', b'"gpt2"'), "bf16")
+    for unknown in ("sse9", "torch", "cuda:x", "torch-cpu:1"):
+        monkeypatch.setenv(FORCED, unknown)
+        for act in (lambda: load_span(folder, Span(0, 2), "bf16", 1), lambda: describe(folder, "bf16")):
+            with pytest.raises(ModelError, match=f"{unknown}: this machine runs .* torch-cpu, cuda"):
+                act()
 
 
-_UNINSTALLED = """
-import sys
-sys.modules["torch"] = sys.modules["transformers"] = None
-from pathlib import Path
-from manyhands.core import Span
-from manyhands.errors import ModelError
-from manyhands.worker.runner import describe, load_span
-folder = Path(sys.argv[1])
-assert load_span(folder, Span(0, 1), "bf16", 1).back_end
-for act in (lambda: load_span(folder, Span(0, 1), "fp16", 1), lambda: describe(folder, "fp16")):
-    try:
-        act()
-    except ModelError as error:
-        print(error)
-"""
-
-
-def test_a_machine_without_torch_is_told_what_to_install(folder: Path) -> None:
-    command = [sys.executable, "-c", _UNINSTALLED, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2 and all("pip install 'manyhands[torch]'" in line for line in lines)
-
-
-def test_without_a_fast_back_end_torch_serves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU that has plain C only, or whose back ends do not reproduce the digests, and a library that was not built."""
+def test_without_a_fast_back_end_plain_c_serves_and_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU with neither AVX2 nor NEON. Where no back end reproduces the digests nothing serves."""
     monkeypatch.setattr(library, "supported", lambda: ["scalar"])
-    runner._has_back_end.cache_clear()
     golden._chosen.cache_clear()
     try:
-        assert native_program(config(folder), "bf16") is None
+        assert program_of(config(folder), "bf16") and "plain C" in precision_note(config(folder), "bf16")
+        golden._chosen.cache_clear()
+        monkeypatch.setattr(golden, "failures", lambda name: ("norm",))
+        with pytest.raises(ModelError, match="no back end reproduces the golden digests"):
+            program_of(config(folder), "bf16")
     finally:
-        runner._has_back_end.cache_clear()
         golden._chosen.cache_clear()
 
 
 def test_classes_of_engines_never_meet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One class for all back ends; another for torch, for another precision, and for another Program."""
+    """One class for all back ends; another for `model/`, torch, another precision, and another Program."""
     found = set()
     for name in library.supported():
         monkeypatch.setenv(FORCED, name)
@@ -154,15 +136,16 @@ def test_classes_of_engines_never_meet(folder: Path, monkeypatch: pytest.MonkeyP
     wider = config(folder).replace(b'"rms_norm_eps": 1e-0', b'"rms_norm_eps": 3e-0')
     assert wider != config(folder)
     found |= {arithmetic_class(config(folder), "fp32"), arithmetic_class(wider, "bf16")}
-    monkeypatch.setenv(FORCED, "torch")
-    found.add(arithmetic_class(config(folder), "bf16"))
-    assert len(found) == 4
+    for engine in ("tiles", "torch-cpu"):
+        with forced(engine):
+            found.add(arithmetic_class(config(folder), "bf16"))
+    assert len(found) == 5
 
 
-def test_facts_are_those_of_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_are_those_of_model(folder: Path) -> None:
     native = describe(folder, "bf16")
-    monkeypatch.setenv(FORCED, "torch")
-    other = describe(folder, "bf16")
+    with forced("tiles"):
+        other = describe(folder, "bf16")
     assert native.back_end == NATIVE and other.back_end == "torch"
     for name in ("num_layers", "hidden_size", "vocab_size", "context_length"):
         assert getattr(native, name) == getattr(other, name)
@@ -212,11 +195,3 @@ def test_weights_are_memory_of_their_own(tmp_path: Path) -> None:
         handle.truncate(100)
     again = rows_through([span], ends.embed([1, 2, 3]), [None])
     assert np.array_equal(ends.logits(again, 3, 1), want)
-
-
-def test_nobody_is_told_of_widened_weights_where_there_are_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert precision_note(config(folder), "bf16") == ""
-    monkeypatch.setattr("manyhands.model.linear.has_bf16_products", lambda: False)
-    monkeypatch.setenv(FORCED, "torch")
-    assert "twice the memory" in precision_note(config(folder), "bf16")
-    assert precision_note(config(folder), "w8") == "" == precision_note(config(folder), "fp32")

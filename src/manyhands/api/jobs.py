@@ -68,7 +68,8 @@ def job_object(job: Job) -> JobObject:
 
 def hop_object(offer: Offer) -> JobObject:
     """One hop of a route as JSON."""
-    return {"worker_id": offer.node, "name": offer.name, "address": str(offer.addr), "layers": str(offer.info.span)}
+    where = {"worker_id": offer.node, "name": offer.name, "address": str(offer.addr), "layers": str(offer.info.span)}
+    return {**where, "arithmetic": offer.info.arithmetic}
 
 
 def timings_object(job: Job) -> JobObject:

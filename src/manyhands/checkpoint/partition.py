@@ -194,49 +194,40 @@ def tensor_bytes(tensor: Described, precision: Precision) -> int:
 
 
 def packed_layer_bytes(
-    tensors: Iterable[Described],
-    num_layers: int,
-    precision: Precision,
-    *,
-    widened: bool,
-    native: Container[str] | None = None,
+    tensors: Iterable[Described], num_layers: int, precision: Precision, native: Container[str] | None = None
 ) -> list[int]:
     """Bytes of memory that each layer takes once it is loaded.
 
-    `widened`: torch multiplies no bf16 on this CPU, so that matrices of bf16 are packed as fp32 (linear.py:
-    has_bf16_products). `native`: by the native engine, which keeps matrices of 16 bits as they are stored, and vectors in fp32;
-    the matrices that it does not round to small weights.
+    `native`: as a Program's, which keeps matrices of 16 bits as they are stored, and vectors in fp32; the matrices that are not
+    rounded to small weights. None: in `model/`, which keeps all at the precision.
     """
     sizes = [0] * num_layers
     for tensor in tensors:
         layer = layer_of(tensor.name)
         if layer is not None and layer < num_layers:
-            sizes[layer] += _packed(tensor, precision, widened=widened, native=native)
+            sizes[layer] += _packed(tensor, precision, native)
     return sizes
 
 
-def packed_ends_bytes(
-    tensors: Iterable[Described], precision: Precision, *, widened: bool, native: Container[str] | None = None
-) -> int:
-    """Bytes of memory that embedding, final norm and head take once loaded.
+def packed_ends_bytes(tensors: Iterable[Described], precision: Precision, native: Container[str] | None = None) -> int:
+    """Bytes of memory that embedding, final norm and head take once loaded, as packed_layer_bytes.
 
-    A tied head is packed beside its embedding by torch; by the native engine it is held once.
+    A tied head is packed beside its embedding by `model/`; by a Program it is held once.
     """
     kept: Precision = "w8" if precision == "w4" else precision
     ends = [tensor for tensor in tensors if layer_of(tensor.name) is None and not _UNUSED.search(tensor.name)]
     if native is not None:
-        return sum(_packed(tensor, kept, widened=False, native=native) for tensor in ends)
+        return sum(_packed(tensor, kept, native) for tensor in ends)
     roles = [(end_role(tensor.name), tensor) for tensor in ends]
     head: EndRole = "head" if any(role == "head" for role, _ in roles) else "embed"
-    packed = sum(_packed(tensor, kept, widened=widened) for role, tensor in roles if role == head)
+    packed = sum(_packed(tensor, kept) for role, tensor in roles if role == head)
     return packed + sum(tensor_bytes(tensor, kept) for role, tensor in roles if role != "head")
 
 
-def _packed(tensor: Described, precision: Precision, *, widened: bool, native: Container[str] | None = None) -> int:
+def _packed(tensor: Described, precision: Precision, native: Container[str] | None = None) -> int:
     if native is not None:
         if precision in SMALL_WEIGHTS and tensor.name not in native:
             return tensor_bytes(tensor, precision)
         is_half = len(tensor.shape) >= 2 and (precision != "fp32" or tensor.dtype in ("BF16", "F16"))
         return math.prod(tensor.shape) * (2 if is_half else 4)
-    is_wide = widened and precision == "bf16" and len(tensor.shape) >= 2 and is_float(tensor.dtype)
-    return math.prod(tensor.shape) * 4 if is_wide else tensor_bytes(tensor, precision)
+    return tensor_bytes(tensor, precision)

@@ -43,10 +43,10 @@ def root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
     """Run a language model over several machines; begin with `manyhands up MODEL` or `manyhands demo`."""
-    from manyhands.cli import options
+    from manyhands.cli import configured, options
 
     if context.invoked_subcommand not in READ_IT_THEMSELVES:
-        context.default_map = options.defaults(options.settings())
+        context.default_map = configured.defaults(options.settings())
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ Api = Annotated[
         help="Ask this gateway; default: a member that runs here. Again: another one of the swarm, should it be gone.",
     ),
 ]
-OF_AN_ORIGIN = ("ticket", "dtype", "cache_dtype", "ends", "threads", "draft")
+OF_AN_ORIGIN = ("ticket", "dtype", "cache_dtype", "ends", "threads", "device", "draft")
 
 
 @options.grouped
@@ -46,6 +46,7 @@ def chat(
     """Talk with a model: with --ticket this machine is the origin, else a gateway is asked."""
     params, path = sampling.params, computing.path_kind
     if ticket and not options.is_given(context, "api"):
+        computing.use_device()
         source = _from_swarm(model, ticket, params, computing, routing)
     else:
         options.check_no_origin(context, OF_AN_ORIGIN)

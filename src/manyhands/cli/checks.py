@@ -209,38 +209,53 @@ def check_files(limit: tuple[int, int]) -> Iterator[Check]:
 
 
 def check_device(cores: int, load: float) -> Iterator[Check]:
-    """Which engine computes layers here. Imports torch only where that serves bf16."""
+    """What computes layers here, and which devices of torch there are (--device). Imports torch where it is installed."""
     from manyhands.engine.compile import ROW_TYPES
-    from manyhands.worker.runner import serves_natively
+    from manyhands.engine.devices import torch_device
+    from manyhands.worker.choice import serves_on_tiles
+    from manyhands.worker.runner import back_end
 
-    has_torch = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
     try:
-        is_native = serves_natively("bf16")
+        chosen = back_end()
     except ManyhandsError as error:
         yield verdict("device", error)
         return
-    if is_native:
-        more = "torch serves other precisions and families" if has_torch else "torch is not installed"
-        yield Check("device", "ok", f"CPU, {cores} cores; the native engine serves {' and '.join(ROW_TYPES)}; {more}")
-    elif has_torch:
-        yield from _check_torch(cores)
+    if torch_device() is not None:
+        said = f"{chosen} computes in torch, in class E2"
+    elif serves_on_tiles("bf16"):
+        said = (
+            f"CPU, {cores} cores; torch on AMX tiles serves bf16 and fp32, the native engine ({chosen}) small weights"
+        )
     else:
-        yield Check("device", "fail", "no engine serves bf16 here", "pip install 'manyhands[torch]'")
+        said = f"CPU, {cores} cores; the native engine ({chosen}) serves {', '.join(ROW_TYPES)}"
+    yield Check("device", "ok", said)
+    yield from _check_torch()
     if load > 2 * cores:
         yield Check(
             "load", "warn", f"{load:.1f} processes want {cores} cores", "steps will be late: give nodes fewer --threads"
         )
 
 
-def _check_torch(cores: int) -> Iterator[Check]:
-    from manyhands.model.arithmetic import arithmetic_class, instruction_set
-    from manyhands.model.linear import has_bf16_products
+def _check_torch() -> Iterator[Check]:
+    if importlib.util.find_spec("torch") is None:
+        said = "not installed: no --device but cpu (pip install 'manyhands[torch]')"
+        yield Check("torch", "ok", said)
+        return
+    from manyhands.engine.devices import torch_device
+    from manyhands.worker import torch_program
 
-    said = f"CPU, {cores} cores, {instruction_set()}; torch serves bf16; arithmetic {arithmetic_class('bf16')}"
-    yield Check("device", "ok", said)
-    if not has_bf16_products():
-        what = "torch multiplies no bf16 on this CPU: weights take twice the memory, a token 1.8 times as long"
-        yield Check("device", "warn", what, "leave MANYHANDS_ENGINE out, or use --dtype w8")
+    found = torch_program.devices_here()
+    named = [f"{one.name} ({one.what}, {_free(one.free_bytes)})" if one.what != "CPU" else one.name for one in found]
+    yield Check("torch", "ok", f"--device may be {', '.join(named)}; no GPU has been tried")
+    if (device := torch_device()) is not None:
+        try:
+            torch_program.open_device(device)
+        except ManyhandsError as error:
+            yield verdict("torch", error)
+
+
+def _free(num_bytes: int | None) -> str:
+    return "free memory unknown: give --memory" if num_bytes is None else f"{_gb(num_bytes)} free"
 
 
 def check_engine() -> Iterator[Check]:

@@ -23,7 +23,7 @@ Api = Annotated[
     str,
     typer.Option("--api", envvar="MANYHANDS_API", help="Ask this gateway; default: of a node that runs here."),
 ]
-OF_AN_ORIGIN = ("ticket", "dtype", "ends", "threads", "draft")
+OF_AN_ORIGIN = ("ticket", "dtype", "ends", "threads", "device", "draft")
 
 
 @options.grouped
@@ -42,6 +42,7 @@ def infer(
     """Ask a swarm to go on from a prompt: by a gateway, or with --ticket as an origin of one's own."""
     params, path = sampling.params, computing.path_kind
     if ticket and not options.is_given(context, "api"):
+        computing.use_device()
         with doing(f"reading {model}" if model else "calling the swarm"):
             from manyhands.cli.swarm_origin import swarm_origin
 

@@ -62,6 +62,7 @@ def local(
     Give a prompt to have it answered, or --api HOST:PORT to open the HTTP API until stopped.
     """
     params, path = sampling.params, computing.path_kind
+    computing.use_device()
     given: dict[FaultKind, list[str] | None] = {
         "kill": kill, "freeze": freeze, "slow": slow, "poison": poison, "drain": drain
     }  # fmt: skip

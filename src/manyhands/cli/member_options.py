@@ -62,6 +62,7 @@ class MemberOptions:
     allow: Allow = None
     deny: Deny = None
     threads: options.Threads = None
+    device: options.Device = "cpu"
     max_pipes: MaxPipes = 2
     strategy: Strategy = "cover"
     ends: Ends = False
@@ -80,8 +81,9 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
     from manyhands.member.neighbours import reachable, relays_for, split_nodes
     from manyhands.place.joining import strategy_of
     from manyhands.place.machines import parse_bytes
-    from manyhands.place.resources import available_memory, num_cores
+    from manyhands.place.resources import num_cores
     from manyhands.swarm.members import Members
+    from manyhands.worker.runner import device_name
 
     urls = [relay for relay in wish.relay or () if "://" in relay]
     named = [NodeAddr.parse(relay) for relay in wish.relay or () if "://" not in relay]
@@ -98,7 +100,7 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
     return MemberConfig(
         name=name,
         listen=_listen_at(wish.listen or listed, key, ticket),
-        memory_bytes=parse_bytes(wish.memory) if wish.memory else available_memory(),
+        memory_bytes=parse_bytes(wish.memory) if wish.memory else _free_memory(),
         advertise=shown,
         relays=relays_for(ticket, named),
         iroh_url=urls[0] if urls else None,
@@ -108,6 +110,7 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
         nodes=tuple(other.addr for other in others),
         span=Span.parse(wish.layers) if wish.layers else here.span if here else None,
         cores=num_cores(),
+        device=device_name(),
         balance=found.balance,
         is_spare=wish.spare,
         can_load=wish.can_load,
@@ -115,6 +118,22 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
         strategy=strategy_of(wish.strategy),
         has_ends=wish.ends,
     )
+
+
+def _free_memory() -> int:
+    """Bytes that are free where layers are computed. Raises BadRequest where torch does not tell them of its device."""
+    from manyhands.engine.devices import torch_device
+    from manyhands.place.resources import available_memory
+
+    device = torch_device()
+    if device in (None, "torch-cpu"):
+        return available_memory()
+    from manyhands.worker.choice import device_part
+
+    free: int | None = device_part(device).free_memory(device)
+    if free is None:
+        raise BadRequest(f"torch does not tell how much memory {device} has free: give --memory, as in --memory 8GB")
+    return free
 
 
 def _listen_at(listen: str, key: "NodeKey", ticket: "Ticket") -> NodeAddr:

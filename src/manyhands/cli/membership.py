@@ -61,6 +61,7 @@ def start(
     if detach:
         tell.serves = go_on_in_background(wish.node_name, as_json=as_json).serves
     try:
+        options.use_device(wish.device)  # after the fork, which what drives a GPU does not survive
         request = routing.for_api(options.settings().request, has_api=api.is_told and api.addr is not None)
         request = replace(request, draft=named.draft) if named else request
         with doing(f"starting {named.model}" if named else "joining the swarm"):

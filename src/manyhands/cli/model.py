@@ -145,7 +145,7 @@ def tiny(
         raise BadRequest(f"{out} exists already; name a folder that does not")
     shard_bytes = None if shard_mb is None else int(shard_mb * 1e6)
     with doing(f"making a tiny {family} of {layers} layers in {out}"):
-        from manyhands.worker.runner import needing_torch
+        from manyhands.worker.choice import needing_torch
 
         with needing_torch("a tiny model"):
             from manyhands.testing.tiny import make_tiny

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -74,12 +74,25 @@ OwnFirst = Annotated[
 OwnLast = Annotated[
     int, typer.Option("--own-last", min=0, help="Compute the last N layers on this machine and nowhere else.")
 ]
+MixClasses = Annotated[
+    bool,
+    typer.Option(
+        "--mix-classes/--no-mix-classes", help="Let devices of torch (class E2) and exact nodes share a route."
+    ),
+]
 Draft = Annotated[
     str, typer.Option("--draft", help="What guesses tokens, several at once: auto, off, suffix, model[:MODEL].")
 ]
 Ends = Annotated[str, typer.Option("--ends", help="Where embedding and head are: origin, or edges (first, last hop).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Ticket = Annotated[str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="The swarm's ticket (mh1...).")]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="What computes: cpu; or torch on torch-cpu, cuda[:N], mps or xpu[:N], in class E2 (never tried on a GPU).",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="Compute threads; default: all cores, or one where that is faster."),
@@ -119,6 +132,11 @@ class Computing:
     ends: Ends = "origin"
     draft: Draft = "auto"
     threads: Threads = None
+    device: Device = "cpu"
+
+    def use_device(self) -> None:
+        """As use_device of this module."""
+        use_device(self.device)
 
     def precision(self, model: str) -> Precision:
         return precision_of(self.dtype, model, self.cache_dtype)
@@ -146,6 +164,7 @@ class RouteOptions:
     own_first: OwnFirst = 0
     own_last: OwnLast = 0
     fallback: Fallback = False
+    mix_classes: MixClasses = False
 
     def applied(self, config: RequestConfig) -> RequestConfig:
         """`config` with what the options say. Raises BadRequest."""
@@ -157,6 +176,7 @@ class RouteOptions:
             own_first=self.own_first,
             own_last=self.own_last,
             fallback=self.fallback,
+            mix_classes=self.mix_classes,
         )
 
     def for_api(self, config: RequestConfig, *, has_api: bool) -> RequestConfig:
@@ -216,76 +236,24 @@ def check_no_origin(context: typer.Context, names: tuple[str, ...]) -> None:
         )
 
 
-# Where an option's default stands in the configuration: command -> parameter -> (section, key).
-_GATEWAY: Final = {"api": ("api", "url"), "api_key": ("api", "key")}
-_HELD: Final = {"dtype": ("node", "dtype"), "cache_dtype": ("node", "cache_dtype")}
-_ORIGIN: Final = {**_HELD, "ticket": ("swarm", "ticket"), "threads": ("node", "threads")}
-_ROUTE: Final = {
-    **{name: ("request", name) for name in ("policy", "sticky", "own_first", "own_last", "fallback")},
-    "allow_self": ("request", "allow_self_as_shard"),
-}
-_HOST: Final = {
-    **_ORIGIN,
-    **_ROUTE,
-    **{name: ("node", name) for name in ("listen", "advertise", "name", "key", "ends")},
-    **{name: ("worker", name) for name in ("max_sessions", "cache_tokens", "log_bytes")},
-    "evict_after": ("worker", "evict_after_s"),
-}
-_MEMBER: Final = {
-    **_ROUTE,
-    **{name: ("node", name) for name in ("listen", "advertise", "name", "key", "memory", "threads", "relay")},
-    **{name: ("node", name) for name in ("max_pipes", "strategy", "ends")},
-    **{name: ("swarm", name) for name in ("scope", "allow", "deny")},
-    "insecure": ("api", "insecure"),
-}
-CONFIGURED: Final[dict[str, dict[str, tuple[str, str]]]] = {
-    "up": {
-        **_MEMBER,
-        **_HELD,
-        "api": ("api", "listen"),
-        "directory": ("swarm", "directory"),
-        "draft": ("request", "draft"),
-    },
-    "join": {**_MEMBER, "ticket": ("swarm", "ticket")},
-    "serve": _HOST,
-    "infer": {**_ORIGIN, **_ROUTE, "draft": ("request", "draft")},
-    "chat": {**_ORIGIN, **_ROUTE, "draft": ("request", "draft")},
-    "local": {
-        **_ROUTE,
-        **_HELD,
-        "threads": ("node", "threads"),
-        "standby": ("request", "standby"),
-        "draft": ("request", "draft"),
-    },
-    "plan": {**_HELD, "memory": ("node", "memory"), "api_key": ("api", "key")},
-    "status": _GATEWAY,
-    "jobs": _GATEWAY,
-    "benchmark": _GATEWAY,
-    "switch": {"api_key": ("api", "key")},
-    "workers": _GATEWAY,
-    "workers evict": _GATEWAY,
-    "workers readmit": _GATEWAY,
-    "workers reassign": _GATEWAY,
-}
-
-
 def settings() -> Settings:
     """What file and environment say, for a command run here. Raises BadRequest."""
     return read_settings(os.environ, Path.cwd())
 
 
-def defaults(found: Settings) -> dict[str, Any]:
-    """`found` as click's default_map: a table for each command, tables of its subcommands inside."""
-    tables: dict[str, Any] = {}
-    for command, parameters in CONFIGURED.items():
-        table = tables
-        for word in command.split():
-            table = table.setdefault(word, {})
-        for parameter, where in parameters.items():
-            setting = found.get(*where)
-            if setting.source != "default":
-                table[parameter] = setting.value
-    return tables
+def use_device(device: str) -> None:
+    """Compute on what --device says from now on, in this process and those that it starts. Raises BadRequest for what is no
+    device's name, ModelError where torch, or the device, is missing: before anything is fetched."""
+    from manyhands.engine import devices
+
+    devices.use(device)
+    if (named := devices.torch_device()) is not None:
+        from manyhands.cli.progress import doing
+
+        with doing(f"opening {named}"):
+            from manyhands.worker.choice import device_part
+
+            device_part(named)
 
 
 def precision_of(text: str, model: str, cache: str = "auto") -> Precision:

@@ -46,6 +46,7 @@ def serve(
     name: Annotated[str, typer.Option(help="What to call this node; default: the host's name.")] = "",
     key: Annotated[Path | None, typer.Option(help="This node's key file; default: $MANYHANDS_HOME/node.key.")] = None,
     threads: options.Threads = None,
+    device: options.Device = "cpu",
     routing: options.RouteOptions = options.RouteOptions(),
     max_sessions: Annotated[int, typer.Option(help="Sessions served at once; beyond it: Busy.")] = 32,
     cache_tokens: Annotated[int, typer.Option(help="Positions of cache leased in all; beyond it: Busy.")] = 65536,
@@ -61,6 +62,7 @@ def serve(
     Ctrl-C once: hand the sessions over to other nodes, then leave. Twice: leave at once.
     """
     try:
+        options.use_device(device)
         worker = replace(
             options.settings().worker,
             max_sessions=max_sessions,

@@ -105,7 +105,14 @@ def as_object(answer: Answer, load_s: float) -> dict[str, Any]:
         "finish_reason": answer.finish_reason,
         "exactness": answer.exactness,
         "route": [
-            {"node": o.node, "name": o.name, "layers": str(o.info.span), "address": str(o.addr)} for o in answer.route
+            {
+                "node": o.node,
+                "name": o.name,
+                "layers": str(o.info.span),
+                "address": str(o.addr),
+                "arithmetic": o.info.arithmetic,
+            }
+            for o in answer.route
         ],
         "usage": {
             "prompt_tokens": len(answer.prompt),

@@ -64,6 +64,10 @@ class CpuSpan:
     def bytes_per_token(self) -> int:
         return -(-self.block_bytes // BLOCK)
 
+    @property
+    def cache_room(self) -> int | None:
+        return None
+
     def new_cache(self, capacity: int = 0, span: Span | None = None) -> SessionCache:
         """An empty cache for one session on `span`, within this one's (default: all); it grows beyond `capacity`."""
         return SessionCache(self._part(span or self.span), capacity)

@@ -14,6 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from manyhands.engine.devices import FORCED as FORCED
+from manyhands.engine.devices import is_torch_device
 from manyhands.engine.layout import NUMBERS, REALS, TENSORS, Segment, Tensor, difference
 from manyhands.errors import ContextOverflow, ModelError
 
@@ -22,8 +24,6 @@ VERSION: Final = 8  # of the interface: mh_version in native/plan.c
 BACK_ENDS: Final = ("scalar", "avx2", "avx512", "neon", "amx")  # by the number that C gives them
 PREFERENCE: Final = ("amx", "avx512", "avx2", "neon", "scalar")
 PATH = Path(__file__).with_name("_native.so")
-FORCED: Final = "MANYHANDS_ENGINE"
-TORCH: Final = "torch"  # what it names where no back end of this library shall compute
 WIDE: Final = ("bf16", "f16", "f32")
 TYPES: Final = {  # by the number that C gives them; the small ones: quants.py
     name: i for i, name in enumerate((*WIDE, "w8", "w4", "w4m", "w5", "w5m", "w4k", "w5k", "w6k", "w4f"))
@@ -98,11 +98,14 @@ def supported() -> list[str]:
 
 def forced() -> str | None:
     """The back end that MANYHANDS_ENGINE names, if it does. Raises ModelError where this machine cannot run it."""
-    name = environ.get(FORCED)
-    if name == TORCH:
+    name = environ.get(FORCED, "")
+    if is_torch_device(name):
         return None
     if name and name not in supported():
-        raise ModelError(f"{FORCED}={name}: this machine runs {', '.join(supported())}; name one of them, or none")
+        raise ModelError(
+            f"{FORCED}={name}: this machine runs {', '.join(supported())}, and torch torch-cpu, cuda[:N], mps or xpu[:N]: "
+            "name one of them, or none"
+        )
     return name or None
 
 

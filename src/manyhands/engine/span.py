@@ -1,4 +1,5 @@
-"""What runs a span, and what runs the ends, whatever computes: the native engine (cpu.py) or torch (worker/torch_runner.py).
+"""What runs a span, and what runs the ends, whatever computes: the native engine (cpu.py) or torch
+(worker/torch_program.py, worker/torch_runner.py).
 
 Rows are bytes in the storage dtype from the wire to the engine and back to the wire. One thread at a time.
 """
@@ -35,7 +36,7 @@ class Piece:
 
 
 class SpanRunner(Protocol):
-    """Layers of a model. `back_end`: what computes ("avx2", say). The sizes are the whole model's."""
+    """Layers of a model. `back_end`: what computes ("avx2", "cuda:0"). The sizes are the whole model's."""
 
     back_end: str
     num_layers: int
@@ -45,6 +46,11 @@ class SpanRunner(Protocol):
     @property
     def bytes_per_token(self) -> int:
         """Cache bytes that one position of one session takes on all layers."""
+        ...
+
+    @property
+    def cache_room(self) -> int | None:
+        """Bytes that all caches together may take on the device, beside the layers; None: as the node is configured."""
         ...
 
     def new_cache(self, capacity: int, span: Span | None = None) -> Cache:

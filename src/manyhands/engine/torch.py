@@ -2,19 +2,25 @@
 
 Follows `program/ops.py` operation by operation: fp32 between roundings, storage dtype where ops.py says so. Rows are not
 independent of their company here (torch's kernels cut sums by size), so what this engine serves is of class E2.
-Never run on a GPU so far: `device` is passed through, and everything is tested with "cpu".
+Never run on a GPU so far: `device` is passed through, and everything is tested with "cpu" (worker/torch_program.py serves it).
+
+What a step takes beside weights and caches is bounded: matrices become fp32 for a product CONVERTED numbers at a time, and
+scores of attention are computed for so many rows that they are SCORES numbers, or one row.
 """
 
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from manyhands.core import Span
-from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchSegment, TorchWeights
+from manyhands.engine.span import Piece
+from manyhands.engine.torch_memory import Read, RopeTable, TorchCache, TorchWeights
+from manyhands.errors import CutError, ModelError
 from manyhands.program.ops import (
     RESIDUAL,
     Add,
@@ -34,31 +40,58 @@ from manyhands.program.ops import (
     Rotary,
 )
 
+CONVERTED: Final = 1 << 24  # 64 MB in fp32
+SCORES: Final = 1 << 24
+Angles = tuple[Tensor, Tensor]  # cos and sin [N, width / 2]
+
 
 class TorchSpan:
-    """Layers [span.start, span.end) of a program. Not thread-safe."""
+    """Layers [span.start, span.end) of a program. Not thread-safe. Raises CutError for layers that it does not have."""
 
     def __init__(
         self, program: Program, span: Span, read: Read, dtype: torch.dtype = torch.float32, device: str = "cpu"
     ) -> None:
+        if span.end > len(program.layers):
+            raise CutError(f"layers {span} are out of range: the model has layers 0-{len(program.layers) - 1}")
+        self.span = span
         self.layers = program.layers[span.start : span.end]
         self.dtype, self.device = dtype, device
         self._weights = [TorchWeights(layer.ops, read, dtype, device) for layer in self.layers]
         self._tables = [RopeTable(rope, device) for rope in program.ropes]
 
-    def new_cache(self, capacity: int) -> TorchCache:
-        """An empty cache for positions below `capacity`."""
-        return TorchCache(self.layers, capacity, self.dtype, self.device)
+    @torch.inference_mode()
+    def new_cache(self, capacity: int, span: Span | None = None) -> TorchCache:
+        """An empty cache for positions below `capacity` (0: for any) of layers `span`, within this one's (default: all)."""
+        return TorchCache(self.layers[self._part(span)], capacity, self.dtype, self.device, span or self.span)
+
+    def _part(self, span: Span | None) -> slice:
+        """Where the layers of a part are among these. Raises CutError if some are not."""
+        span = span or self.span
+        if not self.span.covers(span):
+            raise CutError(f"layers {span} are not among layers {self.span}")
+        return slice(span.start - self.span.start, span.end - self.span.start)
 
     @torch.inference_mode()
-    def step(self, rows_ND: Tensor, segments: Sequence[TorchSegment]) -> Tensor:
-        """Hidden states [N, hidden] in the storage dtype -> those that leave the last layer, likewise."""
-        assert rows_ND.shape[0] == sum(segment.count for segment in segments)
-        positions = torch.cat([torch.arange(s.start, s.start + s.count) for s in segments]).to(self.device)
-        x = rows_ND.to(self.device).float()
-        for number, (layer, weights) in enumerate(zip(self.layers, self._weights, strict=True)):
-            run = _Layer(weights, self._tables, positions, [(s, s.cache.layers[number]) for s in segments])
+    def step(self, rows_ND: Tensor, pieces: Sequence[Piece]) -> Tensor:
+        """Hidden states [N, hidden] in the storage dtype -> those that leave the last layer, likewise.
+
+        Sets the length of each cache to the end of its piece. Raises ModelError where caches are of different layers.
+        """
+        assert rows_ND.shape[0] == sum(piece.count for piece in pieces)
+        span = pieces[0].cache.span
+        if any(piece.cache.span != span for piece in pieces):
+            raise ModelError("pieces of one step are on different layers")
+        for piece in pieces:
+            piece.cache.reserve(piece.start + piece.count)
+        positions = torch.cat([torch.arange(p.start, p.start + p.count) for p in pieces]).to(self.device)
+        end = max(piece.start + piece.count for piece in pieces)
+        angles = [table(positions, end) for table in self._tables]
+        x, part = rows_ND.to(self.device).float(), self._part(span)
+        for number, (layer, weights) in enumerate(zip(self.layers[part], self._weights[part], strict=True)):
+            run = _Layer(weights, angles, positions, [(p, p.cache.layers[number]) for p in pieces])
             x = run(layer.ops, x)
+        for piece in pieces:
+            piece.cache.length = piece.start + piece.count
         return x.to(self.dtype)
 
 
@@ -110,11 +143,11 @@ class _Layer:
     def __init__(
         self,
         weights: TorchWeights,
-        tables: Sequence[RopeTable],
+        angles: Sequence[Angles],
         positions_N: Tensor,
-        segments: Sequence[tuple[TorchSegment, Sequence[Tensor]]],
+        pieces: Sequence[tuple[Piece, Sequence[Tensor]]],
     ) -> None:
-        self.weights, self.tables, self.positions_N, self.segments = weights, tables, positions_N, segments
+        self.weights, self.angles, self.positions_N, self.pieces = weights, angles, positions_N, pieces
         self.registers: dict[str, Tensor] = {}
         self.routes: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -155,7 +188,7 @@ class _Layer:
 
     @run.register
     def _(self, op: Rotary) -> None:
-        cos, sin = (half[:, None, :] for half in self.tables[op.rope](self.positions_N))
+        cos, sin = (half[:, None, :] for half in self.angles[op.rope])
         whole = heads(self.registers[op.target], op.heads).clone()
         turned = whole[..., op.offset : op.offset + 2 * cos.shape[-1]]
         a, b = (turned[..., 0::2], turned[..., 1::2]) if op.pairs else turned.chunk(2, -1)
@@ -165,15 +198,16 @@ class _Layer:
 
     @run.register
     def _(self, op: Attention) -> None:
-        query = heads(self.round(self.registers[op.query]), op.heads)
-        sinks = self.weights.optional(op.sinks)
-        group, out = op.heads // op.kv_heads, []
-        for rows, keys_LK, values_LK, seen_TL in self._cached(op.key, op.value, op.window):
-            keys = heads(keys_LK, op.kv_heads).repeat_interleave(group, 1)
-            values = heads(values_LK, op.kv_heads).repeat_interleave(group, 1)
-            scores = soft_capped(torch.einsum("thd,lhd->htl", query[rows], keys) * op.scale, op.soft_cap)
-            weights, total = self._softmax(scores, seen_TL, sinks)
-            out.append((torch.einsum("htl,lhd->htd", weights, values) / total).transpose(0, 1).flatten(1))
+        given = self.round(self.registers[op.query])
+        query = given.reshape(len(given), op.kv_heads, -1, op.width)
+        sinks, out = self.weights.optional(op.sinks), []
+        for rows, keys_LK, values_LK, seen_TL in self._cached(op, op.key, op.value, op.window):
+            keys, values = heads(keys_LK, op.kv_heads), heads(values_LK, op.kv_heads)
+            scores = torch.einsum("tkgd,lkd->kgtl", query[rows], keys).flatten(0, 1)
+            weights, total = self._softmax(soft_capped(scores * op.scale, op.soft_cap), seen_TL, sinks)
+            grouped = weights.reshape(op.kv_heads, -1, *weights.shape[1:])
+            mixed = torch.einsum("kgtl,lkd->kgtd", grouped, values).flatten(0, 1)
+            out.append((mixed / total).transpose(0, 1).flatten(1))
         self.registers[op.target] = torch.cat(out)
 
     @run.register
@@ -184,26 +218,32 @@ class _Layer:
         value_HVR = self.weights[op.value_weight, 0].float().view(op.heads, op.value_width, op.rank)
         latent = self.round(torch.einsum("nhw,hwr->nhr", plain, key_HWR))
         both, out = torch.cat([latent, rotary], -1), []
-        for rows, latents_LR, keys_LW, seen_TL in self._cached(op.latent, op.rotary, None):
+        for rows, latents_LR, keys_LW, seen_TL in self._cached(op, op.latent, op.rotary, None):
             scores = torch.einsum("thc,lc->htl", both[rows], torch.cat([latents_LR, keys_LW], -1)) * op.scale
             weights, total = self._softmax(scores, seen_TL, None)
             out.append((torch.einsum("htl,lr->htr", weights, latents_LR) / total).transpose(0, 1))
         self.registers[op.target] = torch.einsum("nhr,hvr->nhv", self.round(torch.cat(out)), value_HVR).flatten(1)
 
-    def _cached(self, first: str, second: str, window: int | None) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Writes what two registers hold into the caches. By segment: its rows, all that is cached, what a row sees."""
+    def _cached(
+        self, op: Attention | LatentAttention, first: str, second: str, window: int | None
+    ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Writes what two registers hold into the caches. By piece, and by blocks of its rows (SCORES): the rows, all that is
+        cached, what a row sees."""
         row = 0
-        for segment, cached in self.segments:
-            rows, end = slice(row, row + segment.count), segment.start + segment.count
+        for piece, cached in self.pieces:
+            last, end = row + piece.count, piece.start + piece.count
             for tensor, name in zip(cached, (first, second), strict=True):
-                tensor[segment.start : end] = self.registers[name][rows].to(tensor.dtype)
-            own, other = self.positions_N[rows, None], torch.arange(end, device=self.positions_N.device)
-            seen = (other <= own) & (other > own - (window or end))
-            yield rows, cached[0][:end].float(), cached[1][:end].float(), seen
-            row += segment.count
+                tensor[piece.start : end] = self.registers[name][row:last].to(tensor.dtype)
+            keys, values = cached[0][:end].float(), cached[1][:end].float()
+            other, block = torch.arange(end, device=self.positions_N.device), max(1, SCORES // (op.heads * end))
+            for at in range(row, last, block):
+                rows = slice(at, min(at + block, last))
+                own = self.positions_N[rows, None]
+                yield rows, keys, values, (other <= own) & (other > own - (window or end))
+            row = last
 
     def _softmax(self, scores_HTL: Tensor, seen_TL: Tensor, sinks_H: Tensor | None) -> tuple[Tensor, Tensor]:
-        """TorchWeights, rounded but not divided yet, and the sum [H, T, 1] of the unrounded ones that divides them."""
+        """Weights, rounded but not divided yet, and the sum [H, T, 1] of the unrounded ones that divides them."""
         scores = scores_HTL.masked_fill(~seen_TL, -math.inf)
         most = scores.amax(-1, keepdim=True)
         if sinks_H is not None:
@@ -278,7 +318,10 @@ def heads(rows: Tensor, parts: int) -> Tensor:
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """rows . weight^T + bias in fp32, unrounded."""
-    return functional.linear(rows, weight.float(), bias)
+    step = max(1, CONVERTED // weight.shape[1])
+    found = [functional.linear(rows, weight[at : at + step].float()) for at in range(0, len(weight), step)]
+    out = found[0] if len(found) == 1 else torch.cat(found, -1)
+    return out if bias is None else out + bias
 
 
 def soft_capped(values: Tensor, cap: float | None) -> Tensor:

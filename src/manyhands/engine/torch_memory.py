@@ -1,11 +1,12 @@
 """What the torch engine holds: weights as operations name them, tables of rotary embeddings, caches of sessions."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from manyhands.core import Span
 from manyhands.errors import ModelError
 from manyhands.program.ops import EXPERT, Experts, Layer, Op, Rope, Weight
 from manyhands.program.tensors import op_weights
@@ -13,10 +14,14 @@ from manyhands.program.tensors import op_weights
 Read = Callable[[str], Tensor]  # the tensor of that name, as the checkpoint stores it; KeyError if there is none
 Key = tuple[Weight, int]  # a weight, and the expert whose it is (0 for all others)
 _ROPE_BLOCK = 1024  # positions of a table that are computed at once
+FIRST_POSITIONS: Final = 256  # for which a cache has memory when it is first written
 
 
 class TorchWeights:
-    """The weights of some operations: matrices in the storage dtype, vectors in fp32, rows taken, on one device."""
+    """The weights of some operations on one device: vectors in fp32, rows taken.
+
+    Matrices of 16 bits stay as they are stored, those of 32 become what `dtype` says: the numbers that the native engine has.
+    """
 
     def __init__(self, ops: Sequence[Op], read: Read, dtype: torch.dtype, device: str) -> None:
         self.dtype = dtype
@@ -52,30 +57,66 @@ class TorchWeights:
             r = weight.rows
             starts = torch.arange(r.groups) * r.stride + r.start
             found = found[(starts[:, None] + torch.arange(r.count)).flatten()]
-        return found.to(self.dtype if found.dim() == 2 else torch.float32).contiguous()
+        return found.to(self._kept(found)).contiguous()
+
+    def _kept(self, found: Tensor) -> torch.dtype:
+        if found.dim() < 2:
+            return torch.float32
+        return found.dtype if found.dtype in (torch.bfloat16, torch.float16) else self.dtype
 
 
 class TorchCache:
-    """What one session has cached on a span: for each layer two tensors [capacity, width] in the storage dtype."""
+    """What one session has cached on `span`: for each layer two tensors [positions, width] in the storage dtype.
 
-    def __init__(self, layers: Sequence[Layer], capacity: int, dtype: torch.dtype, device: str) -> None:
+    Memory for FIRST_POSITIONS positions at first; it grows by half, at least to what is asked for and at most to `capacity`
+    (0: as asked), so that it never holds more than the session's lease. While it grows, one layer is there twice. To roll
+    back is to step from an earlier position: what lies beyond `length` is stale and written again before it is read.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], capacity: int, dtype: torch.dtype, device: str, span: Span | None = None
+    ) -> None:
+        self.span = span or Span(0, len(layers))
         self.capacity = capacity
-        self.layers = [
-            tuple(torch.zeros(capacity, width, dtype=dtype, device=device) for width in layer.attention.cache_widths)
+        self.length = 0
+        first = min(capacity, FIRST_POSITIONS)
+        self.layers: list[tuple[Tensor, ...]] = [
+            tuple(torch.zeros(first, width, dtype=dtype, device=device) for width in layer.attention.cache_widths)
             for layer in layers
         ]
 
+    @property
+    def positions(self) -> int:
+        """For which there is memory."""
+        return self.layers[0][0].shape[0]
 
-@dataclass(frozen=True, slots=True)
-class TorchSegment:
-    """`count` rows of a step: positions [start, start + count) of one session. A step's segments lie one after another.
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for layer in self.layers for tensor in layer)
 
-    A start before the cached end rolls back: what lies beyond the last position written is stale and never read.
-    """
+    def reserve(self, positions: int) -> None:
+        """Memory for the first `positions` positions; what was cached stays."""
+        here = self.positions
+        if positions <= here:
+            return
+        wanted = max(here * 3 // 2, FIRST_POSITIONS)
+        most = max(positions, min(wanted, self.capacity) if self.capacity else wanted)
+        for index, layer in enumerate(self.layers):
+            self.layers[index] = tuple(_grown(tensor, most) for tensor in layer)
 
-    cache: TorchCache
-    start: int
-    count: int
+    def take(self, source: "TorchCache", start: int, end: int) -> None:
+        """Copy positions [start, end) of another cache of the same span."""
+        self.reserve(end)
+        for mine, theirs in zip(self.layers, source.layers, strict=True):
+            for target, tensor in zip(mine, theirs, strict=True):
+                target[start:end] = tensor[start:end]
+        self.length = end
+
+
+def _grown(tensor: Tensor, positions: int) -> Tensor:
+    grown = tensor.new_zeros(positions, tensor.shape[1])
+    grown[: tensor.shape[0]] = tensor
+    return grown
 
 
 class RopeTable:
@@ -86,11 +127,10 @@ class RopeTable:
         self._device = device
         self._made = torch.empty(2, 0, len(rope.frequencies), device=device)
 
-    def __call__(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [N, width / 2]."""
-        needed = int(positions_N.max()) + 1
-        if needed > self._made.shape[1]:
-            end = -(-needed // _ROPE_BLOCK) * _ROPE_BLOCK
+    def __call__(self, positions_N: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [N, width / 2] of positions below `end`."""
+        if end > self._made.shape[1]:
+            end = -(-end // _ROPE_BLOCK) * _ROPE_BLOCK
             frequencies = torch.tensor(self._rope.frequencies, dtype=torch.float32)
             angles = (torch.arange(end, dtype=torch.float32)[:, None] * frequencies).double()
             made = torch.stack([angles.cos(), angles.sin()]) * self._rope.factor

@@ -2,5 +2,5 @@
 
 load.py builds the layers that a span needs · shard.py runs them · ends.py embedding and head · cache.py keys and values
 linear.py, attention.py, elementwise.py the operations · fuse.py, fuse_attention.py, stack.py, tiles.py, attend.py AMX kernels
-admit.py, prove.py self-tests · arithmetic.py the arithmetic class · agree.py config against tensors
+prove.py self-test · arithmetic.py the arithmetic class · agree.py config against tensors
 """

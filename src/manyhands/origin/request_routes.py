@@ -40,6 +40,7 @@ class Routing:
             "scope": rules.scope or None,
             "own_first": rules.own_first,
             "own_last": rules.own_last,
+            "mix_classes": rules.mix_classes,
             "refused_nodes": self.num_refused,
             "is_kept": self.is_kept,
             "is_fallback": self.is_fallback,
@@ -72,6 +73,7 @@ class RequestRoutes:
         self._routes, self._tenant = routes, tenant or ""
         self.routing = Routing(rules)
         self.events: list[Event] = []  # before the session was open
+        self._route: Sequence[Offer] = ()  # the session's first
 
     @property
     def rules(self) -> Rules:
@@ -86,12 +88,19 @@ class RequestRoutes:
         return route
 
     def opened(self, route: tuple[Offer, ...]) -> None:
-        """A session runs over `route`."""
+        """A session runs over `route`, and over what keeps rows apart as its hops do."""
+        self._route = route
         self._routes.last.note(self._tenant, route)
 
     async def offers(self, excluded: Collection[NodeId]) -> list[Offer]:
-        """As Routes.offers, those that the rules permit."""
-        return self._routes.permitted(await self._routes.offers(excluded), self.rules)
+        """As Routes.offers, those that the rules permit beside the hops of the session."""
+        return self._beside(self._route, self._routes.permitted(await self._routes.offers(excluded), self.rules))
+
+    def _beside(self, route: Sequence[Offer], offers: list[Offer]) -> list[Offer]:
+        """Those of `offers` that may be hops beside those of `route`."""
+        if not route or self.rules.mix_classes:
+            return offers
+        return [o for o in offers if o.keeps_rows == route[0].keeps_rows]
 
     async def keeps(self, route: Sequence[Offer], saved: int, lease: Lease) -> bool:
         """As Routes.keeps, by the rules."""
@@ -99,7 +108,8 @@ class RequestRoutes:
 
     async def rejoin(self, route: Sequence[Offer], excluded: Collection[NodeId], positions: int) -> tuple[Slot, ...]:
         """As Routes.rejoin, by the rules: a hop that they do not permit counts as lost."""
-        return self._routes.rejoin(route, await self.offers(excluded), excluded, positions)
+        beside = self._beside(route, await self.offers(excluded))
+        return self._routes.rejoin(route, beside, excluded, positions)
 
     async def marked(self, marks: Sequence[HopMark]) -> tuple[Offer, ...]:
         """The hops of `marks`, for `rejoin`. Raises ShardUnavailable if no node serves the model."""

@@ -264,7 +264,7 @@ class Routes:
     def is_covered(self) -> bool:
         """Whether some route is known now. Asks no node."""
         with contextlib.suppress(ShardUnavailable, WeightsMismatch):
-            return bool(self._choose(self.known_offers(self.evicted), 0, Rules(), ()))
+            return bool(self._choose(self.known_offers(self.evicted), 0, Rules(mix_classes=True), ()))
         return False
 
     def waits_until(self, patience_s: float) -> float:

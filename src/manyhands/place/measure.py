@@ -144,7 +144,7 @@ def _speed_of(entry: object, now_s: float) -> Speed | None:
 
 def measure_speed(model: Checkpoint) -> Speed:
     """Run layers of the model here; see the module for what stands in for them."""
-    from manyhands.worker.runner import native_program, torch_part
+    from manyhands.worker.choice import program_of
 
     shape, folder = model.shape, model.folder
     largest = max(shape.layer_bytes)
@@ -154,17 +154,16 @@ def measure_speed(model: Checkpoint) -> Speed:
         return _speed_by_bandwidth(shape)
     if folder is not None:
         return _speed_of_folder(folder, count, shape.precision)
-    program = native_program(model.config, shape.precision)
+    program = program_of(model.config, shape.precision)
     if program is not None:
         return _speed_of_likeness(program, count, shape.precision)
-    torch_part()
     with _likeness(model.config, count, shape.precision) as here:
         return _speed_of_folder(here, count, shape.precision)
 
 
 @contextmanager
 def _likeness(config: bytes, num_layers: int, precision: Precision) -> Iterator[Path]:
-    """A folder with a model of `num_layers` in the config's shape and random weights, for torch; gone on leaving."""
+    """A folder with a model of `num_layers` in the config's shape and random weights, for `model/`; gone on leaving."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from manyhands.model.linear import DTYPES
@@ -187,17 +186,16 @@ def _speed_of_folder(folder: Path, count: int, precision: Precision) -> Speed:
 
 
 def _speed_of_likeness(program: "Program", count: int, precision: Precision) -> Speed:
-    """Of layers of a Program with random weights, on the native engine."""
-    from manyhands.engine.cpu import CpuEnds, CpuSpan
-    from manyhands.engine.library import Team
+    """Of layers of a Program with random weights."""
     from manyhands.program.tensors import ends_tensors, layer_tensors
+    from manyhands.worker.runner import ends_of, span_of
 
     shapes = ends_tensors(program, embed=True, head=True)
     for layer in program.layers[:count]:
         shapes |= layer_tensors(layer)
-    team, read = Team(num_cores()), _random_reader(shapes)
-    ends = CpuEnds(program, read, precision, team)
-    return _speed_of_layers(CpuSpan(program, Span(0, count), read, precision, team), ends, count, precision)
+    read, threads = _random_reader(shapes), num_cores()
+    ends = ends_of(program, read, precision, threads)
+    return _speed_of_layers(span_of(program, Span(0, count), read, precision, threads), ends, count, precision)
 
 
 def _random_reader(shapes: Mapping[str, tuple[int, ...]]) -> "Read":
@@ -315,5 +313,5 @@ def _speed_by_bandwidth(shape: ModelShape) -> Speed:
     byte_s = read_s / sum(part.nbytes for part in parts)
     weight_s = product_s / 512**3
     layer = max(shape.layer_bytes)
-    row_s = weight_s * layer / (4 if shape.is_widened else _WEIGHT_BYTES[weight_precision(shape.precision)])
+    row_s = weight_s * layer / _WEIGHT_BYTES[weight_precision(shape.precision)]
     return Speed(layer * byte_s, row_s, shape.ends_bytes * byte_s + ORIGIN_OVERHEAD_S, HOP_OVERHEAD_S, 1.0, "bandwidth")

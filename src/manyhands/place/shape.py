@@ -27,8 +27,7 @@ NATIVE_PROCESS_BYTES: Final = 130_000_000
 class ModelShape:
     """How large a model is at one precision, in this machine's memory. Bytes: each layer's weights, the ends' weights (both
     as they are packed here), cache of one position and layer, one position on the wire. `context`: positions it was built for
-    (0: it does not say). `is_widened`: bf16 runs in fp32 here, so that weights take twice the bytes. `process_bytes`: what a
-    process takes beside the model."""
+    (0: it does not say). `process_bytes`: what a process takes beside the model."""
 
     name: str
     precision: Precision
@@ -37,7 +36,6 @@ class ModelShape:
     cache_bytes: int
     hidden_bytes: int
     context: int
-    is_widened: bool = False
     process_bytes: int = PROCESS_BYTES
 
     @property
@@ -146,27 +144,29 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
     from manyhands.checkpoint.partition import ModelFacts, packed_ends_bytes, packed_layer_bytes
     from manyhands.checkpoint.quantised import folded
     from manyhands.engine.cache import bytes_per_position
+    from manyhands.engine.devices import torch_device
     from manyhands.program.tensors import wide_weights
-    from manyhands.worker.runner import is_widened, native_program
+    from manyhands.worker.choice import program_of
 
     facts, tensors, weights = ModelFacts.from_config(config), folded(tensors, config), weight_precision(precision)
-    program = native_program(config, precision, model)
-    widened = is_widened(config, precision)
+    program, is_torch = program_of(config, precision, model), torch_device() is not None
     native = None if program is None else frozenset[str]().union(*map(wide_weights, program.layers))
-    layers = packed_layer_bytes(tensors, facts.num_layers, weights, widened=widened, native=native)
+    layers = packed_layer_bytes(tensors, facts.num_layers, weights, native)
     if 0 in layers:
         raise ModelError(f"{model}: no tensors of layer {layers.index(0)}: the checkpoint lacks it")
     item = _ITEM_BYTES[weights]
     if program is None:
         cache = 2 * _cache_width(config, facts.hidden_size) * item
+    elif is_torch:
+        cache = max(sum(layer.attention.cache_widths) for layer in program.layers) * item
     else:
         cached = (bytes_per_position(layer, item, has_codes=caches_codes(precision)) for layer in program.layers)
         cache = max(cached)
     hidden = facts.hidden_size * item
-    ends = packed_ends_bytes(tensors, weights, widened=widened, native=native)
-    process_bytes = PROCESS_BYTES if program is None else NATIVE_PROCESS_BYTES
+    ends = packed_ends_bytes(tensors, weights, native)
+    process_bytes = PROCESS_BYTES if program is None or is_torch else NATIVE_PROCESS_BYTES
     sizes = (tuple(layers), ends, cache, hidden, facts.context)
-    return ModelShape(model, precision, *sizes, widened and precision == "bf16", process_bytes)
+    return ModelShape(model, precision, *sizes, process_bytes)
 
 
 def _tensors(folder: Path) -> Sequence[Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from manyhands.config import REQUEST_SCOPES, RequestConfig
-from manyhands.core import NodeAddr, NodeId, Span, SpanInfo, SpanLoad
+from manyhands.core import UNPROVEN, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
 from manyhands.errors import BadRequest
 
 Policy = Literal["latency", "greedy"]
@@ -37,6 +37,11 @@ class Offer:
         return replace(self, info=replace(self.info, span=span))
 
     @property
+    def keeps_rows(self) -> bool:
+        """Whether its arithmetic class gives a row the same bits in any company: only such hops make an answer exact."""
+        return not self.info.arithmetic.endswith(UNPROVEN)
+
+    @property
     def layer_s(self) -> float | None:
         """Measured seconds of one layer, None if there are none."""
         return self.load.layer_s if 0 < self.load.layer_s < math.inf else None
@@ -54,7 +59,8 @@ class Rules:
     `allow_self`: the origin's own spans may be hops; else they are used for layers that no other node holds. `sticky`: the
     route of the tenant's last request is kept while no other is much better. `scope`: narrows the node's own scope ("": does
     not): lan, trusted, or off for this machine alone. The first `own_first` and the last `own_last` layers are computed on
-    the origin's own node and nowhere else.
+    the origin's own node and nowhere else. Nodes that keep rows apart and nodes that do not (devices of torch, class E2) are
+    hops of one route only where `mix_classes` allows it.
     """
 
     policy: Policy = "latency"
@@ -63,6 +69,7 @@ class Rules:
     scope: str = ""
     own_first: int = 0
     own_last: int = 0
+    mix_classes: bool = False
 
     def __post_init__(self) -> None:
         if self.scope not in REQUEST_SCOPES:
@@ -78,6 +85,7 @@ class Rules:
             "",
             config.own_first,
             config.own_last,
+            config.mix_classes,
         )
 
 

@@ -59,9 +59,11 @@ def find_route(
     run = Span(0, num_layers)
     for kind in _kinds(fit, wanted):
         held = permitted([o for o in fit if _kind(o) == kind], run, terms)
-        candidates = without_needless_loading(_with_room_first(held, run, terms), run)
-        if not _missing(candidates, num_layers):
-            return _choose(candidates, run, terms)
+        groups = [
+            without_needless_loading(_with_room_first(one, run, terms), run) for one in _groups(held, terms.rules)
+        ]
+        if covering := [one for one in groups if not _missing(one, num_layers)]:
+            return _choose(_preferred(covering, run, terms), run, terms)
     raise _refusal(offers, fit, run, terms)
 
 
@@ -157,6 +159,21 @@ def permitted(offers: Sequence[Offer], run: Span, terms: Terms) -> list[Offer]:
     return [*others, *own] if rules.allow_self else _filled(others, own, run)
 
 
+def _groups(offers: Sequence[Offer], rules: Rules) -> list[list[Offer]]:
+    """What may be hops of one route: all, or those that keep rows apart, and those that do not."""
+    if rules.mix_classes:
+        return [list(offers)]
+    return [[o for o in offers if o.keeps_rows], [o for o in offers if not o.keeps_rows]]
+
+
+def _preferred(groups: Sequence[Sequence[Offer]], run: Span, terms: Terms) -> Sequence[Offer]:
+    """The first, of exact classes, unless that costs more than CLASS_WORTH above the other."""
+    if len(groups) == 1:
+        return groups[0]
+    exact, other = (_cost(Space.of(group, terms), run) for group in groups)
+    return groups[0] if _is_near(exact, other, CLASS_WORTH) else groups[1]
+
+
 def _kind(offer: Offer) -> Kind:
     return offer.info.model, offer.info.precision
 
@@ -186,6 +203,12 @@ def _refusal(
     if len(fit) < len(offers) and missing:
         missing += f" of {num_layers} among those that trust and scope admit ({len(offers) - len(fit)} spans are not)"
         return ShardUnavailable(f"no node holds layers {missing}: serve them on a node, or admit more")
+    if not missing and not any(_missing(one, num_layers) == "" for one in _groups(fit, terms.rules)):
+        exact, other = (_missing(one, num_layers) for one in _groups(fit, terms.rules))
+        return ShardUnavailable(
+            f"nodes of exact classes do not hold layers {exact} of {num_layers}, nodes of class E2 (devices of torch) do not "
+            f"hold layers {other}, and they do not share a route: allow it with --mix-classes, for answers of class E2"
+        )
     if not missing:
         kept, rules = _missing(permitted(fit, run, terms), num_layers), terms.rules
         return ShardUnavailable(

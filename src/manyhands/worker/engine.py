@@ -88,7 +88,8 @@ class Engine:
         if done.cancelled() or done.exception() is not None:
             return  # those who wait for it hear of it
         self.model = done.result()
-        fits = self._config.cache_bytes // max(1, self.model.runner.bytes_per_token)
+        room, most = self.model.runner.cache_room, self._config.cache_bytes
+        fits = (most if room is None else min(room, most)) // max(1, self.model.runner.bytes_per_token)
         self.cache_tokens = min(self._config.cache_tokens, fits)
         self._on_loaded()
 

@@ -1,48 +1,35 @@
-"""Which engine computes a model on this machine, decided in one place: the native one (engine/cpu.py), or torch (model/).
-
-The native engine serves models whose config.json yields a Program, in bf16 and fp32, and alone serves small weights (w8,
-w4). torch serves the other families, and everything else on CPUs with AMX tiles, where the engine has not run yet.
-MANYHANDS_ENGINE names a back end that must be used, or "torch"; what it names is never replaced by another.
-"""
+"""What computes a model in this process, made and described: spans and ends by the engine that choice.py names."""
 
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import read_config
-from manyhands.checkpoint.gguf_model import METHOD
 from manyhands.checkpoint.manifest import Manifest
 from manyhands.checkpoint.quantised import read_quantised
 from manyhands.checkpoint.verify import verifying
 from manyhands.config import home_from_env
 from manyhands.core import SMALL_WEIGHTS, Precision, Span, caches_codes, weight_precision
 from manyhands.engine import golden
-from manyhands.engine.compile import ROW_TYPES
 from manyhands.engine.cpu import CpuEnds, CpuSpan
-from manyhands.engine.library import FORCED, TORCH, Team
+from manyhands.engine.devices import torch_device
+from manyhands.engine.library import Team, forced
 from manyhands.engine.mapped import MappedTensors
 from manyhands.engine.packing import PLAIN, Keeping, Packer
 from manyhands.engine.quantised import reader
 from manyhands.engine.span import EndsRunner, SpanRunner
 from manyhands.engine.weights import Read
-from manyhands.errors import ModelError
-from manyhands.program.families import build_program
-from manyhands.program.ops import LatentAttention, Program
+from manyhands.program.ops import Program
 from manyhands.weights.packed import PackedShelf
+from manyhands.worker.choice import device_part, is_gguf, is_quantised, program_of, tiles_part
 
 logger = logging.getLogger(__name__)
-
-_CPUINFO: Final = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,192 +45,74 @@ class Facts:
     back_end: str
 
 
-def native_program(
-    config: bytes | Mapping[str, Any], precision: Precision, where: str = "config.json"
-) -> Program | None:
-    """The Program that the native engine runs of this config.json; None: torch computes the model.
-
-    Raises ModelError where MANYHANDS_ENGINE names a back end that cannot; and for a config that nothing computes.
-    """
-    parsed = parse_config(config, where) if isinstance(config, bytes) else config
-    if is_quantised(parsed):
-        _check_quantised(precision)
-        return _with_caches(build_program(parsed, where), precision)
-    if not serves_natively(precision):
-        return None
-    try:
-        return _with_caches(build_program(parsed, where), precision)
-    except ModelError:
-        if os.environ.get(FORCED) or _is_native(precision):
-            raise
-        return None
-
-
-def _is_native(precision: Precision) -> bool:
-    """Whether the native engine alone computes at a precision."""
-    return weight_precision(precision) in SMALL_WEIGHTS or caches_codes(precision)
-
-
-def _with_caches(program: Program, precision: Precision) -> Program:
-    """The program, if its caches can hold what the precision says. Raises ModelError."""
-    if caches_codes(precision) and any(isinstance(layer.attention, LatentAttention) for layer in program.layers):
-        raise ModelError(
-            f"{program.family} caches latents, which keys and values are made of: they are not held in 8 bits; leave "
-            "--cache-dtype out"
-        )
-    return program
-
-
-def is_gguf(config: Mapping[str, Any]) -> bool:
-    """Whether this is the config of a GGUF file: only the native engine reads its tensors."""
-    stored = config.get("quantization_config")
-    return isinstance(stored, dict) and stored.get("quant_method") == METHOD
-
-
-def is_quantised(config: Mapping[str, Any]) -> bool:
-    """Whether matrices are stored in blocks or groups, which only the native engine reads.
-
-    Raises ModelError for what it does not.
-    """
-    return is_gguf(config) or read_quantised(config) is not None
-
-
-def _check_quantised(precision: Precision) -> None:
-    if weight_precision(precision) not in ROW_TYPES:
-        raise ModelError(
-            f"quantised files are computed in {', '.join(ROW_TYPES)}, not in {precision}: give --dtype bf16"
-        )
-    if os.environ.get(FORCED) == TORCH:
-        raise ModelError(f"{FORCED}={TORCH} reads no quantised files: leave it out")
-
-
-def serves_natively(precision: Precision) -> bool:
-    """Whether the native engine serves this precision here, for models that have a Program.
-
-    Raises ModelError where MANYHANDS_ENGINE names a back end that cannot.
-    """
-    named = os.environ.get(FORCED)
-    if _is_native(precision):
-        if named == TORCH:
-            raise ModelError(f"{FORCED}={TORCH} computes in bf16 and fp32, not in {precision}: leave it out")
-        golden.choose()
-        return True
-    if named == TORCH:
-        return False
-    if not named:
-        return precision in ROW_TYPES and not has_tiles() and _has_back_end()
-    golden.choose()
-    if precision not in ROW_TYPES:
-        raise ModelError(f"{FORCED}={named} computes in {' and '.join(ROW_TYPES)}, not in {precision}: leave it out")
-    return True
-
-
-@cache
-def has_tiles() -> bool:
-    """Whether this CPU has AMX tiles for bf16 that the torch path uses."""
-    try:
-        flags = next((line for line in _CPUINFO.read_text().splitlines() if line.startswith("flags")), "")
-    except OSError:
-        return False
-    if "amx_bf16" not in flags.split() or find_spec("torch") is None:
-        return False
-    from manyhands.model import tiles
-
-    return tiles.available()
-
-
-@cache
-def _has_back_end() -> bool:
-    """Whether a back end that is fast runs here; else torch serves, and why is logged once."""
-    try:
-        return golden.choose() != "scalar"
-    except ModelError as error:
-        logger.warning("the native engine is not used: %s", error)
-        return False
-
-
-@contextmanager
-def needing_torch(what: str) -> Iterator[None]:
-    """Within, torch and what goes with it are imported. Raises ModelError where one of them is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.startswith("manyhands"):
-            raise
-        raise ModelError(f"{what} needs the torch engine ({error}): pip install 'manyhands[torch]'") from error
-
-
-def torch_part() -> ModuleType:
-    """The module that computes with torch. Raises ModelError where torch or transformers is not installed."""
-    with needing_torch("this model"):
-        from manyhands.worker import torch_runner
-    return torch_runner
-
-
-def native_class(program: Program, precision: Precision) -> str:
-    """The arithmetic class: precision, and a hash of the engine's golden digests and of the Program."""
+def program_class(program: Program, precision: Precision) -> str:
+    """The arithmetic class of a Program here. Of the native engine: precision, and a hash of its golden digests and of the
+    Program. Raises ModelError for a device of torch that is missing."""
+    if (device := torch_device()) is not None:
+        named: str = device_part(device).arithmetic_class(program, precision, device)
+        return named
     is_small, has_codes = weight_precision(precision) in SMALL_WEIGHTS, caches_codes(precision)
     whole = f"{golden.arithmetic(is_small=is_small, has_codes=has_codes)} {program!r}"
     return f"{precision}/{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 
 
 def arithmetic_class(config: bytes, precision: Precision) -> str:
-    """The class of what computes the model of this config.json here; not proven to keep rows apart. Raises ModelError."""
-    program = native_program(config, precision)
+    """The class of what computes the model of this config.json here; of `model/` not proven to keep rows apart. Raises
+    ModelError."""
+    program = program_of(config, precision)
     if program is not None:
-        return native_class(program, precision)
-    torch_part()
+        return program_class(program, precision)
     from manyhands.model import arithmetic
 
     return arithmetic.arithmetic_class(precision)
 
 
-def is_widened(config: bytes | Mapping[str, Any], precision: Precision) -> bool:
-    """Whether weights in bf16 are held as fp32 here, in twice the memory: torch does so on CPUs without bf16 products."""
-    if precision != "bf16" or native_program(config, precision) is not None:
-        return False
-    torch_part()
-    from manyhands.model.linear import has_bf16_products
+def back_end() -> str:
+    """What computes Programs in this process: a back end of the native engine, or a device of torch. Raises ModelError."""
+    return torch_device() or golden.choose()
 
-    return not has_bf16_products()
+
+def device_name() -> str:
+    """What records call the device of this process: "cpu avx2", "cuda:0 NVIDIA H200". Raises ModelError."""
+    if (device := torch_device()) is None:
+        return f"cpu {golden.choose()}"
+    named: str = device_part(device).describe_device(device)
+    return f"{device} {named}"[:64]
 
 
 def precision_note(config: bytes | Mapping[str, Any], precision: Precision) -> str:
-    """What a user should know of how weights are held here: rounded, or as fp32 for want of bf16 products; "" if neither."""
-    parsed = parse_config(config) if isinstance(config, bytes) else config
+    """What a user should know of how a model is computed here: slowly, or with weights rounded; "" if neither."""
+    parsed, device = parse_config(config) if isinstance(config, bytes) else config, torch_device()
+    notes = []
+    if device is not None:
+        notes.append(
+            f"{device} computes in torch: answers are of class E2, equal up to rounding"
+            + ("" if device == "torch-cpu" else "; it has not been tried on a GPU: please report how it goes")
+        )
+    elif program_of(parsed, precision) is not None and forced() is None and golden.choose() == "scalar":
+        notes.append("this CPU has neither AVX2 with FMA nor NEON: plain C computes, many times slower")
     if weight_precision(precision) == "bf16" and is_quantised(parsed):
-        return (
+        notes.append(
             "matrices of this model that are stored quantised are rounded to bf16, 8 bits of each number; --dtype w4 "
             "and w8 hold them as they are stored, fp32 exactly too, in twice the memory"
         )
-    if not is_widened(parsed, precision):
-        return ""
-    return (
-        "torch multiplies no bf16 on this CPU (that takes AVX-512): weights are packed as fp32, in twice the memory, and a "
-        "token takes about 1.8 times as long; --dtype w8 takes a quarter of the bytes"
-    )
+    return "; ".join(notes)
 
 
 def prepare(config: bytes, precision: Precision) -> None:
-    """What takes a while once on a machine, done in advance: that back ends, or torch's kernels, keep rows apart."""
-    if native_program(config, precision) is None:
-        torch_part().proven_class(precision, home_from_env())
+    """What takes a while once on a machine, done in advance: that back ends, or kernels of `model/`, keep rows apart."""
+    if program_of(config, precision) is None:
+        tiles_part().proven_class(precision, home_from_env())
 
 
 def describe(folder: Path, precision: Precision) -> Facts:
     """What is known of the model in `folder`, and that it may be served. May take seconds. Raises ModelError."""
-    program = native_program(read_config(folder), precision, str(folder / "config.json"))
+    program = program_of(read_config(folder), precision, str(folder / "config.json"))
     if program is None:
-        found: Facts = torch_part().describe(folder, precision, home_from_env())
+        found: Facts = tiles_part().describe(folder, precision, home_from_env())
         return found
-    return Facts(
-        len(program.layers),
-        program.hidden,
-        program.vocab,
-        program.context,
-        native_class(program, precision),
-        golden.choose(),
-    )
+    sizes = len(program.layers), program.hidden, program.vocab, program.context
+    return Facts(*sizes, program_class(program, precision), back_end())
 
 
 def load_span(
@@ -253,12 +122,22 @@ def load_span(
 
     Raises ModelError (Damaged if they are not), CutError.
     """
-    program = native_program(read_config(folder), precision, str(folder / "config.json"))
+    program = program_of(read_config(folder), precision, str(folder / "config.json"))
     if program is None:
-        runner: SpanRunner = torch_part().ShardSpan(folder, span, precision, manifest)
+        runner: SpanRunner = tiles_part().ShardSpan(folder, span, precision, manifest)
         return runner
     with _reading(folder, precision, manifest) as (read, packer):
-        return CpuSpan(program, span, read, precision, Team(num_threads), packer=packer)
+        return span_of(program, span, read, precision, num_threads, packer)
+
+
+def span_of(
+    program: Program, span: Span, read: Read, precision: Precision, num_threads: int, packer: Packer = PLAIN
+) -> SpanRunner:
+    """Layers of a Program whose tensors `read` gives. Raises ModelError, CutError."""
+    if (device := torch_device()) is not None:
+        runner: SpanRunner = device_part(device).DeviceSpan(program, span, read, precision, device)
+        return runner
+    return CpuSpan(program, span, read, precision, Team(num_threads), packer=packer)
 
 
 @contextmanager
@@ -293,9 +172,26 @@ def load_ends(
     head: bool = True,
 ) -> EndsRunner:
     """The ends of the checkpoint in `folder`, as `load_span`."""
-    program = native_program(read_config(folder), precision, str(folder / "config.json"))
+    program = program_of(read_config(folder), precision, str(folder / "config.json"))
     if program is None:
-        ends: EndsRunner = torch_part().ShardEnds(folder, precision, manifest, embed=embed, head=head)
+        ends: EndsRunner = tiles_part().ShardEnds(folder, precision, manifest, embed=embed, head=head)
         return ends
     with _reading(folder, precision, manifest) as (read, packer):
-        return CpuEnds(program, read, precision, Team(num_threads), embed=embed, head=head, packer=packer)
+        return ends_of(program, read, precision, num_threads, packer, embed=embed, head=head)
+
+
+def ends_of(
+    program: Program,
+    read: Read,
+    precision: Precision,
+    num_threads: int,
+    packer: Packer = PLAIN,
+    *,
+    embed: bool = True,
+    head: bool = True,
+) -> EndsRunner:
+    """The ends of a Program, as `span_of`."""
+    if (device := torch_device()) is not None:
+        ends: EndsRunner = device_part(device).DeviceEnds(program, read, precision, device, embed=embed, head=head)
+        return ends
+    return CpuEnds(program, read, precision, Team(num_threads), embed=embed, head=head, packer=packer)

@@ -1,6 +1,6 @@
-"""Spans and ends computed by torch (model/shard.py, model/ends.py), behind the interface of engine/span.py.
+"""Spans and ends computed by `model/` (model/shard.py, model/ends.py), behind the interface of engine/span.py.
 
-Imported by runner.py alone, and only where a model needs it: torch takes seconds and 275 MB.
+On CPUs with AMX tiles, in bf16 and fp32, until the native engine has been measured there. Imported by choice.py alone.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,6 @@ from manyhands.checkpoint.manifest import Manifest
 from manyhands.core import Precision, Span
 from manyhands.engine.span import Piece, Rows
 from manyhands.model import threads
-from manyhands.model.admit import admit
 from manyhands.model.cache import ShardCache, ShardSegment, StepPlan
 from manyhands.model.ends import Ends
 from manyhands.model.load import context_length, read_config
@@ -31,9 +30,8 @@ BACK_END: Final = "torch"
 
 
 def describe(folder: Path, precision: Precision, home: Path) -> Facts:
-    """As runner.describe. Families that are not tested pass a self-test once."""
+    """As runner.describe."""
     config = read_config(folder)
-    admit(config, home)
     return Facts(
         int(config.num_hidden_layers),
         int(config.hidden_size),
@@ -84,6 +82,10 @@ class ShardSpan:
     @property
     def bytes_per_token(self) -> int:
         return self.shard.bytes_per_token()
+
+    @property
+    def cache_room(self) -> int | None:
+        return None
 
     def new_cache(self, capacity: int, span: Span | None = None) -> ShardCache:
         return self.shard.new_cache(capacity, span)

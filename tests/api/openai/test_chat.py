@@ -23,6 +23,7 @@ from manyhands.errors import (
     Unauthorized,
 )
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, served
+from tests.model.pipeline import forced
 
 HI: Any = [{"role": "user", "content": "hi"}]
 Scene = Callable[[Served], Awaitable[None]]
@@ -87,12 +88,24 @@ def test_chat_whole(folder: Path) -> None:
         assert made.usage and (made.usage.prompt_tokens, made.usage.completion_tokens) == (5, 9)
         ours = choice.model_extra["manyhands"]  # type: ignore[index]
         assert ours["exactness"] == "E0" and [hop["layers"] for hop in ours["route"]] == ["0", "1"]
+        assert all(hop["arithmetic"].startswith("bf16/") for hop in ours["route"])
         assert ours["repairs"] == [] and ours["timings"]["total_ms"] > 0
         hops = ours["timings"]["hops"]
         assert [hop["node"] for hop in hops] == [hop["node"] for hop in ours["route"]]
         assert sum(hop["compute_ms"] for hop in hops) > 0 and ours["timings"]["per_token"]["compute_ms"] > 0
 
     play(folder, scene)
+
+
+def test_answers_of_a_device_of_torch_name_their_class_and_it(folder: Path) -> None:
+    async def scene(it: Served) -> None:
+        made = await (await it.client()).chat.completions.create(model=MODEL, messages=HI, max_tokens=5)
+        ours = made.choices[0].model_extra["manyhands"]  # type: ignore[index]
+        assert ours["exactness"] == "E2"
+        assert all("/torch-" in hop["arithmetic"] and "torch-cpu" in hop["arithmetic"] for hop in ours["route"])
+
+    with forced("torch-cpu"):
+        play(folder, scene)
 
 
 def test_stream_says_what_the_whole_answer_says(folder: Path) -> None:

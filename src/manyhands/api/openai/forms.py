@@ -166,4 +166,5 @@ def extension(choice: Choice) -> Object:
 
 
 def _hop(offer: Offer) -> Object:
-    return {"name": offer.name, "node": offer.node, "layers": str(offer.info.span)}
+    info = offer.info
+    return {"name": offer.name, "node": offer.node, "layers": str(info.span), "arithmetic": info.arithmetic}

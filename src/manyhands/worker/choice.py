@@ -1,0 +1,130 @@
+"""Which engine computes a model in this process: the one place that decides, before any weights are read.
+
+The native engine (engine/cpu.py) on this CPU, unless `--device` or MANYHANDS_ENGINE names a device of torch
+(engine/devices.py). Either runs the Program of a config.json; a family without one is refused. On CPUs with AMX tiles the
+modules in `model/` compute bf16 and fp32 until the native engine has been measured there. What MANYHANDS_ENGINE names is
+never replaced by another.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.gguf_model import METHOD
+from manyhands.checkpoint.quantised import read_quantised
+from manyhands.core import Precision, caches_codes, weight_precision
+from manyhands.engine import golden
+from manyhands.engine.compile import ROW_TYPES
+from manyhands.engine.devices import torch_device
+from manyhands.engine.library import FORCED
+from manyhands.errors import ModelError
+from manyhands.program.families import build_program
+from manyhands.program.ops import LatentAttention, Program
+
+DEVICE_PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp32")  # of a device of torch, and of model/
+_CPUINFO: Final = Path("/proc/cpuinfo")
+
+
+def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: str = "config.json") -> Program | None:
+    """The Program that computes the model of this config.json here; None: `model/` does, on a CPU with tiles.
+
+    Raises ModelError for a family without a Program, for a precision that what computes here lacks, and where
+    MANYHANDS_ENGINE names what cannot.
+    """
+    parsed = parse_config(config, where) if isinstance(config, bytes) else config
+    quantised = is_quantised(parsed)
+    if (device := torch_device()) is not None:
+        _check_device(device, precision)
+    else:
+        golden.choose()
+        _check_native(precision, quantised=quantised)
+    program = build_program(parsed, where)
+    if caches_codes(precision) and any(isinstance(layer.attention, LatentAttention) for layer in program.layers):
+        raise ModelError(
+            f"{program.family} caches latents, which keys and values are made of: they are not held in 8 bits; leave "
+            "--cache-dtype out"
+        )
+    return None if serves_on_tiles(precision) and not quantised else program
+
+
+def serves_on_tiles(precision: Precision) -> bool:
+    """Whether `model/` computes at this precision here, where matrices are not stored quantised."""
+    return not os.environ.get(FORCED) and precision in DEVICE_PRECISIONS and has_tiles()
+
+
+def _check_device(device: str, precision: Precision) -> None:
+    if precision not in DEVICE_PRECISIONS:
+        raise ModelError(
+            f"{device} computes in {' and '.join(DEVICE_PRECISIONS)}, not in {precision}: give --dtype bf16 (matrices that "
+            "are stored quantised are held as bf16 then), or leave --device out"
+        )
+
+
+def _check_native(precision: Precision, *, quantised: bool) -> None:
+    if weight_precision(precision) in ROW_TYPES:
+        return
+    if quantised:
+        raise ModelError(
+            f"quantised files are computed in {', '.join(ROW_TYPES)}, not in {precision}: give --dtype bf16"
+        )
+    raise ModelError(
+        f"this machine computes in {', '.join(ROW_TYPES)}, not in {precision}: give --dtype bf16, which holds matrices of "
+        "16 bits as they are stored"
+    )
+
+
+def is_gguf(config: Mapping[str, Any]) -> bool:
+    """Whether this is the config of a GGUF file."""
+    stored = config.get("quantization_config")
+    return isinstance(stored, dict) and stored.get("quant_method") == METHOD
+
+
+def is_quantised(config: Mapping[str, Any]) -> bool:
+    """Whether matrices are stored in blocks or groups. Raises ModelError for those that are not read."""
+    return is_gguf(config) or read_quantised(config) is not None
+
+
+@cache
+def has_tiles() -> bool:
+    """Whether this CPU has AMX tiles for bf16 that `model/` uses."""
+    try:
+        flags = next((line for line in _CPUINFO.read_text().splitlines() if line.startswith("flags")), "")
+    except OSError:
+        return False
+    if "amx_bf16" not in flags.split() or find_spec("torch") is None or find_spec("transformers") is None:
+        return False
+    from manyhands.model import tiles
+
+    return tiles.available()
+
+
+@contextmanager
+def needing_torch(what: str) -> Iterator[None]:
+    """Within, torch and what goes with it are imported. Raises ModelError where one of them is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("manyhands"):
+            raise
+        raise ModelError(f"{what} needs torch ({error}): pip install 'manyhands[torch]'") from error
+
+
+def device_part(device: str) -> ModuleType:
+    """The module that runs Programs in torch. Raises ModelError where torch is not installed, or lacks the device."""
+    with needing_torch(f"--device {device}"):
+        from manyhands.worker import torch_program
+    torch_program.open_device(device)
+    return torch_program
+
+
+def tiles_part() -> ModuleType:
+    """The module that runs `model/`, where `serves_on_tiles`."""
+    from manyhands.worker import torch_runner
+
+    return torch_runner
