@@ -100,13 +100,13 @@ class World:
         announcer = Announcer(self.keys[index], _profile(self.peers[index]), self.rng.randbytes, self.overlay.now)
         info = _info(model, index % num_layers, num_layers)
 
-        def speak() -> None:
+        def announce() -> None:
             if index in self.alive:
-                for data in announcer.speak([(info, SpanLoad())], self.overlay.now):
+                for data in announcer.announce([(info, SpanLoad())], self.overlay.now):
                     self.overlay.publish(self.peers[index].node, data)
-                self.overlay.at(BEAT_S, speak)
+                self.overlay.at(BEAT_S, announce)
 
-        self.overlay.at(self.rng.uniform(0, BEAT_S), speak)
+        self.overlay.at(self.rng.uniform(0, BEAT_S), announce)
 
     def view(self, index: int, model: ModelId) -> set[int]:
         """Whom node `index` sees hosting `model`."""

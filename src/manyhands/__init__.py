@@ -30,7 +30,7 @@ os.environ.setdefault("MKL_CBWR", "AVX512" if "GenuineIntel" in _cpu and "avx512
 # oneDNN's AMX kernels mix rows. Where ours (model/tiles.py) was not built, oneDNN does without AMX.
 if "amx_bf16" in _cpu and not Path(__file__).with_name("model").joinpath("_tiles.so").exists():
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-# transformers' bars are noise where a program speaks for itself.
+# transformers' bars are noise where a program reports its own progress.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 __version__ = "0.1.0"

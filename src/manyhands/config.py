@@ -215,7 +215,7 @@ class SwarmConfig:
     deny: tuple[str, ...] = ()
     # The back-end of a swarm that is founded here. The ticket tells the others: "" takes what it says.
     directory: str = ""
-    # Nodes to keep links to, "HOST:PORT" or "HOST:PORT LAYERS": the list that directory "static" knows.
+    # Nodes to keep links to, "HOST:PORT" or "HOST:PORT LAYERS": the list that directory "static" uses.
     nodes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

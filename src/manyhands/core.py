@@ -183,7 +183,7 @@ class SpanInfo:
 
 @dataclass(frozen=True, slots=True)
 class SpanLoad:
-    """How busy a span is and how fast, as its node measured it before the work it speaks of began (IN-W02).
+    """How busy a span is and how fast, as its node measured it before the work it describes began (IN-W02).
 
     Seconds are those of one layer: of a decode step, and of one prefill row. 0: not measured yet. `p95_s`: within which 95 %
     of the last decode steps were through the whole span, the wait for the device included. `memory_bytes`: what its weights

@@ -124,7 +124,7 @@ def test_numbers_of_records_do_not_jump_with_the_clock() -> None:
     announcer, store = announcer_of(0), RecordStore(node_of(9))
     last = 0
     for turn, off in enumerate((0.0, 43_200.0, -43_200.0, 0.0, 86_400.0)):
-        for data in announcer.speak(hosted(0), NOW + off + 5 * turn):
+        for data in announcer.announce(hosted(0), NOW + off + 5 * turn):
             assert store.put(data, 5.0 * turn) == "new"
         (record,) = store.records(5.0 * turn)
         assert last == 0 or 0 < record.version - last < 1 << 15

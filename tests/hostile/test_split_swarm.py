@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from manyhands.core import NodeAddr
-from manyhands.member.bootstrap import MAX_HEARD, MAX_MET, REDIAL_S
+from manyhands.member.bootstrap import MAX_LAN_ADDRESSES, MAX_MET, REDIAL_S
 from manyhands.member.home import keep_ticket, load_ticket, save_ticket
 from manyhands.member.member import Member
 from manyhands.swarm.lan import Browser, Nearby
@@ -108,7 +108,7 @@ def test_halves_merge_when_the_local_network_tells(play: Play) -> None:
             await pairs[-1].meet()
         await asyncio.sleep(60)
         assert seen(pairs[0]) == {"n0", "n1"} and seen(pairs[3]) == {"n2", "n3"}
-        pairs[1].hear([pairs[2].addresses[0]])
+        pairs[1].found_on_lan([pairs[2].addresses[0]])
         await until_all_see(pairs, {"n0", "n1", "n2", "n3"}, 10)
 
     play(scene)
@@ -151,8 +151,8 @@ def test_what_is_remembered_is_bounded(play: Play) -> None:
         assert len(saved) == MAX_ADDRESSES and saved[0] == first.addresses[0]
         assert {addr.node for addr in saved[1:4]} == {other.id for other in others}, "linked nodes first"
         assert set(saved[4:]) <= set(many)
-        first.hear(NodeAddr("10.0.0.2", 1 + index, node_of(index)) for index in range(10 * MAX_HEARD))
-        assert len(first._bootstrap.addresses()) <= MAX_HEARD + MAX_ADDRESSES + MAX_MET
+        first.found_on_lan(NodeAddr("10.0.0.2", 1 + index, node_of(index)) for index in range(10 * MAX_LAN_ADDRESSES))
+        assert len(first._bootstrap.addresses()) <= MAX_LAN_ADDRESSES + MAX_ADDRESSES + MAX_MET
         first._bootstrap._behind.update((NodeAddr("10.0.0.3", 1 + i), node_of(i)) for i in range(1000))
         await asyncio.sleep(2 * REDIAL_S)
         assert set(first._bootstrap._behind) <= set(first._bootstrap.addresses()), "those of addresses now forgotten"

@@ -28,7 +28,7 @@ GUARD_S = 15.0
 class Air:
     """The announcements of a node on the network."""
 
-    is_heard = True
+    is_sent = True
 
     def __init__(self) -> None:
         self.ports: list[int | None] = []
@@ -169,7 +169,7 @@ def test_a_node_that_cannot_be_found_shows_none() -> None:
             made._advertised = None
             with pytest.raises(BadRequest, match="use the ticket"):
                 await made.show()
-            air.is_heard = False
+            air.is_sent = False
             made._advertised = cast(Advertised, air)
             with pytest.raises(BadRequest, match="--scope off"):
                 await made.show()

@@ -130,7 +130,7 @@ def test_a_node_that_says_it_is_busy_is_not_asked(play: Play, monkeypatch: pytes
         await anext(tokens)
         other = {"n1": "n2", "n2": "n1"}[running.route[0].name]
         for hosting in hosts:
-            hosting.member.directory.speak()
+            hosting.member.directory.announce()
         await until(lambda: sum(r.load.sessions for r in place_records(origin)) == 1)
         assert await attempts_of(origin, monkeypatch) == [[other]] * 8
         await tokens.aclose()
@@ -146,7 +146,7 @@ def test_a_node_where_steps_wait_loses_its_requests(play: Play, monkeypatch: pyt
         await until(lambda: len([r for r in place_records(origin) if r.info.max_sessions]) == 2)
         engine = hosts[0].hosts[0].engine
         monkeypatch.setattr(engine, "waiting", lambda: [object()] * 9)
-        hosts[0].member.directory.speak()
+        hosts[0].member.directory.announce()
         await until(lambda: sum(r.load.queue for r in place_records(origin)) == 9)
         monkeypatch.undo()
         level(origin)
@@ -233,7 +233,7 @@ def test_a_node_cannot_make_its_edges_look_short(play: Play) -> None:
             return hosted
 
         liar.directory._hosted = untruth
-        liar.directory.speak()
+        liar.directory.announce()
         await until(lambda: any(r.near == near for r in place_records(origin)))
         assert await routes_of(origin) == {"n1:0-1 n2:2-3"}
 
@@ -247,7 +247,7 @@ def test_a_node_with_a_slow_uplink_loses_its_requests(play: Play) -> None:
         assert await routes_of(origin, 20) == {"n1:0-3", "n2:0-3"}
         line = LinkEvidence(0, True, 1 << 24, False, 1e5, 0.02)
         one.node.watch.uplink.observe(line, 0, one.node.watch._awake_s())
-        one.directory.speak()
+        one.directory.announce()
         await until(lambda: any(r.uplink_Bps == 1e5 for r in place_records(origin)))
         assert await routes_of(origin) == {"n2:0-3"}
 
@@ -261,7 +261,7 @@ def test_a_record_tells_what_a_span_takes_and_how_fast_it_answers(play: Play) ->
         origin, (_, one) = await settled(place, "", "0-3")
         (before,) = place_records(origin)
         await ask(origin, Rules())
-        one.directory.speak()
+        one.directory.announce()
         await until(lambda: place_records(origin)[0].load.p95_s > 0)
         (after,) = place_records(origin)
         assert before.load.memory_bytes == after.load.memory_bytes > 100_000

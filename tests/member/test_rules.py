@@ -80,7 +80,7 @@ def test_greedy_takes_the_lowest_queue_and_latency_the_least_time(play: Play) ->
         low, high = sorted((one, two), key=lambda member: member.id)
         low.layer_s[WHOLE], high.layer_s[WHOLE] = 0.1, 0.001
         for member in (low, high):
-            member.directory.speak()
+            member.directory.announce()
         wanted = {low.config.name: 0.1, high.config.name: 0.001}
         await until(lambda: {r.name: r.load.layer_s for r in place_records(origin)} == wanted)
         fast = await ask(origin, Rules("latency"))

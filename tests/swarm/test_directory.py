@@ -17,7 +17,7 @@ from manyhands.core import ModelId, NodeId, SpanInfo, SpanLoad
 from manyhands.errors import LinkClosed
 from manyhands.swarm.announce import Announcer
 from manyhands.swarm.dht.backend import Dht
-from manyhands.swarm.directory import MAX_HEARD, Backend, DirectoryRunner, Peer
+from manyhands.swarm.directory import MAX_MENTIONED, Backend, DirectoryRunner, Peer
 from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.members import Members
 from manyhands.swarm.record import BEAT_S, REFRESH_S
@@ -44,7 +44,7 @@ def test_beats_between_signatures() -> None:
     announcer = announcer_of(0)
     versions, sequences = [], set()
     for beat in range(26):
-        (data,) = announcer.speak(hosted(0), NOW + beat * BEAT_S)
+        (data,) = announcer.announce(hosted(0), NOW + beat * BEAT_S)
         record = open_record(data)
         versions.append(record.version)
         sequences.add(record.sequence)
@@ -55,7 +55,7 @@ def test_beats_between_signatures() -> None:
 def test_a_change_is_signed_at_once_and_a_trembling_speed_is_none() -> None:
     announcer = announcer_of(0)
     first, second, third = (
-        open_record(announcer.speak([(info_of(), load)], NOW + at)[0])
+        open_record(announcer.announce([(info_of(), load)], NOW + at)[0])
         for at, load in (
             (0, SpanLoad(layer_s=0.0101)),
             (5, SpanLoad(layer_s=0.0102)),
@@ -68,21 +68,21 @@ def test_a_change_is_signed_at_once_and_a_trembling_speed_is_none() -> None:
 
 def test_a_span_that_is_given_up_is_withdrawn() -> None:
     announcer = announcer_of(0)
-    announcer.speak(hosted(0, 8), NOW)
-    said = [open_record(data) for data in announcer.speak(hosted(8), NOW + 5)]
+    announcer.announce(hosted(0, 8), NOW)
+    said = [open_record(data) for data in announcer.announce(hosted(8), NOW + 5)]
     assert [(r.info.span.start, r.is_withdrawn) for r in said if r.info] == [(8, False), (0, True)], (
         "first what is new: no view is without the node in between"
     )
-    again = [open_record(data) for data in announcer.speak(hosted(0, 8), NOW + 6)]
+    again = [open_record(data) for data in announcer.announce(hosted(0, 8), NOW + 6)]
     assert again[0].sequence > said[1].version, "taking it again outdoes the withdrawal"
 
 
 def test_a_node_that_hosts_nothing_is_a_member_and_leaving_withdraws_all() -> None:
     announcer = announcer_of(0)
-    assert open_record(announcer.speak([], NOW)[0]).info is None
-    said = [open_record(data) for data in announcer.speak(hosted(0), NOW + 5)]
+    assert open_record(announcer.announce([], NOW)[0]).info is None
+    said = [open_record(data) for data in announcer.announce(hosted(0), NOW + 5)]
     assert [record.is_withdrawn for record in said] == [False], "a withdrawal that overtakes it would hide the node"
-    hosting, idle = [open_record(data) for data in announcer.speak(hosted(0), NOW + 10)]
+    hosting, idle = [open_record(data) for data in announcer.announce(hosted(0), NOW + 10)]
     assert not hosting.is_withdrawn and idle.is_withdrawn and idle.info is None
     assert [open_record(data).is_withdrawn for data in announcer.withdraw(NOW + 11)] == [True]
     assert announcer.withdraw(NOW + 7) == []
@@ -90,14 +90,14 @@ def test_a_node_that_hosts_nothing_is_a_member_and_leaving_withdraws_all() -> No
 
 def test_a_clock_that_goes_back_does_not_lower_the_sequence() -> None:
     announcer = announcer_of(0)
-    first = open_record(announcer.speak(hosted(0), NOW)[0])
-    second = open_record(announcer.speak(hosted(0), NOW - 600)[0])
+    first = open_record(announcer.announce(hosted(0), NOW)[0])
+    second = open_record(announcer.announce(hosted(0), NOW - 600)[0])
     assert second.sequence == first.sequence + 1 and second.issued_at == NOW - 600
 
 
 def test_own_ghosts_are_withdrawn_and_higher_numbers_exceeded() -> None:
     announcer = announcer_of(0, NOW)
-    announcer.speak(hosted(0), NOW)
+    announcer.announce(hosted(0), NOW)
     ghost = record_of(sequence=10**12, issued_at=NOW - 30, info=info_of(8, 16))
     (answer,) = announcer.answer([ghost, record_of(1)], NOW + 1)
     withdrawal = open_record(answer)
@@ -105,12 +105,12 @@ def test_own_ghosts_are_withdrawn_and_higher_numbers_exceeded() -> None:
     assert announcer.twin is None
     newer = record_of(sequence=10**13, issued_at=NOW - 30)
     assert announcer.answer([newer], NOW + 1) == []
-    assert open_record(announcer.speak(hosted(0), NOW + 2)[0]).sequence > newer.sequence
+    assert open_record(announcer.announce(hosted(0), NOW + 2)[0]).sequence > newer.sequence
 
 
 def test_a_twin_is_named_and_not_fought() -> None:
     announcer = announcer_of(0, NOW)
-    announcer.speak(hosted(0), NOW)
+    announcer.announce(hosted(0), NOW)
     twin = record_of(sequence=10**12, issued_at=NOW + 10, info=info_of(8, 16), addresses=(address_of(0, "10.9.9.9"),))
     assert announcer.answer([twin], NOW + 11) == []
     assert announcer.twin == twin
@@ -226,7 +226,7 @@ def test_a_new_span_is_told_without_waiting() -> None:
             await wait_for(first, 2)
             await asyncio.sleep(1)
             host.spans = list(hosted(16))
-            second.speak()
+            second.announce()
             await asyncio.sleep(0.1)
             assert [r.info.span.start for r in first.records() if r.node == node_of(1) and r.info] == [16]
 
@@ -283,7 +283,7 @@ def test_models_are_watched_while_they_are_hosted_or_asked_for() -> None:
         mine, asked, heard = info_of().model, model_of(1), [model_of(index) for index in range(2, 40)]
         async with running(Wires(), 0, backend, host=host) as runner:
             runner.joined(Peer(node_of(1), (address_of(1),)), heard)
-            assert len(backend.watched) == MAX_HEARD and backend.watched <= set(heard)
+            assert len(backend.watched) == MAX_MENTIONED and backend.watched <= set(heard)
             host.spans = list(hosted(0))
             await asyncio.sleep(1)
             assert backend.watched == {mine}

@@ -19,7 +19,7 @@ from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.gossip import DENSE, MAX_LOST, NEIGHBOURS, NEWS, RUMOUR, SPARSE, Gossip
 from manyhands.swarm.news import NEWS_BYTES, News, expand, is_newer
 from manyhands.swarm.record import BEAT_S
-from manyhands.swarm.record_store import SPOKE_S
+from manyhands.swarm.record_store import SEEN_S
 from manyhands.swarm.statement import sign, with_beat
 from tests.swarm.records import NOW, address_of, announcer_of, chain_of, hosted, key_of, node_of, record_of
 
@@ -114,7 +114,7 @@ class Loop:
             self._post(member, member.backend.tick(self.now))
             statements = member.announcer.answer(member.backend.records(self.now), self.now)
         else:
-            statements = member.announcer.speak(member.hosted, self.now)
+            statements = member.announcer.announce(member.hosted, self.now)
         for data in statements:
             self._post(member, member.backend.publish(data, self.now))
         self._at(0.5 if kind == "tick" else BEAT_S, kind, member)
@@ -214,7 +214,7 @@ def test_two_nodes_with_one_key_find_out_and_nobody_else_suffers() -> None:
     twin.hosted = hosted(16)
     twin.peer = Peer(twin.peer.node, (address_of(2, "10.9.9.9"),))
     victim = loop.members[node_of(2)]
-    statements = twin.announcer.speak(twin.hosted, loop.now)
+    statements = twin.announcer.announce(twin.hosted, loop.now)
     for data in statements:
         other = loop.members[node_of(5)].backend
         loop._post(loop.members[node_of(5)], other.publish(data, loop.now))
@@ -338,10 +338,10 @@ def test_a_lost_node_is_tried_again_until_it_answers() -> None:
 
 def test_a_dial_that_failed_loses_only_a_node_that_has_been_silent() -> None:
     gossip = gossip_with(1)
-    gossip.unreached(node_of(1), NOW + SPOKE_S - 0.1)
-    assert len(gossip.records(NOW + SPOKE_S - 0.1)) == 1
-    gossip.unreached(node_of(1), NOW + SPOKE_S)
-    assert gossip.records(NOW + SPOKE_S) == []
+    gossip.unreached(node_of(1), NOW + SEEN_S - 0.1)
+    assert len(gossip.records(NOW + SEEN_S - 0.1)) == 1
+    gossip.unreached(node_of(1), NOW + SEEN_S)
+    assert gossip.records(NOW + SEEN_S) == []
 
 
 def test_what_is_remembered_is_bounded() -> None:

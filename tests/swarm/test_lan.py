@@ -65,7 +65,7 @@ def test_a_code_is_told_while_it_is_shown() -> None:
         async with asyncio.timeout(30), browser.listen(LOOPBACK):
             async with advertise(CODED, NODE, [HERE], "lan", LOOPBACK, name="desk", model="tales") as said:
                 nearby = await until(None)
-                assert (nearby.name, nearby.model) == ("desk", "tales") and said.is_heard
+                assert (nearby.name, nearby.model) == ("desk", "tales") and said.is_sent
                 await said.show_code(4001)
                 await until(4001)
                 await said.show_code(None)

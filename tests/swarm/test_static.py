@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.swarm.directory import Peer
-from manyhands.swarm.record_store import SPOKE_S
+from manyhands.swarm.record_store import SEEN_S
 from manyhands.swarm.statement import sign, with_beat
 from manyhands.swarm.static import Static
 from tests.swarm.records import NOW, address_of, chain_of, key_of, node_of, record_of
@@ -61,10 +61,10 @@ def test_a_lost_node_is_hidden_and_told_again_once_it_is_linked() -> None:
 def test_a_dial_that_failed_loses_only_a_node_that_has_been_silent() -> None:
     backend = Static(node_of(1))
     backend.receive(peer_of(2), data_of(2), NOW)
-    backend.unreached(node_of(2), NOW + SPOKE_S - 0.1)
-    assert len(backend.records(NOW + SPOKE_S - 0.1)) == 1
-    backend.unreached(node_of(2), NOW + SPOKE_S)
-    assert backend.records(NOW + SPOKE_S) == []
+    backend.unreached(node_of(2), NOW + SEEN_S - 0.1)
+    assert len(backend.records(NOW + SEEN_S - 0.1)) == 1
+    backend.unreached(node_of(2), NOW + SEEN_S)
+    assert backend.records(NOW + SEEN_S) == []
 
 
 def test_expired_records_are_forgotten_and_not_told_any_more() -> None:

@@ -43,7 +43,7 @@ from manyhands.text.tools import (
 
 @dataclass(frozen=True, slots=True)
 class ModelFormat:
-    """How a served model speaks: what its tokenizer and chat template tell, found out once. `spec`: the same for a process."""
+    """The text format of a served model, of its tokenizer and chat template, read once. `spec`: the same for a process."""
 
     origin: Origin
     speaker: Speaker
@@ -97,7 +97,7 @@ class ModelFormats:
         gateway.parts.append(self)
 
     async def open(self) -> None:
-        """Find out how the models speak, if that is not known."""
+        """Read the models' text formats, where that is not done."""
         origins = self._gateway.origins
         if all(name in self._known and self._known[name].origin is origin for name, origin in origins.items()):
             return

@@ -119,7 +119,7 @@ _AGAIN = "send the request again without it"
 
 
 def derive(secret: bytes, label: str, *parts: bytes) -> bytes:
-    """32 bytes that only who knows `secret` can compute; another `label` or other parts (of fixed sizes) give others."""
+    """32 bytes that cannot be computed without `secret`; another `label` or other parts (of fixed sizes) give others."""
     return hmac.digest(secret, b"manyhands " + label.encode() + b"\0" + b"".join(parts), "sha256")
 
 

@@ -205,7 +205,7 @@ class Gateway:
     def enter(self, caller: Caller, api: Api) -> Admitted:
         """Charge a request before anything is done for it. Raises RateLimited if a quota is used up or the queue is full.
 
-        Observers hear of one that is refused as of a job without a model: its body has not been read.
+        Observers are told of one that is refused as a job without a model: its body has not been read.
         """
         try:
             self._admission.enter(caller.name, caller.quota, self._clock())

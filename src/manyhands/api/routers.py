@@ -1,4 +1,4 @@
-"""Every API that other programs speak, over one gateway."""
+"""Every API for other programs, over one gateway."""
 
 from fastapi import APIRouter
 

@@ -1,7 +1,7 @@
 """What a config.json may say. It comes from unknown people, and its numbers decide how much is allocated.
 
-Every number has a limit, well above any published model, that is checked before a library sees it; sizes that were never heard
-of are held to limits by how their names end. Errors name the field, the value and the limit in one line.
+Every number has a limit, well above any published model, that is checked before a library sees it; sizes that are not known
+here are held to limits by how their names end. Errors name the field, the value and the limit in one line.
 """
 
 import json

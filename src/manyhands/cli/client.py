@@ -1,4 +1,4 @@
-"""How commands speak to a running gateway: one HTTP call at a time, its errors as ours."""
+"""How commands call a running gateway: one HTTP call at a time, its errors as ours."""
 
 import http.client
 import json

@@ -37,7 +37,7 @@ COMMANDS: Final = {
     "doctor": "Check keys, ports, reachability, disk, memory and the engine.",
     "model": "Look into a model, cut it into parts, make a tiny one.",
     "ticket": "Make and read the text that lets machines join a swarm.",
-    "workers": "Every node that a running gateway knows, and its routes.",
+    "workers": "Every node that a running gateway sees, and its routes.",
     "key": "Who may use the gateway: make, list and revoke API keys.",
 }
 MODULES: Final = dict.fromkeys(("pull", "list", "show", "rm"), "shelf")

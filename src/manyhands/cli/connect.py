@@ -37,7 +37,7 @@ def tls_node(
 ) -> FullNode:
     """A node with the key in `key_file` (default: $MANYHANDS_HOME/node.key), or with a key of its own.
 
-    It speaks with the nodes that `swarm` admits; None: every member. Raises BadRequest if it admits none.
+    It dials the nodes that `swarm` admits; None: every member. Raises BadRequest if it admits none.
     """
     key = NodeKey.generate() if is_ephemeral else NodeKey.load_or_create(key_file or home_from_env() / "node.key")
     policy = None if swarm is None else policy_of(swarm)

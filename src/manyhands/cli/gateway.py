@@ -281,5 +281,5 @@ def served_name(model: str) -> str:
 def say_api(url: str, model: str) -> None:
     """What to do with an API that has just opened."""
     typer.echo(f'the API is at {url}, its documentation at {url}/docs; the model is "{model}"')
-    typer.echo(f"for programs that speak to OpenAI: OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none")
+    typer.echo(f"for programs written for OpenAI: OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none")
     typer.echo("Ctrl-C stops it")

@@ -236,7 +236,7 @@ async def _advertised(hosting: "Hosting", tell: Reporter) -> "AsyncIterator[Adve
             said = advertise(member.ticket, member.id, direct, scope, name=name, model=model)
             advertised = await stack.enter_async_context(said)
             if member.config.scope != "off":
-                browser = Browser(lambda: member.hear(browser.addresses(member.ticket)))
+                browser = Browser(lambda: member.found_on_lan(browser.addresses(member.ticket)))
                 await stack.enter_async_context(browser.listen())
         except (OSError, BadRequest) as error:
             tell.line(f"other machines cannot find this swarm by themselves ({error}): give them the whole line below")

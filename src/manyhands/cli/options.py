@@ -123,7 +123,7 @@ class Sampling:
 class Computing:
     """The options of a command that is the origin: what it computes itself, and how its requests travel.
 
-    They raise BadRequest for what is none of the words that an option knows.
+    They raise BadRequest for a value that an option does not have.
     """
 
     dtype: DType = "auto"

@@ -19,7 +19,7 @@ _COLOURS = {"active": "green", "evicted": "yellow", "unreachable": "red"}
 
 @app.callback()
 def workers(context: typer.Context, api: Api = "", api_key: ApiKey = "", as_json: options.Json = False) -> None:
-    """Every node that a running gateway knows, and the route a request would take now."""
+    """Every node that a running gateway sees, and the route a request would take now."""
     if context.invoked_subcommand is not None:
         return
     told = call(api, api_key, "GET", "/api/workers")

@@ -1,4 +1,4 @@
-"""How a member gets its links to a swarm, and gets them back: which addresses it knows, and when it dials them.
+"""How a member gets its links to a swarm, and gets them back: which addresses it has, and when it dials them.
 
 Known are those of the ticket, of the list of nodes, what the local network tells, and nodes that were linked before.
 """
@@ -20,7 +20,7 @@ DIAL_S = 5.0  # for one address of the ticket to answer
 REDIAL_S = 10.0
 LOOK_S = 1.0  # between looks at whether something calls for dialling at once
 SUSPENDED_S = 2.0  # the machine slept for so long: links may be dead, addresses may have changed
-MAX_HEARD = 32  # addresses that the local network told of
+MAX_LAN_ADDRESSES = 32  # addresses that LAN discovery found
 MAX_MET = 64  # nodes that were linked, whose addresses are remembered
 
 
@@ -46,7 +46,7 @@ class Bootstrap:
         self._suspended = suspended
         self._behind: dict[NodeAddr, NodeId] = {}  # which node answered at an address
         self._met: dict[NodeId, NodeAddr] = {}  # nodes that were linked, and where to dial them; the latest last
-        self._heard: list[NodeAddr] = []
+        self._on_lan: list[NodeAddr] = []
         self._news = asyncio.Event()  # `_heard` has changed
         self._turn = 0
         self._has_stopped = False
@@ -95,17 +95,17 @@ class Bootstrap:
             )
         return opened
 
-    def hear(self, addrs: Iterable[NodeAddr]) -> None:
-        """The local network tells of members of this swarm at `addrs` (at most MAX_HEARD count): dial those not linked."""
-        heard = list(islice(addrs, MAX_HEARD))
-        if heard != self._heard:
-            self._heard = heard
+    def found_on_lan(self, addrs: Iterable[NodeAddr]) -> None:
+        """LAN discovery found members at `addrs` (the first MAX_LAN_ADDRESSES are used): dial those without a link."""
+        found = list(islice(addrs, MAX_LAN_ADDRESSES))
+        if found != self._on_lan:
+            self._on_lan = found
             self._news.set()
 
     def addresses(self) -> list[NodeAddr]:
         """All that are known, of others."""
         mine = {(addr.host, addr.port) for addr in self._own()}
-        known = (*self._ticket.addresses, *self._nodes, *self._heard, *self._met.values())
+        known = (*self._ticket.addresses, *self._nodes, *self._on_lan, *self._met.values())
         named = {(a.host, a.port): a for a in reversed(known) if a.node != self._me}
         return [addr for place, addr in named.items() if place not in mine]
 
@@ -148,7 +148,7 @@ class Bootstrap:
         shut = [addr for addr in known if addr.node not in linked and self._behind.get(addr) not in linked]
         if is_all or not linked:
             return shut
-        always = [addr for addr in shut if addr in self._nodes or addr in self._heard]
+        always = [addr for addr in shut if addr in self._nodes or addr in self._on_lan]
         others = [addr for addr in shut if addr not in always]
         self._turn += 1
         return always + ([others[self._turn % len(others)]] if others else [])

@@ -89,7 +89,7 @@ class Hosting:
         """Say that `span` is being loaded here; None: that nothing is."""
         claim = None if span is None else self.weights.claim(span)
         self.member.claims = [] if claim is None else [replace(claim, is_spare=self.member.config.is_spare)]
-        self.member.directory.speak()
+        self.member.directory.announce()
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class Hosting:
         self.say(
             f"would load up to {config.can_load} more of layers {here}, which lie here, when no other node holds them"
         )
-        self.member.directory.speak()
+        self.member.directory.announce()
 
     def providers(self) -> list[Provider]:
         """The nodes that host the model, as sources of its files; the first one of the ticket first."""
@@ -229,7 +229,7 @@ class Hosting:
         """Drain, then free. Sessions that no other node can take keep the old span until they end."""
         for host in hosts:
             host.drain()
-        self.member.directory.speak()
+        self.member.directory.announce()
         for host in hosts:
             await host.emptied()
             self.member.node.worker.drop(host)

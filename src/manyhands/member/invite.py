@@ -52,7 +52,7 @@ class Invitations:
         """Show a new code in place of the one that is shown. Raises BadRequest where no other machine could use it."""
         async with self._turn:
             await self._withdraw()
-            if self._advertised is None or not self._advertised.is_heard:
+            if self._advertised is None or not self._advertised.is_sent:
                 raise BadRequest(
                     "a code needs a node that others on this network can find: start it without --scope off and "
                     "without --listen 127.0.0.1:PORT, where multicast works; or use the ticket"

@@ -47,7 +47,7 @@ TICKET_ADDRESSES = 4  # of a ticket that is given out: this node's own, and othe
 
 
 class Member:
-    """Enter it to listen and to speak; then `meet`. `claims`: spans that are being loaded (see hosting.py).
+    """Enter it to listen and to announce itself; then `meet`. `claims`: spans that are being loaded (see hosting.py).
 
     `clock` is monotonic and decides everything; `unix_clock` stamps records and is compared with others' for complaints.
     """
@@ -136,13 +136,13 @@ class Member:
         """Offer nothing any more, hand the sessions over, return when none is left. Deadline: the caller's."""
         self.is_leaving = True
         self._bootstrap.stop()
-        self.directory.speak()
+        self.directory.announce()
         await self.node.worker.drain()
 
     def switch(self, *, on: bool) -> None:
         """Off: withdraw what is offered, hand the sessions over, take none; weights stay loaded. On: as before."""
         self.node.worker.switch(on=on)
-        self.directory.speak()
+        self.directory.announce()
 
     async def idle(self) -> None:
         """Wait until this node's own requests have ended. Deadline: the caller's."""
@@ -189,7 +189,7 @@ class Member:
     # -- coming in ----------------------------------------------------------------------------------------------------
 
     async def meet(self) -> None:
-        """Call every node that the ticket names, and wait for what the first of them knows. Raises as `call`."""
+        """Call every node that the ticket names, and wait for the records of the first of them. Raises as `call`."""
         if await self.call():
             await self.wait_until(
                 lambda: any(record.node != self.id for record in self.directory.records()), FIRST_NEWS_S
@@ -211,9 +211,9 @@ class Member:
                 break
         return is_so()
 
-    def hear(self, addrs: Iterable[NodeAddr]) -> None:
-        """The local network tells of members of this swarm at `addrs`: dial those that are not linked (see Bootstrap.hear)."""
-        self._bootstrap.hear(addrs)
+    def found_on_lan(self, addrs: Iterable[NodeAddr]) -> None:
+        """LAN discovery found members of this swarm at `addrs`: dial those without a link (see Bootstrap.found_on_lan)."""
+        self._bootstrap.found_on_lan(addrs)
 
     # -- what the directory needs -------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What a member does when it is asked to serve other layers: gathers what it knows, lets place/orders.py judge, and moves."""
+"""What a member does when it is asked to serve other layers: gathers its state, lets place/orders.py decide, and moves."""
 
 from typing import TYPE_CHECKING
 

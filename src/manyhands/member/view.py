@@ -21,7 +21,7 @@ MAX_NODES: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class SwarmSnapshot:
-    """What a view is made of. `edges`: control links by peer. `shapes`: of the models that this member knows."""
+    """What a view is made of. `edges`: control links by peer. `shapes`: of the models whose shape this member has."""
 
     swarm: str
     me: NodeId

@@ -1,6 +1,6 @@
 """The model that is hosted: its name and id in the swarm, its sizes, and its files for any span.
 
-`up MODEL` knows a name; `join` knows what the records say. A folder or "tales" on this disk is used as it is, if it is the same
+`up MODEL` has a name; `join` has the records. A folder or "tales" on this disk is used as it is, if it is the same
 model; else the tensors of the span come from peers, and from the hub what no peer has.
 """
 
@@ -121,7 +121,7 @@ class Weights:
                     f"the hub's {self.hub} is {model[:12]} now, the swarm has {self.id[:12]}: name its revision"
                 )
             return folder, replace(self, id=model)
-        assert self.id is not None, "without a folder and a hub id, it is the swarm that knows the model"
+        assert self.id is not None, "without a folder and a hub id, the swarm says which model it is"
         need = Need(self.id, span, with_ends=with_ends, with_files=True, name=self.name)
         hub = None if self.hub is None else HubProvider(self.hub)
         here = [DiskProvider(folder) for folder in folders if folder.name != self.id]

@@ -15,6 +15,6 @@ iroh/         QUIC with hole punching, for peers that no member can dial
 reach         one Transport for every way to a peer: direct, iroh, relay
 memory        the same without a network, for tests
 pool          links by (peer, lane), dialled once
-watch         heartbeats on every link; liveness says what silence means, kernel what TCP knows
+watch         heartbeats on every link; liveness says what silence means, kernel reads TCP's counters
 setbacks      peers and addresses that could not be dialled lately
 """

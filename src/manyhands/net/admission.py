@@ -71,7 +71,7 @@ def server_name(first: bytes) -> str | int:
     Raises NotAMember for what is not a ClientHello with a server name within one record of MAX_HELLO_BYTES.
     """
     if first[:1] not in (b"", b"\x16") or first[1:2] not in (b"", b"\x03"):
-        raise NotAMember("it does not speak TLS")
+        raise NotAMember("it does not use TLS")
     if len(first) < 5:
         return 5
     length = int.from_bytes(first[3:5], "big")

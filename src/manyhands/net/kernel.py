@@ -1,4 +1,4 @@
-"""What the system's TCP knows of a connection: whether, and how fast, the peer's kernel acknowledges bytes. Linux only."""
+"""What the system's TCP counts of a connection: whether, and how fast, the peer's kernel acknowledges bytes. Linux only."""
 
 import asyncio
 import socket

@@ -36,10 +36,11 @@ Verdict = Literal["alive", "cut", "frozen"]
 
 @dataclass(frozen=True, slots=True)
 class LinkEvidence:
-    """What a link knows of its line. `num_acked` counts bytes that the peer's kernel has acknowledged, `has_unacked` whether
-    some were sent that it has not; both None where the system does not tell. While `is_reading` is false, this node takes
-    nothing, so that it cannot hear the peer. `uplink_Bps`: bytes a second that it carried when there was enough to send,
-    None if that is not known; `least_rtt_s`: the shortest round trip of its packets, 0 if not known."""
+    """What a link measures of its connection. `num_acked` counts bytes that the peer's kernel has acknowledged,
+    `has_unacked` whether some were sent that it has not; both None where the system does not say. While `is_reading` is
+    false, this node takes nothing, so that it cannot have read the peer's messages. `uplink_Bps`: bytes a second that it
+    carried when there was enough to send, None if that is not known; `least_rtt_s`: the shortest round trip of its
+    packets, 0 if not known."""
 
     num_received: int
     is_reading: bool = True
@@ -91,7 +92,7 @@ class Pulse:
         return self._asked_at is not None
 
     def observe(self, line: LinkEvidence, now: float) -> None:
-        """Note what the link knows now."""
+        """Note what the link measures now."""
         if line.num_received != self._line.num_received or not line.is_reading:
             self._heard_at = now
         if line.num_acked != self._line.num_acked or not line.has_unacked:

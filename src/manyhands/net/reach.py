@@ -1,6 +1,6 @@
 """One Transport for every way to a peer: direct ones raced first, then iroh, then a relay.
 
-A node has several addresses: those of its record, those it said in Hello, and the relays that this node knows. Which are
+A node has several addresses: those of its record, those it said in Hello, and the relays that this node uses. Which are
 tried, and when, is decided by `plan` (pure). A link through a relay is used at once and bettered later: from time to time
 this node tries the peer's direct addresses, and a direct link so found joins the node's links as if the peer had dialled.
 New sessions take it (LinkPool prefers direct links), running ones move to it between two steps (origin/repair.py).

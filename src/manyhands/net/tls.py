@@ -1,7 +1,7 @@
 """TCP + TLS 1.3, both sides authenticated: the default wherever a machine can be dialled. Plain asyncio or uvloop.
 
 A caller that is not a member gets no application byte: admission.py keeps it out of the handshake, the handshake verifies the
-peer's chain, and the listener speaks after the peer's Hello. Allow and deny lists by NodeId sit on top of membership.
+peer's chain, and the listener sends after the peer's Hello. Allow and deny lists by NodeId sit on top of membership.
 
 The same handshake also runs inside a tunnel that a relay forwards (`dial_over`, `admit_over`; see tunnel.py): such a link
 is authenticated and encrypted from end to end. A member may also ask, by ALPN, for a guest (the relay) instead of a link.

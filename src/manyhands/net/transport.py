@@ -1,7 +1,7 @@
 """Who can be reached: the interface that tls, memory (and later iroh) implement, and that the rest of the node sees.
 
 A Transport is one node's way in and out; a Link carries the messages of one lane between two nodes that proved their
-keys. Neither reads messages, except Hello (which node speaks) and Ping (its round trip).
+keys. Neither reads messages, except Hello (which node the peer is) and Ping (its round trip).
 """
 
 import statistics

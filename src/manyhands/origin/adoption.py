@@ -1,4 +1,4 @@
-"""What an origin knows of a session that another one began: by which secret its hops hand it over, and how far it was."""
+"""What an origin has of a session that another one began: by which secret its hops hand it over, and how far it was."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

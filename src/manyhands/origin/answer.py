@@ -41,7 +41,7 @@ class Timings:
 class Answer:
     """One request's answer, filled in as it grows.
 
-    `route` is the first one; `session` (once open) knows the present one, also after the answer has ended.
+    `route` is the first one; `session` (once open) has the present one, also after the answer has ended.
     """
 
     prompt: tuple[int, ...]

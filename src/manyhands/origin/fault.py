@@ -47,7 +47,7 @@ class Verdict:
 def judge(fault: Fault, hops: Sequence[Hop], *, is_running: bool) -> Verdict:
     """A hop's refusal to open, and where the request itself is at fault, ends the session.
 
-    A hop knows nothing of others than its neighbours: such a blame falls on itself.
+    A hop can name its neighbours only: a fault that names another is its own.
     """
     near = range(max(0, fault.hop - 1), min(len(hops), fault.hop + 2))
     at_fault = fault.blame if fault.blame is not None and fault.blame in near else fault.hop

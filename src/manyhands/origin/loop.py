@@ -91,7 +91,7 @@ class Generation:
         self._intake = Intake(session, healer, self._pace, config, self.ledger, due)
         self._bounds = RowBounds()  # of what the last hop sends
         self._head: RoundHead | None = None
-        self._is_disturbed = self._is_dead = False  # what is on its way is of no use, and the session has yet to hear
+        self._is_disturbed = self._is_dead = False  # steps in flight are of no use; the session is not told yet
 
     async def tokens(self) -> AsyncGenerator[Drawn, None]:
         """The tokens as they are committed. Raises what ends the session, ContextOverflow never (the lease fits)."""
@@ -103,7 +103,7 @@ class Generation:
                 drawn, position, ids, payload = await self._next_window()
                 self.finish_reason = self._finished()
                 if self.finish_reason is None:
-                    # Before the consumer is heard: it must not slow the route.
+                    # Before the consumer runs: it must not slow the route.
                     self._send_window(position, ids, payload)
                     while len(ids) == WINDOW_ROWS:  # a full window: there may be drafts for another one
                         position, ids, payload = await self._turn(None, self._draft)

@@ -129,7 +129,7 @@ class Route:
         return self.hops[hop].offer.node if hop < len(self.hops) else None
 
     def is_from(self, hop: int, link: Link) -> bool:
-        """Whether `link` leads to the node of hop `hop`: what others say in its name is not heard."""
+        """Whether `link` leads to the node of hop `hop`: what others say in its name is dropped."""
         return hop < len(self.hops) and link.peer == self.hops[hop].offer.node
 
     @property

@@ -104,7 +104,7 @@ class Session:
     async def reshape(self, slots: Sequence[Slot], hops: Sequence[Hop]) -> None:
         """Put the route into a new shape, in a new epoch: first the hops that recompute, then those that feed them.
 
-        The order matters: a hop drops what reaches it before it has heard of the epoch. Hops that are no longer in the route
+        The order matters: a hop drops what reaches it before it has the Open of the epoch. Hops that are no longer in the route
         are closed last: one that only wished to leave can be taken back if its replacement refuses.
         `hops` are those of `slots`, survivors among them. Deadline: config.reopen_timeout_s for each of the two, more where
         event loops are late. Raises HopLost if one of them is lost meanwhile or does not answer; what ended the session
@@ -159,7 +159,7 @@ class Session:
         raise PipelineStalled(f"hops {', '.join(f'{i} ({self.route.hops[i].offer.name})' for i in silent)} {reason}")
 
     def close(self, parked_as: SessionId | None = None, positions: int = 0) -> None:
-        """Tell every hop to free the session at once, or to keep its first `positions` under a name that only they hear;
+        """Tell every hop to free the session at once, or to keep its first `positions` under a name that only they are given;
         without a name, for adoption alone. Harmless when repeated or when links are gone.
         """
         self._error = self._error or PipelineAborted("the session is closed")
@@ -189,7 +189,7 @@ class Session:
 
     def retract(self) -> None:
         """What is on its way is guessed wrong: begin the next guess. Steps that wait here are dropped; hops drop theirs when
-        they hear of the new one."""
+        they get the new one."""
         self._settle(len(self.route.hops) - 1, self.returns.retract())
         for index, hop in enumerate(self.route.hops):
             dropped = len(hop.outbox)

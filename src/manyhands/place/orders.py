@@ -31,7 +31,7 @@ Obey = Callable[[NodeId, Reassign], str]  # begins to move and says so; raises M
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a node that is asked to move knows of itself. `is_owner`: it asks itself, by its own gateway."""
+    """The state of a node that is asked to move. `is_owner`: it asks itself, by its own gateway."""
 
     name: str
     is_owner: bool

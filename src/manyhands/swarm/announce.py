@@ -43,7 +43,7 @@ class _Said:
 
 
 class Announcer:
-    """`entropy(n)` gives n unpredictable bytes. `profile` may be replaced at any time: `speak` notices."""
+    """`entropy(n)` gives n unpredictable bytes. `profile` may be replaced at any time: `announce` signs it anew."""
 
     def __init__(self, key: NodeKey, profile: Profile, entropy: Callable[[int], bytes], now: float) -> None:
         self.profile = profile
@@ -54,7 +54,7 @@ class Announcer:
         self._said: dict[RecordKey, _Said] = {}
         self._floor = 0  # sequences must exceed it
 
-    def speak(self, hosted: Sequence[tuple[SpanInfo, SpanLoad]], now: float) -> list[bytes]:
+    def announce(self, hosted: Sequence[tuple[SpanInfo, SpanLoad]], now: float) -> list[bytes]:
         """The statements that are due, given all that this node hosts and how busy that is. Call every BEAT_S.
 
         What is new comes before what is withdrawn, so that a node that changes its layers is in every view all the time. They

@@ -1,4 +1,4 @@
-"""The one place that knows which back-ends there are."""
+"""The table of back-ends."""
 
 from random import Random
 

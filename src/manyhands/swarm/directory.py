@@ -31,7 +31,7 @@ TICK_S = 0.5
 SEND_TIMEOUT_S = 10.0  # to dial a node and hand it a body
 LEAVE_TIMEOUT_S = 2.0
 MAX_QUEUED = 64  # bodies for one peer; beyond, the oldest are dropped (back-ends repeat themselves)
-MAX_HEARD = 16  # models that peers spoke of, while this node names none
+MAX_MENTIONED = 16  # models that peers named, while this node names none
 MAX_OTHERS = 64  # nodes that are remembered for keeping another directory
 _KINDS = {kind[0].encode(): kind for kind in DIRECTORIES}
 
@@ -53,7 +53,7 @@ class Outgoing:
 
 
 class Directory(Protocol):
-    """The five calls of LP-29: all that the rest of a node knows of the directory. Statements come back as records.
+    """The five calls of LP-29: all that the rest of a node uses of the directory. Statements come back as records.
 
     `changed` is notified whenever what `records` returns may have changed.
     """
@@ -103,7 +103,7 @@ class Exchange(Protocol):
         """The link to `node` broke: its records are suspect at once."""
 
     def unreached(self, node: NodeId, now: float) -> list[Outgoing]:
-        """A dial of `node` failed: as `lost`, unless it spoke lately."""
+        """A dial of `node` failed: as `lost`, unless it was seen lately."""
 
     def records(self, now: float) -> list[Record]:
         """Fresh records, our own included."""
@@ -140,7 +140,7 @@ class DirectoryRunner:
 
     `send(peer, body)` dials if need be and raises a ManyhandsError or OSError if it cannot. `hosted()` says what the node
     offers and how busy that is *now*; None: this node only looks, and says nothing of itself. `members` filters what is
-    offered to others of this program, and which nodes may speak. The node calls `receive`, `joined` and `lost`; `changed` is
+    offered to others of this program, and whose records are taken. The node calls `receive`, `joined` and `lost`; `changed` is
     notified whenever the offered records changed. `clock` is monotonic: all that is decided goes by it. `unix_clock` only
     stamps what this node signs, and is compared with others' for `complaints`.
     """
@@ -163,7 +163,7 @@ class DirectoryRunner:
         self._queues: dict[NodeId, deque[Outgoing]] = {}
         self._num_news = self._num_fresh = 0
         self._asked: set[ModelId] = set()
-        self._heard: set[ModelId] = set()
+        self._mentioned: set[ModelId] = set()
         self._watched: set[ModelId] = set()
         self._others: dict[NodeId, str] = {}  # peers with another kind of directory
         self._tasks = asyncio.TaskGroup()
@@ -244,7 +244,7 @@ class DirectoryRunner:
         if self.members.may_speak(peer.node):
             self._post(self.backend.joined(peer, self._clock()))
             self._tell_changed()
-            self._heard.update(islice(set(models) - self._heard, MAX_HEARD - len(self._heard)))
+            self._mentioned.update(islice(set(models) - self._mentioned, MAX_MENTIONED - len(self._mentioned)))
             self._attend()
 
     def lost(self, node: NodeId) -> None:
@@ -256,10 +256,10 @@ class DirectoryRunner:
         self._post(self.backend.unreached(node, self._clock()))
         self._tell_changed()
 
-    def speak(self) -> None:
+    def announce(self) -> None:
         """Say now what this node hosts, without waiting for the next beat: it took or gave up a span."""
         if (hosted := self._hosted()) is not None:
-            self._publish(self.announcer.speak(hosted, self._unix_clock()))
+            self._publish(self.announcer.announce(hosted, self._unix_clock()))
 
     # For the node itself, and for people
 
@@ -278,9 +278,9 @@ class DirectoryRunner:
         return complaints(clocks, self.backend.forks) + other_kinds(self._others, self.backend.kind)
 
     def _attend(self) -> None:
-        """Keep at hand what is hosted here and what was asked for; while that is nothing, what peers spoke of."""
+        """Keep at hand what is hosted here and what was asked for; while that is nothing, the models that peers named."""
         hosted = {info.model for info, _ in self._hosted() or ()}
-        wanted = (hosted | self._asked) or set(self._heard)
+        wanted = (hosted | self._asked) or set(self._mentioned)
         for model in wanted - self._watched:
             self.backend.watch(model)
         for model in self._watched - wanted:
@@ -303,7 +303,7 @@ class DirectoryRunner:
 
     async def _speak(self) -> None:
         while True:
-            self.speak()
+            self.announce()
             await asyncio.sleep(BEAT_S)
 
     def _publish(self, statements: Sequence[bytes]) -> None:

@@ -102,7 +102,7 @@ class Gossip(StoreBacked):
         return [Outgoing(peer, self._sparse(now))]
 
     def unreached(self, node: NodeId, now: float) -> list[Outgoing]:
-        return [] if self.store.spoke_lately(node, now) else self.lost(node, now)
+        return [] if self.store.was_seen_lately(node, now) else self.lost(node, now)
 
     def lost(self, node: NodeId, now: float) -> list[Outgoing]:
         self._round_at = now  # a call that failed is made up for with the next tick
@@ -220,7 +220,7 @@ class Gossip(StoreBacked):
     # Peers
 
     def _meet(self, peer: Peer) -> None:
-        """`peer` can be reached: it spoke to us."""
+        """`peer` can be reached: a message of it came."""
         known = self._linked.get(peer.node)
         self._linked[peer.node] = peer if peer.addresses or known is None else known
         self._lost.pop(peer.node, None)

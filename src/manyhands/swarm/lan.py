@@ -2,8 +2,8 @@
 
 A service of type `_manyhands._tcp.local.` has the node's address and port, and in its TXT record: v=1, swarm=NAME,
 id=FINGERPRINT (`Ticket.fingerprint`, which tells two swarms of one name apart), node=NODE ID, name=NAME OF THE NODE,
-model=THE MODEL IT SERVES, and code=PORT while it shows a code (net/pairing). A node that hears it may dial, and is turned away
-without the ticket. Advertised only when the scope is not `off`; everything heard is checked and bounded.
+model=THE MODEL IT SERVES, and code=PORT while it shows a code (net/pairing). A node that receives it may dial, and is refused
+without the ticket. Advertised only when the scope is not `off`; everything received is checked and bounded.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ RESOLVE_TIMEOUT_S = 3.0
 class Nearby:
     """A node of some swarm on this network, as it says: nothing here is proven before it has been dialled.
 
-    `code_port`: where it hands the ticket to who knows the code that it shows; None: it shows none.
+    `code_port`: where it gives the ticket to joiners that prove the code it shows; None: it shows none.
     """
 
     swarm: str
@@ -125,7 +125,7 @@ class Advertised:
         self._turn = 0
 
     @property
-    def is_heard(self) -> bool:
+    def is_sent(self) -> bool:
         return self._zeroconf is not None
 
     async def show_code(self, port: int | None) -> None:

@@ -1,7 +1,7 @@
 """A record: what a node says about itself and one span, numbered and short-lived. statement.py signs and encodes it. Pure.
 
 Beats. A record that did not change is kept alive without a new signature. Its anchor is the end of a chain of hashes, and the
-n-th beat reveals the value that hashes to it in n steps: 8 bytes that only the signer knew, and that prove it spoke again
+n-th beat reveals the value that hashes to it in n steps: 8 bytes that only the signer had, and that prove that it is alive
 (Lamport, "Password authentication with insecure communication", 1981). 64 bits suffice: a forger needs 2^64 hashes
 within the record's 120 s, to make a dead node look alive for that long. Beats prolong freshness, never the lifetime.
 """
@@ -20,7 +20,7 @@ Scope = Literal["off", "lan", "trusted", "public"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 MAX_LIFETIME_S = 120  # HN-18
-BEAT_S = 5.0  # a node speaks this often
+BEAT_S = 5.0  # a node announces itself this often
 REFRESH_S = 60.0  # and signs anew this often: two refreshes may get lost before a record ends
 MAX_BEATS = 24  # of one record: then it is signed anew. MAX_BEATS * BEAT_S = MAX_LIFETIME_S
 MAX_ADDRESSES = 8
@@ -37,7 +37,7 @@ TAG_BYTES = 8
 
 
 class Hosted(NamedTuple):
-    """What a record speaks of beside its node: layers of a model in a precision."""
+    """What a record states beside its node: layers of a model in a precision."""
 
     model: ModelId
     precision: Precision
@@ -135,7 +135,7 @@ class Record:
 
     @property
     def spoken_at(self) -> float:
-        """When the node last spoke, on its own clock, to about a beat's length. For people: nothing is decided by it."""
+        """When the node last announced itself, on its own clock, to about a beat's length. Shown, not used."""
         return self.issued_at + self.beats * BEAT_S
 
 

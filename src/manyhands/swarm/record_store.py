@@ -6,8 +6,8 @@ that jumps changes nothing.
 
     FRESH_S = 13 s: a beat every 5 s that takes up to 6 s to get here leaves 2 s for a node that is held up; and a node that
     crashed is gone from every view after at most 6 + 13 = 19 s. A lost link (`suspect`) takes it out at once, until the link
-    is back or the node spoke twice: the first beat to come may have been on its way already. A dial that failed does so too
-    if the node has not spoken for SPOKE_S; busy machines answer dials late. A node that is linked is judged
+    is back or two beats came: the first beat to come may have been on its way already. A dial that failed does so too
+    if no beat of the node came for SEEN_S; busy machines answer dials late. A node that is linked is judged
     by its link's heartbeats alone (net/liveness.py), which tell a starved machine from a dead one: late beats do not take it
     out.
 
@@ -29,7 +29,7 @@ from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, Record, RecordKey
 from manyhands.swarm.statement import RecordRefused, Verdict, check_beat, check_signature, read, read_beat, with_beat
 
 FRESH_S = 13.0
-SPOKE_S = 10.0  # since a node spoke: a dial of it that fails does not mean that it is gone, as it may be busy
+SEEN_S = 10.0  # since a node's last beat: a dial of it that fails does not mean that it is gone, as it may be busy
 MAX_RECORDS_PER_NODE = 64
 MAX_RECORDS = 20_000
 MAX_NOTES = 64  # nodes whose key or clock is told of as odd
@@ -47,7 +47,7 @@ class HeldRecord:
     signed: bytes
     value: bytes
     arrived_at: float  # when this signature came
-    heard_at: float  # when it last became newer here
+    seen_at: float  # when it last became newer here
     tag: bytes  # of the record's key
     account: NodeId  # that its room is on
     teller: NodeId  # that passed it on
@@ -60,15 +60,15 @@ class HeldRecord:
         return with_beat(self.signed, self.record.beats, self.value) if self.record.beats else self.signed
 
     def is_fresh(self, now: float) -> bool:
-        """Whether the record may be offered: its node spoke lately and it is neither withdrawn nor over."""
+        """Whether the record may be offered: its node was seen lately and it is neither withdrawn nor over."""
         record = self.record
         if record.is_withdrawn or record.version < self.trusted_from:
             return False
         return self.is_current(now) or (self.is_linked and not self.has_ended(now))
 
     def is_current(self, now: float) -> bool:
-        """Whether others should have it too: its node spoke lately, or withdrew it."""
-        return not self.has_ended(now) and (self.record.is_withdrawn or now - self.heard_at <= FRESH_S)
+        """Whether others should have it too: its node was seen lately, or withdrew it."""
+        return not self.has_ended(now) and (self.record.is_withdrawn or now - self.seen_at <= FRESH_S)
 
     def has_ended(self, now: float) -> bool:
         """Whether its lifetime, counted from its arrival, is over."""
@@ -120,7 +120,7 @@ class StoreReport(Generic[S]):
 
 
 class StoreBacked(StoreReport["RecordStore"]):
-    """What back-ends have in common that hold all they hear of: there is nothing to be watched."""
+    """What back-ends have in common that keep every record they receive: there is nothing to watch."""
 
     def watch(self, model: ModelId) -> None:
         """It is at hand."""
@@ -225,9 +225,9 @@ class RecordStore:
         key = self._by_tag.get(tag)
         return None if key is None else self._entries[key]
 
-    def spoke_lately(self, node: NodeId, now: float) -> bool:
-        """Whether `node` was heard of within SPOKE_S."""
-        return any(now - entry.heard_at < SPOKE_S for entry in self.of_node(node))
+    def was_seen_lately(self, node: NodeId, now: float) -> bool:
+        """Whether a beat of `node` came within SEEN_S."""
+        return any(now - entry.seen_at < SEEN_S for entry in self.of_node(node))
 
     def of_node(self, node: NodeId) -> list[HeldRecord]:
         """What is held of `node`."""
@@ -282,7 +282,7 @@ class RecordStore:
             entry.record = check_beat(record, beat, value)
         except RecordRefused as exc:
             return exc.verdict
-        entry.value, entry.heard_at = value, now
+        entry.value, entry.seen_at = value, now
         return "new"
 
     def _make_way(self, node: NodeId, account: NodeId) -> RecordKey | None:

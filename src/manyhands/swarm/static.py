@@ -58,7 +58,7 @@ class Static(StoreBacked):
         return [Outgoing(peer, data) for data in self._own.values()]
 
     def unreached(self, node: NodeId, now: float) -> list[Outgoing]:
-        return [] if self.store.spoke_lately(node, now) else self.lost(node, now)
+        return [] if self.store.was_seen_lately(node, now) else self.lost(node, now)
 
     def lost(self, node: NodeId, now: float) -> list[Outgoing]:
         self.store.suspect(node)

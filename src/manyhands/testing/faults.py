@@ -5,7 +5,7 @@ async with memory_swarm(folder, "0-1,2-3,4-5", spares=["0-5"], wrap=faults.wrap)
     faults.at("decode", swarm.hops[1], lambda: faults.die(swarm.hops[1]), skip=5)
     answer = await swarm.origin.complete(...)
 
-Everything happens in wrapped transports and around a host's device; product code knows nothing of it. All nodes of the
+Everything happens in wrapped transports and around a host's device; product code has no part in it. All nodes of the
 swarm must be wrapped by the same Faults. Under the virtual clock (testing/clock.py) a slow hop costs no real time.
 
 Poison "nan", "inf", "zero" and "scale" (x 1000) is noticed by its receiver (worker/bounds.py), "scale" once that has seen a

@@ -116,7 +116,7 @@ class FaultyLink(WrappedLink):
         return await self._link.ping()
 
     def abort(self, reason: str) -> None:
-        """A frozen node may give a link up; its peer cannot hear of it before the thaw."""
+        """A frozen node may give a link up; its peer cannot learn of it before the thaw."""
         self._end = self._end or reason
         if self.owner not in self._trouble.frozen:
             self._link.abort(reason)

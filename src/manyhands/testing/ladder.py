@@ -88,7 +88,7 @@ async def far_origin() -> AsyncIterator[Origin]:
 
 
 async def climb(temperature: float, reps: int, note: Callable[[str], None]) -> dict[str, Rung]:
-    """The samples of every arm. `note` hears of each."""
+    """The samples of every arm. `note` is called with each."""
     rungs = {name: Rung() for name in LENGTHS}
     async with far_origin() as origin:
         prompt = origin.model.encode(PROMPT)

@@ -1,7 +1,7 @@
-"""Many directory back-ends in one thread and in virtual time: which hears what, when, and at what cost in bytes.
+"""Many directory back-ends in one thread and in virtual time: which gets which record, when, and at what cost in bytes.
 
 A discrete-event simulator: a heap of events, no sockets, no tasks, no clock. It plays the driver of every back-end: it
-dials peers that are not linked, reports `joined` and `lost`, and calls `tick`. It knows nothing of what the bodies
+dials peers that are not linked, reports `joined` and `lost`, and calls `tick`. It does not read what the bodies
 mean. Everything follows from the seed, so a run can be repeated exactly. 10,000 nodes fit: an event costs microseconds.
 """
 
@@ -31,7 +31,7 @@ class Network:
 
 @dataclass(slots=True)
 class Traffic:
-    """What one node said and heard, with the overhead below the body."""
+    """What one node sent and received, with the overhead below the body."""
 
     messages_sent: int = 0
     bytes_sent: int = 0
@@ -80,7 +80,7 @@ class Overlay:
         self._push(first, self._tick, index, self._nodes[index].life)
 
     def link(self, a: NodeId, b: NodeId) -> None:
-        """`a` dials `b`; both hear `joined` once the link stands (or `a` hears `lost`)."""
+        """`a` dials `b`; both get `joined` once the link stands (or `a` gets `lost`)."""
         self._dial(self._nodes[self._index[a]], self._nodes[self._index[b]])
 
     def publish(self, node: NodeId, data: bytes) -> None:
@@ -187,7 +187,7 @@ class Overlay:
         self._push(wait_s, self._deliver, sender.index, index, body)
 
     def _dial(self, sender: _Node, target: _Node) -> bool:
-        """See to a link; False if there can be none (`sender` then hears `lost`)."""
+        """See to a link; False if there can be none (`sender` then gets `lost`)."""
         if target.index in sender.links:
             return True
         delay_s = self._delay(sender.index, target.index)

@@ -1,4 +1,4 @@
-"""A checkpoint's chat template, rendered within bounds. Pure; knows no tokenizer.
+"""A checkpoint's chat template, rendered within bounds. Pure; without a tokenizer.
 
 A template is an untrusted program, run on a client's words. Jinja's sandbox keeps it away from the process; the bounds
 here keep it from using the process up: `RenderBudget` counts passes of loops and macros, looks at the clock at each, and limits

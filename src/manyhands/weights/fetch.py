@@ -6,7 +6,7 @@ of the needed tensors are read, each checked against the model's manifest. Where
 read once to make it, and still only the needed ones are kept. A fetch may be killed at any time and resumed, and
 another one may add other layers to the same folder. Blocking: call it from a thread.
 
-Why this is not download.py. A download knows the ModelId, and so what every tensor hashes to: any provider may give any of
+Why this is not download.py. A download has the ModelId, and so every tensor's hash: any provider may give any of
 them, several at once, into one file of the whole model; the hub is then a provider like the others (hub_provider.py). A fetch
 begins with a name. Its ModelId is the hash of a manifest that mostly does not exist yet and takes all bytes in the order of
 the hub's files, whose own hashes prove them; there is one source, and its files keep their names and shards, which other

@@ -1,7 +1,7 @@
 """Asking other nodes for parts of a model, over the bulk lane: several requests under way, answers as they come.
 
 Trusts no answer: one without a request is ignored, one that does not fit its request is the peer's fault. Whether
-the bytes are the right ones is for download.py to say, which knows the hashes.
+the bytes are the right ones is for download.py to check, which has the hashes.
 """
 
 import asyncio
@@ -163,9 +163,9 @@ class PeerProvider:
     async def _answer(self, asked: _Asked) -> Data:
         """The data asked for. Deadline: STALL_S without any answer of this peer. Raises Lacking, ProviderError."""
         while not asked.answer.done():
-            heard = self._num_answers
+            before = self._num_answers
             await asyncio.wait([asked.answer], timeout=STALL_S)
-            if not asked.answer.done() and self._num_answers == heard:
+            if not asked.answer.done() and self._num_answers == before:
                 raise ProviderError("stalled", f"no answer about {asked.want.name} for {STALL_S:g} s")
         self._num_answers += 1
         return _data(asked.want, asked.answer.result())

@@ -1,7 +1,7 @@
 """Credits: how many Steps may be under way from one node to the next, in one session and epoch. Pure.
 
 Both ends keep one `Credits` and count the same: the sender takes one for each Step it sends and gets back what a Credit
-message says; the receiver takes one for each Step that arrives, and gets back what it pays. So a receiver knows what it
+message says; the receiver takes one for each Step that arrives, and gets back what it pays. So a receiver can bound what it
 has granted, and a Step for which it holds no credit was not sent by the rules.
 """
 

@@ -1,4 +1,4 @@
-"""Frames: a fixed header, then a body. Sans-I/O; knows nothing of sockets and never imports torch.
+"""Frames: a fixed header, then a body. Sans-I/O: no sockets, no torch.
 
     header   header.py
     Step     ids as u32[count] if flag 1, then the tensor's count * width * itemsize bytes if flag 2, or fewer if they
@@ -264,7 +264,7 @@ class FrameReader:
 
     def _greet(self, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:
-            raise ProtocolError(f"peer speaks protocol {hello.version}, this node speaks {PROTOCOL_VERSION}")
+            raise ProtocolError(f"the peer has protocol {hello.version}, this node has {PROTOCOL_VERSION}: update one")
         if self.lane not in (None, hello.lane):
             raise ProtocolError(f"peer opened the {hello.lane} lane, expected {self.lane}")
         self.lane = hello.lane

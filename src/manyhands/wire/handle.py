@@ -3,7 +3,7 @@
     handle, a secret of the stream ─ proof_of(handle, node) ─► shown to that node in Open.resume
                                              └─ adopted_name(proof) ─► told to it in Open.adoption, when the session opens
 
-A hop knows the name, which is a hash, until another origin shows the proof; and neither is worth anything at another hop.
+A hop has the name, which is a hash, until another origin shows the proof; and neither is worth anything at another hop.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from manyhands.core import NodeId, SessionId
 
 
 def proof_of(handle: bytes, node: NodeId) -> SessionId:
-    """What shows `node` that the sender knows `handle`."""
+    """What proves to `node` that the sender has `handle`."""
     return SessionId(hmac.digest(handle, b"manyhands adopt\0" + bytes.fromhex(node), "sha256")[:16])
 
 

@@ -247,7 +247,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryUpdate:
-    """One message of the directory's back-end (gossip, dht), which alone knows what is in it. At most 48 KiB."""
+    """One message of the directory's back-end (gossip, dht), which alone reads its body. At most 48 KiB."""
 
     body: bytes
 

@@ -33,7 +33,7 @@ class Engine:
     """Computes for its sessions between `start` and `stop`; `advance_soon` tells it that something may have come up.
 
     `load` makes the model, on the device thread, before a session is added. `close` ends a session whose step failed,
-    `on_loaded` hears of each load.
+    `on_loaded` is called after each load.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Engine:
     def _loaded(self, done: "asyncio.Future[SpanModel]") -> None:
         self._loading = None
         if done.cancelled() or done.exception() is not None:
-            return  # those who wait for it hear of it
+            return  # those who wait for it get the error
         self.model = done.result()
         room, most = self.model.runner.cache_room, self._config.cache_bytes
         fits = (most if room is None else min(room, most)) // max(1, self.model.runner.bytes_per_token)

@@ -31,9 +31,9 @@ Place = tuple[SessionId, Span]
 
 
 class SpanHost:
-    """Serves one span; a private one for requests of its own node alone, and no other node hears of it.
+    """Serves one span; a private one for requests of its own node alone, and it is in no record.
     `load` makes the model (on the device thread), again after an eviction. `logs` bounds the output logs of all spans of the
-    node together, `owners` knows whose sessions they serve. `run` must be running for steps to be computed. Owned by the Node.
+    node together, `owners` counts each origin's sessions. `run` must be running for steps to be computed. Owned by the Node.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class SpanHost:
                 session.report()
 
     def feeder(self, message: Feed, node: NodeId) -> HopSession | None:
-        """The place that `message` of the session's origin `node` speaks to, if it is here in that epoch."""
+        """The place that `message` of the session's origin `node` is for, if it is here in that epoch."""
         place = self._by_hop.get((message.session, message.hop))
         is_asked = place is not None and (place.opened.epoch, place.origin.peer) == (message.epoch, node)
         return place if is_asked else None

@@ -160,7 +160,7 @@ class Worker:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def register(self, node: Node) -> None:
-        """Take the messages for the spans of this node, and hear of links that come and go."""
+        """Take the messages for the spans of this node, and the links that come and go."""
         node.handle(Open, self._on_open)
         node.handle(Feed, self._on_feed)
         node.handle(Step, self._on_step)
@@ -294,7 +294,7 @@ class Worker:
     def on_feed(self, message: Feed, link: Link) -> None:
         """Send a standby what it lacks, on behalf of the session's origin.
 
-        One at a time for each place, and MAX_FEED_ROWS at most: an origin that asks for more is not heard.
+        One at a time for each place, and MAX_FEED_ROWS at most: what an origin asks beyond that is ignored.
         """
         for host in self.hosts:
             place = host.feeder(message, link.peer)

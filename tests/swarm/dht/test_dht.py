@@ -553,13 +553,13 @@ def test_a_host_that_lives_is_never_out_of_sight() -> None:
     world = World(30)
     announcers = {i: announcer_of(i, world.overlay.now) for i in range(10)}
 
-    def speak() -> None:
+    def announce() -> None:
         for index, announcer in announcers.items():
-            for data in announcer.speak([(info_of(), SpanLoad())], world.overlay.now):
+            for data in announcer.announce([(info_of(), SpanLoad())], world.overlay.now):
                 world.overlay.publish(world.peers[index].node, data)
-        world.overlay.at(BEAT_S, speak)
+        world.overlay.at(BEAT_S, announce)
 
-    speak()
+    announce()
     for index in range(20, 30):
         world.dht(index).watch(MODEL)
     world.overlay.run(60)

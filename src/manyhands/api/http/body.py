@@ -1,6 +1,6 @@
 """JSON from clients: read within bounds, checked by pydantic models, refused in one line that names the place. Pure.
 
-read_json ─ an object, no deeper than MAX_DEPTH ─► check(model, ...) ─ only what the model knows, of the types it says
+read_json ─ an object, no deeper than MAX_DEPTH ─► check(model, ...) ─ only the model's fields, of the types it says
 """
 
 import json

@@ -107,7 +107,7 @@ def check_json(headers: Headers, path: str, sender: Sender) -> bool:
     """Whether a body is to be read as JSON that is not said to be. Raises UnsupportedMediaType for any other that is not:
     a page may send other types unasked.
 
-    Programs that speak to Ollama send no type, a form's (`curl -d`), or octets. Every browser names itself Mozilla, and
+    Clients of Ollama send no type, a form's (`curl -d`), or octets. Every browser names itself Mozilla, and
     tells the origin of what a page posts.
     """
     has_body = "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""

@@ -35,7 +35,7 @@ def describe(
     schema_of: str = "",
     parameters: Sequence[Object] = (),
 ) -> None:
-    """Mount a POST handler that reads its own body; the OpenAPI document says what fields.py knows of it."""
+    """Mount a POST handler that reads its own body; the OpenAPI document takes its fields from fields.py."""
     schema = body_schema(schema_of or f"{router.prefix}{path}")
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     answers: dict[str, Any] = {"application/json": {}, "text/event-stream": {}}

@@ -30,7 +30,7 @@ class Speaker:
     dialect: Dialect | None
     thinking: Thinking | None
     special: Mapping[str, int]  # markers that are special tokens, which decoding would drop
-    has_levels: bool  # the template knows reasoning_effort
+    has_levels: bool  # the template takes reasoning_effort
     is_plain: bool = True  # texts may be tokenised on the event loop (text/tokenizer_parts.py)
 
 

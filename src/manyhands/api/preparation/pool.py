@@ -97,7 +97,7 @@ def busy(num_waiting: int) -> RateLimited:
 
 
 class Preparing:
-    """The processes, and the requests that wait for them. `specs` tells the models; a process that knows others is replaced."""
+    """The processes, and the requests that wait for them. `specs`: the models; a process of others is replaced."""
 
     def __init__(
         self,

@@ -103,7 +103,7 @@ async def _exchange(
     if verdict == WRONG:
         raise WrongCode(addr.host, (await reader.readexactly(1))[0])
     if verdict != ADMITTED:
-        raise ProtocolError(f"{addr} does not speak as a pairing does: update one of the two machines")
+        raise ProtocolError(f"{addr} does not follow the pairing protocol: update one of the two machines")
     return await _open(reader, exchange, addr)
 
 

@@ -1,10 +1,10 @@
-"""The listener of a machine that shows a code: it exists while the code lives, and hands the ticket to who knows the code.
+"""The listener of a machine that shows a code: it exists while the code is valid, and gives the ticket to who proves the code.
 
 Any program on the network may call, so callers are bounded as at the door of a node (listener.py): one that sends no
 ClientHello costs a descriptor for HELLO_S, and of the others PairingQueue says who has its exchange next. Each has EXCHANGE_S,
 sends 65 bytes after the handshake, and its arithmetic runs outside the event loop, one at a time. TLS is anonymous here: both
 certificates are of fresh keys, signed by a CA that anyone can derive from the swarm's public fingerprint, and prove nothing
-but that the same machine speaks; exchange.py binds them to the code.
+but that it is the same machine; exchange.py binds them to the code.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class CodeAttempt:
 
 
 class PairingHost:
-    """Serves one code of the swarm with fingerprint `swarm`. `ticket` makes what is handed over; `tell` hears of attempts."""
+    """Serves one code of the swarm with fingerprint `swarm`. `ticket` makes what is given; `tell` gets each attempt."""
 
     def __init__(
         self,

@@ -6,14 +6,14 @@ Every node is a place in the id space, its public key; a model is one too, the h
     a host       every REFRESH_S: find the K nodes nearest to its model, STORE its newest records there
     an asker     every REFRESH_S: find them, read off which records each lists, FETCH every one it lacks, once
 
-What a peer cannot do. Ids come from the link, which proves the key: no node speaks as another, answers for another (a
+What a peer cannot do. Ids come from the link, which proves the key: no node can pose as another, answer for another (a
 request is bound to its receiver), or stores for another (STORE takes the sender's own records only). DhtRecords are
 verified before they are stored, passed on or shown, and only forward: a replayed one is older than what is known.
-Hearsay is asked, never believed: only nodes that spoke enter the table, and long-lived ones are not pushed out. Floods
+Contacts that others name are asked first: only nodes that answered enter, and long-lived ones are not pushed out. Floods
 meet caps per sender and second, per publisher, per key and in all.
 What it can do. Members may make any number of keys (the swarm's secret admits them, nothing else does). The owner of
 the K nodes nearest to a model can hide it, not forge it; grinding keys for that costs seconds in any Kademlia
-without a price on ids. The nodes that speak first fill a table, so one whose bootstrap peers are all dishonest is eclipsed.
+without a price on ids. The nodes that come first fill a table, so one whose bootstrap peers are all dishonest is eclipsed.
 """
 
 import random
@@ -51,7 +51,7 @@ ANSWER_S = 2.0  # deadline of a question; dialling over 80 ms takes a quarter of
 SLOW_S = 0.5  # until a lookup goes on without an answer, which may still come
 REFRESH_S = 30.0  # a quarter of a record's lifetime (HN-18)
 RENEW_S = 15.0  # until a new signature is stored: 60 (record.REFRESH_S) + 15 + 36 (an asker's turn) < 120, so no gap
-SHUN_S = 60.0  # a node that did not answer is not asked on hearsay, unless it speaks: others notice a death later
+SHUN_S = 60.0  # a node that did not answer is not asked again on others' word, until it calls
 RETRY_S = 2.0  # until an errand that reached no node is tried again
 MAINTAIN_S = 120.0  # between lookups that only keep the buckets filled
 PROBE_S = 10.0  # between pings of one contact that failed: partitions heal
@@ -126,7 +126,7 @@ class Dht(StoreReport[DhtStore]):
         except ProtocolError:
             self.counts.refused += 1
             return []
-        return self._heard(sender, now) + self._handle(sender, message, now)
+        return self._seen(sender, now) + self._handle(sender, message, now)
 
     def tick(self, now: float) -> list[Outgoing]:
         out: list[Outgoing] = []
@@ -145,7 +145,7 @@ class Dht(StoreReport[DhtStore]):
 
     def joined(self, peer: Peer, now: float) -> list[Outgoing]:
         was_alone = self.table.is_empty
-        out = self._heard(peer, now)
+        out = self._seen(peer, now)
         if was_alone and not self.table.is_empty:
             self._maintain_s = now + MAINTAIN_S * self._rng.uniform(0.8, 1.2)
             out += self._look_up(self.table.own, now)
@@ -288,8 +288,8 @@ class Dht(StoreReport[DhtStore]):
         request = self._open(Question(peer, now, DhtPong, None))
         return Outgoing(peer, encode(DhtPing(request)))
 
-    def _heard(self, peer: Peer, now: float) -> list[Outgoing]:
-        """A node spoke over a link that proves its id. One that cannot be dialled is no contact for others."""
+    def _seen(self, peer: Peer, now: float) -> list[Outgoing]:
+        """A message of a node came over a link that proves its id. One that cannot be dialled is no contact for others."""
         if self._shunned:
             self._shunned.pop(number(peer.node), None)
         contact = contact_of(peer)

@@ -104,7 +104,7 @@ class DhtStore:
         return next((store.account(node) for store in self._stores.values() if store.of_node(node)), node)
 
     def suspect(self, node: NodeId) -> None:
-        """`node` cannot be reached: offer nothing of it until it speaks again, or `trust`."""
+        """`node` cannot be reached: offer nothing of it until its next beat, or `trust`."""
         for store in self._stores.values():
             store.suspect(node)
 
@@ -160,7 +160,7 @@ def _tag(entry: HeldRecord) -> bytes:
 
 
 def _is_current(entry: HeldRecord, now: float) -> bool:
-    """Whether others should have it: its node spoke lately and is not suspect, or withdrew it."""
+    """Whether others should have it: its node was seen lately and is not suspect, or withdrew it."""
     record = entry.record
-    is_fresh = record.version >= entry.trusted_from and now - entry.heard_at <= STALE_S
+    is_fresh = record.version >= entry.trusted_from and now - entry.seen_at <= STALE_S
     return not entry.has_ended(now) and (record.is_withdrawn or is_fresh)

@@ -1,7 +1,7 @@
-"""Whom a node of the DHT knows: k-buckets over 256-bit ids. Pure: no clock, no network.
+"""The contacts of a DHT node: k-buckets over 256-bit ids. Pure: no clock, no network.
 
 Maymounkov and Mazieres, "Kademlia: A Peer-to-peer Information System Based on the XOR Metric" (2002), sections 2.2 and
-4.1 (replacement cache). Only nodes that were heard themselves, over a link that proves their key, are entered here;
+4.1 (replacement cache). Only nodes that called or answered themselves, over a link that proves their key, are entered here;
 hearsay is not. Long-lived contacts stay: a newcomer enters a full bucket only where one fails to answer.
 """
 
@@ -71,7 +71,7 @@ class Table:
         return bucket.contacts.get(node) if bucket else None
 
     def seen(self, contact: Contact, now: float) -> Contact | None:
-        """Note that `contact` spoke to us. Returns a contact that should be pinged: its place is wanted."""
+        """Note that a message of `contact` came. Returns a contact that should be pinged: its place is wanted."""
         node = contact.id
         if node == self.own:
             return None
