@@ -69,6 +69,15 @@ class Insider:
             await asyncio.sleep(0.1)
             return None
 
+    async def rounds(self, pause_s: float, *lanes: Lane) -> AsyncIterator[list[Link]]:
+        """Open links, one a lane, to each node that takes them and hosts a span: round after round until the siege is over."""
+        while not self.siege.is_over:
+            for target in self.targets:
+                links = [link for lane in lanes if (link := await self.link(target, lane)) is not None]
+                if len(links) == len(lanes) and links[0].hello.spans:
+                    yield links
+            await asyncio.sleep(pause_s)
+
     def send(self, link: Link, message: Any) -> bool:
         """Send one message; whether the link still took it. An attempt."""
         self.siege.count(self.family)
@@ -79,10 +88,8 @@ class Insider:
             return False
         return True
 
-    def open(self, link: Link, session: SessionId, epoch: int = 1, **changes: Any) -> Open | None:
+    def open(self, link: Link, session: SessionId, epoch: int = 1, **changes: Any) -> Open:
         """A rightly signed Open of this member's own for a span of the node at `link`."""
-        if not link.hello.spans:
-            return None
         info = link.hello.spans[0]
         fields: dict[str, Any] = {
             "session": session,
@@ -130,87 +137,66 @@ async def insider(siege: Target, family: str) -> AsyncIterator[Insider]:
 async def step_flood(siege: Target) -> None:
     """Sessions of its own, and far more steps than were granted, large and small."""
     async with insider(siege, "step_flood") as me:
-        while not siege.is_over:
-            for target in me.targets:
-                control, data = await me.link(target, "control"), await me.link(target, "data")
-                session = session_id()
-                if control is None or data is None or (message := me.open(control, session)) is None:
-                    continue
-                me.send(control, message)
-                await asyncio.sleep(0.05)
-                width = control.hello.spans[0].hidden_size
-                for rows in (256, 1):
-                    payload = plain_rows(width, rows)
-                    for number in range(64):
-                        if not me.send(data, Step(session, 1, 0, 0, rows, 0, 0, "hidden", None, payload)):
-                            break
-                        if number % 8 == 0:
-                            await asyncio.sleep(0.01)
-                me.send(control, Close(session))
-            await asyncio.sleep(0.5)
+        async for control, data in me.rounds(0.5, "control", "data"):
+            session = session_id()
+            me.send(control, me.open(control, session))
+            await asyncio.sleep(0.05)
+            width = control.hello.spans[0].hidden_size
+            for rows in (256, 1):
+                payload = plain_rows(width, rows)
+                for number in range(64):
+                    if not me.send(data, Step(session, 1, 0, 0, rows, 0, 0, "hidden", None, payload)):
+                        break
+                    if number % 8 == 0:
+                        await asyncio.sleep(0.01)
+            me.send(control, Close(session))
 
 
 async def park_flood(siege: Target) -> None:
     """Sessions that are parked by the hundred, more positions than they have, and names that others may have parked under."""
     async with insider(siege, "park_flood") as me:
-        while not siege.is_over:
-            for target in me.targets:
-                control, data = await me.link(target, "control"), await me.link(target, "data")
-                if control is None or data is None or not control.hello.spans:
-                    continue
-                width = control.hello.spans[0].hidden_size
-                for _ in range(8):
-                    session = session_id()
-                    guess: dict[str, Any] = {"resume": session_id(), "resume_until": 256, "adoption": session_id()}
-                    message = me.open(control, session, **guess)
-                    if message is None or not me.send(control, message):
-                        break
-                    me.send(data, Step(session, 1, 0, 0, 32, 0, 0, "hidden", None, plain_rows(width, 32)))
-                    await asyncio.sleep(0.05)
-                    me.send(control, Close(session, session_id(), random.choice((32, 1 << 20))))
-            await asyncio.sleep(0.2)
+        async for control, data in me.rounds(0.2, "control", "data"):
+            width = control.hello.spans[0].hidden_size
+            for _ in range(8):
+                session = session_id()
+                guess: dict[str, Any] = {"resume": session_id(), "resume_until": 256, "adoption": session_id()}
+                if not me.send(control, me.open(control, session, **guess)):
+                    break
+                me.send(data, Step(session, 1, 0, 0, 32, 0, 0, "hidden", None, plain_rows(width, 32)))
+                await asyncio.sleep(0.05)
+                me.send(control, Close(session, session_id(), random.choice((32, 1 << 20))))
+
+
+@asynccontextmanager
+async def silent_port() -> AsyncIterator[int]:
+    """A port of 127.0.0.1 whose listener never answers."""
+    async with await asyncio.start_server(stay_silent, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
 
 
 async def open_flood(siege: Target) -> None:
     """Opens with rising epochs whose successors do not answer, and sessions that are never closed."""
-    async with insider(siege, "open_flood") as me:
-        silent = await asyncio.start_server(stay_silent, "127.0.0.1", 0)
-        nowhere = NodeAddr("127.0.0.1", silent.sockets[0].getsockname()[1])
-        async with silent:
-            while not siege.is_over:
-                for target in me.targets:
-                    control = await me.link(target, "control")
-                    session = session_id()
-                    for epoch in range(1, 40):
-                        if control is None:
-                            break
-                        message = me.open(control, session, epoch, hop=0, num_hops=2, successor=nowhere)
-                        if message is None or not me.send(control, message):
-                            break
-                    await asyncio.sleep(0.1)
+    async with insider(siege, "open_flood") as me, silent_port() as port:
+        successor = NodeAddr("127.0.0.1", port)
+        async for (control,) in me.rounds(0.1, "control"):
+            session = session_id()
+            for epoch in range(1, 40):
+                if not me.send(control, me.open(control, session, epoch, hop=0, num_hops=2, successor=successor)):
+                    break
+            await asyncio.sleep(0.1)
 
 
 async def forged_records(siege: Target) -> None:
     """Records of made-up nodes that claim every layer, at speeds that no node has, at an address that is silent."""
-    async with insider(siege, "forged_records") as me:
-        silent = await asyncio.start_server(stay_silent, "127.0.0.1", 0)
-        port = silent.sockets[0].getsockname()[1]
+    async with insider(siege, "forged_records") as me, silent_port() as port:
         statements: list[bytes] = []
-        async with silent:
-            while not siege.is_over:
-                for target in me.targets:
-                    link = await me.link(target, "control")
-                    if link is None or not link.hello.spans:
-                        continue
-                    if not statements:
-                        statements = await asyncio.to_thread(made_up, link, port)
-                    for start in range(0, len(statements), 32):
-                        news = News(statements=statements[start : start + 32])
-                        me.send(link, DirectoryUpdate(news.encode(NEWS)))
-                        await asyncio.sleep(0.02)
-                await asyncio.sleep(2)
-                if random.random() < 0.05:
-                    statements = []
+        async for (control,) in me.rounds(2, "control"):
+            if not statements or random.random() < 0.01:
+                statements = await asyncio.to_thread(made_up, control, port)
+            for start in range(0, len(statements), 32):
+                news = News(statements=statements[start : start + 32])
+                me.send(control, DirectoryUpdate(news.encode(NEWS)))
+                await asyncio.sleep(0.02)
 
 
 def made_up(link: Link, port: int) -> list[bytes]:
@@ -244,23 +230,18 @@ async def forged_control(siege: Target) -> None:
     """Messages about sessions that are not its own, and texts that would forge log lines."""
     text = "\x1b[2J\x1b]0;owned\x07\nmanyhands: error: all is lost\r" + "A" * 4000
     async with insider(siege, "forged_control") as me:
-        while not siege.is_over:
-            for target in me.targets:
-                control, data = await me.link(target, "control"), await me.link(target, "data")
-                if control is None or data is None or not control.hello.spans:
-                    continue
-                session = session_id()
-                for message in (
-                    Close(session),
-                    Probe(session, 1),
-                    Fault(session, 1, 0, "shard_failed", text, 1),
-                    Opened(session, 1, 0, text[:200], True),
-                    Progress(session, 1, 0, 1 << 40, 1 << 40),
-                    WeightRequest(1, control.hello.spans[0].model, "tensor", "lm_head.weight", 1 << 40, 1 << 20),
-                ):
-                    me.send(control, message)
-                me.send(data, Credit(session, 1, 0, (1 << 32) - 1))
-            await asyncio.sleep(0.2)
+        async for control, data in me.rounds(0.2, "control", "data"):
+            session = session_id()
+            for message in (
+                Close(session),
+                Probe(session, 1),
+                Fault(session, 1, 0, "shard_failed", text, 1),
+                Opened(session, 1, 0, text[:200], True),
+                Progress(session, 1, 0, 1 << 40, 1 << 40),
+                WeightRequest(1, control.hello.spans[0].model, "tensor", "lm_head.weight", 1 << 40, 1 << 20),
+            ):
+                me.send(control, message)
+            me.send(data, Credit(session, 1, 0, (1 << 32) - 1))
 
 
 async def many_links(siege: Target) -> None:
