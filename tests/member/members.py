@@ -93,6 +93,9 @@ class Town:
         return Origin(member.node, OriginModel(self.folder, self.precision, ends_at), device, (), member.directory)
 
 
+Play = Callable[[Callable[[Town], Any]], Any]  # of the fixture `play`
+
+
 @asynccontextmanager
 async def town(folder: Path, home: Path, precision: Precision = "bf16") -> AsyncIterator[Town]:
     async with AsyncExitStack() as stack:

@@ -5,7 +5,6 @@ Each test fails if the wire between a measurement and the route is cut (tools/mu
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,35 +16,11 @@ from manyhands.net.liveness import LinkEvidence
 from manyhands.net.transport import Link, Transport
 from manyhands.route.offer import Rules
 from manyhands.swarm.record import NearNode
-from manyhands.testing.clock import run_virtual
-from manyhands.testing.tiny import make_tiny
 from manyhands.testing.wan import WanLink, WanProfile, WanTransport
 from manyhands.wire.message import HopTiming
-from tests.member.members import Town, town
-from tests.member.test_member import until
-from tests.member.test_rules import PROMPT, ask, level, place_records, settled, shown
+from tests.member.members import Play, Town
+from tests.member.requests import PROMPT, ask, level, place_records, settled, shown, until
 from tests.swarm.records import key_of
-
-Play = Callable[[Callable[[Town], Any]], Any]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("llama", tmp_path_factory.mktemp("live") / "tiny", layers=4, seed=3)
-
-
-@pytest.fixture
-def play(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
-
-    def start(scene: Callable[[Town], Any]) -> Any:
-        async def main() -> Any:
-            async with town(folder, tmp_path) as place:
-                return await scene(place)
-
-        return run_virtual(main())
-
-    return start
 
 
 async def routes_of(origin: Any, count: int = 8) -> set[str]:

@@ -21,6 +21,7 @@ from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.worker.execute import Device
 from tests.member.members import TOKENS, Town, room_for, spans, town
+from tests.member.requests import until
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 PROMPT = tuple(range(3, 40))
@@ -49,13 +50,6 @@ class Stage:
 def stage(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
     return Stage(folder, tmp_path)
-
-
-async def until(is_so: Any, seconds: float = 30.0) -> None:
-    """Wait in virtual time."""
-    async with asyncio.timeout(seconds):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
 
 
 async def answer(place: Town, member: Any) -> list[int]:

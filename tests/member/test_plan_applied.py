@@ -13,8 +13,8 @@ from manyhands.member.weights import weights_of
 from manyhands.place.living import PlannedMove, swarm_of
 from manyhands.route.offer import Rules
 from tests.member.members import Town, room_for, spans
-from tests.member.test_member import Stage, folder, stage, until
-from tests.member.test_rules import ask, level, shown
+from tests.member.requests import ask, level, shown, until
+from tests.member.test_member import Stage, folder, stage
 
 __all__ = ["folder", "stage"]
 

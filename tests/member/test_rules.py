@@ -1,75 +1,13 @@
 """How a request's rules change the route it takes, in a running swarm; in one process, in virtual time."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from manyhands.core import SamplingParams, Span
 from manyhands.errors import ShardUnavailable
-from manyhands.origin import Answer
 from manyhands.route.offer import Rules
-from manyhands.testing.clock import run_virtual
-from manyhands.testing.tiny import make_tiny
-from tests.member.members import Town, town
-from tests.member.test_member import until
-
-PROMPT = tuple(range(3, 12))
-PARAMS = SamplingParams(max_tokens=3, ignore_eos=True)
-WHOLE = Span(0, 4)
-Play = Callable[[Callable[[Town], Any]], Any]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("llama", tmp_path_factory.mktemp("rules") / "tiny", layers=4, seed=3)
-
-
-@pytest.fixture
-def play(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
-
-    def start(scene: Callable[[Town], Any]) -> Any:
-        async def main() -> Any:
-            async with town(folder, tmp_path) as place:
-                return await scene(place)
-
-        return run_virtual(main())
-
-    return start
-
-
-async def settled(place: Town, *spans: str) -> Any:
-    """Members n0, n1, ... that host `spans` ("": none), and the origin on n0 once it knows them all."""
-    members = [
-        (await place.host(i, span=Span.parse(span))).member if span else await place.open(i)
-        for i, span in enumerate(spans)
-    ]
-    first, num_hosts = members[0], sum(map(bool, spans))
-    await until(lambda: len([r for r in first.records() if r.info and r.info.max_sessions]) == num_hosts)
-    await until(lambda: all(is_measured(first, member) for member in members[1:]))
-    return place.origin(first), members
-
-
-def is_measured(first: Any, other: Any) -> bool:
-    link = first.node.pool.find(other.id, "control")
-    return link is not None and link.health.rtt_s is not None
-
-
-def level(origin: Any) -> None:
-    """All nodes compute equally fast from now on, as far as `origin` knows: this machine's own pace decides no route."""
-    origin.routes._informed = lambda offers: [replace(o, load=replace(o.load, layer_s=0.001)) for o in offers]
-
-
-async def ask(origin: Any, rules: Rules, tenant: str | None = None) -> Answer:
-    found: Answer = await origin.complete(origin.request_ids(PROMPT, PARAMS), rules=rules, tenant=tenant)
-    return found
-
-
-def shown(answer: Answer) -> str:
-    return " ".join(f"{o.name}:{o.info.span}" for o in answer.route)
+from tests.member.members import Play, Town
+from tests.member.requests import WHOLE, ask, level, place_records, settled, shown, until
 
 
 def test_greedy_takes_the_lowest_queue_and_latency_the_least_time(play: Play) -> None:
@@ -90,10 +28,6 @@ def test_greedy_takes_the_lowest_queue_and_latency_the_least_time(play: Play) ->
         assert greedy.routing.rules.policy == "greedy"
 
     play(scene)
-
-
-def place_records(origin: Any) -> list[Any]:
-    return [r for r in origin.routes._directory.records() if r.info]
 
 
 def test_the_own_node_is_avoided_while_others_hold_the_layers(play: Play) -> None:

@@ -1,8 +1,6 @@
 """A member that is switched off is inert, and is back at once when it is switched on; its weights stay loaded."""
 
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,32 +12,8 @@ from manyhands.api.run import Caller
 from manyhands.core import SamplingParams
 from manyhands.errors import ExperimentalDisabled, Forbidden, ShardUnavailable
 from manyhands.route.offer import Rules
-from manyhands.testing.clock import run_virtual
-from manyhands.testing.tiny import make_tiny
-from tests.member.members import Town, town
-from tests.member.test_member import until
-from tests.member.test_rules import PROMPT, ask, level, place_records, settled, shown
-
-Play = Callable[[Callable[[Town], Any]], Any]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("llama", tmp_path_factory.mktemp("switch") / "tiny", layers=4, seed=3)
-
-
-@pytest.fixture
-def play(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
-
-    def start(scene: Callable[[Town], Any]) -> Any:
-        async def main() -> Any:
-            async with town(folder, tmp_path) as place:
-                return await scene(place)
-
-        return run_virtual(main())
-
-    return start
+from tests.member.members import Play, Town
+from tests.member.requests import PROMPT, ask, level, place_records, settled, shown, until
 
 
 def test_a_node_that_is_switched_off_offers_and_takes_nothing(play: Play) -> None:
