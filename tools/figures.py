@@ -149,7 +149,7 @@ ROWS = [
     ),
     Row(
         "plan",
-        "promise of `manyhands plan` over what is measured, 9 topologies",
+        "prediction of `manyhands plan` over what is measured, 9 topologies",
         "off by at most {worst_off_by}",
         "{target.off_by}",
     ),

@@ -213,7 +213,7 @@ class SwarmConfig:
     # Ids of nodes, 64 hex digits. `deny` beats everything.
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
-    # The back-end of a swarm that is founded here. The ticket tells the others: "" takes what it says.
+    # The back-end of a swarm that is founded here. The ticket states it for the others: "" takes that.
     directory: str = ""
     # Nodes to keep links to, "HOST:PORT" or "HOST:PORT LAYERS": the list that directory "static" uses.
     nodes: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ GRACE_S = 0.010
 class Stalls:
     """Lateness of one event loop. Times are seconds of a monotonic clock; memory is bounded by window_s / period_s entries.
 
-    `count` and `total_s` are the stalls of more than GRACE_S since the start, for counters; `worst_s` forgets after `window_s`.
+    `count` and `total_s` are the stalls of more than GRACE_S since the start, for counters; `worst_s` covers `window_s`.
     """
 
     def __init__(self, now: float, *, period_s: float = 0.25, window_s: float = 60.0) -> None:

@@ -94,7 +94,7 @@ class KeyRing:
     def check(self, authorization: str | None) -> Caller:
         """Whose key an Authorization header carries. Raises Unauthorized."""
         if not authorization:
-            raise Unauthorized("this gateway wants a key: send the header Authorization: Bearer mhk_...")
+            raise Unauthorized("this gateway needs a key: send the header Authorization: Bearer mhk_...")
         scheme, _, secret = authorization.partition(" ")
         keys = self.keys
         key = self._by_hash.get(hash_of(secret.strip())) if keys and scheme.lower() == "bearer" else None

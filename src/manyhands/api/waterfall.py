@@ -24,7 +24,7 @@ class TokenTime(NamedTuple):
     token_s: float = 0.0
 
     def parts_ms(self) -> "Parts":
-        """What hops say is believed only as far as the turn was long."""
+        """What hops say counts only as far as the turn was long."""
         queue_us = compute_us = 0
         for hop in self.hops:
             queue_us += hop.queue_us

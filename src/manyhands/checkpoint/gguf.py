@@ -1,4 +1,4 @@
-"""The header of a GGUF file (versions 2 and 3): its metadata, and which tensor lies where. Believes nothing that it reads.
+"""The header of a GGUF file (versions 2 and 3): its metadata, and which tensor lies where. Checks all that it reads.
 
 Layout, little-endian: "GGUF", version, number of tensors, number of keys; the keys with their values; each tensor's name,
 sizes (the innermost first), type and offset; then the data, which begins at the next multiple of general.alignment.

@@ -73,7 +73,7 @@ def _fetched(model: str) -> str:
             if model:
                 raise
             screen.clear()
-            typer.echo(f"{MODEL} cannot be fetched, so {FALLBACK} tells a story instead\n  {one_line(error, 600)}\n")
+            typer.echo(f"{MODEL} cannot be fetched, so {FALLBACK} writes a story instead\n  {one_line(error, 600)}\n")
             return FALLBACK
     return model or MODEL
 

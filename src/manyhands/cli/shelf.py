@@ -114,7 +114,7 @@ def _facts(model: str, progress: Any) -> dict[str, Any]:
     from manyhands.core import Span
     from manyhands.weights.fetch import resolve_model
 
-    folder = resolve_model(model, Span(0, 1), False, home_from_env(), progress)  # the manifest tells of the rest
+    folder = resolve_model(model, Span(0, 1), False, home_from_env(), progress)  # the manifest has the rest
     manifest = build_manifest(folder, progress, called=model)
     return describe(parse_config(read_config(folder)), manifest)
 

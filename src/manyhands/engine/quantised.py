@@ -171,7 +171,7 @@ def _gptq_zeros(stored: NDArray[np.uint32], folded: Folded, how: Quantised) -> N
     zeros = _unpacked(stored + one, how.bits).T
     if how.symmetric and (wrong := zeros[: folded.shape[0]] != middle).any():
         found = zeros[: folded.shape[0]][wrong][0]
-        raise ModelError(f"{folded.name}: a zero is {found}, where `sym` in config.json promises {middle}")
+        raise ModelError(f"{folded.name}: a zero is {found}, where `sym` in config.json asks for {middle}")
     return zeros
 
 

@@ -1,6 +1,6 @@
 """A running member of a swarm: what `manyhands up` and `manyhands join` start, without the terminal.
 
-home.py      what a machine remembers of its swarm, and says of what runs
+home.py      what a machine keeps of its swarm, and states of what runs
 process.py   whether what wrote such a file still runs
 member.py    the node, its directory, how it comes in, leaves, and is found again
 neighbours.py  where this node is among the others: its address, the list of nodes, which are local

@@ -1,6 +1,6 @@
 """How a member gets its links to a swarm, and gets them back: which addresses it has, and when it dials them.
 
-Known are those of the ticket, of the list of nodes, what the local network tells, and nodes that were linked before.
+Known are those of the ticket, of the list of nodes, those of LAN discovery, and nodes that were linked before.
 """
 
 import asyncio
@@ -120,7 +120,7 @@ class Bootstrap:
         self._behind[addr] = link.peer
 
     async def keep_linked(self) -> None:
-        """Dial what is not linked, every REDIAL_S; at once if the local network tells of members or the machine slept."""
+        """Dial what is not linked, every REDIAL_S; at once if LAN discovery finds members or the machine slept."""
         loop = asyncio.get_running_loop()
         due, slept = loop.time() + REDIAL_S, self._suspended()
         while not self._has_stopped:

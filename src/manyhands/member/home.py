@@ -1,4 +1,4 @@
-"""What a machine remembers of its swarm in $MANYHANDS_HOME, and what it says there of the nodes that run on it.
+"""What a machine keeps of its swarm in $MANYHANDS_HOME, and what it says there of the nodes that run on it.
 
 swarm.ticket     the ticket of the swarm that this machine belongs to (0600), with addresses of members as they come and go
                  (`keep_ticket`): `up` and `join` resume it

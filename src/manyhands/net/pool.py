@@ -21,7 +21,7 @@ CONNECT_TIMEOUT_S = 10.0
 class LinkPool:
     """All open links of a node. Owns their closing; the transport stays its maker's. `on_new` is told of each link, once.
 
-    `late_s` tells how late this node's event loop has run lately.
+    `late_s` gives how late this node's event loop has run lately.
     """
 
     def __init__(

@@ -153,7 +153,7 @@ class Route:
             hop.renew()
 
     def open_message(self, index: int, slot: Slot, control: Link) -> Open:
-        """What tells the node at the end of `control`, hop `index` or its standby, of its place in this epoch. Signed."""
+        """The signed Open for the node at the end of `control`: hop `index`, or its standby, in this epoch."""
         last = index == len(self.hops) - 1
         lease = self.lease
         ring = lease.path == "ring"

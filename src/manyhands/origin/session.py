@@ -1,4 +1,4 @@
-"""One request's route as its origin sees it: open the hops, send steps, take results, close. Knows nothing of tokens.
+"""One request's route as its origin sees it: open the hops, send steps, take results, close. Tokens are loop.py's.
 
 sessions.py hands it what arrives for its id: `on_opened`, `on_step`, `on_credit`, `on_fault`, `on_lost`. Everything is
 synchronous but `open`, `reshape`, `next_result` and `probe`, which wait. The route: route.py, standbys: standby.py.

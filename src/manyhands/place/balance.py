@@ -22,7 +22,7 @@ from manyhands.place.strategy import Holding, coverage, gaps, throughputs, weake
 
 @dataclass(frozen=True, slots=True)
 class LoadHistory:
-    """What a node remembers between periods: how many in a row it has wanted to move, and when it last did."""
+    """What a node keeps between periods: how many in a row it has wanted to move, and when it last did."""
 
     wanted: int = 0
     moved_at_s: float = -math.inf

@@ -228,7 +228,7 @@ class DirectoryRunner:
         except OSError as exc:
             raise LinkClosed(f"node {peer.node[:16]} cannot be reached: {exc}") from exc
 
-    # What the node tells
+    # What the node calls
 
     def receive(self, sender: Peer, body: bytes) -> None:
         if not self.members.may_speak(sender.node):

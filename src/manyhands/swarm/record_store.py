@@ -88,7 +88,7 @@ class RecordChange(NamedTuple):
 
 
 class ReportedStore(Protocol):
-    """What a back-end tells of its store; see RecordStore."""
+    """What a back-end reports of its store; see RecordStore."""
 
     counts: Counter[Verdict]
     forks: Forks
@@ -100,7 +100,7 @@ S = TypeVar("S", bound=ReportedStore)
 
 
 class StoreReport(Generic[S]):
-    """What every back-end tells of the `store` that it keeps."""
+    """What every back-end reports of the `store` that it keeps."""
 
     store: S
 

@@ -40,7 +40,7 @@ REFUSED: tuple[Verdict, ...] = ("fork", "malformed", "oversized", "forged", "exp
 
 
 class RecordRefused(ProtocolError):
-    """A statement that is not to be believed; `verdict` says in one word why."""
+    """A statement that fails a check; `verdict` says in one word why."""
 
     def __init__(self, verdict: Verdict, detail: str) -> None:
         super().__init__(f"record is {verdict}: {detail}")

@@ -172,7 +172,7 @@ class Overlay:
     def _send(self, sender: _Node, outgoing: Iterable[Outgoing]) -> None:
         for item in outgoing:
             index = self._index.get(item.to.node)
-            if index is None:  # hearsay about a node that never was
+            if index is None:  # a record of a node that never was
                 self._push(self.network.dial_timeout_s, self._lost_unknown(item.to.node), sender.index, 0)
             elif index != sender.index and self._dial(sender, self._nodes[index]):
                 self._carry(sender, index, item.body)

@@ -1,4 +1,4 @@
-"""Ids to text, one at a time: the step from a drawn token to what a reader sees. Knows no model and no network.
+"""Ids to text, one at a time: the step from a drawn token to what a reader sees. Without model and network.
 
 Three things keep the pieces honest:
 

@@ -3,7 +3,7 @@
 A template is an untrusted program, run on a client's words. Jinja's sandbox keeps it away from the process; the bounds
 here keep it from using the process up: `RenderBudget` counts passes of loops and macros, looks at the clock at each, and limits
 what one operation may build. What these cannot see, say one filter over a long range, is for the caller's process limits:
-`is_simple` tells which templates use only operations whose cost these bounds hold.
+`is_simple` says which templates use only operations whose cost these bounds hold.
 """
 
 import json

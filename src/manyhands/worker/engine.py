@@ -30,7 +30,7 @@ LATENCIES = 256  # decode steps that the p95 is taken of
 
 
 class Engine:
-    """Computes for its sessions between `start` and `stop`; `advance_soon` tells it that something may have come up.
+    """Computes for its sessions between `start` and `stop`; `advance_soon` is called when there may be work.
 
     `load` makes the model, on the device thread, before a session is added. `close` ends a session whose step failed,
     `on_loaded` is called after each load.

@@ -182,7 +182,7 @@ async def _write_all(out: _Out, parts: Iterable[bytes], headers: list[tuple[byte
 
 
 class Single:
-    """Sends what `work()` returns as JSON (encode.py), or its error. One of a single piece tells its length."""
+    """Sends what `work()` returns as JSON (encode.py), or its error. One of a single piece states its length."""
 
     def __init__(self, work: Callable[[], Awaitable[Mapping[str, Any]]], limits: LimitsConfig) -> None:
         self._work, self._limits = work, limits

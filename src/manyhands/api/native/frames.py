@@ -28,7 +28,7 @@ class Frame(NamedTuple):
 
 
 class EventEncoder:
-    """Tells one run. `clock` is monotonic."""
+    """Makes the frames of one run. `clock` is monotonic."""
 
     def __init__(self, run: Run, *, diagnostics: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._job, self._diagnostics, self._clock = run, run.job, diagnostics, clock

@@ -10,7 +10,7 @@
 X and Y are SPAKE2's (package `spake2`, Ed25519). Both sides hash the whole transcript: swarm, both TLS certificates, X, Y.
 From SPAKE2's key and that hash HKDF derives two proof keys and the key of ChaCha20-Poly1305 that the ticket is sealed with.
 A man in the middle has other certificates, so another transcript and other keys, even if he forwards every message. Y alone
-tells nothing of the code: the host proves that it knows it only to a joiner that did so before.
+reveals nothing of the code: the host proves the code only to a joiner that did so before.
 
 The methods take some 10 ms of pure Python each: call them outside the event loop.
 """

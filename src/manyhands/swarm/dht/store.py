@@ -50,7 +50,7 @@ class DhtStore:
     ) -> bytes | None:
         """Take a statement from `sender`, which must be of `node` and belong under `key` where these are given.
 
-        Returns the tag of its record. None: it is not to be believed, or not what was to be put. What is known, older, or
+        Returns the tag of its record. None: it fails a check, or is not what was to be put. What is known, older, or
         more than there is room for is harmless and not taken.
         """
         try:

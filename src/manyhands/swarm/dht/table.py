@@ -2,7 +2,7 @@
 
 Maymounkov and Mazieres, "Kademlia: A Peer-to-peer Information System Based on the XOR Metric" (2002), sections 2.2 and
 4.1 (replacement cache). Only nodes that called or answered themselves, over a link that proves their key, are entered here;
-hearsay is not. Long-lived contacts stay: a newcomer enters a full bucket only where one fails to answer.
+those that others name are not. Long-lived contacts stay: a newcomer enters a full bucket only where one fails to answer.
 """
 
 from collections.abc import Iterator
