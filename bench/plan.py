@@ -1,4 +1,4 @@
-"""Is what `manyhands plan` promises what one gets? Predicted tokens/s against measured, over node processes with delayed links.
+"""Is what `manyhands plan` predicts what one gets? Predicted tokens/s against measured, over node processes with delayed links.
 
 Each topology is node processes on this machine (TLS on loopback), the layers cut evenly, each node behind an emulated WAN
 (testing/wan.py) of so many milliseconds round trip to the origin; two nodes are the sum of theirs apart. Before each round
