@@ -29,6 +29,11 @@ ManyhandsError                code            meaning
 """
 
 
+from typing import TypeVar
+
+_E = TypeVar("_E", bound=BaseException)
+
+
 class ManyhandsError(Exception):
     """Base of all errors of this package. `code` goes over the wire and into JSON; `http_status` into HTTP answers;
     `api_code`, where there is one, stands there in place of `code`: OpenAI's word for what others call by a wider one.
@@ -194,3 +199,16 @@ class TicketError(ManyhandsError):
 class DiskFull(ManyhandsError):
     code = "disk_full"
     http_status = 507
+
+
+def first_of(group: BaseExceptionGroup[BaseException], kind: type[_E]) -> _E | None:
+    """The first exception of `kind` in a group, however deep: what a TaskGroup ends with, as one error to raise.
+
+    For `except BaseExceptionGroup`: what is raised within `except*` may come out in a group of its own.
+    """
+    for error in group.exceptions:
+        if isinstance(error, kind):
+            return error
+        if isinstance(error, BaseExceptionGroup) and (found := first_of(error, kind)) is not None:
+            return found
+    return None

@@ -15,6 +15,7 @@ from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.manifest import BLOCK_BYTES, HashProgress
 from manyhands.checkpoint.store import COMMIT_BYTES, Store, erase
 from manyhands.core import ModelId
+from manyhands.errors import first_of
 from manyhands.weights.partial import save_partial
 from manyhands.weights.provider import Data, Fault, Lacking, Provider, ProviderError
 from manyhands.weights.schedule import DownloadSchedule, TensorJob, TensorPiece
@@ -94,8 +95,10 @@ class DownloadWorkers:
                 await self._over.wait()
                 for task in [task for tasks in self._tasks.values() for task in tasks]:
                     task.cancel()
-        except* OSError as errors:
-            raise errors.exceptions[0] from errors
+        except BaseExceptionGroup as failed:
+            if (error := first_of(failed, OSError)) is None:
+                raise
+            raise error from None
 
     def _signal(self) -> None:
         """Wake what waits for work, and `work` itself if there is nothing left to wait for."""
