@@ -28,7 +28,6 @@ ManyhandsError                code            meaning
 └─ DiskFull                   disk_full       no room for a download
 """
 
-
 from typing import TypeVar
 
 _E = TypeVar("_E", bound=BaseException)
