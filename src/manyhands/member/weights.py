@@ -269,7 +269,7 @@ async def _described(kind: ServedModel, providers: Sequence[Provider]) -> tuple[
                 asking.add(asyncio.ensure_future(_ask(kind, provider)))
             if not asking:
                 raise ShardUnavailable(
-                    f"no node of the swarm tells what {kind.name} {kind.model[:12]} is ({len(providers)} were asked): is "
+                    f"no node of the swarm has the manifest of {kind.name} {kind.model[:12]} ({len(providers)} asked): is "
                     "the one that holds it up?"
                 )
             done, asking = await asyncio.wait(asking, timeout=NEXT_S, return_when=asyncio.FIRST_COMPLETED)
