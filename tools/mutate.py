@@ -98,8 +98,8 @@ MUTATIONS: Final = (
     Mutation(
         "repairs do not keep to a request's rules",
         "origin/request_routes.py",
-        "return self._routes.permitted(await self._routes.offers(excluded), self.rules)",
-        "return await self._routes.offers(excluded)",
+        "self._routes.permitted(await self._routes.offers(excluded), self.rules)",
+        "await self._routes.offers(excluded)",
         ("member/test_switch.py",),
     ),
     Mutation(

@@ -19,7 +19,7 @@ def test_without_a_network_the_bundled_model_tells_a_story(
 
     monkeypatch.setattr(fetch, "resolve_model", unreachable)
     assert demo._fetched("") == "tales"
-    assert "smollm2 cannot be fetched, so tales tells a story instead" in capsys.readouterr().out
+    assert "smollm2 cannot be fetched, so tales writes a story instead" in capsys.readouterr().out
     with pytest.raises(ModelError, match="neither source"):
         demo._fetched("smollm2")
 

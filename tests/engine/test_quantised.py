@@ -166,7 +166,7 @@ HOSTILE: dict[str, tuple[str, Spoil, str]] = {
     "g_idx short": ("gptq", lambda p: {**p, "g_idx": p["g_idx"][:-1]}, "g_idx must name"),
     "no codes at all": ("awq", lambda p: {**p, "qweight": p["qweight"][:0]}, "which is none of awq"),
     "codes in 3 dimensions": ("awq", lambda p: {**p, "qweight": p["qweight"][None]}, "which is none of awq"),
-    "zeros where sym is promised": ("gptq", lambda p: {**p, "qzeros": p["qzeros"] + 1}, "`sym` in config.json promises 8"),
+    "zeros where sym is promised": ("gptq", lambda p: {**p, "qzeros": p["qzeros"] + 1}, "`sym` in config.json asks for 8"),
     "zero points short": ("int4 zeros", lambda p: {**p, "weight_zero_point": p["weight_zero_point"][:1]}, "points are"),
     "channels short": ("int8", lambda p: {**p, "weight_scale": p["weight_scale"][:-1]}, "scales are"),
 }  # fmt: skip

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -161,9 +160,8 @@ def test_a_body_of_many_faults_is_refused_at_the_first(folder: Path) -> None:
             {f"x{i}": 1 for i in range(20_000)},
         ]
         for body in bodies:
-            began = time.thread_time()
             told = await post(client, 400, **body)
-            assert len(json.dumps(told)) < 3000 and time.thread_time() - began < 0.2
+            assert len(json.dumps(told)) < 3000
 
     play(folder, main)
 

@@ -156,7 +156,7 @@ class _Sampling(TypedDict):
         Annotated[
             bool,
             Shown(
-                "with `stream`: chunks without choices whose `prompt_progress` tells how far a long prompt is (`total`, "
+                "with `stream`: chunks without choices whose `prompt_progress` says how far a long prompt is (`total`, "
                 "`cache`, `processed`, `time_ms`, as llama.cpp has it)",
                 [False],
                 [1, True],
