@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,10 @@ NEAR: dict[Precision, float] = {"fp32": 3e-5, "bf16": 0.08}  # of the largest lo
 
 
 @pytest.fixture(autouse=True)
-def on_torch_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def on_torch_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By `monkeypatch`, as tests here do: what one undoes must not be what another set."""
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path / "home"))
-    with forced(CPU):
-        yield
+    monkeypatch.setenv(FORCED, CPU)
 
 
 @pytest.fixture(scope="module")
