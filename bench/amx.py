@@ -17,7 +17,7 @@ NEEDED = {"amx_tile", "amx_bf16", "fma"}
 
 
 def cpu() -> tuple[str, set[str]]:
-    """The processor's model and its flags, as Linux tells them."""
+    """The processor's model and its flags, as Linux states them."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     pairs = [line.partition(":") for line in lines]

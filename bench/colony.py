@@ -58,7 +58,7 @@ class Resident:
 
     @property
     def api(self) -> str:
-        """Where this member tells its view; "" while it does not."""
+        """Where this member serves its view; "" while it does not."""
         with contextlib.suppress(OSError, ValueError):
             return str(json.loads((self.home / "run" / f"{self.name}.json").read_bytes())["api"])
         return ""
@@ -84,7 +84,7 @@ class Resident:
         self.pid = 0
 
     async def view(self) -> dict[str, Any]:
-        """What this member sees of the swarm, once it tells."""
+        """What this member sees of the swarm, once it serves its API."""
         await self.said("invitation")
         found: dict[str, Any] = await asyncio.to_thread(call, self.api, "", "GET", "/api/swarm")
         return found
@@ -116,7 +116,7 @@ class Colony:
             with resident.output.open("wb") as output:
                 resident.process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "manyhands.cli", *line, "--while-stdin"),
-                    stdin=asyncio.subprocess.PIPE,  # whose end tells it that we are gone
+                    stdin=asyncio.subprocess.PIPE,  # whose end says that we are gone
                     stdout=output,
                     stderr=output,
                     env={**os.environ, **environment},

@@ -64,8 +64,8 @@ def token_s(run: Run) -> float:
 
 async def cold(home: Base, warm: Origin) -> Run:
     """A request of a node that knows no other yet: dials, surveys, opens."""
-    async with tls_node(home.ticket, None, is_ephemeral=True) as stranger:
-        return await generate(Origin(stranger, home.model, home.device, warm.routes.addrs), prompt_ids(PROMPT), 2)
+    async with tls_node(home.ticket, None, is_ephemeral=True) as newcomer:
+        return await generate(Origin(newcomer, home.model, home.device, warm.routes.addrs), prompt_ids(PROMPT), 2)
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[float]]:

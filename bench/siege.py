@@ -176,7 +176,7 @@ async def calm(
 
 
 async def attack(town: Colony, api: str, seconds: float) -> dict[str, Any]:
-    """Run bench.attackers for so long; what it tells of each family."""
+    """Run bench.attackers for so long; what it reports of each family."""
     addresses = [(await resident.said("serving"))["address"] for resident in town.residents]
     order = {"api": api, "ticket": town.ticket, "addresses": addresses, "seconds": seconds}
     process = await asyncio.create_subprocess_exec(

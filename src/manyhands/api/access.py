@@ -57,7 +57,7 @@ class Access:
         return self._is_locked
 
     def caller(self, method: str, headers: Headers, sender: Sender, *, is_open: bool) -> Caller:
-        """Whose request it is. `is_open`: its path tells nothing that needs a key.
+        """Whose request it is. `is_open`: its path shows nothing that needs a key.
 
         Raises Unauthorized; Forbidden for a page of this gateway that changes something without key and token.
         """

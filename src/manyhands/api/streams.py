@@ -2,7 +2,7 @@
 
     start ─► Stream ─ tell(choice, event) ─► id + event         Last-Event-ID ─ claim ─► resume ─► Stream: the rest
 
-An attempt at a stream tells again what the first one told, event by event, and shows what the client lacks: text follows
+An attempt at a stream repeats the events of the first one and sends those that the client lacks: text follows
 from request and seed (docs/exactness.md). Docs: docs/resume.md.
 """
 
@@ -149,7 +149,7 @@ class ChoiceProgress(NamedTuple):
 
 
 class Stream:
-    """One attempt at a stream: tells its events, those that the client has aside. `run` is its time."""
+    """One attempt at a stream: sends its events but for those that the client has. `run` is its time."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class Stream:
         return self._made[index] < self._choices[index].events
 
     async def run(self, produce: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Await `produce()`, which tells the events. An attempt at the stream that still runs here ends first.
+        """Await `produce()`, which sends the events. An attempt at the stream that still runs here ends first.
 
         Raises TakenOver once another attempt begins here.
         """

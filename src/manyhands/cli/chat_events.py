@@ -94,6 +94,6 @@ def refusal_of(error: Mapping[str, Any], status: int) -> GatewayError:
 
 
 def check_event(event: Mapping[str, Any]) -> None:
-    """Raise GatewayError for an event that tells of an error."""
+    """Raise GatewayError for an error event."""
     if "error" in event:
         raise refusal_of(event["error"], 500)

@@ -212,7 +212,7 @@ def _repair(at_token: object, lost: Sequence[str], seconds: float) -> str:
 
 
 def _take(event: Mapping[str, Any], stats: Stats) -> list[str]:
-    """The texts of one chunk; what else it tells goes into `stats`. Raises GatewayError for an error."""
+    """The texts of one chunk; what else it holds goes into `stats`. Raises GatewayError for an error."""
     texts: list[str] = []
     check_event(event)
     for choice in event.get("choices", ()):

@@ -67,7 +67,7 @@ def parse(line: str) -> Said | Command | Mistake | None:
 
 
 def waiting_for(job: Mapping[str, Any] | None) -> str:
-    """What an answer waits for while no text comes, by the job as `GET /api/jobs/{id}` tells it; None: not known yet."""
+    """What an answer waits for while no text comes, by the job as `GET /api/jobs/{id}` has it; None: not known yet."""
     if job is None or job["status"] not in ("queued", "running"):
         return "waiting for the gateway"
     if job["status"] == "queued":

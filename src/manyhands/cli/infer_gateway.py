@@ -50,7 +50,7 @@ class Telling:
         self._is_terminal = typer.get_text_stream("stdout").isatty()
 
     def take(self, event: Mapping[str, Any]) -> bool:
-        """Show one event; whether it was the last. Raises GatewayError for one that tells of an error."""
+        """Show one event; whether it was the last. Raises GatewayError for an error event."""
         if "token_text" in event:
             text = str(event["token_text"])
             typer.echo(without_controls(text) if self._is_terminal else text, nl=False)

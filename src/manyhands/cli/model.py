@@ -39,7 +39,7 @@ def inspect(
         from manyhands.weights.fetch import resolve_model
         from manyhands.weights.names import label
 
-        folder = resolve_model(model, Span(0, 1), False, home_from_env(), progress)  # the manifest tells of the rest
+        folder = resolve_model(model, Span(0, 1), False, home_from_env(), progress)  # the manifest lists the rest
         manifest = build_manifest(folder, progress, called=label(model))
         config = parse_config(read_config(folder))
         predicted = predict_here(config, manifest.tensors, home_from_env())

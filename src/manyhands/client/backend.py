@@ -178,7 +178,7 @@ def _body(asked: PythonRequest, model: str | None) -> tuple[str, dict[str, Any]]
 
 
 def _read(event: Mapping[str, Any], made: Completion) -> list[TextDelta]:
-    """The pieces of one event; what else it tells goes into `made`. Raises GatewayError for an error."""
+    """The pieces of one event; what else it holds goes into `made`. Raises GatewayError for an error."""
     from manyhands.cli.chat_events import check_event
 
     check_event(event)

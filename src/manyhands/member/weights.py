@@ -237,7 +237,7 @@ def _weights(label: str, checkpoint: Checkpoint, model: ModelId | None, hub: str
 async def weights_in(kind: ServedModel, providers: Sequence[Provider], home: Path, progress: HashProgress) -> Weights:
     """The model that a swarm hosts, as its records name it: from this disk if it is here, else as peers describe it.
 
-    Raises ShardUnavailable if no peer tells, ModelError.
+    Raises ShardUnavailable if no peer answers, ModelError.
     """
     if kind.name == "tales" or (kind.name in SHORT_NAMES and names.gguf_file(kind.name, home) is not None):
         found = await weights_of(kind.name, kind.precision, (), home, progress)

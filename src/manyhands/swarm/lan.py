@@ -1,7 +1,7 @@
 """Finding a swarm on the local network by mDNS (RFC 6762, RFC 6763): what it is called and where, never its secret.
 
 A service of type `_manyhands._tcp.local.` has the node's address and port, and in its TXT record: v=1, swarm=NAME,
-id=FINGERPRINT (`Ticket.fingerprint`, which tells two swarms of one name apart), node=NODE ID, name=NAME OF THE NODE,
+id=FINGERPRINT (`Ticket.fingerprint`, which differs for two swarms of one name), node=NODE ID, name=NAME OF THE NODE,
 model=THE MODEL IT SERVES, and code=PORT while it shows a code (net/pairing). A node that receives it may dial, and is refused
 without the ticket. Advertised only when the scope is not `off`; everything received is checked and bounded.
 """

@@ -1,7 +1,7 @@
 """Packed weights on this disk: what a node made of a checkpoint at its first load, so that the next one only reads it.
 
 `home`/packed has a folder for each model and in it a file for each part (a layer, the ends) in one precision. A file is a head
-and arrays. The head tells the types, bytes and SHA-256 of the arrays, and begins with its own SHA-256: every byte is proven
+and arrays. The head states the types, bytes and SHA-256 of the arrays, and begins with its own SHA-256: every byte is proven
 each time that it is loaded, and a file that is damaged is removed and made anew. Together they take at most LIMIT_BYTES, and
 leave the disk FREE_BYTES; those that were not used for the longest time go first. Blocking.
 """

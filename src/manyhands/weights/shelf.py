@@ -1,4 +1,4 @@
-"""The models that lie on this machine: what `manyhands list` tells and `manyhands rm` removes. Blocking.
+"""The models that lie on this machine: what `manyhands list` shows and `manyhands rm` removes. Blocking.
 
 Five kinds: "tales"; the file of a short name (pinned.py); folders fetched from the hub (fetch.py) and from members of a swarm
 (download.py), which may hold some layers only; and GGUF files elsewhere that were served from where they lie. A process that

@@ -108,7 +108,7 @@ def check_json(headers: Headers, path: str, sender: Sender) -> bool:
     a page may send other types unasked.
 
     Clients of Ollama send no type, a form's (`curl -d`), or octets. Every browser names itself Mozilla, and
-    tells the origin of what a page posts.
+    names the origin of what a page posts.
     """
     has_body = "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
     kind = headers.get("content-type", "")

@@ -56,7 +56,7 @@ class OllamaMessage(TypedDict):
 
 
 class Options(TypedDict, total=False):
-    """Of `options`: how tokens are drawn; then what tells Ollama how to load and compute, which each node's owner says here."""
+    """Of `options`: how tokens are drawn; then how Ollama loads and computes, which each node's owner decides here."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
     temperature: Annotated[float, Limits(ge=0, le=100)]

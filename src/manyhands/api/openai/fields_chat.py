@@ -123,7 +123,7 @@ class Sampled(TypedDict):
 
 
 class Labels(TypedDict):
-    """What tells OpenAI of a request, and does nothing to it."""
+    """What describes a request to OpenAI and does not change its answer."""
 
     safety_identifier: NotRequired[Annotated[Label, Shown(_HINT, ["someone"], [1])]]
     prompt_cache_key: NotRequired[Annotated[Label, Shown(_HINT, ["k"], [1])]]

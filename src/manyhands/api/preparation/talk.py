@@ -15,7 +15,7 @@ from manyhands.text.grammar import calls_grammar, json_grammar, strict_grammar
 from manyhands.text.prompt import encode_prompt, find_template, render_text
 from manyhands.text.template import RenderBudget, TooCostly
 
-# What the gateway itself tells a chat template.
+# What the gateway itself passes to a chat template.
 # What may be tokenised on the event loop: so many letters, or a fifth as many characters that may each be a token of their own
 # (digits, which take 3 us each). Some milliseconds.
 INLINE_COST: Final = 16 << 10
