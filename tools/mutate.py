@@ -91,8 +91,8 @@ MUTATIONS: Final = (
     Mutation(
         "a request's rules do not reach the route",
         "origin/routes.py",
-        "replace(self._terms(num_tokens, rules), current=current)",
-        "replace(self._terms(num_tokens, Rules()), current=current)",
+        "replace(self.terms(num_tokens, rules), current=current)",
+        "replace(self.terms(num_tokens, Rules()), current=current)",
         ("member/test_rules.py",),
     ),
     Mutation(

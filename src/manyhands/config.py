@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from manyhands.core import MAX_WINDOW, NodeAddr, Span
+from manyhands.core import MAX_WINDOW, ORIGIN_HOP, NodeAddr, Span
 from manyhands.errors import BadRequest
 
 SCOPES = ("off", "lan", "trusted", "public")
@@ -17,6 +17,7 @@ DIRECTORIES = ("gossip", "dht", "static")
 DRAFTS = ("auto", "off", "suffix", "model")
 POLICIES = ("latency", "greedy")
 STRATEGIES = ("cover", "measured", "uniform", "capacity")
+MAX_HOPS = ORIGIN_HOP  # of a route
 REQUEST_SCOPES = ("", "off", "lan", "trusted", "public")  # "": as the node's own scope
 
 
@@ -111,6 +112,8 @@ class RequestConfig:
     allow_self_as_shard: bool = True
     # Whether a request takes the route of the same key's last one, unless another is 20 % better.
     sticky: bool = False
+    # Hops of a route at most. A repair goes beyond it rather than end a stream.
+    max_shards_per_request: int = MAX_HOPS
     # The first and the last so many layers are computed on the origin's own node and nowhere else: what other nodes see is
     # then further from the text.
     own_first: int = 0
@@ -138,6 +141,9 @@ class RequestConfig:
         check_draft(self.draft)
         if self.policy not in POLICIES:
             raise BadRequest(f"policy is {self.policy!r:.40}; it is one of {', '.join(POLICIES)}")
+        if not 1 <= self.max_shards_per_request <= MAX_HOPS:
+            most = self.max_shards_per_request
+            raise BadRequest(f"max_shards_per_request is {most}; it must be from 1 to {MAX_HOPS} hops")
         for name in ("own_first", "own_last"):
             if getattr(self, name) < 0:
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be 0 (none) or more layers")

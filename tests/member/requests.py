@@ -40,7 +40,7 @@ def is_measured(first: Any, other: Any) -> bool:
 
 def level(origin: Any) -> None:
     """All nodes compute equally fast from now on, as far as `origin` knows: this machine's own pace decides no route."""
-    origin.routes._informed = lambda offers: [replace(o, load=replace(o.load, layer_s=0.001)) for o in offers]
+    origin.routes.informed = lambda offers: [replace(o, load=replace(o.load, layer_s=0.001)) for o in offers]
 
 
 async def ask(origin: Any, rules: Rules, tenant: str | None = None) -> Answer:

@@ -18,6 +18,7 @@ from manyhands.origin.repair_plan import Slot
 from manyhands.origin.route import Hop, Lease, Route
 from manyhands.origin.session import HopLost, Session
 from manyhands.origin.standby import Standbys
+from manyhands.route.offer import Pair, Terms, pair
 from manyhands.route.search import Offer
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import node_key
@@ -78,6 +79,7 @@ class World:
     unreachable: set[str] = field(default_factory=set)
     asked: int = 0
     silent: bool = False
+    rtts: dict[Pair, float] = field(default_factory=dict)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def offers(self, excluded: Collection[NodeId]) -> list[Offer]:
@@ -85,6 +87,9 @@ class World:
         if self.silent:
             raise ShardUnavailable("no node of the ticket can be reached")
         return [o for o in self.offers_now if o.node not in excluded]
+
+    def terms(self) -> Terms:
+        return Terms(origin=NodeId("origin"), rtts=self.rtts)
 
     async def look_around(self) -> None:
         """Nobody comes back."""
@@ -163,6 +168,25 @@ def test_a_lost_node_comes_back_only_if_nobody_else_covers_and_it_did_not_lie() 
             await patient.lose(1, committed=11)
 
     assert play(main) < 11
+
+
+def test_a_replacement_is_near_the_neighbours_of_the_hole() -> None:
+    """Not near the origin: by the round trips that nodes state of their links. Also first and last, where the origin is one."""
+
+    async def replaced(index: int, **ms: int) -> str:
+        patient = Patient(offer("s", 0, 12, free=9000), offer("t", 0, 12))
+        patient.world.rtts = {pair(*map(NodeId, key.split("_"))): value / 1e3 for key, value in ms.items()}
+        await patient.lose(index)
+        return patient.session.names[index]
+
+    async def main() -> None:
+        assert await replaced(1) == "s", "where nothing is known, the one with more room"
+        assert await replaced(1, origin_s=1, origin_t=80, a_s=90, c_s=90, a_t=2, c_t=2) == "t"
+        assert await replaced(1, origin_s=80, origin_t=1, a_s=2, c_s=2, a_t=90, c_t=90) == "s"
+        assert await replaced(0, origin_s=80, origin_t=1, b_s=2, b_t=2) == "t"
+        assert await replaced(2, origin_s=80, origin_t=1, b_s=2, b_t=2) == "t"
+
+    play(main)
 
 
 @pytest.mark.parametrize("last_resort", [None, offer("home", 0, 12)])

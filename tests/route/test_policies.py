@@ -339,3 +339,14 @@ def test_a_session_stays_unless_another_route_is_much_better() -> None:
     part = (slower.part(Span(0, 6)), offer("b", 6, 12))
     again = find_route([slower, offer("b", 0, 12, 11 * MS)], 12, terms=replace(ways, current=part))
     assert shown(again) == "a:0-5 b:6-11"
+
+
+def test_a_spare_takes_the_hole_and_no_more_by_either_policy() -> None:
+    """Also hop by hop, where it reaches furthest: it ends where another node begins."""
+    spare, ends = offer("s", 0, 12, is_spare=True), [offer("a", 0, 4), offer("c", 8, 12)]
+    for policy in ("latency", "greedy"):
+        terms = Terms(Rules(policy), ME)
+        assert shown(find_route([spare, *ends], 12, terms=terms)) == "a:0-3 s:4-7 c:8-11"
+    full = offer("c", 8, 12, free_tokens=1)
+    terms = Terms(Rules("greedy"), ME, num_tokens=100)
+    assert shown(find_route([spare, ends[0], full], 12, terms=terms)) == "a:0-3 s:4-11", "where the other has no room"

@@ -213,7 +213,7 @@ class GenerationPlan:
 
 def _rules_of(origin: Origin, given: Mapping[str, Any]) -> Rules:
     """How the route is chosen: as the request says, else as the node's configuration does."""
-    told = {name.removesuffix("_as_shard"): given[name] for name in ROUTE_WISHES if name in given}
+    told = {rule: given[name] for name, rule in ROUTE_WISHES.items() if name in given}
     return replace(Rules.of(origin.node.request), **told)
 
 

@@ -10,7 +10,8 @@ _HELD: Final = {"dtype": ("node", "dtype"), "cache_dtype": ("node", "cache_dtype
 _HERE: Final = {name: ("node", name) for name in ("threads", "device")}
 _ORIGIN: Final = {**_HELD, **_HERE, "ticket": ("swarm", "ticket")}
 _ROUTE: Final = {
-    **{name: ("request", name) for name in ("policy", "sticky", "own_first", "own_last", "fallback", "mix_classes")},
+    **{name: ("request", name) for name in ("policy", "sticky", "own_first", "own_last", "fallback")},
+    **{name: ("request", name) for name in ("mix_classes", "max_shards_per_request")},
     "allow_self": ("request", "allow_self_as_shard"),
 }
 _HOST: Final = {

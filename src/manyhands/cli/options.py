@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from manyhands.config import RequestConfig, check_draft, home_from_env
+from manyhands.config import MAX_HOPS, RequestConfig, check_draft, home_from_env
 from manyhands.config_file import Settings, read_settings
 from manyhands.core import PRECISIONS, EndsAt, PathKind, Precision, SamplingParams, caches_codes, with_codes
 from manyhands.errors import BadRequest
@@ -67,6 +67,9 @@ AllowSelf = Annotated[
 ]
 Sticky = Annotated[
     bool, typer.Option("--sticky/--no-sticky", help="Take the route of the last request unless another is 20 % better.")
+]
+MaxShards = Annotated[
+    int, typer.Option("--max-shards-per-request", min=1, max=MAX_HOPS, help="Hops of a request's route at most.")
 ]
 OwnFirst = Annotated[
     int, typer.Option("--own-first", min=0, help="Compute the first N layers on this machine and nowhere else.")
@@ -165,6 +168,7 @@ class RouteOptions:
     own_last: OwnLast = 0
     fallback: Fallback = False
     mix_classes: MixClasses = False
+    max_shards_per_request: MaxShards = MAX_HOPS
 
     def applied(self, config: RequestConfig) -> RequestConfig:
         """`config` with what the options say. Raises BadRequest."""
@@ -177,6 +181,7 @@ class RouteOptions:
             own_last=self.own_last,
             fallback=self.fallback,
             mix_classes=self.mix_classes,
+            max_shards_per_request=self.max_shards_per_request,
         )
 
     def for_api(self, config: RequestConfig, *, has_api: bool) -> RequestConfig:

@@ -14,8 +14,8 @@ from manyhands.origin.pace import Thrift, replay_s
 from manyhands.origin.repair_plan import Event, Repair, RepairPlan, Slot, Warm, plan_repair
 from manyhands.origin.route import Hop
 from manyhands.origin.session import HopLost, Session
-from manyhands.origin.standby_search import Followers, RouteServices, is_edge
-from manyhands.route.search import Offer
+from manyhands.origin.standby_search import Followers, RouteServices
+from manyhands.route.search import Offer, with_ends_at_edges
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +210,8 @@ class RepairExecutor:
         lost = {i for i, hop in enumerate(session.route.hops) if hop.offer.node in excluded}
         with contextlib.suppress(ShardUnavailable):
             offers = await self._around.offers(excluded)
-            plan_repair([hop.offer for hop in session.route.hops], lost, (), (), offers, excluded, committed)
+            route, terms = [hop.offer for hop in session.route.hops], self._around.terms()
+            plan_repair(route, lost, (), (), offers, excluded, committed, terms=terms)
             session.lose(index, reason)
             return True
         return False
@@ -261,9 +262,10 @@ class RepairExecutor:
         logless = [i for i, hop in enumerate(session.route.hops) if not hop.has_log]
         route = [hop.offer for hop in session.route.hops]
         if session.route.needs_ends:
-            offers = [o for o in offers if o.info.has_ends or not is_edge(o, o.info.span)]
+            offers = with_ends_at_edges(offers, route[0].info.num_layers)
         warm = [Warm(s.hop.offer, s.computed) for s in session.standbys.by_span.values() if s.is_open]
-        return plan_repair(route, session.losses, empty, logless, offers, excluded, committed, warm)
+        terms = self._around.terms()
+        return plan_repair(route, session.losses, empty, logless, offers, excluded, committed, warm, terms)
 
     async def _reshape(self, plan: RepairPlan) -> None:
         """Connect the new hops and reshape; a node that cannot be reached is excluded and counts as lost."""

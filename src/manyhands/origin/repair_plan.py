@@ -9,12 +9,14 @@ without a log is made to recompute what the next hop lacks, fed by the hop befor
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from manyhands.config import MAX_HOPS
 from manyhands.core import NodeId, SessionId, Span
 from manyhands.errors import ShardUnavailable
-from manyhands.route.search import Offer, cover, without_needless_loading
+from manyhands.route.offer import ANY, Offer, Terms
+from manyhands.route.search import cover, without_needless_loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +88,18 @@ def plan_repair(
     excluded: Collection[NodeId],
     committed: int,
     warm: Sequence[Warm] = (),
+    terms: Terms = ANY,
 ) -> RepairPlan:
     """Replace the hops `lost` of `route`. Survivors in `empty` have no cache yet (an earlier repair was cut short); those
     in `logless` cannot replay, so they recompute, fed from further upstream. Lost hops that have a standby in `warm` are
     replaced by it.
 
     Offers of `excluded` nodes are not used, nor those of other weights or precision. A session has one place on a span
-    of a node, so offers of nodes that stay in the route are used only if nothing else covers. Raises ShardUnavailable.
+    of a node, so offers of nodes that stay in the route are used only if nothing else covers. Else new hops are those that cost
+    least between the neighbours of the lost run, by the round trips of `terms`. Raises ShardUnavailable.
     """
     standbys = [w for w in warm if w.offer.node not in excluded]
-    slots = _replace(route, lost, _usable(route, offers, excluded), [w.offer for w in standbys])
+    slots = _replace(route, lost, _usable(route, offers, excluded), [w.offer for w in standbys], terms)
     held = {(w.offer.node, w.offer.info.span): min(w.computed, committed) for w in standbys}
     starts = [_holds(slot, empty, held, committed) for slot in slots]
     for index in range(len(slots) - 2, -1, -1):
@@ -139,7 +143,11 @@ def _usable(route: Sequence[Offer], offers: Sequence[Offer], excluded: Collectio
 
 
 def _replace(
-    route: Sequence[Offer], lost: Collection[int], offers: Sequence[Offer], standbys: Sequence[Offer]
+    route: Sequence[Offer],
+    lost: Collection[int],
+    offers: Sequence[Offer],
+    standbys: Sequence[Offer],
+    terms: Terms,
 ) -> list[Slot]:
     slots: list[Slot] = []
     index = 0
@@ -151,7 +159,7 @@ def _replace(
         end = index
         while end < len(route) and end in lost:
             end += 1
-        run = _standbys_of(route[index:end], standbys) or _cover_run(route, index, end, lost, offers)
+        run = _standbys_of(route[index:end], standbys) or _cover_run(route, index, end, lost, offers, terms)
         slots += [Slot(o, None) for o in run]
         index = end
     return slots
@@ -164,13 +172,20 @@ def _standbys_of(run: Sequence[Offer], standbys: Sequence[Offer]) -> list[Offer]
 
 
 def _cover_run(
-    route: Sequence[Offer], start: int, end: int, lost: Collection[int], offers: Sequence[Offer]
+    route: Sequence[Offer], start: int, end: int, lost: Collection[int], offers: Sequence[Offer], terms: Terms
 ) -> tuple[Offer, ...]:
     """New hops for the lost run route[start:end]: nodes outside the route first, those that must load the layers last."""
     span = Span(route[start].info.span.start, route[end - 1].info.span.end)
+    before = route[start - 1].node if start else terms.origin
+    after = route[end].node if end < len(route) else terms.origin
     staying = {o.node for i, o in enumerate(route) if i not in lost}
     ready = [o for o in offers if o.info.is_loaded]
-    for able in ([o for o in ready if o.node not in staying], ready, without_needless_loading(offers, span)):
-        if found := cover(able, span):
-            return found
+    kept = len(route) - len(lost) + sum(i in lost and i - 1 not in lost for i in range(len(route))) - 1
+    short = replace(terms, rules=replace(terms.rules, max_hops=max(1, terms.rules.max_hops - kept)))
+    free = replace(terms, rules=replace(terms.rules, max_hops=MAX_HOPS))  # rather than lose a stream
+    able = [o for o in ready if o.node not in staying], ready, without_needless_loading(offers, span)
+    for bounds in (short, free) if terms.rules.max_hops < MAX_HOPS else (terms,):
+        for those in able:
+            if found := cover(those, span, bounds, (before, after)):
+                return found
     raise ShardUnavailable(f"no other node holds layers {span}")

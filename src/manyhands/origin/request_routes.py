@@ -10,7 +10,7 @@ from manyhands.errors import ShardUnavailable
 from manyhands.origin.adoption import HopMark, resolve
 from manyhands.origin.repair_plan import Event, Slot
 from manyhands.origin.route import Hop, Lease
-from manyhands.route.offer import Offer, Rules
+from manyhands.route.offer import Offer, Rules, Terms
 
 if TYPE_CHECKING:
     from manyhands.origin.routes import Routes
@@ -41,6 +41,7 @@ class Routing:
             "own_first": rules.own_first,
             "own_last": rules.own_last,
             "mix_classes": rules.mix_classes,
+            "max_shards_per_request": rules.max_hops,
             "refused_nodes": self.num_refused,
             "is_kept": self.is_kept,
             "is_fallback": self.is_fallback,
@@ -93,14 +94,19 @@ class RequestRoutes:
         self._routes.last.note(self._tenant, route)
 
     async def offers(self, excluded: Collection[NodeId]) -> list[Offer]:
-        """As Routes.offers, those that the rules permit beside the hops of the session."""
-        return self._beside(self._route, self._routes.permitted(await self._routes.offers(excluded), self.rules))
+        """As Routes.offers, those that the rules permit beside the hops of the session, with what experience says of them."""
+        permitted = self._routes.permitted(await self._routes.offers(excluded), self.rules)
+        return self._beside(self._route, self._routes.informed(permitted))
 
     def _beside(self, route: Sequence[Offer], offers: list[Offer]) -> list[Offer]:
         """Those of `offers` that may be hops beside those of `route`."""
         if not route or self.rules.mix_classes:
             return offers
         return [o for o in offers if o.keeps_rows == route[0].keeps_rows]
+
+    def terms(self) -> Terms:
+        """As Routes.terms, by the rules."""
+        return self._routes.terms(0, self.rules)
 
     async def keeps(self, route: Sequence[Offer], saved: int, lease: Lease) -> bool:
         """As Routes.keeps, by the rules."""
@@ -109,7 +115,7 @@ class RequestRoutes:
     async def rejoin(self, route: Sequence[Offer], excluded: Collection[NodeId], positions: int) -> tuple[Slot, ...]:
         """As Routes.rejoin, by the rules: a hop that they do not permit counts as lost."""
         beside = self._beside(route, await self.offers(excluded))
-        return self._routes.rejoin(route, beside, excluded, positions)
+        return self._routes.rejoin(route, beside, excluded, positions, self.rules)
 
     async def marked(self, marks: Sequence[HopMark]) -> tuple[Offer, ...]:
         """The hops of `marks`, for `rejoin`. Raises ShardUnavailable if no node serves the model."""

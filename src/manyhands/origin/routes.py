@@ -15,6 +15,7 @@ from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.origin.model import OriginModel
 from manyhands.origin.node import FullNode
 from manyhands.origin.offers import kind_of, layers_of, offers_of, rtts_of
+from manyhands.origin.reaching import reach_any
 from manyhands.origin.repair_plan import Slot, plan_repair
 from manyhands.origin.request_routes import LastRoutes
 from manyhands.origin.route import Hop, Lease
@@ -29,8 +30,6 @@ from manyhands.swarm.record import Record, Scope
 # How long a repair that finds no node waits for nodes to answer a dial: those that are back answer at once.
 LOOK_AROUND_S = 2.0
 FALLBACK = "fallback"  # what the whole model is called that an origin keeps for itself; no route is made of it
-# Dials of nodes that no link is open to, all side by side: TCP and TLS over 300 ms of round trip take 0.9 s.
-REACH_S = 2.0
 MAX_FAR = 64
 # Between two looks at nodes that could serve better than those linked, and how many are dialled then.
 EXPLORE_S = 2.0
@@ -70,7 +69,9 @@ class Routes:
             self._explore(excluded)
             return near
         needed = [o for o in self._far_offers(excluded) if any(gap.overlaps(o.info.span) for gap in missing)]
-        await self._reach(needed, lambda: not gaps_of(self._linked_offers(excluded)[0], self._model.num_layers))
+        await reach_any(
+            self._node, needed, lambda: not gaps_of(self._linked_offers(excluded)[0], self._model.num_layers)
+        )
         near, doubted = self._linked_offers(excluded)
         return near + doubted
 
@@ -127,21 +128,7 @@ class Routes:
             return
         self._explored_at = now
         if far := self._far_offers(excluded)[:EXPLORED]:
-            self._node.start(self._reach(far, lambda: False))
-
-    async def _reach(self, offers: Sequence[Offer], is_enough: Callable[[], bool]) -> None:
-        """Dial the nodes of `offers` side by side, each address once, until `is_enough`. Deadline: REACH_S for all."""
-        homes = {(o.addr.host, o.addr.port): o for o in reversed(offers)}
-        dials = [asyncio.ensure_future(self._node.reach(o.addr, o.node, REACH_S)) for o in homes.values()]
-        end = asyncio.get_running_loop().time() + REACH_S
-        waiting = set(dials)
-        try:
-            while waiting and not is_enough() and (left_s := end - asyncio.get_running_loop().time()) > 0:
-                _, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for dial in waiting:
-                dial.cancel()
-            await asyncio.gather(*dials, return_exceptions=True)
+            self._node.start(reach_any(self._node, far, lambda: False))
 
     async def meet(self, nodes: Collection[str]) -> None:
         """Dial those whose ids begin so and that are not linked, REACH_S long; a ticket's all. Raises ShardUnavailable."""
@@ -150,7 +137,7 @@ class Routes:
             return
         now, first = asyncio.get_running_loop().time(), tuple(nodes)
         meant = [r for r in self._records(()) if r.node.startswith(first) and self._may_dial(r, now)]
-        await self._reach(offers_of(meant), lambda: False)
+        await reach_any(self._node, offers_of(meant), lambda: False)
 
     async def look_around(self) -> None:
         """Dial the nodes that no link is open to, or wait for news from the directory. Deadline: LOOK_AROUND_S."""
@@ -227,7 +214,7 @@ class Routes:
 
     def permitted(self, offers: Sequence[Offer], rules: Rules) -> list[Offer]:
         """Those of `offers`, or the parts of them, that `rules` let take part."""
-        terms = self._terms(0, rules)
+        terms = self.terms(0, rules)
         return permitted(admitted(offers, terms), Span(0, self._model.num_layers), terms)
 
     def num_refused(self, rules: Rules) -> int:
@@ -237,6 +224,8 @@ class Routes:
 
     async def keeps(self, route: Sequence[Offer], saved: int, lease: Lease, rules: Rules = Rules()) -> bool:
         """Whether going on over `route`, where `saved` positions are cached, is no slower than the best route of today."""
+        if len(route) > rules.max_hops:
+            return False
         if self._directory is None:
             return True  # no times are known
         try:
@@ -245,10 +234,15 @@ class Routes:
         except (ShardUnavailable, WeightsMismatch):
             return True
         max_tokens = lease.capacity - lease.prompt_length
-        return gain_s(route, best, self._informed(offers), self._terms(0, rules), saved, max_tokens) >= 0
+        return gain_s(route, best, self.informed(offers), self.terms(0, rules), saved, max_tokens) >= 0
 
     def rejoin(
-        self, route: Sequence[Offer], offers: Sequence[Offer], excluded: Collection[NodeId], positions: int
+        self,
+        route: Sequence[Offer],
+        offers: Sequence[Offer],
+        excluded: Collection[NodeId],
+        positions: int,
+        rules: Rules = Rules(),
     ) -> tuple[Slot, ...]:
         """`route`, whose hops have `positions` cached, with those replaced that are not among `offers` any more.
 
@@ -259,7 +253,7 @@ class Routes:
         lost = [i for i, hop in enumerate(route) if any((hop.node, layer) not in held for layer in layers_of(hop))]
         if self._model.ends_at == "edges":
             offers = with_ends_at_edges(offers, self._model.num_layers)
-        return plan_repair(route, lost, (), (), offers, excluded, positions).slots
+        return plan_repair(route, lost, (), (), offers, excluded, positions, terms=self.terms(0, rules)).slots
 
     def is_covered(self) -> bool:
         """Whether some route is known now. Asks no node."""
@@ -296,9 +290,9 @@ class Routes:
         mine = [o for o in offers if (o.info.model, o.info.precision) == (self._model.id, self._model.precision)]
         if self._model.ends_at == "edges":
             mine = with_ends_at_edges(mine, self._model.num_layers)
-        terms = replace(self._terms(num_tokens, rules), current=current)
+        terms = replace(self.terms(num_tokens, rules), current=current)
         try:
-            route = find_route(self._informed(mine), self._model.num_layers, terms=terms)
+            route = find_route(self.informed(mine), self._model.num_layers, terms=terms)
         except ShardUnavailable:  # say what there is, if there is something
             route = find_route(offers, self._model.num_layers, (self._model.id, self._model.precision), terms)
         info = route[0].info
@@ -311,7 +305,7 @@ class Routes:
             raise ShardUnavailable("the first and last hop do not hold the ends: serve them with --ends, or use origin")
         return route
 
-    def _informed(self, offers: Sequence[Offer]) -> list[Offer]:
+    def informed(self, offers: Sequence[Offer]) -> list[Offer]:
         """With the costs that experience gives them."""
         now = time.monotonic()
         least_s = self._learned.least_s(now)
@@ -326,7 +320,7 @@ class Routes:
         near = ("localhost",)  # a record names several addresses, of which an offer has the first
         return lambda o: o.node == me or members.admits(o.node, (o.addr.host, *(near if o.is_lan else ())))
 
-    def _terms(self, num_tokens: int, rules: Rules) -> Terms:
+    def terms(self, num_tokens: int, rules: Rules) -> Terms:
         """What this node's own links show, and records of those of others, and a key that spreads requests over near-equals."""
         me, now = self._node.transport.node, time.monotonic()
         if self._directory is None:

@@ -11,7 +11,7 @@ from manyhands.errors import ManyhandsError
 from manyhands.origin.route import Hop, Lease
 from manyhands.origin.session import Session
 from manyhands.origin.standby import Standby
-from manyhands.route.search import Offer
+from manyhands.route.search import Offer, Terms
 from manyhands.worker.worker import MAX_FEED_ROWS
 
 FEED_ROWS = 16
@@ -24,6 +24,9 @@ class RouteServices(Protocol):
 
     async def offers(self, excluded: Collection[NodeId]) -> Sequence[Offer]:
         """Spans on nodes that can be reached now."""
+
+    def terms(self) -> Terms:
+        """What is known of the ways between nodes, and what the request asks of its route."""
 
     async def look_around(self) -> None:
         """Try to reach nodes that no link is open to: they may have come back. Takes at most a second or two."""

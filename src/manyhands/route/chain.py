@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from manyhands.config import MAX_HOPS
 from manyhands.core import Span
 
 Ints = npt.NDArray[np.int64]
@@ -84,11 +85,16 @@ def _times(values: Ints, factors: Floats) -> Ints:
     return np.rint(values * factors).astype(np.int64)
 
 
-def cheapest(spans: Spans, run: Span) -> list[RoutePart] | None:
-    """The chain for `run` of least cost; None if some layer is held by none.
+def cheapest(spans: Spans, run: Span, max_hops: int = MAX_HOPS) -> list[RoutePart] | None:
+    """The chain for `run` of least cost; None if some layer is held by none, or all chains have more than `max_hops` hops.
 
     Among equals: fewer hops where the last ones differ, then the spans that come first.
     """
+    chain = _cheapest(spans, run)
+    return chain if chain is None or len(chain) <= max_hops else _cheapest_of(spans, run, max_hops)
+
+
+def _cheapest(spans: Spans, run: Span) -> list[RoutePart] | None:
     num_spans = len(spans.start)
     if num_spans == 0:
         return None
@@ -114,6 +120,47 @@ def cheapest(spans: Spans, run: Span) -> list[RoutePart] | None:
     total = done + spans.closing
     last = int(total.argmin())
     return _walk_back(came_from, last, run) if total[last] < NEVER else None
+
+
+def _cheapest_of(spans: Spans, run: Span, max_hops: int) -> list[RoutePart] | None:
+    """As `_cheapest`, with the cost of having computed so far settled for each number of hops: max_hops times the work."""
+    count, layer_costs = len(spans.start), spans.layer + SPARE * spans.is_spare
+    senders = np.ascontiguousarray(spans.legs.T)
+    np.fill_diagonal(senders, NEVER)
+    came_from = np.full((len(run), max_hops, count), -1)
+    done = np.full((max_hops, count), NEVER)  # [hops - 1, last span]
+    for at, layer in enumerate(range(run.start, run.end)):
+        begun = np.full((max_hops, count), NEVER)
+        if at == 0:
+            begun[0] = spans.entry + spans.fixed
+        else:
+            for hops in range(1, max_hops):
+                ways = senders + done[hops - 1]
+                best = ways.argmin(axis=1)
+                begun[hops] = ways[np.arange(count), best] + spans.fixed
+                came_from[at, hops] = np.where(begun[hops] < done[hops], best, -1)
+        holds = (spans.start <= layer) & (layer < spans.end)
+        done = np.where(holds, np.minimum(begun, done) + layer_costs, NEVER)
+        np.minimum(done, NEVER, out=done)
+    total = done + spans.closing
+    hops, last = (int(i) for i in np.unravel_index(int(total.argmin()), total.shape))
+    if total[hops, last] >= NEVER:
+        return None
+    chain: list[RoutePart] = []
+    end = run.end
+    for at in range(len(run) - 1, 0, -1):
+        if (sender := int(came_from[at, hops, last])) >= 0:
+            chain.append(RoutePart(last, Span(run.start + at, end)))
+            hops, last, end = hops - 1, sender, run.start + at
+    return [*reversed([*chain, RoutePart(last, Span(run.start, end))])]
+
+
+def fewest_hops(held: Sequence[Span], run: Span) -> int:
+    """Hops of the shortest chain for `run`, every layer of which is held."""
+    reached, hops = run.start, 0
+    while reached < run.end:
+        reached, hops = max(span.end for span in held if span.start <= reached), hops + 1
+    return hops
 
 
 def _walk_back(came_from: npt.NDArray[np.int_], last: int, run: Span) -> list[RoutePart]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from manyhands.config import REQUEST_SCOPES, RequestConfig
+from manyhands.config import MAX_HOPS, REQUEST_SCOPES, RequestConfig
 from manyhands.core import UNPROVEN, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
 from manyhands.errors import BadRequest
 
@@ -60,7 +60,8 @@ class Rules:
     route of the tenant's last request is kept while no other is much better. `scope`: narrows the node's own scope ("": does
     not): lan, trusted, or off for this machine alone. The first `own_first` and the last `own_last` layers are computed on
     the origin's own node and nowhere else. Nodes that keep rows apart and nodes that do not (devices of torch, class E2) are
-    hops of one route only where `mix_classes` allows it.
+    hops of one route only where `mix_classes` allows it. A route has at most
+    `max_hops` hops.
     """
 
     policy: Policy = "latency"
@@ -70,8 +71,11 @@ class Rules:
     own_first: int = 0
     own_last: int = 0
     mix_classes: bool = False
+    max_hops: int = MAX_HOPS
 
     def __post_init__(self) -> None:
+        if not 1 <= self.max_hops <= MAX_HOPS:
+            raise BadRequest(f"max_shards_per_request is {self.max_hops}; it must be from 1 to {MAX_HOPS} hops")
         if self.scope not in REQUEST_SCOPES:
             raise BadRequest(f"scope is {self.scope!r:.40}; of a request it is one of {', '.join(REQUEST_SCOPES[1:])}")
 
@@ -86,6 +90,7 @@ class Rules:
             config.own_first,
             config.own_last,
             config.mix_classes,
+            config.max_shards_per_request,
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from manyhands.core import ModelId, NodeId, Precision, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
-from manyhands.route.chain import SPARE, RoutePart
+from manyhands.route.chain import SPARE, RoutePart, fewest_hops
 from manyhands.route.offer import ANY, Offer, Pair, Rules, Terms
 from manyhands.route.space import Space, rtt_between
 
@@ -59,11 +59,9 @@ def find_route(
     run = Span(0, num_layers)
     for kind in _kinds(fit, wanted):
         held = permitted([o for o in fit if _kind(o) == kind], run, terms)
-        groups = [
-            without_needless_loading(_with_room_first(one, run, terms), run) for one in _groups(held, terms.rules)
-        ]
-        if covering := [one for one in groups if not _missing(one, num_layers)]:
-            return _choose(_preferred(covering, run, terms), run, terms)
+        groups = [one for one in _groups(held, terms.rules) if not _missing(one, num_layers)]
+        if groups:
+            return _choose(_preferred(_short_enough(groups, run, terms), run, terms), run, terms)
     raise _refusal(offers, fit, run, terms)
 
 
@@ -90,6 +88,25 @@ def _with_room_first(offers: Sequence[Offer], run: Span, terms: Terms) -> list[O
     return _filled(with_room, [o for o in offers if not _has_room(o, terms)], run)
 
 
+def _short_enough(groups: Sequence[list[Offer]], run: Span, terms: Terms) -> list[list[Offer]]:
+    """Of each group those to ask, or all of it where their chains have more hops than the rules allow; groups whose chains all
+    have more are left out. Raises ShardUnavailable if none is left."""
+    most = terms.rules.max_hops
+    first = [without_needless_loading(_with_room_first(one, run, terms), run) for one in groups]
+    if most >= len(run):
+        return first
+    hops = [
+        [fewest_hops([o.info.span for o in those], run) for those in pair] for pair in zip(first, groups, strict=True)
+    ]
+    if (fewest := min(map(min, hops))) > most:
+        raise ShardUnavailable(
+            f"max_shards_per_request is {most}, and no route over these nodes has fewer than {fewest} hops: raise it to "
+            f"{fewest}, or serve more layers on a node"
+        )
+    asked = zip(first, groups, hops, strict=True)
+    return [ready if few <= most else held for ready, held, (few, least) in asked if least <= most]
+
+
 def _filled(offers: list[Offer], others: Sequence[Offer], run: Span) -> list[Offer]:
     """`offers`, and of `others` the parts of `run` that no offer holds."""
     if not others:
@@ -107,11 +124,12 @@ def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, term
     """Who computes on from `layer`, as `sender` sees it, up to at most layer `end`: the greedy rule (HN-22, HN-44).
 
     No spare if possible, nor the origin itself as its own first hop (HN-24); then the lowest queue, the furthest reach, the
-    nearest to the sender (HN-23's hop weight, measured), the lowest id; full nodes after all others. Where every layer is held
-    there is no dead end, since any part of a span can be used. Raises ShardUnavailable if none that `terms` admit holds it.
+    nearest to the sender (HN-23's hop weight, measured), the lowest id; full nodes after all others. A spare computes as far as
+    to the first layer that another node holds. Where every layer is held there is no dead end, since any part of a span can
+    be used. Raises ShardUnavailable if none that `terms` admit holds it.
     """
-    holders = [o for o in offers if o.info.span.start <= layer < o.info.span.end]
-    fit = admitted(holders, terms)
+    known = admitted(offers, terms)
+    fit = [o for o in known if o.info.span.start <= layer < o.info.span.end]
     if not fit:
         raise ShardUnavailable(f"no node holds layer {layer}: serve it on a node, or admit more")
 
@@ -122,7 +140,9 @@ def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, term
         return is_full, o.info.is_spare, is_own, max(0, o.load.queue), far, rtt_s, o.node, o.info.span
 
     best = min(fit, key=rank)
-    return best.part(Span(layer, min(end, best.info.span.end)))
+    healthy = [o.info.span.start for o in known if not o.info.is_spare and _has_room(o, terms)]
+    held = [start for start in healthy if start > layer] if best.info.is_spare else []
+    return best.part(Span(layer, min([end, best.info.span.end, *held])))
 
 
 # -- which may take part --------------------------------------------------------------------------------------------------
@@ -242,7 +262,8 @@ def gaps_of(offers: Sequence[Offer], num_layers: int) -> list[Span]:
 def _choose(candidates: Sequence[Offer], run: Span, terms: Terms) -> tuple[Offer, ...]:
     """A route over candidates that cover `run`."""
     if terms.rules.policy == "greedy":
-        return _stay(candidates, _greedy(candidates, run, terms), terms)
+        if len(route := _greedy(candidates, run, terms)) <= terms.rules.max_hops:
+            return _stay(candidates, route, terms)
     space = Space.of(candidates, terms)
     kept = space.find(terms.current)
     space, whole = _prefer_one_class(space, run), space

@@ -21,32 +21,36 @@ LAN_RTT_S = 0.001  # between nodes found on the origin's own network (HN-23's lo
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Offers of one kind, those with most free cache first, and their costs: the earlier wins among equals."""
+    """Offers of one kind, those with most free cache first, and their costs: the earlier wins among equals. Chains have at most
+    `max_hops` hops."""
 
     offers: tuple[Offer, ...]
     spans: Spans
+    max_hops: int
 
     @classmethod
     def of(cls, offers: Sequence[Offer], terms: Terms, between: Pair | None = None) -> "Space":
         """`between`: the nodes before the first hop and after the last; the origin if None."""
         order = sorted(offers, key=lambda o: (-o.info.free_tokens, o.node, o.info.span, o.addr.host, o.addr.port))
-        return cls(tuple(order), _spans(order, terms, between or (terms.origin, terms.origin)))
+        return cls(tuple(order), _spans(order, terms, between or (terms.origin, terms.origin)), terms.rules.max_hops)
 
     def only(self, arithmetic: str) -> "Space":
         """Those of one arithmetic class."""
         keep = [i for i, o in enumerate(self.offers) if o.info.arithmetic == arithmetic]
-        return Space(tuple(self.offers[i] for i in keep), self.spans.only(keep))
+        return Space(tuple(self.offers[i] for i in keep), self.spans.only(keep), self.max_hops)
 
     def stretched(self, factors: Sequence[float]) -> "Space":
         """As if every offer, and every leg to it, took `factors` times as long."""
-        return Space(self.offers, self.spans.stretched(np.array(factors)))
+        return Space(self.offers, self.spans.stretched(np.array(factors)), self.max_hops)
 
     def cheapest(self, run: Span) -> list[RoutePart] | None:
-        return cheapest(self.spans, run)
+        return cheapest(self.spans, run, self.max_hops)
 
     def find(self, route: Sequence[Offer]) -> list[RoutePart] | None:
-        """An earlier route among the offers of today; None if one of its hops is not there any more."""
-        parts = []
+        """An earlier route among the offers of today; None if one of its hops is not there any more, or it has too many."""
+        parts: list[RoutePart] = []
+        if len(route) > self.max_hops:
+            return None
         for hop in route:
             same = (i for i, o in enumerate(self.offers) if o.node == hop.node and o.info.span.covers(hop.info.span))
             at = next(same, None)

@@ -6,6 +6,7 @@ from pydantic import Field as Limits
 from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
 from manyhands.api.openai.schema import FIRST, MAX_ITEMS, STRICT, Shown, Text
+from manyhands.config import MAX_HOPS
 
 
 class ChatTurn(TypedDict):
@@ -44,3 +45,4 @@ class Infer(TypedDict, total=False):
     allow_self_as_shard: Annotated[bool, Shown("default as the node's configuration says")]
     sticky: Annotated[bool, Shown("default as the node's configuration says")]
     scope: Annotated[Literal["off", "lan", "trusted", "public"], Shown("default: the node's own")]
+    max_shards_per_request: Annotated[int, Limits(ge=1, le=MAX_HOPS), Shown("default as the node's configuration says")]

@@ -92,15 +92,16 @@ class Common(TypedDict):
             Shown(
                 "`path` (ring, star), `dtype` (must be what is served), `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, "
                 "`draft` (auto, off, suffix, model: [drafting](speculation.md)), `policy`, `allow_self_as_shard`, `sticky`, "
-                "`scope` ([routing](routing.md#what-a-request-may-ask))",
+                "`scope`, `max_shards_per_request` ([routing](routing.md#what-a-request-may-ask))",
                 [
                     {"path": "star"},
                     {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1},
                     {"ignore_eos": True},
                     {"draft": "off"},
                     {"policy": "greedy", "allow_self_as_shard": False, "sticky": True, "scope": "public"},
+                    {"max_shards_per_request": 16},
                 ],
-                [{"path": "x"}, {"hops": 3}, {"dtype": "w8"}, {"policy": "random"}],
+                [{"path": "x"}, {"hops": 3}, {"max_shards_per_request": 0}, {"dtype": "w8"}, {"policy": "random"}],
             ),
         ]
     ]

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Discriminator, FailFast, Tag
 from pydantic import Field as Limits
 from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
+from manyhands.config import MAX_HOPS
 from manyhands.core import Precision
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -192,7 +193,13 @@ Format = Annotated[Annotated[PlainFormat, Tag("<plain>")] | Annotated[SchemaForm
 
 
 # What a request may say of its route (route/offer.py:Rules).
-ROUTE_WISHES = ("policy", "allow_self_as_shard", "sticky", "scope")
+ROUTE_WISHES = {
+    "policy": "policy",
+    "allow_self_as_shard": "allow_self",
+    "sticky": "sticky",
+    "scope": "scope",
+    "max_shards_per_request": "max_hops",
+}
 
 
 class Extension(TypedDict, total=False):
@@ -208,6 +215,7 @@ class Extension(TypedDict, total=False):
     allow_self_as_shard: bool
     sticky: bool
     scope: Literal["off", "lan", "trusted", "public"]
+    max_shards_per_request: Annotated[int, Limits(ge=1, le=MAX_HOPS)]
 
 
 class StreamOptions(TypedDict, total=False):
