@@ -19,6 +19,9 @@ from typing import Any
 import pytest
 
 from bench.colony import Colony, colony
+from tests.cable import Machine, cable, has
+
+__all__ = ["cable"]
 
 ROOT = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -70,13 +73,7 @@ def test_each_panel_in_chromium(tmp_path: Path, chromium: str) -> None:
 def test_a_first_answer_and_who_comes_and_goes(chromium: str) -> None:
     """From `up tales` to a token on the page; then a node joins and leaves, and both are seen there."""
 
-    async def scene(town: Colony) -> None:
-        began = 1e3 * time.time()
-        api = await town.found(town.resident("first"))
-        second = town.resident("second")
-        watch = await asyncio.create_subprocess_exec(
-            *("node", "tests/join.mjs"), cwd=ROOT / "dashboard", stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+    async def scene(town: Colony, watch: asyncio.subprocess.Process) -> None:
         assert watch.stdin is not None and watch.stdout is not None
 
         async def told() -> str:
@@ -87,25 +84,71 @@ def test_a_first_answer_and_who_comes_and_goes(chromium: str) -> None:
             watch.stdin.write(f"{happened} second\n".encode())  # type: ignore[union-attr]
             assert await told() == f"seen {happened}"
 
+        assert await told() == "ready"
+        first, second = town.resident("first"), town.resident("second")
+        began = 1e3 * time.time()
+        api = await town.found(first)
+        (secret,) = (first.home / "run").glob("api-*.secret")
+        facts = {"url": api, "began": began, "secret": secret.read_text()}
+        watch.stdin.write(json.dumps(facts).encode() + b"\n")
+        first_token = await told()
+        assert first_token.startswith("token ") and await told() == "watching"
+        print(f"up tales to a first token in the browser: {first_token.split()[1]} s")  # noqa: T201 - a figure
+        await town.join(second)
+        await seen("joined")
+        second.signal(signal.SIGTERM)
+        await second.ended()
+        await seen("left")
+        watch.stdin.close()
+        assert await told() == "every check passed"
+
+    async def main() -> None:
+        watch = await asyncio.create_subprocess_exec(
+            *("node", "tests/join.mjs", chromium),
+            cwd=ROOT / "dashboard",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
         try:
-            watch.stdin.write(json.dumps({"url": api, "chromium": chromium, "began": began}).encode() + b"\n")
-            first_token = await told()
-            assert first_token.startswith("token ") and await told() == "watching"
-            print(f"up tales to a first token in the browser: {first_token.split()[1]} s")  # noqa: T201 - a figure
-            await town.join(second)
-            await seen("joined")
-            second.signal(signal.SIGTERM)
-            await second.ended()
-            await seen("left")
-            watch.stdin.close()
-            assert await told() == "every check passed"
+            async with colony(forked=False) as town:
+                await scene(town, watch)
         finally:
             if watch.returncode is None:
                 watch.terminate()
             await watch.wait()
 
-    async def main() -> None:
-        async with colony(forked=False) as town:
-            await scene(town)
-
     asyncio.run(main())
+
+
+@pytest.mark.nightly
+def test_a_machine_joins_by_the_code_that_the_page_shows(cable: None, chromium: str, tmp_path: Path) -> None:
+    """The owner signs in, has a code shown, another machine joins with it, and the page says so; then the ticket's QR code."""
+    desk, nas = Machine(tmp_path / "desk"), Machine(tmp_path / "nas")
+    watch: subprocess.Popen[str] | None = None
+    try:
+        desk.start("up", "tales", "--api", "127.0.0.1:0")
+        (opened,) = [event for event in desk.until(has("invitation")) if event["event"] == "api"]
+        (secret,) = (desk.home / "run").glob("api-*.secret")
+        watch = subprocess.Popen(
+            desk.within("node", "tests/invite.mjs"),
+            cwd=ROOT / "dashboard",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert watch.stdin is not None and watch.stdout is not None
+        facts = {"url": opened["api"], "chromium": chromium, "secret": secret.read_text()}
+        facts["shots"] = os.environ.get("MANYHANDS_SHOTS", "")
+        print(json.dumps(facts), file=watch.stdin, flush=True)
+        word, _, code = watch.stdout.readline().strip().partition(" ")
+        assert word == "code"
+        nas.start("join", "--code", code)
+        nas.until(has("serving"))
+        print("joined nas", file=watch.stdin, flush=True)
+        assert watch.stdout.readline().strip() == "every check passed"
+    finally:
+        nas.end()
+        desk.end()
+        if watch is not None:
+            watch.kill()
+            watch.communicate()

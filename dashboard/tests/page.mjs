@@ -72,7 +72,7 @@ const checks = {
     const answer = await page.goto(`${told.url}/`);
     assert.match(answer.headers()["content-security-policy"], /default-src 'none'/);
     await page.waitForSelector(".nodes li");
-    for (const panel of ["swarm", "plan", "jobs", "keys"]) await page.click(`nav >> text=/^${panel}$/i`);
+    for (const panel of ["swarm", "add a machine", "plan", "jobs", "keys"]) await page.click(`nav >> text=/^${panel}$/i`);
     const ran = await page.evaluate(() => {
       const script = document.createElement("script");
       try {
@@ -177,7 +177,7 @@ const checks = {
     assert.equal(await page.locator(".results .big").count(), 2);
     await accessible(page, "plan");
     await shot(page, "light-plan");
-    await page.click("text=Add a machine");
+    await page.click("text=Another machine");
     assert.equal(await page.locator("fieldset").count(), 2);
     await page.context().close();
   },
@@ -195,7 +195,7 @@ const checks = {
 
   async "every panel on a small screen, in the dark, without sideways scrolling"() {
     const page = await open("dark", 390, 844);
-    for (const panel of ["chat", "swarm", "plan", "jobs", "keys"]) {
+    for (const panel of ["chat", "swarm", "add", "plan", "jobs", "keys"]) {
       await page.goto(`${told.url}/#/${panel}`);
       await page.waitForTimeout(1200);
       const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
@@ -250,6 +250,11 @@ const checks = {
     await page.fill('input[type="password"]', told.secret);
     await page.keyboard.press("Enter");
     await page.waitForSelector("text=Make a key");
+    await page.click("nav >> text=Add a machine");
+    await page.waitForSelector("text=No machine can join here"); // `local` is no swarm's member
+    await accessible(page, "a gateway that nothing can join");
+    await shot(page, "light-add-none");
+    await page.click("nav >> text=Keys");
     await page.fill('input[pattern]', "guest");
     await page.locator('input[placeholder="no limit"]').nth(1).fill("30");
     await page.click("button:has-text('Make key')");

@@ -1,5 +1,6 @@
 // Where a token's time went, and what held it up. Pure.
 
+import { ms } from "./format";
 import type { Hop, HopTime, Parts } from "./types";
 
 export interface TokenTime {
@@ -41,8 +42,8 @@ export function slowestHop(hops: HopTime[]): number | null {
   return best;
 }
 
-/** In words, with the node's name. */
-export function causeText(time: TokenTime): string {
+/** In words, with the node's name. `latency`: the round trip to each node, in ms, where it is known. */
+export function causeText(time: TokenTime, latency: Record<string, number | null>): string {
   const cause = causeOf(time);
   if (!cause) return "It came in one step with the token before it.";
   const hop = cause.hop === null ? undefined : time.route[cause.hop];
@@ -53,10 +54,16 @@ export function causeText(time: TokenTime): string {
     case "queue":
       return `Held up most by the queue on ${node}`;
     case "wire":
-      return "Held up most by the links between the nodes";
+      return `Held up most by the links between the nodes${farthest(time.route, latency)}`;
     case "wait":
       return "Held up most by the gateway: drawing the token, and the reader";
   }
+}
+
+/** The node with the longest round trip, where one stands out. */
+function farthest(route: Hop[], latency: Record<string, number | null>): string {
+  const [far, next] = route.map((hop) => ({ name: hop.name, ms: latency[hop.worker_id] ?? 0 })).sort((a, b) => b.ms - a.ms);
+  return far && far.ms >= 1 && far.ms > 1.3 * (next?.ms ?? 0) ? `; the farthest is ${far.name}, ${ms(far.ms)} away` : "";
 }
 
 /** The mean of several tokens over one route; null if there are none. */

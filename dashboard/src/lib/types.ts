@@ -139,3 +139,10 @@ export interface Key {
   quota: Record<QuotaName, number | null>;
   use: ({ running: number } & Partial<Record<QuotaName, number>>) | null;
 }
+
+export interface Invite {
+  swarm: string;
+  ticket: string;
+  qr: string[]; // rows of 0 and 1, with margin
+  code: { code: string; seconds_left: number; tries_left: number } | null;
+}
