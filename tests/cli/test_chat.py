@@ -161,6 +161,12 @@ def test_stats_name_repairs_and_pauses() -> None:
     stats.count(1)
     stats.repairs, stats.pause_s = ["repair at token 41: laptop was lost, 0.60 s"], 12.04
     assert "longest pause 12.0 s" in str(stats) and "laptop was lost" in str(stats)
+    stats.route = ["layers 0-3 desk", "layers 4-7 laptop"]
+    stats.hops = list(stats.route)
+    assert str(stats).splitlines()[-2:] == stats.route, "one that did not change is said once"
+    stats.hops[1] = "layers 4-7 nas"
+    shown = ["the route at first", *stats.route, "the route after that", *stats.hops]
+    assert str(stats).splitlines()[-6:] == shown
     quick = Stats()
     quick.count(1)
     assert "pause" not in str(quick)
@@ -196,6 +202,7 @@ def test_a_gateway_and_an_own_origin_say_the_same(folder: Path) -> None:
             assert (source.model, await source.models()) == ("tiny", ["tiny"])
             assert stats.tokens == own.tokens == 6 and stats.finish_reason == own.finish_reason == "length"
             assert len(stats.route) == len(own.route) == 2 and "layers 0" in stats.route[0]
+            assert (stats.hops, own.hops) == (stats.route, own.route)
             assert "6 tokens" in str(stats) and "finish: length" in str(stats)
             assert await source.waits_for() == "waiting for the gateway", "it has ended"
             assert (await origin.waits_for()).startswith("waiting for the next word on")

@@ -43,8 +43,24 @@ def test_a_gateway_says_what_an_own_origin_says(folder: Path, capsys: pytest.Cap
 
 def test_repairs_are_told_and_an_error_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     telling = Telling()
-    assert not telling.take({"token_index": 3, "dropped_worker": "nas\x1b", "repair_ms": 12.0, "kind": "reshard"})
-    assert "[repair at token 3: nas? was lost, 12 ms]" in capsys.readouterr().err
+    remaining = [
+        {"layers": "0-3", "name": "desk", "address": "h:1"},
+        {"layers": "4-7", "name": "tv\x1b", "address": "h:2"},
+    ]
+    repair = {
+        "token_index": 3,
+        "dropped_worker": "nas\x1b",
+        "repair_ms": 12.0,
+        "kind": "reshard",
+        "remaining": remaining,
+    }
+    assert not telling.take(repair)
+    said = capsys.readouterr().err
+    assert "[repair at token 3: nas? was lost, 12 ms]" in said
+    assert [line.split()[1:5] for line in said.splitlines()[-2:]] == [
+        ["0", "layers", "0-3", "desk"],
+        ["1", "layers", "4-7", "tv?"],
+    ]
     with pytest.raises(GatewayError, match="no node holds layers 3-5"):
         telling.take({"detail": "no node holds layers 3-5", "code": "shard_unavailable"})
     done = {"timings": {}, "tokens_generated": 0, "reshard_events": [{}], "exactness": "E0", "finish_reason": "stop"}

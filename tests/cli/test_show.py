@@ -1,10 +1,14 @@
 """What people read of an answer: what happened to its route, and its exactness class, in words."""
 
-from typing import Literal
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 
-from manyhands.cli.show import explained, told_of
+from manyhands.cli.show import explained, show_answer, told_of
+from manyhands.core import NodeAddr, Span
 from manyhands.origin.repair_plan import Event
 
 
@@ -27,3 +31,32 @@ def test_what_happens_to_a_route_is_said_without_ids(
 def test_the_class_is_explained_and_one_that_is_not_known_is_named() -> None:
     assert explained("E0") == "exactness E0 (the same bits on any nodes)"
     assert explained("E2").startswith("exactness E2 (equal up to rounding") and explained("E9") == "exactness E9"
+
+
+def test_the_route_is_shown_again_after_a_repair(capsys: pytest.CaptureFixture[str]) -> None:
+    def offer(name: str, span: str) -> Any:
+        return SimpleNamespace(
+            info=SimpleNamespace(span=Span.parse(span)), name=name, addr=NodeAddr("h", 1), node="n" * 8
+        )
+
+    def hops(*offers: Any) -> Any:
+        return SimpleNamespace(route=SimpleNamespace(hops=[SimpleNamespace(offer=each) for each in offers]))
+
+    desk, laptop, nas = offer("desk", "0-3"), offer("laptop", "4-7"), offer("nas", "4-7")
+    answer: Any = SimpleNamespace(token_ids=[], events=[], route=(desk, laptop), session=hops(desk, laptop))
+
+    class Origin:
+        async def stream(self, answer: Any) -> AsyncIterator[Any]:
+            for index in range(3):
+                answer.token_ids.append(index)
+                if index == 2:
+                    answer.events.append(Event("shard_failover", ("nas",), 2, "laptop -> nas"))
+                    answer.session = hops(desk, nas)
+                yield SimpleNamespace(text=f" {index}")
+
+    asyncio.run(show_answer(Origin(), answer, as_json=False))  # type: ignore[arg-type]
+    told = capsys.readouterr()
+    assert told.out == " 0 1 2\n"
+    lines = [line for line in told.err.splitlines() if line]
+    assert [line.split()[4] for line in lines if line.startswith("hop")] == ["desk", "laptop", "desk", "nas"]
+    assert lines[2] == "[at token 2: nas goes on in place of laptop]"

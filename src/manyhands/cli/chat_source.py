@@ -36,7 +36,8 @@ class Stats:
     first_s: float | None = None
     total_s: float = 0.0
     finish_reason: str | None = None
-    route: list[str] = field(default_factory=list)
+    route: list[str] = field(default_factory=list)  # the first one
+    hops: list[str] = field(default_factory=list)  # the last one, after repairs
     notices: list[str] = field(default_factory=list)  # that are to be shown beside the text, oldest first
     resumed: int = 0  # how often the answer was cut and went on
     repairs: list[str] = field(default_factory=list)
@@ -64,7 +65,12 @@ class Stats:
             f"resumed {self.resumed} times" if self.resumed else "",
             f"finish: {self.finish_reason or 'stopped'}",
         ]
-        return "\n".join([" · ".join(part for part in parts if part), *self.repairs, *self.route])
+        return "\n".join([" · ".join(part for part in parts if part), *self.repairs, *self._routes()])
+
+    def _routes(self) -> list[str]:
+        if not self.hops or self.hops == self.route:
+            return self.route
+        return ["the route at first", *self.route, "the route after that", *self.hops]
 
 
 class Source(Protocol):
@@ -103,8 +109,8 @@ class OriginSource:
                     yield token.text
         finally:
             stats.finish_reason, stats.cached = answer.finish_reason, answer.cached_tokens
-            route = [f"layers {offer.info.span!s:<7} {offer.name} {offer.addr}" for offer in answer.route]
-            stats.route = [one_line(line) for line in route]
+            stats.route = [_place(offer) for offer in answer.route]
+            stats.hops = [] if answer.session is None else [_place(hop.offer) for hop in answer.session.route.hops]
             stats.repairs = [_repair(each.at_token, each.lost, each.total_s) for each in answer.repairs]
 
     async def waits_for(self) -> str:
@@ -206,6 +212,10 @@ def _hop(offer: "Offer") -> dict[str, str]:
     return {"name": offer.name, "layers": str(offer.info.span)}
 
 
+def _place(offer: "Offer") -> str:
+    return one_line(f"layers {offer.info.span!s:<7} {offer.name} {offer.addr}")
+
+
 def _repair(at_token: object, lost: Sequence[str], seconds: float) -> str:
     were = "were" if len(lost) > 1 else "was"
     return one_line(f"repair at token {at_token}: {', '.join(lost)} {were} lost, {seconds:.2f} s", 300)
@@ -222,16 +232,20 @@ def _take(event: Mapping[str, Any], stats: Stats) -> list[str]:
         texts += ["".join(delta["content"])] if delta.get("content") else []
         if reason := choice.get("finish_reason"):
             stats.finish_reason = one_line(reason)
-        route = (choice.get("manyhands") or {}).get("route") or ()
-        stats.route = [one_line(f"layers {hop['layers']:<7} {hop['name']}") for hop in route] or stats.route
-        repairs = (choice.get("manyhands") or {}).get("repairs") or ()
-        told = [_repair(each["at_token"], each["lost"], each["ms"] / 1e3) for each in repairs]
+        ours = choice.get("manyhands") or {}
+        stats.route = _told_route(ours.get("route")) or stats.route
+        stats.hops = _told_route(ours.get("hops")) or stats.hops
+        told = [_repair(each["at_token"], each["lost"], each["ms"] / 1e3) for each in ours.get("repairs") or ()]
         stats.repairs = told or stats.repairs
     if usage := event.get("usage"):
         stats.tokens = usage["completion_tokens"]
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         stats.cached = cached if isinstance(cached, int) else 0
     return texts
+
+
+def _told_route(hops: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    return [one_line(f"layers {hop['layers']:<7} {hop['name']}") for hop in hops or ()]
 
 
 def _wishes(params: SamplingParams, path: PathKind) -> dict[str, Any]:

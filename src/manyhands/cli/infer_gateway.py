@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
@@ -55,12 +55,12 @@ class Telling:
             text = str(event["token_text"])
             typer.echo(without_controls(text) if self._is_terminal else text, nl=False)
         elif "assignments" in event:
-            for hop, each in enumerate(event["assignments"]):
-                self._note(f"hop {hop}  layers {each['layers']:<7} {each['name']:<12} {each['address']}")
+            self._route(event["assignments"])
         elif "dropped_worker" in event:
             self._note(
                 f"\n[repair at token {event['token_index']}: {event['dropped_worker']} was lost, {event['repair_ms']:.0f} ms]"
             )
+            self._route(event["remaining"])
         elif "worker_trace" in event:
             typer.echo()
             self._note(figures(event))
@@ -68,6 +68,10 @@ class Telling:
         elif "detail" in event:
             raise GatewayError(one_line(event["detail"], 2000), one_line(event.get("code"), 64), 502)
         return False
+
+    def _route(self, hops: Sequence[Mapping[str, Any]]) -> None:
+        for hop, each in enumerate(hops):
+            self._note(f"hop {hop}  layers {each['layers']:<7} {each['name']:<12} {each['address']}")
 
     def _note(self, text: str) -> None:
         for line in text.split("\n"):

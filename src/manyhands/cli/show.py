@@ -2,9 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -13,6 +13,9 @@ from manyhands.plain import one_line, without_controls
 
 if TYPE_CHECKING:
     from manyhands.origin.repair_plan import Event
+    from manyhands.route.search import Offer
+
+NEW_ROUTE: Final = ("shard_failover", "reshard")
 
 
 async def show_answer(
@@ -26,16 +29,19 @@ async def show_answer(
 ) -> None:
     """Stream the route, `lead` and an answer to the terminal, or collect it silently for `print_json`.
 
-    `on_token` is called after each token.
+    The route is shown again after each repair. `on_token` is called after each token.
     """
     shown_events = 0
     async for token in origin.stream(answer, **options):
         if not as_json:
             if len(answer.token_ids) == 1:
-                print_route(answer)
+                print_route(answer.route)
                 typer.echo(lead, nl=False)
-            for event in answer.events[shown_events:]:
+            news = answer.events[shown_events:]
+            for event in news:
                 typer.secho(f"\n{told_of(event)}", dim=True, err=True)
+            if answer.session is not None and any(event.kind in NEW_ROUTE for event in news):
+                print_route([hop.offer for hop in answer.session.route.hops])
             shown_events = len(answer.events)
             typer.echo(for_stdout(token.text), nl=False)
         on_token()
@@ -66,8 +72,8 @@ def for_stdout(text: str) -> str:
     return without_controls(text) if sys.stdout.isatty() else text
 
 
-def print_route(answer: Answer) -> None:
-    for index, offer in enumerate(answer.route):
+def print_route(offers: "Sequence[Offer]") -> None:
+    for index, offer in enumerate(offers):
         where = f"{offer.addr.host}:{offer.addr.port}"
         name = one_line(offer.name)
         line = f"hop {index}  layers {offer.info.span!s:<7} {name:<12} {one_line(where):<21} {offer.node[:8]}"

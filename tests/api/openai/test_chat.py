@@ -89,6 +89,7 @@ def test_chat_whole(folder: Path) -> None:
         ours = choice.model_extra["manyhands"]  # type: ignore[index]
         assert ours["exactness"] == "E0" and [hop["layers"] for hop in ours["route"]] == ["0", "1"]
         assert all(hop["arithmetic"].startswith("bf16/") for hop in ours["route"])
+        assert ours["hops"] == ours["route"], "nothing was repaired"
         assert ours["repairs"] == [] and ours["timings"]["total_ms"] > 0
         hops = ours["timings"]["hops"]
         assert [hop["node"] for hop in hops] == [hop["node"] for hop in ours["route"]]

@@ -156,6 +156,7 @@ def extension(choice: Choice) -> Object:
         "job": job.id,
         "exactness": job.exactness,
         "route": [_hop(offer) for offer in job.route],
+        "hops": [_hop(offer) for offer in job.hops],
         "repairs": [
             {"at_token": r.at_token, "lost": list(r.lost), "ms": round(r.total_s * 1e3, 1)} for r in job.repairs
         ],
