@@ -20,14 +20,12 @@ from typing import Any, Final, NamedTuple
 from bench.report import finish, measuring, spread
 from manyhands.swarm.ticket import Ticket
 
-SAYS_S, REFUSES_S = 0.5, 0.2  # seconds of CPU until the first word; of a refusal
+SAYS_S, REFUSES_S = 0.5, 0.2  # seconds of CPU until the first word; of help and of a refusal
 WAIT_S = 60.0
 TICKET: Final = "TICKET"  # stands for one whose nodes do not answer
 
 # What each command is given here: the name of the command, then the rest. OUT is a folder that is not there yet.
 COMMANDS: Final = (
-    "--help",
-    "--version",
     "up tales --listen 127.0.0.1:0 --api 127.0.0.1:0",
     "join TICKET --listen 127.0.0.1:0",
     "status",
@@ -58,7 +56,13 @@ COMMANDS: Final = (
     "workers",
     "key list",
 )
+# What answers without loading or asking anything: help, and refusals.
 REFUSALS: Final = (
+    "--help",
+    "--version",
+    "up --help",
+    "chat --help",
+    "local --help",
     "nosuch",
     "up --nosuch",
     "up nomodel",
