@@ -1,4 +1,4 @@
-"""up -d: a process without a terminal, its log, and what the one that waits for it says."""
+"""-d: a process without a terminal, its log, and what the one that waits for it says."""
 
 import io
 import json
@@ -236,3 +236,19 @@ def test_ctrl_c_while_it_starts_ends_it() -> None:
         waiting.wait(30)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_serve_goes_on_in_the_background_once_it_serves(ended: list[int]) -> None:
+    words = ["serve", "tales", "--layers", "0-0", "--name", "nas", "--threads", "1", "-d", "--json"]
+    command = [sys.executable, "-m", "manyhands.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    serving, background = [json.loads(line) for line in done.stdout.splitlines()]
+    ended.append(background["pid"])
+    assert (serving["event"], background["event"], background["name"]) == ("serving", "background", "nas")
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 2 and "nas runs here already" in again.stderr
+    assert CliRunner().invoke(app, ["stop", "nas"]).stdout == "nas has left\n"
+    ended.clear()
+    log = log_path("nas").read_text()
+    assert '"draining"' in log and serving["ticket"] not in log

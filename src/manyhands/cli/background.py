@@ -1,4 +1,4 @@
-"""`up -d` and `join -d`: the command goes on in a process without a terminal, and returns once that serves.
+"""`up -d`, `join -d` and `serve -d`: the command goes on in a process without a terminal, and returns once that serves.
 
 Until then the new process says on this terminal what it does, as in the foreground, and in its log; afterwards in the log
 alone (log_file.py). It is forked before anything is loaded: options are read once, and no secret is among new arguments.

@@ -30,7 +30,7 @@ COMMANDS: Final = {
     "benchmark": "Ask a gateway the same prompts and tell how fast it answers.",
     "switch": "Make a running member inert, or active again.",
     "stop": "Let a node on this machine hand its sessions over and leave.",
-    "logs": "What a node in the background (up -d, join -d) has said.",
+    "logs": "What a node in the background (up, join or serve -d) has said.",
     "service": "Run a node as a service of systemd, for this user.",
     "demo": "Ask three processes a question and kill one in the middle.",
     "config": "Print the configuration in force, and where each value is set.",

@@ -278,8 +278,8 @@ def served_name(model: str) -> str:
     return label(model)
 
 
-def say_api(url: str, model: str) -> None:
-    """What to do with an API that has just opened."""
-    typer.echo(f'the API is at {url}, its documentation at {url}/docs; the model is "{model}"')
+def say_api(url: str, model: str, stops: str = "Ctrl-C") -> None:
+    """What to do with an API that has just opened. `stops`: what ends it."""
+    typer.echo(f'chat in a browser: {url}/; the API is described at {url}/docs; the model is "{model}"')
     typer.echo(f"for programs written for OpenAI: OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none")
-    typer.echo("Ctrl-C stops it")
+    typer.echo(f"{stops} stops it")

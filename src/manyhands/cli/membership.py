@@ -286,5 +286,5 @@ async def _gateway(
     async with api.open(origins, most, view, secret, [switch, invite_router(invitations)], models) as url:
         shown.append(url)
         announce(url)
-        tell("api", f"API at {url}/v1", api=url)
+        tell("api", f"chat in a browser: {url}/\nAPI for programs:  {url}/v1", api=url)
         yield

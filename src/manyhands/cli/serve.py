@@ -3,7 +3,7 @@
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +12,11 @@ import typer
 
 from manyhands.cli import gateway, options
 from manyhands.cli.ahead import import_ahead
+from manyhands.cli.background import go_on_in_background
 from manyhands.cli.process import steady_memory
 from manyhands.cli.progress import doing, end_lines
 from manyhands.cli.runfile import run_file
+from manyhands.cli.up import Detach
 from manyhands.core import NodeAddr, Precision, Span
 from manyhands.errors import ManyhandsError
 
@@ -54,6 +56,7 @@ def serve(
     evict_after: Annotated[float, typer.Option(help="Drop the weights after so many idle seconds; 0: never.")] = 0.0,
     api: gateway.Api = "",
     opened: gateway.ApiOptions = gateway.ApiOptions(),
+    detach: Detach = False,
     as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines.")] = False,
     while_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
@@ -84,6 +87,7 @@ def serve(
             threads,
             opened.plan(api),
             while_stdin,
+            detach,
         )
         request = routing.for_api(options.settings().request, has_api=bool(api))
         _start(job, ticket, worker, request, as_json)
@@ -95,7 +99,8 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What to serve, and as whom. `is_child`: of `local`, on whose stdin it depends."""
+    """What to serve, and as whom. `is_child`: of `local`, on whose stdin it depends. `is_detached`: it goes on in the
+    background once it serves."""
 
     model: str
     span: Span
@@ -110,6 +115,7 @@ class _Job:
     threads: int | None
     api: gateway.ApiPlan
     is_child: bool
+    is_detached: bool
 
     async def fetch(self, span: Span | None = None) -> Path:
         """A folder with the layers of `span` (None: to serve), and the ends if they or the API need them. Raises ModelError."""
@@ -129,12 +135,21 @@ class _Job:
 
 
 def _start(job: _Job, ticket: str, worker: "WorkerConfig", request: "RequestConfig", as_json: bool) -> None:
+    serves = go_on_in_background(job.name, as_json=as_json).serves if job.is_detached else lambda: None
     with doing(f"reading {job.model}"):
         import_ahead(is_member=False, has_api=job.api.addr is not None)
-        options.run(_serve(job, ticket, worker, request, as_json))
+        options.run(_serve(job, ticket, worker, request, serves, as_json))
 
 
-async def _serve(job: _Job, ticket_text: str, worker: "WorkerConfig", request: "RequestConfig", as_json: bool) -> None:
+async def _serve(
+    job: _Job,
+    ticket_text: str,
+    worker: "WorkerConfig",
+    request: "RequestConfig",
+    serves: Callable[[], None],
+    as_json: bool,
+) -> None:
+    """Serve until told to leave. `serves` is called once everything that is there from the start has been said."""
     from manyhands.cli.connect import tls_node
     from manyhands.cli.signals import StopSignals
     from manyhands.swarm.ticket import Ticket
@@ -155,6 +170,7 @@ async def _serve(job: _Job, ticket_text: str, worker: "WorkerConfig", request: "
                 with contextlib.nullcontext() if job.is_child else run_file(job.name):
                     async with _api(job, node, folder, device, given, as_json):
                         async with steady_memory():
+                            serves()
                             await signals.leaving()
                     _say(as_json, "draining")
                     await node.worker.drain()
@@ -227,7 +243,7 @@ async def _api(
         if as_json:
             _say(True, "api", url=url, model=name)
         else:
-            gateway.say_api(url, name)
+            gateway.say_api(url, name, f"manyhands stop {job.name}" if job.is_detached else "Ctrl-C")
         yield
 
 
