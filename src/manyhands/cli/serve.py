@@ -60,10 +60,7 @@ def serve(
     as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines.")] = False,
     while_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Host layers of a model for the members of the swarm.
-
-    Ctrl-C once: hand the sessions over to other nodes, then leave. Twice: leave at once.
-    """
+    """Host layers of a model for the swarm. Ctrl-C once: hand the sessions over, then leave; twice: leave at once."""
     try:
         options.use_device(device)
         worker = replace(
