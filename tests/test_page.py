@@ -147,8 +147,8 @@ def test_a_machine_joins_by_the_code_that_the_page_shows(cable: None, chromium: 
         print("joined nas", file=watch.stdin, flush=True)
         assert watch.stdout.readline().strip() == "every check passed"
     finally:
-        nas.end()
-        desk.end()
         if watch is not None:
             watch.kill()
             watch.communicate()
+        nas.end()
+        desk.end()
