@@ -1,12 +1,10 @@
 """How commands come to a node and an origin."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import tales
-from manyhands.checkpoint.manifest import Silent
+from manyhands.cli.drafters import load_drafter
 from manyhands.config import RequestConfig, SwarmConfig, home_from_env
 from manyhands.core import EndsAt, NodeAddr, NodeId, Precision
 from manyhands.errors import BadRequest
@@ -14,7 +12,6 @@ from manyhands.net.reach import Book, ReachTransport, reach_transport
 from manyhands.net.relay.relay import RelayLimits
 from manyhands.net.tls import TlsPolicy
 from manyhands.origin import Origin, OriginModel
-from manyhands.origin.draft_model import DraftModel
 from manyhands.origin.node import FullNode
 from manyhands.swarm.directory import Directory
 from manyhands.swarm.identity import NodeKey
@@ -105,28 +102,3 @@ async def load_origin(
         raise BadRequest("the ticket names no address: add one with `manyhands ticket add TICKET HOST:PORT`")
     model = await device.run(lambda: OriginModel(folder, precision, ends, device.num_threads))
     return Origin(node, model, device, addrs, directory, await load_drafter(model, node.request.draft))
-
-
-async def load_drafter(model: OriginModel, draft: str) -> DraftModel | None:
-    """The model that drafts for `model`, as `draft` says (config.check_draft); tales has one of its own.
-
-    Raises BadRequest where "model" is asked and none is known, ModelError if the tokenizers differ.
-    """
-    kind, _, named = draft.partition(":")
-    if kind not in ("auto", "model"):
-        return None
-    if named:
-        folder = await asyncio.to_thread(_fetch_whole, named)
-    elif model.folder.resolve() == tales.model_path().resolve():
-        named, folder = "the drafter of tales", tales.drafter_path()
-    elif kind == "auto":
-        return None
-    else:
-        raise BadRequest("this model has no drafter of its own: name one with the same tokenizer, --draft model:MODEL")
-    return await asyncio.to_thread(DraftModel, folder, named, model.tokenizer)
-
-
-def _fetch_whole(model: str) -> Path:
-    from manyhands.weights.fetch import resolve_model  # with the hub's client, which most nodes never need
-
-    return resolve_model(model, None, True, home_from_env(), Silent())

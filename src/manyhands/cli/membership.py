@@ -260,7 +260,7 @@ async def _gateway(
     from manyhands.api.native.invite import invite_router
     from manyhands.api.native.switch import switch_router
     from manyhands.checkpoint.manifest import Silent
-    from manyhands.cli.connect import load_drafter
+    from manyhands.cli.drafters import load_drafter
     from manyhands.cli.own_layers import keep_layers
     from manyhands.member.models import SwarmModels
     from manyhands.member.view import view_of

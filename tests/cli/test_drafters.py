@@ -1,0 +1,93 @@
+"""manyhands.cli.drafters: which small model drafts, by the model's own config.json; what it names is not trusted."""
+
+import asyncio
+import json
+import logging
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from manyhands import tales
+from manyhands.cli.drafters import MAX_NAME, drafter_name, find_drafter, load_drafter
+from manyhands.errors import BadRequest, ManyhandsError, ModelError
+from manyhands.origin import OriginModel
+from manyhands.origin.draft_model import DraftModel
+from manyhands.text.tokenizer import load_tokenizer
+from manyhands.weights import fetched
+
+
+def model(folder: Path, drafter: Any, **changes: int) -> OriginModel:
+    """tales in `folder`, as far as load_drafter looks: config.json with `drafter` and `changes`, and the tokenizer."""
+    config = json.loads((tales.model_path() / "config.json").read_bytes()) | changes
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config if drafter is None else config | {"manyhands": drafter}))
+    return cast(OriginModel, SimpleNamespace(folder=folder, tokenizer=load_tokenizer(tales.model_path())))
+
+
+def load(model: OriginModel, draft: str) -> DraftModel | None:
+    drafter = asyncio.run(load_drafter(model, draft))
+    if drafter is not None:
+        drafter.close()
+    return drafter
+
+
+@pytest.mark.parametrize("draft", ["auto", "model"])
+def test_a_folder_inside_the_model_drafts_for_it(tmp_path: Path, draft: str) -> None:
+    shutil.copytree(tales.drafter_path(), tmp_path / "m" / "drafter")
+    drafter = load(model(tmp_path / "m", {"drafter": "drafter"}), draft)
+    assert drafter is not None and drafter.name == "drafter"
+    assert load(model(tmp_path / "m", {"drafter": "drafter"}), "suffix") is None
+
+
+def test_a_model_of_the_hub_drafts_if_it_was_fetched_earlier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is fetched for it: `auto` goes on without and says how to have it, `model` is refused with the same words."""
+    found: list[Path | None] = [tales.drafter_path(), None, None]
+    monkeypatch.setattr(fetched, "find_local", lambda home, id, span, ends: found.pop(0))
+    named = model(tmp_path / "m", {"drafter": "org/small"})
+    drafter = load(named, "auto")
+    assert drafter is not None and drafter.name == "org/small"
+    remedy = "the drafter org/small that config.json names is not here: fetch it with --draft model:org/small"
+    with caplog.at_level(logging.WARNING):
+        assert load(named, "auto") is None
+    assert remedy in caplog.text
+    with pytest.raises(ModelError, match=remedy):
+        load(named, "model")
+
+
+def test_a_model_that_names_none_has_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names: list[Any] = [None, {}, [], {"drafter": None}, "drafter"]
+    for own in names:
+        assert load(model(tmp_path / "m", own), "auto") is None
+        with pytest.raises(BadRequest, match="--draft model:MODEL"):
+            load(model(tmp_path / "m", own), "model")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc", ".", "..", "m", "drafter/../../out", "link"])
+def test_what_leads_out_of_the_model_is_not_followed(tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "link").symlink_to(tmp_path / "out")
+    with pytest.raises(ManyhandsError):
+        find_drafter(tmp_path / "m", name, tmp_path / "home")
+
+
+@pytest.mark.parametrize("name", ["", 5, ["a"], "a\nb", "\x1b[2J", "x" * (MAX_NAME + 1)])
+def test_what_cannot_be_a_name_is_refused_in_printable_words(tmp_path: Path, name: Any) -> None:
+    with pytest.raises(ModelError, match=r'"drafter" in config\.json is') as refused:
+        drafter_name(model(tmp_path / "m", {"drafter": name}).folder)
+    assert str(refused.value).isprintable()
+
+
+def test_a_drafter_as_large_as_the_model_is_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A config could make a gateway hold a second large model that happens to be on its disk."""
+    shutil.copytree(tales.drafter_path(), tmp_path / "m" / "drafter")
+    large = model(tmp_path / "m", {"drafter": "drafter"}, num_hidden_layers=1)
+    with caplog.at_level(logging.WARNING):
+        assert load(large, "auto") is None
+    assert "the limit is 0.5" in caplog.text
