@@ -57,18 +57,21 @@ async def node_processes(
     options: NodeOptions,
     ticket: Ticket,
     on_serving: Callable[[str], None] = lambda name: None,
+    on_loading: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> AsyncIterator[list[NodeProcess]]:
-    """Start one node per span at once, wait until all serve, stop them on leaving. Deadline: START_TIMEOUT_S.
+    """Start one node per span at once, wait until all serve, stop them on leaving.
 
-    `on_serving` is told the name of each node as soon as it serves.
-    Raises what a node said when it could not start (its code and its one line).
+    `on_serving` is told the name of each node as soon as it serves, `on_loading` how many bytes one has loaded, and of how
+    many.
+    Raises what a node said when it could not start (its code and its one line), and ModelError for one that says nothing for
+    START_TIMEOUT_S.
     """
     with tempfile.TemporaryDirectory(prefix="manyhands-") as keys:
         started: list[asyncio.subprocess.Process] = []
         try:
-            async with asyncio.timeout(START_TIMEOUT_S), asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(_start(i, span, options, ticket, Path(keys), started, len(spans)))
+                    group.create_task(_start(i, span, options, ticket, Path(keys), started, len(spans), on_loading))
                     for i, span in enumerate(spans)
                 ]
                 for task in tasks:
@@ -76,9 +79,6 @@ async def node_processes(
         except* ManyhandsError as errors:
             await _stop(started)
             raise errors.exceptions[0] from None
-        except* TimeoutError:
-            await _stop(started)
-            raise ModelError(f"the nodes did not start within {START_TIMEOUT_S:g} s") from None
         nodes = [task.result() for task in tasks]
         drains = [asyncio.ensure_future(_drain(node)) for node in nodes]
         try:
@@ -97,6 +97,7 @@ async def _start(
     keys: Path,
     started: list[asyncio.subprocess.Process],
     num_nodes: int,
+    on_loading: Callable[[str, int, int], None],
 ) -> NodeProcess:
     is_spare = index >= num_nodes - options.num_spares
     name = f"spare-{index}" if is_spare else f"node-{index}"
@@ -125,14 +126,25 @@ async def _start(
     )
     started.append(process)
     assert process.stdout is not None and process.stderr is not None
-    while line := await process.stdout.readline():
+    while line := await _next_line(process.stdout, f"{name} (layers {span})"):
         event = json.loads(line)
         if event["event"] == "serving":
             return NodeProcess(name, span, NodeAddr.parse(event["address"], event["node"]), process, fault_file)
         if event["event"] == "error":
             raise _error(event["code"], f"{name} (layers {span}): {event['message']}")
+        if event["event"] == "loading":
+            on_loading(name, event["done"], event["total"])
     said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
     raise ModelError(f"{name} (layers {span}) ended before it served: {said[-1] if said else 'without a word'}")
+
+
+async def _next_line(stdout: asyncio.StreamReader, name: str) -> bytes:
+    """Of the events of a node that starts; empty at the end. Raises ModelError where none comes in START_TIMEOUT_S."""
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            return await stdout.readline()
+    except TimeoutError:
+        raise ModelError(f"{name} has said nothing for {START_TIMEOUT_S:g} s and does not serve") from None
 
 
 def _tell(task: "asyncio.Task[NodeProcess]", on_serving: Callable[[str], None]) -> None:

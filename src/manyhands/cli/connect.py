@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.cli.drafters import load_drafter
+from manyhands.cli.progress import doing
 from manyhands.config import RequestConfig, SwarmConfig, home_from_env
 from manyhands.core import EndsAt, NodeAddr, NodeId, Precision
 from manyhands.errors import BadRequest
@@ -18,6 +19,7 @@ from manyhands.swarm.identity import NodeKey
 from manyhands.swarm.ticket import Ticket
 from manyhands.wire.message import Hello, Lane
 from manyhands.worker.execute import Device
+from manyhands.worker.loading import Loading
 
 if TYPE_CHECKING:
     from manyhands.member.config import MemberConfig
@@ -96,9 +98,16 @@ async def load_origin(
     device: Device,
     addrs: list[NodeAddr],
     directory: Directory | None = None,
+    *,
+    called: str,
 ) -> Origin:
-    """An origin of the model in `folder` that asks the nodes at `addrs`, and `directory`. Raises ModelError, BadRequest."""
+    """An origin of the model in `folder`, `called` so by people, that asks the nodes at `addrs`, and `directory`.
+
+    Raises ModelError, BadRequest.
+    """
     if not addrs:
         raise BadRequest("the ticket names no address: add one with `manyhands ticket add TICKET HOST:PORT`")
-    model = await device.run(lambda: OriginModel(folder, precision, ends, device.num_threads))
+    with doing(f"reading the tokenizer of {called}") as bar:
+        loading = Loading(bar, called)
+        model = await device.run(lambda: OriginModel(folder, precision, ends, device.num_threads, loading))
     return Origin(node, model, device, addrs, directory, await load_drafter(model, node.request.draft))

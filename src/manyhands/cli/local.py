@@ -186,7 +186,7 @@ async def _local(
             typer.echo(note, err=True)
         answer = origin.answer(origin.request(prompt, params))
         disturber = FaultInjector(faults, nodes, answer)
-        await show_answer(origin, answer, as_json=as_json, on_token=disturber.check, path=path)
+        await show_answer(origin, answer, as_json=as_json, lead=prompt, on_token=disturber.check, path=path)
         if as_json:
             print_json(answer, load_s)
         else:
@@ -250,26 +250,43 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
         shown.callback(device.close)
         request = replace(options.settings().request, standby=plan.standby, draft=plan.draft)
         request = plan.routing.applied(request)
-        screen.say(f"starting {len(spans)} node processes of {name}")
-        waiting = _Waiting(screen, name, len(spans))
+        waiting = NodesToCome(screen, name, len(spans))
         async with (
-            node_processes(spans, plan.node_options(folder), ticket, waiting.note) as running,
+            node_processes(spans, plan.node_options(folder), ticket, waiting.serves, waiting.loads) as running,
             tls_node(ticket, None, is_ephemeral=True, request=request) as node,
         ):
-            screen.say(f"reading the tokenizer and the head of {name}")
             addrs = [n.address for n in running]
-            origin = await load_origin(node, folder, plan.precision, plan.ends, device, addrs)
+            origin = await load_origin(node, folder, plan.precision, plan.ends, device, addrs, called=name)
             await keep_layers(origin, device, lambda _: asyncio.sleep(0, folder))
             screen.end()
             yield origin, running
 
 
-class _Waiting:
-    """Says which nodes are waited for."""
+class NodesToCome:
+    """Says how many nodes are waited for, and how much they have loaded together."""
 
     def __init__(self, screen: Screen, model: str, count: int) -> None:
-        self._screen, self._model, self._left = screen, model, count
+        self._screen, self._model, self._count, self._left = screen, model, count, count
+        self._loads: dict[str, tuple[int, int]] = {}  # node -> bytes done, bytes in all
+        self._shown, self._done = ("", 0), 0
+        self._tell()
 
-    def note(self, node: str) -> None:
+    def serves(self, node: str) -> None:
+        """One more node serves."""
         self._left -= 1
-        self._screen.say(f"starting node processes of {self._model}: {node} serves, {self._left} to come")
+        self._tell()
+
+    def loads(self, node: str, done: int, total: int) -> None:
+        """A node has loaded `done` bytes of `total`."""
+        self._loads[node] = (done, total)
+        self._tell()
+
+    def _tell(self) -> None:
+        text = f"starting {self._count} node processes of {self._model}"
+        text += f", {self._left} to come" if self._left < self._count else ""
+        done, total = (sum(sizes) for sizes in zip((0, 0), *self._loads.values(), strict=True))
+        if (text, total) != self._shown:
+            self._shown, self._done = (text, total), 0
+            self._screen.start(text, total) if total else self._screen.say(text)
+        self._screen.advance(done - self._done)
+        self._done = done

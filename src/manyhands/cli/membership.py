@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands.cli import options
+from manyhands.cli import gateway, options
 from manyhands.cli.ahead import import_ahead
 from manyhands.cli.background import go_on_in_background
 from manyhands.cli.gateway import ApiPlan
 from manyhands.cli.member_options import MemberOptions, config_of
 from manyhands.cli.process import steady_memory
-from manyhands.cli.progress import doing
+from manyhands.cli.progress import doing, end_lines
 from manyhands.cli.reporter import Reporter, keep_telling, tell_invitation, tell_serving
 from manyhands.cli.signals import StopSignals
-from manyhands.config import RequestConfig
+from manyhands.config import DIRECTORIES, RequestConfig
 from manyhands.core import Precision, Span
 from manyhands.errors import BadRequest, ManyhandsError, ShardUnavailable
 
@@ -132,7 +132,6 @@ async def _serve(
         bar.say(f"choosing and loading layers of {weights.name}")
         hosting = Hosting(member, weights, device, home, bar, tell.line, with_ends=api.is_told)
         choice = await hosting.start()
-    bar.end()
     assert hosting.folder is not None, "it hosts already"
     with in_use(hosting.folder):
         await _stay(member, hosting, choice.why, api, device, home, tell, announce, signals, began)
@@ -164,6 +163,7 @@ async def _stay(
         invitations = Invitations(member, advertised, tell.line)
         await stack.enter_async_context(_gateway(api, hosting, device, home, tell, announce, invitations))
         await stack.enter_async_context(steady_memory())
+        end_lines()
         await tell_invitation(invitations, tell, shows_code=api.is_told)
         tell.serves()
         watch = asyncio.ensure_future(keep_telling(member, hosting, tell))
@@ -193,7 +193,7 @@ async def _meet(member: "Member", named: Named | None, tell: Reporter) -> None:
     others = sorted({record.name for record in member.records() if record.node != member.id})
     who = f"with {', '.join(others)}" if others else "no other node yet"
     name, kind = member.ticket.name, member.ticket.directory
-    text = f"swarm {name}, directory by {kind}, {who}"
+    text = f"swarm {name}, {who}" + (f", directory by {kind}" if kind != DIRECTORIES[0] else "")
     tell("swarm", text, swarm=name, directory=kind, node=member.id, others=others)
 
 
@@ -259,7 +259,6 @@ async def _gateway(
         return
     from manyhands.api.native.invite import invite_router
     from manyhands.api.native.switch import switch_router
-    from manyhands.checkpoint.manifest import Silent
     from manyhands.cli.drafters import load_drafter
     from manyhands.cli.own_layers import keep_layers
     from manyhands.member.models import SwarmModels
@@ -273,8 +272,9 @@ async def _gateway(
         await keep_layers(origin, device, fetch)
         return origin
 
-    models = SwarmModels(hosting, device, home, Silent, make)
-    origins = {hosting.weights.name: await models.load_hosted()} if api.is_told else {}
+    with doing(f"reading the tokenizer of {hosting.weights.name}") as bar:
+        models = SwarmModels(hosting, device, home, lambda: bar, make)
+        origins = {hosting.weights.name: await models.load_hosted()} if api.is_told else {}
     shown: list[str] = []  # the URL, once it is known
 
     async def view() -> dict[str, Any]:
@@ -286,5 +286,6 @@ async def _gateway(
     async with api.open(origins, most, view, secret, [switch, invite_router(invitations)], models) as url:
         shown.append(url)
         announce(url)
-        tell("api", f"chat in a browser: {url}/\nAPI for programs:  {url}/v1", api=url)
+        told = gateway.told_url(url)
+        tell("api", f"chat in a browser: {told}/\nAPI for programs:  {told}/v1", api=url)
         yield

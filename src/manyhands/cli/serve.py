@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import math
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from manyhands.worker.execute import Device
     from manyhands.worker.serve import SpanHost
 
-
+EVENTS_S: Final = 0.5  # between two events of one load
 Ticket_ = Annotated[
     str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="The swarm to serve; none: found a new one.")
 ]
@@ -187,22 +189,27 @@ async def _host(
     from manyhands.weights.refetch import use_fetched
     from manyhands.worker.runner import precision_note
 
+    events = LoadEvents()
+
     async def load(folder: Path) -> "SpanHost":
-        return await node.worker.host(
-            folder,
-            job.span,
-            job.precision,
-            device,
-            model_name=job.model,
-            has_ends=job.has_ends,
-            is_spare=job.is_spare,
-        )
+        with doing(f"reading {gateway.served_name(job.model)}") as bar:
+            return await node.worker.host(
+                folder,
+                job.span,
+                job.precision,
+                device,
+                model_name=job.model,
+                has_ends=job.has_ends,
+                is_spare=job.is_spare,
+                progress=events if as_json else bar,
+            )
 
     host = await use_fetched(folder, None if is_here(job.model) else job.fetch, load)
     if job.can_load:
         await offer_folder(node, folder, job.precision, device, model_name=job.model, max_layers=job.can_load)
     bound = await node.listen(job.listen)
     addr = job.advertise or reachable(bound)
+    events.close()
     ticket = ticket.with_address(NodeAddr(addr.host, addr.port, bound.node))
     _say(
         as_json,
@@ -232,9 +239,9 @@ async def _api(
     from manyhands.cli.connect import load_origin
     from manyhands.cli.own_layers import keep_layers
 
-    origin = await load_origin(node, folder, job.precision, "origin", device, list(ticket.addresses))
-    await keep_layers(origin, device, job.fetch)
     name = gateway.served_name(job.model)
+    origin = await load_origin(node, folder, job.precision, "origin", device, list(ticket.addresses), called=name)
+    await keep_layers(origin, device, job.fetch)
     most = node.worker.config.max_sessions
     async with gateway.open_by_hand(job.api, origin, ticket.name, name, most, ticket.secret) as url:
         if as_json:
@@ -244,7 +251,36 @@ async def _api(
         yield
 
 
-def _say(as_json: bool, event: str, **facts: str) -> None:
+class LoadEvents:
+    """A HashProgress: how far a load is, as events, one every EVENTS_S; none once it is closed."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._said_at, self._is_closed = clock, -math.inf, False
+        self._text, self._total, self._done = "", 0, 0
+
+    def start(self, name: str, total: int) -> None:
+        """As HashProgress.start."""
+        self._text, self._total, self._done, self._said_at = name, total, 0, -math.inf
+        self.advance(0)
+
+    def advance(self, amount: int) -> None:
+        """As HashProgress.advance."""
+        self._done += amount
+        if self._clock() - self._said_at >= EVENTS_S:
+            self.done()
+
+    def done(self) -> None:
+        """Say where it stands."""
+        self._said_at = self._clock()
+        if not self._is_closed:
+            _say(True, "loading", text=self._text, done=self._done, total=self._total)
+
+    def close(self) -> None:
+        """Say nothing of later loads, after an eviction: what started this node reads no further than that it serves."""
+        self._is_closed = True
+
+
+def _say(as_json: bool, event: str, **facts: str | int) -> None:
     end_lines()
     if as_json:
         print(json.dumps({"event": event, **facts}), flush=True)

@@ -21,7 +21,7 @@ from manyhands.member.weights import ServedModel, kinds_of, weights_in
 from manyhands.plain import one_line
 from manyhands.swarm.ticket import Ticket
 from manyhands.weights.fetch import resolve_model
-from manyhands.weights.names import is_here
+from manyhands.weights.names import is_here, label
 from manyhands.weights.provider import Provider
 from manyhands.weights.refetch import use_fetched
 from manyhands.worker.execute import Device
@@ -62,7 +62,10 @@ async def swarm_origin(
 
                 async def load(folder: Path) -> "Origin":
                     assert precision is not None
-                    return await load_origin(member.node, folder, precision, ends, device, addrs, directory)
+                    called = label(model) if model else "the swarm's model"
+                    return await load_origin(
+                        member.node, folder, precision, ends, device, addrs, directory, called=called
+                    )
 
                 async def again() -> Path:
                     return await fetch(FIRST)

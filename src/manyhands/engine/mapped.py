@@ -57,6 +57,11 @@ class MappedTensors:
             self._read[name] = _stored(entry, self._bytes(entry))
         return self._read[name]
 
+    @property
+    def entries(self) -> list[TensorEntry]:
+        """Every tensor that lies there, in no particular order."""
+        return list(self._entries.values())
+
     def has(self, name: str) -> bool:
         """Whether there is a tensor of that name."""
         return name in self._entries

@@ -128,6 +128,7 @@ class Hosting:
             model_name=self.weights.name,
             has_ends=self.member.config.has_ends,
             is_spare=self.member.config.is_spare,
+            progress=self._progress,
         )
         model = await host.engine.ensure_loaded()
         self.member.span_bytes[span] = self.weights.shape.span_bytes(span, budget.tokens)

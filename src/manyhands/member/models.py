@@ -23,13 +23,14 @@ from manyhands.swarm.record import Record
 from manyhands.weights.provider import Provider
 from manyhands.weights.refetch import use_fetched
 from manyhands.worker.execute import Device
+from manyhands.worker.loading import Loading
 
 Fetch = Callable[[Span], Awaitable[Path]]  # a folder with the layers of a span, and the ends
 Make = Callable[[OriginModel, Fetch], Awaitable[Origin]]
 
 
 class SwarmModels:
-    """What a gateway asks (api/gateway.py: OtherModels). `progress` is told of what is fetched.
+    """What a gateway asks (api/gateway.py: OtherModels). `progress` is told of what is fetched and loaded.
 
     `make` is given what is loaded of a model, and what fetches layers of it.
     """
@@ -101,7 +102,8 @@ class SwarmModels:
         device, precision = self._device, weights.precision
 
         async def load(folder: Path) -> OriginModel:
-            return await device.run(lambda: OriginModel(folder, precision, "origin", device.num_threads))
+            loading = Loading(self._progress(), weights.name)
+            return await device.run(lambda: OriginModel(folder, precision, "origin", device.num_threads, loading))
 
         return await self._make(await use_fetched(await fetch(span), lambda: fetch(span), load), fetch)
 

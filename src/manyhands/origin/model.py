@@ -9,6 +9,7 @@ from manyhands.checkpoint.manifest import build_manifest
 from manyhands.core import EndsAt, Precision
 from manyhands.text.prompt import encode_prompt, load_eos_ids, render_chat
 from manyhands.text.tokenizer import load_tokenizer
+from manyhands.worker.loading import UNSEEN, Loading
 from manyhands.worker.runner import describe, load_ends
 
 Messages = Sequence[Mapping[str, Any]]
@@ -17,11 +18,16 @@ Messages = Sequence[Mapping[str, Any]]
 class OriginModel:
     """A model as its origin holds it: tokenizer and, unless the edges have them, the ends. Blocking to make.
 
-    `num_threads`: compute threads of the ends, default all cores. Raises ModelError.
+    `num_threads`: compute threads of the ends, default all cores. `loading` hears how far they are. Raises ModelError.
     """
 
     def __init__(
-        self, folder: Path, precision: Precision, ends: EndsAt = "origin", num_threads: int | None = None
+        self,
+        folder: Path,
+        precision: Precision,
+        ends: EndsAt = "origin",
+        num_threads: int | None = None,
+        loading: Loading = UNSEEN,
     ) -> None:
         self.folder, self.precision, self.ends_at = folder, precision, ends
         facts = describe(folder, precision)
@@ -32,7 +38,7 @@ class OriginModel:
         self.tokenizer = load_tokenizer(folder)
         self.eos_ids = load_eos_ids(folder, self.tokenizer)
         most = num_threads or os.cpu_count() or 1
-        self.ends = load_ends(folder, precision, most, manifest) if ends == "origin" else None
+        self.ends = load_ends(folder, precision, most, manifest, loading=loading) if ends == "origin" else None
 
     def encode(self, prompt: str | Messages) -> tuple[int, ...]:
         """Ids of a text, or of a conversation by the chat template. Raises BadRequest."""

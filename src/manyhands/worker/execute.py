@@ -24,6 +24,7 @@ from manyhands.wire.message import ITEMSIZE, Content, DType, Payload
 from manyhands.wire.rows import ids_payload, logits_payload, numbers, read_rows, rows_payload
 from manyhands.worker.batch import WINDOW_ROWS, StepKind
 from manyhands.worker.bounds import RowBounds, norms
+from manyhands.worker.loading import UNSEEN, Loading
 from manyhands.worker.runner import load_ends, load_span
 from manyhands.worker.thread import OneThread, computing, current_scope, run_here
 
@@ -130,7 +131,7 @@ class SpanModel:
     """The layers of one span, and the ends where this node serves them. Made and run within `Device.run`.
 
     `num_threads` None: as many compute threads as are fastest for this span (small layers lose by sharing). With a `manifest`
-    the weights are proven to be that model's; it raises Damaged if they are not.
+    the weights are proven to be that model's; it raises Damaged if they are not. `loading` hears how far it is.
     """
 
     def __init__(
@@ -141,14 +142,15 @@ class SpanModel:
         has_ends: bool,
         num_threads: int | None = None,
         manifest: Manifest | None = None,
+        loading: Loading = UNSEEN,
     ) -> None:
         most = num_threads or os.cpu_count() or 1
         self.span, self.wire_dtype = span, WIRE_DTYPES[precision]
-        self.runner = load_span(folder, span, precision, most, manifest)
+        self.runner = load_span(folder, span, precision, most, manifest, loading)
         embed, head = has_ends and span.start == 0, has_ends and span.end == self.runner.num_layers
         self.ends = None
         if embed or head:
-            self.ends = load_ends(folder, precision, most, manifest, embed=embed, head=head)
+            self.ends = load_ends(folder, precision, most, manifest, embed=embed, head=head, loading=loading)
         self.vocab_size, self.hidden_size = self.runner.vocab_size, self.runner.hidden_size
         self._row_bytes = self.hidden_size * ITEMSIZE[self.wire_dtype]
         self.num_threads = num_threads or fastest_threads(self._trial(), most)

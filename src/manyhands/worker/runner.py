@@ -3,14 +3,18 @@
 import hashlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.folder import read_config
+from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.manifest import Manifest
 from manyhands.checkpoint.quantised import read_quantised
 from manyhands.checkpoint.verify import verifying
@@ -28,6 +32,7 @@ from manyhands.engine.weights import Read
 from manyhands.program.ops import Program
 from manyhands.weights.packed import PackedShelf
 from manyhands.worker.choice import device_part, is_gguf, is_quantised, program_of, tiles_part
+from manyhands.worker.loading import UNSEEN, LoadBar, Loading, WatchedPacker
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +121,15 @@ def describe(folder: Path, precision: Precision) -> Facts:
 
 
 def load_span(
-    folder: Path, span: Span, precision: Precision, num_threads: int, manifest: Manifest | None = None
+    folder: Path,
+    span: Span,
+    precision: Precision,
+    num_threads: int,
+    manifest: Manifest | None = None,
+    loading: Loading = UNSEEN,
 ) -> SpanRunner:
     """Layers of the checkpoint in `folder`, for at most `num_threads` threads; with a `manifest`, proven to be that model's.
+    `loading` hears how far it is.
 
     Raises ModelError (Damaged if they are not), CutError.
     """
@@ -126,8 +137,8 @@ def load_span(
     if program is None:
         runner: SpanRunner = tiles_part().ShardSpan(folder, span, precision, manifest)
         return runner
-    with _reading(folder, precision, manifest) as (read, packer):
-        return span_of(program, span, read, precision, num_threads, packer)
+    with _reading(folder, precision, manifest, lambda entries: loading.layers(span, entries)) as (read, packer, bar):
+        return span_of(program, span, read, precision, num_threads, WatchedPacker(packer, bar))
 
 
 def span_of(
@@ -141,19 +152,29 @@ def span_of(
 
 
 @contextmanager
-def _reading(folder: Path, precision: Precision, manifest: Manifest | None) -> Iterator[tuple[Read, Packer]]:
+def _reading(
+    folder: Path, precision: Precision, manifest: Manifest | None, begin: Callable[[Iterable[TensorEntry]], LoadBar]
+) -> Iterator[tuple[Read, Packer, LoadBar]]:
     """Within, the tensors of a checkpoint are read; on leaving they are proven, as `verifying`, and what was packed is kept.
 
-    Kept is what takes long to pack: small weights, unless they are the blocks of a GGUF file.
+    Kept is what takes long to pack: small weights, unless they are the blocks of a GGUF file. `begin` is given the tensors that
+    lie there and makes what hears of the read ones.
     """
     precision = weight_precision(precision)
     began, config = time.perf_counter(), parse_config(read_config(folder), str(folder / "config.json"))
     keeping = None
     if manifest is not None and precision in SMALL_WEIGHTS and not is_gguf(config):
         keeping = Keeping(PackedShelf(home_from_env(), manifest.id), precision)
-    with verifying(folder, manifest) as use, MappedTensors(folder, use) as tensors:
-        small = precision in SMALL_WEIGHTS
-        yield reader(tensors, read_quantised(config), needs_blocks=small), keeping or PLAIN
+    with verifying(folder, manifest) as use:
+
+        def used(entry: TensorEntry, raw: NDArray[np.uint8]) -> None:
+            use(entry, raw)
+            bar.read(len(entry))
+
+        with MappedTensors(folder, used) as tensors:
+            small, bar = precision in SMALL_WEIGHTS, begin(tensors.entries)
+            yield reader(tensors, read_quantised(config), needs_blocks=small), keeping or PLAIN, bar
+            bar.end()
     if keeping is not None:
         taken = keeping.num_found, keeping.num_made, time.perf_counter() - began
         logger.info(
@@ -170,13 +191,18 @@ def load_ends(
     *,
     embed: bool = True,
     head: bool = True,
+    loading: Loading = UNSEEN,
 ) -> EndsRunner:
     """The ends of the checkpoint in `folder`, as `load_span`."""
     program = program_of(read_config(folder), precision, str(folder / "config.json"))
     if program is None:
         ends: EndsRunner = tiles_part().ShardEnds(folder, precision, manifest, embed=embed, head=head)
         return ends
-    with _reading(folder, precision, manifest) as (read, packer):
+    with _reading(folder, precision, manifest, lambda entries: loading.ends(entries, embed=embed, head=head)) as (
+        read,
+        packer,
+        _,
+    ):
         return ends_of(program, read, precision, num_threads, packer, embed=embed, head=head)
 
 

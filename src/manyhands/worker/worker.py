@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from manyhands.checkpoint.manifest import Manifest
+from manyhands.checkpoint.manifest import HashProgress, Manifest, Silent
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, Precision, SamplingParams, Span, SpanInfo
 from manyhands.errors import BadRequest, Busy, Draining, LinkClosed, ManyhandsError, ShardUnavailable
@@ -26,6 +26,7 @@ from manyhands.worker.dials import Dials
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.hosted import describe_span
 from manyhands.worker.loadable import Loadable, find_loadable
+from manyhands.worker.loading import UNSEEN, Loading
 from manyhands.worker.log import LogBudget
 from manyhands.worker.opening import Opening
 from manyhands.worker.owners import Owners
@@ -87,8 +88,11 @@ class Worker:
         is_spare: bool = False,
         is_lazy: bool = False,
         is_private: bool = False,
+        progress: HashProgress | None = None,
     ) -> SpanHost:
         """Load a span (if lazy: when it is first opened) and serve it until the node stops. Raises ModelError, CutError.
+
+        `progress` hears how far a load is, later ones after an eviction too.
 
         A private one serves requests of this node alone; a lazy one of these is dropped from memory after PRIVATE_IDLE_S.
         """
@@ -96,7 +100,8 @@ class Worker:
         info, config = replace(info, has_ends=has_ends, is_spare=is_spare), self.config
         if is_private and is_lazy:
             config = replace(config, evict_after_s=min(config.evict_after_s or PRIVATE_IDLE_S, PRIVATE_IDLE_S))
-        host = self._make_host(folder, manifest, info, device, config, is_private=is_private)
+        loading = Loading(progress or Silent(), model_name)
+        host = self._make_host(folder, manifest, info, device, config, is_private=is_private, loading=loading)
         if not is_lazy:
             await host.engine.ensure_loaded()
         return self._add(host)
@@ -115,11 +120,12 @@ class Worker:
         config: WorkerConfig | None = None,
         *,
         is_private: bool = False,
+        loading: Loading = UNSEEN,
     ) -> SpanHost:
         """A host that is not loaded yet. What it loads is proven by `manifest`."""
         return SpanHost(
             info,
-            lambda: SpanModel(folder, info.span, info.precision, info.has_ends, device.num_threads, manifest),
+            lambda: SpanModel(folder, info.span, info.precision, info.has_ends, device.num_threads, manifest, loading),
             device,
             config or self.config,
             self._sampling(folder, info.has_ends),
