@@ -278,8 +278,17 @@ def served_name(model: str) -> str:
     return label(model)
 
 
+def told_url(url: str) -> str:
+    """`url` as it can be typed on another machine too: with this machine's own address in place of 0.0.0.0 and [::]."""
+    from manyhands.member.neighbours import reachable
+
+    scheme, _, addr = url.partition("://")
+    return f"{scheme}://{reachable(NodeAddr.parse(addr))}"
+
+
 def say_api(url: str, model: str, stops: str = "Ctrl-C") -> None:
     """What to do with an API that has just opened. `stops`: what ends it."""
+    url = told_url(url)
     typer.echo(f'chat in a browser: {url}/; the API is described at {url}/docs; the model is "{model}"')
     typer.echo(f"for programs written for OpenAI: OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none")
     typer.echo(f"{stops} stops it")

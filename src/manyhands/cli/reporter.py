@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.api.limits import Bucket
 from manyhands.cli.code import say_code
+from manyhands.cli.lines import fitted
 from manyhands.cli.progress import clear_line
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from manyhands.member.invite import Invitations
     from manyhands.member.member import Member
 
+MAX_LOST = 1024  # nodes that are told as back when they come again
 QUIET_S = 0.5  # changes come in pairs: a claim becomes a span
 # Lines about nodes that are said at once, and in so many seconds: a member can make up nodes that come and go.
 MOST_LINES = 64
@@ -35,7 +37,7 @@ class Reporter:
 
     def __call__(self, event: str, text: str, **facts: Any) -> None:
         plain = "\n".join(one_line(line, 4000) for line in text.split("\n"))  # our own breaks: foreign texts have none
-        line = json.dumps({"event": event, "text": text, **facts}) if self.as_json else plain
+        line = json.dumps({"event": event, "text": text, **facts}) if self.as_json else fitted(plain, sys.stdout)
         clear_line()
         print(line, flush=True)
 
@@ -128,6 +130,7 @@ async def keep_telling(member: "Member", hosting: "Hosting", tell: Reporter) -> 
 
     known, said = _present(member), ""
     complained, tell_of_node = set[str](), NodeLines(tell)
+    lost: set[NodeId] = set()  # of those that did not say that they leave, MAX_LOST at most
     while True:
         spans = missing_spans(hosting.kind, hosting.records())
         line = say_missing(spans, hosting.weights.shape, hosting.budget.tokens)
@@ -144,9 +147,13 @@ async def keep_telling(member: "Member", hosting: "Hosting", tell: Reporter) -> 
         await asyncio.sleep(QUIET_S)
         present = _present(member)
         for node in known.keys() - present.keys():
-            tell_of_node("gone", f"{known[node]} has left", node=node)
+            has_left = member.directory.backend.has_left(node)
+            if not has_left and len(lost) < MAX_LOST:
+                lost.add(node)
+            tell_of_node("gone", f"{known[node]} {'has left' if has_left else 'cannot be reached any more'}", node=node)
         for node in present.keys() - known.keys():
-            tell_of_node("came", f"{present[node]} has joined", node=node)
+            tell_of_node("came", f"{present[node]} {'is back' if node in lost else 'has joined'}", node=node)
+            lost.discard(node)
         known = present
 
 

@@ -123,6 +123,9 @@ class Backend(Exchange, Protocol):
     def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
         """Where `node` can be dialled, as its records say, also those that are not fresh."""
 
+    def has_left(self, node: NodeId) -> bool:
+        """Whether the last that `node` said was that it takes back all it had said: it left, and was not lost."""
+
     def account(self, node: NodeId) -> NodeId:
         """On whose account `node` is known: its own, if a link has proven its key, else that of the node that passed it on."""
 
@@ -316,7 +319,9 @@ class DirectoryRunner:
             queue = self._queues.get(item.to.node)
             if queue is None:
                 queue = self._queues[item.to.node] = deque(maxlen=MAX_QUEUED)
-                self._start_delivery(item.to.node, queue)
+                task = self._tasks.create_task(self._deliver(item.to.node, queue))
+                self._deliveries.add(task)
+                task.add_done_callback(self._deliveries.discard)
             queue.append(item)
         if self.backend.num_news != self._num_news:
             self._tell_changed()
@@ -324,11 +329,6 @@ class DirectoryRunner:
     def _tell_changed(self) -> None:
         self._num_news = self.backend.num_news
         self._tasks.create_task(self._notify())
-
-    def _start_delivery(self, node: NodeId, queue: deque[Outgoing]) -> None:
-        task = self._tasks.create_task(self._deliver(node, queue))
-        self._deliveries.add(task)
-        task.add_done_callback(self._deliveries.discard)
 
     async def _deliver(self, node: NodeId, queue: deque[Outgoing]) -> None:
         try:

@@ -132,6 +132,10 @@ class StoreBacked(StoreReport["RecordStore"]):
         """Where `node` can be dialled, as its records say, also those that are not fresh."""
         return tuple(addr for entry in self.store.of_node(node) for addr in entry.record.addresses)
 
+    def has_left(self, node: NodeId) -> bool:
+        """Whether the last that `node` said was that it takes back all it had said: it left, and was not lost."""
+        return self.store.has_left(node)
+
     def records(self, now: float) -> list[Record]:
         """Fresh records, our own included."""
         return self.store.records(now)
@@ -232,6 +236,11 @@ class RecordStore:
     def of_node(self, node: NodeId) -> list[HeldRecord]:
         """What is held of `node`."""
         return [self._entries[key] for key in self._of_node.get(node, ())]
+
+    def has_left(self, node: NodeId) -> bool:
+        """Whether the last that `node` said was that it takes back all it had said: it left, and was not lost."""
+        entries = self.of_node(node)
+        return bool(entries) and all(entry.record.is_withdrawn for entry in entries)
 
     def __iter__(self) -> Iterator[HeldRecord]:
         return iter(self._entries.values())

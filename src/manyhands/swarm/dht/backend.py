@@ -104,6 +104,10 @@ class Dht(StoreReport[DhtStore]):
         peer = self.store.peer(node)
         return () if peer is None else peer.addresses
 
+    def has_left(self, node: NodeId) -> bool:
+        """Whether the last that `node` said was that it takes back all it had said: it left, and was not lost."""
+        return self.store.has_left(node)
+
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
         """Store our statement near its key: at once if it is news, soon if signed anew, a beat with the next turn."""
         self.store.put(data, now, self._me, node=self._me)

@@ -103,6 +103,11 @@ class DhtStore:
         """On whose account `node` is known (record_store.StoreReport)."""
         return next((store.account(node) for store in self._stores.values() if store.of_node(node)), node)
 
+    def has_left(self, node: NodeId) -> bool:
+        """Whether the last that `node` said was that it takes back all it had said: it left, and was not lost."""
+        stores = [store for store in self._stores.values() if store.of_node(node)]
+        return bool(stores) and all(store.has_left(node) for store in stores)
+
     def suspect(self, node: NodeId) -> None:
         """`node` cannot be reached: offer nothing of it until its next beat, or `trust`."""
         for store in self._stores.values():
