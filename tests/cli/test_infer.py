@@ -42,7 +42,7 @@ def test_a_gateway_says_what_an_own_origin_says(folder: Path, capsys: pytest.Cap
 
 
 def test_repairs_are_told_and_an_error_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    telling = Telling()
+    telling = Telling("Once")
     remaining = [
         {"layers": "0-3", "name": "desk", "address": "h:1"},
         {"layers": "4-7", "name": "tv\x1b", "address": "h:2"},

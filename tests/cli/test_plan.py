@@ -39,12 +39,12 @@ def speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "measure_kernels", lambda _, types: Kernels(dict.fromkeys(types, 1e-9), 1e-6))
 
 
-def run(*arguments: str) -> str:
-    """Standard output of the command; errors are raised as they are."""
+def run(*arguments: str, code: int = 0) -> str:
+    """Standard output of the command, which ends with `code`; errors are raised as they are."""
     app = typer.Typer()
     app.command()(command.plan)
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False, env={"COLUMNS": "200"})
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return result.stdout
 
 
@@ -81,11 +81,11 @@ def test_a_what_if_is_compared_with_going_without() -> None:
     assert "would not be used" in run("tales", "--memory", "1GB", "--add", "far:64GB@400ms")
     small = room(1, with_ends=True)
     assert "laptop would make it possible" in run("tales", "--memory", small, "--add", "laptop:1GB@5ms")
-    assert "laptop would not be enough" in run("tales", "--memory", small, "--add", f"laptop:{room(10)}@5ms")
+    assert "laptop would not be enough" in run("tales", "--memory", small, "--add", f"laptop:{room(10)}@5ms", code=1)
 
 
 def test_what_is_missing_is_said_plainly() -> None:
-    said = run("tales", "--memory", room(5, with_ends=True))
+    said = run("tales", "--memory", room(5, with_ends=True), code=1)
     assert "are held by no node: one more machine with" in said
 
 
@@ -95,7 +95,7 @@ def test_a_file_of_machines_and_json(tmp_path: Path) -> None:
     assert {hop["machine"] for hop in said["plans"][0]["hops"]} == {"desk", "nas"}
     assert said["machines"][0]["uplink_Bps"] is None and said["missing"] is None
     assert said["plans"][0]["tokens_per_s"] == pytest.approx(1 / said["plans"][0]["token_s"])
-    missing = json.loads(run("tales", "--memory", room(5, with_ends=True), "--json"))["missing"]
+    missing = json.loads(run("tales", "--memory", room(5, with_ends=True), "--json", code=1))["missing"]
     assert missing["layers"] == "5-11"
     assert missing["needs_bytes"] == SHAPE.process_bytes + SHAPE.span_bytes(Span(5, 12), SHAPE.context)
 

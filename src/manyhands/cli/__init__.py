@@ -20,9 +20,9 @@ import typer
 
 from manyhands import __version__
 from manyhands.cli.commands import LazyGroup
+from manyhands.cli.lines import error_line
 from manyhands.cli.process import hide_secrets, log_plainly
 from manyhands.errors import ManyhandsError
-from manyhands.plain import one_line
 
 app = typer.Typer(
     cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True, rich_markup_mode=None
@@ -45,6 +45,8 @@ def root(
     """Run a language model over several machines; begin with `manyhands up MODEL` or `manyhands demo`."""
     from manyhands.cli import configured, options
 
+    if os.environ.get("NO_COLOR"):  # rich looks itself
+        context.color = False
     if context.invoked_subcommand not in READ_IT_THEMSELVES:
         context.default_map = configured.defaults(options.settings())
 
@@ -56,7 +58,7 @@ def main() -> None:
     try:
         app()
     except ManyhandsError as error:
-        print(f"manyhands: {one_line(error, 4000)}", file=sys.stderr)
+        print(error_line(error, sys.stderr), file=sys.stderr)
         sys.exit(2 if error.http_status < 500 else 1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -15,6 +15,7 @@ import typer
 from manyhands.cli.chat_screen import AnswerScreen, without_echo
 from manyhands.cli.chat_source import Source, Stats
 from manyhands.cli.chat_text import HELP, Command, Mistake, Said, as_markdown, parse
+from manyhands.cli.lines import error_line
 from manyhands.config import home_from_env
 from manyhands.errors import ManyhandsError
 from manyhands.plain import one_line
@@ -86,7 +87,7 @@ class ChatHistory:
         try:
             known = await self._source.models()
         except ManyhandsError as error:
-            typer.echo(f"manyhands: {one_line(error, 2000)}")
+            typer.echo(error_line(error, sys.stdout))
             return
         if name in known:
             self._source.model = name
@@ -102,7 +103,7 @@ class ChatHistory:
             if not await _until_interrupted(self._answer(said)):
                 typer.secho("[stopped]", dim=True)
         except ManyhandsError as error:
-            typer.secho(f"manyhands: {one_line(error, 2000)}", err=True)
+            typer.secho(error_line(error, sys.stderr), err=True)
             if said:
                 typer.secho("what came of the answer is not kept in the conversation: ask again", dim=True, err=True)
             self.num_failed += 1

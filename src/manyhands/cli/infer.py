@@ -65,7 +65,7 @@ async def _infer(
     async with made as origin:
         load_s = time.monotonic() - began
         answer = origin.answer(origin.request(prompt, params))
-        await show_answer(origin, answer, as_json=as_json, path=path)
+        await show_answer(origin, answer, as_json=as_json, lead=prompt, path=path)
         if as_json:
             print_json(answer, load_s)
         else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import typer
 
 from manyhands.cli.chat_events import events_of
 from manyhands.cli.client import GatewayError, call, print_json, running_api
+from manyhands.cli.lines import fitted
 from manyhands.cli.progress import clear_line, doing
 from manyhands.core import PathKind, SamplingParams
 from manyhands.errors import ModelNotFound
@@ -27,7 +29,7 @@ async def infer_by_gateway(
         if as_json:
             print_json(await asyncio.to_thread(call, where, key, "POST", "/api/infer", body))
             return
-        telling = Telling()
+        telling = Telling(prompt)
         async with contextlib.aclosing(events_of(where, key, body, path="/api/infer/stream")) as events:
             async for _, event in events:
                 clear_line()
@@ -44,15 +46,20 @@ def _only_model(api: str, key: str) -> str:
 
 
 class Telling:
-    """Shows the events of /api/infer/stream (docs/api.md): the text on stdout, all else on stderr."""
+    """Shows the events of /api/infer/stream (docs/api.md): the text on stdout, all else on stderr.
 
-    def __init__(self) -> None:
-        self._is_terminal = typer.get_text_stream("stdout").isatty()
+    `prompt` stands before the text where stdout is a terminal.
+    """
+
+    def __init__(self, prompt: str) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._lead = prompt if self._is_terminal else ""
 
     def take(self, event: Mapping[str, Any]) -> bool:
         """Show one event; whether it was the last. Raises GatewayError for an error event."""
         if "token_text" in event:
-            text = str(event["token_text"])
+            text = self._lead + str(event["token_text"])
+            self._lead = ""
             typer.echo(without_controls(text) if self._is_terminal else text, nl=False)
         elif "assignments" in event:
             self._route(event["assignments"])
@@ -75,7 +82,7 @@ class Telling:
 
     def _note(self, text: str) -> None:
         for line in text.split("\n"):
-            typer.secho(one_line(line, 600), dim=True, err=True)
+            typer.secho(fitted(one_line(line, 600), sys.stderr), dim=True, err=True)
 
 
 def figures(done: Mapping[str, Any]) -> str:

@@ -30,7 +30,9 @@ MaxTokens = Annotated[int, typer.Option("-n", "-m", "--max-tokens", help="Tokens
 Deterministic = Annotated[
     bool, typer.Option("-d", "--deterministic", help="Plain argmax: every other sampling option is off.")
 ]
-Temperature = Annotated[float, typer.Option("-t", "--temperature", help="0 is greedy.")]
+Temperature = Annotated[
+    float, typer.Option("-t", "--temperature", help="0 is greedy, 1 as the model has it; at most 100.")
+]
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens that hold this much probability.")]
 TopK = Annotated[int, typer.Option("--top-k", help="Keep this many of the likeliest tokens; 0 is all.")]
 MinP = Annotated[float, typer.Option("--min-p", help="Keep tokens this likely relative to the likeliest.")]

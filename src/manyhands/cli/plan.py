@@ -84,11 +84,14 @@ def plan(
         if add:
             said.append(what_if(find_plans(task), plans, {m.name for m in wider.fleet.machines[len(fleet.machines) :]}))
         precisions = _precisions(checkpoint) if machines is None else {}
-    if not as_json:
+    if as_json:
+        told = {**_as_object(wider, plans, said), "precisions": [asdict(each) for each in precisions.values()]}
+        typer.echo(json.dumps(told, allow_nan=False))
+    else:
         _show(wider, plans, said)
-        return _show_precisions(checkpoint, precisions)
-    told = {**_as_object(wider, plans, said), "precisions": [asdict(each) for each in precisions.values()]}
-    return typer.echo(json.dumps(told, allow_nan=False))
+        _show_precisions(checkpoint, precisions)
+    if not plans.ranked:  # no placement has room
+        raise typer.Exit(1)
 
 
 def _fleet(checkpoint: "Checkpoint", file: Path | None, memory_bytes: int | None) -> "Fleet":

@@ -7,6 +7,7 @@
 Only on a terminal (stderr): logs and pipes get the command's own lines and nothing of this.
 """
 
+import os
 import shutil
 import sys
 import threading
@@ -22,6 +23,7 @@ TICK_S: Final = 0.1
 SECONDS_AFTER_S: Final = 2.0  # what takes longer shows for how long it has
 SIGNS: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 BAR_CELLS: Final = 24
+TEXT_CELLS: Final = 30  # of the text that are kept where the terminal is narrow, before the bar is
 ERASE: Final = "\r\x1b[2K"
 
 
@@ -38,18 +40,22 @@ class Phase:
         """As the terminal shows it, in at most `width` characters."""
         passed = now - self.began
         sign = SIGNS[int(passed / TICK_S) % len(SIGNS)]
-        tail = "" if self.total is None else f"  {bar(self.done, self.total)}  {self._amount(passed)}"
-        if self.total is None and passed >= SECONDS_AFTER_S:
-            tail = f"  {passed:.0f} s"
-        room = width - len(sign) - len(tail) - 2
+        room = width - len(sign) - 2
+        tails = self._tails(passed)
+        tail = next((tail for tail in tails if len(tail) + min(len(self.text), TEXT_CELLS) <= room), tails[-1])
+        room -= len(tail)
         text = self.text if len(self.text) <= room else f"{self.text[: max(0, room - 1)]}…"
         return f"{sign} {text}{tail}"[: max(0, width - 1)]
 
-    def _amount(self, passed: float) -> str:
-        assert self.total is not None
-        speed = self.done / passed if passed > 0 else 0.0
-        told = f"{megabytes(self.done)} of {megabytes(self.total)}"
-        return f"{told}  {megabytes(int(speed))}/s" if passed >= 1 and speed else told
+    def _tails(self, passed: float) -> list[str]:
+        """What stands behind the text: the longest first, for terminals that are wide enough."""
+        if self.total is None:
+            return [f"  {passed:.0f} s" if passed >= SECONDS_AFTER_S else ""]
+        amount = f"  {megabytes(self.done)} of {megabytes(self.total)}"
+        drawn = f"  {bar(self.done, self.total)}{amount}"
+        speed = self.done / passed if passed >= 1 else 0.0
+        share = f"  {100 * self.done // max(1, self.total)} %"
+        return [*([f"{drawn}  {megabytes(int(speed))}/s"] if speed else []), drawn, amount, share]
 
 
 def bar(done: int, total: int) -> str:
@@ -69,7 +75,7 @@ class Screen:
     """The line. Also a HashProgress. Threads may call it."""
 
     def __init__(self, out: TextIO, is_shown: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._out, self._is_shown, self._clock = out, is_shown, clock
+        self._out, self.is_shown, self._clock = out, is_shown, clock
         self._lock = threading.Lock()
         self._phase: Phase | None = None
         self._is_drawn = False
@@ -95,7 +101,7 @@ class Screen:
     def draw(self) -> None:
         """Show the line as it is now."""
         with self._lock:
-            if self._phase is not None and self._is_shown:
+            if self._phase is not None and self.is_shown:
                 self._out.write(ERASE + self._phase.line(self._clock(), shutil.get_terminal_size().columns))
                 self._out.flush()
                 self._is_drawn = True
@@ -125,7 +131,7 @@ class Screen:
         with self._lock:
             self._phase = None
         self.clear()
-        self._is_shown = False
+        self.is_shown = False
 
     def _set(self, phase: Phase) -> None:
         with self._lock:
@@ -156,13 +162,14 @@ def doing(text: str, out: TextIO | None = None) -> Iterator[Screen]:
             yield screen
         return
     stream = out or sys.stderr
-    screen = Screen(stream, stream.isatty())
+    is_shown = stream.isatty() and os.environ.get("TERM") != "dumb"  # which cannot take a line away again
+    screen = Screen(stream, is_shown)
     _shown.append(screen)
     ended = threading.Event()
     ticker = threading.Thread(target=_tick, args=(screen, ended), name="progress", daemon=True)
     try:
         screen.say(text)
-        if stream.isatty():
+        if is_shown:
             ticker.start()
         yield screen
     finally:
@@ -174,5 +181,5 @@ def doing(text: str, out: TextIO | None = None) -> Iterator[Screen]:
 
 
 def _tick(screen: Screen, ended: threading.Event) -> None:
-    while not ended.wait(TICK_S):
+    while screen.is_shown and not ended.wait(TICK_S):
         screen.draw()

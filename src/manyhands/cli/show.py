@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from manyhands.cli.lines import fitted
 from manyhands.origin import Answer, Origin
 from manyhands.plain import one_line, without_controls
 
@@ -27,8 +28,9 @@ async def show_answer(
     on_token: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> None:
-    """Stream the route, `lead` and an answer to the terminal, or collect it silently for `print_json`.
+    """Stream the route and an answer to the terminal, or collect it silently for `print_json`.
 
+    `lead`: the text that the answer goes on from, shown before it where stdout is a terminal; a pipe gets the answer alone.
     The route is shown again after each repair. `on_token` is called after each token.
     """
     shown_events = 0
@@ -36,10 +38,10 @@ async def show_answer(
         if not as_json:
             if len(answer.token_ids) == 1:
                 print_route(answer.route)
-                typer.echo(lead, nl=False)
+                typer.echo(for_stdout(lead) * sys.stdout.isatty(), nl=False)
             news = answer.events[shown_events:]
             for event in news:
-                typer.secho(f"\n{told_of(event)}", dim=True, err=True)
+                typer.secho(fitted(f"\n{told_of(event)}", sys.stderr), dim=True, err=True)
             if answer.session is not None and any(event.kind in NEW_ROUTE for event in news):
                 print_route([hop.offer for hop in answer.session.route.hops])
             shown_events = len(answer.events)
@@ -91,7 +93,7 @@ def print_figures(answer: Answer, load_s: float) -> None:
         explained(answer.exactness),
         f"finish: {answer.finish_reason}",
     ]
-    typer.secho(" · ".join(p for p in parts if p), dim=True, err=True)
+    typer.secho(fitted(" · ".join(p for p in parts if p), sys.stderr), dim=True, err=True)
 
 
 def _drafted(answer: Answer) -> str:

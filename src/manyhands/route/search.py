@@ -222,7 +222,9 @@ def _refusal(
     missing = _missing(fit, num_layers)
     if len(fit) < len(offers) and missing:
         missing += f" of {num_layers} among those that trust and scope admit ({len(offers) - len(fit)} spans are not)"
-        return ShardUnavailable(f"no node holds layers {missing}: serve them on a node, or admit more")
+        return ShardUnavailable(
+            f"no node holds layers {missing}: join one more machine, or admit more (--scope, --allow)"
+        )
     if not missing and not any(_missing(one, num_layers) == "" for one in _groups(fit, terms.rules)):
         exact, other = (_missing(one, num_layers) for one in _groups(fit, terms.rules))
         return ShardUnavailable(
@@ -235,7 +237,10 @@ def _refusal(
             f"this node does not hold layers {kept} of {num_layers}, and with own_first = {rules.own_first} and own_last = "
             f"{rules.own_last} no other may compute them: serve them here, or keep fewer"
         )
-    return ShardUnavailable(f"no node holds layers {missing} of {num_layers}: serve them on a node")
+    return ShardUnavailable(
+        f"no node holds layers {missing} of {num_layers}: join one more machine (manyhands join; `manyhands status` says with "
+        "how much memory)"
+    )
 
 
 def _missing(offers: Sequence[Offer], num_layers: int) -> str:

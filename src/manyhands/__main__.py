@@ -1,0 +1,5 @@
+"""`python -m manyhands`: the command."""
+
+from manyhands.cli import main
+
+main()

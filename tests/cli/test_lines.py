@@ -1,0 +1,47 @@
+"""manyhands.cli.lines: a narrow terminal breaks no word, a pipe gets lines as they are, a ticket stays whole."""
+
+import io
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from manyhands.cli import app
+from manyhands.cli.lines import error_line, fitted
+from manyhands.core import NodeAddr
+from manyhands.errors import BadRequest
+from manyhands.member.home import save_ticket
+from manyhands.swarm.ticket import Ticket
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_words_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    text = (
+        "nodes of swarm desk do not answer (192.168.77.11:35991 cannot be reached: Connection refused): is it up there?"
+    )
+    lines = error_line(BadRequest(text), Terminal()).split("\n")
+    assert len(lines) > 2 and max(map(len, lines)) <= 40
+    assert " ".join(line.strip() for line in lines) == f"manyhands: {text}"
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert error_line(BadRequest(text), io.StringIO()) == f"manyhands: {text}"
+
+
+def test_what_is_copied_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    line = f"from elsewhere:  manyhands join mh1{'A' * 120}"
+    assert fitted(f"{line}\n  short", Terminal()) == f"{line}\n  short"
+
+
+def test_no_color_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    save_ticket(tmp_path, Ticket.new("lab").with_address(NodeAddr("127.0.0.1", 7700)))
+    assert "\x1b" in CliRunner().invoke(app, ["ticket", "rotate"], color=True).stderr
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = CliRunner().invoke(app, ["ticket", "rotate"], color=True)
+    assert plain.exit_code == 0 and "\x1b" not in plain.output
