@@ -12,7 +12,10 @@ from manyhands.plain import one_line
 Object = dict[str, Any]
 MAX_MESSAGE_CHARS = 2000  # of an error: it may quote what was sent
 # Ollama's own paths; every other one below /api is ours.
-OLLAMA_PATHS = frozenset(f"/api/{name}" for name in ("tags", "show", "chat", "generate", "version", "ps"))
+OLLAMA_REFUSED = ("embed", "embeddings", "pull", "push", "create", "copy", "delete")
+OLLAMA_PATHS = frozenset(
+    f"/api/{name}" for name in ("tags", "show", "chat", "generate", "version", "ps", *OLLAMA_REFUSED)
+)
 
 _OPENAI_TYPES: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES: Mapping[int, str] = {
@@ -25,6 +28,13 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+
+class NotOffered(ManyhandsError):
+    """Another server's path that this gateway has not."""
+
+    code = "not_offered"
+    http_status = 501
 
 
 def error_object(error: Exception) -> Object:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from manyhands import __version__
 from manyhands.api.choice import ModelFormats
 from manyhands.api.gateway import Gateway, OfferedModel
+from manyhands.api.http.error import OLLAMA_REFUSED, NotOffered
 from manyhands.api.http.route import caller_of
 from manyhands.api.names import LATEST
 from manyhands.errors import BadRequest
@@ -75,7 +76,21 @@ def models_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
         entry = await asyncio.to_thread(_entry, one, gateway.started_at)
         return _shown(entry, origin, voices, meant)
 
+    for name in OLLAMA_REFUSED:
+        router.add_api_route(f"/{name}", _refused(name), methods=["POST", "DELETE"], include_in_schema=False)
     return router
+
+
+def _refused(name: str) -> Callable[[], Awaitable[None]]:
+    """What answers a path of Ollama's that is not offered, with what to do instead."""
+    is_embedding = name.startswith("embed")
+    why = "a swarm serves causal language models, ask an embedding server"
+    remedy = "the owner of a node fetches and removes models there: manyhands pull, manyhands rm"
+
+    async def refused() -> None:
+        raise NotOffered(f"/api/{name} is not offered: {why if is_embedding else remedy}")
+
+    return refused
 
 
 class _Listed(NamedTuple):

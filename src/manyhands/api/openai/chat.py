@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request, Response
 from manyhands.api.choice import Choice, GenerationPlan, ModelFormat, ModelFormats, plans_of
 from manyhands.api.event_id import BadEventId
 from manyhands.api.gateway import Gateway, OfferedModel
+from manyhands.api.http.error import NotOffered
 from manyhands.api.http.route import body_of, caller_of, client_of, describe, last_event_of
 from manyhands.api.http.sse import DONE, Emit, EventStream, Single, Template, Watched, to_event
 from manyhands.api.jobs import prefill_object
@@ -22,15 +23,10 @@ from manyhands.api.openai.logprobs import Spelling
 from manyhands.api.preparation.desk import Prepared
 from manyhands.api.run import Admitted, Api, Ask, Caller
 from manyhands.api.streams import Claim, Stream, request_digest
-from manyhands.errors import ManyhandsError, ModelNotFound
+from manyhands.errors import ModelNotFound
 
 Object = dict[str, Any]
 T = TypeVar("T")
-
-
-class NotOffered(ManyhandsError):
-    code = "not_offered"
-    http_status = 501
 
 
 def openai_router(gateway: Gateway, voices: ModelFormats | None = None) -> APIRouter:
