@@ -151,6 +151,13 @@ def test_errors_have_anthropics_shape(stage: Stage) -> None:
             with pytest.raises(anthropic.BadRequestError, match="image"):
                 turn: Any = {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}
                 await asked.messages.create(model=MODEL, messages=[turn], max_tokens=2)
+            with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 1024 tokens") as long:
+                await asked.messages.create(
+                    model=MODEL, messages=[{"role": "user", "content": "x" * 2000}], max_tokens=2
+                )
+            assert long.value.request_id
+            made = await asked.messages.create(model=MODEL, messages=HI, max_tokens=2)
+            assert made._request_id == it.watcher.ended_jobs[-1].id
         _, told = await sent(it, "/v1/messages", {"model": MODEL, "messages": HI, "max_tokens": 2, "mcp_servers": [{}]})
         assert told["type"] == "error" and told["error"]["type"] == "invalid_request_error"
 

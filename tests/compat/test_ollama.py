@@ -167,6 +167,22 @@ def test_what_cannot_be_is_said(stage: Stage) -> None:
     stage.play(scene)
 
 
+def test_what_is_not_offered_is_said_with_a_remedy(stage: Stage) -> None:
+    async def scene(it: Served) -> None:
+        async with client(it) as asked:
+            with pytest.raises(ollama.ResponseError, match="ask an embedding server") as refused:
+                await asked.embed(model=MODEL, input="hi")
+            assert refused.value.status_code == 501
+            for act in (lambda: asked.pull("llama9"), lambda: asked.delete(MODEL), lambda: asked.copy(MODEL, "x")):
+                with pytest.raises(ollama.ResponseError, match="manyhands pull"):
+                    await act()
+        for path in ("/v1/v1/messages", "/v1/api/chat"):
+            status, told = await sent(it, path, {})
+            assert status == 404 and "end its base URL before /v1" in told["error"]["message"]
+
+    stage.play(scene)
+
+
 def test_lines_are_json_and_nothing_else(stage: Stage) -> None:
     async def scene(it: Served) -> None:
         body = json.dumps({"model": MODEL, "messages": HI, "options": OPTIONS}).encode()

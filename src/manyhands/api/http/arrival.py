@@ -1,7 +1,8 @@
 """What happens to a request before anything else looks at it: its path as written by habit, HEAD, and its id.
 
 GET /v1/models/ ─► /v1/models · POST /chat/completions ─► /v1/chat/completions · HEAD ─► GET without a body
-every answer has x-request-id, which is also the id of its first job (GET /api/jobs/{id}), and openai-processing-ms
+every answer has x-request-id, which is also the id of its first job (GET /api/jobs/{id}), and openai-processing-ms; those of
+/v1/messages have it as request-id too
 """
 
 import time
@@ -11,7 +12,10 @@ from uuid import uuid4
 from starlette.types import Message, Scope, Send
 
 # Programs that are given a base URL without /v1 ask for these.
-UNVERSIONED = frozenset({"/chat/completions", "/completions", "/embeddings", "/messages", "/models", "/responses"})
+UNVERSIONED = frozenset(
+    {"/chat/completions", "/completions", "/embeddings", "/messages", "/messages/count_tokens", "/models", "/responses"}
+)
+ANTHROPIC = "/v1/messages"  # its clients read the id from request-id
 
 
 class RequestId:
@@ -50,6 +54,7 @@ def arrived(scope: Scope, send: Send) -> tuple[Scope, Send]:
         if message["type"] == "http.response.start":
             took_ms = b"%d" % round((time.monotonic() - began) * 1e3)
             told = [(b"x-request-id", request_id.text.encode()), (b"openai-processing-ms", took_ms)]
+            told += [(b"request-id", request_id.text.encode())] * path.startswith(ANTHROPIC)
             message = {**message, "headers": [*message.get("headers", ()), *told]}
         await send(message)
 

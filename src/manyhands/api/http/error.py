@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from manyhands.errors import ManyhandsError, RateLimited
+from manyhands.errors import ContextOverflow, ManyhandsError, RateLimited
 from manyhands.plain import one_line
 
 Object = dict[str, Any]
@@ -71,9 +71,16 @@ def error_response(error: Exception, path: str) -> JSONResponse:
 def routing_error(method: str, path: str, status: int, detail: str, headers: Mapping[str, str] | None) -> JSONResponse:
     """What the router itself says: no such path, no such method."""
     code = HTTPStatus(status).phrase.lower().replace(" ", "_")
-    message = f"{method} {one_line(path)}: {detail}; /docs lists what there is"
+    message = f"{method} {one_line(path)}: {detail}; {_remedy(path)}"
     said = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     return JSONResponse(error_body(path, said, status), status, headers)
+
+
+def _remedy(path: str) -> str:
+    """What to do about a path that does not exist: a base URL is often given with /v1 to programs that add it themselves."""
+    if path.startswith(("/v1/v1/", "/v1/api/")):
+        return "this program adds the rest itself: end its base URL before /v1"
+    return "/docs lists what there is"
 
 
 def _shape_of(path: str) -> Callable[[Object, int], Object]:
@@ -88,7 +95,9 @@ def _openai(said: Object, _: int) -> Object:
 
 def _anthropic(said: Object, status: int) -> Object:
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": said["message"]}}
+    # By these words its clients know that they must shorten the conversation.
+    lead = "prompt is too long: " if said["code"] == ContextOverflow.api_code else ""
+    return {"type": "error", "error": {"type": kind, "message": lead + said["message"]}}
 
 
 def _ollama(said: Object, _: int) -> Object:
