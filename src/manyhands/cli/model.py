@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from manyhands.cli.lines import columns
 from manyhands.cli.options import Model
-from manyhands.cli.progress import doing
+from manyhands.cli.progress import doing, megabytes
 from manyhands.cli.quality import quality
 from manyhands.config import home_from_env
 from manyhands.core import PRECISIONS, Precision, Span, caches_codes, even_cut, parse_cut
@@ -62,7 +63,9 @@ def describe(config: Mapping[str, Any], manifest: "Manifest") -> dict[str, Any]:
         "tied": is_tied(manifest.names),
         "stored": stored_as(manifest.tensors),
         "bytes": {
-            precision: _sizes(facts, matrices, precision) for precision in PRECISIONS if not caches_codes(precision)
+            precision: _sizes(facts, matrices, precision)
+            for precision in PRECISIONS
+            if not caches_codes(precision) and precision != "fp16"  # which no CPU serves
         },
         "model_id": manifest.id,
     }
@@ -87,23 +90,16 @@ def _sizes(facts: "ModelFacts", matrices: "Sequence[Any]", precision: Precision)
 
 
 def _show(model: str, facts: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    console = Console()
-    about = Table("", Column(overflow="fold"), title=model, show_header=False)  # ids are copied: never cut them
-    for key in ("family", "architecture", "num_layers", "hidden_size", "context", "vocab_size", "tied", "model_id"):
-        about.add_row(key.replace("_", " "), str(facts[key]))
-    sizes = Table(
-        "precision", "smallest layer", "largest layer", "ends", "total", "tok/s", title="bytes; expected tokens/s here"
-    )
+    keys = ("family", "architecture", "num_layers", "hidden_size", "context", "vocab_size", "tied", "model_id")
+    about = [("model", model), *((key.replace("_", " "), str(facts[key])) for key in keys)]
+    about.append(("stored as", ", ".join(f"{dtype} {megabytes(size)}" for dtype, size in facts["stored"].items())))
+    sizes = [("held as", "smallest layer", "largest layer", "embedding and head", "all", "tokens/s here")]
     for name, row in facts["bytes"].items():
         speed = facts["tokens_per_s"].get(name)
         told = "-" if speed is None else f"{speed:.1f}"
-        sizes.add_row(name, *(f"{row[key]:,}" for key in ("layer_min", "layer_max", "ends", "total")), told)
-    sizes.add_row("as stored", "", "", "", f"{sum(facts['stored'].values()):,}", "")
-    about.add_row("stored as", ", ".join(f"{dtype} {size:,}" for dtype, size in facts["stored"].items()))
-    console.print(about, sizes)
+        sizes.append((name, *(megabytes(row[key]) for key in ("layer_min", "layer_max", "ends", "total")), told))
+    for line in (*columns(about), "", *columns(sizes, of_numbers=True)):
+        typer.echo(line)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manyhands.cli import options
+from manyhands.cli.lines import columns
 from manyhands.cli.progress import doing, megabytes
 from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, ManyhandsError
@@ -50,7 +51,7 @@ def list_(as_json: options.Json = False) -> None:
     if as_json:
         typer.echo(json.dumps({"models": [_object(each) for each in found], "swarm": _holders(swarm)}))
         return
-    for line in _columns([("NAME", "SIZE", "LAYERS", "WHERE"), *map(_row, found)]):
+    for line in columns([("NAME", "SIZE", "LAYERS", "WHERE"), *map(_row, found)]):
         typer.echo(line)
     for line in (*_said_of(swarm), *_absent(found)):
         typer.echo(line)
@@ -84,7 +85,7 @@ def show(model: options.Model, as_json: options.Json = False) -> None:
     if as_json:
         typer.echo(json.dumps({"model": named, **facts, "here": [_object(e) for e in here], "swarm": held}))
         return
-    sizes = ", ".join(f"{name} {megabytes(row['total'])}" for name, row in facts["bytes"].items() if name != "fp16")
+    sizes = ", ".join(f"{name} {megabytes(row['total'])}" for name, row in facts["bytes"].items())
     rows = [
         ("model", named),
         ("family", f"{facts['family']}, {facts['num_layers']} layers, {facts['context']} tokens of context"),
@@ -93,7 +94,7 @@ def show(model: options.Model, as_json: options.Json = False) -> None:
         *(("here", f"{_layers(each)}, {megabytes(each.size)}, {each.where}") for each in here),
         *(("held by", _nodes(nodes)) for nodes in held.values()),
     ]
-    for line in _columns([(name, one_line(text, 400)) for name, text in rows]):
+    for line in columns([(name, one_line(text, 400)) for name, text in rows]):
         typer.echo(line)
 
 
@@ -159,14 +160,6 @@ def _layers(each: "Shelved") -> str:
 
 def _runs(layers: "Sequence[Span]") -> str:
     return ",".join(map(str, layers)) or "none"
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Left-justified columns, the last one as long as it likes."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    ]
 
 
 def _said_of(view: Mapping[str, Any] | None) -> list[str]:
