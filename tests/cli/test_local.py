@@ -2,11 +2,14 @@
 
 import io
 
+import pytest
+
 from manyhands.cli.local import NodesToCome
 from manyhands.cli.progress import ERASE, Screen
 
 
-def test_what_all_nodes_have_loaded_is_one_bar() -> None:
+def test_what_all_nodes_have_loaded_is_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     out = io.StringIO()
     waiting = NodesToCome(Screen(out, True, clock=lambda: 0.0), "tales", 2)
     assert out.getvalue().endswith("starting 2 node processes of tales")

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from manyhands.cli import app, shelf
+from manyhands.cli.lines import columns
 from manyhands.cli.progress import ERASE, Phase, Screen, clear_line, doing, megabytes
 from tests.gguf_files import tiny_gguf
 
@@ -48,7 +49,7 @@ def test_a_file_is_listed_shown_and_forgotten(tmp_path: Path) -> None:
 
 
 def test_columns_are_aligned() -> None:
-    assert shelf._columns([("A", "B"), ("long", "c")]) == ["A     B", "long  c"]
+    assert columns([("A", "B"), ("long", "c")]) == ["A     B", "long  c"]
 
 
 def test_a_phase_is_one_line_of_the_terminal() -> None:

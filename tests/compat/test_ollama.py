@@ -173,9 +173,10 @@ def test_what_is_not_offered_is_said_with_a_remedy(stage: Stage) -> None:
             with pytest.raises(ollama.ResponseError, match="ask an embedding server") as refused:
                 await asked.embed(model=MODEL, input="hi")
             assert refused.value.status_code == 501
-            for act in (lambda: asked.pull("llama9"), lambda: asked.delete(MODEL), lambda: asked.copy(MODEL, "x")):
+            acts: Any = (asked.pull, ["llama9"]), (asked.delete, [MODEL]), (asked.copy, [MODEL, "x"])
+            for act, given in acts:
                 with pytest.raises(ollama.ResponseError, match="manyhands pull"):
-                    await act()
+                    await act(*given)
         for path in ("/v1/v1/messages", "/v1/api/chat"):
             status, told = await sent(it, path, {})
             assert status == 404 and "end its base URL before /v1" in told["error"]["message"]

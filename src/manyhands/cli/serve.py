@@ -286,7 +286,7 @@ def _say(as_json: bool, event: str, **facts: str | int) -> None:
         print(json.dumps({"event": event, **facts}), flush=True)
     elif event == "serving":
         print(f"serving {facts['model']} layers {facts['layers']} in {facts['dtype']} at {facts['address']}")
-        print(facts["note"] + "\n" if facts["note"] else "", end="")
+        print(f"{facts['note']}\n" if facts["note"] else "", end="")
         print(f"ticket for other nodes and origins (a password):\n{facts['ticket']}", flush=True)
     else:
         print(event, flush=True)
