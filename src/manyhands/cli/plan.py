@@ -88,8 +88,7 @@ def plan(
         told = {**_as_object(wider, plans, said), "precisions": [asdict(each) for each in precisions.values()]}
         typer.echo(json.dumps(told, allow_nan=False))
     else:
-        _show(wider, plans, said)
-        _show_precisions(checkpoint, precisions)
+        _show(wider, plans, said, checkpoint, precisions)
     if not plans.ranked:  # no placement has room
         raise typer.Exit(1)
 
@@ -164,7 +163,9 @@ def _plan_object(plan: "PlacementPlan") -> dict[str, Any]:
     return {**asdict(plan), "hops": hops, "tokens_per_s": plan.tokens_per_s}
 
 
-def _show(task: "Task", plans: "Plans", said: list[str]) -> None:
+def _show(
+    task: "Task", plans: "Plans", said: list[str], checkpoint: "Checkpoint", precisions: "dict[Precision, Predicted]"
+) -> None:
     from rich.console import Console
 
     from manyhands.place.strategy import size
@@ -181,6 +182,7 @@ def _show(task: "Task", plans: "Plans", said: list[str]) -> None:
         _show_ranking(console, plans)
     for line in said:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+    _show_precisions(checkpoint, precisions)
 
 
 def _show_hops(console: Any, task: "Task", plan: "PlacementPlan") -> None:
