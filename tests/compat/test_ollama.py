@@ -39,7 +39,8 @@ def test_models(stage: Stage) -> None:
             assert one.model == f"{MODEL}:latest" and one.size > 1000 and one.details.family == "qwen3"
             shown = await asked.show(MODEL)
             assert {"completion", "tools"} <= set(shown.capabilities) and shown.template
-            assert shown.modelinfo["qwen3.context_length"] == 1024
+            assert shown.modelinfo["qwen3.context_length"] == 1024 and shown.modelinfo["general.basename"] == MODEL
+            assert shown.parameters == "num_ctx 1024"
             (running,) = (await asked.ps()).models
             assert running.model == one.model and running.context_length == 1024
             with pytest.raises(ollama.ResponseError, match="not served"):

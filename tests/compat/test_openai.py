@@ -1,6 +1,7 @@
 """What programs of OpenAI's users send, as their libraries send it: conversations that are sent back, habits of other servers,
 error codes. Written from observed behaviour; no other project's test is copied."""
 
+import json
 from typing import Any
 
 import openai
@@ -54,6 +55,7 @@ ACCEPTED: dict[str, tuple[str, Object]] = {
         tools=[{"type": "function", "function": {"name": "f", "description": None, "strict": None}}]
     ),
     "a user without a name": chat(messages=[{**HI, "name": None}]),
+    "thoughts off, of a model that has none": chat(reasoning_effort="none"),
     "a schema without name": chat(
         max_tokens=9,
         response_format={"type": "json_schema", "json_schema": {"description": None, "schema": {"enum": ["a"]}}},
@@ -293,6 +295,31 @@ def test_a_call_that_was_cut_shows_none_of_its_marker(stage: Stage) -> None:
             _, told = await sent(it, *chat(tools=[TOOL], tool_choice="required", max_tokens=count))
             (choice,) = told["choices"]
             assert choice["finish_reason"] == "length" and not choice["message"]["content"], (count, choice)
+
+    stage.play(scene)
+
+
+def test_tools_and_a_format_of_the_answer(stage: Stage) -> None:
+    """openai-agents with an output_type, pydantic-ai's NativeOutput: each answer is a call or the JSON, and never else."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    strict = {"type": "function", "function": {**FUNCTION, "strict": True}}
+    strict["function"]["parameters"] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+    async def scene(it: Served) -> None:
+        kinds = set()
+        for seed in range(6):
+            _, told = await sent(it, *chat(tools=[strict], response_format=form, max_tokens=99, seed=seed))
+            (choice,) = told["choices"]
+            message, reason = choice["message"], choice["finish_reason"]
+            if reason == "tool_calls":
+                assert message["tool_calls"][0]["function"]["name"] == "tide" and not message["content"]
+            elif reason == "stop":
+                assert json.loads(message["content"]) == {"a": 1}
+            kinds.add(reason)
+        assert kinds & {"stop", "tool_calls"}
+        _, told = await sent(it, *chat(tools=[strict], response_format=form, max_tokens=99, tool_choice="required"))
+        assert told["choices"][0]["finish_reason"] in ("tool_calls", "length")
 
     stage.play(scene)
 

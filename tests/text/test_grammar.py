@@ -14,7 +14,15 @@ from manyhands.errors import BadRequest
 from manyhands.origin.sampler import Sampler
 from manyhands.origin.speculate import verify
 from manyhands.testing.tiny import EOS, make_tiny
-from manyhands.text.grammar import Function, Grammar, Grammars, calls_grammar, json_grammar, strict_grammar
+from manyhands.text.grammar import (
+    Function,
+    Grammar,
+    Grammars,
+    answer_grammar,
+    calls_grammar,
+    json_grammar,
+    strict_grammar,
+)
 from manyhands.text.reasoning import Thinking
 from manyhands.text.tokenizer import load_tokenizer
 from manyhands.text.tools import GLM, HERMES, LLAMA3, MISTRAL, MISTRAL11, QWEN3, CallArguments, Dialect, ToolReader
@@ -121,6 +129,20 @@ def test_calls(dialect: Dialect, grammars: Grammars) -> None:
     assert accepts(free, good) and accepts(free, "hello") and accepts(free, "") and not accepts(free, bad)
     if dialect is not LLAMA3:
         assert accepts(free, f"I will.\n{good}") and not accepts(free, f"I will.\n{bad}")
+
+
+@pytest.mark.parametrize("dialect", [HERMES, MISTRAL, MISTRAL11, QWEN3, GLM], ids=lambda d: d.name)
+def test_calls_or_an_answer_in_json(dialect: Dialect, grammars: Grammars) -> None:
+    """What programs ask for that give tools and a format of the last answer at once."""
+    schema = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
+    for wanted, answer in ((schema, '{"b": 2}'), (None, '{"x": []}')):
+        made = grammars.compile(answer_grammar(dialect, FUNCTIONS, {}, wanted, parallel=False))
+        assert accepts(made, answer) and accepts(made, written(dialect, '{"a": 1}'))
+        for text in ("hello", "", answer + written(dialect, '{"a": 1}'), written(dialect, '{"a": "x"}')):
+            assert not accepts(made, text)
+    assert not accepts(grammars.compile(answer_grammar(dialect, FUNCTIONS, {}, schema, parallel=False)), '{"x": []}')
+    with pytest.raises(BadRequest, match="tool_choice none or required"):
+        answer_grammar(LLAMA3, FUNCTIONS, {}, schema, parallel=False)
 
 
 def test_several_calls(grammars: Grammars) -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from manyhands.cli.client import GatewayError, headers_for, no_gateway
+from manyhands.cli.client import GatewayError, headers_for, no_gateway, refusal_of
 from manyhands.errors import LinkClosed
 from manyhands.plain import one_line
 
@@ -86,11 +86,6 @@ def _refusal(status: int, raw: bytes) -> GatewayError:
         return refusal_of(json.loads(raw)["error"], status)
     except (ValueError, KeyError, TypeError, AttributeError):
         return GatewayError(f"the gateway answered {status}", "internal", status)
-
-
-def refusal_of(error: Mapping[str, Any], status: int) -> GatewayError:
-    """An error of the gateway's as ours."""
-    return GatewayError(one_line(error.get("message"), 2000), one_line(error.get("code"), 64), status)
 
 
 def check_event(event: Mapping[str, Any]) -> None:

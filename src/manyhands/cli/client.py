@@ -4,6 +4,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ import typer
 from manyhands.api.http.hosts import OWNER_HEADER, is_loopback
 from manyhands.cli.owner import owner_secret
 from manyhands.config import home_from_env
-from manyhands.errors import BadRequest, LinkClosed, ManyhandsError
+from manyhands.errors import BadRequest, LinkClosed, ManyhandsError, Unauthorized
 from manyhands.plain import one_line
 
 Api = Annotated[
@@ -112,12 +113,19 @@ def check_address(api: str) -> None:
 def _error(error: urllib.error.HTTPError) -> GatewayError:
     """The error in an answer's body; whatever else answers, its status."""
     try:
-        told = json.load(error)["error"]
-        return GatewayError(one_line(told["message"], 2000), one_line(told["code"], 64), error.code)
-    except (ValueError, KeyError, TypeError):
+        return refusal_of(json.load(error)["error"], error.code)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return GatewayError(f"{error.url} answered {error.code} {one_line(error.reason)}", "internal", error.code)
     finally:
         error.close()
+
+
+def refusal_of(error: Mapping[str, Any], status: int) -> GatewayError:
+    """An error of the gateway's as ours, with what a command can do about a key."""
+    message = one_line(error.get("message"), 2000)
+    if status == Unauthorized.http_status:
+        message += "; to a command: --api-key mhk_..., or the variable MANYHANDS_API_KEY"
+    return GatewayError(message, one_line(error.get("code"), 64), status)
 
 
 def shown(text: object) -> str:

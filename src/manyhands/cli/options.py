@@ -15,7 +15,10 @@ from manyhands.core import PRECISIONS, EndsAt, PathKind, Precision, SamplingPara
 from manyhands.errors import BadRequest
 
 T = TypeVar("T")
-MODEL_HELP = 'A checkpoint folder, a GGUF file, "tales", or a hub id: org/name[@revision] or hf:org/name:file.gguf.'
+MODEL_HELP = (
+    "A short name (smollm2, tales), a checkpoint folder, a GGUF file, or a hub id: org/name[@revision] or "
+    "hf:org/name:file.gguf."
+)
 
 
 def _named(model: str) -> str:

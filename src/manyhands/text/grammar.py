@@ -58,16 +58,43 @@ def calls_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mappin
 
     Raises BadRequest for a schema that the dialect cannot be held to.
     """
-    body = _body(dialect, functions, marks, forced=True)
+    return f"start: calls\n{_calls(dialect, functions, marks, parallel=parallel, forced=True)}"
+
+
+def answer_grammar(
+    dialect: Dialect,
+    functions: Sequence[Function],
+    marks: Mapping[str, int],
+    schema: Mapping[str, Any] | None,
+    *,
+    parallel: bool,
+) -> str:
+    """Either calls, as `calls_grammar` but that only strict functions are held to their schema, or JSON as `json_grammar`.
+
+    Raises BadRequest as `calls_grammar`, and where a call is JSON without a mark, so that the two cannot be told apart.
+    """
+    if dialect.name == "llama3":
+        raise BadRequest(
+            "a call of this model is JSON without a mark, as is the answer: send tool_choice none or required"
+        )
+    calls = _calls(dialect, functions, marks, parallel=parallel, forced=False)
+    return f"start: calls | answer\nanswer: {_json(schema if schema is not None else {'type': 'object'})}\n{calls}"
+
+
+def _calls(
+    dialect: Dialect, functions: Sequence[Function], marks: Mapping[str, int], *, parallel: bool, forced: bool
+) -> str:
+    """The rule `calls` and those below it."""
+    body = _body(dialect, functions, marks, forced=forced)
     marker = _marker(dialect.marker, marks)
     if dialect.name == "llama3":
-        return f"start: call\n{body}"
+        return f"calls: call\n{body}"
     if dialect.name == "mistral":
         several = ' (", " call)*' if parallel else ""
-        return f'start: {marker} "[" call{several} "]"\n{body}'
+        return f'calls: {marker} "[" call{several} "]"\n{body}'
     separator = '"\\n" ' if dialect.close else ""
     several = f" ({separator}one)*" if parallel else ""
-    return f"start: one{several}\none: {marker} {_inside(dialect, marks)}\n{body}"
+    return f"calls: one{several}\none: {marker} {_inside(dialect, marks)}\n{body}"
 
 
 def strict_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mapping[str, int]) -> str:

@@ -143,13 +143,14 @@ def _shown(entry: Object, origin: Origin, voices: ModelFormats, name: str) -> Ob
     can = {"completion": True, "tools": speaker.dialect is not None, "thinking": speaker.thinking is not None}
     info: Object = {
         "general.architecture": family,
+        "general.basename": name,
         f"{family}.context_length": speaker.context,
         f"{family}.block_count": origin.model.num_layers,
         f"{family}.vocab_size": speaker.vocab_size,
     }
     return {
         "modelfile": f"FROM {name}",
-        "parameters": "",
+        "parameters": f"num_ctx {speaker.context}",  # from which Continue has the context
         "template": template_of(speaker.tokenizer),
         "details": entry["details"],
         "model_info": info,

@@ -38,7 +38,10 @@ EXAMPLE_SCHEMA = {
 }
 _IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
 _HINT = "a label for the operator's books; it has no effect on the answer at OpenAI either, and is not kept"
-_EFFORT = "where the template has a switch: `none` turns thoughts off, others on; or a level, where it has levels; else refused"
+_EFFORT = (
+    "where the template has a switch: `none` turns thoughts off, others on; or a level, where it has levels; `none` of a model "
+    "that has no thoughts; else refused"
+)
 
 # -- types ------------------------------------------------------------------------------------------------------------
 
@@ -293,7 +296,7 @@ class Chat(Common, Sampled, Labels, _Sampling):
     add_generation_prompt: NotRequired[
         Annotated[bool, Shown("`false` only with `continue_final_message`", [True], [False, 1])]
     ]
-    reasoning_effort: NotRequired[Annotated[Effort, Shown(_EFFORT, refused=["none", "high", "huge"])]]
+    reasoning_effort: NotRequired[Annotated[Effort, Shown(_EFFORT, ["none"], ["high", "huge"])]]
     modalities: NotRequired[
         Annotated[
             list[Literal["text"]], Limits(min_length=1, max_length=1), Shown("text", [["text"]], [["text", "audio"]])

@@ -239,7 +239,7 @@ class Responses(Common, Sampled, Labels):
             Shown(
                 "`effort` as reasoning_effort; thoughts come as they are: `summary` can be `auto`, and there is none",
                 [{}, {"summary": "auto"}],
-                [{"effort": "none"}, {"summary": "detailed"}],
+                [{"effort": "high"}, {"summary": "detailed"}],
             ),
         ]
     ]

@@ -11,7 +11,7 @@ from manyhands.api.openai.conversation import Conversation
 from manyhands.api.preparation.desk import NeedsProcess, Object, PreparationDesk, Prepared, Speaker
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow
-from manyhands.text.grammar import calls_grammar, json_grammar, strict_grammar
+from manyhands.text.grammar import answer_grammar, calls_grammar, json_grammar, strict_grammar
 from manyhands.text.prompt import encode_prompt, find_template, render_text
 from manyhands.text.template import RenderBudget, TooCostly
 
@@ -62,7 +62,11 @@ def talk(
 def check_tools(said: Conversation, speaker: Speaker) -> None:
     """Raise BadField for tools of a model whose template takes none."""
     if said.functions and speaker.dialect is None:
-        raise BadField("tools: this model's chat template takes none that we can read", "tools")
+        raise BadField(
+            f"tools: model {speaker.name!r} does not support tools, as its chat template takes none that we can read: leave "
+            "them out",
+            "tools",
+        )
 
 
 # -- rendering --------------------------------------------------------------------------------------------------------
@@ -171,7 +175,7 @@ def _own_variables(speaker: Speaker, given: Mapping[str, Any]) -> Object:
 
 
 def _effort_variables(speaker: Speaker, effort: str | None) -> Object:
-    if effort is None:
+    if effort is None or (effort == "none" and speaker.thinking is None and not speaker.has_levels):
         return {}
     if speaker.has_levels and effort != "none":
         return {"reasoning_effort": effort}
@@ -238,14 +242,13 @@ def _ours(wishes: Mapping[str, Any]) -> Object:
 def _grammar(speaker: Speaker, said: Conversation) -> str | None:
     """What the answer must look like; None: anything."""
     functions, choice = said.functions, said.tool_choice
-    if functions and choice != "none" and said.format is not None:
-        raise BadField("response_format goes with tools only where tool_choice is none", "response_format")
-    if said.format is not None:
-        return json_grammar(said.format or None)
     if not functions or choice == "none":
-        return None
+        return None if said.format is None else json_grammar(said.format or None)
     assert speaker.dialect is not None
     try:
+        if choice == "auto" and said.format is not None:
+            schema, several = said.format or None, said.is_parallel
+            return answer_grammar(speaker.dialect, functions, speaker.special, schema, parallel=several)
         if choice == "auto":
             is_strict = any(f.is_strict for f in functions)
             return strict_grammar(speaker.dialect, functions, speaker.special) if is_strict else None
