@@ -13,6 +13,7 @@
 Exit codes: 0 fine, 1 an error while running, 2 bad input or usage, 130 interrupted.
 """
 
+import errno
 import os
 import sys
 
@@ -29,6 +30,17 @@ app = typer.Typer(
 )
 # They tell what is wrong with the configuration; every other command ends with that.
 READ_IT_THEMSELVES = ("config", "doctor")
+# What a file or a disk refuses, named by the file; another OSError is a bug, and shows where.
+OF_THE_MACHINE = (
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EISDIR,
+    errno.ENOENT,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+)
 
 
 def _version(show: bool) -> None:
@@ -64,4 +76,10 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in OF_THE_MACHINE:
+            raise
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(error_line(f"{where}{error.strerror}", sys.stderr), file=sys.stderr)
         sys.exit(1)
