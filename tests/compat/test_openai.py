@@ -55,6 +55,20 @@ ACCEPTED: dict[str, tuple[str, Object]] = {
         tools=[{"type": "function", "function": {"name": "f", "description": None, "strict": None}}]
     ),
     "a user without a name": chat(messages=[{**HI, "name": None}]),
+    "log probabilities off": chat(logprobs=False, top_logprobs=0),
+    "completions' defaults, sent": (
+        "/v1/completions",
+        {
+            "model": MODEL,
+            "prompt": "hi",
+            "max_tokens": 2,
+            "n": 2,
+            "best_of": 2,
+            "echo": False,
+            "suffix": "",
+            "logprobs": None,
+        },
+    ),
     "thoughts off, of a model that has none": chat(reasoning_effort="none"),
     "a schema without name": chat(
         max_tokens=9,

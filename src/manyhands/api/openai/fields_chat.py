@@ -325,6 +325,8 @@ class Completions(Common, Sampled, _Sampling):
     logprobs: NotRequired[
         Annotated[int, Limits(ge=0, le=5), Shown("alternatives per token, of the raw distribution", [0, 5], [6, True])]
     ]
-    best_of: NotRequired[Annotated[Literal[1], Shown("only 1", [1], [2])]]
+    best_of: NotRequired[
+        Annotated[int, Limits(ge=1, le=128), Shown("1, or as `n`: no more are made than are given", [1], [2, 0])]
+    ]
     echo: NotRequired[Annotated[Literal[False], Shown("only `false`", [False], [True])]]
-    suffix: NotRequired[Annotated[Refused, Shown(NEVER, refused=["x"])]]
+    suffix: NotRequired[Annotated[Literal[""], Shown("only empty: not offered", [""], ["x"])]]

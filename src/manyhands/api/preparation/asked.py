@@ -36,7 +36,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 def _chat(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
-    if "top_logprobs" in given and not given.get("logprobs"):
+    if given.get("top_logprobs") and not given.get("logprobs"):
         raise BadField("top_logprobs is for logprobs: true", "top_logprobs")
     if "max_tokens" in given and "max_completion_tokens" in given:
         raise BadField("max_tokens is the older name of max_completion_tokens: send one of them", "max_tokens")
@@ -53,13 +53,15 @@ def _completions(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prep
         raise BadField(
             f"prompt: {len(several)} prompts with n = {count} make more than {MAX_CHOICES} choices", "prompt"
         )
+    if given.get("best_of", 1) not in (1, count):
+        raise BadField(f"best_of is {given['best_of']}; it is 1, or n ({count}): ask for n choices", "best_of")
     params = sampling(given, speaker, given.get("max_tokens", 16), given.get("logprobs"))
     return Prepared(speaker.name, given, [encode(p, speaker, desk) for p in several], params, count)
 
 
 def _responses(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
     is_on = _LOGPROBS in given.get("include", ())
-    if "top_logprobs" in given and not is_on:
+    if given.get("top_logprobs") and not is_on:
         raise BadField(f'top_logprobs is for include: ["{_LOGPROBS}"]', "top_logprobs")
     logprobs = given.get("top_logprobs", 0) if is_on else None
     return talk(input_conversation(given), given, speaker, desk, given.get("max_output_tokens"), logprobs)
