@@ -317,8 +317,8 @@ def test_tools_and_a_format_of_the_answer(stage: Stage) -> None:
     """openai-agents with an output_type, pydantic-ai's NativeOutput: each answer is a call or the JSON, and never else."""
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    strict = {"type": "function", "function": {**FUNCTION, "strict": True}}
-    strict["function"]["parameters"] = {"type": "object", "properties": {}, "additionalProperties": False}
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+    strict: Object = {"type": "function", "function": {"name": "tide", "strict": True, "parameters": nothing}}
 
     async def scene(it: Served) -> None:
         kinds = set()
