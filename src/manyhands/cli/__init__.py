@@ -16,6 +16,7 @@ Exit codes: 0 fine, 1 an error while running, 2 bad input or usage, 130 interrup
 import errno
 import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -80,6 +81,10 @@ def main() -> None:
     except OSError as error:
         if error.errno not in OF_THE_MACHINE:
             raise
-        where = f"{error.filename}: " if error.filename is not None else ""
-        print(error_line(f"{where}{error.strerror}", sys.stderr), file=sys.stderr)
-        sys.exit(1)
+        _refused(error)
+
+
+def _refused(error: OSError) -> NoReturn:
+    where = f"{error.filename}: " if error.filename is not None else ""
+    print(error_line(f"{where}{error.strerror}", sys.stderr), file=sys.stderr)
+    sys.exit(1)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # help is instant: the hub's client is imported inside the co
     from manyhands.checkpoint.manifest import Manifest, TensorDigest
     from manyhands.checkpoint.partition import ModelFacts
 
+# What weights are held in; no CPU serves fp16.
+HELD = tuple(each for each in PRECISIONS if not caches_codes(each) and each != "fp16")
 app = typer.Typer(no_args_is_help=True, help="Look into a model, compare two, cut one into parts, make a tiny one.")
 app.command()(quality)
 
@@ -62,11 +64,7 @@ def describe(config: Mapping[str, Any], manifest: "Manifest") -> dict[str, Any]:
         **asdict(facts),
         "tied": is_tied(manifest.names),
         "stored": stored_as(manifest.tensors),
-        "bytes": {
-            precision: _sizes(facts, matrices, precision)
-            for precision in PRECISIONS
-            if not caches_codes(precision) and precision != "fp16"  # which no CPU serves
-        },
+        "bytes": {precision: _sizes(facts, matrices, precision) for precision in HELD},
         "model_id": manifest.id,
     }
 

@@ -23,6 +23,7 @@ from manyhands.text.reasoning import Thinking
 from manyhands.text.tagged_grammar import STYLE, tagged_rules
 from manyhands.text.tools import Dialect
 
+Schema = Mapping[str, Any]
 _TEXT = "TEXT: /(.|\\n)*/\n"
 # A tenth of llguidance's own: 20 patterns under one allOf, 13.7 s of a core by its defaults, are refused within 10 ms; a step's
 # mask takes 4 ms at most (14,000 of fuel, 20,000 items a millisecond). Nothing is computed ahead over the whole vocabulary.
@@ -62,12 +63,7 @@ def calls_grammar(dialect: Dialect, functions: Sequence[Function], marks: Mappin
 
 
 def answer_grammar(
-    dialect: Dialect,
-    functions: Sequence[Function],
-    marks: Mapping[str, int],
-    schema: Mapping[str, Any] | None,
-    *,
-    parallel: bool,
+    dialect: Dialect, functions: Sequence[Function], marks: Mapping[str, int], schema: Schema | None, *, parallel: bool
 ) -> str:
     """Either calls, as `calls_grammar` but that only strict functions are held to their schema, or JSON as `json_grammar`.
 

@@ -52,10 +52,15 @@ def arrived(scope: Scope, send: Send) -> tuple[Scope, Send]:
 
     async def answer(message: Message) -> None:
         if message["type"] == "http.response.start":
-            took_ms = b"%d" % round((time.monotonic() - began) * 1e3)
-            told = [(b"x-request-id", request_id.text.encode()), (b"openai-processing-ms", took_ms)]
-            told += [(b"request-id", request_id.text.encode())] * path.startswith(ANTHROPIC)
+            told = _headers(path, request_id, time.monotonic() - began)
             message = {**message, "headers": [*message.get("headers", ()), *told]}
         await send(message)
 
     return {**scope, "path": path, "method": method}, answer
+
+
+def _headers(path: str, request_id: RequestId, seconds: float) -> list[tuple[bytes, bytes]]:
+    """What an answer that took `seconds` so far has more."""
+    text = request_id.text.encode()
+    told = [(b"x-request-id", text), (b"openai-processing-ms", b"%d" % round(seconds * 1e3))]
+    return [*told, (b"request-id", text)] if path.startswith(ANTHROPIC) else told
