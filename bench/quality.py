@@ -5,9 +5,10 @@ Over windows of a text, at every position: the divergence KL(bf16 || other) of t
 and w4, and at bf16 with a cache of 8 bit; llama.cpp in bf16 (its noise), also with a cache in q8_0, at q8_0 and q4_0 where
 llama-cpp-python is importable, with 8 bits for embedding and head in both.
 With --outliers the model gets outlier channels, as large models have them, that change no bit of bf16 (bench/outliers.py).
+A GGUF file's model is taken in bf16, with groups that lie across the file's own (bench/shifted.py).
 The text is FILE, else one that the model draws from its own bf16 logits: of a model with random weights it says little.
 Holds if the mean divergence is at most 1.1x llama.cpp's of the like format.
-Run: python -m bench.quality [MODEL] [--text FILE] [--windows N] [--outliers]
+Run: python -m bench.quality [MODEL] [--called NAME] [--text FILE] [--windows N] [--outliers]
 """
 
 import argparse
@@ -24,6 +25,8 @@ import numpy as np
 
 from bench.outliers import with_outliers
 from bench.report import finish, note
+from bench.shifted import shifted
+from manyhands.checkpoint.gguf import SUFFIX
 from manyhands.config import home_from_env
 from manyhands.place.shape import look_up
 from manyhands.worker.quality import WINDOW, Divergence, Logits, Predict, Predictor, compare, windows_of
@@ -77,7 +80,10 @@ def arms_of(folder: Path) -> Iterator[dict[str, Callable[[], Predict]]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="tales", help="a checkpoint folder that is here, or tales")
+    parser.add_argument(
+        "model", nargs="?", default="tales", help="a checkpoint folder or GGUF file that is here, or tales"
+    )
+    parser.add_argument("--called", default="", help="what the result is stored as, for another model than tales")
     parser.add_argument("--text", type=Path)
     parser.add_argument("--windows", type=int, default=16)
     parser.add_argument("--outliers", action="store_true")
@@ -86,6 +92,7 @@ def main() -> int:
     if folder is None:
         parser.error(f"{options.model} is not on this machine: fetch it first")
     with tempfile.TemporaryDirectory() as place:
+        folder = shifted(folder, Path(place) / "shifted") if options.model.endswith(SUFFIX) else folder
         folder = with_outliers(folder, Path(place) / "model") if options.outliers else folder
         return measure(options, folder)
 
@@ -96,7 +103,7 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
         windows = list(right.draw(options.windows, np.random.default_rng(0)))
     else:
         windows = windows_of([folder], options.text.read_text(), options.windows)
-    out = dict[str, Any](model=options.model, positions=sum(map(len, windows)))
+    out = dict[str, Any](model=options.called or options.model, positions=sum(map(len, windows)))
     with arms_of(folder) as arms:
         for name, make in arms.items():
             out[name] = shown(compare(right, make(), windows))

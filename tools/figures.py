@@ -39,6 +39,12 @@ _SMALL = (
 )
 _SMALL_QUESTION = "`--dtype {dtype}`, one thread, in CPU seconds, the 1.1B shape: against llama.cpp's like format"
 _SMALL_TARGET = "decode {target.decode_x} x, prefill {target.prefill_x} x"
+_QUALITY = (
+    "w8 {w8.mean_mkl} ({mean_kl_of_llama_cpp_x.w8} x), w4 {w4.mean_mkl} ({mean_kl_of_llama_cpp_x.w4} x), cache "
+    "{bf16+c8.mean_mkl} ({mean_kl_of_llama_cpp_x.bf16+c8} x); likeliest token the same {w8.same_top}, {w4.same_top}, "
+    "{bf16+c8.same_top}"
+)
+_OUTLIERS = "with outlier channels, which change no bit of bf16"
 _SPLIT = "one thread a node {nodes_x.3n1t1s} x; two threads {nodes_x.3n2t1s} x"
 _CHURN = "{requests_answered} requests answered, {requests_lost} lost, {requests_wrong} wrong; gone from views after {gone_s} s"
 
@@ -199,6 +205,12 @@ ROWS = [
         "{third_of_whole_weights} ({third_mb} of {whole_mb} MB resident, {libraries_mb} of them libraries)",
         "{target.third}",
     ),
+    Row(
+        "memory-1.1b-w4",
+        "a process that serves the whole 1.1B shape at `w4`, embedding and head at `w8`: weights, and what is resident beside",
+        "{weights_mb} MB and {beside_mb} MB",
+        "{target.weights_mb} and {target.beside_mb} MB",
+    ),
     Row("step-1.1b-w8", _SMALL_QUESTION, _SMALL, _SMALL_TARGET),
     Row("step-1.1b-w4", _SMALL_QUESTION, _SMALL, _SMALL_TARGET + "; decode {target.w4_of_bf16_x} x"),
     Row(
@@ -209,18 +221,19 @@ ROWS = [
     ),
     Row(
         "quality",
-        "{model}, {positions} positions: mean divergence from bf16 in thousandths of a nat, and of llama.cpp's likes",
-        "w8 {w8.mean_mkl} ({mean_kl_of_llama_cpp_x.w8} x), w4 {w4.mean_mkl} ({mean_kl_of_llama_cpp_x.w4} x); "
-        "likeliest token the same {w8.same_top}, {w4.same_top}",
+        "{model}, {positions} positions: mean divergence from bf16 in thousandths of a nat, and of llama.cpp's likes; of a "
+        "cache of 8 bit (`--cache-dtype w8`) too",
+        _QUALITY,
         "{target.mean_kl_of_llama_cpp_x} x",
     ),
+    Row("quality-outliers", f"{{model}} {_OUTLIERS}", _QUALITY, "{target.mean_kl_of_llama_cpp_x} x"),
     Row(
-        "quality-outliers",
-        "the same of the model with outlier channels, which change no bit of bf16; and of a cache of 8 bit",
-        "w8 {w8.mean_mkl} ({mean_kl_of_llama_cpp_x.w8} x), w4 {w4.mean_mkl} ({mean_kl_of_llama_cpp_x.w4} x), cache "
-        "{bf16+c8.mean_mkl} ({mean_kl_of_llama_cpp_x.bf16+c8} x)",
+        "quality-smollm2",
+        "SmolLM2-135M-Instruct, {positions} positions, groups across those that the file stored",
+        _QUALITY,
         "{target.mean_kl_of_llama_cpp_x} x",
     ),
+    Row("quality-smollm2-outliers", f"SmolLM2 {_OUTLIERS}", _QUALITY, "{target.mean_kl_of_llama_cpp_x} x"),
 ]
 
 
