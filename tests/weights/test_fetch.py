@@ -392,6 +392,36 @@ def test_a_span_of_a_gguf_file_costs_its_bytes(
     assert layer < hub.weight_bytes - begun <= layer + 8 * header  # a header is read in pieces that grow fourfold
 
 
+def test_a_killed_fetch_of_a_gguf_file_goes_on_where_it_was(
+    quantised: Path, home: Path, start: StartHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another span, when hashes are known: what was written down is not asked for again, nor what came before a cut."""
+    monkeypatch.setattr(store, "COMMIT_BYTES", 1)
+    monkeypatch.setattr(gguf, "FIRST_BYTES", 2048)
+    hub, name, source = start(quantised.parent), f"hf:{REPO}:{quantised.name}", gguf_folder(quantised, home)
+    held = check_holds(fetch(home, Span(0, 1), name=name), source, Span(0, 1))
+
+    class Crash(Silent):
+        seen = 0
+
+        def advance(self, amount: int) -> None:
+            self.seen += amount
+            if self.seen > size_of(source, held) * 5 // 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resolve_model(name, Span(1, 6), True, home, Crash())
+    (journal,) = (home / "models").rglob(JOURNAL)
+    kept = {one for names in json.loads(journal.read_text())["tensors"].values() for one in names} - held
+    assert size_of(source, kept) > size_of(source, held)
+    before, hub.cuts = hub.weight_bytes, [5_000]
+    folder = fetch(home, Span(1, 6), True, name=name)
+    missing = check_holds(folder, source, None, True) - held - kept
+    header = min(entry.start for entry in read_entries(source))
+    assert not hub.cuts
+    assert size_of(source, missing) <= hub.weight_bytes - before <= size_of(source, missing) + 8 * header
+
+
 def test_a_fetched_gguf_file_is_not_taken_for_the_repository(quantised: Path, home: Path, start: StartHub) -> None:
     start(quantised.parent)
     fetch(home, name=f"{REPO}:{quantised.name}")
