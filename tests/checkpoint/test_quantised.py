@@ -92,7 +92,7 @@ def test_parts_become_the_matrix_that_they_are() -> None:
         Tensor(f"{stem}.scales", "F16", (2, 96)),
     ]
     config: dict[str, Any] = {"quantization_config": AWQ}
-    assert folded([norm, *words], config) == [norm, Folded(f"{stem}.weight", "Q5_0", (96, 64))]
+    assert folded([norm, *words], config) == [norm, Folded(f"{stem}.weight", "Q4_Z", (96, 64))]
     assert folded([norm], {}) == [norm]
     experts = [Tensor("model.layers.0.mlp.experts.down_proj_blocks", "U8", (2, 96, 2, 16))]
     found = folded([*experts, norm], {"quantization_config": {"quant_method": "mxfp4"}})

@@ -8,10 +8,13 @@ from typer.testing import CliRunner
 
 from manyhands.checkpoint.folder import SINGLE
 from manyhands.checkpoint.manifest import build_manifest
+from manyhands.cli import app as cli
 from manyhands.cli.model import app
 from manyhands.errors import BadRequest, ModelError
-from manyhands.place import kernels
+from manyhands.place import kernels, measure
 from manyhands.place.kernels import Kernels
+from manyhands.place.measure import Speed
+from tests.gguf_files import tiny_gguf
 
 
 def run(*arguments: str) -> str:
@@ -45,6 +48,23 @@ def test_inspect_bytes_are_those_on_disk(llama: Path) -> None:
     total = json.loads(run("inspect", str(llama), "--json"))["bytes"]["bf16"]["total"]
     header = int.from_bytes((llama / SINGLE).read_bytes()[:8], "little")
     assert total == (llama / SINGLE).stat().st_size - header - 8
+
+
+def test_inspect_and_plan_tell_bytes_and_speed_of_a_gguf_file_at_each_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At w8 and w4 blocks are as they are stored: the same bytes and speed; bf16 and fp32 hold more."""
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(measure, "measure_speed", lambda _: Speed(0.01, 0.0001, 0.002, 0.0005, 1.0, "layers"))
+    file, _ = tiny_gguf("llama", tmp_path / "tiny.gguf", "Q4_1")
+    facts = json.loads(run("inspect", str(file), "--json"))
+    totals = {name: each["total"] for name, each in facts["bytes"].items()}
+    assert totals["w4"] == totals["w8"] < totals["bf16"] / 3 and totals["fp32"] == 2 * totals["bf16"]
+    assert facts["stored"]["Q4_1"] * 0.99 < totals["w4"] < facts["stored"]["Q4_1"] * 1.1
+    assert facts["tokens_per_s"]["w4"] == facts["tokens_per_s"]["w8"] > facts["tokens_per_s"]["bf16"]
+    planned = CliRunner().invoke(cli, ["plan", str(file), "--json"], catch_exceptions=False)
+    told = {each["precision"]: each for each in json.loads(planned.stdout)["precisions"]}
+    assert {name: round(each["tokens_per_s"], 2) for name, each in told.items()} == facts["tokens_per_s"]
 
 
 @pytest.mark.parametrize("how", [("--cut", "0-2,3-5"), ("--nodes", "2")])

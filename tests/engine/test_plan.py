@@ -207,6 +207,21 @@ def test_impossible_plans_and_matrices_are_refused() -> None:
         library.pack(np.zeros((0, 4), np.uint16), "bf16")
 
 
+def test_columns_are_copied_in_any_order_and_held_to_the_register() -> None:
+    x, order, copy = (
+        reals(1, 5, 40),
+        np.random.default_rng(1).permutation(40).astype(np.int32),
+        (0, 1, 0, 0, 40, 1, 0, 0),
+    )
+    for name in library.supported():
+        found = golden_cases.BackEnd(name, Team(1)).run(x, "f32", [40], [(library.COPY, copy, (), (order,))], 1)
+        assert np.array_equal(found.view(np.float32), x[:, order])
+        plan = Plan(name, "f32", [40, 40], 1, "f32", 8)
+        for wrong in (order[:-1].copy(), order + np.int32(1), order - np.int32(1), order.astype(np.int64)):
+            with pytest.raises(ModelError):
+                plan.add(library.COPY, copy, (), (wrong,))
+
+
 def test_flush_modes_are_restored() -> None:
     """Denormals count again after a call, in the thread that called."""
     tiny = np.float32(1e-40)

@@ -101,6 +101,22 @@ def test_what_blocks_cannot_hold_is_refused_with_a_remedy(name: str, precision: 
         load_span(folder, Span(0, 2), precision, 1)
 
 
+def test_fused_matrices_and_parts_of_one_product_take_their_own_orders(tmp_path: Path) -> None:
+    """phi3's fused matrices; and queries, keys and values whose inputs lie in three orders."""
+    for family in ("phi3", "llama"):
+        folder, plain = make(CASES["act-order"], tmp_path / family, family=family)
+        exact, whole = logits(plain), logits(folder, "w4")
+        assert np.abs(whole - exact).max() < 0.1 * np.abs(exact).max()
+        assert logits(folder, "w4", cuts=2).tobytes() == whole.tobytes()
+
+
+def test_experts_in_an_order_of_their_own_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    folder, plain = make(CASES["act-order"], tmp_path / "q", family="qwen3_moe")
+    with pytest.raises(ModelError, match=r"act-order.* take --dtype fp32 or bf16"):
+        load_span(folder, Span(0, 1), "w4", 1)
+    assert logits(folder).tobytes() == logits(plain).tobytes()
+
+
 def test_scales_of_bf16_are_held_where_fp16_has_them(tmp_path: Path) -> None:
     folder, plain = make(CASES["int4"], tmp_path / "q", scale_type=torch.bfloat16)
     assert logits(folder).tobytes() == logits(plain).tobytes()
@@ -168,6 +184,7 @@ HOSTILE: dict[str, tuple[str, Spoil, str]] = {
     "codes in 3 dimensions": ("awq", lambda p: {**p, "qweight": p["qweight"][None]}, "which is none of awq"),
     "zeros where sym is promised": ("gptq", lambda p: {**p, "qzeros": p["qzeros"] + 1}, "`sym` in config.json asks for 8"),
     "zero points short": ("int4 zeros", lambda p: {**p, "weight_zero_point": p["weight_zero_point"][:1]}, "points are"),
+    "zero points of 9": ("int4 byte zeros", lambda p: {**p, "weight_zero_point": 0 * p["weight_zero_point"] + 9}, "is 9;"),
     "channels short": ("int8", lambda p: {**p, "weight_scale": p["weight_scale"][:-1]}, "scales are"),
 }  # fmt: skip
 

@@ -44,6 +44,8 @@ def test_blocks_are_kept_as_they_are(form: str) -> None:
     if form == "MXFP4":  # powers of two that are denormal in fp32 are zero
         want.reshape(37, 5, 32)[raw.reshape(37, 5, 17)[..., 0] < 2] = 0
     assert np.array_equal(numbers(pack_blocks(raw, form), KEPT[form], *want.shape), want)
+    filled = np.full(packed_bytes(KEPT[form], *want.shape), 255, np.uint8)
+    assert np.array_equal(pack_blocks(raw, form, None, filled), pack_blocks(raw, form, None, np.zeros_like(filled)))
     rows = np.array([36, 0, 5, 5], np.int64)
     assert np.array_equal(numbers(pack_blocks(raw, form, rows), KEPT[form], 4, want.shape[1]), want[rows])
 
@@ -58,6 +60,27 @@ def test_products_are_those_of_rounded_rows(form: str, count: int) -> None:
     for name in library.supported():
         found = BackEnd(name, team).run(x, "f32", [20], ops, 1).view(np.float32).reshape(count, 20)
         assert np.abs(found - want).max() <= 2e-6 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 33])
+def test_zeros_change_no_bit_of_what_codes_of_five_bits_give(count: int) -> None:
+    """A code less its zero is a code of 5 bit: integers are exact, so both sums are rounded alike. All codes with all zeros."""
+    n, depth, team = 33, 8, Team(2)
+    raw = blocks(6, n, depth, "Q4_Z").reshape(n, depth, 19)
+    raw[..., 2] = np.arange(n * depth).reshape(n, depth) % 16
+    codes = np.concatenate([raw[..., 3:] & 15, raw[..., 3:] >> 4], -1) - (raw[..., 2:3] & 15) + np.uint8(16)
+    fives = np.empty((n, depth, 22), np.uint8)
+    fives[..., :2], fives[..., 6:] = raw[..., :2], (codes[..., :16] & 15) | codes[..., 16:] << 4
+    fives[..., 2:6] = np.packbits(codes >> 4, axis=-1, bitorder="little")
+    x = reals(8, count, 32 * depth, spread=9)
+    for name in library.supported():
+        both = []
+        for form, rows in (("Q4_Z", raw), ("Q5_0", fives)):
+            packed = pack_blocks(rows.reshape(n, -1), form)
+            ops = [(library.PRODUCT, (0, 1, TYPES[KEPT[form]], 0), (), (packed, None))]
+            both.append(BackEnd(name, team).run(x, "f32", [n], ops, 1).tobytes())
+        assert both[0] == both[1]
+    assert packed_bytes("w4z", 4096, 4096) * 8 / 4096**2 == 4.625
 
 
 @pytest.mark.parametrize(("kind", "error"), [("w8", 0.006), ("w4", 0.09)])

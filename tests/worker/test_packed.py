@@ -41,15 +41,15 @@ def counts(said: pytest.LogCaptureFixture) -> list[str]:
     return [line.split("matrices=")[1].split(", in")[0] for line in said.messages if "matrices=" in line]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral", "minicpm3", "awq"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral", "minicpm3", "awq", "act-order"])
 @pytest.mark.parametrize("precision", ["w4", "w8"])
 def test_the_second_load_packs_nothing_and_gives_the_same_bits(
     family: str, precision: Precision, tmp_path: Path, home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Tied heads, experts and latent attention too; a part of the layers takes what all of them left."""
     caplog.set_level(logging.INFO)
-    if family == "awq":
-        config, pack, _, facts = CASES["awq"]
+    if family in CASES:
+        config, pack, _, facts = CASES[family]
         folder, _ = quantised_tiny(tmp_path / "q", config, pack, layers=2, **facts)
     else:
         folder = make_tiny(family, tmp_path / family, layers=2)

@@ -17,7 +17,7 @@ PLAIN_BITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("I32", "U32", "F32"), 32),
     **dict.fromkeys(("I64", "U64", "F64"), 64),
 }
-# Numbers of a block, and its bytes.
+# Numbers of a block, and its bytes. Q4_Z is no type of GGUF: a scale in fp16, a byte with a zero of 4 bit, 32 codes as in Q4_0.
 BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "Q4_0": (32, 18),
     "Q4_1": (32, 20),
@@ -28,6 +28,7 @@ BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
     "MXFP4": (32, 17),
+    "Q4_Z": (32, 19),
 }
 _NOT_FLOATS: Final = ("BOOL", "U", "I")
 

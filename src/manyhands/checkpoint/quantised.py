@@ -229,7 +229,7 @@ def _folded(name: str, bits: int, is_symmetric: bool, outputs: int, inputs: int)
 
 
 def _form(bits: int, is_symmetric: bool, inputs: int) -> str:
-    """The block type that holds codes of `bits` less a zero: with a zero of its own for each group, one bit more."""
+    """The block type that holds codes of `bits` less a zero, which may be its own in each group."""
     if inputs % STEP or (bits == 8 and not is_symmetric):
         return "F32"
-    return "Q8_0" if bits == 8 else "Q4_0" if is_symmetric else "Q5_0"
+    return "Q8_0" if bits == 8 else "Q4_0" if is_symmetric else "Q4_Z"

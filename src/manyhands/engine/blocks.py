@@ -1,4 +1,4 @@
-"""Block types of GGUF in numbers: raw blocks -> fp32, the values that the file stores, each by the format's own formula.
+"""Block types in numbers: raw blocks -> fp32, the values that are stored, each by the format's own formula.
 
 A row of blocks is bytes; `raw` [..., bytes of a row] -> fp32 [..., numbers of a row]. Scales are fp16 (MXFP4: a power of two).
 """
@@ -49,6 +49,12 @@ def _q4_0(b: Bytes) -> Floats:
 
 def _q4_1(b: Bytes) -> Floats:
     return _half(b, 0) * _nibbles(b[:, 4:]).astype(np.float32) + _half(b, 2)
+
+
+def _q4_z(b: Bytes) -> Floats:
+    return _half(b, 0) * (_nibbles(b[:, 3:]).astype(np.int8) - (b[:, 2:3] & np.uint8(15)).astype(np.int8)).astype(
+        np.float32
+    )
 
 
 def _q5_0(b: Bytes) -> Floats:
@@ -107,6 +113,7 @@ def _q6_k(b: Bytes) -> Floats:
 _FORMULAS: Final[Mapping[str, Callable[[Bytes], Floats]]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
+    "Q4_Z": _q4_z,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,

@@ -196,18 +196,30 @@ class _Compiler:
 
     @add.register
     def _(self, op: Product) -> None:
-        source = self.source(op.source)
+        source, order = self.source(op.source), None
         for part in sorted(op.parts, key=lambda part: part.target == op.source):  # what overwrites the source: last
-            self._part(source, part)
+            order = self._part(source, part, order)
 
-    def _part(self, source: int, part: Part) -> None:
-        weight = self._table or self._pack(
-            lambda: matrix(find(part.weight, self._read), self._kept(part.weight), self._memory, self._back_end)
-        )
+    def _part(self, source: int, part: Part, before: Array | None) -> Array | None:
+        """before: the order that the inputs were put in for parts before, or None; what it is now."""
+
+        def make() -> Stored:
+            found = find(part.weight, self._read)
+            return matrix(found, self._kept(part.weight), self._memory, self._back_end, may_order=True)
+
+        weight = self._table or self._pack(make)
         bias = vector([part.bias] if part.bias else [], self._read)
+        if weight.order is not None:
+            width = len(weight.order)
+            if before is None or not np.array_equal(before, weight.order):
+                self.emit(
+                    library.COPY, (source, self.target(" ordered", width), 0, 0, width, 1, 0, 0), (), (weight.order,)
+                )
+            source = self.source(" ordered")
         target = self.target(part.target, part.weight.outputs)
         numbers = (source, target, TYPES[weight.type], ACTIVATIONS.index(part.activation))
         self.emit(library.PRODUCT, numbers, (), (weight.array, bias))
+        return before if weight.order is None else weight.order
 
     def _pack(self, make: Make) -> Stored:
         return self._packer.take(make, self._memory)

@@ -13,7 +13,7 @@ from manyhands.engine.library import TYPES, WIDE
 from manyhands.engine.quants import KEPT, pack_blocks, round_weights
 
 _HALVES: Final = {  # where blocks have numbers in fp16
-    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0"), (0,)),
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "Q4_Z"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q6_K": (208,),
     "MXFP4": (),
@@ -33,7 +33,7 @@ def uneven(seed: int, *shape: int) -> NDArray[np.float32]:
 
 
 def blocks(seed: int, n: int, depth: int, form: str) -> NDArray[np.uint8]:
-    """Rows of blocks of a GGUF file: codes of every value, -128 among them; finite scales and minima."""
+    """Rows of blocks (dtypes.BLOCKS): codes of every value, -128 among them; finite scales and minima."""
     size = BLOCKS[form][1]
     found = (draw(seed, n * depth * size) >> np.uint64(20)).astype(np.uint8).reshape(n, depth, size)
     halves = _HALVES[form]

@@ -17,6 +17,7 @@ from manyhands.engine.weights import Stored
 from manyhands.weights.packed import PackedShelf
 
 Make = Callable[[], Stored]
+_ORDER: Final = "order"  # of the inputs of the matrix before it, in place of a type
 
 
 class Packer(Protocol):
@@ -64,10 +65,14 @@ class Keeping:
                 self._made[self._key] = []
         if self._found is not None:
             self.num_found += 1
-            return Stored(*self._found.pop(0))
+            name, array = self._found.pop(0)
+            is_ordered = bool(self._found) and self._found[0][0] == _ORDER
+            return Stored(name, array, self._found.pop(0)[1] if is_ordered else None)
         made = make()
         self.num_made += 1
         self._made[self._key].append((made.type, made.array))
+        if made.order is not None:
+            self._made[self._key].append((_ORDER, made.order))
         return made
 
     def keep(self) -> None:

@@ -1,8 +1,9 @@
 """Matrices of quantised safetensors (checkpoint/quantised.py) as blocks that store the same numbers, or as fp32 numbers.
 
-A number is (code - zero) * scale. With a zero in the middle, codes of 4 and 8 bit are those of Q4_0 and Q8_0; with any other
-zero, code less zero takes 5 bit, which Q5_0 has; the scale is the stored one. What no block holds is given as numbers in fp32,
-or refused: groups that cut blocks, an order of inputs of its own (GPTQ's act-order), zeros at 8 bit, scales that fp16 lacks.
+A number is (code - zero) * scale. With a zero in the middle, codes of 4 and 8 bit are those of Q4_0 and Q8_0; of 4 bit with any
+other zero, those of Q4_Z, which holds the zero; the scale is the stored one. Inputs whose groups lie in an order of their own
+(GPTQ's act-order) are put into the order of their groups, which Stored.order tells. What no block holds is given as numbers in
+fp32, or refused: groups that cut blocks, zeros at 8 bit, scales that fp16 lacks.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,14 +23,14 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 _AWQ: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the code of output 0, 1, ... of its eight lies
-_MIDDLES: Final = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 0}  # what is added to a code less its zero
 
 
 class _Matrix(NamedTuple):
-    """codes(rows): code less zero [n, inputs] of outputs `rows`; scales [outputs, groups]; which group an input is in."""
+    """codes(rows): [n, inputs] of outputs `rows`; zeros and scales [outputs, groups]; which group an input is in."""
 
     folded: Folded
     codes: Callable[[slice], NDArray[np.int16]]
+    zeros: NDArray[np.int16]
     scales: Floats
     groups: NDArray[np.int64]
 
@@ -69,7 +70,10 @@ class _Reader:
                     f"{name} is not held exactly at w4 or w8: {problem}; --dtype fp32 holds it, bf16 rounds it"
                 )
             return Stored("f32", np.concatenate([_numbers(matrix, rows) for rows in _stretches(folded)]))
-        return Stored(folded.dtype, np.concatenate([_blocks(matrix, rows) for rows in _stretches(folded)]))
+        order = _order(matrix.groups)
+        return Stored(
+            folded.dtype, np.concatenate([_blocks(matrix, rows, order) for rows in _stretches(folded)]), order
+        )
 
 
 def _stretches(folded: Folded) -> Iterator[slice]:
@@ -85,35 +89,44 @@ def _unheld(matrix: _Matrix) -> str:
         return f"{inputs} inputs are no multiple of {STEP}"
     if matrix.folded.dtype not in BLOCKS:
         return "its codes of 8 bit have zeros of their own"
-    if (groups.reshape(-1, STEP) != groups[::STEP, None]).any():
-        is_sorted = bool((np.diff(groups) >= 0).all())
-        return f"its groups cut blocks of {STEP} inputs" if is_sorted else "its inputs are in another order (act-order)"
+    ordered = np.sort(groups)
+    if (ordered.reshape(-1, STEP) != ordered[::STEP, None]).any():
+        return f"its groups cut blocks of {STEP} inputs"
     with np.errstate(over="ignore"):
         lost = scales.astype(np.float16).astype(np.float32) != scales
     return f"its scale {scales[lost][0]:g} is no number of fp16" if lost.any() else ""
 
 
-def _blocks(matrix: _Matrix, rows: slice) -> Bytes:
+def _order(groups: NDArray[np.int64]) -> NDArray[np.int32] | None:
+    """The inputs in the order of their groups, those of one group as they are stored; None if all are."""
+    is_sorted = bool((np.diff(groups) >= 0).all())
+    return None if is_sorted else np.argsort(groups, kind="stable").astype(np.int32)
+
+
+def _blocks(matrix: _Matrix, rows: slice, order: NDArray[np.int32] | None) -> Bytes:
     dtype, (numbers, size) = matrix.folded.dtype, BLOCKS[matrix.folded.dtype]
-    codes = (matrix.codes(rows) + np.int16(_MIDDLES[dtype])).astype(np.int8).view(np.uint8)
-    count = codes.shape[1] // numbers
-    codes = codes.reshape(len(codes), count, numbers)
-    out = np.empty((len(codes), count, size), np.uint8)
-    scales = matrix.scales[rows].astype(np.float16)[:, matrix.groups[::numbers]]
+    codes, groups = matrix.codes(rows), matrix.groups
+    if order is not None:
+        codes, groups = codes[:, order], groups[order]
+    groups, zeros = groups[::numbers], matrix.zeros[rows]
+    codes = codes.reshape(len(codes), len(groups), numbers)
+    out = np.empty((len(codes), len(groups), size), np.uint8)
+    scales = matrix.scales[rows].astype(np.float16)[:, groups]
     out[..., :2] = np.ascontiguousarray(scales)[..., None].view(np.uint8)
     if dtype == "Q8_0":
-        out[..., 2:] = codes
-    else:
-        low = codes & np.uint8(15)
-        out[..., -16:] = low[..., :16] | low[..., 16:] << np.uint8(4)
-    if dtype == "Q5_0":
-        out[..., 2:6] = np.packbits(codes >> np.uint8(4), axis=-1, bitorder="little")
+        out[..., 2:] = (codes - zeros[:, groups, None]).astype(np.int8).view(np.uint8)
+        return out.reshape(len(codes), -1)
+    low = codes.astype(np.uint8)
+    out[..., -16:] = low[..., :16] | low[..., 16:] << np.uint8(4)
+    if dtype == "Q4_Z":
+        out[..., 2] = zeros[:, groups]
     return out.reshape(len(codes), -1)
 
 
 def _numbers(matrix: _Matrix, rows: slice) -> Floats:
     """Exact in fp32: codes less zeros have at most 9 bits, scales of fp16 and bf16 at most 11."""
-    return np.asarray(matrix.codes(rows) * matrix.scales[rows][:, matrix.groups], np.float32)
+    groups = matrix.groups
+    return np.asarray((matrix.codes(rows) - matrix.zeros[rows][:, groups]) * matrix.scales[rows][:, groups], np.float32)
 
 
 def _mxfp4(folded: Folded, arrays: dict[str, Array], expert: int) -> Stored:
@@ -145,9 +158,9 @@ def _awq(folded: Folded, arrays: dict[str, Array], how: Quantised) -> _Matrix:
     def codes(rows: slice) -> NDArray[np.int16]:
         first, end = rows.start // 8, -(-rows.stop // 8)
         found = _unpacked(words[:, first:end], 4, _AWQ)[:, rows.start - 8 * first : rows.stop - 8 * first]
-        return np.ascontiguousarray(found.T) - zeros[rows][:, groups]
+        return np.ascontiguousarray(found.T)
 
-    return _Matrix(folded, codes, scales, groups)
+    return _Matrix(folded, codes, zeros, scales, groups)
 
 
 def _gptq(folded: Folded, arrays: dict[str, Array], how: Quantised) -> _Matrix:
@@ -160,9 +173,9 @@ def _gptq(folded: Folded, arrays: dict[str, Array], how: Quantised) -> _Matrix:
     groups = _ordered(arrays.get("order"), folded, scales.shape[1], how.group)
 
     def codes(rows: slice) -> NDArray[np.int16]:
-        return _unpacked(np.ascontiguousarray(words[:, rows].T), how.bits) - zeros[rows][:, groups]
+        return _unpacked(np.ascontiguousarray(words[:, rows].T), how.bits)
 
-    return _Matrix(folded, codes, scales, groups)
+    return _Matrix(folded, codes, zeros, scales, groups)
 
 
 def _gptq_zeros(stored: NDArray[np.uint32], folded: Folded, how: Quantised) -> NDArray[np.int16]:
@@ -177,32 +190,34 @@ def _gptq_zeros(stored: NDArray[np.uint32], folded: Folded, how: Quantised) -> N
 
 def _compressed(folded: Folded, arrays: dict[str, Array], how: Quantised) -> _Matrix:
     """Rows of bytes, or of words [outputs, inputs / 8] with codes plus 8 (8 bit: 128); scales and zeros [outputs, groups]."""
-    outputs, middle = folded.shape[0], np.int16(1 << (how.bits - 1))
+    outputs = folded.shape[0]
     scales = _scales(arrays, folded)
     scales = np.repeat(scales, outputs, 0) if scales.size == 1 else scales
     _check_shape(folded, "scales", scales.shape, (outputs, scales.shape[-1]))
     groups = _ordered(arrays.get("order"), folded, scales.shape[1], how.group)
     zeros = _compressed_zeros(arrays.get("zeros"), folded, scales.shape[1], how)
-    words = None if "codes" not in arrays else _words(arrays["codes"], folded)
-
-    def codes(rows: slice) -> NDArray[np.int16]:
-        found = arrays["bytes"][rows].astype(np.int16) if words is None else _unpacked(words[rows], how.bits) - middle
-        return found if zeros is None else found - zeros[rows][:, groups]
-
-    return _Matrix(folded, codes, scales, groups)
+    if "codes" not in arrays:
+        middle = np.int16(1 << (how.bits - 1))
+        return _Matrix(folded, lambda rows: arrays["bytes"][rows].astype(np.int16) + middle, zeros, scales, groups)
+    words = _words(arrays["codes"], folded)
+    return _Matrix(folded, lambda rows: _unpacked(words[rows], how.bits), zeros, scales, groups)
 
 
-def _compressed_zeros(stored: Array | None, folded: Folded, count: int, how: Quantised) -> NDArray[np.int16] | None:
-    """[outputs, groups]: bytes, or words of eight outputs each."""
+def _compressed_zeros(stored: Array | None, folded: Folded, count: int, how: Quantised) -> NDArray[np.int16]:
+    """[outputs, groups], more by the middle of the codes, as the words are: of bytes, or of words of eight outputs each."""
+    outputs, each, middle = folded.shape[0], WORD // how.bits, 1 << (how.bits - 1)
     if stored is None:
-        return None
-    outputs, each = folded.shape[0], WORD // how.bits
-    if stored.dtype == np.int8:
-        _check_shape(folded, "zero points", stored.shape, (outputs, count))
-        return stored.astype(np.int16)
-    _check_shape(folded, "zero points", stored.shape, (-(-outputs // each), count))
-    found = _unpacked(np.ascontiguousarray(_words(stored, folded).T), how.bits).T[:outputs]
-    return np.asarray(found - np.int16(1 << (how.bits - 1)))
+        return np.full((outputs, count), middle, np.int16)
+    if stored.dtype != np.int8:
+        _check_shape(folded, "zero points", stored.shape, (-(-outputs // each), count))
+        return _unpacked(np.ascontiguousarray(_words(stored, folded).T), how.bits).T[:outputs]
+    _check_shape(folded, "zero points", stored.shape, (outputs, count))
+    found = stored.astype(np.int16)
+    if (wrong := (found < -middle) | (found >= middle)).any():
+        raise ModelError(
+            f"{folded.name}: a zero point is {found[wrong][0]}; codes of {how.bits} bit go from {-middle} to {middle - 1}"
+        )
+    return found + np.int16(middle)
 
 
 _MATRICES: Final = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed}

@@ -1,7 +1,7 @@
 """Small weights: matrices of 4 to 8 bit in groups of 32 inputs, packed by panels of 16 outputs (native/quants.h).
 
-A checkpoint's numbers are rounded to "w8" (codes of 8 bit and a scale a group) or "w4" (of 4 bit, less 8); the blocks of a
-GGUF file are taken as they are, in the types of KEPT: docs/arithmetic.md has what each of them means.
+A checkpoint's numbers are rounded to "w8" (codes of 8 bit and a scale a group) or "w4" (of 4 bit, less 8); blocks of
+files are taken as they are, in the types of KEPT: docs/arithmetic.md has what each of them means.
 """
 
 from typing import Final
@@ -24,6 +24,7 @@ KEPT: Final = {  # types of blocks -> how they are held as they are
     "Q5_K": "w5k",
     "Q6_K": "w6k",
     "MXFP4": "w4f",
+    "Q4_Z": "w4z",
 }
 SMALL: Final = frozenset(KEPT.values())
 GROUP: Final = 32  # inputs that share a scale

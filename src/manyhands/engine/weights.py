@@ -23,11 +23,12 @@ class Stored(NamedTuple):
     """A tensor's numbers: `type` is "bf16" or "f16" (as uint16), "f32", or a block type (checkpoint/dtypes.py).
 
     Of a block type `array` is the stored bytes [..., rows, bytes of a row], as whatever computes with blocks wants them.
-    Once packed, `type` is a name in library.TYPES.
+    Once packed, `type` is a name in library.TYPES. order: column i of the blocks is input order[i]; None: input i.
     """
 
     type: str
     array: Array
+    order: NDArray[np.int32] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,13 +57,13 @@ def find(weight: Weight, read: Read, expert: int = 0) -> Found:
     found = as_numbers(found) if weight.transposed else found
     array = found.array[expert] if weight.stacked else found.array
     array = array.T if weight.transposed else array
-    return Stored(found.type, array), None if weight.rows is None else _indices(weight.rows)
+    return Stored(found.type, array, found.order), None if weight.rows is None else _indices(weight.rows)
 
 
 def take(weight: Weight, read: Read, expert: int = 0) -> Stored:
     """The outputs that `weight` names; a copy where they are not all. Raises ModelError."""
     found, rows = find(weight, read, expert)
-    return found if rows is None else Stored(found.type, found.array[rows])
+    return found if rows is None else Stored(found.type, found.array[rows], found.order)
 
 
 def _indices(rows: Rows) -> NDArray[np.int64]:
@@ -72,7 +73,10 @@ def _indices(rows: Rows) -> NDArray[np.int64]:
 
 def as_numbers(stored: Stored) -> Stored:
     """Blocks as the fp32 numbers that they store; anything else as it is."""
-    return Stored("f32", dequantise(stored.array, stored.type)) if stored.type in BLOCKS else stored
+    if stored.type not in BLOCKS:
+        return stored
+    numbers = dequantise(stored.array, stored.type)
+    return Stored("f32", numbers if stored.order is None else numbers[..., np.argsort(stored.order)])
 
 
 def as_fp32(stored: Stored) -> NDArray[np.float32]:
@@ -113,8 +117,9 @@ def ends_precision(precision: Precision) -> Precision:
 
 def held(stored: Stored, precision: Precision) -> Stored:
     """A matrix in the type in which it is kept, row by row, in memory of its own."""
-    if stored.type in BLOCKS:
+    if stored.type in BLOCKS and stored.order is None:
         return _held_blocks(stored, precision)
+    stored = as_numbers(stored)
     if kept_type(stored.type, precision) != stored.type:
         return Stored("bf16", as_bf16(stored.array))
     return Stored(stored.type, stored.array.copy())
@@ -135,19 +140,34 @@ def _stretches(rows: int, width: int) -> Iterator[slice]:
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
-def matrix(found: Found, precision: Precision, memory: Memory, back_end: str) -> Stored:
-    """A matrix [outputs, inputs], packed into `memory`: no other copy is made."""
-    return matrices(1, lambda _: found, precision, memory, back_end)
+def matrix(found: Found, precision: Precision, memory: Memory, back_end: str, *, may_order: bool = False) -> Stored:
+    """A matrix [outputs, inputs], packed into `memory`: no other copy is made. may_order: its inputs may have an order."""
+    return matrices(1, lambda _: found, precision, memory, back_end, may_order=may_order)
 
 
-def matrices(count: int, part: Callable[[int], Found], precision: Precision, memory: Memory, back_end: str) -> Stored:
+def matrices(
+    count: int,
+    part: Callable[[int], Found],
+    precision: Precision,
+    memory: Memory,
+    back_end: str,
+    *,
+    may_order: bool = False,
+) -> Stored:
     """`count` matrices of one shape, each read as it is packed, one behind the other. Raises ModelError.
 
     back_end: what rounds to small weights; it enters no bit.
     """
-    kept, packed, size = "", np.empty(0), 0
+    kept, packed, size, order = "", np.empty(0), 0, None
     for i in range(count):
         stored, rows = part(i)
+        if stored.order is not None and kept_type(stored.type, precision) not in SMALL:
+            stored = as_numbers(stored)
+        order = stored.order
+        if order is not None and not may_order:
+            raise ModelError(
+                "experts and tables with inputs in an order of their own (act-order) take --dtype fp32 or bf16"
+            )
         if not i:
             kept, n = kept_type(stored.type, precision), len(stored.array) if rows is None else len(rows)
             dtype = np.uint8 if kept in SMALL else np.float32 if kept == "f32" else np.uint16
@@ -156,7 +176,7 @@ def matrices(count: int, part: Callable[[int], Found], precision: Precision, mem
         elif kept_type(stored.type, precision) != kept:
             raise ModelError(f"matrices of one kind are stored as {kept} and as {stored.type}")
         _pack((stored, rows), kept, packed[i * size : (i + 1) * size], back_end)
-    return Stored(kept, packed)
+    return Stored(kept, packed, order)
 
 
 def _pack(found: Found, kept: str, out: Array, back_end: str) -> None:

@@ -35,7 +35,7 @@ FREE_BYTES: Final = 4 << 30
 MAX_HEAD_BYTES: Final = 1 << 20
 DRAFT_S: Final = 3600.0  # no write takes as long
 _HASH_BYTES, _LENGTH_BYTES = 32, 8
-_DTYPES: Final[dict[str, type[Any]]] = {"u1": np.uint8, "u2": np.uint16, "f4": np.float32}
+_DTYPES: Final[dict[str, type[Any]]] = {"u1": np.uint8, "u2": np.uint16, "i4": np.int32, "f4": np.float32}
 
 Array = NDArray[Any]
 Part = Sequence[tuple[str, Array]]  # arrays, each with the name of its type

@@ -1,4 +1,4 @@
-/* Blocks of numbers as GGUF files hold them, into panels of the same codes and factors (kernels.h). */
+/* Blocks of numbers as GGUF files hold them, or as checkpoint/dtypes.py says, into panels of the same codes and factors (kernels.h). */
 #include <string.h>
 
 #include "kernels.h"
@@ -9,7 +9,8 @@ typedef struct {
     int64_t steps, bytes, codes;
 } Form;
 static const Form FORMS[TYPES - W8] = {{1, 34, 2},  {1, 18, 2},      {1, 20, 4},       {1, 22, 6},   {1, 24, 8},
-                                       {8, 144, 16}, {8, 176, 48}, {8, 210, 0}, {1, 17, 1}};
+                                       {8, 144, 16}, {8, 176, 48}, {8, 210, 0}, {1, 17, 1},
+                                       {1, 19, 3}};
 enum { SCALES = 4, FIFTHS = 16, SIXTHS = 128, PAIRS = 192, SHARED = 208 }; /* of Q4_K and Q5_K; of Q5_K; of Q6_K */
 
 static uint32_t word_at(const uint8_t *at)
@@ -66,6 +67,10 @@ static void put_plain(int64_t type, const uint8_t *block, uint8_t *codes, uint8_
     int64_t halves = type == W4F ? 0 : has_minima(type) ? 2 : 1;
     if (type == W4F)
         factors[c] = block[0];
+    if (type == W4Z) { /* the low half first */
+        uint8_t *zeros = factors + 2 * SIDE + c % (SIDE / 2), zero = block[2] & 15;
+        *zeros = c < SIDE / 2 ? zero : (uint8_t)(*zeros | zero << 4);
+    }
     for (int64_t i = 0; i < halves; i++)
         memcpy(factors + (i * SIDE + c) * 2, block + 2 * i, 2);
     for (int64_t j = 0; j < (type == W8 ? 8 : 4); j++)
@@ -118,7 +123,8 @@ EXPORT int mh_pack_blocks(int64_t small, const void *blocks, int64_t count, int6
     for (int64_t row = 0; row < n; row++)
         if (rows ? rows[row] < 0 || rows[row] >= count / line : n > count / line)
             return BAD_TENSOR;
-    memset(packed, 0, (size_t)bytes);
+    if (n % SIDE) /* columns that no row is: all else is written below */
+        memset((uint8_t *)packed + n / SIDE * panel_bytes(small, depth), 0, (size_t)panel_bytes(small, depth));
     for (int64_t row = 0; row < n; row++) {
         const uint8_t *from = (const uint8_t *)blocks + (rows ? rows[row] : row) * line;
         uint8_t *panel = (uint8_t *)packed + row / SIDE * panel_bytes(small, depth), *factors = panel + depth * code_bytes(small);

@@ -13,8 +13,8 @@ enum { SCRATCH_BYTES = (EXPANDED * DEPTH + PANELS * CHUNK) * SIDE * 4 }; /* of a
 /* Types of stored numbers; then of matrices in groups of 32 numbers of K ("small weights" in docs/arithmetic.md): codes of 8 bit with
  * a scale; of 4 bit, less 8, with a scale; of 4 bit with a scale and a minimum; the same with codes of 5 bit, less 16; nested, with
  * factors of 256 numbers that scale those of a group: of 4 and 5 bit with minima, of 6 bit, less 32, with a scale for 16 numbers;
- * floats of 4 bit (E2M1) with a power of two. */
-enum { BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, TYPES };
+ * floats of 4 bit (E2M1) with a power of two; codes of 4 bit, less a zero of 4 bit that each group has, with a scale. */
+enum { BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, TYPES };
 enum { CODES = -1 }; /* of 8 bit, as caches hold them: no type of a matrix */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -113,7 +113,8 @@ static inline int64_t panel_size(int64_t depth) { return depth * DEPTH * SIDE; }
  * bytes, those of [16, 32) in the high ones. The fifth bits follow, a byte for 8 numbers: bit j of byte [column][k % 4] is number
  * 4 j + k % 4; or the fifth and sixth, two bytes for 8 numbers: bits 2 j and 2 j + 1 of [k / 16][column][k % 4] are number
  * 16 (k / 16) + 4 j + k % 4.
- * Factors of a step are one a column: 16 scales in fp16, then 16 minima; of W4F 16 exponents. Nested ones lie by NEST steps: 16
+ * Factors of a step are one a column: 16 scales in fp16, then 16 minima; of W4F 16 exponents; of W4Z 16 scales, then the zeros of
+ * columns c and c + 8 in the low and high half of byte c. Nested ones lie by NEST steps: 16
  * scales, 16 minima in fp16, then of each step 16 scales and 16 minima of a byte (W6K: 16 scales, then of each step 16 pairs). */
 enum { NEST = 8, SUBS = 2 * SIDE }; /* steps that share factors; bytes of a step's own */
 static inline int is_nested(int64_t type) { return type >= W4K && type <= W6K; }
@@ -124,7 +125,7 @@ static inline int64_t code_bytes(int64_t type) { return code_bits(type) * DEPTH 
 static inline int64_t shared_bytes(int64_t type) { return type == W6K ? 2 * SIDE : 4 * SIDE; } /* of NEST steps */
 static inline int64_t factor_bytes(int64_t type)
 {
-    return is_nested(type) ? SUBS + shared_bytes(type) / NEST : type == W4F ? SIDE : has_minima(type) ? 4 * SIDE : 2 * SIDE;
+    return is_nested(type) ? SUBS + shared_bytes(type) / NEST : type == W4F ? SIDE : has_minima(type) ? 4 * SIDE : type == W4Z ? 2 * SIDE + SIDE / 2 : 2 * SIDE;
 }
 static inline int64_t panel_bytes(int64_t type, int64_t depth)
 {
@@ -139,6 +140,9 @@ static inline const uint8_t *subs_at(int64_t type, const uint8_t *factors, int64
 {
     return factors + shared_bytes(type) + step % NEST * SUBS;
 }
+
+/* The zero of column c of a step of W4Z, which get_code does not take off. */
+static inline int zero_at(const uint8_t *factors, int64_t c) { return factors[2 * SIDE + c % (SIDE / 2)] >> c / (SIDE / 2) * 4 & 15; }
 
 /* Twice the numbers that a float of 4 bit can be, more by 12. */
 static const uint8_t E2M1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};

@@ -28,7 +28,7 @@ static const Kernels *back_end(int64_t target)
 
 const Kernels *plan_kernels(int64_t target) { return mh_supports(target) ? back_end(target) : 0; }
 
-EXPORT int mh_version(void) { return 8; }
+EXPORT int mh_version(void) { return 9; }
 
 static uint64_t calls[5]; /* of each back end, since the library was loaded */
 EXPORT uint64_t mh_calls(int64_t target) { return target >= 0 && target < 5 ? __atomic_load_n(calls + target, __ATOMIC_RELAXED) : 0; }
@@ -183,7 +183,8 @@ static int check_experts(Plan *plan, const Op *op)
     return DONE;
 }
 
-/* source, target, source column, target column, count, times, source step, target step */
+/* source, target, source column, target column, count, times, source step, target step; which source columns (int32 [count], behind the
+ * first one), or null: one after the other */
 static int check_copy(const Plan *plan, const Op *op)
 {
     const int64_t *n = op->numbers;
@@ -194,6 +195,12 @@ static int check_copy(const Plan *plan, const Op *op)
             return BAD_SHAPE;
     if (!n[4] || !n[5] || n[2] + (n[5] - 1) * n[6] + n[4] > plan->widths[n[0]] || n[3] + (n[5] - 1) * n[7] + n[4] > plan->widths[n[1]])
         return BAD_SHAPE;
+    const int32_t *columns = op->tensors[0].data;
+    if (columns && op->tensors[0].bytes != n[4] * 4)
+        return BAD_TENSOR;
+    for (int64_t i = 0; columns && i < n[4]; i++)
+        if (columns[i] < 0 || columns[i] >= n[4])
+            return BAD_TENSOR;
     return DONE;
 }
 

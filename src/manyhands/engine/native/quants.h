@@ -58,13 +58,22 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
         out[r] = to_reals(sums[r], has_dot ? 128 * part_sum(group_at(rows, r * step), first, end) : 0);
 }
 
+/* Sixteen zeros of W4Z, each in both halves of an int32. */
+static inline __m512i zeros_of(const uint8_t *factors)
+{
+    __m256i both = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(factors + 2 * SIDE)));
+    __m256i low = _mm256_and_si256(both, _mm256_set1_epi32(15)), high = _mm256_srli_epi32(both, 4);
+    __m512i zeros = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    return _mm512_or_si512(zeros, _mm512_slli_epi32(zeros, 16));
+}
+
 /* Codes of 4 and 5 bit; sums of half a step of those of 5 fit into int16, not of a whole one. */
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
 {
     const int is_wide = code_bits(type) == 5 || type == W4F;
     const __m512i low = _mm512_set1_epi8(15), fifth = _mm512_set1_epi8(16);
     const __m512i floats = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)E2M1));
-    __m512i highs = code_bits(type) == 5 ? _mm512_loadu_si512(codes + 256) : low;
+    __m512i highs = code_bits(type) == 5 ? _mm512_loadu_si512(codes + 256) : low, zeros = type == W4Z ? zeros_of(factors) : low;
     Sums sums[MOST_TOGETHER], others[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
         sums[r] = others[r] = _mm512_setzero_si512();
@@ -95,6 +104,8 @@ INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *ro
     for (int r = 0; r < count; r++) {
         Sums sum = has_dot ? sums[r] : pairs_added(_mm512_setzero_si512(), sums[r]);
         sum = is_wide && !has_dot ? pairs_added(sum, others[r]) : sum;
+        if (type == W4Z)
+            sum = _mm512_sub_epi32(sum, _mm512_madd_epi16(zeros, four_of((const int8_t *)group_at(rows, r * step)->sums)));
         out[r] = to_reals(sum, code_offset(type) * group_sum(group_at(rows, r * step)));
     }
 }
@@ -190,13 +201,22 @@ INLINE void bytes_product(int has_dot, int count, const char *rows, int64_t step
         out[r] = (V){a[r], b[r]};
 }
 
-/* Codes of 4 and 5 bit; sums of half a step of those of 5 fit into int16, not of a whole one. */
-INLINE void half_nibbles(int64_t type, int count, const char *rows, int64_t step, const uint8_t *codes, __m256 *out)
+/* Eight zeros of W4Z, each in both halves of an int32: those of columns 8 half, ... */
+static inline __m256i zeros_of(const uint8_t *factors, int half)
+{
+    __m256i both = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(factors + 2 * SIDE)));
+    __m256i zeros = half ? _mm256_srli_epi32(both, 4) : _mm256_and_si256(both, _mm256_set1_epi32(15));
+    return _mm256_or_si256(zeros, _mm256_slli_epi32(zeros, 16));
+}
+
+/* Codes of 4 and 5 bit, of columns 8 half, ...; sums of half a step of those of 5 fit into int16, not of a whole one. */
+INLINE void half_nibbles(int64_t type, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, int half, __m256 *out)
 {
     const int is_wide = code_bits(type) == 5 || type == W4F;
     const __m256i low = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16);
     const __m256i floats = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)E2M1));
     __m256i highs = code_bits(type) == 5 ? _mm256_loadu_si256((const __m256i *)(codes + 256)) : low;
+    __m256i zeros = type == W4Z ? zeros_of(factors, half) : low;
     __m256i sums[MOST_TOGETHER], others[MOST_TOGETHER];
     for (int r = 0; r < count; r++)
         sums[r] = others[r] = _mm256_setzero_si256();
@@ -223,19 +243,21 @@ INLINE void half_nibbles(int64_t type, int count, const char *rows, int64_t step
     for (int r = 0; r < count; r++) {
         __m256i sum = pairs_added(_mm256_setzero_si256(), sums[r]);
         sum = is_wide ? pairs_added(sum, others[r]) : sum;
+        if (type == W4Z)
+            sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(zeros, four_of((const int8_t *)group_at(rows, r * step)->sums)));
         out[r] = to_reals(sum, code_offset(type) * group_sum(group_at(rows, r * step)));
     }
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
 {
     __m256 a[MOST_TOGETHER], b[MOST_TOGETHER];
     (void)has_dot;
     for (int j = 0; j < code_bytes(type) / 64; j++)
         __builtin_prefetch(codes + j * 64 + 4096);
-    half_nibbles(type, count, rows, step, codes, a);
+    half_nibbles(type, count, rows, step, codes, factors, 0, a);
     AGAIN(rows);
-    half_nibbles(type, count, rows, step, codes + 32, b);
+    half_nibbles(type, count, rows, step, codes + 32, factors, 1, b);
     for (int r = 0; r < count; r++)
         out[r] = (V){a[r], b[r]};
 }
@@ -335,6 +357,14 @@ INLINE int8x16_t codes_of(int64_t type, const uint8_t *codes, int half, int j, i
     return vreinterpretq_s8_u8(type == W4F ? vqtbl1q_u8(vld1q_u8(E2M1), code) : code);
 }
 
+/* Zeros of W4Z of columns 4 i .. 4 i + 3. */
+INLINE int32x4_t zeros_of(const uint8_t *factors, int i)
+{
+    uint8x8_t both = vld1_u8(factors + 2 * SIDE);
+    uint16x8_t zeros = vmovl_u8(i < 2 ? vand_u8(both, vdup_n_u8(15)) : vshr_n_u8(both, 4));
+    return vreinterpretq_s32_u32(vmovl_u16(i % 2 ? vget_high_u16(zeros) : vget_low_u16(zeros)));
+}
+
 INLINE int32x4_t half_product(int64_t type, int has_dot, const Group *group, const uint8_t *codes, int half, int i)
 {
     int32x4_t sums = vdupq_n_s32(0);
@@ -343,11 +373,13 @@ INLINE int32x4_t half_product(int64_t type, int has_dot, const Group *group, con
     return sums;
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
 {
     for (int r = 0; r < count; r++) {
         const Group *group = group_at(rows, r * step);
         Sums sums = EACH(Sums, vaddq_s32(half_product(type, has_dot, group, codes, 0, i), half_product(type, has_dot, group, codes, 1, i)));
+        if (type == W4Z)
+            sums = EACH(Sums, vmlsq_s32(sums.q[i], zeros_of(factors, i), vdupq_n_s32(group_sum(group))));
         out[r] = to_reals(sums, code_offset(type) * group_sum(group));
     }
 }
@@ -391,12 +423,14 @@ INLINE void sum_codes(int64_t type, const Group *group, const uint8_t *codes, in
             sums[c] += get_code(type, codes, k, c) * group->codes[k];
 }
 
-INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, V *out)
+INLINE void nibbles_product(int64_t type, int has_dot, int count, const char *rows, int64_t step, const uint8_t *codes, const uint8_t *factors, V *out)
 {
     (void)has_dot;
     for (int r = 0; r < count; r++) {
         int32_t sums[SIDE] = {0};
         sum_codes(type, group_at(rows, r * step), codes, 0, DEPTH, sums);
+        for (int c = 0; type == W4Z && c < SIDE; c++)
+            sums[c] -= zero_at(factors, c) * group_sum(group_at(rows, r * step));
         out[r] = EACH(V, (float)sums[i]);
     }
 }
@@ -444,7 +478,7 @@ INLINE void group_chain(int64_t type, int has_dot, int count, const float *x, in
         else if (type == W6K)
             sixes_product(has_dot, count, rows, row_step * 4, codes, subs, part);
         else
-            nibbles_product(type, has_dot, count, rows, row_step * 4, codes, part);
+            nibbles_product(type, has_dot, count, rows, row_step * 4, codes, factors, part);
         for (int r = 0; r < count; r++) {
             const Group *group = group_at(rows, r * row_step * 4);
             V sum = fma_(part[r], mul(scale, set(group->scale)), load(sums + r * SIDE));
@@ -478,7 +512,7 @@ static void group_chains(int64_t type, int has_dot, const Source *source, const 
     if (MOST_TOGETHER >= 8) \
         TURN(name, dot, 8)
 #define TYPES_OF(dot) \
-    TURNS(W8, dot) TURNS(W4, dot) TURNS(W4M, dot) TURNS(W5, dot) TURNS(W5M, dot) TURNS(W4K, dot) TURNS(W5K, dot) TURNS(W6K, dot) TURNS(W4F, dot)
+    TURNS(W8, dot) TURNS(W4, dot) TURNS(W4M, dot) TURNS(W5, dot) TURNS(W5M, dot) TURNS(W4K, dot) TURNS(W5K, dot) TURNS(W6K, dot) TURNS(W4F, dot) TURNS(W4Z, dot)
             TYPES_OF(0)
 #if defined(LANES_AVX512) || defined(LANES_NEON)
             TYPES_OF(1)

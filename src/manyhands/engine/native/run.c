@@ -60,6 +60,15 @@ static void rotate_row(const Plan *plan, const Op *op, int64_t row)
         plan->kernels->rotate(row_of(plan, n[0], row) + head * n[2] + n[3], n[4], n[5], cos, sin);
 }
 
+/* Columns [0, count), or those that are named. */
+static void copy_columns(const float *from, const int32_t *columns, float *to, int64_t count)
+{
+    if (!columns)
+        memcpy(to, from, (size_t)count * 4);
+    for (int64_t i = 0; columns && i < count; i++)
+        to[i] = from[columns[i]];
+}
+
 static void do_row(const Job *job, int64_t row)
 {
     const Plan *plan = job->plan;
@@ -93,7 +102,7 @@ static void do_row(const Job *job, int64_t row)
         break;
     case COPY:
         for (int64_t i = 0; i < n[5]; i++)
-            memcpy(row_of(plan, n[1], row) + n[3] + i * n[7], row_of(plan, n[0], row) + n[2] + i * n[6], (size_t)n[4] * 4);
+            copy_columns(row_of(plan, n[0], row) + n[2] + i * n[6], op->tensors[0].data, row_of(plan, n[1], row) + n[3] + i * n[7], n[4]);
         break;
     case SOFTEN:
         kernels->soften(row_of(plan, n[0], row), plan->widths[n[0]], (float)reals[0], (float)reals[1]);
