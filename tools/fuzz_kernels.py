@@ -10,17 +10,13 @@ report and the seed at the first that reads or writes out of bounds or differs.
 
 import argparse
 import os
-import runpy
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 
@@ -30,12 +26,10 @@ from manyhands.engine.cache import SessionCache
 from manyhands.engine.golden_cases import Op, reals, stored
 from manyhands.engine.golden_small import blocks
 from manyhands.engine.library import Array, Plan, Team
-from manyhands.engine.quants import KEPT, pack_blocks, round_weights
+from manyhands.engine.quants import KEPT, pack_blocks, packed_bytes, round_weights
 from manyhands.errors import ManyhandsError
+from tools.sanitized import ROOT, build, preloads
 
-ROOT: Final = Path(__file__).parents[1]
-NATIVE: Final = ROOT / "src/manyhands/engine/native"
-SANITIZED: Final = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"]
 Integer = Callable[[int, int], int]
 
 
@@ -153,13 +147,15 @@ def operation(integer: Integer, whole: Shape) -> Op:
             shape = (r[0], r[1], r[2], experts + odd, top, inner, first, integer(0, 6), second)
             return kind, shape, (1.0, 0.0, 0.0), (before, before, after, maybe(integer, experts * inner))
         case library.COPY:
-            return kind, (r[0], r[1], *(integer(0, 9) for _ in range(6))), (), ()
+            shape = (r[0], r[1], *(integer(0, 9) for _ in range(6)))
+            columns = np.array([integer(0, max(0, shape[4] - 1 + odd)) for _ in range(shape[4])], np.int32)
+            return kind, shape, (), (columns if integer(0, 1) else None,)
         case _:
             return kind, (*r[:3], integer(0, 6 + odd)), (1.0, float(integer(0, 3)), 0.0), ()
 
 
 def step(plan: Plan, team: Team, integer: Integer, width: int, row_type: str) -> list[bytes]:
-    """A few steps of a few sessions; what they gave."""
+    """A few steps of a few sessions; what they gave. Between them caches are copied, and steps beyond a cache are refused."""
     caches, at, out = [SessionCache(plan) for _ in range(3)], [0, 0, 0], []
     for _ in range(3):
         counts = [integer(1, 40) if integer(0, 9) else integer(200, 300) for _ in caches]
@@ -173,7 +169,43 @@ def step(plan: Plan, team: Team, integer: Integer, width: int, row_type: str) ->
             out.append(plan.run(team, integer(1, 4), segments, rows, row).tobytes())
         except ManyhandsError as error:
             out.append(str(error).encode())
+        number, end = integer(0, 2), integer(0, 300)
+        if at[number] and integer(0, 1):
+            copied = SessionCache(plan, at[number])
+            copied.take(caches[number], 0, at[number])
+            caches[number] = copied
+        if plan.block_bytes and integer(0, 3) == 0:
+            out.append(beyond(plan, team, integer, caches[number], end, len(rows) // row))
     return out
+
+
+def beyond(plan: Plan, team: Team, integer: Integer, cache: SessionCache, start: int, row_bytes: int) -> bytes:
+    """A step of a row in a cache that is told to be larger, smaller, or at a later position than it is: refused."""
+    segment = cache.segment(start, 0, 1)
+    field, by = (("cache_bytes", -1), ("blocks", 1), ("start", 64 * segment.blocks), ("count", 2))[integer(0, 3)]
+    setattr(segment, field, getattr(segment, field) + by)
+    try:
+        plan.run(team, 1, [segment], np.zeros(row_bytes, np.uint8), 1)
+    except ManyhandsError as error:
+        return str(error).encode()
+    raise AssertionError(f"a segment whose {field} is off by {by} was taken")
+
+
+def packed_wrong(integer: Integer) -> bytes:
+    """Blocks of any type, as they are told to be or one off, into their packed form: the code, and what was written."""
+    kind = tuple(KEPT)[integer(0, len(KEPT) - 1)]
+    n, depth = integer(1, 40), BLOCKS[kind][0] // 32 * integer(1, 6)
+    raw = blocks(integer(1, 99), n, depth * 32 // BLOCKS[kind][0], kind)
+    off = [integer(-1, 1) if integer(0, 4) == 0 else 0 for _ in range(4)]
+    rows = (
+        np.array([integer(0, n - 1 + (integer(0, 40) == 0)) for _ in range(n + 1)], np.int64) if integer(0, 1) else None
+    )
+    room = np.zeros(packed_bytes(KEPT[kind], n, depth * 32), np.uint8)
+    given = (library.address(raw), raw.nbytes + min(0, off[0]), n + off[1], depth + off[2], library.address(rows))
+    code = library.load().mh_pack_blocks(
+        library.TYPES[KEPT[kind]], *given, library.address(room), room.nbytes + min(0, off[3])
+    )
+    return bytes([code]) + room.tobytes()
 
 
 def embedded(integer: Integer, back_end: str) -> bytes:
@@ -214,54 +246,10 @@ def case(seed: int, teams: Team) -> bool:
                 accepted += 1
             except ManyhandsError:
                 pass
-        found.append((accepted, [*step(plan, teams, integer, widths[0], row_type), embedded(integer, back_end)]))
+        given = [*step(plan, teams, integer, widths[0], row_type), embedded(integer, back_end), packed_wrong(integer)]
+        found.append((accepted, given))
     assert all(other == found[0] for other in found), f"seed {seed}: back ends differ"
     return found[0][0] > 0
-
-
-def targets() -> dict[str, list[str]]:
-    """setup.py's own flags for this machine, without running setup()."""
-    with warnings.catch_warnings():  # of distutils, where it was imported before
-        warnings.simplefilter("ignore", DeprecationWarning)
-        import setuptools  # type: ignore[import-untyped]
-
-    kept: Any = setuptools.setup
-    setuptools.setup = lambda **_: None
-    try:
-        found = runpy.run_path(str(ROOT / "setup.py"))
-    finally:
-        setuptools.setup = kept
-    flags: list[str] = found["FLAGS"]
-    each: dict[str, list[str]] = {"": [], **found["targets"]}
-    if "amx" in each and not library.load().mh_supports(library.BACK_ENDS.index("amx")):
-        each["amx"] = [*each["avx2"], "-UTARGET", "-DTARGET=amx", "-DTILES", "-DTILES_EMULATED"]  # in AVX2's lanes
-        each[""] = ["-DTILES_EMULATED"]
-    return {name: [*flags, *own, "-O1", *SANITIZED] for name, own in each.items()}
-
-
-def build(folder: Path, native: Path = NATIVE) -> Path:
-    """The library under sanitizers. Raises CalledProcessError where gcc cannot build it."""
-    objects = []
-    for name, flags in targets().items():
-        sources = [native / "kernels.c"] if name else sorted(set(native.glob("*.c")) - {native / "kernels.c"})
-        for source in sources:
-            objects.append(folder / f"{source.stem}{name}.o")
-            subprocess.run(["gcc", *flags, "-fPIC", "-c", source, "-o", objects[-1]], check=True)
-    library = folder / "_native.so"
-    subprocess.run(["gcc", "-shared", *SANITIZED, "-o", library, *objects, "-pthread"], check=True)
-    return library
-
-
-def preloads() -> list[str]:
-    """gcc's sanitizers, which must be loaded before Python; empty where they are not installed."""
-    if shutil.which("gcc") is None:
-        return []
-    names = ("libasan.so", "libubsan.so")
-    found = [
-        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
-        for name in names
-    ]
-    return found if all(map(os.path.isabs, found)) else []
 
 
 def run_sanitized(path: Path, seed: int, seconds: float) -> subprocess.CompletedProcess[str]:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tools import fuzz_kernels
-from tools.fuzz_kernels import NATIVE
+from tools.fuzz_kernels import run_sanitized
+from tools.sanitized import NATIVE, build, preloads
 
 SECONDS = 20
 needs_sanitizers = pytest.mark.skipif(
-    not fuzz_kernels.preloads(),
+    not preloads(),
     reason="NOT RUN: gcc with libasan is not installed: the engine was not fuzzed under sanitizers",
 )
 
@@ -19,7 +19,7 @@ needs_sanitizers = pytest.mark.skipif(
 @pytest.mark.slow
 @needs_sanitizers
 def test_nothing_is_read_or_written_out_of_bounds(tmp_path: Path) -> None:
-    done = fuzz_kernels.run_sanitized(fuzz_kernels.build(tmp_path), 7, SECONDS)
+    done = run_sanitized(build(tmp_path), 7, SECONDS)
     assert done.returncode == 0, done.stderr[-4000:]
     assert int(done.stdout.split(" plans, ")[1].split()[0]) > 3
     if platform.machine() == "x86_64":  # its tiles emulated, if need be: the same digests and bits
@@ -37,7 +37,7 @@ def test_a_write_beyond_an_array_is_found(tmp_path: Path) -> None:
     text = source.read_text()
     assert text.count(right) == 1
     source.write_text(text.replace(right, wrong))
-    done = fuzz_kernels.run_sanitized(fuzz_kernels.build(tmp_path, native), 7, 2 * SECONDS)
+    done = run_sanitized(build(tmp_path, native), 7, 2 * SECONDS)
     assert (
         done.returncode != 0 and "AddressSanitizer: heap-buffer-overflow" in done.stderr and "store_part" in done.stderr
     )

@@ -1,0 +1,60 @@
+"""Builds the engine's library under AddressSanitizer and UndefinedBehaviourSanitizer: what tools/fuzz_kernels.py runs on."""
+
+import os
+import runpy
+import shutil
+import subprocess
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+from manyhands.engine import library
+
+ROOT: Final = Path(__file__).parents[1]
+NATIVE: Final = ROOT / "src/manyhands/engine/native"
+SANITIZED: Final = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"]
+
+
+def targets() -> dict[str, list[str]]:
+    """setup.py's own flags for this machine, without running setup()."""
+    with warnings.catch_warnings():  # of distutils, where it was imported before
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import setuptools  # type: ignore[import-untyped]
+
+    kept: Any = setuptools.setup
+    setuptools.setup = lambda **_: None
+    try:
+        found = runpy.run_path(str(ROOT / "setup.py"))
+    finally:
+        setuptools.setup = kept
+    flags: list[str] = found["FLAGS"]
+    each: dict[str, list[str]] = {"": [], **found["targets"]}
+    if "amx" in each and not library.load().mh_supports(library.BACK_ENDS.index("amx")):
+        each["amx"] = [*each["avx2"], "-UTARGET", "-DTARGET=amx", "-DTILES", "-DTILES_EMULATED"]  # in AVX2's lanes
+        each[""] = ["-DTILES_EMULATED"]
+    return {name: [*flags, *own, "-O1", *SANITIZED] for name, own in each.items()}
+
+
+def build(folder: Path, native: Path = NATIVE) -> Path:
+    """The library under sanitizers. Raises CalledProcessError where gcc cannot build it."""
+    objects = []
+    for name, flags in targets().items():
+        sources = [native / "kernels.c"] if name else sorted(set(native.glob("*.c")) - {native / "kernels.c"})
+        for source in sources:
+            objects.append(folder / f"{source.stem}{name}.o")
+            subprocess.run(["gcc", *flags, "-fPIC", "-c", source, "-o", objects[-1]], check=True)
+    library = folder / "_native.so"
+    subprocess.run(["gcc", "-shared", *SANITIZED, "-o", library, *objects, "-pthread"], check=True)
+    return library
+
+
+def preloads() -> list[str]:
+    """gcc's sanitizers, which must be loaded before Python; empty where they are not installed."""
+    if shutil.which("gcc") is None:
+        return []
+    names = ("libasan.so", "libubsan.so")
+    found = [
+        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+        for name in names
+    ]
+    return found if all(map(os.path.isabs, found)) else []
