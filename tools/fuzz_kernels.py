@@ -148,8 +148,8 @@ def operation(integer: Integer, whole: Shape) -> Op:
             return kind, shape, (1.0, 0.0, 0.0), (before, before, after, maybe(integer, experts * inner))
         case library.COPY:
             shape = (r[0], r[1], *(integer(0, 9) for _ in range(6)))
-            columns = np.array([integer(0, max(0, shape[4] - 1 + odd)) for _ in range(shape[4])], np.int32)
-            return kind, shape, (), (columns if integer(0, 1) else None,)
+            chosen = np.array([integer(0, max(0, shape[4] - 1 + odd)) for _ in range(shape[4])], np.int32)
+            return kind, shape, (), (chosen if integer(0, 1) else None,)
         case _:
             return kind, (*r[:3], integer(0, 6 + odd)), (1.0, float(integer(0, 3)), 0.0), ()
 
