@@ -516,16 +516,6 @@ def test_a_joiner_gets_its_span_of_a_gguf_file_as_it_is_stored(dtype: str, tmp_p
         assert (second.folder / name).read_bytes() == (source / name).read_bytes()
 
 
-def test_a_joiners_cancelled_pull_of_a_gguf_file_is_taken_up_where_it_was(tmp_path: Path, home: Path) -> None:
-    file, _ = tiny_gguf("llama", tmp_path / "model.gguf", "Q8_0")
-    source = gguf_folder(file, home)
-    folder, kept = interrupted(source, home, 4.5)
-    second = FromDisk("b", source)
-    pulled = get(need(source), [second], home)
-    assert kept and set(second.asked) == check_holds(folder, source) - kept
-    assert sum(pulled.received.values()) < sum(len(entry) for entry in read_entries(folder) if entry.name not in kept)
-
-
 def test_parts_of_a_gguf_file_can_be_split_off(tmp_path: Path, home: Path) -> None:
     file, _ = tiny_gguf("llama", tmp_path / "model.gguf", "Q4_0")
     source = gguf_folder(file, home)
