@@ -10,13 +10,19 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from manyhands.api.auth import ApiKey
+from manyhands.api.callers import CallerCounts, CallerNames
 from manyhands.api.gauges import OTHER, NodeLabels
+from manyhands.api.jobs import job_object
+from manyhands.api.limits import Quota
 from manyhands.api.metrics import Metrics
 from manyhands.api.run import Caller, Job
 from manyhands.core import NodeId
+from manyhands.errors import RateLimited
 from manyhands.origin.adoption import Adoption, HopMark
 from manyhands.testing.faulty_device import Poison
 from manyhands.testing.swarm import node_id
+from manyhands.worker.callers import REST, Callers
 from tests.api.observed import MODEL, PROMPT, Observed, observed
 
 ROOT = Path(__file__).parent.parent.parent
@@ -235,3 +241,82 @@ def test_the_dashboard_can_be_imported() -> None:
         assert panel["targets"] and all(target["expr"] for target in panel["targets"]), panel["title"]
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
         assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+
+
+# -- callers ----------------------------------------------------------------------------------------------------------
+
+
+def test_requests_and_tokens_are_counted_by_caller_whose_name_is_a_hash(folder: Path) -> None:
+    """HN-34: two keys are two callers, told by hashes of theirs; a request that is refused is its caller's too."""
+
+    async def main(scene: Observed) -> None:
+        told, key = scene.metrics, ApiKey("ada", "5e" * 32, 0, Quota(requests_per_minute=1))
+        name = scene.gateway.callers.of(key.sha256)
+        ask = replace(scene.ask(4), caller=key.caller)
+        async with scene.gateway.run(ask) as run:
+            async for _ in run.tokens():
+                pass
+        with pytest.raises(RateLimited):
+            scene.gateway.enter(key.caller, "native")
+        await scene.answer(3)
+        assert run.job.caller == name and job_object(run.job)["caller"] == name
+        assert value(told, "caller_requests_total", caller=name, outcome="done") == 1
+        assert value(told, "caller_requests_total", caller=name, outcome="refused") == 1
+        assert value(told, "caller_tokens_total", caller=name, kind="completion") == 4
+        assert value(told, "caller_tokens_total", caller=name, kind="prompt") == len(ask.prompt)
+        assert value(told, "caller_tokens_total", caller="none", kind="completion") == 3
+        text = b"".join(told.exposition()).decode()
+        assert "ada" not in text and key.sha256[:12] not in text
+
+    play(folder, main)
+
+
+def test_callers_have_names_that_need_the_secret() -> None:
+    """The same at all gateways of a swarm, another in another swarm and at each start without one."""
+    one, again, other = CallerNames(b"s" * 32), CallerNames(b"s" * 32), CallerNames(b"t" * 32)
+    key = "ab" * 32
+    assert one.of(key) == again.of(key) != other.of(key) and len(one.of(key)) == 12
+    assert CallerNames().of(key) != CallerNames().of(key)
+    assert (one.of(None), one.of("local")) == ("none", "local")
+
+
+def test_callers_are_bounded() -> None:
+    counts = CallerCounts(max_callers=3)
+    for index in range(50):
+        job = Job("j", MODEL, "native", None, 0.0, prompt_tokens=2, max_tokens=1, queue_s=0.0, caller=f"c{index}")
+        counts.ended(job, "done")
+    requests, tokens = counts.collect()
+    seen = {sample.labels["caller"]: sample.value for sample in requests.samples}
+    assert seen == {"c0": 1, "c1": 1, "c2": 1, OTHER: 47}
+    assert len(tokens.samples) == 8
+
+
+def test_what_an_earlier_attempt_paid_is_not_counted_again() -> None:
+    counts = CallerCounts()
+    job = Job("j", MODEL, "native", None, 0.0, prompt_tokens=5, max_tokens=9, queue_s=0.0, paid_tokens=7)
+    job.completion_tokens = 9
+    counts.ended(job, "done")
+    _, tokens = counts.collect()
+    assert {sample.labels["kind"]: sample.value for sample in tokens.samples} == {"prompt": 0, "completion": 7}
+
+
+def test_a_span_counts_for_whom_it_computes(folder: Path) -> None:
+    """A hop knows the origin by its signed Open: sessions and rows, of 256 origins at most."""
+
+    async def main(scene: Observed) -> None:
+        run = await scene.answer(4)
+        origin = scene.swarm.origin.node.transport.node
+        for hop in scene.swarm.hops[:2]:
+            (use,) = [host.engine.callers.uses[origin] for host in hop.hosts]
+            assert (use.sessions, use.rows) == (1, run.job.prompt_tokens + 3)
+
+    play(folder, main)
+    callers = Callers(max_origins=2)
+    for index in range(9):
+        callers.opened(NodeId(str(index)))
+        callers.computed(NodeId(str(index)), 2)
+    assert {origin: (use.sessions, use.rows) for origin, use in callers.uses.items()} == {
+        "0": (1, 2),
+        "1": (1, 2),
+        REST: (7, 14),
+    }

@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from manyhands.api.callers import CallerNames
 from manyhands.api.http.arrival import new_job_id
 from manyhands.api.http.watchdog import Watchdog
 from manyhands.api.limits import Admission
@@ -92,6 +93,7 @@ class Gateway:
         self.parts: list[GatewayPart] = []
         self.watchdog = Watchdog()
         self.streams = Streams(secret, wall_clock)
+        self.callers = CallerNames(secret)
         self.jobs: dict[str, Job] = {}  # those that wait or run
         self.started_at = wall_clock()
         self._admission = Admission(self.limits, self._turn_has_come)
@@ -211,6 +213,7 @@ class Gateway:
             self._admission.enter(caller.name, caller.quota, self._clock())
         except RateLimited as error:
             job = Job(new_job_id(), "", api, caller.name, self._wall_clock(), 0, 0, error=error.code)
+            job.caller = self.callers.of(caller.tenant)
             self._end(job, "refused")
             raise
         return Admitted()
@@ -260,7 +263,10 @@ class Gateway:
         size, limit = len(ask.prompt), ask.params.max_tokens
         paid = min(ask.paid_tokens, size + limit)
         name = ask.job_id or new_job_id()
-        return Job(name, ask.model, ask.api, ask.caller.name, self._wall_clock(), size, limit, paid_tokens=paid)
+        caller, now = ask.caller, self._wall_clock()
+        job = Job(name, ask.model, ask.api, caller.name, now, size, limit, paid_tokens=paid)
+        job.caller = self.callers.of(caller.tenant)
+        return job
 
     async def _admit(self, job: Job, ask: Ask) -> None:
         asked_at, caller = self._clock(), ask.caller

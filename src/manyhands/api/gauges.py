@@ -9,6 +9,7 @@ from manyhands.api.gateway import Gateway
 from manyhands.core import NodeId
 from manyhands.origin.node import FullNode
 from manyhands.route.search import Offer
+from manyhands.worker.callers import OriginUse
 
 # A node has about 15 series: 256 of them are what a small Prometheus takes without noticing.
 MAX_NODES = 256
@@ -46,6 +47,7 @@ class LiveGauges(Collector):
         yield from self._edges()
         yield from self._sessions()
         yield from _spans(self._homes())
+        yield from self._origins()
 
     def _homes(self) -> list[FullNode]:
         """The nodes of this process that own requests; usually one."""
@@ -103,6 +105,24 @@ class LiveGauges(Collector):
                 if (label := self._labels.label(peer)) != OTHER:
                     family.add_metric((label,), count)
         yield _once(family)
+
+    def _origins(self) -> Iterator[Metric]:
+        """For whom the spans of this process computed."""
+        total: dict[str, OriginUse] = {}
+        for host in [host for home in self._homes() for host in home.hosts]:
+            for origin, use in host.engine.callers.uses.items():
+                sums = total.setdefault(self._labels.label(origin) or OTHER, OriginUse())
+                sums.sessions, sums.rows = sums.sessions + use.sessions, sums.rows + use.rows
+        sessions = CounterMetricFamily(
+            "manyhands_origin_sessions", "Sessions that a node opened on spans of this process", labels=("node",)
+        )
+        rows = CounterMetricFamily(
+            "manyhands_origin_rows", "Positions computed for a node by spans of this process", labels=("node",)
+        )
+        for label, use in total.items():
+            sessions.add_metric((label,), use.sessions)
+            rows.add_metric((label,), use.rows)
+        yield from (sessions, rows)
 
 
 def _spans(homes: Iterable[FullNode]) -> Iterator[Metric]:

@@ -44,6 +44,7 @@ def job_object(job: Job) -> JobObject:
         "model": job.model,
         "api": job.api,
         "key": job.key,
+        "caller": job.caller,
         "status": job.outcome or ("queued" if job.queue_s is None else "running"),
         "finish_reason": job.finish_reason,
         "error": job.error,

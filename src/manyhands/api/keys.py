@@ -81,6 +81,7 @@ def _object(key: ApiKey, gateway: Gateway) -> dict[str, Any]:
     names = ("concurrency", "requests_per_minute", "tokens_per_minute", "tokens_per_day")
     return {
         "name": key.name,
+        "caller": gateway.callers.of(key.sha256),
         "created_unix_s": key.created,
         "revoked_unix_s": key.revoked,
         "is_admin": key.is_admin,

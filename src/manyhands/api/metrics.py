@@ -1,8 +1,8 @@
 """What is counted, as Prometheus reads it. Counters grow with the gateway's events (Observer); gauges are read on demand.
 
 docs/metrics.md lists every name and what HearthNet and lattice9 call it. A registry of its own, nothing global. Labels are
-bounded: models are those served, outcomes are finish reasons and error codes, and beyond MAX_NODES nodes the rest is "other".
-No prompt, no activation and no key is ever a label.
+bounded: models are those served, outcomes are finish reasons and error codes, and beyond MAX_NODES nodes or MAX_CALLERS callers
+the rest is "other". No prompt, no activation and no key is ever a label: a caller is a salted hash (callers.py).
 """
 
 import itertools
@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from manyhands.api.callers import CallerCounts
 from manyhands.api.gateway import Gateway
 from manyhands.api.gauges import LiveGauges, NodeLabels
 from manyhands.api.run import Job, Outcome
@@ -122,7 +123,9 @@ class Metrics(Collector):
         Gauge("manyhands_start_time_seconds", "Unix time at which the gateway started", registry=registry).set(
             gateway.started_at
         )
+        self._callers = CallerCounts()
         registry.register(self)
+        registry.register(self._callers)
         registry.register(LiveGauges(gateway, self._labels))
         ProcessCollector(registry=registry)
 
@@ -205,6 +208,7 @@ class Metrics(Collector):
     def ended(self, job: Job, outcome: Outcome) -> None:
         told = job.error or (job.finish_reason if outcome == "done" else None) or outcome
         self._requests.labels(job.model, job.api, told).inc()
+        self._callers.ended(job, outcome)
         watch = self._watches.pop(job.id, None)
         if watch is None:
             return

@@ -108,6 +108,7 @@ class Job:
     outcome: Outcome | None = None
     error: str | None = None  # the code of what failed (errors.py)
     ended: float | None = None
+    caller: str = ""  # who asked, as a salted hash (callers.py)
 
     @property
     def is_prefilling(self) -> bool:

@@ -17,6 +17,7 @@ from manyhands.errors import Corruption, ManyhandsError
 from manyhands.net.transport import Link
 from manyhands.wire.message import HopTiming, Open
 from manyhands.worker.batch import WINDOW_ROWS, Shortness, StepKind, Waiting, choose, hold_until
+from manyhands.worker.callers import Callers
 from manyhands.worker.execute import Device, Draws, Result, SpanModel
 from manyhands.worker.log import LogBudget
 from manyhands.worker.parking import Parked
@@ -53,6 +54,7 @@ class Engine:
         self._last_s: deque[float] = deque(maxlen=LATENCIES)  # of decode steps, from arrival to result
         self.steps_run = 0
         self.rows_run = 0
+        self.callers = Callers()
         self.stale_steps_computed = 0  # steps of a guess that was known to be dead when they had been computed
         self._span, self._load, self._config, self._logs, self._close = span, load, config, logs, close
         self._on_loaded = on_loaded
@@ -133,6 +135,7 @@ class Engine:
         cache = cache or self.model.runner.new_cache(message.capacity, message.span)
         session = HopSession(message, cache, sampler, fit, self._clock, origin, successor, self._logs)
         self._sessions[session.key] = session
+        self.callers.opened(origin.peer)
         return session
 
     def remove(self, session: HopSession) -> None:
@@ -239,6 +242,8 @@ class Engine:
         counts = [taken.work.count for taken in batch]
         self.steps_run += 1
         self.rows_run += sum(counts)
+        for taken in batch:
+            self.callers.computed(taken.session.origin.peer, taken.work.count)
         if all(isinstance(result, Result) for result in results):
             if kind is not None:
                 self._shortness.learn(kind, took_s)
