@@ -56,8 +56,8 @@ MUTATIONS: Final = (
     Mutation(
         "origins do not say the size of the lease",
         "origin/routes.py",
-        "self._admits(rules), num_tokens, key)",
-        "self._admits(rules), key=key)",
+        "is_trusted, num_tokens, key)",
+        "is_trusted, key=key)",
         ("member/test_live_routes.py",),
     ),
     Mutation(
@@ -104,9 +104,16 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a request's scope keeps no node out",
-        "route/search.py",
+        "route/permit.py",
         "if terms.admits is None or terms.admits(o)]",
         "]",
+        ("member/test_rules.py",),
+    ),
+    Mutation(
+        "layers that are kept to trusted nodes go to others",
+        "route/permit.py",
+        "terms.trusts is None or terms.trusts(offer)",
+        "True",
         ("member/test_rules.py",),
     ),
     Mutation(

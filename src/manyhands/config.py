@@ -120,6 +120,9 @@ class RequestConfig:
     own_last: int = 0
     # Whether nodes of exact classes and nodes of class E2 (devices of torch) may be hops of one route, whose answers are E2.
     mix_classes: bool = False
+    # The first and the last so many layers are computed there and on nodes of the allow list, and nowhere else.
+    trusted_first: int = 0
+    trusted_last: int = 0
     # Whether the origin keeps the whole model on disk, and goes on alone where no other node can.
     fallback: bool = False
     # Positions per prefill frame at most: fewer where hops then work at once (origin/chunks.py).
@@ -144,7 +147,7 @@ class RequestConfig:
         if not 1 <= self.max_shards_per_request <= MAX_HOPS:
             most = self.max_shards_per_request
             raise BadRequest(f"max_shards_per_request is {most}; it must be from 1 to {MAX_HOPS} hops")
-        for name in ("own_first", "own_last"):
+        for name in ("own_first", "own_last", "trusted_first", "trusted_last"):
             if getattr(self, name) < 0:
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be 0 (none) or more layers")
         if not 1 <= self.overdue_factor < math.inf:

@@ -74,6 +74,32 @@ def test_layers_that_only_nodes_out_of_scope_hold_are_refused_at_once(play: Play
     play(scene)
 
 
+def test_the_first_and_the_last_layers_go_to_trusted_nodes_alone(play: Play) -> None:
+    """SH-17, F49: per request, and refused rather than computed elsewhere; repairs keep to it as well."""
+
+    async def scene(place: Town) -> None:
+        origin, (me, _, two) = await settled(place, "", "0-3", "0-3")
+        level(origin)
+        with pytest.raises(ShardUnavailable, match="no trusted node holds layers 0-1 of 4, and with trusted_first = 2"):
+            await ask(origin, Rules(trusted_first=2))
+        me.directory.members = type(me.directory.members)("lan", frozenset({two.id}), frozenset(), "127.0.0.1")
+        assert {shown(await ask(origin, Rules())) for _ in range(16)} == {"n1:0-3", "n2:0-3"}
+        for rules, layers in (
+            (Rules(trusted_first=1), [0]),
+            (Rules(trusted_last=2), [2, 3]),
+            (Rules(trusted_last=9), range(4)),
+        ):
+            for _ in range(4):
+                route = (await ask(origin, rules)).route
+                assert {o.name for o in route for layer in layers if o.info.span.start <= layer < o.info.span.end} == {
+                    "n2"
+                }
+        permitted = origin.routes.permitted(await origin.routes.offers(()), Rules(trusted_first=1, trusted_last=1))
+        assert sorted(f"{o.name}:{o.info.span}" for o in permitted) == ["n1:1-2", "n2:0-3"]
+
+    play(scene)
+
+
 def test_a_sticky_request_takes_the_route_of_the_one_before(play: Play) -> None:
     """Two equal nodes: requests spread over them, those of a tenant that asks for it do not."""
 

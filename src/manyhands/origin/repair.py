@@ -15,7 +15,8 @@ from manyhands.origin.repair_plan import Event, Repair, RepairPlan, Slot, Warm, 
 from manyhands.origin.route import Hop
 from manyhands.origin.session import HopLost, Session
 from manyhands.origin.standby_search import Followers, RouteServices
-from manyhands.route.search import Offer, with_ends_at_edges
+from manyhands.route.offer import Offer
+from manyhands.route.permit import with_ends_at_edges
 
 logger = logging.getLogger(__name__)
 

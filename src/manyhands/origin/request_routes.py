@@ -41,6 +41,8 @@ class Routing:
             "own_first": rules.own_first,
             "own_last": rules.own_last,
             "mix_classes": rules.mix_classes,
+            "trusted_first": rules.trusted_first,
+            "trusted_last": rules.trusted_last,
             "max_shards_per_request": rules.max_hops,
             "refused_nodes": self.num_refused,
             "is_kept": self.is_kept,

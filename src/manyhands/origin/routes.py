@@ -5,10 +5,10 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 from manyhands.core import NodeAddr, NodeId, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
@@ -20,12 +20,14 @@ from manyhands.origin.repair_plan import Slot, plan_repair
 from manyhands.origin.request_routes import LastRoutes
 from manyhands.origin.route import Hop, Lease
 from manyhands.origin.session import Session
+from manyhands.origin.trust import admits, trusts
 from manyhands.route.learn import Learned
+from manyhands.route.permit import admitted, gaps_of, permitted, with_ends_at_edges
 from manyhands.route.prefix import gain_s
-from manyhands.route.search import Offer, Rules, Terms, admitted, find_route, gaps_of, permitted, with_ends_at_edges
+from manyhands.route.search import Offer, Rules, Terms, find_route
 from manyhands.swarm.directory import Directory
 from manyhands.swarm.members import Members
-from manyhands.swarm.record import Record, Scope
+from manyhands.swarm.record import Record
 
 # How long a repair that finds no node waits for nodes to answer a dial: those that are back answer at once.
 LOOK_AROUND_S = 2.0
@@ -219,8 +221,8 @@ class Routes:
 
     def num_refused(self, rules: Rules) -> int:
         """Nodes of this model's weights that are known, and that the scope of `rules` keeps out."""
-        admits = self._admits(rules)
-        return 0 if admits is None else len({o.node for o in self.known_offers(self.evicted) if not admits(o)})
+        may_join = admits(rules, self._members, self._node.transport.node)
+        return 0 if may_join is None else len({o.node for o in self.known_offers(self.evicted) if not may_join(o)})
 
     async def keeps(self, route: Sequence[Offer], saved: int, lease: Lease, rules: Rules = Rules()) -> bool:
         """Whether going on over `route`, where `saved` positions are cached, is no slower than the best route of today."""
@@ -311,27 +313,23 @@ class Routes:
         least_s = self._learned.least_s(now)
         return [self._learned.informed(o, now, least_s) for o in offers]
 
-    def _admits(self, rules: Rules) -> Callable[[Offer], bool] | None:
-        """Whom the scope of `rules` lets take part; this machine always. None: it narrows nothing."""
-        if not rules.scope:
-            return None
-        members = self.members if self._directory is None else self._directory.members
-        me, members = self._node.transport.node, replace(members, scope=cast(Scope, rules.scope))
-        near = ("localhost",)  # a record names several addresses, of which an offer has the first
-        return lambda o: o.node == me or members.admits(o.node, (o.addr.host, *(near if o.is_lan else ())))
+    @property
+    def _members(self) -> Members:
+        return self.members if self._directory is None else self._directory.members
 
     def terms(self, num_tokens: int, rules: Rules) -> Terms:
         """What this node's own links show, and records of those of others, and a key that spreads requests over near-equals."""
-        me, now = self._node.transport.node, time.monotonic()
+        me, now, members = self._node.transport.node, time.monotonic(), self._members
+        may_join, is_trusted = admits(rules, members, me), trusts(rules, members, me)
         if self._directory is None:
-            return Terms(rules, me, admits=self._admits(rules))
+            return Terms(rules, me, admits=may_join, trusts=is_trusted)
         health = [(peer, edge.rtt_s) for (peer, lane), edge in self._node.pool.health().items() if lane == "control"]
         own = {peer: rtt_s for peer, rtt_s in health if rtt_s is not None}
         self._learned.observe_own_rtts(me, own, now)
         linked = (record for record in self._records(()) if self._is_linked(record.node))
         rtts = self._learned.rtts(now, rtts_of(linked, me, own))
         uplink_Bps, key = self._node.watch.uplink_Bps() or math.inf, secrets.token_bytes(8)
-        return Terms(rules, me, uplink_Bps, rtts, self._admits(rules), num_tokens, key)
+        return Terms(rules, me, uplink_Bps, rtts, may_join, is_trusted, num_tokens, key)
 
     def learn(self, session: Session) -> None:
         """What the hops said of the last step, and of rows of prompts, for the requests of others."""

@@ -59,9 +59,9 @@ class Rules:
     `allow_self`: the origin's own spans may be hops; else they are used for layers that no other node holds. `sticky`: the
     route of the tenant's last request is kept while no other is much better. `scope`: narrows the node's own scope ("": does
     not): lan, trusted, or off for this machine alone. The first `own_first` and the last `own_last` layers are computed on
-    the origin's own node and nowhere else. Nodes that keep rows apart and nodes that do not (devices of torch, class E2) are
-    hops of one route only where `mix_classes` allows it. A route has at most
-    `max_hops` hops.
+    the origin's own node and nowhere else, the first `trusted_first` and the last `trusted_last` on it and on trusted nodes.
+    Nodes that keep rows apart and nodes that do not (devices of torch, class E2) are hops of one route only where
+    `mix_classes` allows it. A route has at most `max_hops` hops.
     """
 
     policy: Policy = "latency"
@@ -71,6 +71,8 @@ class Rules:
     own_first: int = 0
     own_last: int = 0
     mix_classes: bool = False
+    trusted_first: int = 0
+    trusted_last: int = 0
     max_hops: int = MAX_HOPS
 
     def __post_init__(self) -> None:
@@ -90,6 +92,8 @@ class Rules:
             config.own_first,
             config.own_last,
             config.mix_classes,
+            config.trusted_first,
+            config.trusted_last,
             config.max_shards_per_request,
         )
 
@@ -103,6 +107,9 @@ class Terms:
     uplink_Bps: float = math.inf  # the origin's
     rtts: Mapping[Pair, float] = field(default_factory=dict)  # seconds, by `pair`
     admits: Callable[[Offer], bool] | None = None  # trust and scope: what it refuses is never used. None: admit all
+    trusts: Callable[[Offer], bool] | None = (
+        None  # who may have the layers that `rules` keep to trusted nodes. None: all
+    )
     num_tokens: int = 0  # positions to lease on every hop; a node with less room is asked last (HN-32)
     key: bytes = b""  # of the session: spreads requests over near-equals. Empty: always the cheapest
     current: tuple[Offer, ...] = ()  # the route so far, kept unless another is better by HYSTERESIS

@@ -13,6 +13,7 @@ from manyhands.core import ModelId, NodeId, Precision, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.route.chain import SPARE, RoutePart, fewest_hops
 from manyhands.route.offer import ANY, Offer, Pair, Rules, Terms
+from manyhands.route.permit import admitted, filled, gaps_of, permitted
 from manyhands.route.space import Space, rtt_between
 
 __all__ = [
@@ -21,13 +22,9 @@ __all__ = [
     "Pair",
     "Rules",
     "Terms",
-    "admitted",
     "cover",
     "find_route",
-    "gaps_of",
     "next_hop",
-    "permitted",
-    "with_ends_at_edges",
     "without_needless_loading",
 ]
 
@@ -79,13 +76,13 @@ def cover(offers: Sequence[Offer], span: Span, terms: Terms = ANY, between: Pair
 def without_needless_loading(offers: Sequence[Offer], run: Span) -> list[Offer]:
     """The loaded offers, and of those that would have to be loaded the parts of `run` that no other offer holds."""
     loaded = [o for o in offers if o.info.is_loaded]
-    return _filled(loaded, [o for o in offers if not o.info.is_loaded], run)
+    return filled(loaded, [o for o in offers if not o.info.is_loaded], run)
 
 
 def _with_room_first(offers: Sequence[Offer], run: Span, terms: Terms) -> list[Offer]:
     """The offers with room, and of full ones the parts of `run` that no other holds."""
     with_room = [o for o in offers if _has_room(o, terms)]
-    return _filled(with_room, [o for o in offers if not _has_room(o, terms)], run)
+    return filled(with_room, [o for o in offers if not _has_room(o, terms)], run)
 
 
 def _short_enough(groups: Sequence[list[Offer]], run: Span, terms: Terms) -> list[list[Offer]]:
@@ -105,19 +102,6 @@ def _short_enough(groups: Sequence[list[Offer]], run: Span, terms: Terms) -> lis
         )
     asked = zip(first, groups, hops, strict=True)
     return [ready if few <= most else held for ready, held, (few, least) in asked if least <= most]
-
-
-def _filled(offers: list[Offer], others: Sequence[Offer], run: Span) -> list[Offer]:
-    """`offers`, and of `others` the parts of `run` that no offer holds."""
-    if not others:
-        return offers
-    gaps = [gap for gap in gaps_of(offers, run.end) if gap.end > run.start]
-    return offers + [
-        o.part(Span(max(gap.start, o.info.span.start, run.start), min(gap.end, o.info.span.end)))
-        for o in others
-        for gap in gaps
-        if max(gap.start, o.info.span.start, run.start) < min(gap.end, o.info.span.end)
-    ]
 
 
 def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, terms: Terms = ANY) -> Offer:
@@ -146,37 +130,6 @@ def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, term
 
 
 # -- which may take part --------------------------------------------------------------------------------------------------
-
-
-def admitted(offers: Sequence[Offer], terms: Terms) -> list[Offer]:
-    """Those that trust and scope let take part."""
-    return [o for o in offers if terms.admits is None or terms.admits(o)]
-
-
-def with_ends_at_edges(offers: Sequence[Offer], num_layers: int) -> list[Offer]:
-    """`offers` for an origin that holds no ends: the first and the last layer only of nodes that hold embedding and head."""
-    inner = Span(1, num_layers - 1) if num_layers > 2 else None
-    found = [o if o.info.has_ends else _within(o, inner) for o in offers]
-    return [o for o in found if o is not None]
-
-
-def _within(offer: Offer, run: Span | None) -> Offer | None:
-    """The part of an offer that lies in `run`; None if there is none."""
-    if run is None or not offer.info.span.overlaps(run):
-        return None
-    return offer.part(Span(max(offer.info.span.start, run.start), min(offer.info.span.end, run.end)))
-
-
-def permitted(offers: Sequence[Offer], run: Span, terms: Terms) -> list[Offer]:
-    """`offers` of one kind as the rules of the request leave them: others only for layers that the origin does not keep for
-    itself, the origin's own only for layers that no other may compute, unless it may be a hop everywhere."""
-    rules, own = terms.rules, [o for o in offers if o.node == terms.origin]
-    if rules.allow_self and not (rules.own_first or rules.own_last):
-        return list(offers)
-    start, end = min(rules.own_first, run.end), max(run.end - rules.own_last, 0)
-    others = [o for o in offers if o.node != terms.origin and max(o.info.span.start, start) < min(o.info.span.end, end)]
-    others = [o.part(Span(max(o.info.span.start, start), min(o.info.span.end, end))) for o in others]
-    return [*others, *own] if rules.allow_self else _filled(others, own, run)
 
 
 def _groups(offers: Sequence[Offer], rules: Rules) -> list[list[Offer]]:
@@ -233,6 +186,11 @@ def _refusal(
         )
     if not missing:
         kept, rules = _missing(permitted(fit, run, terms), num_layers), terms.rules
+        if rules.trusted_first or rules.trusted_last:
+            return ShardUnavailable(
+                f"no trusted node holds layers {kept} of {num_layers}, and with trusted_first = {rules.trusted_first} and "
+                f"trusted_last = {rules.trusted_last} no other may compute them: serve them on a node of the allow list or here"
+            )
         return ShardUnavailable(
             f"this node does not hold layers {kept} of {num_layers}, and with own_first = {rules.own_first} and own_last = "
             f"{rules.own_last} no other may compute them: serve them here, or keep fewer"
@@ -246,19 +204,6 @@ def _refusal(
 def _missing(offers: Sequence[Offer], num_layers: int) -> str:
     """Layers that no offer holds; "" if there are none."""
     return ", ".join(map(str, gaps_of(offers, num_layers)))
-
-
-def gaps_of(offers: Sequence[Offer], num_layers: int) -> list[Span]:
-    """Runs of layers that no offer holds."""
-    held = 0  # a bit a layer
-    for o in offers:
-        held |= (1 << min(o.info.span.end, num_layers)) - (1 << min(o.info.span.start, num_layers))
-    gaps: list[Span] = []
-    for layer in range(num_layers):
-        if not held >> layer & 1:
-            start = gaps.pop().start if gaps and gaps[-1].end == layer else layer
-            gaps.append(Span(start, layer + 1))
-    return gaps
 
 
 # -- which of them ------------------------------------------------------------------------------------------------------

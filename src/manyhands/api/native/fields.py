@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field as Limits
 from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
-from manyhands.api.openai.schema import FIRST, MAX_ITEMS, STRICT, Shown, Text
+from manyhands.api.openai.schema import FIRST, MAX_ITEMS, STRICT, Layers, Shown, Text
 from manyhands.config import MAX_HOPS
 
 
@@ -45,4 +45,6 @@ class Infer(TypedDict, total=False):
     allow_self_as_shard: Annotated[bool, Shown("default as the node's configuration says")]
     sticky: Annotated[bool, Shown("default as the node's configuration says")]
     scope: Annotated[Literal["off", "lan", "trusted", "public"], Shown("default: the node's own")]
+    trusted_first: Annotated[Layers, Shown("first layers for nodes of the allow list and this machine alone")]
+    trusted_last: Annotated[Layers, Shown("the same of the last layers")]
     max_shards_per_request: Annotated[int, Limits(ge=1, le=MAX_HOPS), Shown("default as the node's configuration says")]

@@ -16,7 +16,7 @@ from manyhands.errors import Conflict, ManyhandsError, ShardUnavailable, Weights
 from manyhands.origin import Origin
 from manyhands.place.living import WORTH, LivingSwarm, PlannedMove, is_worth, reassignments, token_s_of
 from manyhands.place.orders import PAUSE_S
-from manyhands.route.search import gaps_of
+from manyhands.route.permit import gaps_of
 
 ROUNDS: Final = 3  # in which a node that was needed where it is, is asked again
 TRIES: Final = 3  # of a registered node, for fewer layers each time

@@ -95,7 +95,8 @@ class Common(TypedDict):
             Shown(
                 "`path` (ring, star), `dtype` (must be what is served), `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, "
                 "`draft` (auto, off, suffix, model: [drafting](speculation.md)), `policy`, `allow_self_as_shard`, `sticky`, "
-                "`scope`, `max_shards_per_request` ([routing](routing.md#what-a-request-may-ask))",
+                "`scope`, `trusted_first`, `trusted_last`, `max_shards_per_request` "
+                "([routing](routing.md#what-a-request-may-ask))",
                 [
                     {"path": "star"},
                     {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1},

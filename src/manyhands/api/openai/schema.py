@@ -198,8 +198,11 @@ ROUTE_WISHES = {
     "allow_self_as_shard": "allow_self",
     "sticky": "sticky",
     "scope": "scope",
+    "trusted_first": "trusted_first",
+    "trusted_last": "trusted_last",
     "max_shards_per_request": "max_hops",
 }
+Layers = Annotated[int, Limits(ge=0, le=1 << 16)]
 
 
 class Extension(TypedDict, total=False):
@@ -215,6 +218,8 @@ class Extension(TypedDict, total=False):
     allow_self_as_shard: bool
     sticky: bool
     scope: Literal["off", "lan", "trusted", "public"]
+    trusted_first: Layers
+    trusted_last: Layers
     max_shards_per_request: Annotated[int, Limits(ge=1, le=MAX_HOPS)]
 
 
