@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from manyhands.api.anthropic.fields import CountTokens, Messages
 from manyhands.api.http.body import check, show
-from manyhands.api.native.fields import Infer
+from manyhands.api.native.fields import BusCall, Infer
 from manyhands.api.ollama.fields import OllamaChat, OllamaGenerate
 from manyhands.api.openai.fields_chat import Chat, Completions
 from manyhands.api.openai.fields_responses import Responses
@@ -24,6 +24,7 @@ MODELS: Mapping[str, Any] = {
     "/v1/completions": Completions,
     "/v1/responses": Responses,
     "/api/infer": Infer,
+    "/bus/v1/call": BusCall,
     "/v1/messages": Messages,
     "/v1/messages/count_tokens": CountTokens,
     "/api/chat": OllamaChat,

@@ -22,7 +22,7 @@ from manyhands.origin.sampler import Constraint
 from manyhands.route.offer import Offer, Rules
 from manyhands.wire.message import HopTiming
 
-Api = Literal["chat", "completions", "responses", "native", "messages", "ollama", "tokens", "debug"]
+Api = Literal["chat", "completions", "responses", "native", "messages", "ollama", "tokens", "debug", "bus"]
 # How often running requests are looked at for what happened to their routes: between two tokens nothing else reports it.
 LOOK_S = 0.1
 # done: a finish reason · cancelled: the client left · refused: never admitted · failed: an error after that

@@ -158,12 +158,12 @@ class Origin:
         """
         if self.node.worker.is_off:
             raise ExperimentalDisabled(f"{self.node.name} is switched off: `manyhands switch on`")
-        request = Request(answer.prompt, answer.params)
-        around = RequestRoutes(self.routes, rules or Rules.of(self.node.request), tenant)
+        request, config = Request(answer.prompt, answer.params), self.node.request
+        around = RequestRoutes(self.routes, rules or Rules.of(config), tenant)
         sampler = Sampler(answer.params, self.model.vocab_size, self.model.eos_ids, constraint)
         drafter = drafter or self._drafter(draft, request, constraint)
         began = time.monotonic()
-        tenant, adoption = (tenant, adoption) if self.node.request.reuse else (None, None)
+        tenant, adoption = (tenant, adoption) if config.reuse else (None, None)
         lease = self._lease(request, path, adoption, is_free=constraint is None)
         answer.routing = around.routing
         resumed = await self._resume(tenant, request, lease, around, adoption) if route is None else None
@@ -174,9 +174,9 @@ class Origin:
         answer.session = session
         answer.timings.open_s = time.monotonic() - began
         answer.exactness = max(cached, self._exactness(session))
-        healer = RepairExecutor(session, around, self.node.request, self.last_resort, self.node.watch.late_s)
+        healer = RepairExecutor(session, around, config, around.alone(self.last_resort), self.node.watch.late_s)
         healer.events += around.events
-        generation = Generation(session, self._ends, sampler, request, drafter, healer, self.node.request, redraw)
+        generation = Generation(session, self._ends, sampler, request, drafter, healer, config, redraw)
         answer.repairs, answer.events, answer.drafting = healer.repairs, healer.events, generation.drafting
         try:
             async for token in self._tokens(session, generation, request, answer, marks or {}):
@@ -248,12 +248,12 @@ class Origin:
     async def _open_alone(
         self, lease: Lease, around: RequestRoutes, refusal: ShardUnavailable
     ) -> tuple[tuple[Offer, ...], Session]:
-        """A session on the fallback. Raises `refusal` if there is none, or if what is missing is not layers."""
-        if self.last_resort is None:
+        """A session on the fallback. Raises `refusal` if there is none, or the request does not want it."""
+        if (alone := around.alone(self.last_resort)) is None:
             raise refusal
         around.routing.is_fallback = True
-        around.events.append(Event("reshard", (self.last_resort.name,), 0, f"{refusal}; this machine goes on alone"))
-        return (self.last_resort,), await self.node.requests.open((self.last_resort,), lease)
+        around.events.append(Event("reshard", (alone.name,), 0, f"{refusal}; this machine goes on alone"))
+        return (alone,), await self.node.requests.open((alone,), lease)
 
     async def _open_best(self, lease: Lease, around: RequestRoutes) -> tuple[tuple[Offer, ...], Session]:
         full: set[NodeId] = set()

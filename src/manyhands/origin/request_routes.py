@@ -44,6 +44,7 @@ class Routing:
             "trusted_first": rules.trusted_first,
             "trusted_last": rules.trusted_last,
             "max_shards_per_request": rules.max_hops,
+            "fallback_to_local": rules.fallback,
             "refused_nodes": self.num_refused,
             "is_kept": self.is_kept,
             "is_fallback": self.is_fallback,
@@ -81,6 +82,10 @@ class RequestRoutes:
     @property
     def rules(self) -> Rules:
         return self.routing.rules
+
+    def alone(self, last_resort: Offer | None) -> Offer | None:
+        """The origin's fallback, where the request may go on there."""
+        return last_resort if self.rules.fallback else None
 
     async def find(self, excluded: Collection[NodeId] = (), num_tokens: int = 0) -> tuple[Offer, ...]:
         """As Routes.find, by the rules."""

@@ -61,7 +61,8 @@ class Rules:
     not): lan, trusted, or off for this machine alone. The first `own_first` and the last `own_last` layers are computed on
     the origin's own node and nowhere else, the first `trusted_first` and the last `trusted_last` on it and on trusted nodes.
     Nodes that keep rows apart and nodes that do not (devices of torch, class E2) are hops of one route only where
-    `mix_classes` allows it. A route has at most `max_hops` hops.
+    `mix_classes` allows it. A route has at most `max_hops` hops. `fallback`: where no
+    route can be made the origin may go on alone, if it is set up to.
     """
 
     policy: Policy = "latency"
@@ -74,6 +75,7 @@ class Rules:
     trusted_first: int = 0
     trusted_last: int = 0
     max_hops: int = MAX_HOPS
+    fallback: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_hops <= MAX_HOPS:

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, in the shape that the clients of a path read: OpenAI's, Anthropic's or Ollama's. Pure."""
+"""Errors as HTTP answers, in the shape that clients of a path read: OpenAI's, Anthropic's, Ollama's or HearthNet's. Pure."""
 
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -86,6 +86,8 @@ def _remedy(path: str) -> str:
 def _shape_of(path: str) -> Callable[[Object, int], Object]:
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return _anthropic
+    if path.startswith("/bus/"):
+        return _hearthnet
     return _ollama if path in OLLAMA_PATHS else _openai
 
 
@@ -98,6 +100,10 @@ def _anthropic(said: Object, status: int) -> Object:
     # By these words its clients know that they must shorten the conversation.
     lead = "prompt is too long: " if said["code"] == ContextOverflow.api_code else ""
     return {"type": "error", "error": {"type": kind, "message": lead + said["message"]}}
+
+
+def _hearthnet(said: Object, _: int) -> Object:
+    return {"error": said["code"], "message": said["message"]}
 
 
 def _ollama(said: Object, _: int) -> Object:

@@ -7,6 +7,7 @@
     POST   /api/workers/register       use the node at an address          POST /api/workers/heartbeat
     DELETE /api/workers/{id}           evict; running requests repair      POST /api/workers/{id}/readmit  /reassign
     GET    /api/jobs      /{id}        what runs and what ran
+    POST   /bus/v1/call                HearthNet's names of the same (bus.py)
 
 Changing the swarm needs an admin's key, or the secret of the gateway's owner (access.py).
 """
@@ -25,6 +26,7 @@ from manyhands.api.gateway import Gateway
 from manyhands.api.http.encode import JsonRows
 from manyhands.api.http.sse import Single, Watched
 from manyhands.api.jobs import History, JobObject, job_object
+from manyhands.api.native.bus import bus_router
 from manyhands.api.native.infer import infer_router
 from manyhands.api.native.placement import assign
 from manyhands.api.native.workers import (
@@ -89,11 +91,13 @@ def _admin(caller: Annotated[Caller, Depends(_caller)]) -> None:
 
 def native_router(gateway: Gateway, history: History, voices: ModelFormats | None = None) -> APIRouter:
     """The routes above. `history` must be among the gateway's observers. Share `voices` with openai_router."""
-    router = APIRouter(prefix="/api")
-    router.include_router(infer_router(gateway, voices or ModelFormats(gateway)), tags=["infer"])
+    voices, router, whole = voices or ModelFormats(gateway), APIRouter(prefix="/api"), APIRouter()
+    router.include_router(infer_router(gateway, voices), tags=["infer"])
     router.include_router(_workers_router(gateway), prefix="/workers", tags=["workers"])
     router.include_router(_jobs_router(gateway, history), prefix="/jobs", tags=["jobs"])
-    return router
+    whole.include_router(router)
+    whole.include_router(bus_router(gateway, voices))
+    return whole
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class Common(TypedDict):
             Shown(
                 "`path` (ring, star), `dtype` (must be what is served), `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, "
                 "`draft` (auto, off, suffix, model: [drafting](speculation.md)), `policy`, `allow_self_as_shard`, `sticky`, "
-                "`scope`, `trusted_first`, `trusted_last`, `max_shards_per_request` "
+                "`scope`, `trusted_first`, `trusted_last`, `max_shards_per_request`, `fallback_to_local` "
                 "([routing](routing.md#what-a-request-may-ask))",
                 [
                     {"path": "star"},

@@ -201,6 +201,7 @@ ROUTE_WISHES = {
     "trusted_first": "trusted_first",
     "trusted_last": "trusted_last",
     "max_shards_per_request": "max_hops",
+    "fallback_to_local": "fallback",
 }
 Layers = Annotated[int, Limits(ge=0, le=1 << 16)]
 
@@ -218,6 +219,7 @@ class Extension(TypedDict, total=False):
     allow_self_as_shard: bool
     sticky: bool
     scope: Literal["off", "lan", "trusted", "public"]
+    fallback_to_local: bool
     trusted_first: Layers
     trusted_last: Layers
     max_shards_per_request: Annotated[int, Limits(ge=1, le=MAX_HOPS)]

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from manyhands.api.anthropic.conversation import messages_conversation
 from manyhands.api.http.body import BadField
+from manyhands.api.http.error import NotOffered
+from manyhands.api.native.capabilities import CHAT, ELSEWHERE
 from manyhands.api.ollama.conversation import (
     chat_conversation,
     effort_of,
@@ -88,6 +90,26 @@ def _infer(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
 
 
 _INFER: Object = {"max_tokens": 50, "temperature": 0.9, "top_p": 0.92}
+
+
+def _bus(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
+    name, at, version = given.get("capability", CHAT).partition("@")
+    if name != CHAT or (at and version != "1.0"):
+        raise NotOffered(
+            f"{name[:80]}@{version[:10] or '1.0'} is not called here: {ELSEWHERE.get(name, f'call {CHAT}@1.0')}"
+        )
+    params, said = given.get("params", {}), given["input"]
+    if params.get("ctx", 1) > speaker.context:
+        raise BadField(f"params.ctx is {params['ctx']}; this model has {speaker.context} positions", "params.ctx")
+    ids = render(Conversation(said["messages"]), speaker, desk)
+    wishes = _BUS | {name: said[name] for name in ("temperature", "top_p", "seed", "stop") if name in said}
+    size = room(speaker, ids, said.get("max_tokens"), desk.default_max_tokens)
+    asked: Object = {"stream": given.get("stream", said.get("stream", True))}
+    asked |= {name: params[name] for name in ("fallback_to_local",) if name in params}
+    return Prepared(speaker.name, asked, [ids], sampling(wishes, speaker, size, None))
+
+
+_BUS: Object = {"temperature": 0.7, "top_p": 0.95}
 
 
 def _count(given: Mapping[str, Any], desk: PreparationDesk) -> int:
@@ -190,6 +212,7 @@ PATHS: Mapping[str, Callable[[Object, Speaker, PreparationDesk], Prepared]] = {
     "/v1/completions": _completions,
     "/v1/responses": _responses,
     "/api/infer": _infer,
+    "/bus/v1/call": _bus,
     "/v1/messages": _messages,
     "/v1/messages/count_tokens": _count_tokens,
     "/api/chat": _ollama_chat,

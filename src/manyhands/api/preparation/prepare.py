@@ -29,7 +29,8 @@ def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
     """Raises BadRequest, ContextOverflow, ModelNotFound, Forbidden; NeedsProcess where `desk.is_inline`."""
     _check_values(body, desk)
     sent = read_json(body)
-    if (speaker := _speaker(sent, desk)) is not None:
+    named = sent.get("params", {}) if path == "/bus/v1/call" else sent
+    if (speaker := _speaker(named if isinstance(named, dict) else {}, desk)) is not None:
         _check_counts(sent, speaker)
     given = parse(path, sent)
     if speaker is None:
