@@ -82,6 +82,11 @@ class Waterfall:
             return None
         return {name: round(total / self.num_turns, 3) for name, total in self._parts._asdict().items()}
 
+    def hop_ms(self, node: NodeId) -> float | None:
+        """What a turn took at a node, its queue included; None if there was none yet."""
+        total = self._hops.get(node)
+        return None if total is None else round((total.queue_us + total.compute_us) / total.turns / 1e3, 3)
+
     def hops(self) -> list[dict[str, str | float]]:
         """The same of every hop there was, by its own turns."""
         return [

@@ -372,13 +372,25 @@ def test_a_node_is_registered_by_its_address(folder: Path) -> None:
         assert (await client.post("/api/workers/heartbeat", json={"worker_id": scene.node(2)})).status_code == 404
         said = (await client.post("/api/workers/register", json={"address": str(spare)})).json()
         assert (said["status"], said["worker"]["name"]) == ("registered", "n2")
-        assert [span["layers"] for span in said["assignment"]] == ["0-5"] and said["said"] == ""
+        wanted = {"layers": "0-5", "is_first": True, "is_last": True, "total_layers": 6}
+        assert said["assignment"].items() >= wanted.items() and said["said"] == ""
         told = await client.post("/api/workers/register", json={"address": str(spare), "layers": "0-2"})
         assert "serves what it was told to" in told.json()["said"] and told.json()["assignment"] == said["assignment"]
         known = (await client.post("/api/workers/heartbeat", json={"worker_id": scene.node(2)})).json()
         assert known["status"] == "active"
         await client.post("/api/workers/register", json={"address": str(spare)})
         assert len(scene.swarm.origin.routes.addrs) == 3
+        sent = {"url": f"http://{spare}/", "worker_id": "n2", "total_layers": 6, "model_name": "tiny"}
+        again = await client.post("/api/workers/register", json=sent)  # L9-R03's names
+        assert again.json()["assignment"] == said["assignment"]
+        wrong: list[tuple[str, Any, int]] = [
+            ("worker_id", "n9", 409),
+            ("total_layers", 7, 409),
+            ("model_name", "x", 404),
+        ]
+        for name, value, status in [*wrong, ("cpu_cores", 2, 400), ("address", "a:1", 400)]:
+            told = await client.post("/api/workers/register", json={**sent, name: value})
+            assert told.status_code == status, name
         assert (await client.post("/api/workers/register", json={"address": "mem:9"})).status_code == 503
         assert (await client.post("/api/workers/register", json={"address": "nowhere"})).status_code == 400
 

@@ -154,12 +154,17 @@ def result_object(run: Run) -> dict[str, Any]:
 
 
 def _trace(run: Run, index: int, hop: Offer) -> dict[str, Any]:
-    """A hop of the last route. `calls`: tokens it had a part in; `rtt_ms`: the round trip between it and the origin."""
+    """A hop of the last route. `calls`: tokens it had a part in; `avg_call_ms`: by its own word, its queue and its step;
+    `rtt_ms`: the round trip between it and the origin."""
     since = max((r.at_token for r in run.job.repairs if hop.name in r.replacement), default=0)
+    calls, each_ms = run.job.completion_tokens - since, run.job.waterfall.hop_ms(hop.node)
     return {
         **hop_object(hop),
+        "url": str(hop.addr),
         "phase": _phase(index, len(run.job.hops)),
-        "calls": run.job.completion_tokens - since,
+        "calls": calls,
+        "latency_ms": None if each_ms is None else round(calls * each_ms, 3),
+        "avg_call_ms": each_ms,
         "rtt_ms": in_ms(_rtt_s(run, hop)),
     }
 

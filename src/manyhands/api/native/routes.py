@@ -31,6 +31,7 @@ from manyhands.api.native.infer import infer_router
 from manyhands.api.native.placement import assign
 from manyhands.api.native.workers import (
     WorkerView,
+    check_model,
     evict,
     find_worker,
     list_workers,
@@ -42,7 +43,7 @@ from manyhands.api.native.workers import (
     worker_object,
 )
 from manyhands.api.run import Caller
-from manyhands.errors import NotFound
+from manyhands.errors import BadRequest, NotFound
 
 # Of a list of jobs that are made and encoded in one turn of the event loop.
 JOBS_A_TURN = 8
@@ -59,11 +60,25 @@ Text = Annotated[str, AfterValidator(_check_text)]
 
 
 class Registration(BaseModel):
-    """Where a node listens: host:port, and layers for it; "": those that no node holds."""
+    """Where a node listens, `address` or lattice9's `url`, and layers for it; "": those that no node holds.
+
+    `worker_id`, `model_name` and `total_layers`, where given, must be what is found there and served here.
+    """
 
     model_config = _STRICT
-    address: Text
+    address: Annotated[Text, Field(max_length=300)] = ""
+    url: Annotated[Text, Field(max_length=300, description="host:port, or http://host:port")] = ""
     layers: Annotated[str, Field(max_length=32)] = ""
+    worker_id: Annotated[Text, Field(max_length=200)] = ""
+    model_name: Annotated[Text, Field(max_length=512)] = ""
+    total_layers: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def where(self) -> str:
+        """host:port. Raises BadRequest unless one of the two fields says it."""
+        if bool(self.address) == bool(self.url):
+            raise BadRequest("say where the node listens: address (host:port), or url")
+        return self.address or self.url.partition("://")[2].rstrip("/") or self.url
 
 
 class Heartbeat(BaseModel):
@@ -143,10 +158,12 @@ def _changes_router(gateway: Gateway) -> APIRouter:
     async def register_worker(body: Registration) -> dict[str, Any]:
         """Dial it; it must prove membership of the swarm. It is asked to serve layers that no node holds, or those named; the
         answer says what it serves, its assignment, and what it `said`."""
-        found = await register(gateway, body.address)
+        check_model(gateway, body.model_name, body.total_layers)
+        found = await register(gateway, body.where, body.worker_id)
         said = await assign(gateway, found, body.layers)
         worker = worker_object(find_worker(gateway, found.node))
-        return {"status": "registered", "worker": worker, "assignment": worker["spans"], "said": said}
+        spans = worker["spans"]
+        return {"status": "registered", "worker": worker, "assignment": spans[0] if spans else None, "said": said}
 
     @changes.delete("/{worker_id}", summary="Evict a node")
     async def evict_worker(

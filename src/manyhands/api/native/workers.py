@@ -158,11 +158,19 @@ async def _until_served(gateway: Gateway, model: str, node: NodeId, span: Span) 
     return False
 
 
-async def register(gateway: Gateway, address: str) -> WorkerView:
+def check_model(gateway: Gateway, name: str, total_layers: int) -> None:
+    """Raise ModelNotFound, Conflict unless a model of that name ("": any) and that many layers (0: any) is served here."""
+    served = [gateway.origin(name)] if name else list(gateway.origins.values())
+    if total_layers and all(origin.model.num_layers != total_layers for origin in served):
+        there = ", ".join(f"{model}: {origin.model.num_layers}" for model, origin in gateway.origins.items())
+        raise Conflict(f"total_layers is {total_layers}; the models served here have other numbers ({there})")
+
+
+async def register(gateway: Gateway, address: str, worker_id: str = "") -> WorkerView:
     """Dial a node that the ticket does not name and use what it offers. Deadline: REGISTER_TIMEOUT_S.
 
-    It must prove membership of the swarm. Raises BadRequest, ShardUnavailable if nothing answers there, Conflict where no
-    model is loaded.
+    It must prove membership of the swarm, and be `worker_id` if that is given. Raises BadRequest; Conflict, also where no model
+    is loaded; ShardUnavailable if nothing answers there.
     """
     addr = NodeAddr.parse(address)
     if not gateway.origins:
@@ -175,6 +183,8 @@ async def register(gateway: Gateway, address: str) -> WorkerView:
             raise ShardUnavailable(
                 f"no member of the swarm answers at {addr}: is it serving, with this ticket?"
             ) from error
+        if worker_id and worker_id != link.hello.name and not link.peer.startswith(worker_id):
+            raise Conflict(f"the node at {addr} is {link.hello.name} ({link.peer[:12]}), not {worker_id[:80]!r}")
         if not any((known.host, known.port) == (addr.host, addr.port) for known in origin.routes.addrs):
             origin.routes.addrs.append(NodeAddr(addr.host, addr.port, link.peer))
     return find_worker(gateway, link.peer)
