@@ -72,14 +72,14 @@ MUTATIONS: Final = (
         "worker/batch.py",
         "max((t for t in expected if t <= horizon), default=held_since)",
         "held_since",
-        ("worker/test_batch.py",),
+        ("worker/test_shared_steps.py",),
     ),
     Mutation(
         "standbys compete with live sessions",
         "worker/engine.py",
         "return ready or standbys",
         "return ready + standbys",
-        ("worker/test_batch.py",),
+        ("worker/test_shared_steps.py",),
     ),
     Mutation(
         "all requests choose alike",
