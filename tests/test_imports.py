@@ -14,7 +14,7 @@ from tools import measures
 ROOT = Path(manyhands.__file__).parent
 # Upper lines know nothing of lower ones. Parts of one line may import each other.
 ORDER = [
-    {"core", "errors", "plain", "config", "config_file", "stalls"},
+    {"core", "errors", "plain", "config", "config_file", "resources", "stalls"},
     {"wire"},
     {"net"},
     {"checkpoint"},
@@ -49,6 +49,7 @@ WITHOUT_TORCH = [
     "plain",
     "config",
     "config_file",
+    "resources",
     "stalls",
     "wire",
     "net",

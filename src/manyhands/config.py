@@ -58,6 +58,8 @@ class WorkerConfig:
     log_bytes: int = 256 << 20
     # A span that was not used for so long is dropped from memory and loaded again when asked for. 0: never.
     evict_after_s: float = 0.0
+    # The same as soon as no session uses it, while the machine (or its control group) has less memory available. 0: never.
+    evict_below_bytes: int = 0
     # How long a node that leaves, or moves to other layers, waits for its sessions to go or end; then it closes them.
     drain_s: float = 300.0
 
@@ -65,8 +67,9 @@ class WorkerConfig:
         for name in ("max_sessions", "cache_tokens", "cache_bytes", "prefill_rows", "mixed_rows"):
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.log_bytes < 0:
-            raise BadRequest(f"log_bytes is {self.log_bytes}; it must be 0 (no logs) or more")
+        for name in ("log_bytes", "evict_below_bytes"):
+            if getattr(self, name) < 0:
+                raise BadRequest(f"{name} is {getattr(self, name)}; it must be 0 (none) or more")
         if not self.evict_after_s >= 0:  # also refuses NaN
             raise BadRequest(f"evict_after_s is {self.evict_after_s}; it must be 0 (never) or more")
         if not 0 < self.drain_s < math.inf:

@@ -12,7 +12,7 @@ from manyhands.checkpoint.folder import read_config, read_entries
 from manyhands.place import kernels
 from manyhands.place.kernels import Kernels, measure_kernels, measured_kernels, predict_here
 from manyhands.place.measure import MAX_AGE_S, ORIGIN_OVERHEAD_S
-from manyhands.place.resources import num_cores
+from manyhands.resources import num_cores
 from manyhands.testing.tiny import make_tiny
 from tests.quantised_cases import CASES
 from tests.quantised_files import quantised_tiny

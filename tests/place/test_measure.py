@@ -10,8 +10,8 @@ import torch
 
 from manyhands.place import measure
 from manyhands.place.measure import Speed, measured_speed, this_machine
-from manyhands.place.resources import available_memory, num_cores
 from manyhands.place.shape import Checkpoint, look_up
+from manyhands.resources import available_memory, num_cores
 from manyhands.testing.tiny import make_tiny
 
 SPEED = Speed(0.001, 0.0001, 0.002, 0.0005, 1.25, "layers")

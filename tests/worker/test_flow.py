@@ -10,6 +10,7 @@ import torch
 from manyhands.net.transport import Link
 from manyhands.testing.faulty_device import SlowDevice
 from manyhands.wire.message import Close, Credit, Fault, Step
+from manyhands.worker.eviction import LOOK_S
 from manyhands.worker.execute import Device
 from tests.worker.hop import AFTER, ORIGIN, Hop, Notes, hidden, opening, session_id
 from tests.worker.test_serve import computed, folder, play
@@ -227,6 +228,31 @@ def test_a_span_with_a_session_is_never_evicted(folder: Path) -> None:
         assert not one.faults() and one.loads == 1
 
     play(folder, scenario, evict_after_s=100.0)
+
+
+def test_an_idle_span_leaves_while_memory_is_short(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HN-13, with the next look; not under a session, and not while there is enough. The next Open loads it again."""
+    left = 3000
+    monkeypatch.setattr("manyhands.worker.eviction.available_memory", lambda: left)
+
+    async def scenario(one: Hop) -> None:
+        nonlocal left
+        await one.open(1)
+        left = 999
+        await asyncio.sleep(100)
+        assert one.host.is_loaded, "a session uses it"
+        left = 1000
+        one.host.close(Close(session_id(1)), ORIGIN)
+        await asyncio.sleep(1000)
+        assert one.host.is_loaded, "there is enough"
+        left = 999
+        await asyncio.sleep(2 * LOOK_S)
+        assert not one.host.is_loaded
+        left = 3000
+        await one.open(2)
+        assert one.host.is_loaded and one.loads == 2
+
+    play(folder, scenario, evict_below_bytes=1000)
 
 
 def test_zero_means_never(folder: Path) -> None:

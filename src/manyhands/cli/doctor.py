@@ -61,7 +61,7 @@ def examine() -> Iterator[Check]:
 def _machine() -> Iterator[Check]:
     import resource
 
-    from manyhands.place.resources import available_memory
+    from manyhands.resources import available_memory
 
     yield from checks.check_memory(available_memory(), physical_memory())
     yield from checks.check_files(resource.getrlimit(resource.RLIMIT_NOFILE))
@@ -84,7 +84,7 @@ def _view(key: str, api: str) -> dict[str, object]:
 
 
 def _cores() -> tuple[int, float]:
-    from manyhands.place.resources import num_cores
+    from manyhands.resources import num_cores
 
     return num_cores(), os.getloadavg()[0]
 

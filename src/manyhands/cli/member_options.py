@@ -81,7 +81,7 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
     from manyhands.member.neighbours import reachable, relays_for, split_nodes
     from manyhands.place.joining import strategy_of
     from manyhands.place.machines import parse_bytes
-    from manyhands.place.resources import num_cores
+    from manyhands.resources import num_cores
     from manyhands.swarm.members import Members
     from manyhands.worker.runner import device_name
 
@@ -123,7 +123,7 @@ def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", 
 def _free_memory() -> int:
     """Bytes that are free where layers are computed. Raises BadRequest where torch does not tell them of its device."""
     from manyhands.engine.devices import torch_device
-    from manyhands.place.resources import available_memory
+    from manyhands.resources import available_memory
 
     device = torch_device()
     if device in (None, "torch-cpu"):

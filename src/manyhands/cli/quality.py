@@ -38,7 +38,7 @@ def quality(
     with doing(f"comparing {b} with {a}") as progress:
         import numpy as np
 
-        from manyhands.place.resources import num_cores
+        from manyhands.resources import num_cores
         from manyhands.weights.fetch import resolve_model
         from manyhands.worker.quality import Predictor, compare, windows_of
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from manyhands.core import PRECISIONS, Precision
 from manyhands.place.measure import MAX_AGE_S, ORIGIN_OVERHEAD_S, read_measured
-from manyhands.place.resources import num_cores
+from manyhands.resources import num_cores
 
 if TYPE_CHECKING:
     from manyhands.checkpoint.dtypes import Described

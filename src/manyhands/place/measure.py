@@ -1,4 +1,4 @@
-"""Seconds per layer of a model on this machine. With resources.py the part of place that is not pure.
+"""Seconds per layer of a model on this machine. The part of place that is not pure.
 
 What counts is a real device step (engine/span.py) on layers of the model: those on disk, or layers with random weights in
 its config's shape. Where these do not fit, seconds follow from bytes and the memory's bandwidth. Figures are kept for a day
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from manyhands.core import Precision, Span, weight_precision
 from manyhands.place.machines import AWAKE_S, DOZE_S, Machine
-from manyhands.place.resources import available_memory, num_cores
 from manyhands.place.shape import Checkpoint, ModelShape
+from manyhands.resources import available_memory, num_cores
 from manyhands.route.cost import HOP_OVERHEAD_S
 
 if TYPE_CHECKING:

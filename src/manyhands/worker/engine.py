@@ -97,7 +97,7 @@ class Engine:
 
     def evict(self) -> None:
         """Free the model's memory. No session may be left."""
-        logger.info("layers=%s evicted after %g s idle", self._span, self._config.evict_after_s)
+        logger.info("layers=%s leave memory: no session, and the idle time is over or memory is short", self._span)
         self.model = None
 
     def start(self) -> None:

@@ -18,6 +18,7 @@ from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import Close, Fault, Feed, Open, Probe, Step
 from manyhands.worker.adopting import lend, orphaned
 from manyhands.worker.engine import Engine
+from manyhands.worker.eviction import Eviction
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.log import LogBudget
 from manyhands.worker.opening import Opening, check_fits, check_room
@@ -323,26 +324,22 @@ class SpanHost:
         return self.is_loaded and not self._places and not self._opening
 
     async def run(self) -> None:
-        """Compute steps as they come, for ever. Evicts the model when it was not used for `evict_after_s`."""
+        """Compute steps as they come, for ever. Drops the model from memory when it is not used (eviction.py)."""
+        now = asyncio.get_running_loop().time
         self.engine.start()
         try:
             while True:
-                idle_s = self._config.evict_after_s if self._is_idle else 0
-                idle_at = asyncio.get_running_loop().time() + (idle_s or math.inf)
-                try:
-                    async with asyncio.timeout_at(min(idle_at, self.parking.expires_at())):
-                        await self._changed.wait()
-                    self._changed.clear()
-                except TimeoutError:
-                    self._tidy(idle_at)
+                eviction = Eviction(self._config, now())
+                while not self._changed.is_set():
+                    looks_at = eviction.looks_at(now()) if self._is_idle else math.inf
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout_at(min(looks_at, self.parking.expires_at())):
+                            await self._changed.wait()
+                    self.parking.expire(now())
+                    if self._is_idle and not self._changed.is_set() and eviction.is_due(now()):
+                        self.parking.clear()
+                        self.engine.evict()
+                self._changed.clear()
         finally:
             self.engine.stop()
             self.parking.clear()
-
-    def _tidy(self, idle_at: float) -> None:
-        """Drop what was parked for too long, and the model if it has not been used for long enough."""
-        now = asyncio.get_running_loop().time()
-        self.parking.expire(now)
-        if self._is_idle and now >= idle_at:
-            self.parking.clear()
-            self.engine.evict()
