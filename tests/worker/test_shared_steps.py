@@ -72,7 +72,7 @@ def test_a_standby_computes_only_when_no_live_session_waits(bench: Bench, steps:
                 scene.faults.slow(hop, 0.02)
             followed = scene.ask("greedy", 0, route=offers[:2], drafter=NoDrafter())
             own = scene.ask("hot", 1, route=offers[2:], drafter=NoDrafter())
-            assert await asyncio.gather(followed, own) == [bench.wanted["greedy", 0], bench.wanted["hot", 1]]
+            assert [*await asyncio.gather(followed, own)] == [bench.wanted["greedy", 0], bench.wanted["hot", 1]]
 
     bench.play(main)
     kinds = [{taken.session.is_standby for taken in batch} for batch in steps]
