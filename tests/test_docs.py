@@ -223,7 +223,7 @@ def test_the_header_is_laid_out_as_described() -> None:
     assert [name for _, _, name in rows] == [n if n != "num_rows" else "count" for n in header.Header._fields]
     sizes = [int(size) for _, size, _ in rows]
     assert [int(offset) for offset, _, _ in rows] == [sum(sizes[:i]) for i in range(len(sizes))]
-    assert sum(sizes) == header.HEADER_BYTES == struct.calcsize("<4BI16s6I2B")
+    assert sum(sizes) == header.HEADER_BYTES == struct.calcsize("<4BI16s7I2B")
     assert f"{header.HEADER_BYTES} bytes" in page
     for kind, message in header.KINDS.items():
         assert re.search(rf"^\| ([\d, ]*\b)?{kind}\b[\d, ]* \| .*{message.__name__}", page, re.MULTILINE), message

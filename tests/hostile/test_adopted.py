@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from manyhands.api.streams import Streams
 from manyhands.config import WorkerConfig
 from manyhands.core import EndsAt, NodeId, SamplingParams, SessionId, Span
 from manyhands.origin.adoption import Adoption
+from manyhands.origin.route import Resume
 from manyhands.testing.faults import Faults
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.handle import adopted_name, proof_of
@@ -45,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def serve(one: Hop, number: int, rows: int = 8, **changes: Any) -> None:
     """A session of a stream that has computed some rows."""
     await one.open(number, adoption=TOLD, **changes)
-    one.step(number, 0, hidden(rows, number), reply_from=rows)
+    one.step(number, 0, hidden(rows, number), reply_from=rows, committed=rows)
     await one.until(lambda: bool(one.after.of(Step, session_id(number))))
 
 
@@ -78,7 +80,7 @@ def test_only_the_proof_of_this_hop_adopts(folder: Path, state: str) -> None:
             assert await adopt(one, number, shown) == 0
         assert await adopt(one, 50, PROOF, span=Span(3, 4)) == 0
         assert await adopt(one, 51, PROOF, ends="edges") == 0
-        assert await adopt(one, 52, PROOF, until=9) == 0  # more than was computed
+        assert await adopt(one, 52, PROOF, until=9) == 8  # more than was computed
         assert await adopt(one, 53, PROOF) == 8
         assert await adopt(one, 54, PROOF) == 8  # again: another copy
         one.host.close(Close(PROOF), AFTER)  # to have the proof is not to own it
@@ -128,6 +130,57 @@ def test_ids_of_events_give_each_choice_and_stream_a_handle_of_its_own() -> None
     ):
         with pytest.raises(BadEventId):
             streams.claim(text, caller)
+
+
+# -- guesses -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("state", ["orphaned", "live", "shed"])
+def test_guesses_are_neither_parked_nor_lent(folder: Path, state: str, is_last: bool) -> None:
+    """Windows of guesses that nothing has proven yet are in the cache, and in the last hop's log, when the origin is lost: an
+    adopter that asks for as many positions gets those that the origin had committed, and no row of the others."""
+    hop = 2 if is_last else 1
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1, adoption=TOLD, hop=hop)
+        for position, rows, committed in (
+            (0, 8, 8),
+            (8, 4, 9),
+            (12, 2, 9),
+        ):  # a prompt, a token and three guesses, two more
+            one.step(1, position, hidden(rows, position), hop=hop, reply_from=min(position, 7), committed=committed)
+        place = one.host.find(session_id(1), hop)
+        assert place is not None
+        await one.until(lambda: place.cache.length == 14 and place.computed == 14)
+        if state != "live":
+            one.host.drop_origin(one.origin, is_gone=True)  # type: ignore[arg-type]
+        if state == "shed":
+            one.host.parking.shrink(0)
+        asked: Any = {"hop": hop, "replay_from": 7, "replay_until": 12} if is_last else {}
+        assert await adopt(one, 2, PROOF, until=12, **asked) == (0 if state == "shed" else 9)
+        adopted = one.host.find(session_id(2), hop)
+        assert adopted is not None and adopted.cache.length == (0 if state == "shed" else 9)
+        again = one.after.of(Step, session_id(2))
+        assert [(step.position, step.count) for step in again] == ([(7, 2)] if is_last and state != "shed" else [])
+
+    play_hop(folder, scenario)
+
+
+def test_where_a_session_begins_whose_hops_have_kept_different_lengths() -> None:
+    """At the least of them; a hop with less than half of the longest is rebuilt; one that claims more than was asked for has
+    that."""
+
+    def begin(*cached: int) -> tuple[int, list[bool]]:
+        hops: Any = [SimpleNamespace(cached=one, is_whole=True) for one in cached]
+        return Resume(name(1), 40, ()).begin(hops), [hop.is_whole for hop in hops]
+
+    assert begin(40, 33, 40) == (33, [True, True, True])
+    assert begin(40, 33, 0) == (33, [True, True, False])
+    assert begin(40, 3, 1) == (40, [True, False, False])
+    assert begin(1 << 31, 40, 1 << 31) == (40, [True, True, True])
+    assert begin(9, 8, 9) == (8, [True, True, True])
+    assert begin(0, 0) == (0, [True, True])
 
 
 # -- two at once, the old one still there -----------------------------------------------------------------------------
@@ -267,7 +320,7 @@ def parked(
 ) -> Parked:
     log = OutputLog(begins_late=rows)
     log.append(step_of(number, 0, hidden(4)))
-    return Parked(owner, Span(0, 1), "origin", capacity, capacity, None, log, RowBounds(), (), adoption)
+    return Parked(owner, Span(0, 1), "origin", capacity, capacity, None, log, capacity, RowBounds(), (), adoption)
 
 
 def test_what_is_kept_for_adoption_alone_costs_no_conversation_its_room() -> None:

@@ -156,7 +156,7 @@ def test_all_owners_together_are_bounded() -> None:
     for number in range(MAX_PARKED + 50):
         owner = NodeId(f"{number:064x}")
         log = LogBudget(0).open(session_id(number))
-        parked = Parked(owner, Span(0, 1), "origin", 1, 1, cast(Any, None), log, RowBounds(), ())
+        parked = Parked(owner, Span(0, 1), "origin", 1, 1, cast(Any, None), log, 1, RowBounds(), ())
         parking.park(name(number), parked, 10_000, 10_000, float(number))
         assert len(parking) <= MAX_PARKED
 

@@ -167,6 +167,41 @@ def test_after_a_repair_with_windows_in_flight(qwen3: Path, victim: int, ends: E
     play(main)
 
 
+@pytest.mark.parametrize("is_dead", [True, False])
+@pytest.mark.parametrize("ends", ["origin", "edges"])
+@pytest.mark.parametrize("path", ["ring", "star"])
+def test_an_attempt_that_is_behind_its_client_and_guesses_wrong(
+    qwen3: Path, path: PathKind, ends: EndsAt, is_dead: bool
+) -> None:
+    """The client has 14 tokens. A second attempt, whose caches were gone, has drawn 9 of them again and has wrong guesses for
+    the rest on all hops, when it dies too or is cut off: the third goes on with what is committed of it."""
+    params = LONG if ends == "origin" else replace(LONG, logprobs=None)
+
+    async def main() -> None:
+        faults = Faults()
+        async with swarm_of(qwen3, "0-1,2-3,4-5", wrap=faults.wrap, ends=ends) as swarm:
+            wanted = await ids_of(swarm, PROMPT, params)
+            async with another(swarm, "second", faults.wrap) as second, another(swarm, "third") as third:
+                drafter = Oracle([*PROMPT, *wanted], 8, lambda _: True)
+                answer = second.answer(second.request_ids(PROMPT, params))
+                stream = second.stream(answer, adoption=Adoption(HANDLE), drafter=drafter, path=path)
+                for _ in range(9):
+                    await anext(stream)
+                await asyncio.sleep(0.1)
+                marks = marks_of(answer)
+                if is_dead:
+                    faults.die(second.node)
+                    await asyncio.sleep(0.1)
+                adoption = Adoption(HANDLE, marks, 14)
+                rest = await third.complete(third.request_ids(PROMPT, params), adoption=adoption, path=path)
+                assert rest.token_ids == wanted
+                assert (rest.redrawn, rest.cached_tokens) == (10, len(PROMPT))  # the tenth is of a row that is no guess
+                with contextlib.suppress(Exception):
+                    await stream.aclose()
+
+    play(main)
+
+
 def test_who_lacks_the_handle_adopts_nothing(qwen3: Path) -> None:
     """Neither by another handle nor by what a hop was told; and what is not adopted is gone in time."""
 

@@ -140,4 +140,5 @@ def steps(draw: st.DrawFn) -> Step:
         content=draw(st.sampled_from(["hidden", "ids", "logits"])),
         ids=ids,
         payload=payload,
+        committed=draw(u32),
     )

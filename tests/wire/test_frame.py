@@ -190,9 +190,9 @@ def step_header(**changes: int) -> bytes:
         "position": 0,
         "count": 1,
     }
-    fields |= {"reply_from": 0, "window": 0, "width": 3, "dtype": 0, "content": 0} | changes
+    fields |= {"reply_from": 0, "window": 0, "committed": 0, "width": 3, "dtype": 0, "content": 0} | changes
     values = list(fields.values())
-    return struct.pack("<4BI16s6I2B", *values[:5], bytes(16), *values[5:])
+    return struct.pack("<4BI16s7I2B", *values[:5], bytes(16), *values[5:])
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_limits_hold() -> None:
         greeted("data", Limits(step_body=5)).feed(step_header())
     feeder = Feeder(None)
     with pytest.raises(ProtocolError, match="over the limit of 65536"):
-        feeder.feed(struct.pack("<4BI16s6I2B", PROTOCOL_VERSION, 1, 0, 0, MAX_CONTROL_BODY + 1, bytes(16), *[0] * 8))
+        feeder.feed(struct.pack("<4BI16s7I2B", PROTOCOL_VERSION, 1, 0, 0, MAX_CONTROL_BODY + 1, bytes(16), *[0] * 8))
     assert len(feeder.reader._body) == 0
 
 

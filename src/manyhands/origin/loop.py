@@ -164,7 +164,7 @@ class Generation:
 
     def _send(self, position: int, ids: Sequence[int], reply_from: int, payload: Payload | None) -> None:
         carried = None if payload is not None else tuple(ids)
-        self._session.send(position, len(ids), reply_from, carried, payload)
+        self._session.send(position, len(ids), reply_from, carried, payload, len(self.ledger))
 
     def _send_window(self, position: int, ids: Sequence[int], payload: Payload | None) -> None:
         if not ids:

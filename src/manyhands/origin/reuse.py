@@ -84,9 +84,10 @@ class Reuse:
         except (ShardUnavailable, WeightsMismatch, BadRequest):
             return None
         last = session.route.hops[-1]
-        redraw = adoption.tokens if last.has_log else 0
-        if not redraw:  # which tokens they were is not known here: they are drawn anew, from the end of the prompt on
-            session.begins_at = min(session.begins_at, own)
+        has_rows = last.has_log and adoption.tokens > 0
+        redraw = max(0, (last.cached or until) - own) if has_rows else 0
+        # Which tokens the others were is not known here: they are drawn anew, after those whose rows come again.
+        session.begins_at = min(session.begins_at, own + redraw)
         return Resumed(_offers(session), session, adoption.exactness, redraw)
 
     async def _open(self, before: Sequence[Offer], resume: Resume, lease: Lease, around: Around) -> Session:

@@ -96,12 +96,14 @@ class Resume(NamedTuple):
         return slot
 
     def begin(self, hops: Sequence[Hop]) -> int:
-        """The hops have opened: where the session begins. Those that lack positions that others have are not whole."""
-        if not any(hop.cached for hop in hops):
+        """The hops have opened: where the session begins. Those that have less than half of what others have are not whole."""
+        for hop in hops:
+            hop.cached = min(hop.cached, self.until)
+        if not (longest := max(hop.cached for hop in hops)):
             return 0
         for hop in hops:
-            hop.is_whole = hop.cached >= self.until
-        return self.until
+            hop.is_whole = 2 * hop.cached >= longest
+        return min(hop.cached for hop in hops if hop.is_whole)
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from manyhands.origin.repair_plan import Slot
 from manyhands.origin.returns import Returns
 from manyhands.origin.route import Hop, Lease, Resume, Route
 from manyhands.origin.standby import Standbys
-from manyhands.wire.message import Close, Credit, Fault, Opened, Payload, Probe, Progress, Step
+from manyhands.wire.message import Close, Credit, Fault, Ids, Opened, Payload, Probe, Progress, Step
 from manyhands.wire.signed import Signer
 
 
@@ -172,9 +172,9 @@ class Session:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def send(
-        self, position: int, count: int, reply_from: int, ids: tuple[int, ...] | None, payload: Payload | None
+        self, position: int, count: int, reply_from: int, ids: Ids | None, payload: Payload | None, committed: int = 0
     ) -> None:
-        """Send one step to hop 0, now or as soon as its credits allow. Raises the session's error if it has one.
+        """Send one step to hop 0, now or as soon as its credits allow. `committed`: see Step. Raises the session's error.
 
         While hops are lost nothing is sent: the repair of the route sends it again.
         """
@@ -183,7 +183,7 @@ class Session:
         if self.losses:
             return
         where = position, count, reply_from, self.returns.sent(position + count)
-        step = Step(self.id, self.route.epoch, 0, *where, "hidden", ids, payload)
+        step = Step(self.id, self.route.epoch, 0, *where, "hidden", ids, payload, (), committed)
         self.route.hops[0].outbox.append(step)
         self._flush(0)
 

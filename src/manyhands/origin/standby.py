@@ -89,10 +89,9 @@ class Standbys:
 
     def feed_first(self, standby: Standby, position: int, ids: Sequence[int], payload: Payload | None) -> None:
         """Send the standby of the first hop one step of committed positions, which this origin alone knows."""
-        route, count, carried = self._route, len(ids), None if payload is not None else tuple(ids)
-        standby.send(
-            Step(route.session, route.epoch, 0, position, count, position + count, 0, "hidden", carried, payload)
-        )
+        route, until, carried = self._route, position + len(ids), None if payload is not None else tuple(ids)
+        where = position, len(ids), until, 0
+        standby.send(Step(route.session, route.epoch, 0, *where, "hidden", carried, payload, (), until))
 
     def pass_on(self, step: Step) -> bool:
         """In a star: whether `step` is for a standby (`feed`), and not for the route; it costs no credit.

@@ -107,7 +107,7 @@ def _encode_raw(message: Message, prefix: bytes, data: bytes | bytearray | memor
 
 
 def _encode_step(step: Step) -> list[bytes | memoryview]:
-    session, epoch, hop, position, count, reply_from, window, content, ids, payload, timings = step
+    session, epoch, hop, position, count, reply_from, window, content, ids, payload, timings, committed = step
     dtype, width, data, codec = Payload("bf16", 0, b"") if payload is None else payload
     head = b"" if ids is None else struct.pack(f"<{len(ids)}I", *ids)
     body = memoryview(data).cast("B")
@@ -115,7 +115,7 @@ def _encode_step(step: Step) -> list[bytes | memoryview]:
     tail = b"".join([TIMING.pack(min(queue_us, U32), min(compute_us, U32)) for queue_us, compute_us in timings])
     flags = HAS_IDS * (ids is not None) | HAS_PAYLOAD * (payload is not None) | len(timings) << TIMINGS_SHIFT
     length = len(head) + len(body) + len(tail)
-    where = session, epoch, position, count, reply_from, window
+    where = session, epoch, position, count, reply_from, window, committed
     kind = DTYPES.index(dtype) | CODECS.index(codec) << CODEC_SHIFT
     header = PROTOCOL_VERSION, STEP, flags, hop, length, *where, width, kind, CONTENTS.index(content)
     if len(session) != 16 or (ids is not None and len(ids) != count):
@@ -134,7 +134,8 @@ def _decode_chunk(body: bytearray) -> WeightsChunk:
 
 def _decode_step(header: tuple[Any, ...], body: bytearray) -> Step:
     """Make a Step of a checked header and its whole body; the payload shares the body's memory."""
-    _, _, flags, hop, length, session, epoch, position, count, reply_from, window, width, dtype, content = header
+    _, _, flags, hop, length, session, epoch, position, count, reply_from, window, committed, *kind = header
+    width, dtype, content = kind
     num_ids = count if flags & HAS_IDS else 0
     end, view = length - TIMING.size * (flags >> TIMINGS_SHIFT), memoryview(body)
     dtype, codec = DTYPES[dtype & (1 << CODEC_SHIFT) - 1], CODECS[dtype >> CODEC_SHIFT]
@@ -150,6 +151,7 @@ def _decode_step(header: tuple[Any, ...], body: bytearray) -> Step:
         ids=struct.unpack_from(f"<{num_ids}I", body) if flags & HAS_IDS else None,
         payload=Payload(dtype, width, view[4 * num_ids : end], codec) if flags & HAS_PAYLOAD else None,
         timings=tuple(map(HopTiming._make, TIMING.iter_unpack(view[end:]))),
+        committed=committed,
     )
 
 

@@ -1,7 +1,7 @@
 """The fixed header of a frame: its layout, the kinds of frames, and what a header must fulfil before its body is read.
 
 version u8 · kind u8 · flags u8 · hop u8 · body length u32 · session 16 bytes · epoch · position · count ·
-reply_from · window · width (u32 each) · dtype u8 · content u8                                       all little endian
+reply_from · window · committed · width (u32 each) · dtype u8 · content u8                           all little endian
 """
 
 import struct
@@ -72,7 +72,7 @@ HAS_PAYLOAD = 2
 TIMINGS_SHIFT = 2  # the other six bits of a Step's flags count its timings
 TIMING = struct.Struct("<2I")
 U32 = (1 << 32) - 1
-LAYOUT = struct.Struct("<4BI16s6I2B")
+LAYOUT = struct.Struct("<4BI16s7I2B")
 LENGTH = 4  # index of the body's length
 HEADER_BYTES = LAYOUT.size
 CHUNK = struct.Struct("<IQ")  # request, offset
@@ -100,6 +100,7 @@ class Header(NamedTuple):
     num_rows: int = 0
     reply_from: int = 0
     window: int = 0
+    committed: int = 0
     width: int = 0
     dtype: int = 0
     content: int = 0
@@ -120,7 +121,7 @@ def credit_header(session: bytes, epoch: int, hop: int, steps: int) -> Header:
 
 def check_step(header: tuple[Any, ...], max_body: int) -> None:
     """Raise ProtocolError unless the header of a Step is consistent and within limits."""
-    _, _, flags, _, length, _, _, position, count, _, _, width, dtype, content = header
+    _, _, flags, _, length, _, _, position, count, _, _, _, width, dtype, content = header
     if length > max_body:
         raise ProtocolError(f"Step of {length} bytes is over the limit of {max_body}")
     dtype, codec = dtype & (1 << CODEC_SHIFT) - 1, dtype >> CODEC_SHIFT

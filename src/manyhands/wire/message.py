@@ -32,10 +32,11 @@ from manyhands.core import (
 Token = NewType("Token", str)  # 32 hex digits: 16 random bytes
 Signature = NewType("Signature", str)  # 128 hex digits: an Ed25519 signature
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 # `emit_from` of a standby: a standby for a hop, which computes when its device is idle and sends nothing on. It says how far it
 # is by Progress whenever it has computed what it had. Beyond every position.
 STANDBY = (1 << 32) - 1
+Ids = tuple[int, ...]  # of tokens
 Lane = Literal["control", "data", "bulk"]
 DType = Literal["bf16", "fp16", "fp32", "int32"]
 ITEMSIZE: dict[DType, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4}  # bytes of a number
@@ -73,6 +74,7 @@ class Step(NamedTuple):
     `ids` are the token ids of the rows; they travel only when ends = edges, else None.
     `window` numbers the origin's guesses: a hop drops queued steps of a session whose window is older than the newest seen.
     `timings` are those of the hops it has passed, in their order; figures for people, which nothing relies on.
+    `committed`: tokens at positions below it are final. Rows of others may be guesses, which no other origin may adopt.
     """
 
     session: SessionId
@@ -83,9 +85,10 @@ class Step(NamedTuple):
     reply_from: int
     window: int
     content: Content
-    ids: tuple[int, ...] | None
+    ids: Ids | None
     payload: Payload | None  # None iff ids alone go to the first hop (ends = edges), or count == 0
     timings: tuple[HopTiming, ...] = ()
+    committed: int = 0
 
 
 class Credit(NamedTuple):
@@ -122,8 +125,8 @@ class Open:
     hidden states (ends = origin) or logits (ends = edges). `prompt_length` is what penalties count from.
 
     `resume` names a session that the origin parked here (Close): the place begins with a copy of its positions
-    [0, `resume_until`), if they are still here, else empty. Opened says which. Another origin's session is named by what
-    `adoption` of its Open was made from (handle.py): with it the place is parked, also if its origin is lost.
+    [0, `resume_until`), or with as many of them as are still here. Opened says how many. Another origin's session is
+    named by what `adoption` of its Open was made from (handle.py): with it the place is parked, also if its origin is lost.
 
     `origin` owns the session and signs everything else here (signed.py). `to` is the node addressed, `token` that of its
     Hello to the origin, `serial` is used once: the signature is worth nothing to another node, on another link or again.

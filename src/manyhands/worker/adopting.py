@@ -22,11 +22,11 @@ def lend(sessions: Iterable[HopSession], message: Open) -> Parked | None:
         and (one.opened.adoption, one.opened.span, one.opened.ends) == (adopted, message.span, message.ends)
         and not one.is_standby
     ]
-    longest = max(meant, key=lambda one: one.cache.length, default=None)
-    return longest.lend(longest.cache.length) if longest is not None else None
+    longest = max(meant, key=lambda one: one.firm, default=None)
+    return longest.lend(longest.firm) if longest is not None else None
 
 
 def orphaned(session: HopSession) -> Close | None:
-    """How a place ends whose origin is lost: parked, if another origin may adopt it."""
+    """How a place ends whose origin is lost: parked, as far as it holds no guess, if another origin may adopt it."""
     opened = session.opened
-    return None if opened.adoption is None else Close(opened.session, opened.adoption, session.cache.length)
+    return None if opened.adoption is None else Close(opened.session, opened.adoption, session.firm)

@@ -19,9 +19,10 @@ from manyhands.wire.message import HopTiming, Open
 from manyhands.worker.batch import WINDOW_ROWS, Shortness, StepKind, Waiting, choose, hold_until
 from manyhands.worker.callers import Callers
 from manyhands.worker.execute import Device, Draws, Result, SpanModel
+from manyhands.worker.fit import Fit
 from manyhands.worker.log import LogBudget
 from manyhands.worker.parking import Parked
-from manyhands.worker.session import Fit, HopSession, Taken
+from manyhands.worker.session import HopSession, Taken
 
 logger = logging.getLogger(__name__)
 

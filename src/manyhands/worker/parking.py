@@ -29,10 +29,11 @@ OWNER_SHARE = 0.5
 
 @dataclass(eq=False, slots=True)
 class Parked:
-    """What is kept of one place: positions [0, `positions`) of its cache, which has memory for `capacity`, and of its log.
+    """What is kept of one place: positions [0, `positions`) of its cache, which has memory for `capacity`, and up to `logged`
+    of its log. None of them is a guess.
 
     `ids` are those of the positions where this hop draws tokens. `ends` says what the log holds beside rows. `cache` is None,
-    and `capacity` 0, once only the log is left.
+    `positions` and `capacity` are 0, once only the log is left.
     """
 
     owner: NodeId
@@ -42,6 +43,7 @@ class Parked:
     capacity: int
     cache: Cache | None
     log: OutputLog
+    logged: int
     bounds: RowBounds
     ids: tuple[int, ...]
     adoption: SessionId | None = None  # what another origin's proof must hash to (wire/handle.py)

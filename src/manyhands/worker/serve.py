@@ -138,9 +138,11 @@ class SpanHost:
         await self.engine.ensure_loaded()
         message, origin = opening.message, opening.origin
         place = (message.session, message.span)
-        parked, cache = self._parked(message, origin), None
+        parked, cache, cached = self._parked(message, origin), None, 0
         if parked is not None and place not in self._places:
-            cache = await self.engine.fork(parked, message.resume_until, message.capacity)
+            cached = min(message.resume_until, parked.positions)
+            cache = await self.engine.fork(parked, cached, message.capacity)
+            cached = 0 if cache is None else cached
         if self._opening.get(place) is not opening:
             return  # closed, or overtaken, while it was being opened
         if successor.is_closed:
@@ -154,12 +156,11 @@ class SpanHost:
         else:
             session = self._places[place] = self.engine.add(message, sampler, origin, successor, cache)
             if parked is not None:
-                has_log = session.begin_with(parked, message.resume_until, has_cache=cache is not None)
+                has_log = session.begin_with(parked, cached)
         del self._opening[place]
         self._by_hop[message.session, message.hop] = session
         if session.is_last:
             self._by_hop[message.session, ORIGIN_HOP] = session
-        cached = message.resume_until if cache is not None else 0
         session.answer_open(self._info.arithmetic, has_log=has_log, cached=cached)
         if self.is_draining:  # what was said before may have been lost in the change of epochs
             session.fault(Draining.code, "drains", session.opened.hop)

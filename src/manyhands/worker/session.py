@@ -5,17 +5,17 @@ step() ─► waiting ─ take() ─► device ─ deliver() ─► log, outbox 
 
 import logging
 from collections import deque
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from manyhands.core import ORIGIN_HOP, public_id
 from manyhands.engine.span import Cache
-from manyhands.errors import BadRequest, ContextOverflow, Detour, LinkClosed, ProtocolError
+from manyhands.errors import BadRequest, Detour, LinkClosed, ProtocolError
 from manyhands.net.transport import Link, betters, try_send
 from manyhands.wire.credit import Credits
-from manyhands.wire.message import STANDBY, Credit, DType, Fault, HopTiming, Open, Opened, Progress, Step
+from manyhands.wire.message import STANDBY, Credit, Fault, HopTiming, Open, Opened, Progress, Step
 from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Draws, Result, Work
+from manyhands.worker.fit import Fit
 from manyhands.worker.log import LogBudget, rows_from, split_step
 from manyhands.worker.parking import Parked
 from manyhands.worker.turnaround import Turnaround
@@ -26,15 +26,6 @@ logger = logging.getLogger(__name__)
 MAX_WAITING_LEASES = 2
 # ... and, for a standby, which is fed without credits, so many steps: one a row of the largest feed.
 MAX_STANDBY_STEPS = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """What steps must look like to fit a span's model."""
-
-    hidden_size: int
-    wire_dtype: DType
-    vocab_size: int
 
 
 class Taken(NamedTuple):
@@ -70,6 +61,7 @@ class HopSession:
         self.served = 0
         self.received = 0
         self.computed = 0
+        self._firm = 0
         self.is_closed = False
         self.is_feeding = False  # a standby, from the log
         self.pace = Turnaround()
@@ -111,12 +103,14 @@ class HopSession:
         self.received = self.computed = 0
         self._is_spoiled = False
         self._newest_window = 0
-        return self._replay()
+        return self._replay(opened.replay_until)
 
-    def _replay(self) -> bool:  # send the log as far as the Open asks; whether it reaches so far
-        start, until = self.opened.replay_from, self.opened.replay_until
+    def _replay(self, until: int) -> bool:
+        """Send the log, of committed positions, up to `until`; whether it reaches so far."""
+        start = self.opened.replay_from
         if self.log.covers(until, start):  # under the first guess of the epoch
-            self.outbox.extend(self._addressed(s, s)._replace(window=0) for s in self.log.replay(until, start))
+            again = (self._addressed(s, s) for s in self.log.replay(until, start))
+            self.outbox.extend(step._replace(window=0, committed=until) for step in again)
         return self.log.covers(until, start)
 
     def _credits(self) -> tuple[Credits, Credits]:
@@ -135,7 +129,7 @@ class HopSession:
         """
         if self.log.covers(until):
             for step in self.log.replay(until, start):
-                try_send(standby, self._addressed(step, step)._replace(reply_from=until))
+                try_send(standby, self._addressed(step, step)._replace(reply_from=until, committed=until))
 
     def spoil(self) -> None:
         """A step of this epoch was bad: what comes after it cannot be right either and is dropped, until a new place."""
@@ -151,10 +145,16 @@ class HopSession:
         self.log.cut(positions)
         return self.lend(positions)
 
+    @property
+    def firm(self) -> int:
+        """Positions computed here whose tokens its origin had committed: no guess is among them."""
+        return min(self._firm, self.cache.length)
+
     def lend(self, positions: int) -> Parked:
-        """What the first `positions`, all computed, have left here; of a session that goes on it is to be copied at once."""
+        """What the first `positions`, all computed and none a guess, have left here; of a session that goes on it is to be
+        copied at once."""
         opened, ids = self.opened, tuple(self._ids[:positions])
-        kept = positions, self.capacity, self.cache, self.log, self.bounds, ids, opened.adoption
+        kept = positions, self.capacity, self.cache, self.log, positions, self.bounds, ids, opened.adoption
         return Parked(self.origin.peer, opened.span, opened.ends, *kept)
 
     def _end(self) -> None:
@@ -162,14 +162,15 @@ class HopSession:
         self.waiting.clear()
         self.outbox.clear()
 
-    def begin_with(self, parked: Parked, positions: int, *, has_cache: bool) -> bool:
-        """Begin with the first `positions` of what was parked, whose cache is copied if this `has_cache`. Without that a last
-        hop still has the rows it sent. Returns whether the log reaches as far as the Open asks."""
-        if has_cache or self.is_last:
-            self.log.begin_with(parked.log, positions)
-        if has_cache:
-            self.bounds, self._ids = parked.bounds.copy(), list(parked.ids[:positions])
-        return self._replay()
+    def begin_with(self, parked: Parked, cached: int) -> bool:
+        """Begin with the first `cached` positions of what was parked, whose cache is copied. Without that (0) a last hop may
+        still have the rows that it sent for all that the Open wants. Returns whether the log reaches as far."""
+        until, opened = cached or self.opened.resume_until, self.opened
+        if cached or (self.is_last and until <= parked.logged):
+            self.log.begin_with(parked.log, until)
+        if cached:
+            self._firm, self.bounds, self._ids = cached, parked.bounds.copy(), list(parked.ids[:cached])
+        return self._replay(min(opened.replay_until, until))
 
     def answer_open(self, arithmetic: str, *, has_log: bool, cached: int = 0) -> None:
         """Tell the origin that this place is taken; then send what the log holds for the successor."""
@@ -211,7 +212,8 @@ class HopSession:
             return
         self._predecessor = link
         try:
-            self._check(step)
+            self._check_granted(step)
+            self._fit.check(step, self.opened)
         except (BadRequest, ProtocolError) as error:
             self.spoil()
             self.fault(error.code, str(error), self._predecessor_hop)
@@ -233,21 +235,6 @@ class HopSession:
         self._owe(len(self.waiting))
         self.waiting.clear()
         self.outbox.clear()
-
-    def _check(self, step: Step) -> None:
-        opened, end = self.opened, step.position + step.count
-        self._check_granted(step)
-        if step.count < 1 or end > self.capacity:
-            raise ContextOverflow(f"positions up to {end} exceed the lease of {self.capacity}")
-        embeds = opened.ends == "edges" and opened.hop == 0
-        if (step.payload is None) != embeds or (opened.ends == "edges" and step.ids is None):
-            raise ProtocolError("a step lacks the tensor or the ids that its route calls for")
-        if step.payload is not None and (step.payload.width, step.content) != (self._fit.hidden_size, "hidden"):
-            raise ProtocolError(f"a step of width {step.payload.width} does not fit this model")
-        if step.payload is not None and step.payload.dtype != self._fit.wire_dtype:
-            raise ProtocolError(f"a step in {step.payload.dtype} does not fit a span in {self._fit.wire_dtype}")
-        if step.ids is not None and max(step.ids) >= self._fit.vocab_size:
-            raise BadRequest(f"token id {max(step.ids)} is outside the vocabulary of {self._fit.vocab_size}")
 
     def _check_granted(self, step: Step) -> None:
         """Take a credit for `step`. Raises ProtocolError if more would wait than was granted."""
@@ -304,6 +291,7 @@ class HopSession:
             self._owe(int(taken.uses_up))
             return
         self.computed = taken.step.position + taken.step.count
+        self._firm = max(self._firm, min(self.computed, taken.step.committed))
         step = self._addressed(taken.step, result, (*taken.step.timings, timing))
         skipped = self.opened.emit_from - step.position
         if skipped <= 0:
@@ -316,7 +304,7 @@ class HopSession:
         if not self.is_last or (
             self.opened.adoption is not None and step.content != "logits"
         ):  # large as the vocabulary
-            self.log.append(Step(*step[:-1]))  # without timings
+            self.log.append(step._replace(timings=()))
         if self.is_standby and not self.waiting:
             self.report()
 
@@ -332,7 +320,7 @@ class HopSession:
         hop, ids = (ORIGIN_HOP, None) if is_last else (opened.hop + 1, step.ids if opened.ends == "edges" else None)
         window = 0 if rows is step else step.window
         where = rows.position, rows.count, step.reply_from, window
-        return Step(opened.session, opened.epoch, hop, *where, rows.content, ids, rows.payload, timings)
+        return Step(opened.session, opened.epoch, hop, *where, rows.content, ids, rows.payload, timings, step.committed)
 
     def credit(self, steps: int, epoch: int) -> None:
         """The successor has computed `steps` steps of `epoch`: send what waits for it."""
