@@ -269,8 +269,8 @@ def test_rows_that_cannot_be_cost_the_last_hop_its_place(
     params = replace(LONG, logprobs=None, stop_ids=(0,))
     plain = HopSession._replay
 
-    def replay(session: HopSession) -> bool:
-        said = plain(session)
+    def replay(session: HopSession, until: int) -> bool:
+        said = plain(session, until)
         if session.is_last and session.opened.resume is not None and session.opened.replay_until:
             session.outbox = deque(forge(list(session.outbox)))
             return True
