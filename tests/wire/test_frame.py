@@ -237,7 +237,7 @@ def test_limits_hold() -> None:
         greeted("data", Limits(step_body=5)).feed(step_header())
     feeder = Feeder(None)
     with pytest.raises(ProtocolError, match="over the limit of 65536"):
-        feeder.feed(struct.pack("<4BI16s7I2B", PROTOCOL_VERSION, 1, 0, 0, MAX_CONTROL_BODY + 1, bytes(16), *[0] * 8))
+        feeder.feed(struct.pack("<4BI16s7I2B", PROTOCOL_VERSION, 1, 0, 0, MAX_CONTROL_BODY + 1, bytes(16), *[0] * 9))
     assert len(feeder.reader._body) == 0
 
 
