@@ -18,6 +18,7 @@ ManyhandsError                code            meaning
 ├─ ShardUnavailable           shard_unavailable no node can serve a needed span (retryable elsewhere)
 │  ├─ Busy                    busy            a hop is full; said before it accepts, never after
 │  ├─ Draining               draining        a hop would like to leave; it serves on until it is replaced
+│  ├─ Apart                  apart           a hop cannot reach the next one; their origin may reach both
 │  └─ Detour                 detour          a hop sends through a relay and need not any more; it serves on
 ├─ PipelineStalled            pipeline_stalled  no progress within the deadline
 ├─ PipelineAborted            pipeline_aborted  a running session cannot go on
@@ -153,6 +154,10 @@ class Busy(ShardUnavailable):
 
 class Draining(ShardUnavailable):
     code = "draining"
+
+
+class Apart(ShardUnavailable):
+    code = "apart"
 
 
 class Detour(ShardUnavailable):

@@ -91,6 +91,9 @@ class World:
     def terms(self) -> Terms:
         return Terms(origin=NodeId("origin"), rtts=self.rtts)
 
+    def note_star(self) -> None:
+        """No hop of these is apart from another."""
+
     async def look_around(self) -> None:
         """Nobody comes back."""
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from manyhands.core import ORIGIN_HOP
+from manyhands.core import ORIGIN_HOP, NodeId
 from manyhands.errors import (
+    Apart,
     BadRequest,
     Busy,
     Corruption,
@@ -60,3 +61,10 @@ def judge(fault: Fault, hops: Sequence[Hop], *, is_running: bool) -> Verdict:
     refusal = kind(f"{'the origin' if blames_origin else f'hop {at_fault} ({offer.name})'}: {fault.detail}")
     refusal.node = offer.node
     return Verdict(at_fault, untrusted, refusal)
+
+
+def apart(fault: Fault, hops: Sequence[Hop]) -> NodeId | None:
+    """The node of the next hop, if the one that sent this cannot reach it and the origin has a link to it; else None."""
+    near = fault.hop + 1
+    is_apart = fault.code == Apart.code and fault.blame == near < len(hops) and not hops[near].control.is_closed
+    return hops[near].offer.node if is_apart else None

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from manyhands.core import UNPROVEN, Exactness, NodeAddr, NodeId, PathKind, SamplingParams, Span
-from manyhands.errors import BadRequest, Busy, ContextOverflow, ExperimentalDisabled, ShardUnavailable
+from manyhands.core import UNPROVEN, Exactness, NodeAddr, PathKind, SamplingParams, Span
+from manyhands.errors import BadRequest, ContextOverflow, ExperimentalDisabled
 from manyhands.origin.adoption import Adoption
 from manyhands.origin.answer import Answer, Token
 from manyhands.origin.depth import Acceptance
@@ -18,9 +18,9 @@ from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.loop import Generation, Request
 from manyhands.origin.model import Messages, OriginModel
 from manyhands.origin.node import FullNode
+from manyhands.origin.opener import RouteOpener
 from manyhands.origin.queue import RoomQueue
-from manyhands.origin.repair import ASK_AGAIN_S, RepairExecutor
-from manyhands.origin.repair_plan import Event
+from manyhands.origin.repair import RepairExecutor
 from manyhands.origin.request_routes import RequestRoutes
 from manyhands.origin.reuse import Resumed, Reuse
 from manyhands.origin.route import Lease
@@ -32,9 +32,6 @@ from manyhands.route.search import Offer, Rules
 from manyhands.swarm.directory import Directory
 from manyhands.text.detokenize import Detokenizer
 from manyhands.worker.execute import WIRE_DTYPES, Device
-
-# Between two looks of a request that waits for layers that no node holds.
-MAX_PAUSE_S = 2.0
 
 
 class Origin:
@@ -54,8 +51,8 @@ class Origin:
     ) -> None:
         self.node, self.model, self._device = node, model, device
         self.routes = Routes(node, model, addrs, directory)
-        self.last_resort: Offer | None = None
         self.waiting = RoomQueue()
+        self._opener = RouteOpener(node, self.routes, self.waiting)
         self.reuse = Reuse(node.requests)
         self._acceptance = Acceptance()  # of drafts, over all requests
         self._costs = CostsOfRoutes()
@@ -86,7 +83,12 @@ class Origin:
             is_private=True,
         )
         info = replace(host.info, is_loaded=False)  # its Open has the deadline of a load
-        self.last_resort = Offer(self.node.address, self.node.transport.node, FALLBACK, info)
+        self._opener.last_resort = Offer(self.node.address, self.node.transport.node, FALLBACK, info)
+
+    @property
+    def last_resort(self) -> Offer | None:
+        """The fallback, if there is one."""
+        return self._opener.last_resort
 
     @property
     def ends(self) -> EndsBatcher | None:
@@ -167,7 +169,7 @@ class Origin:
         lease = self._lease(request, path, adoption, is_free=constraint is None)
         answer.routing = around.routing
         resumed = await self._resume(tenant, request, lease, around, adoption) if route is None else None
-        answer.route, session, cached, redraw = resumed or Resumed(*await self._open(route, lease, around), "E0")
+        answer.route, session, cached, redraw = resumed or Resumed(*await self._opener.open(route, lease, around), "E0")
         around.opened(answer.route)
         if isinstance(drafter, AutoDrafter):
             drafter.share(self._costs.of(answer.route))
@@ -220,60 +222,6 @@ class Origin:
         return AutoDrafter(
             self._acceptance, model=model, copies=mode in ("auto", "suffix"), streams=lambda: max(1, len(sessions))
         )
-
-    async def _open(
-        self, route: Sequence[Offer] | None, lease: Lease, around: RequestRoutes
-    ) -> tuple[tuple[Offer, ...], Session]:
-        """Open a session on `route`, or on the best one whose nodes all have room: a full node is passed over (HN-32).
-
-        Where all are full the request waits for request.patience_s in `waiting`. Where no node holds some layers it waits
-        until that has lasted for patience_s; then it goes to the fallback, if there is one. Raises what the last node to
-        refuse said (Busy, if one was full), once no other route is left.
-        """
-        if route is not None:
-            return tuple(route), await self.node.requests.open(route, lease)
-        patience_s, loop, pause_s = self.node.request.patience_s, asyncio.get_running_loop(), ASK_AGAIN_S
-        while True:
-            try:
-                return await self.waiting.run(lambda: self._open_best(lease, around), patience_s)
-            except Busy:
-                raise
-            except ShardUnavailable as refusal:
-                if loop.time() >= self.routes.waits_until(patience_s):
-                    return await self._open_alone(lease, around, refusal)
-            await asyncio.sleep(pause_s)
-            await self.routes.look_around()
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
-
-    async def _open_alone(
-        self, lease: Lease, around: RequestRoutes, refusal: ShardUnavailable
-    ) -> tuple[tuple[Offer, ...], Session]:
-        """A session on the fallback. Raises `refusal` if there is none, or the request does not want it."""
-        if (alone := around.alone(self.last_resort)) is None:
-            raise refusal
-        around.routing.is_fallback = True
-        around.events.append(Event("reshard", (alone.name,), 0, f"{refusal}; this machine goes on alone"))
-        return (alone,), await self.node.requests.open((alone,), lease)
-
-    async def _open_best(self, lease: Lease, around: RequestRoutes) -> tuple[tuple[Offer, ...], Session]:
-        full: set[NodeId] = set()
-        busy: Busy | None = None
-        found = await around.find(num_tokens=lease.capacity)
-        while True:
-            try:
-                return found, await self.node.requests.open(found, lease)
-            except ShardUnavailable as refusal:
-                if refusal.node is None:
-                    raise
-                full.add(NodeId(refusal.node))
-                if isinstance(refusal, Busy):
-                    busy = refusal
-                else:
-                    self.routes.doubt(NodeId(refusal.node))
-                try:
-                    found = await around.find(full, lease.capacity)
-                except ShardUnavailable:
-                    raise busy or refusal from None
 
     async def complete(self, request: Request, **options: Any) -> Answer:
         """The whole answer at once. Options as for `stream`."""

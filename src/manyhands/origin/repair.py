@@ -81,6 +81,7 @@ class RepairExecutor:
         self._alone = Alone(config.load_timeout_s)
         self._may_rewire_at = 0.0
         self._committed = -1
+        self._are_apart = False  # hops of this session could not reach each other
         self._late_s, self._thrift = late_s, Thrift()
 
     async def repair(self, committed: int, at_token: int) -> int:
@@ -135,9 +136,11 @@ class RepairExecutor:
 
     async def _try(self, plan: RepairPlan, reason: str) -> str:
         """Carry `plan` out; the hops are whole if it went through. Returns the reason, longer if it did not."""
+        self._session.apart = None
         try:
             await self._reshape(plan)
         except HopLost as error:
+            self._are_apart |= self._session.apart is not None
             return f"{reason}; then {error}"
         if all(
             hop.has_log for hop, slot in zip(self._session.route.hops, plan.slots, strict=True) if slot.replay_until
@@ -240,6 +243,9 @@ class RepairExecutor:
             error = ShardUnavailable(f"no node could take over: {'; '.join(session.losses.values())}")
             if self._attempts:  # what failed just now needs some time, and patience ends that way too
                 await asyncio.sleep(ASK_AGAIN_S)
+            if self._are_apart and session.route.lease.path == "ring":  # the origin reaches both: rows go by way of it
+                session.route.lease = replace(session.route.lease, path="star")
+                self._around.note_star()
             if not self._attempts or waited <= self._config.patience_s:
                 await self._around.look_around()
                 try:
@@ -289,5 +295,7 @@ class RepairExecutor:
 
     async def _hop(self, index: int, slot: Slot, num_hops: int) -> Hop:
         if slot.kept is not None:
-            return self._session.route.hops[slot.kept]
+            hop = self._session.route.hops[slot.kept]
+            has_links = hop.data is not None or self._session.route.lease.path == "ring"
+            return hop if has_links else await self._relinked(index, hop)
         return await self._around.connect(index, slot.offer, num_hops, self._session.route.lease)

@@ -27,6 +27,7 @@ class Routing:
 
     rules: Rules = Rules()
     num_refused: int = 0
+    is_star: bool = False  # hops cannot reach each other: a star, though a ring was asked for
     is_kept: bool = False
     is_fallback: bool = False  # no route could be made: the origin computes alone
 
@@ -46,6 +47,7 @@ class Routing:
             "max_shards_per_request": rules.max_hops,
             "fallback_to_local": rules.fallback,
             "refused_nodes": self.num_refused,
+            "is_star": self.is_star,
             "is_kept": self.is_kept,
             "is_fallback": self.is_fallback,
         }
@@ -114,6 +116,10 @@ class RequestRoutes:
     def terms(self) -> Terms:
         """As Routes.terms, by the rules."""
         return self._routes.terms(0, self.rules)
+
+    def note_star(self) -> None:
+        """Hops cannot reach each other: the route is a star, though a ring was asked for."""
+        self.routing.is_star = True
 
     async def keeps(self, route: Sequence[Offer], saved: int, lease: Lease) -> bool:
         """As Routes.keeps, by the rules."""

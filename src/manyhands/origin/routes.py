@@ -12,6 +12,7 @@ from typing import Any
 
 from manyhands.core import NodeAddr, NodeId, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
+from manyhands.origin.apart import ApartPairs
 from manyhands.origin.model import OriginModel
 from manyhands.origin.node import FullNode
 from manyhands.origin.offers import kind_of, layers_of, offers_of, rtts_of
@@ -53,6 +54,7 @@ class Routes:
         self._directory = directory
         self.evicted: set[NodeId] = set()  # not used, whatever they offer, until readmitted
         self.last = LastRoutes()
+        self.apart = ApartPairs()
         self.members = Members("public")  # where there is no directory, which has its own
         self._learned = Learned()
         self._explored_at = -EXPLORE_S
@@ -321,15 +323,16 @@ class Routes:
         """What this node's own links show, and records of those of others, and a key that spreads requests over near-equals."""
         me, now, members = self._node.transport.node, time.monotonic(), self._members
         may_join, is_trusted = admits(rules, members, me), trusts(rules, members, me)
+        apart = self.apart.pairs(asyncio.get_running_loop().time())
         if self._directory is None:
-            return Terms(rules, me, admits=may_join, trusts=is_trusted)
+            return Terms(rules, me, apart=apart, admits=may_join, trusts=is_trusted)
         health = [(peer, edge.rtt_s) for (peer, lane), edge in self._node.pool.health().items() if lane == "control"]
         own = {peer: rtt_s for peer, rtt_s in health if rtt_s is not None}
         self._learned.observe_own_rtts(me, own, now)
         linked = (record for record in self._records(()) if self._is_linked(record.node))
         rtts = self._learned.rtts(now, rtts_of(linked, me, own))
         uplink_Bps, key = self._node.watch.uplink_Bps() or math.inf, secrets.token_bytes(8)
-        return Terms(rules, me, uplink_Bps, rtts, may_join, is_trusted, num_tokens, key)
+        return Terms(rules, me, uplink_Bps, rtts, may_join, is_trusted, num_tokens, key, apart=apart)
 
     def learn(self, session: Session) -> None:
         """What the hops said of the last step, and of rows of prompts, for the requests of others."""

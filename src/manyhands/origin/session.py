@@ -12,17 +12,10 @@ from typing import NoReturn
 
 from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SessionId, public_id
-from manyhands.errors import (
-    Detour,
-    Draining,
-    ManyhandsError,
-    PipelineAborted,
-    PipelineStalled,
-    ShardUnavailable,
-)
+from manyhands.errors import Apart, Detour, Draining, ManyhandsError, PipelineAborted, PipelineStalled, ShardUnavailable
 from manyhands.net.liveness import stretched_s
 from manyhands.net.transport import Link, betters, try_send
-from manyhands.origin.fault import judge
+from manyhands.origin.fault import apart, judge
 from manyhands.origin.pace import HeldStep
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.returns import Returns
@@ -59,6 +52,9 @@ class Session:
         self.losses: dict[int, str] = {}
         self.leaving: dict[int, str] = {}
         self.has_detour = False  # a hop is reached through a relay, and there is a direct link to it by now
+        self.apart: NodeId | None = (
+            None  # a node that the hop before it could not reach, though this origin has a link to it
+        )
         self.untrusted_nodes: set[NodeId] = set()
         self._unclosed: list[Hop] = []  # out of the route, but the route that leaves them out does not stand yet
         self.last_progress: float = 0.0
@@ -95,8 +91,8 @@ class Session:
         try:
             await self._place(slots, range(len(hops)))
         except HopLost as error:
-            refusal = ShardUnavailable(str(error))
-            refusal.node = hops[min(self.losses)].offer.node
+            refusal = Apart(str(error)) if self.apart else ShardUnavailable(str(error))
+            refusal.node = self.apart or hops[min(self.losses)].offer.node
             raise refusal from error
         self._is_running = True
         self.begins_at = 0 if resume is None else resume.begin(hops)
@@ -318,6 +314,7 @@ class Session:
         if message.code == Detour.code:
             self.has_detour = True
             return
+        self.apart = apart(message, self.route.hops) or self.apart
         verdict = judge(message, self.route.hops, is_running=self._is_running)
         if verdict.refusal is not None:
             self._error = self._error or verdict.refusal

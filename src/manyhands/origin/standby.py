@@ -48,7 +48,7 @@ class Standbys:
     def __init__(self, route: Route) -> None:
         self.by_span: dict[Span, Standby] = {}
         self.refused: set[NodeId] = set()
-        self._route, self._is_star = route, route.lease.path == "star"
+        self._route = route
 
     def open(self, hop: Hop) -> None:
         """Ask `hop`, whose node is not in the route, to stand by for the hop of its span, which is."""
@@ -98,7 +98,7 @@ class Standbys:
 
         It is sent on if it is the next; else it is dropped, and the standby falls behind.
         """
-        if not self._is_star or (standby := self._of(step.hop)) is None:
+        if self._route.lease.path != "star" or (standby := self._of(step.hop)) is None:
             return False
         end = step.position + step.count
         if not standby.passed < standby.fed >= end:

@@ -28,6 +28,9 @@ class RouteServices(Protocol):
     def terms(self) -> Terms:
         """What is known of the ways between nodes, and what the request asks of its route."""
 
+    def note_star(self) -> None:
+        """Hops cannot reach each other: the route is a star from here on."""
+
     async def look_around(self) -> None:
         """Try to reach nodes that no link is open to: they may have come back. Takes at most a second or two."""
 

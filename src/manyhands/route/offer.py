@@ -115,6 +115,7 @@ class Terms:
     num_tokens: int = 0  # positions to lease on every hop; a node with less room is asked last (HN-32)
     key: bytes = b""  # of the session: spreads requests over near-equals. Empty: always the cheapest
     current: tuple[Offer, ...] = ()  # the route so far, kept unless another is better by HYSTERESIS
+    apart: frozenset[Pair] = frozenset()  # nodes that could not reach each other
 
 
 ANY = Terms()  # everything admitted, nothing known

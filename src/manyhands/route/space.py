@@ -16,6 +16,9 @@ from manyhands.route.offer import Offer, Pair, Terms, pair
 # only have to be above 0 then: all routes are compared with the same figures, so fewer hops win.
 DEFAULT_LAYER_S = 0.005
 DEFAULT_RTT_S = 0.05
+APART_RTT_S = (
+    2.0  # added for two that could not reach each other: a ring that takes a second more is better than a star
+)
 LAN_RTT_S = 0.001  # between nodes found on the origin's own network (HN-23's lower hop weight)
 
 
@@ -67,7 +70,7 @@ def rtt_between(sender: NodeId, offer: Offer, terms: Terms) -> float:
     """As far as known without looking at others."""
     rtt_s = terms.rtts.get(pair(sender, offer.node), -1.0)
     guess = LAN_RTT_S if offer.is_lan else DEFAULT_RTT_S
-    return rtt_s if 0 <= rtt_s < math.inf else guess
+    return (rtt_s if 0 <= rtt_s < math.inf else guess) + APART_RTT_S * (pair(sender, offer.node) in terms.apart)
 
 
 def _spans(offers: Sequence[Offer], terms: Terms, between: Pair) -> Spans:
@@ -114,6 +117,9 @@ def _rtts(index: Mapping[NodeId, int], offers: Sequence[Offer], terms: Terms) ->
     seen, far = at[to_origin].sum(axis=1) - origin, seconds[to_origin]
     table[np.ix_(seen, seen)] = np.maximum.outer(far, far)
     table[at[:, 0], at[:, 1]] = table[at[:, 1], at[:, 0]] = seconds
+    for a, b in terms.apart:
+        if a in index and b in index:
+            table[[index[a], index[b]], [index[b], index[a]]] += APART_RTT_S
     np.fill_diagonal(table, 0)
     return table
 

@@ -2,11 +2,15 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from manyhands.core import MAX_WINDOW, SpanInfo
-from manyhands.errors import BadRequest, Busy, ContextOverflow, ShardUnavailable, WeightsMismatch
-from manyhands.net.transport import Link
-from manyhands.wire.message import Open
+from manyhands.errors import BadRequest, Busy, ContextOverflow, ManyhandsError, ShardUnavailable, WeightsMismatch
+from manyhands.net.transport import Link, try_send
+from manyhands.wire.message import Fault, Open
+
+if TYPE_CHECKING:
+    from manyhands.worker.serve import SpanHost
 
 
 @dataclass(eq=False, slots=True)
@@ -53,3 +57,21 @@ def check_room(message: Open, info: SpanInfo, cache_tokens: int, sessions: int) 
         raise Busy(f"layers {span} already serve {sessions} sessions, the limit; try another node or later")
     if asked > free:
         raise Busy(f"layers {span} have cache for {free} more positions, {asked} are asked for")
+
+
+async def open_within(limit_s: float, host: "SpanHost", opening: Opening, successor: Link) -> None:
+    """Open. Raises Busy if the layers are not in memory by then; loading goes on."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await host.open(opening, successor)
+    except TimeoutError as error:
+        raise Busy(
+            f"layers {host.info.span} were not loaded within {limit_s:g} s: loading goes on, try again in some seconds"
+        ) from error
+
+
+def refuse(message: Open, origin: Link, error: Exception, blame: int | None = None) -> None:
+    """Answer an Open that is not carried out."""
+    code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
+    said = str(error) or type(error).__name__
+    try_send(origin, Fault(message.session, message.epoch, message.hop, code, said, blame))

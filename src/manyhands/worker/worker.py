@@ -15,12 +15,12 @@ from typing import Any
 from manyhands.checkpoint.manifest import HashProgress, Manifest, Silent
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, Precision, SamplingParams, Span, SpanInfo
-from manyhands.errors import BadRequest, Busy, Draining, LinkClosed, ManyhandsError, ShardUnavailable
+from manyhands.errors import Apart, BadRequest, Busy, Draining, LinkClosed, ShardUnavailable
 from manyhands.net.pool import LinkPool
 from manyhands.net.setbacks import Setbacks
-from manyhands.net.transport import Link, try_send
+from manyhands.net.transport import Link
 from manyhands.node import Node
-from manyhands.wire.message import Close, Credit, Fault, Feed, Open, Probe, Step
+from manyhands.wire.message import Close, Credit, Feed, Open, Probe, Step
 from manyhands.wire.signed import Serials, is_signed
 from manyhands.worker.dials import Dials
 from manyhands.worker.execute import Device, Draws, SpanModel
@@ -28,7 +28,7 @@ from manyhands.worker.hosted import describe_span
 from manyhands.worker.loadable import Loadable, find_loadable
 from manyhands.worker.loading import UNSEEN, Loading
 from manyhands.worker.log import LogBudget
-from manyhands.worker.opening import Opening
+from manyhands.worker.opening import Opening, open_within, refuse
 from manyhands.worker.owners import Owners
 from manyhands.worker.serve import SpanHost
 from manyhands.worker.session import HopSession
@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 # How long an Open may wait for its layers. Origins wait for 120 s (load_timeout_s) where they know that these are to be loaded;
 # who gives up sooner, as for layers that were evicted, has closed the session by then.
 LOAD_S = 100.0
+# To connect to the successor that a repair gives a hop: its origin waits 5 s for the answer (reopen_timeout_s) and would take
+# this hop for dead, where it is the successor that cannot be reached.
+RECONNECT_S = 4.0
 # Rows that a Feed may ask for at once: four prefill-sized steps of the log.
 MAX_FEED_ROWS = 512
 PRIVATE_IDLE_S = 60.0  # after which a private span that was loaded on demand (a fallback) is dropped from memory
@@ -228,7 +231,7 @@ class Worker:
                 loadable.num_loaded += len(message.span)
                 self._add(host)
         except Exception as error:  # also a folder that is gone: this Open's trouble, not the node's
-            _refuse(message, link, error)
+            refuse(message, link, error)
             return
         opening.task = self._start(self._open(host, opening))
 
@@ -273,17 +276,19 @@ class Worker:
     async def _open(self, host: SpanHost, opening: Opening) -> None:
         """Connect to the successor, then open. A failure is the session's alone: its origin gets a Fault.
 
-        Deadline: `pool.connect_s` to connect, then LOAD_S for layers that are not in memory. A successor that
-        cannot be reached is blamed; a session that had its place before keeps it.
+        Deadline: `pool.connect_s` to connect, in a repair RECONNECT_S, then LOAD_S for layers that are not in memory. A
+        successor that cannot be reached is blamed; a session that had its place before keeps it.
         """
         message, origin = opening.message, opening.origin
         try:
-            async with asyncio.timeout(self._pool.connect_s):
+            async with asyncio.timeout(
+                self._pool.connect_s if message.epoch == 1 else min(RECONNECT_S, self._pool.connect_s)
+            ):
                 if message.successor is not None:
                     successor = await self.dials.reach(message.successor, origin.peer)
                 else:
                     successor = await self._pool.await_link(origin.peer, "data")
-            await _within(LOAD_S, host, opening, successor)
+            await open_within(LOAD_S, host, opening, successor)
         except Exception as error:  # also what a failing load raises: this session's trouble, not the node's
             is_cut_off = isinstance(error, LinkClosed | TimeoutError)
             blame = message.hop + 1 if is_cut_off and message.successor is not None else None
@@ -292,8 +297,9 @@ class Worker:
             if isinstance(error, TimeoutError) and message.successor is not None:
                 self.dials.gave_up(message.successor)
             if is_cut_off:
-                error = ShardUnavailable(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
-            _refuse(message, origin, error, blame)
+                kind = ShardUnavailable if blame is None else Apart
+                error = kind(f"its successor {message.successor or 'origin'} cannot be reached: {error}")
+            refuse(message, origin, error, blame)
         finally:
             opening.task = None
 
@@ -324,21 +330,3 @@ class Worker:
             logger.info("session=%s: its standby cannot be fed: %s", place.name, error)
         finally:
             place.is_feeding = False
-
-
-async def _within(limit_s: float, host: SpanHost, opening: Opening, successor: Link) -> None:
-    """Open. Raises Busy if the layers are not in memory by then; loading goes on."""
-    try:
-        async with asyncio.timeout(limit_s):
-            await host.open(opening, successor)
-    except TimeoutError as error:
-        raise Busy(
-            f"layers {host.info.span} were not loaded within {limit_s:g} s: loading goes on, try again in some seconds"
-        ) from error
-
-
-def _refuse(message: Open, origin: Link, error: Exception, blame: int | None = None) -> None:
-    """Answer an Open that is not carried out."""
-    code = error.code if isinstance(error, ManyhandsError) else ManyhandsError.code
-    said = str(error) or type(error).__name__
-    try_send(origin, Fault(message.session, message.epoch, message.hop, code, said, blame))

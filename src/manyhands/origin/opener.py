@@ -1,0 +1,93 @@
+"""How a request gets its first route: the best whose nodes all have room, in a star if hops cannot meet, at last alone."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from manyhands.core import NodeId
+from manyhands.errors import Apart, Busy, ShardUnavailable
+from manyhands.origin.node import FullNode
+from manyhands.origin.queue import RoomQueue
+from manyhands.origin.repair import ASK_AGAIN_S
+from manyhands.origin.repair_plan import Event
+from manyhands.origin.request_routes import RequestRoutes
+from manyhands.origin.route import Lease
+from manyhands.origin.routes import Routes
+from manyhands.origin.session import Session
+from manyhands.route.offer import Offer
+
+logger = logging.getLogger(__name__)
+
+MAX_PAUSE_S: Final = 2.0  # between two looks of a request that waits for layers that no node holds
+
+Opened = tuple[tuple[Offer, ...], Session]
+
+
+class RouteOpener:
+    """Of the requests of one origin. `waiting`: those for which no node has room. `last_resort`: the fallback, if any."""
+
+    def __init__(self, node: FullNode, routes: Routes, waiting: RoomQueue) -> None:
+        self._node, self._routes, self._waiting = node, routes, waiting
+        self.last_resort: Offer | None = None
+
+    async def open(self, route: Sequence[Offer] | None, lease: Lease, around: RequestRoutes) -> Opened:
+        """Open a session on `route`, or on the best one whose nodes all have room: a full node is passed over (HN-32).
+
+        Where all are full the request waits for request.patience_s in `waiting`. Where no node holds some layers it waits
+        until that has lasted for patience_s; then it goes to the fallback, if there is one. Raises what the last node to
+        refuse said (Busy, if one was full), once no other route is left.
+        """
+        if route is not None:
+            return tuple(route), await self._node.requests.open(route, lease)
+        patience_s, loop, pause_s = self._node.request.patience_s, asyncio.get_running_loop(), ASK_AGAIN_S
+        while True:
+            try:
+                return await self._waiting.run(lambda: self._open_best(lease, around), patience_s)
+            except Busy:
+                raise
+            except ShardUnavailable as refusal:
+                if loop.time() >= self._routes.waits_until(patience_s):
+                    return await self._open_alone(lease, around, refusal)
+            await asyncio.sleep(pause_s)
+            await self._routes.look_around()
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _open_alone(self, lease: Lease, around: RequestRoutes, refusal: ShardUnavailable) -> Opened:
+        """A session on the fallback. Raises `refusal` if there is none, or the request does not want it."""
+        if (alone := around.alone(self.last_resort)) is None:
+            raise refusal
+        around.routing.is_fallback = True
+        around.events.append(Event("reshard", (alone.name,), 0, f"{refusal}; this machine goes on alone"))
+        return (alone,), await self._node.requests.open((alone,), lease)
+
+    async def _open_best(self, lease: Lease, around: RequestRoutes) -> Opened:
+        """The best route, in a ring. Where that is one whose hops cannot reach each other, a star over it: rows go by way of
+        this node, which reaches all of them (C-10)."""
+        full: set[NodeId] = set()
+        busy: Busy | None = None
+        found = await around.find(num_tokens=lease.capacity)
+        while True:
+            if lease.path == "ring" and self._routes.apart.are_in(found, asyncio.get_running_loop().time()):
+                lease = replace(lease, path="star")
+                around.note_star()
+            try:
+                return found, await self._node.requests.open(found, lease)
+            except ShardUnavailable as refusal:
+                if refusal.node is None:
+                    raise
+                node = NodeId(refusal.node)
+                if isinstance(refusal, Apart) and lease.path == "ring":
+                    logger.info("another ring, or a star: %s", refusal)
+                    self._routes.apart.note(found, node, asyncio.get_running_loop().time())
+                else:
+                    full.add(node)
+                    if isinstance(refusal, Busy):
+                        busy = refusal
+                    else:
+                        self._routes.doubt(node)
+                try:
+                    found = await around.find(full, lease.capacity)
+                except ShardUnavailable:
+                    raise busy or refusal from None
