@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 from manyhands.cli import app, client, status
 from manyhands.cli.client import GatewayError
 from manyhands.cli.status_screen import coverage_strip, groups_of, render, ruler, span_strip
-from manyhands.core import EdgeHealth, Span, SpanLoad
+from manyhands.core import UNPROVEN, EdgeHealth, Span, SpanInfo, SpanLoad
 from manyhands.errors import LinkClosed
 from manyhands.member.home import Running, announced
 from manyhands.member.view import SwarmSnapshot, view_of
@@ -77,6 +78,23 @@ def test_what_is_wrong_comes_last_and_plainly() -> None:
         "! set the clock",
         "! tales: layers 8-15 are held once: losing nas stops the model",
     ]
+
+
+def test_nodes_that_share_no_route_are_named_with_the_remedy() -> None:
+    """Every layer is held, but only by exact nodes and a device of torch together: nothing is missing, nothing is served."""
+
+    def notes(*infos: SpanInfo, **facts: bool) -> list[str]:
+        records = [record_of(index, name=f"n{index}", info=info) for index, info in enumerate(infos)]
+        told = view_of(SwarmSnapshot("home", node_of(0), NOW, records, {}, {}, **facts))  # type: ignore[arg-type]
+        return [line for line in shown(told, 300).splitlines() if "exact" in line]
+
+    exact, device = info_of(0, 16), info_of(8, 24, arithmetic="bf16/torch-2/cuda" + UNPROVEN)
+    (line,) = notes(exact, device)
+    assert "exact classes do not hold layers 16-23 of 24" in line and "do not hold layers 0-7" in line
+    assert "--mix-classes" in line
+    assert notes(exact, device, mixes_classes=True) == [], "its requests run over both"
+    assert notes(exact) == [] and notes(exact, device, info_of(16, 24)) == [] and notes(exact, info_of(16, 24)) == []
+    assert notes(exact, replace(device, max_sessions=0)) == [], "it still loads: layers are missing"
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J", "[red]x[/]", "a\nb", "\u202eevil", "", "n" * 64])

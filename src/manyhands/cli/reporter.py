@@ -126,9 +126,9 @@ class NodeLines:
 
 async def keep_telling(member: "Member", hosting: "Hosting", tell: Reporter) -> None:
     """Say which nodes come and go, and what is missing, whenever that changes."""
-    from manyhands.member.view import missing_spans, say_missing
+    from manyhands.member.view import missing_spans, say_missing, say_split
 
-    known, said = _present(member), ""
+    known, said, noted = _present(member), "", ""
     complained, tell_of_node = set[str](), NodeLines(tell)
     lost: set[NodeId] = set()  # of those that did not say that they leave, MAX_LOST at most
     while True:
@@ -138,6 +138,10 @@ async def keep_telling(member: "Member", hosting: "Hosting", tell: Reporter) -> 
             said = line
             text = f"{hosting.weights.name}: {line or 'every layer is held'}"
             tell("missing", text, layers=[str(span) for span in spans])
+        split = "" if member.node.request.mix_classes else say_split(hosting.kind, hosting.records())
+        if split and split != noted:
+            tell("note", f"{hosting.weights.name}: no request has a route: {split}")
+        noted = split
         complaints = set(member.complaints())
         for complaint in complaints - complained:
             tell_of_node("complaint", complaint)

@@ -303,6 +303,7 @@ class Member:
             api,
             tuple(self.notes),
             self.ticket.directory,
+            self.node.request.mix_classes,
         )
 
     def records(self) -> list[Record]:

@@ -14,6 +14,7 @@ from manyhands.core import EdgeHealth, NodeId, Span
 from manyhands.member.weights import ServedModel, known_kinds
 from manyhands.place.shape import ModelShape
 from manyhands.place.strategy import Holding, coverage, gaps, size
+from manyhands.route.classes import why_split
 from manyhands.swarm.record import NEAR_DIGITS, Record
 
 MAX_NODES: Final = 512
@@ -35,6 +36,7 @@ class SwarmSnapshot:
     api: str = ""
     notes: tuple[str, ...] = field(default=())
     directory: str = DIRECTORIES[0]
+    mixes_classes: bool = False  # its requests may run over nodes of exact classes and of class E2 together
 
 
 def holdings_of(kind: ServedModel, records: Sequence[Record]) -> list[Holding]:
@@ -63,6 +65,12 @@ def say_missing(spans: Sequence[Span], shape: ModelShape | None, tokens: int) ->
         return line
     needed = shape.process_bytes + sum(shape.span_bytes(span, tokens) for span in spans)
     return f"{line}: one more machine with {size(needed, is_limit=True)} would complete it (manyhands join)"
+
+
+def say_split(kind: ServedModel, records: Sequence[Record]) -> str:
+    """One line for people where nodes hold all layers, and exact ones and devices of torch would have to share a route."""
+    infos = [r.info for r in records if r.info is not None and kind.is_of(r) and r.info.max_sessions > 0]
+    return why_split(infos, max((info.num_layers for info in infos), default=0))
 
 
 def warnings_of(kind: ServedModel, records: Sequence[Record]) -> list[str]:
@@ -104,6 +112,7 @@ def view_of(sight: SwarmSnapshot) -> dict[str, Any]:
 
 def _missing(kind: ServedModel, records: Sequence[Record], sight: SwarmSnapshot) -> str:
     line = say_missing(missing_spans(kind, records), sight.shapes.get(kind), sight.tokens)
+    line = line or ("" if sight.mixes_classes else say_split(kind, records))
     return f"{kind.name}: {line}" if line else ""
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from manyhands.config import MAX_HOPS, REQUEST_SCOPES, RequestConfig
-from manyhands.core import UNPROVEN, NodeAddr, NodeId, Span, SpanInfo, SpanLoad
+from manyhands.core import NodeAddr, NodeId, Span, SpanInfo, SpanLoad
 from manyhands.errors import BadRequest
+from manyhands.route.classes import keeps_rows
 
 Policy = Literal["latency", "greedy"]
 Pair = tuple[NodeId, NodeId]
@@ -39,7 +40,7 @@ class Offer:
     @property
     def keeps_rows(self) -> bool:
         """Whether its arithmetic class gives a row the same bits in any company: only such hops make an answer exact."""
-        return not self.info.arithmetic.endswith(UNPROVEN)
+        return keeps_rows(self.info.arithmetic)
 
     @property
     def layer_s(self) -> float | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from manyhands.core import Span
+from manyhands.route.classes import unheld
 from manyhands.route.offer import Offer, Terms
 
 
@@ -58,12 +59,4 @@ def filled(offers: list[Offer], others: Sequence[Offer], run: Span) -> list[Offe
 
 def gaps_of(offers: Sequence[Offer], num_layers: int) -> list[Span]:
     """Runs of layers that no offer holds."""
-    held = 0  # a bit a layer
-    for o in offers:
-        held |= (1 << min(o.info.span.end, num_layers)) - (1 << min(o.info.span.start, num_layers))
-    gaps: list[Span] = []
-    for layer in range(num_layers):
-        if not held >> layer & 1:
-            start = gaps.pop().start if gaps and gaps[-1].end == layer else layer
-            gaps.append(Span(start, layer + 1))
-    return gaps
+    return unheld((o.info.span for o in offers), num_layers)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from manyhands.core import ModelId, NodeId, Precision, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.route.chain import SPARE, RoutePart, fewest_hops
+from manyhands.route.classes import why_split
 from manyhands.route.offer import ANY, Offer, Pair, Rules, Terms
 from manyhands.route.permit import admitted, filled, gaps_of, permitted
 from manyhands.route.space import Space, rtt_between
@@ -178,12 +179,8 @@ def _refusal(
         return ShardUnavailable(
             f"no node holds layers {missing}: join one more machine, or admit more (--scope, --allow)"
         )
-    if not missing and not any(_missing(one, num_layers) == "" for one in _groups(fit, terms.rules)):
-        exact, other = (_missing(one, num_layers) for one in _groups(fit, terms.rules))
-        return ShardUnavailable(
-            f"nodes of exact classes do not hold layers {exact} of {num_layers}, nodes of class E2 (devices of torch) do not "
-            f"hold layers {other}, and they do not share a route: allow it with --mix-classes, for answers of class E2"
-        )
+    if not missing and not terms.rules.mix_classes and (why := why_split([o.info for o in fit], num_layers)):
+        return ShardUnavailable(why)
     if not missing:
         kept, rules = _missing(permitted(fit, run, terms), num_layers), terms.rules
         if rules.trusted_first or rules.trusted_last:

@@ -12,9 +12,10 @@ from manyhands.api.http.encode import encode
 from manyhands.api.native.workers import WorkerView, list_workers, meet
 from manyhands.api.run import Job, Outcome
 from manyhands.core import NodeId, Span
-from manyhands.origin import Token
+from manyhands.origin import Origin, Token
 from manyhands.origin.repair_plan import Event
 from manyhands.place.strategy import Holding, coverage, gaps
+from manyhands.route.classes import why_split
 from manyhands.route.search import Offer
 
 SMOOTHING: Final = 0.1
@@ -105,7 +106,8 @@ def view_by_links(gateway: Gateway, speeds: HopSpeeds) -> SwarmView:
                 f"{model['name']}: layers {' and '.join(model['missing'])} are held by no node"
                 for model in models
                 if model["missing"]
-            ],
+            ]
+            + [line for name, origin in gateway.origins.items() if (line := _split(name, origin, workers))],
             "warnings": [line for name in gateway.origins for line in _warnings(name, workers)],
             "complaints": [],
         }
@@ -124,6 +126,13 @@ def _model(name: str, gateway: Gateway, workers: Sequence[WorkerView]) -> dict[s
         "coverage": held,
         "missing": [str(span) for span in gaps(coverage(_holdings(name, workers, with_spares=True), model.num_layers))],
     }
+
+
+def _split(name: str, origin: Origin, workers: Sequence[WorkerView]) -> str:
+    """Layers that are held, by nodes that share no route of this gateway's; "" if there are none."""
+    held = [offer.info for w in workers if not w.is_evicted for model, offer in w.offers if model == name]
+    line = "" if origin.node.request.mix_classes else why_split(held, origin.model.num_layers)
+    return f"{name}: {line}" if line else ""
 
 
 def _holdings(model: str, workers: Sequence[WorkerView], *, with_spares: bool = False) -> list[Holding]:
