@@ -46,7 +46,11 @@ def evict(
     """Keep a node out; requests that run through it go on over others."""
     path = f"/api/workers/{quote(worker, safe='')}" + ("?force=true" if force else "")
     told = call(api, api_key, "DELETE", path)
-    _say(told, as_json, f"{told.get('name') or worker} is out; {told.get('repaired_sessions')} sessions move to others")
+    _say(
+        told,
+        as_json,
+        f"{told.get('name') or worker} is out; {told.get('repaired_sessions')} sessions move to others{_finishing(told)}",
+    )
 
 
 @app.command("readmit")
@@ -79,6 +83,15 @@ def _say(told: Any, as_json: bool, sentence: str) -> None:
         print(one_line(sentence, 2000))
 
 
+def _finishing(told: dict[str, Any]) -> str:
+    count = told.get("finishing_sessions")
+    return f", {count} end there: no other node holds its layers" if count else ""
+
+
+def _role(span: dict[str, Any]) -> str:
+    return " (spare)" if span["is_spare"] and span["is_loaded"] else "" if span["is_loaded"] else " (in need)"
+
+
 def _table(found: list[dict[str, Any]]) -> "Table":
     from rich.table import Table
 
@@ -90,10 +103,10 @@ def _table(found: list[dict[str, Any]]) -> "Table":
             shown(worker["name"]) or "-",
             shown(worker["worker_id"][:8]),
             f"[{colour}]{shown(worker['status'])}[/{colour}]",
-            shown(", ".join(f"{s['model']}: {s['layers']}{' (spare)' if s['is_spare'] else ''}" for s in spans)) or "-",
+            shown(", ".join(f"{s['model']}: {s['layers']}{_role(s)}" for s in spans)) or "-",
             shown(worker["sessions"]),
             "-" if rtt is None else f"{rtt:.2f} ms",
-            str(sum(span["free_positions"] for span in spans)) if spans else "-",
+            str(sum(span["free_positions"] for span in spans if span["is_loaded"])) if spans else "-",
             shown(worker["address"]) or "-",
         )
     return table

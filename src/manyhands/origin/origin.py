@@ -243,9 +243,9 @@ class Origin:
         detokenizer = Detokenizer(model.tokenizer, params.stop, params.stop_ids, eos, request.prompt, marks)
         tokens = generation.tokens()
         try:
-            self.routes.lose_evicted(session)  # who was evicted while it opened
+            self.routes.leave_evicted(session)  # who was evicted while it opened
             async for drawn in tokens:
-                self.routes.lose_evicted(session)
+                self.routes.leave_evicted(session)
                 answer.cached_tokens, answer.redrawn = generation.num_cached, generation.num_redrawn
                 piece = detokenizer.feed(drawn.token)
                 answer.token_ids.append(drawn.token)

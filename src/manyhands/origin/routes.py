@@ -13,6 +13,7 @@ from typing import Any
 from manyhands.core import NodeAddr, NodeId, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
 from manyhands.origin.apart import ApartPairs
+from manyhands.origin.eviction import Evicted, leave
 from manyhands.origin.model import OriginModel
 from manyhands.origin.node import FullNode
 from manyhands.origin.offers import kind_of, layers_of, offers_of, rtts_of
@@ -170,26 +171,26 @@ class Routes:
         """A session could not be opened on `node`: others go first for a while."""
         self._node.setbacks.failed(node, (), asyncio.get_running_loop().time())
 
-    def evict(self, node: NodeId) -> int:
-        """Use `node` no more until it is readmitted; sessions that run through it repair to others (L9-W01).
-
-        Returns how many those are. They wait, as after a death, while no other node covers its layers.
-        """
+    def evict(self, node: NodeId) -> Evicted:
+        """Use `node` no more until it is readmitted; sessions that run through it repair to others (L9-W01), or end there if no
+        other holds its layers."""
         self.evicted.add(node)
         here = (self._model.id, self._model.precision)
         mine = [s for s in self._node.sessions.values() if (s.route.lease.model, s.route.lease.precision) == here]
-        return sum([self.lose_evicted(session) for session in mine])
+        return leave(mine, self.evicted, self._unheld)
 
     def readmit(self, node: NodeId) -> None:
         """Let new sessions and repairs use `node` again."""
         self.evicted.discard(node)
 
-    def lose_evicted(self, session: Session) -> bool:
-        """Count hops on evicted nodes as lost; whether there were any."""
-        lost = [i for i, h in enumerate(session.route.hops) if h.offer.node in self.evicted and i not in session.losses]
-        for index in lost:
-            session.lose(index, "was evicted")
-        return bool(lost)
+    def leave_evicted(self, session: Session) -> None:
+        """Count hops on evicted nodes as lost where others hold their layers."""
+        if self.evicted:
+            leave([session], self.evicted, self._unheld)
+
+    def _unheld(self) -> list[Span]:
+        """Layers that no node holds that is not evicted, as far as is known."""
+        return gaps_of(self.known_offers(self.evicted), self._model.num_layers)
 
     async def find(
         self,

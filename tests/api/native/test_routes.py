@@ -97,6 +97,7 @@ def test_an_evicted_worker_leaves_a_running_stream_and_stays_out(folder: Path) -
                         "worker_id": scene.node(1),
                         "name": "n1",
                         "repaired_sessions": gone["repaired_sessions"],
+                        "finishing_sessions": 0,
                     }
         assert told[-1][0] == "done" and told[-1][1]["result"] == undisturbed
         if gone["repaired_sessions"]:
@@ -165,22 +166,85 @@ def test_diagnostic_frames_come_in_the_same_stream(folder: Path) -> None:
     play(folder, main)
 
 
+def test_the_last_holder_that_is_evicted_serves_running_streams_to_their_end(folder: Path) -> None:
+    """L9-21 without a spare: by force, the stream ends where it is; a new request finds no route. No repair, the same text."""
+
+    async def main(scene: Observed, client: httpx2.AsyncClient) -> None:
+        undisturbed = (await client.post("/api/infer", json=BODY)).json()["result"]
+        told: list[tuple[str, dict[str, Any]]] = []
+        async with client.stream("POST", "/api/infer/stream", json=BODY) as response:
+            async for event in events(response):
+                told.append(event)
+                if event[0] == "token" and event[1]["index"] == 0:
+                    assert (await client.delete("/api/workers/n1")).status_code == 409
+                    gone = (await client.delete("/api/workers/n1?force=true")).json()
+                    left = scene.gateway.num_running
+                    assert (gone["repaired_sessions"], gone["finishing_sessions"]) == (0, left)
+        assert told[-1][0] == "done" and told[-1][1]["result"] == undisturbed and not named(told, "reshard")
+        assert (await client.post("/api/infer", json=BODY)).status_code == 503
+
+    play(folder, main, spares=())
+
+
+def test_it_leaves_them_as_soon_as_another_node_holds_its_layers(folder: Path) -> None:
+    async def main(scene: Observed, client: httpx2.AsyncClient) -> None:
+        routes = scene.swarm.origin.routes
+        routes.evict(scene.node(2))  # the spare: n1 is the last holder of its layers
+        at: list[int] = []
+
+        class Operator:
+            def started(self, job: Job) -> None: ...
+            def ended(self, job: Job, outcome: Outcome) -> None: ...
+
+            def event(self, job: Job, event: Event) -> None:
+                at.append(job.completion_tokens)
+
+            def token(self, job: Job, token: Token) -> None:
+                if job.completion_tokens == 4:
+                    assert routes.evict(scene.node(1)) == (0, 1)
+                if job.completion_tokens == 8:
+                    routes.readmit(scene.node(2))
+
+        scene.gateway.observers.append(Operator())
+        told = await stream(client)
+        (reshard,) = named(told, "reshard")
+        assert reshard["dropped_worker"] == "n1" and len(named(told, "token")) == 12 and min(at) >= 8
+
+    play(folder, main)
+
+
+def die_at(scene: Observed, index: int, at_token: int) -> None:
+    """Kill a node just before the `at_token`-th token is told."""
+
+    class Death:
+        def started(self, job: Job) -> None: ...
+        def event(self, job: Job, event: Event) -> None: ...
+        def ended(self, job: Job, outcome: Outcome) -> None: ...
+
+        def token(self, job: Job, token: Token) -> None:
+            if job.completion_tokens == at_token:
+                scene.faults.die(scene.swarm.hops[index])
+
+    scene.gateway.observers.append(Death())
+
+
 def test_a_loss_is_told_while_the_request_still_waits_for_its_repair(folder: Path) -> None:
     """Nobody else holds the layers: the stream hears of it, and what is done about it then saves the request."""
 
     async def main(scene: Observed, client: httpx2.AsyncClient) -> None:
-        evict_at(scene, 1, at_token=4)
+        scene.swarm.origin.routes.evict(scene.node(2))
+        die_at(scene, 1, at_token=4)
         told: list[tuple[str, dict[str, Any]]] = []
         async with client.stream("POST", "/api/infer/stream?diagnostics=1", json=BODY) as response:
             async for event in events(response):
                 told.append(event)
                 if event[1].get("status") == "degraded":
                     assert len(named(told, "token")) == 4
-                    scene.swarm.origin.routes.readmit(scene.node(1))
+                    scene.swarm.origin.routes.readmit(scene.node(2))
         assert [event for event, _ in told[-1:]] == ["done"]
         assert len(named(told, "token")) == 12 and len(named(told, "reshard")) == 1
 
-    play(folder, main, spares=(), patience_s=10.0)
+    play(folder, main, patience_s=10.0)
 
 
 def test_without_diagnostics_only_lattice9s_events_come(folder: Path) -> None:
@@ -194,7 +258,7 @@ def test_without_diagnostics_only_lattice9s_events_come(folder: Path) -> None:
 
 def test_a_stream_that_cannot_go_on_says_why(folder: Path) -> None:
     async def main(scene: Observed, client: httpx2.AsyncClient) -> None:
-        evict_at(scene, 1, at_token=4)
+        die_at(scene, 1, at_token=4)
         told = await stream(client, "?diagnostics=1")
         assert [event for event, _ in told][-2:] == ["pipeline_aborted", "error"]
         error = told[-1][1]

@@ -172,8 +172,9 @@ def _changes_router(gateway: Gateway) -> APIRouter:
     ) -> dict[str, Any]:
         """Requests that run through it repair to others at once; it stays out until it is readmitted."""
         worker = await _find(gateway, worker_id)
-        repaired = evict(gateway, worker, force=force)
-        return {"status": "evicted", "worker_id": worker.node, "name": worker.name, "repaired_sessions": repaired}
+        told = evict(gateway, worker, force=force)
+        who = {"status": "evicted", "worker_id": worker.node, "name": worker.name}
+        return {**who, "repaired_sessions": told.repaired, "finishing_sessions": told.finishing}
 
     @changes.post("/{worker_id}/readmit", summary="Let an evicted node back")
     async def readmit_worker(worker_id: str) -> dict[str, Any]:

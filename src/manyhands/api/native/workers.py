@@ -17,6 +17,7 @@ from manyhands.core import EdgeHealth, NodeAddr, NodeId, Span
 from manyhands.errors import BadRequest, Conflict, LinkClosed, NotFound, ShardUnavailable, WeightsMismatch
 from manyhands.net.transport import Link
 from manyhands.origin import Origin
+from manyhands.origin.eviction import Evicted
 from manyhands.route.search import Offer
 
 # How long a node that is named by its address may take to answer.
@@ -84,11 +85,11 @@ def find_worker(gateway: Gateway, name: str) -> WorkerView:
     return found[0]
 
 
-def evict(gateway: Gateway, worker: WorkerView, *, force: bool) -> int:
+def evict(gateway: Gateway, worker: WorkerView, *, force: bool) -> Evicted:
     """Keep a node out until it is readmitted; sessions that run through it repair to others. Returns how many do.
 
-    Raises Conflict if a model that has a route now would have none, unless forced: its sessions then wait for repair, at
-    most for their patience. Raises BadRequest for this process itself.
+    Raises Conflict if a model that has a route now would have none, unless forced: sessions that run then end there, new ones
+    wait for others. Raises BadRequest for this process itself.
     """
     origins = list(gateway.origins.items())
     if any(worker.node == origin.node.transport.node for _, origin in origins):
@@ -99,9 +100,10 @@ def evict(gateway: Gateway, worker: WorkerView, *, force: bool) -> int:
         if not force and _has_route(origin, offers) and not _has_route(origin, rest):
             raise Conflict(
                 f"no other node holds the layers of {model} that {worker.name or worker.node[:12]} does: add a node first, "
-                "or evict it with ?force=true (its requests then wait)"
+                "or evict it with ?force=true (requests that run then end there, new ones wait for another node)"
             )
-    return sum([origin.routes.evict(worker.node) for _, origin in origins])
+    told = [origin.routes.evict(worker.node) for _, origin in origins]
+    return Evicted(sum(each.repaired for each in told), sum(each.finishing for each in told))
 
 
 def readmit(gateway: Gateway, worker: WorkerView) -> None:
