@@ -16,6 +16,7 @@ from manyhands.checkpoint.folder import read_entries
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.checkpoint.partition import span_tensors
 from manyhands.cli import main
+from manyhands.cli.client import call
 from manyhands.core import Span
 from manyhands.swarm.ticket import Ticket
 from manyhands.testing.tiny import make_tiny
@@ -113,6 +114,36 @@ def test_a_member_has_the_options_of_serve(tmp_path: Path) -> None:
     async def is_spare(resident: Resident) -> bool:
         nodes = {node["name"]: node for node in (await resident.view())["nodes"]}
         return "second" in nodes and [span["state"] for span in nodes["second"]["spans"]] == ["spare"]
+
+    asyncio.run(_with_colony(scene))
+
+
+@pytest.mark.nightly
+def test_a_spare_takes_the_hole_of_a_killed_node_and_gives_it_back_in_mid_stream() -> None:
+    """kill -9 of a member: the spare serves its layers and no others, until the member is back: then a running stream moves."""
+
+    async def scene(town: Colony) -> None:
+        first, second, third = (town.resident(name) for name in ("first", "second", "third"))
+        api = await town.found(first, "--layers", "0-5")
+        await town.join(second, "--layers", "6-11")
+        await town.join(third, "--spare")
+        await until(lambda: takes([("first", "0-5"), ("second", "6-11")], api), 30)
+        text = await complete(api, "Once upon a time", 480)
+        second.signal(signal.SIGKILL)
+        await second.ended()
+        await until(lambda: takes([("first", "0-5"), ("third", "6-11")], api), 30)
+        stream = asyncio.create_task(complete(api, "Once upon a time", 480))
+        await asyncio.sleep(0.3)
+        await town.join(second, "--layers", "6-11")
+        assert await stream == text
+        await until(lambda: takes([("first", "0-5"), ("second", "6-11")], api), 30)
+        jobs = (await asyncio.to_thread(call, api, "", "GET", "/api/jobs"))["jobs"]
+        repairs = [(r["lost"], r["replacement"]) for job in jobs for r in job["repairs"]]
+        assert repairs == [(["third"], ["second"])]
+
+    async def takes(route: list[tuple[str, str]], api: str) -> bool:
+        told = (await asyncio.to_thread(call, api, "", "GET", "/api/workers"))["scheduler"]["routes"]["tales"]
+        return told is not None and [(hop["name"], hop["layers"]) for hop in told] == route
 
     asyncio.run(_with_colony(scene))
 

@@ -178,6 +178,7 @@ class Generation:
         """As _advance; lost hops are replaced meanwhile, and what was on its way is sent again."""
         while True:
             try:
+                self._healer.give_back(self.committed)
                 if self._session.leaving:
                     self._disturb()
                     await self._healer.hand_over(self.committed)

@@ -10,6 +10,7 @@ from typing import Literal
 from manyhands.config import RequestConfig
 from manyhands.core import NodeId
 from manyhands.errors import PipelineAborted, ShardUnavailable
+from manyhands.origin.give_back import GiveBack
 from manyhands.origin.pace import Thrift, replay_s
 from manyhands.origin.repair_plan import Event, Repair, RepairPlan, Slot, Warm, plan_repair
 from manyhands.origin.route import Hop
@@ -73,6 +74,7 @@ class RepairExecutor:
     ) -> None:
         self._session, self._around, self._config, self._last_resort = session, around, config, last_resort
         self.followers = Followers(session, around)
+        self._back = GiveBack(session, around, self.followers)
         self.excluded: set[NodeId] = set()
         self.repairs: list[Repair] = []
         self.events: list[Event] = []
@@ -98,6 +100,7 @@ class RepairExecutor:
         reason = "; ".join(session.losses.values())
         lost: list[str] = []
         before = [hop.offer for hop in session.route.hops]
+        self._back.note_lost([session.route.hops[i].offer.node for i in session.losses])
         try:
             self._count(committed, reason)
             self._attempts = 0
@@ -113,6 +116,7 @@ class RepairExecutor:
         except (ShardUnavailable, PipelineAborted) as error:
             self.events.append(Event("pipeline_aborted", tuple(lost), at_token, str(error)))
             raise
+        self.excluded -= self._back.excused()
         names = tuple(slot.offer.name for slot in plan.slots if slot.offer not in before)
         is_alike = len(plan.slots) == len(before) and all(slot.offer.info.is_loaded for slot in plan.slots)
         kind: Literal["shard_failover", "reshard"] = "shard_failover" if is_alike else "reshard"
@@ -157,8 +161,9 @@ class RepairExecutor:
         session = self._session
         for index, reason in list(session.leaving.items()):
             span = session.route.hops[index].offer.info.span
-            match self.followers.recruit(span, committed, self.excluded):
+            match self.followers.recruit(span, committed, self._back.barred(self.excluded)):
                 case "ready":
+                    self.excluded.discard(session.standbys.by_span[span].hop.offer.node)
                     del session.leaving[index]
                     session.lose(index, reason)
                 case "none":
@@ -166,6 +171,10 @@ class RepairExecutor:
                     await self._lose_if_covered(index, reason, committed)
                 case "following":
                     pass
+
+    def give_back(self, committed: int) -> None:
+        """Where a spare is a hop: see to its layers going back to a node that serves them. Waits for nothing."""
+        self._back.go_on(committed, self.excluded)
 
     async def rewire(self, committed: int) -> int | None:
         """Give every hop its place again, in a new epoch, over the best links there are by now; caches stay.

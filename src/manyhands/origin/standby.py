@@ -71,6 +71,10 @@ class Standbys:
                 standby.fed = standby.passed = standby.computed
                 self._place(standby.hop)
 
+    def dismiss(self, span: Span) -> None:
+        """Let the standby of the hop of `span` go."""
+        self._drop(span)
+
     def close(self) -> None:
         """Tell all of them to free the session."""
         for standby in self.by_span.values():

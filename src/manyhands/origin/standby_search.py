@@ -46,7 +46,7 @@ class Followers:
 
     def __init__(self, session: Session, around: RouteServices) -> None:
         self._session, self._around = session, around
-        self._looked: dict[Span, int] = {}  # where the search for a standby of a span last began
+        self._looked: dict[tuple[Span, bool], int] = {}  # where the search for a standby of a span last began
         self._looking: set[Span] = set()
 
     def follow_all(self, committed: int, excluded: Collection[NodeId]) -> None:
@@ -55,19 +55,22 @@ class Followers:
             self.recruit(hop.offer.info.span, committed, excluded)
 
     def recruit(
-        self, span: Span, committed: int, excluded: Collection[NodeId]
+        self, span: Span, committed: int, excluded: Collection[NodeId], *, is_for_good: bool = False
     ) -> Literal["ready", "following", "none"]:
-        """See to a standby for the hop of `span`. "ready": it lags by less than two feeds; "none": none was found lately."""
+        """See to a standby for the hop of `span`. "ready": it lags by less than two feeds; "none": none was found lately.
+
+        `is_for_good`: on a node that is no spare.
+        """
         standby = self._session.standbys.by_span.get(span)
         if standby is not None:
             return "ready" if standby.is_open and committed - standby.computed < 2 * FEED_ROWS else "following"
         if span in self._looking:
             return "following"
-        if committed - self._looked.get(span, -LOOK_AGAIN_ROWS) < LOOK_AGAIN_ROWS:
+        if committed - self._looked.get((span, is_for_good), -LOOK_AGAIN_ROWS) < LOOK_AGAIN_ROWS:
             return "none"
-        self._looked[span] = committed
+        self._looked[span, is_for_good] = committed
         self._looking.add(span)
-        self._around.start(self._find(span, set(excluded)))
+        self._around.start(self._find(span, set(excluded), is_for_good=is_for_good))
         return "following"
 
     def due(self, committed: int) -> list[tuple[Span, Standby, int]]:
@@ -79,9 +82,9 @@ class Followers:
             if standby.hop.epoch == session.route.epoch and standby.computed == standby.fed <= committed - FEED_ROWS
         ]
 
-    async def _find(self, span: Span, excluded: set[NodeId]) -> None:
+    async def _find(self, span: Span, excluded: set[NodeId], *, is_for_good: bool) -> None:
         try:
-            offer = await self._choose(span, excluded)
+            offer = await self._choose(span, excluded, is_for_good=is_for_good)
             route = self._session.route
             index = route.index_of(span)
             if offer is not None and index is not None:
@@ -99,7 +102,7 @@ class Followers:
         in_route = any(hop.offer.node == offer.node for hop in route.hops)
         return route.index_of(span) is not None and span not in self._session.standbys.by_span and not in_route
 
-    async def _choose(self, span: Span, excluded: set[NodeId]) -> Offer | None:
+    async def _choose(self, span: Span, excluded: set[NodeId], *, is_for_good: bool) -> Offer | None:
         """The whole of `span` on one node outside the route: spares first, then most free cache."""
         session = self._session
         model = session.route.hops[0].offer.info
@@ -109,6 +112,7 @@ class Followers:
             for o in offers
             if o.info.span.covers(span)
             and o.info.is_loaded
+            and not (is_for_good and o.info.is_spare)
             and (o.info.model, o.info.precision) == (model.model, model.precision)
             and (o.info.has_ends or not session.route.needs_ends or not is_edge(o, span))
             and self._is_wanted(span, o)
