@@ -57,10 +57,8 @@ class Followers:
     def recruit(
         self, span: Span, committed: int, excluded: Collection[NodeId], *, is_for_good: bool = False
     ) -> Literal["ready", "following", "none"]:
-        """See to a standby for the hop of `span`. "ready": it lags by less than two feeds; "none": none was found lately.
-
-        `is_for_good`: on a node that is no spare.
-        """
+        """See to a standby for the hop of `span`, on a node that is no spare if `is_for_good`. "ready": it lags by less than
+        two feeds; "none": none was found lately."""
         standby = self._session.standbys.by_span.get(span)
         if standby is not None:
             return "ready" if standby.is_open and committed - standby.computed < 2 * FEED_ROWS else "following"

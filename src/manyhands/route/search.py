@@ -97,12 +97,16 @@ def _short_enough(groups: Sequence[list[Offer]], run: Span, terms: Terms) -> lis
         [fewest_hops([o.info.span for o in those], run) for those in pair] for pair in zip(first, groups, strict=True)
     ]
     if (fewest := min(map(min, hops))) > most:
-        raise ShardUnavailable(
-            f"max_shards_per_request is {most}, and no route over these nodes has fewer than {fewest} hops: raise it to "
-            f"{fewest}, or serve more layers on a node"
-        )
+        raise _too_long(most, fewest)
     asked = zip(first, groups, hops, strict=True)
     return [ready if few <= most else held for ready, held, (few, least) in asked if least <= most]
+
+
+def _too_long(most: int, fewest: int) -> ShardUnavailable:
+    return ShardUnavailable(
+        f"max_shards_per_request is {most}, and no route over these nodes has fewer than {fewest} hops: raise it to {fewest}, "
+        "or serve more layers on a node"
+    )
 
 
 def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, terms: Terms = ANY) -> Offer:

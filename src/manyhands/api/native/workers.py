@@ -91,19 +91,23 @@ def evict(gateway: Gateway, worker: WorkerView, *, force: bool) -> Evicted:
     Raises Conflict if a model that has a route now would have none, unless forced: sessions that run then end there, new ones
     wait for others. Raises BadRequest for this process itself.
     """
-    origins = list(gateway.origins.items())
-    if any(worker.node == origin.node.transport.node for _, origin in origins):
+    if any(worker.node == origin.node.transport.node for origin in gateway.origins.values()):
         raise BadRequest("this is the gateway's own node: stop it instead")
-    for model, origin in origins:
+    if not force:
+        _check_others_hold(gateway, worker)
+    told = [origin.routes.evict(worker.node) for origin in gateway.origins.values()]
+    return Evicted(sum(each.repaired for each in told), sum(each.finishing for each in told))
+
+
+def _check_others_hold(gateway: Gateway, worker: WorkerView) -> None:
+    for model, origin in gateway.origins.items():
         offers = [offer for offer in known_offers(gateway, model) if offer.node not in origin.routes.evicted]
         rest = [offer for offer in offers if offer.node != worker.node]
-        if not force and _has_route(origin, offers) and not _has_route(origin, rest):
+        if _has_route(origin, offers) and not _has_route(origin, rest):
             raise Conflict(
                 f"no other node holds the layers of {model} that {worker.name or worker.node[:12]} does: add a node first, "
                 "or evict it with ?force=true (requests that run then end there, new ones wait for another node)"
             )
-    told = [origin.routes.evict(worker.node) for _, origin in origins]
-    return Evicted(sum(each.repaired for each in told), sum(each.finishing for each in told))
 
 
 def readmit(gateway: Gateway, worker: WorkerView) -> None:
