@@ -243,7 +243,7 @@ def test_a_survivor_that_holds_the_layers_takes_them_too(bench: Bench, path: Pat
             scene.faults.at("decode", scene.hops[1], lambda: scene.faults.die(scene.hops[1]), 4)
             scene.faults.at("replay", scene.hops[2], lambda: scene.faults.die(scene.hops[2]), 9)
             async with asyncio.timeout(DEADLINE_S):
-                assert await scene.ask("hot", 1, route=route, path=path) == bench.wanted["hot", 1]
+                assert await scene.ask("hot", 1) == bench.wanted["hot", 1]
             assert [r.replacement for r in scene.answers[0].repairs] == [("n0",), ("n0",)]
 
     bench.play(main)
@@ -379,6 +379,27 @@ def test_hn_48_a_slowloris_is_replaced_if_it_can_be(bench: Bench, victim: int) -
                 assert (took < 4.0) == is_replaced and took < 24 * 1.6 + 1
                 lost = [r.lost for r in scene.answers[0].repairs]
                 assert lost == ([(f"n{victim}",)] if is_replaced else [])
+
+    bench.play(main)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_hn_48_a_hop_that_is_slow_from_its_first_step_is_replaced(bench: Bench, victim: int) -> None:
+    """It is compared with what is known of it, here by an earlier request. Without a spare it is waited for."""
+
+    async def main() -> None:
+        for spares, is_replaced in ((["0-5"], True), ([], False)):
+            async with bench.scene(spares=spares) as scene:
+                assert await scene.ask() == bench.wanted["greedy", 0]
+                scene.faults.slow(scene.hops[victim], 1.6)
+                began = asyncio.get_running_loop().time()
+                assert (
+                    await scene.ask("hot", 1, route=scene.swarm.origin.routes._informed(route))
+                    == bench.wanted["hot", 1]
+                )
+                took = asyncio.get_running_loop().time() - began
+                assert (took < 12.0) == is_replaced, took
+                assert [r.lost for r in scene.answers[1].repairs] == ([(f"n{victim}",)] if is_replaced else [])
 
     bench.play(main)
 

@@ -117,6 +117,13 @@ MUTATIONS: Final = (
         ("member/test_rules.py",),
     ),
     Mutation(
+        "what hops state does not bound what is usual",
+        "origin/loop.py",
+        "Pace(config, lambda: session.route.stated_s)",
+        "Pace(config)",
+        ("test_kill_matrix.py",),
+    ),
+    Mutation(
         "a spare costs by the hop",
         "route/chain.py",
         "layer_costs = spans.layer + SPARE * spans.is_spare",

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.config import RequestConfig
-from manyhands.origin.pace import LATE_S, MAX_WAIT_S, PAYS, HeldStep, Pace, Thrift, replay_s
+from manyhands.origin.pace import LATE_S, MAX_WAIT_S, PAYS, SLACK, HeldStep, Pace, Thrift, replay_s
 
 
 def test_a_step_is_overdue_after_ten_usual_ones() -> None:
@@ -30,6 +30,24 @@ def test_one_slow_step_does_not_make_the_next_deadline(seconds: list[float]) -> 
     for s in [*seconds, *[0.01] * 17]:
         pace.note(s)
     assert pace.deadline_s(is_prefill=False) == config.step_floor_s
+
+
+def test_hn_48_steps_that_are_slow_from_the_first_are_compared_with_what_the_hops_state() -> None:
+    """What is stated bounds what may become usual; where a step is usually faster than stated, that decides."""
+    stated = [0.1]
+    pace = Pace(RequestConfig(step_floor_s=1.0, overdue_factor=10.0, prefill_overdue_s=15.0), lambda: stated[0])
+    assert pace.deadline_s(is_prefill=False) == pytest.approx(10 * SLACK * 0.1), "known before the first step"
+    assert pace.deadline_s(is_prefill=True) == 15.0
+    for _ in range(40):
+        pace.note(5.0)
+    assert pace.usual_s == pytest.approx(SLACK * 0.1) and pace.deadline_s(is_prefill=False) == pytest.approx(3.0)
+    stated[0] = 0.001
+    assert pace.deadline_s(is_prefill=False) == 1.0, "never before the floor"
+    stated[0] = 60.0
+    assert pace.usual_s == 5.0 and pace.deadline_s(is_prefill=False) == 15.0
+    for _ in range(40):
+        pace.note(0.2)
+    assert pace.deadline_s(is_prefill=False) == pytest.approx(2.0)
 
 
 # -- thrift -----------------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class Generation:
         self.drafting = Drafting(drafters=drafter.tallies)
         self.num_cached = 0  # positions of the prompt that did not have to be sent
         self.num_redrawn = redraw
-        self._pace = Pace(config)
+        self._pace = Pace(config, lambda: session.route.stated_s)
         due = due_rows(session.route.lease, ends.ends.hidden_size if ends is not None else None, sampler.vocab_size)
         self._intake = Intake(session, healer, self._pace, config, self.ledger, due)
         self._bounds = RowBounds()  # of what the last hop sends

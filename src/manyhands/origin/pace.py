@@ -8,6 +8,7 @@ each replacement that won nothing.
 
 import statistics
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from manyhands.config import RequestConfig
@@ -15,6 +16,8 @@ from manyhands.net.liveness import STRETCH, patience_s
 
 # Event loops that are late by so much: a hop that does not answer a probe may be starved, and the watch decides (net/watch.py).
 LATE_S = 0.1
+# A step may usually take so many times what the hops' records and experience say: batches, drafts and queues are in neither.
+SLACK = 3.0
 # A step of the 128 rows that a replay sends costs about ten steps of one row, so a row of it a twelfth.
 ROWS_PER_STEP = 12
 # A replacement was worth its price if nothing was overdue for ten times as long.
@@ -24,10 +27,14 @@ MAX_WAIT_S = 30.0
 
 
 class Pace:
-    """Learns how long a step usually takes, and says when one is overdue."""
+    """Learns how long a step usually takes, and says when one is overdue.
 
-    def __init__(self, config: RequestConfig) -> None:
-        self._config = config
+    `stated_s`: what a step over the present route takes by what is known of its hops, None if nothing. So a hop that is slow
+    from its first step is not taken as usual: it is compared with its own record (HN-48).
+    """
+
+    def __init__(self, config: RequestConfig, stated_s: Callable[[], float | None] = lambda: None) -> None:
+        self._config, self._stated_s = config, stated_s
         self._recent_s: deque[float] = deque(maxlen=32)
 
     def note(self, seconds: float) -> None:
@@ -35,15 +42,20 @@ class Pace:
 
     @property
     def usual_s(self) -> float:
-        """The median of the last steps; 0 if there was none."""
-        return statistics.median(self._recent_s) if self._recent_s else 0.0
+        """The median of the last steps, SLACK times what is stated at most; that, if there was none; 0 if nothing is known."""
+        return self._usual() or 0.0
+
+    def _usual(self) -> float | None:
+        stated_s = self._stated_s()
+        known = [statistics.median(self._recent_s)] if self._recent_s else []
+        return min([*known, *([] if stated_s is None else [SLACK * stated_s])], default=None)
 
     def deadline_s(self, *, is_prefill: bool) -> float:
         """Seconds after which the next step is overdue."""
-        config = self._config
-        if is_prefill or not self._recent_s:
+        config, usual_s = self._config, self._usual()
+        if is_prefill or usual_s is None:
             return config.prefill_overdue_s
-        return min(config.prefill_overdue_s, max(config.step_floor_s, config.overdue_factor * self.usual_s))
+        return min(config.prefill_overdue_s, max(config.step_floor_s, config.overdue_factor * usual_s))
 
 
 @dataclass(frozen=True, slots=True)

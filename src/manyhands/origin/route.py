@@ -10,6 +10,7 @@ from manyhands.core import EndsAt, ModelId, NodeId, PathKind, Precision, Samplin
 from manyhands.net.transport import Link, try_send
 from manyhands.origin.chunks import Stage, chunk_rows
 from manyhands.origin.repair_plan import Slot
+from manyhands.route.cost import HOP_OVERHEAD_S
 from manyhands.route.search import Offer
 from manyhands.wire.credit import Credits
 from manyhands.wire.handle import adopted_name, proof_of
@@ -133,6 +134,17 @@ class Route:
     def is_from(self, hop: int, link: Link) -> bool:
         """Whether `link` leads to the node of hop `hop`: what others say in its name is dropped."""
         return hop < len(self.hops) and link.peer == self.hops[hop].offer.node
+
+    @property
+    def stated_s(self) -> float | None:
+        """What a step of one row takes by what records and experience say of each hop, and by its round trip from here, which
+        no leg of the route is longer than. None if of one hop nothing is known."""
+        total_s = 0.0
+        for hop in self.hops:
+            if (layer_s := hop.offer.layer_s) is None:
+                return None
+            total_s += len(hop.offer.info.span) * layer_s + HOP_OVERHEAD_S + (hop.control.health.rtt_s or 0.0)
+        return total_s
 
     @property
     def uplink_Bps(self) -> float | None:
