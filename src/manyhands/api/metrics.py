@@ -116,7 +116,7 @@ class Metrics(Collector):
         )
         self._events = counter("route_events", "What happened to running routes (HN-40 names)", "model", "kind")
         self._failovers = counter("failovers", "Repairs that put other nodes in the place of lost ones", "model")
-        self._repair_s = histogram("repair_seconds", "From noticing a loss to a standing route", "model")
+        self._repair_s = histogram("repair_seconds", "From noticing a loss to a new position", "model")
         self._fallbacks = counter("fallback_to_local", "Requests that went on alone on this machine", "model")
         self._corruptions = counter("shard_corruption_detected", "Hops caught sending what cannot be", "model")
         self._node_requests: dict[str, int] = {}

@@ -56,7 +56,7 @@ class _Open:
     def __init__(self, request: "Span") -> None:
         self.request = request
         self.hops: dict[tuple[str, str], Span] = {}
-        self.num_repairs = 0
+        self.repairs: list[tuple[Span, int]] = []  # with their beginnings, in ns
 
 
 class Tracing:
@@ -104,6 +104,9 @@ class Tracing:
         del self._open[job.id]
         for span in opened.hops.values():
             span.end(self._now_ns())
+        for (span, began_ns), repair in zip(opened.repairs, job.repairs, strict=True):
+            span.set_attribute("manyhands.replay_s", repair.replay_s)
+            span.end(began_ns + int(repair.total_s * 1e9))
         request = opened.request
         request.set_attributes(_summary(job, outcome))
         if outcome == "failed":
@@ -119,15 +122,14 @@ class Tracing:
         for index, (key, hop) in enumerate(present.items()):
             if key not in opened.hops:
                 opened.hops[key] = self._start(opened, f"hop {index}", now, _hop_attributes(index, hop))
-        for repair in job.repairs[opened.num_repairs :]:
+        for repair in job.repairs[len(opened.repairs) :]:
             facts: Attributes = {
                 "manyhands.lost": ", ".join(repair.lost),
                 "manyhands.replacement": ", ".join(repair.replacement),
                 "manyhands.at_token": repair.at_token,
-                "manyhands.replay_s": repair.replay_s,
             }
-            self._start(opened, "repair", now - int(repair.total_s * 1e9), facts).end(now)
-        opened.num_repairs = len(job.repairs)
+            began_ns = now - int(repair.total_s * 1e9)
+            opened.repairs.append((self._start(opened, "repair", began_ns, facts), began_ns))
 
     def _start(self, opened: _Open, name: str, at_ns: int, attributes: Attributes) -> "Span":
         from opentelemetry.trace import set_span_in_context

@@ -36,6 +36,9 @@ def due_rows(lease: Lease, hidden_size: int | None, vocab_size: int) -> DueRows:
 class Suspect(Protocol):
     """What is needed of origin/repair.py."""
 
+    def returned(self) -> None:
+        """Positions have come back that had not."""
+
     async def suspect(self, waited_s: float, committed: int, usual_s: float) -> None:
         """Look for the hop that holds the route up. Raises HopLost if it can be replaced."""
 
@@ -90,6 +93,7 @@ class Intake:
         """Positions up to `end` have come back: the clocks start anew."""
         self._moved_at = self._asked_at = asyncio.get_running_loop().time()
         self.reached = max(self.reached, end)
+        self._healer.returned()
 
     @property
     def _is_prefill(self) -> bool:

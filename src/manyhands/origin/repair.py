@@ -85,6 +85,7 @@ class RepairExecutor:
         self._committed = -1
         self._are_apart = False  # hops of this session could not reach each other
         self._late_s, self._thrift = late_s, Thrift()
+        self._replaying: tuple[float, float] | None = None  # when the repair that recomputes now was planned, and began
 
     async def repair(self, committed: int, at_token: int) -> int:
         """Make the route stand again with the caches of positions [0, committed) intact.
@@ -95,7 +96,7 @@ class RepairExecutor:
         after config.max_repairs without progress (with a last resort, which then takes over: after as many again).
         """
         now = asyncio.get_running_loop().time
-        began, session = now(), self._session
+        began, session, self._replaying = now(), self._session, None
         silent_s = began - session.last_progress if session.last_progress else 0.0
         reason = "; ".join(session.losses.values())
         lost: list[str] = []
@@ -122,8 +123,16 @@ class RepairExecutor:
         kind: Literal["shard_failover", "reshard"] = "shard_failover" if is_alike else "reshard"
         self.events.append(Event(kind, names, at_token, f"{', '.join(lost)} -> {', '.join(names)}"))
         self.repairs.append(Repair(reason, tuple(lost), names, at_token, silent_s, now() - planned, now() - began))
+        self._replaying = planned, began
         logger.info("session=%s repaired at token %d: %s -> %s", session.name, at_token, lost, names)
         return plan.replay_from
+
+    def returned(self) -> None:
+        """A position that is new has come back: what the last repair had recomputed, has been."""
+        if self._replaying is not None:
+            (planned, began), now = self._replaying, asyncio.get_running_loop().time()
+            self.repairs[-1] = replace(self.repairs[-1], replay_s=now - planned, total_s=now - began)
+            self._replaying = None
 
     async def restore(self, begins_at: int) -> int:
         """As a session begins: rebuild hops that lack positions [0, `begins_at`) from the logs of those before them.

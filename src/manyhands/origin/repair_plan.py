@@ -54,7 +54,12 @@ class Warm:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What a repair did, for people (times in seconds, monotonic differences)."""
+    """What a repair did, for people (times in seconds, monotonic differences).
+
+    `detect_s`: since the last step that had come back. `replay_s`: from the plan that worked until the first new position came
+    back, so what is recomputed is in it; `total_s`: from the beginning of the repair until then. Until it has come, both end
+    where the route stood again.
+    """
 
     reason: str
     lost: tuple[str, ...]
