@@ -106,20 +106,24 @@ class LiveGauges(Collector):
                     family.add_metric((label,), count)
         yield _once(family)
 
-    def _origins(self) -> Iterator[Metric]:
-        """For whom the spans of this process computed."""
+    def _uses(self) -> dict[str, OriginUse]:
+        """What the spans of this process did for each origin, by its label."""
         total: dict[str, OriginUse] = {}
         for host in [host for home in self._homes() for host in home.hosts]:
             for origin, use in host.engine.callers.uses.items():
                 sums = total.setdefault(self._labels.label(origin) or OTHER, OriginUse())
                 sums.sessions, sums.rows = sums.sessions + use.sessions, sums.rows + use.rows
+        return total
+
+    def _origins(self) -> Iterator[Metric]:
+        """For whom the spans of this process computed."""
         sessions = CounterMetricFamily(
             "manyhands_origin_sessions", "Sessions that a node opened on spans of this process", labels=("node",)
         )
         rows = CounterMetricFamily(
             "manyhands_origin_rows", "Positions computed for a node by spans of this process", labels=("node",)
         )
-        for label, use in total.items():
+        for label, use in self._uses().items():
             sessions.add_metric((label,), use.sessions)
             rows.add_metric((label,), use.rows)
         yield from (sessions, rows)

@@ -326,21 +326,25 @@ class SpanHost:
 
     async def run(self) -> None:
         """Compute steps as they come, for ever. Drops the model from memory when it is not used (eviction.py)."""
-        now = asyncio.get_running_loop().time
         self.engine.start()
         try:
             while True:
-                eviction = Eviction(self._config, now())
+                eviction = Eviction(self._config, asyncio.get_running_loop().time())
                 while not self._changed.is_set():
-                    looks_at = eviction.looks_at(now()) if self._is_idle else math.inf
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout_at(min(looks_at, self.parking.expires_at())):
-                            await self._changed.wait()
-                    self.parking.expire(now())
-                    if self._is_idle and not self._changed.is_set() and eviction.is_due(now()):
-                        self.parking.clear()
-                        self.engine.evict()
+                    await self._look(eviction)
                 self._changed.clear()
         finally:
             self.engine.stop()
             self.parking.clear()
+
+    async def _look(self, eviction: Eviction) -> None:
+        """Wait until something changes or is over: what was parked for too long goes, and the model where it is due."""
+        now = asyncio.get_running_loop().time
+        looks_at = eviction.looks_at(now()) if self._is_idle else math.inf
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(min(looks_at, self.parking.expires_at())):
+                await self._changed.wait()
+        self.parking.expire(now())
+        if self._is_idle and not self._changed.is_set() and eviction.is_due(now()):
+            self.parking.clear()
+            self.engine.evict()

@@ -35,8 +35,7 @@ def bus_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
     @router.get("/bus/v1/capabilities", summary="HearthNet's names of what there is")
     async def names() -> list[dict[str, Any]]:
         """Capabilities with version, trust and models; `instead`: what nodes do among themselves, and how."""
-        is_on = any(not origin.node.worker.is_off for origin in gateway.origins.values())
-        return capabilities(list(gateway.models), is_on=is_on)
+        return capabilities(list(gateway.models), is_on=_is_on(gateway))
 
     async def call(request: Request) -> Response:
         """Call a capability: frames, or one object where `stream` is false."""
@@ -45,6 +44,10 @@ def bus_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
 
     describe(router, PATH, call, "Call a capability of HearthNet's")
     return router
+
+
+def _is_on(gateway: Gateway) -> bool:
+    return any(not origin.node.worker.is_off for origin in gateway.origins.values())
 
 
 async def _answer(gateway: Gateway, voices: ModelFormats, body: bytes, request: Request) -> EventStream | Single:
