@@ -14,7 +14,20 @@ from manyhands.origin.node import FullNode
 from manyhands.origin.repair_plan import Slot
 from manyhands.testing.swarm import memory_node
 from manyhands.testing.tiny import make_tiny
-from manyhands.wire.message import Close, Credit, Fault, Feed, Message, Open, Opened, Payload, Probe, Progress, Step
+from manyhands.wire.message import (
+    Close,
+    Credit,
+    Fault,
+    Feed,
+    Message,
+    Open,
+    Opened,
+    Payload,
+    Probe,
+    Progress,
+    Retract,
+    Step,
+)
 from manyhands.wire.signed import Serials, Signer, is_signed
 from tests.kill import Bench, Scene, kept_models
 from tests.worker.hop import opening
@@ -170,6 +183,7 @@ def test_nothing_else_that_a_member_says_of_the_session_is_heard(bench: Bench) -
             for hop in (0, 1, 2, 255):
                 control.send(Close(session.id))
                 control.send(Probe(session.id, epoch))
+                control.send(Retract(session.id, epoch, U32))
                 control.send(Feed(session.id, epoch, hop, NodeAddr("mem", 1), 0, 5))
                 control.send(Fault(session.id, epoch, hop, "pipeline_aborted", "gone"))
                 control.send(Fault(session.id, epoch, hop, "draining", "leaves", hop))

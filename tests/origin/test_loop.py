@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from manyhands.config import RequestConfig, WorkerConfig
-from manyhands.core import EndsAt, PathKind, SamplingParams
+from manyhands.core import EndsAt, NodeId, PathKind, SamplingParams
 from manyhands.origin.draft import NoDrafter
+from manyhands.wire.message import Probe, Retract
+from manyhands.worker.serve import SpanHost
 from tests.model.pipeline import random_ids
 from tests.origin.scenes import (
     GREEDY,
@@ -108,6 +110,32 @@ def test_right_drafts_save_steps_and_wrong_ones_cost_none(folder: Path, greedy: 
     play(main)
     assert counts["none"] == counts["wrong"] == NEW
     assert counts["oracle"] == 1 + -(-(NEW - 1) // 5)
+
+
+def test_the_origin_retracts_dead_guesses_on_all_hops_behind_the_first(
+    folder: Path, greedy: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time that a guess is wrong while others follow it; never of a chain that is right."""
+    retracted: list[tuple[int, int]] = []
+    follow = SpanHost.follow
+
+    def heed(host: SpanHost, message: Probe | Retract, node: NodeId) -> None:
+        if isinstance(message, Retract):
+            retracted.append((host.info.span.start, message.window))
+        follow(host, message, node)
+
+    monkeypatch.setattr(SpanHost, "follow", heed)
+
+    async def main() -> None:
+        async with swarm_of(folder, "0-1,2-3,4-5") as swarm:
+            ids = [*PROMPT, *greedy]
+            assert await ids_of(swarm, PROMPT, GREEDY, drafter=Oracle(ids, 2, ahead=True)) == greedy
+            assert not retracted
+            assert await ids_of(swarm, PROMPT, GREEDY, drafter=Oracle(ids, 2, lambda _: True, ahead=True)) == greedy
+
+    play(main)
+    assert {start for start, _ in retracted} == {2, 4}
+    assert [window for start, window in retracted if start == 2] == list(range(1, NEW - 1))
 
 
 @pytest.mark.parametrize("params", [GREEDY, HOT], ids=["greedy", "hot"])

@@ -16,10 +16,10 @@ from manyhands.errors import BadRequest, Busy, ContextOverflow, Draining, LinkCl
 from manyhands.net.transport import Link
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
-from manyhands.wire.message import Close, Credit, Opened, Step
+from manyhands.wire.message import STANDBY, Close, Credit, Opened, Probe, Progress, Retract, Step
 from manyhands.worker.execute import Result, SpanModel, Work
 from manyhands.worker.thread import computing
-from tests.worker.hop import AFTER, ORIGIN, Hop, Notes, hidden, hop, opening, session_id
+from tests.worker.hop import AFTER, BEFORE, ORIGIN, Hop, Notes, hidden, hop, opening, session_id
 from tests.worker.tensors import decode_tensor
 
 Scenario = Callable[[Hop], Awaitable[None]]
@@ -342,6 +342,66 @@ def test_steps_of_an_older_window_are_dropped_uncomputed(folder: Path) -> None:
         await one.quiet()
         assert (one.host.engine.rows_run, [s.count for s in one.after.of(Step)]) == (5, [5])
         assert sum(c.steps for c in one.before.of(Credit)) >= 4
+
+    play(folder, scenario)
+
+
+def test_what_the_origin_retracts_is_dropped_uncomputed(folder: Path) -> None:
+    """What waits, and what comes later under the old guesses; in that epoch, and by word of the origin alone."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1, window=4, epoch=2)
+        one.step(1, 0, hidden(2), epoch=2)
+        await computed(one, 1, 1)
+        for message, node in (
+            (Retract(session_id(1), 2, 9), BEFORE),
+            (Retract(session_id(1), 1, 9), ORIGIN),
+            (Retract(session_id(2), 2, 9), ORIGIN),
+        ):
+            one.host.follow(message, node)
+        one.step(1, 2, hidden(3), epoch=2)
+        one.step(1, 5, hidden(3), epoch=2)
+        one.host.follow(Retract(session_id(1), 2, 1), ORIGIN)
+        one.host.follow(Retract(session_id(1), 2, 0), ORIGIN)
+        one.step(1, 8, hidden(3), epoch=2)
+        one.step(1, 1, hidden(4), epoch=2, window=1)
+        await one.quiet()
+        assert [(s.position, s.count) for s in one.after.of(Step)] == [(0, 2), (1, 4)]
+        assert one.host.engine.rows_run == 6 and sum(c.steps for c in one.before.of(Credit)) >= 4
+
+    play(folder, scenario)
+
+
+def test_a_standby_computes_on_when_the_origin_retracts(folder: Path) -> None:
+    """A node may hold a hop and another's standby in one session. What logs feed is committed, whatever was guessed."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1, emit_from=STANDBY)
+        one.step(1, 0, hidden(5))
+        one.host.follow(Retract(session_id(1), 1, 3), ORIGIN)
+        one.step(1, 5, hidden(2))
+        await one.quiet()
+        assert one.host.engine.rows_run == 7
+
+    play(folder, scenario)
+
+
+def test_a_hop_with_a_rollback_in_hand_does_not_claim_more(folder: Path) -> None:
+    """What it computed before says nothing of the step that waits, or that its device is at: the origin looks for the hop
+    that holds the route up."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        one.step(1, 0, hidden(9))
+        await computed(one, 1, 1)
+        place = one.host.find(session_id(1), 1)
+        assert place is not None
+        one.host.follow(Retract(session_id(1), 1, 1), ORIGIN)
+        one.step(1, 4, hidden(2), window=1)
+        one.host.follow(Probe(session_id(1), 1), ORIGIN)
+        place.take(2)
+        one.host.follow(Probe(session_id(1), 1), ORIGIN)
+        assert [p.computed for p in one.origin.of(Progress)] == [4, 4]
 
     play(folder, scenario)
 

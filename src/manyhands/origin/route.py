@@ -14,7 +14,7 @@ from manyhands.route.cost import HOP_OVERHEAD_S
 from manyhands.route.search import Offer
 from manyhands.wire.credit import Credits
 from manyhands.wire.handle import adopted_name, proof_of
-from manyhands.wire.message import Open, Step
+from manyhands.wire.message import Open, Retract, Step
 from manyhands.wire.signed import UNSIGNED, Signer
 
 
@@ -117,6 +117,11 @@ class Route:
     credits: int  # steps that may be in flight to each hop
     hops: list[Hop]
     epoch: int = 0
+
+    def retract(self, window: int) -> None:
+        """Have the hops drop what waits under guesses before `window`. Not the first: the next step comes as soon."""
+        for hop in self.hops[1:]:
+            try_send(hop.control, Retract(self.session, self.epoch, window))
 
     @property
     def needs_ends(self) -> bool:

@@ -184,9 +184,9 @@ class Session:
         self._flush(0)
 
     def retract(self) -> None:
-        """What is on its way is guessed wrong: begin the next guess. Steps that wait here are dropped; hops drop theirs when
-        they get the new one."""
+        """What is on its way is guessed wrong: begin the next guess. Steps that wait, here and on the hops, are dropped."""
         self._settle(len(self.route.hops) - 1, self.returns.retract())
+        self.route.retract(self.returns.guess)
         for index, hop in enumerate(self.route.hops):
             dropped = len(hop.outbox)
             hop.outbox.clear()

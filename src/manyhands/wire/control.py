@@ -29,6 +29,7 @@ from manyhands.wire.message import (
     Progress,
     Reassign,
     Reassigned,
+    Retract,
     Signature,
     Token,
     WeightRequest,
@@ -207,7 +208,7 @@ def decoder_for(hint: Any, name: str) -> Decoder:
 _DECODERS: dict[type[Any], Decoder] = {
     cls: _record(cls)
     for cls in (
-        *(Hello, Open, Opened, Close, Fault, Probe, Progress, Feed),
+        *(Hello, Open, Opened, Close, Fault, Retract, Probe, Progress, Feed),
         *(Ping, Pong, WeightRequest, WeightsNotFound, Reassign, Reassigned),
     )
 }

@@ -31,6 +31,7 @@ from manyhands.wire.message import (
     Progress,
     Reassign,
     Reassigned,
+    Retract,
     Step,
     WeightRequest,
     WeightsChunk,
@@ -59,6 +60,7 @@ KINDS: dict[int, type[Any]] = {
     16: Feed,
     17: Reassign,
     18: Reassigned,
+    19: Retract,
 }
 KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 STEP = KIND_OF[Step]

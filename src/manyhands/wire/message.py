@@ -7,6 +7,7 @@ Lanes so that a cancel overtakes steps, and both overtake weights; credits go ag
 
     origin ── Open ──► every hop      hop ── Opened | Fault ──► origin
     origin ── Step ──► hop 0 ── Step ──► hop 1 ── Step ──► origin      (ring; in a star every hop answers the origin)
+    origin ── Retract ──► hops: steps under older guesses are dead
     origin ── Probe ──► hop ── Progress ──► origin     origin ── Feed ──► hop ── Step ──► standby of the next hop
     receiver ── Credit ──► sender     origin ── Close ──► hops
     node ── DirectoryUpdate ──► node            operator's node ── Reassign ──► node ── Reassigned ──► operator's node
@@ -14,7 +15,7 @@ Lanes so that a cancel overtakes steps, and both overtake weights; credits go ag
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, NewType
+from typing import Literal, NamedTuple, NewType, get_args
 
 from manyhands.core import (
     EndsAt,
@@ -205,6 +206,16 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Retract:
+    """Steps of `session` under windows before `window` were guessed wrong: drop them uncomputed. It overtakes the step that
+    begins `window`, which means the same and goes from hop to hop."""
+
+    session: SessionId
+    epoch: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """How far is the session on your hop(s)? Answered by Progress, from each place the receiver has in it."""
 
@@ -314,17 +325,12 @@ class Reassigned:
     detail: str
 
 
+_OfSession = Open | Opened | Close | Fault | Retract | Probe | Progress | Feed
 Message = (
     Step
     | Credit
     | Hello
-    | Open
-    | Opened
-    | Close
-    | Fault
-    | Probe
-    | Progress
-    | Feed
+    | _OfSession
     | Ping
     | Pong
     | DirectoryUpdate
@@ -337,7 +343,7 @@ Message = (
 
 # What may be sent on a lane after the first Hello.
 LANES: dict[Lane, tuple[type, ...]] = {
-    "control": (Open, Opened, Close, Fault, Probe, Progress, Feed, Ping, Pong, DirectoryUpdate, Reassign, Reassigned),
+    "control": (*get_args(_OfSession), Ping, Pong, DirectoryUpdate, Reassign, Reassigned),
     "data": (Step, Credit, Ping, Pong),
     "bulk": (WeightRequest, WeightsChunk, WeightsNotFound, Ping, Pong),
 }

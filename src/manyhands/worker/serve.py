@@ -15,7 +15,7 @@ from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, SpanInfo, SpanLoad
 from manyhands.errors import BadRequest, Draining, LinkClosed, ShardUnavailable
 from manyhands.net.transport import Link, try_send
-from manyhands.wire.message import Close, Fault, Feed, Open, Probe, Step
+from manyhands.wire.message import Close, Fault, Feed, Open, Probe, Retract, Step
 from manyhands.worker.adopting import lend, orphaned
 from manyhands.worker.engine import Engine
 from manyhands.worker.eviction import Eviction
@@ -291,11 +291,11 @@ class SpanHost:
         """The place of hop `hop` of the session, if it is here (ORIGIN_HOP: of the last hop)."""
         return self._by_hop.get((session_id, hop))
 
-    def report(self, message: Probe, node: NodeId) -> None:
-        """Answer a Probe of the session's origin for every place the session has here."""
+    def follow(self, message: Probe | Retract, node: NodeId) -> None:
+        """Do what the session's origin asks in this epoch, in every place the session has here."""
         for (session_id, _), session in self._places.items():
             if session_id == message.session and (session.opened.epoch, session.origin.peer) == (message.epoch, node):
-                session.report()
+                session.report() if isinstance(message, Probe) else session.retract(message.window)
 
     def feeder(self, message: Feed, node: NodeId) -> HopSession | None:
         """The place that `message` of the session's origin `node` is for, if it is here in that epoch."""

@@ -196,9 +196,10 @@ class HopSession:
             self.fault(LinkClosed.code, f"hop {hop} lost its link to the next", ORIGIN_HOP if self.is_last else hop + 1)
 
     def report(self) -> None:
-        """Answer a Probe."""
+        """Answer a Probe. What waits may begin before what was computed last: a rollback."""
         opened = self.opened
-        try_send(self.origin, Progress(opened.session, opened.epoch, opened.hop, self.received, self.computed))
+        computed = min([self.computed, *(step.position for step in self.waiting)])
+        try_send(self.origin, Progress(opened.session, opened.epoch, opened.hop, self.received, computed))
 
     # -- steps in -----------------------------------------------------------------------------------------------------
 
@@ -219,8 +220,7 @@ class HopSession:
             self.fault(error.code, str(error), self._predecessor_hop)
             return
         self.received = step.position + step.count
-        if step.window > self._newest_window:
-            self._supersede(step)
+        self.retract(step.window)
         if self.is_void(step):
             self._owe(1)
         else:
@@ -229,12 +229,16 @@ class HopSession:
             self.arrived[step.position] = now
             self.waiting.append(step)
 
-    def _supersede(self, step: Step) -> None:
-        """`step` is of a newer guess, begun on rows that came back: of its epoch, all that waits here is void."""
-        self._newest_window, self.computed = step.window, min(self.computed, step.position)
-        self._owe(len(self.waiting))
-        self.waiting.clear()
-        self.outbox.clear()
+    def retract(self, window: int) -> None:
+        """The origin sends under guess `window` by now, on rows that came back: all that waits here is of older ones and void.
+
+        A standby computes what logs hold, which is of no guess.
+        """
+        if window > self._newest_window and not self.is_standby:
+            self._newest_window = window
+            self._owe(len(self.waiting))
+            self.waiting.clear()
+            self.outbox.clear()
 
     def _check_granted(self, step: Step) -> None:
         """Take a credit for `step`. Raises ProtocolError if more would wait than was granted."""
@@ -257,6 +261,7 @@ class HopSession:
     def take(self, num_rows: int) -> Taken:
         """The first `num_rows` rows of the oldest step, as work for the device."""
         head, rest = split_step(self.waiting.popleft(), num_rows)
+        self.computed = min(self.computed, head.position)
         arrived_at = self.arrived[head.position]
         if rest is not None:
             self.arrived[rest.position] = arrived_at

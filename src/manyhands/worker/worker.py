@@ -20,7 +20,7 @@ from manyhands.net.pool import LinkPool
 from manyhands.net.setbacks import Setbacks
 from manyhands.net.transport import Link
 from manyhands.node import Node
-from manyhands.wire.message import Close, Credit, Feed, Open, Probe, Step
+from manyhands.wire.message import Close, Credit, Feed, Open, Probe, Retract, Step
 from manyhands.wire.signed import Serials, is_signed
 from manyhands.worker.dials import Dials
 from manyhands.worker.execute import Device, Draws, SpanModel
@@ -175,7 +175,8 @@ class Worker:
         node.handle(Step, self._on_step)
         node.handle(Credit, self._on_credit)
         node.handle(Close, self._on_close)
-        node.handle(Probe, self._on_probe)
+        node.handle(Probe, self._on_asked)
+        node.handle(Retract, self._on_asked)
         node.observe_links(linked=self._on_linked, lost=lambda link, reason: self.on_lost(link))
         node.wait_for(self.owners.origins)
 
@@ -211,9 +212,9 @@ class Worker:
             host.close(message, link.peer)
         return True
 
-    def _on_probe(self, message: Probe, link: Link) -> bool:
+    def _on_asked(self, message: Probe | Retract, link: Link) -> bool:
         for host in self.hosts:
-            host.report(message, link.peer)
+            host.follow(message, link.peer)
         return True
 
     # -- what peers ask -----------------------------------------------------------------------------------------------
