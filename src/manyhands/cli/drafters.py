@@ -57,7 +57,12 @@ def _load_own(model: OriginModel) -> DraftModel | None:
     if name is None:
         return None
     folder = find_drafter(model.folder, name, home_from_env())
-    ours, theirs = read_facts(model.folder), read_facts(folder)
+    _check_size(model.folder, name, folder)
+    return DraftModel(folder, name, model.tokenizer)
+
+
+def _check_size(target: Path, name: str, drafter: Path) -> None:
+    ours, theirs = read_facts(target), read_facts(drafter)
     share = theirs.num_layers * theirs.hidden_size**2 / (ours.num_layers * ours.hidden_size**2)
     if share > MAX_SHARE:
         raise ModelError(
@@ -65,7 +70,6 @@ def _load_own(model: OriginModel) -> DraftModel | None:
             f"{share:.2f} times the model's own {ours.num_layers} of {ours.hidden_size}; the limit is {MAX_SHARE}: name a "
             "smaller one with --draft model:MODEL"
         )
-    return DraftModel(folder, name, model.tokenizer)
 
 
 def drafter_name(folder: Path) -> str | None:
@@ -90,15 +94,18 @@ def find_drafter(folder: Path, name: str, home: Path) -> Path:
     inside = (folder / name).resolve()
     if inside.is_relative_to(folder.resolve()) and inside != folder.resolve() and inside.is_dir():
         return inside
+    if "/" not in name:
+        raise ModelError(f"config.json names the drafter {name!r}: {folder} has no folder of that name")
+    if (fetched := _fetched(home, name)) is None:
+        raise ModelError(f"the drafter {name} that config.json names is not here: fetch it with --draft model:{name}")
+    return fetched
+
+
+def _fetched(home: Path, name: str) -> Path | None:
     from manyhands.weights.fetched import find_local
     from manyhands.weights.names import parse_hub_id
 
-    if "/" not in name:
-        raise ModelError(f"config.json names the drafter {name!r}: {folder} has no folder of that name")
-    found = find_local(home, parse_hub_id(name), None, True)
-    if found is None:
-        raise ModelError(f"the drafter {name} that config.json names is not here: fetch it with --draft model:{name}")
-    return found
+    return find_local(home, parse_hub_id(name), None, True)
 
 
 def _fetch_whole(model: str) -> Path:

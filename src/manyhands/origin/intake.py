@@ -111,8 +111,10 @@ class Intake:
             if left_s > 0:
                 with contextlib.suppress(TimeoutError):
                     return await self._session.next_result(left_s)
-            waited_s = loop.time() - self._moved_at
-            if waited_s > self._config.stall_timeout_s:
-                raise PipelineStalled(f"no step came back within {self._config.stall_timeout_s:g} s")
-            await self._healer.suspect(waited_s, self.committed, self._pace.usual_s)
+            await self._suspect(loop.time() - self._moved_at)
             self._asked_at = loop.time()
+
+    async def _suspect(self, waited_s: float) -> None:
+        if waited_s > self._config.stall_timeout_s:
+            raise PipelineStalled(f"no step came back within {self._config.stall_timeout_s:g} s")
+        await self._healer.suspect(waited_s, self.committed, self._pace.usual_s)

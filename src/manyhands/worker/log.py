@@ -170,16 +170,20 @@ def split_step(step: Step, num_rows: int) -> tuple[Step, Step | None]:
     """
     if num_rows >= step.count:
         return step, None
-    head_payload = rest_payload = step.payload
-    if step.payload is not None:
-        payload = plain(step.payload, step.count)
-        data = memoryview(payload.data)
-        edge = len(data) // step.count * num_rows
-        head_payload, rest_payload = payload._replace(data=data[:edge]), payload._replace(data=data[edge:])
+    head_payload, rest_payload = _split_payload(step, num_rows)
     ids = step.ids
     head = step._replace(count=num_rows, ids=ids and ids[:num_rows], payload=head_payload)
     position, count = step.position + num_rows, step.count - num_rows
     return head, step._replace(position=position, count=count, ids=ids and ids[num_rows:], payload=rest_payload)
+
+
+def _split_payload(step: Step, num_rows: int) -> tuple[Payload | None, Payload | None]:
+    if step.payload is None:
+        return None, None
+    payload = plain(step.payload, step.count)
+    data = memoryview(payload.data)
+    edge = len(data) // step.count * num_rows
+    return payload._replace(data=data[:edge]), payload._replace(data=data[edge:])
 
 
 def pieces(step: Step, num_rows: int) -> Iterator[Step]:
