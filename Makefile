@@ -3,13 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-avx2 nightly check installed wheel dashboard bench format clean
+.PHONY: setup demo test test-avx2 nightly check types rules installed wheel dashboard bench format clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: requirements.lock pyproject.toml setup.py $(wildcard src/manyhands/*/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "manyhands needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $@"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
@@ -18,7 +18,7 @@ demo: setup
 
 # Two processes share the tests, in halves of the list; who is done first takes from the other's end.
 test: setup
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2 --dist worksteal --durations=25
 
 # What a laptop without AVX-512 runs: the engine held to AVX2, and the path that a first user takes.
 test-avx2: export MANYHANDS_ENGINE = avx2
@@ -29,10 +29,15 @@ test-avx2: setup
 nightly: setup
 	$(BIN)/python -m tools.nightly
 
-check: setup
+# `make check -j2` on two cores: mypy takes as long as the rest.
+check: types rules
+
+types: setup
+	$(BIN)/mypy
+
+rules: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/pytest tests/test_imports.py
 	$(BIN)/python -m tools.measures
 	$(BIN)/python -m tools.wrap_docs --check
