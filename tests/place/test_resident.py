@@ -56,7 +56,10 @@ def test_a_member_at_rest_holds_what_is_counted(folder: Path, env: dict[str, str
     assert 0.9 * counted <= held <= 1.1 * counted, (held, counted)
 
 
-@pytest.mark.parametrize("memory", ["100MB", "200MB", "270MB"])
+LESS = [pytest.param(memory, marks=pytest.mark.nightly) for memory in ("100MB", "200MB")]
+
+
+@pytest.mark.parametrize("memory", [*LESS, "270MB"])
 def test_what_cannot_be_kept_is_refused_with_the_numbers(folder: Path, env: dict[str, str], memory: str) -> None:
     command = [sys.executable, "-m", "manyhands.cli", "up", str(folder), "--layers", "0-7", "--memory", memory]
     ended = subprocess.run([*command, "--listen", "127.0.0.1:0"], env=env, capture_output=True, text=True, timeout=120)
