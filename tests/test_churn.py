@@ -7,6 +7,7 @@ import pytest
 from bench.churn import GONE_S, churn
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_swarm_outlives_its_members() -> None:
     # This seed begins with one that leaves, a join, a kill and a join, with short pauses.

@@ -34,6 +34,7 @@ def test_library(tmp_path: Path) -> None:
     assert "exactness E0" in said
 
 
+@pytest.mark.nightly  # what it shows, the two others and docs/testing.md start every day
 @pytest.mark.slow
 def test_two_nodes(tmp_path: Path) -> None:
     said = run("two_nodes.py", tmp_path)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from manyhands.engine.quants import KEPT, pack_blocks, packed_bytes, round_weigh
 from manyhands.errors import ManyhandsError
 from tools.sanitized import ROOT, build, preloads
 
+LEAST: Final = 4  # plans with operations, however slow the machine
 Integer = Callable[[int, int], int]
 
 
@@ -267,12 +269,13 @@ def run_sanitized(path: Path, seed: int, seconds: float) -> subprocess.Completed
 
 
 def fuzz(path: Path, seed: int, seconds: float) -> None:
+    """At least LEAST plans that have operations, and as many as there is time for in `seconds`."""
     library.PATH = path
     for name in set(library.supported()) - {"scalar"}:
         wrong = (*golden.failures(name), *golden.cache_failures(name))
         assert not wrong, f"{name} does not reproduce {wrong}"
     team, until, fitting, number = Team(3), time.monotonic() + seconds, 0, 0
-    while time.monotonic() < until:
+    while fitting < LEAST or time.monotonic() < until:
         fitting += case(seed + number, team)
         number += 1
     sys.stdout.write(f"{number} plans, {fitting} with operations, on {', '.join(library.supported())}\n")

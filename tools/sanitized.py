@@ -15,8 +15,8 @@ NATIVE: Final = ROOT / "src/manyhands/engine/native"
 SANITIZED: Final = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"]
 
 
-def targets() -> dict[str, list[str]]:
-    """setup.py's own flags for this machine, without running setup()."""
+def targets(sanitized: str = "") -> dict[str, list[str]]:
+    """setup.py's own flags for this machine, without running setup(); sanitizers for all targets, or for `sanitized` alone."""
     with warnings.catch_warnings():  # of distutils, where it was imported before
         warnings.simplefilter("ignore", DeprecationWarning)
         import setuptools  # type: ignore[import-untyped]
@@ -32,13 +32,17 @@ def targets() -> dict[str, list[str]]:
     if "amx" in each and not library.load().mh_supports(library.BACK_ENDS.index("amx")):
         each["amx"] = [*each["avx2"], "-UTARGET", "-DTARGET=amx", "-DTILES", "-DTILES_EMULATED"]  # in AVX2's lanes
         each[""] = ["-DTILES_EMULATED"]
-    return {name: [*flags, *own, "-O1", *SANITIZED] for name, own in each.items()}
+    watched = {"", sanitized} if sanitized else set(each)
+    return {name: [*flags, *own, "-O1", *(SANITIZED if name in watched else [])] for name, own in each.items()}
 
 
-def build(folder: Path, native: Path = NATIVE) -> Path:
-    """The library under sanitizers. Raises CalledProcessError where gcc cannot build it."""
+def build(folder: Path, native: Path = NATIVE, sanitized: str = "") -> Path:
+    """The library under sanitizers: all of it, or what is common and the kernels of the back end `sanitized`.
+
+    Raises CalledProcessError where gcc cannot build it.
+    """
     objects = []
-    for name, flags in targets().items():
+    for name, flags in targets(sanitized).items():
         sources = [native / "kernels.c"] if name else sorted(set(native.glob("*.c")) - {native / "kernels.c"})
         for source in sources:
             objects.append(folder / f"{source.stem}{name}.o")

@@ -41,8 +41,8 @@ from manyhands.core import NodeAddr
 from manyhands.errors import ManyhandsError
 from manyhands.testing.swarm import memory_swarm
 from tests.api.served import HERMES_TEMPLATE, MODEL, make_model
+from tests.nightly import daily
 
-MAX_EXAMPLES = 15
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 # Ours, with a code and a reason: not a failure of the server.
 REFUSALS = {501, 503, 504}
@@ -109,12 +109,13 @@ def aim(body: Any, draw: Any) -> Any:
     return body
 
 
-def test_every_operation_keeps_its_word(site: Site) -> None:
+@pytest.mark.parametrize("max_examples", daily([10], [40]))
+def test_every_operation_keeps_its_word(site: Site, max_examples: int) -> None:
     document = site.app.openapi()
     schema: Any = schemathesis.openapi.from_dict(document)
     seen: dict[int, int] = {}
 
-    @settings(max_examples=MAX_EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=max_examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(data=st.data(), is_negative=st.booleans())
     def check(operation: Any, data: st.DataObject, is_negative: bool) -> None:
         mode = GenerationMode.NEGATIVE if is_negative and operation.body else GenerationMode.POSITIVE

@@ -11,6 +11,7 @@ from manyhands.cli import checks
 from manyhands.engine import golden, golden_models, library
 from manyhands.errors import ModelError
 from manyhands.program.families import FAMILIES
+from tests.nightly import daily
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +33,7 @@ def test_every_back_end_reproduces_the_digests() -> None:
 
 
 # Plain C takes ten seconds for what vectors compute in two, with its kernels proven above: nightly.
-BACK_ENDS = [*library.supported()[:-1], pytest.param("scalar", marks=pytest.mark.nightly)]
-
-
-@pytest.mark.parametrize("name", BACK_ENDS)
+@pytest.mark.parametrize("name", daily(library.supported()[:-1], ["scalar"]))
 def test_every_back_end_reproduces_whole_models(name: str) -> None:
     """Of every family, in every precision; with this back end alone."""
     before = {other: library.calls(other) for other in library.supported()}

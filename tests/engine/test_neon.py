@@ -16,6 +16,7 @@ import pytest
 from manyhands.engine import golden, golden_models, library
 from tests.engine.conftest import NATIVE
 from tests.engine.remote import SOURCE, Remote
+from tests.nightly import daily
 
 MODELS = ("llama", "gemma2", "gpt_oss", "deepseek_v3")  # emulated: all families would take minutes
 FLAGS = [
@@ -52,7 +53,7 @@ def build(compiler: list[str], folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["neon", pytest.param("scalar", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", daily(["neon"], ["scalar"]))
 def test_neon_reproduces_the_digests(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler, qemu = programs()
     remote = Remote([qemu, str(build(compiler, tmp_path))])

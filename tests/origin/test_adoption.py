@@ -20,6 +20,7 @@ from manyhands.testing.swarm import MemorySwarm, memory_node
 from manyhands.testing.tiny import make_tiny
 from manyhands.worker.execute import Device
 from manyhands.worker.parking import ORPHANED_S
+from tests.nightly import daily
 from tests.origin.scenes import GREEDY, HOT, PROMPT, Oracle, ids_of, play, swarm_of
 
 HANDLE = b"h" * 16
@@ -112,7 +113,7 @@ def test_hops_that_have_lost_it(qwen3: Path, lost: int, log_bytes: int) -> None:
     play(main)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(3, 12))])
+@pytest.mark.parametrize("seed", daily(range(3), range(3, 12)))
 def test_an_origin_that_dies(qwen3: Path, seed: int) -> None:
     """At a random token, with drafts in flight, perhaps after a repair: its hops keep the session, another origin adopts it."""
     draw = random.Random(seed)

@@ -126,7 +126,7 @@ def test_a_request_for_a_model_where_none_drafts_is_refused(folder: Path) -> Non
 @pytest.mark.parametrize("fails", ["dies", "hangs"])
 def test_a_drafter_that_fails_costs_nothing(folder: Path, fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It dies in its third turn, or never ends it: the answer is the same, and says why there were no more drafts."""
-    params, turns, hold = replace(GREEDY, max_tokens=LONG), [0], threading.Event()
+    params, turns, hold = replace(GREEDY, max_tokens=LONG // 2), [0], threading.Event()
     turn = _Line.turn
 
     def broken(self: _Line, *args: object) -> object:

@@ -19,6 +19,7 @@ from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.testing.tiny import WINDOW, make_tiny
 from manyhands.testing.trouble import Phase
+from tests.nightly import daily
 from tests.origin.scenes import GREEDY, HOT, PROMPT, Oracle, ids_of, play, swarm_of
 
 ME = "me"
@@ -217,7 +218,7 @@ def test_a_client_that_leaves_leaves_its_prompt(qwen3: Path) -> None:
     play(main)
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(6, 12))])
+@pytest.mark.parametrize("seed", daily(range(6), range(6, 12)))
 def test_random_conversations(qwen3: Path, gemma2: Path, seed: int) -> None:
     """Prompts, seeds, temperatures, cuts, chunks, drafts, caches too small for all, hops that drop things or die."""
     draw = random.Random(seed)

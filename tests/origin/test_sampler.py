@@ -18,6 +18,7 @@ from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, Corruption
 from manyhands.origin import sampler
 from manyhands.origin.sampler import Drawn, Logits, Sampler, gumbel, keep_min_p, keep_top_k, keep_top_p
+from tests.nightly import daily
 
 NO_EOS: frozenset[int] = frozenset()
 NUM_DRAWS = 20_000
@@ -114,9 +115,7 @@ def count_draws(params: SamplingParams) -> npt.NDArray[np.intp]:
 EVERY_DAY = ("plain", "top_p", "all")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in EVERY_DAY else pytest.mark.nightly) for name in LAWS]
-)
+@pytest.mark.parametrize("name", daily(EVERY_DAY, [name for name in LAWS if name not in EVERY_DAY]))
 def test_draws_follow_the_exact_law_and_no_other(name: str) -> None:
     """The same check refuses a slightly wrong temperature: it can fail."""
     params = LAWS[name]

@@ -11,6 +11,7 @@ import pytest
 from manyhands.core import Span
 from manyhands.place.shape import look_up
 from manyhands.testing.tiny import make_tiny
+from tests.nightly import daily
 from tests.place import resident
 
 MB = 1_000_000
@@ -56,10 +57,7 @@ def test_a_member_at_rest_holds_what_is_counted(folder: Path, env: dict[str, str
     assert 0.9 * counted <= held <= 1.1 * counted, (held, counted)
 
 
-LESS = [pytest.param(memory, marks=pytest.mark.nightly) for memory in ("100MB", "200MB")]
-
-
-@pytest.mark.parametrize("memory", [*LESS, "270MB"])
+@pytest.mark.parametrize("memory", daily(["270MB"], ["100MB", "200MB"]))
 def test_what_cannot_be_kept_is_refused_with_the_numbers(folder: Path, env: dict[str, str], memory: str) -> None:
     command = [sys.executable, "-m", "manyhands.cli", "up", str(folder), "--layers", "0-7", "--memory", memory]
     ended = subprocess.run([*command, "--listen", "127.0.0.1:0"], env=env, capture_output=True, text=True, timeout=120)

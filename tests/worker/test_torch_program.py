@@ -26,6 +26,7 @@ from manyhands.worker import torch_program
 from manyhands.worker.runner import describe, device_name, load_ends, load_span, precision_note
 from tests.gguf_files import tiny_gguf
 from tests.model.pipeline import Feed, Loader, Logits, Pipeline, forced, random_ids
+from tests.nightly import daily
 
 LAYERS = 4
 CPU = "torch-cpu"
@@ -60,18 +61,11 @@ def reference(folder: Path, precision: Precision, ids: list[int]) -> Logits:
 
 
 # Each family once and each precision with two of them; the other pairs nightly.
-DAILY: list[tuple[str, Precision]] = [
-    ("llama", "bf16"),
-    ("gemma2", "fp32"),
-    ("gpt_oss", "bf16"),
-    ("deepseek_v3", "fp32"),
-]
-NIGHTLY: list[tuple[str, Precision]] = [(f, "fp32" if p == "bf16" else "bf16") for f, p in DAILY]
+DAILY = [("llama", "bf16"), ("gemma2", "fp32"), ("gpt_oss", "bf16"), ("deepseek_v3", "fp32")]
+NIGHTLY = [("llama", "fp32"), ("gemma2", "bf16"), ("gpt_oss", "fp32"), ("deepseek_v3", "bf16")]
 
 
-@pytest.mark.parametrize(
-    ("family", "precision"), [*DAILY, *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in NIGHTLY)]
-)
+@pytest.mark.parametrize(("family", "precision"), daily(DAILY, NIGHTLY))
 def test_any_cut_chunk_company_and_rollback_is_near_the_native_engine(
     family: str, precision: Precision, tmp_path: Path
 ) -> None:
