@@ -56,8 +56,8 @@ MUTATIONS: Final = (
     Mutation(
         "origins do not say the size of the lease",
         "origin/routes.py",
-        "is_trusted, num_tokens, key)",
-        "is_trusted, key=key)",
+        "is_trusted, num_tokens, key, apart=apart)",
+        "is_trusted, key=key, apart=apart)",
         ("member/test_live_routes.py",),
     ),
     Mutation(
