@@ -47,6 +47,7 @@ class NodeOptions:
     has_ends: bool = False
     threads: int | None = None
     num_spares: int = 0  # the last so many spans are spares
+    can_load: int = 0  # layers that each of the others loads when no other node holds them
     module: str = "manyhands.cli"  # testing/faulty_node.py: nodes that can be made to misbehave
     extra: tuple[str, ...] = ()
 
@@ -113,7 +114,7 @@ async def _start(
     arguments += ["--cache-dtype", "w8" if caches_codes(options.precision) else "auto"]
     arguments += ["--device", torch_device() or CPU]
     arguments += ["--ends"] if options.has_ends else []
-    arguments += ["--spare"] if is_spare else []
+    arguments += ["--spare"] if is_spare else ["--can-load", str(options.can_load)]
     fault_file = keys / f"{name}.fault"
     arguments += ["--threads", str(options.threads)] if options.threads else []
     process = await asyncio.create_subprocess_exec(

@@ -24,12 +24,14 @@ from manyhands.errors import BadRequest
 
 if TYPE_CHECKING:
     from manyhands.cli.signals import StopSignals
+    from manyhands.core import Span
     from manyhands.local import NodeOptions, NodeProcess
     from manyhands.origin import Answer, Origin
 
 FaultKind = Literal["kill", "freeze", "slow", "poison", "drain"]
 # Requests that run at once with --api: so many sessions on every node.
 MAX_RUNNING = 64
+RESERVE_TOKENS = 4096  # positions of cache that layers of a node that died are to find room for, as of a member
 HopAtToken = "HOP@TOKEN: when so many tokens have come; may be repeated."
 
 
@@ -139,14 +141,15 @@ class LocalPlan:
     draft: str = "auto"
     max_sessions: int | None = None  # of each node, where it is not the default
 
-    def node_options(self, folder: Path) -> "NodeOptions":
-        """What the nodes are started with, over the model's folder."""
+    def node_options(self, folder: Path, can_load: int) -> "NodeOptions":
+        """What the nodes are started with, over the model's folder. `can_load`: layers that each takes in need."""
         from manyhands.local import NodeOptions
 
         module = "manyhands.testing.faulty_node" if self.is_faulty else "manyhands.cli"
         extra = ("--max-sessions", str(self.max_sessions)) if self.max_sessions is not None else ()
         has_ends = self.ends == "edges"
-        return NodeOptions(str(folder), self.precision, has_ends, self.threads, self.spares, module, extra)
+        spares = self.spares
+        return NodeOptions(str(folder), self.precision, has_ends, self.threads, spares, can_load, module, extra)
 
 
 class FaultInjector:
@@ -245,6 +248,7 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
         # Once, before every node wants it.
         await asyncio.to_thread(build_manifest, folder, screen, called=name)
         spans += [Span(0, num_layers)] * plan.spares
+        can_load = await asyncio.to_thread(_reserve, folder, plan.precision, spans)
         ticket = Ticket.new("local")
         device = Device.start(plan.threads)
         shown.callback(device.close)
@@ -252,7 +256,9 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
         request = plan.routing.applied(request)
         waiting = NodesToCome(screen, name, len(spans))
         async with (
-            node_processes(spans, plan.node_options(folder), ticket, waiting.serves, waiting.loads) as running,
+            node_processes(
+                spans, plan.node_options(folder, can_load), ticket, waiting.serves, waiting.loads
+            ) as running,
             tls_node(ticket, None, is_ephemeral=True, request=request) as node,
         ):
             addrs = [n.address for n in running]
@@ -260,6 +266,17 @@ async def local_swarm(plan: LocalPlan) -> "AsyncIterator[tuple[Origin, list[Node
             await keep_layers(origin, device, lambda _: asyncio.sleep(0, folder))
             screen.end()
             yield origin, running
+
+
+def _reserve(folder: Path, precision: Precision, spans: "Sequence[Span]") -> int:
+    """Layers that memory still holds beside `spans`: a survivor of a death may load so many. Blocking."""
+    from manyhands.config import home_from_env
+    from manyhands.place.budget import layers_in_reserve
+    from manyhands.place.shape import look_up
+    from manyhands.resources import available_memory
+
+    shape = look_up(str(folder), precision, home_from_env()).shape
+    return layers_in_reserve(available_memory(), shape, spans, min(RESERVE_TOKENS, shape.context or RESERVE_TOKENS))
 
 
 class NodesToCome:

@@ -206,7 +206,8 @@ async def _host(
 
     host = await use_fetched(folder, None if is_here(job.model) else job.fetch, load)
     if job.can_load:
-        await offer_folder(node, folder, job.precision, device, model_name=job.model, max_layers=job.can_load)
+        name, most = job.model, job.can_load
+        await offer_folder(node, folder, job.precision, device, model_name=name, max_layers=most, has_ends=job.has_ends)
     bound = await node.listen(job.listen)
     addr = job.advertise or reachable(bound)
     events.close()

@@ -147,6 +147,7 @@ class Hosting:
             self._device,
             model_name=weights.name,
             max_layers=config.can_load,
+            has_ends=config.has_ends,
         )
         self.say(
             f"would load up to {config.can_load} more of layers {here}, which lie here, when no other node holds them"

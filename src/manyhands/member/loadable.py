@@ -12,11 +12,19 @@ from manyhands.worker.execute import Device
 
 
 async def offer_folder(
-    node: FullNode, folder: Path, precision: Precision, device: Device, *, model_name: str, max_layers: int
+    node: FullNode,
+    folder: Path,
+    precision: Precision,
+    device: Device,
+    *,
+    model_name: str,
+    max_layers: int,
+    has_ends: bool = False,
 ) -> Span:
     """Offer to load at most `max_layers` of the layers in `folder`, which are returned. Raises ModelError, CutError."""
     here = await asyncio.to_thread(_layers_in, folder)
-    await node.worker.offer_to_load(folder, here, precision, device, model_name=model_name, max_layers=max_layers)
+    load, most = node.worker.offer_to_load, min(max_layers, len(here))
+    await load(folder, here, precision, device, model_name=model_name, max_layers=most, has_ends=has_ends)
     return here
 
 

@@ -168,7 +168,7 @@ def _node(node: NodeId, records: Sequence[Record], known: Mapping[str, Record], 
         "near": _near(newest, known),
         "uplink_Bps": newest.uplink_Bps or None,
         "process": newest.process,
-        "spans": [_span(record) for record in records if record.info is not None],
+        "spans": [_span(record) for record in records if record.info is not None and record.info.is_loaded],
     }
 
 

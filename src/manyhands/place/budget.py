@@ -1,13 +1,13 @@
 """What a node may use of its machine, and which spans that holds with their cache. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from manyhands.core import Span
 from manyhands.errors import BadRequest
 from manyhands.place.shape import ModelShape
-from manyhands.place.strategy import size
+from manyhands.place.strategy import layers_that_fit, size
 
 MIN_CACHE_BYTES: Final = 1 << 20
 LOG_SHARE: Final = 4  # one part in so many of what weights leave may be output logs
@@ -80,3 +80,10 @@ class MemoryBudget:
             - self.kept_bytes
             - sum(self.shape.span_bytes(s, 0) for s in held)
         )
+
+
+def layers_in_reserve(available: int, shape: ModelShape, spans: Sequence[Span], tokens: int) -> int:
+    """Layers, with a cache for `tokens` positions, that still fit into `available` bytes beside processes that each serve one
+    of `spans`."""
+    left = available - sum(shape.process_bytes + shape.span_bytes(span, tokens) for span in spans)
+    return layers_that_fit(left + shape.process_bytes, shape, tokens)

@@ -138,14 +138,20 @@ class Worker:
         )
 
     async def offer_to_load(
-        self, folder: Path, span: Span, precision: Precision, device: Device, *, model_name: str, max_layers: int
+        self,
+        folder: Path,
+        span: Span,
+        precision: Precision,
+        device: Device,
+        *,
+        model_name: str,
+        max_layers: int,
+        has_ends: bool = False,
     ) -> None:
-        """Offer to load any part of `span` when no other node holds it: a session that opens there waits while it is loaded.
-
-        At most `max_layers` in all; what was loaded stays, as a spare. Raises ModelError, CutError.
-        """
+        """Offer to load any part of `span` when no other node holds it: a session that opens there waits while it is loaded. At
+        most `max_layers` in all; what was loaded stays, as a spare. Raises ModelError, CutError."""
         info, manifest = await device.run(lambda: describe_span(folder, span, precision, model_name, self.config))
-        info = replace(info, is_spare=True, is_loaded=False)
+        info = replace(info, has_ends=has_ends, is_spare=True, is_loaded=False)
         self._loadable.append(Loadable(info, folder, manifest, device, max_layers))
 
     def drop(self, host: SpanHost) -> None:

@@ -147,18 +147,18 @@ def _holdings(model: str, workers: Sequence[WorkerView], *, with_spares: bool = 
 
 
 def _warnings(model: str, workers: Sequence[WorkerView]) -> list[str]:
-    """Layers of which one node alone holds each, and no spare stands by."""
-    spans = [
-        (worker, offer.info.span)
+    """Layers of which one node alone holds each, and no other stands by to serve or load them."""
+    layers = {
+        worker.node: {
+            n for name, o in worker.offers if name == model for n in range(o.info.span.start, o.info.span.end)
+        }
         for worker in workers
         if not worker.is_evicted
-        for name, offer in worker.offers
-        if name == model
-    ]
+    }
     lines = []
-    for worker, span in spans:
-        alone = [n for n in range(span.start, span.end) if sum(s.start <= n < s.end for _, s in spans) == 1]
-        if alone:
+    for worker in (worker for worker in workers if worker.node in layers):
+        others = set[int]().union(*(held for node, held in layers.items() if node != worker.node))
+        if alone := sorted(layers[worker.node] - others):
             held = " and ".join(str(part) for part in _runs(alone))
             lines.append(f"{model}: layers {held} are held once: losing {worker.name} stops the model")
     return lines
@@ -190,7 +190,9 @@ def _node(worker: WorkerView, layer_ms: float | None) -> dict[str, Any]:
         "spoke_s_ago": 0.0,
         "path": control.path_kind if control else None,
         "rtt_ms": None if rtt_s is None else round(rtt_s * 1e3, 2),
-        "spans": [_span(name, offer, worker.num_sessions, layer_ms) for name, offer in worker.offers],
+        "spans": [
+            _span(name, offer, worker.num_sessions, layer_ms) for name, offer in worker.offers if offer.info.is_loaded
+        ],
     }
 
 
