@@ -90,7 +90,7 @@ try {
   await small.click("text=Show a code");
   await small.waitForSelector(".signs");
   await small.click("text=Show the ticket and its QR code");
-  await check(small, "narrow-add");
+  await check(small, "narrow-add-ticket");
   assert.deepEqual(complaints, []);
   console.log("every check passed");
 } finally {

@@ -177,7 +177,7 @@ const checks = {
     assert.equal(await page.locator(".results .big").count(), 2);
     await accessible(page, "plan");
     await shot(page, "light-plan");
-    await page.click("text=Another machine");
+    await page.click("button:has-text('Another machine')");
     assert.equal(await page.locator("fieldset").count(), 2);
     await page.context().close();
   },
@@ -228,6 +228,10 @@ const checks = {
     assert.match(await page.textContent("aside ol"), /spare-3/);
     await page.waitForSelector(".figures");
     assert.match(await page.textContent(".figures"), /1 repair/);
+    await page.waitForFunction(() => {
+      const [figures, composer] = [[...document.querySelectorAll(".figures")].at(-1), document.querySelector(".composer .box")];
+      return figures.getBoundingClientRect().bottom <= composer.getBoundingClientRect().top; // the page followed the answer
+    });
     await accessible(page, "chat after a repair");
     await shot(page, "dark-repair");
     await page.click("nav >> text=Swarm");

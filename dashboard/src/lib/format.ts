@@ -10,9 +10,10 @@ export function number(value: number): string {
   return plain.format(value);
 }
 
-/** Milliseconds with as many digits as matter: 0.42 ms, 6.4 ms, 120 ms, 2.3 s. */
+/** Milliseconds with as many digits as matter: 0 ms, 0.42 ms, 6.4 ms, 120 ms, 2.3 s. */
 export function ms(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";
+  if (value === 0) return "0 ms";
   if (value < 1) return `${value.toFixed(2)} ms`;
   if (value < 10) return `${value.toFixed(1)} ms`;
   if (value < 1000) return `${value.toFixed(0)} ms`;

@@ -37,6 +37,11 @@ export function nameOf(node: string): string {
   return swarm.view?.nodes.find((one) => one.node === node)?.name ?? node.slice(0, 8);
 }
 
+/** The round trip to a node in ms, as it is now; null if it is not known. */
+export function latencyOf(node: string): number | null {
+  return swarm.view?.nodes.find((one) => one.node === node)?.rtt_ms ?? null;
+}
+
 /** Look at the swarm until the signal ends it. */
 export async function watch(signal: AbortSignal): Promise<void> {
   while (!signal.aborted) {
