@@ -102,6 +102,8 @@ engine = Extension(
 compiler = shlex.split(environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
 if not shutil.which(compiler) and find_spec("ziglang"):
     environ["CC"] = f"{sys.executable} -m ziglang cc"
+if "ziglang" in environ.get("CC", ""):  # zig's linker refuses what Debian's Python links with, -Bsymbolic-functions
+    environ.setdefault("LDSHARED", f"{environ['CC']} -shared")
 
 extensions = [engine] if targets else []
 if "avx512" in targets:
