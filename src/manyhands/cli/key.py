@@ -30,8 +30,7 @@ def add(
     from manyhands.api.limits import Quota
 
     quota = Quota(concurrency, requests, tokens, daily)
-    models = tuple(model) if model else None
-    typer.echo(_ring().add(name, time.time(), quota=quota, models=models, is_admin=admin))
+    typer.echo(_ring().add(name, time.time(), quota=quota, models=tuple(model or ()) or None, is_admin=admin))
 
 
 @app.command("list")

@@ -103,10 +103,8 @@ def follow(path: Path, goes_on: Callable[[], bool], sleep: Callable[[float], Non
         file.seek(0, os.SEEK_END)
         while True:
             is_last = not goes_on()  # asked before reading: what it said before it ended is read still
-            line = file.readline()
-            while line:
+            while line := file.readline():
                 yield line.rstrip("\n")
-                line = file.readline()
             if _is_other(path, file.fileno()):
                 file = stack.enter_context(path.open(encoding="utf-8", errors="replace"))
             elif is_last:

@@ -35,10 +35,8 @@ def pull(model: options.Model, as_json: options.Json = False) -> None:
             screen.end()
             typer.echo(f"interrupted: `manyhands pull {model}` goes on with what is here", err=True)
             raise
-    if as_json:
-        typer.echo(json.dumps({"model": label(model), "folder": str(folder)}))
-    else:
-        typer.echo(f"{one_line(label(model))} is here: manyhands up {model}")
+    told = json.dumps({"model": label(model), "folder": str(folder)})
+    typer.echo(told if as_json else f"{one_line(label(model))} is here: manyhands up {model}")
 
 
 def list_(as_json: options.Json = False) -> None:

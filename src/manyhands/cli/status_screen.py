@@ -25,8 +25,7 @@ def render(view: dict[str, Any], width: int) -> RenderableType:
     most = max(MIN_CELLS, min(MAX_CELLS, width - OTHER_CELLS - names))
     for model in view["models"]:
         parts += [Text(), _title(model), _table(model, view["nodes"], most)]
-    idle = [node for node in view["nodes"] if not node["spans"]]
-    if idle:
+    if idle := [node for node in view["nodes"] if not node["spans"]]:
         named = ", ".join(f"{one_line(n['name'])} ({_size(n['memory_bytes'])}, {_way(n)})" for n in idle)
         parts += [Text(), Text(f"without layers: {named}")]
     if (distances := _distances(view["nodes"])) is not None:
