@@ -1,5 +1,7 @@
-"""Containerfile and compose.yaml say what the command, the model and the tree have. tests/test_containers.py builds nothing:
-no registry can be reached from here (docs/operations.md)."""
+"""Containerfile and compose.yaml say what the command, the model and the tree have, and the nodes' addresses and scope fit.
+
+Nothing is built here: tests/test_container_image.py (nightly) builds the image and runs the nodes.
+"""
 
 import re
 import shlex
@@ -11,6 +13,7 @@ import typer.main
 
 from manyhands.cli import app
 from manyhands.core import Span
+from manyhands.swarm.members import is_local
 
 ROOT = Path(__file__).parents[1]
 yaml: Any = pytest.importorskip("yaml", reason="LOUD: PyYAML is not installed: compose.yaml is not read")
@@ -36,6 +39,8 @@ def test_every_service_runs_a_command_that_exists() -> None:
         given = {word for word in words if word.startswith("--")}
         assert given <= known, (name, given - known)
         assert words[words.index("--name") + 1] == name == service["hostname"]
+        host = words[words.index("--advertise") + 1].partition(":")[0]
+        assert is_local(host) or words[words.index("--scope") + 1] == "public", "its name would not be admitted"
 
 
 def test_the_nodes_cover_tales() -> None:
