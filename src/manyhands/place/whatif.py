@@ -20,8 +20,8 @@ from manyhands.place.machines import Machine
 from manyhands.place.plan import PlacementPlan, Plans, Task, advice, find_plans, place
 from manyhands.place.strategy import Strategy
 
-DEADLINE_S: Final = 10
-NICENESS: Final = 10
+DEADLINE_S: Final = 10  # of CPU time
+NICENESS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +119,13 @@ def answer(question: WhatIf) -> Mapping[str, Any]:
 
 
 def main() -> None:
-    """Answer one question and end, after DEADLINE_S at the latest. Its parent is trusted: it pickles what it has checked."""
+    """Answer one question and end, once it has computed for DEADLINE_S at the latest.
+
+    Its parent is trusted: it pickles what it has checked.
+    """
     os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.alarm(DEADLINE_S)
+    signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)
     sys.stdout.write(json.dumps(answer(pickle.loads(sys.stdin.buffer.read())), allow_nan=False))
 
 

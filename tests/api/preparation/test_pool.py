@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -140,6 +141,24 @@ def test_a_job_that_takes_too_long_is_killed_and_the_next_is_served(tmp_path: Pa
         assert made.prompts and preparing.num_killed == 1 and preparing.num_started == 2
 
     play(make_model(tmp_path / "m", SLOW), scene, deadline_s=0.5)
+
+
+def test_a_process_that_is_not_let_run_has_its_time_left(folder: Path) -> None:
+    """Stopped for three deadlines, as on a machine that has no CPU for it, a request is prepared all the same; one whose
+    process never runs again ends, and the next is served."""
+
+    async def scene(preparing: Preparing, voice: ModelFormat) -> None:
+        await preparing.run("k", job(body(prompt="hi")))
+        (process, _) = preparing._idle[0]
+        os.kill(process.pid, signal.SIGSTOP)
+        asyncio.get_running_loop().call_later(0.6, os.kill, process.pid, signal.SIGCONT)
+        assert (await preparing.run("k", job(body(prompt="hi")))).prompts and preparing.num_killed == 0
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(BadRequest, match=r"more than 0.2 s"):
+            await preparing.run("k", job(body(prompt="hi")))
+        assert (await preparing.run("k", job(body(prompt="hi")))).prompts and preparing.num_killed == 1
+
+    play(folder, scene, deadline_s=0.2)
 
 
 def test_a_client_that_leaves_takes_its_process_along(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from manyhands.api.gateway import Gateway
 from manyhands.api.http.route import caller_of
 from manyhands.api.native.placement import apply_plan
 from manyhands.api.native.swarm import SwarmView
-from manyhands.api.preparation.child import Child
+from manyhands.api.preparation.child import STARVED, Child
 from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, Conflict, ModelError, PipelineStalled, RateLimited
 from manyhands.origin import Origin
@@ -112,10 +112,10 @@ def question_of(swarm: LivingSwarm, added: Sequence[str], strategy: Strategy = "
 
 
 async def _search(question: WhatIf) -> dict[str, Any]:
-    """Deadline: a little more than DEADLINE_S. Raises BadRequest, PipelineStalled."""
+    """Deadline: DEADLINE_S of CPU time, which is longer on a busy machine. Raises BadRequest, PipelineStalled."""
     child = await Child.start([sys.executable, "-m", "manyhands.place.whatif"], os.environ)
     try:
-        async with asyncio.timeout(2 * DEADLINE_S):
+        async with asyncio.timeout(STARVED * DEADLINE_S):
             child.stdin.write(pickle.dumps(question))
             child.stdin.write_eof()
             said = await child.stdout.read()

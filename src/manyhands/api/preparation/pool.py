@@ -5,16 +5,18 @@
               ▼                                                                 │
     FairTurns (fair by key, bounded) ─ one of `size` processes, DEADLINE_S ─────────┘   a client that leaves, or takes too long:
                                                                                     its process is killed
+The deadline counts CPU time of the process: the same request is refused or taken on a busy machine as on an idle one.
 A thread would not do: a long call that holds the interpreter's lock stops the event loop, and none can be ended.
 """
 
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from manyhands.api.preparation.child import Child
+from manyhands.api.preparation.child import STARVED, Child
 from manyhands.api.preparation.desk import Prepared
 from manyhands.api.preparation.process import (
     HEAD_BYTES,
@@ -30,6 +32,7 @@ from manyhands.errors import BadRequest, RateLimited, ShardUnavailable
 # What is parsed, checked, rendered and tokenised on the event loop (tests/api/preparation/test_pool.py).
 INLINE_BYTES = 8 << 10
 DEADLINE_S = 10.0
+LOOK_S = 0.05  # between two looks at what a process has used, at least
 NUM_PROCESSES = 2
 # Jobs that wait for a process, each with its body: 64 x max_body_bytes of memory at the worst.
 MAX_WAITING = 64
@@ -96,6 +99,25 @@ def busy(num_waiting: int) -> RateLimited:
     return RateLimited(f"{num_waiting} large requests wait to be read: try again later", 5.0)
 
 
+@contextmanager
+def watched(left_s: Callable[[], float], expire: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile `expire` is called once nothing is left. `left_s`: how much is, at the earliest in so many seconds."""
+    loop = asyncio.get_running_loop()
+
+    def look() -> None:
+        nonlocal timer
+        if (least_s := left_s()) <= 0:
+            expire()
+        else:
+            timer = loop.call_later(max(least_s, LOOK_S), look)
+
+    timer = loop.call_later(left_s(), look)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 class Preparing:
     """The processes, and the requests that wait for them. `specs`: the models; a process of others is replaced."""
 
@@ -144,8 +166,7 @@ class Preparing:
         process = await self._process(specs)
         is_done = False
         try:
-            async with asyncio.timeout(self._deadline_s):
-                said, ids, shown = await self._ask(process, job)
+            said, ids, shown = await self._ask_in_time(process, job)
             is_done = True
         except TimeoutError:
             raise BadRequest(f"preparing this request takes more than {self._deadline_s:g} s: send less") from None
@@ -157,6 +178,20 @@ class Preparing:
             else:
                 await self._end(process)
         return await read_answer(said, ids, shown)
+
+    async def _ask_in_time(self, process: Child, job: PreparationJob) -> tuple[bytes, bytes, bytes]:
+        """Raises TimeoutError once the process has computed for the deadline, or that is long past by the clock."""
+        loop, used_s = asyncio.get_running_loop(), process.cpu_s()
+        began = loop.time()
+        async with asyncio.timeout(None) as limit:
+
+            def left_s() -> float:
+                waited_s, now_s = loop.time() - began, process.cpu_s()
+                computed_s = waited_s if now_s is None or used_s is None else now_s - used_s
+                return min(self._deadline_s - computed_s, STARVED * self._deadline_s - waited_s)
+
+            with watched(left_s, lambda: limit.reschedule(loop.time())):
+                return await self._ask(process, job)
 
     async def _ask(self, process: Child, job: PreparationJob) -> tuple[bytes, bytes, bytes]:
         process.stdin.write(to_frame(job))
