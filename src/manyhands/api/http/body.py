@@ -5,12 +5,13 @@ read_json ─ an object, no deeper than MAX_DEPTH ─► check(model, ...) ─ o
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from manyhands.errors import BadRequest
 
+T = TypeVar("T")
 MAX_DEPTH = 64  # of a request's JSON
 
 
@@ -57,11 +58,10 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def check(model: TypeAdapter[Any], value: Any, says: Mapping[str, str], where: str) -> dict[str, Any]:
+def check(model: TypeAdapter[T], value: Any, says: Mapping[str, str], where: str) -> T:
     """`value` as `model` reads it. Raises BadField with the first problem, what the field honours, and `where` to send it."""
     try:
-        checked: dict[str, Any] = model.validate_python(value)
-        return checked
+        return model.validate_python(value)
     except ValidationError as invalid:
         problem = max(invalid.errors(include_url=False, include_context=False)[:64], key=_depth_of)
     # A tag of a union stands in the place as the model's name, in brackets: not a key that was sent.

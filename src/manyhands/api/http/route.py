@@ -14,7 +14,7 @@ Object = dict[str, Any]
 
 # Where a body may have max_body_bytes: what comes of it is prepared within bounds (preparation/pool.py).
 LARGE_PATHS = frozenset({*MODELS, "/api/infer/stream"})
-# Hidden states, which are parsed on the event loop: some milliseconds.
+# Hidden states, which are parsed on the event loop, once: some milliseconds (tests/api/native/test_process.py).
 PROCESS_PATH, PROCESS_BYTES = "/api/process", 256 << 10
 
 
