@@ -34,6 +34,7 @@ from manyhands.wire.rows import numbers, read_rows, store
 from manyhands.worker.execute import WIRE_DTYPES
 
 MAX_ROWS: Final = 256
+MAX_LISTS: Final = 2 * MAX_ROWS  # in a body, or braces in its texts
 # Of tensors in an answer: bytes as Base64, or numbers in lists, each of which is encoded and read for itself.
 MAX_BYTES: Final = 4 << 20
 MAX_NUMBERS: Final = 1 << 17
@@ -48,6 +49,7 @@ _DTYPES: Final[dict[str, DType]] = {
     "fp32": "fp32",
     "float32": "fp32",
 }
+_ROWS: Final = Field(max_length=MAX_ROWS)
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -66,11 +68,11 @@ class ProcessRequest(BaseModel):
     model_config = _STRICT
     model: str | None = Field(None, description="One of /v1/models; may be left out where there is one.")
     layers: str | Annotated[list[int], FIRST] | None = Field(None, description='"4-7", or [4, 5, 6, 7]; left out: all.')
-    input_ids: Annotated[list[int], FIRST] | None = None
+    input_ids: Annotated[list[int], FIRST, _ROWS] | None = None
     hidden_states: (
         Annotated[
             Annotated[JsonTensor, Tag("<tensor>")]
-            | Annotated[list[Annotated[list[float], FIRST]], FIRST, Tag("<lists>")],
+            | Annotated[list[Annotated[list[float], FIRST]], FIRST, _ROWS, Tag("<lists>")],
             by({"tensor": dict, "lists": list}),
         ]
         | None
@@ -125,6 +127,8 @@ def _whole(schema: Any, models: Mapping[str, Any]) -> Any:
 
 def read_asked(body: bytes) -> ProcessRequest:
     """Parsed once, by Rust: the worst of PROCESS_BYTES in some milliseconds. Raises BadRequest."""
+    if (lists := body.count(b"[") + body.count(b"{")) > MAX_LISTS:  # each is an object, which the collector looks at
+        raise BadRequest(f"the body has {lists} lists and objects; at most {MAX_LISTS} are read, of {MAX_ROWS} rows")
     try:
         sent = from_json(body, allow_inf_nan=False)
     except ValueError as error:
