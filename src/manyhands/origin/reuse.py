@@ -84,8 +84,7 @@ class Reuse:
         except (ShardUnavailable, WeightsMismatch, BadRequest):
             return None
         last = session.route.hops[-1]
-        has_rows = last.has_log and adoption.tokens > 0
-        redraw = max(0, (last.cached or until) - own) if has_rows else 0
+        redraw = max(0, (last.cached or until) - own) if last.has_log and adoption.tokens else 0
         # Which tokens the others were is not known here: they are drawn anew, after those whose rows come again.
         session.begins_at = min(session.begins_at, own + redraw)
         return Resumed(_offers(session), session, adoption.exactness, redraw)

@@ -6,7 +6,7 @@ and listed as a request of as many tokens as there are rows.
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
@@ -103,18 +103,18 @@ def process_router(gateway: Gateway) -> APIRouter:
 
         return Watched(work(), request.state.release_body)
 
+    _mount(router, PROCESS_PATH, process, "Hidden states through some layers")
+    return router
+
+
+def _mount(router: APIRouter, path: str, handler: Callable[[Request], Awaitable[Response]], says: str) -> None:
+    """Mount a POST handler that reads a ProcessRequest itself."""
     schema = ProcessRequest.model_json_schema()
     schema = _whole(schema, schema.pop("$defs"))
-    router.add_api_route(
-        PROCESS_PATH.removeprefix(router.prefix),
-        process,
-        methods=["POST"],
-        summary="Hidden states through some layers",
-        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
-        response_model=None,
-        route_class_override=Direct,
-    )
-    return router
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    options: dict[str, Any] = {"response_model": None, "route_class_override": Direct}
+    name = path.removeprefix(router.prefix)
+    router.add_api_route(name, handler, methods=["POST"], summary=says, openapi_extra={"requestBody": body}, **options)
 
 
 def _whole(schema: Any, models: Mapping[str, Any]) -> Any:
@@ -196,8 +196,7 @@ def _rows(states: JsonTensor | list[list[float]] | None, dtype: DType) -> NDArra
         else:
             with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as that
                 told = np.array(states, np.float32)
-        payload = store(told.reshape(len(told), -1), dtype)
-        return read_rows(payload, len(told))
+        return read_rows(store(told.reshape(len(told), -1), dtype), len(told))
     except KeyError:
         raise BadRequest(f"hidden_states are {states.dtype!r:.40}: send bf16, fp16 or fp32") from None  # type: ignore[union-attr]
     except (ValueError, ProtocolError) as error:

@@ -106,12 +106,10 @@ def watched(left_s: Callable[[], float], expire: Callable[[], None]) -> Iterator
 
     def look() -> None:
         nonlocal timer
-        if (least_s := left_s()) <= 0:
-            expire()
-        else:
-            timer = loop.call_later(max(least_s, LOOK_S), look)
+        least_s = left_s()
+        timer = loop.call_soon(expire) if least_s <= 0 else loop.call_later(max(least_s, LOOK_S), look)
 
-    timer = loop.call_later(left_s(), look)
+    timer: asyncio.Handle = loop.call_later(left_s(), look)
     try:
         yield
     finally:
@@ -173,10 +171,7 @@ class Preparing:
         except (asyncio.IncompleteReadError, ConnectionError):
             raise BadRequest("preparing this request takes too much memory or time: send less") from None
         finally:
-            if is_done:
-                self._keep(process, specs)
-            else:
-                await self._end(process)
+            await self._leave(process, specs, is_whole=is_done)
         return await read_answer(said, ids, shown)
 
     async def _ask_in_time(self, process: Child, job: PreparationJob) -> tuple[bytes, bytes, bytes]:
@@ -236,7 +231,10 @@ class Preparing:
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
             raise ShardUnavailable("large requests cannot be read now: their process did not start") from error
 
-    def _keep(self, process: Child, specs: Sequence[SpeakerSpec]) -> None:
+    async def _leave(self, process: Child, specs: Sequence[SpeakerSpec], *, is_whole: bool) -> None:
+        """Keep it for the next job, if it has done the last one; else end it."""
+        if not is_whole:
+            return await self._end(process)
         self._idle.append((process, specs))
         if self._retire is not None:
             self._retire.cancel()
