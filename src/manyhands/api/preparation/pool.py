@@ -103,13 +103,14 @@ def busy(num_waiting: int) -> RateLimited:
 def watched(left_s: Callable[[], float], expire: Callable[[], None]) -> Iterator[None]:
     """Meanwhile `expire` is called once nothing is left. `left_s`: how much is, at the earliest in so many seconds."""
     loop = asyncio.get_running_loop()
+    timer: asyncio.Handle
 
     def look() -> None:
         nonlocal timer
         least_s = left_s()
         timer = loop.call_soon(expire) if least_s <= 0 else loop.call_later(max(least_s, LOOK_S), look)
 
-    timer: asyncio.Handle = loop.call_later(left_s(), look)
+    timer = loop.call_later(left_s(), look)
     try:
         yield
     finally:
