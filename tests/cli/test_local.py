@@ -21,3 +21,6 @@ def test_what_all_nodes_have_loaded_is_one_bar(monkeypatch: pytest.MonkeyPatch) 
     waiting._screen.draw()
     line = out.getvalue().rpartition(ERASE)[2]
     assert "starting 2 node processes of tales, 1 to come" in line and "100 MB of 100 MB" in line
+    waiting.serves("node-1")
+    assert out.getvalue().rpartition(ERASE)[2].endswith("2 node processes serve tales")
+    assert "0.0 MB of 100 MB" not in out.getvalue()  # the bar goes on where it was when there is more to load

@@ -1,6 +1,7 @@
 """Values of options without pydantic: what is read, what is refused, and that every option of every command is one of these."""
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +24,14 @@ def parameters(command: Any) -> Iterator[Any]:
 def test_every_parameter_of_every_command_is_read_without_pydantic(name: str) -> None:
     for parameter in parameters(LazyCommands()[name]):
         assert isinstance(parameter._runtime_param, PlainReader), (parameter.name, parameter.type_descriptor)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_parameter_says_what_it_is_without_types_of_pythons(name: str) -> None:
+    for parameter in parameters(LazyCommands()[name]):
+        assert parameter.help or parameter.hidden, (name, parameter.name)
+    said = CliRunner().invoke(app, [name, "--help"]).stdout.partition("Options:")[2]
+    assert said and not re.search(r"<(str|int|float|path|list)", said)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def benchmark(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Ask a gateway the same prompts and tell how many were answered, and how fast. Exit code 1 if any was not."""
+    """Ask a gateway the same prompts and say how many were answered, and how fast. Exit code 1 if any was not."""
     if wan:
         _ladder(as_json)
         return

@@ -27,7 +27,7 @@ COMMANDS: Final = {
     "rm": "Remove a model from this machine.",
     "plan": "Find the best placement of a model on machines, and its speed.",
     "jobs": "Requests that run and that ran lately: timings, route, repairs.",
-    "benchmark": "Ask a gateway the same prompts and tell how fast it answers.",
+    "benchmark": "Ask a gateway the same prompts and say how fast it answers.",
     "switch": "Make a running member inert, or active again.",
     "stop": "Let a node on this machine hand its sessions over and leave.",
     "logs": "What a node in the background (up, join or serve -d) has said.",

@@ -46,7 +46,7 @@ def demo(
         str, typer.Option("--model", help="A model that chats, or tales; default: smollm2, or tales without a network.")
     ] = "",
     max_tokens: options.MaxTokens = 160,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=12)] = 3,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=12, help="How many node processes, beside a spare.")] = 3,
     seed: options.Seed = 2,
 ) -> None:
     """Ask a question of several processes, kill one on the way, and compare the text with that of one process alone."""

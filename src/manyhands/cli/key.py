@@ -17,7 +17,13 @@ if TYPE_CHECKING:  # help is instant: the gateway's packages are imported inside
 @app.command()
 def add(
     name: Annotated[str, typer.Argument(help="Whose key it is.")],
-    concurrency: Annotated[int | None, typer.Option("--concurrency", help="Requests at once.")] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency",
+            help="Requests at once; default, as of the others: as [limits] of the configuration has it.",
+        ),
+    ] = None,
     requests: Annotated[int | None, typer.Option("--requests-per-minute", help="Requests a minute.")] = None,
     tokens: Annotated[
         int | None, typer.Option("--tokens-per-minute", help="Tokens (prompt and answer) a minute.")
@@ -56,7 +62,7 @@ def list_(as_json: Json = False) -> None:
 
 
 @app.command()
-def revoke(name: str) -> None:
+def revoke(name: Annotated[str, typer.Argument(help="As `manyhands key list` shows it.")]) -> None:
     """Refuse a key from now on, also in a gateway that runs."""
     _ring().revoke(name, time.time())
     typer.echo(f"{name} is revoked")

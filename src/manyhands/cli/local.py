@@ -299,11 +299,13 @@ class NodesToCome:
         self._tell()
 
     def _tell(self) -> None:
+        done, total = (sum(sizes) for sizes in zip((0, 0), *self._loads.values(), strict=True))
         text = f"starting {self._count} node processes of {self._model}"
         text += f", {self._left} to come" if self._left < self._count else ""
-        done, total = (sum(sizes) for sizes in zip((0, 0), *self._loads.values(), strict=True))
+        if not self._left:
+            text, total = f"{self._count} node processes serve {self._model}", 0
         if (text, total) != self._shown:
-            self._shown, self._done = (text, total), 0
-            self._screen.start(text, total) if total else self._screen.say(text)
+            self._shown, self._done = (text, total), done
+            self._screen.start(text, total, done) if total else self._screen.say(text)
         self._screen.advance(done - self._done)
         self._done = done

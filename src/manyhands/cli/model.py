@@ -129,10 +129,12 @@ def split(
 def tiny(
     out: Out,
     family: Annotated[str, typer.Option(help="One of the families that manyhands serves.")] = "llama",
-    layers: Annotated[int, typer.Option(min=1)] = 6,
-    hidden: Annotated[int, typer.Option(min=64)] = 64,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    shard_mb: Annotated[float | None, typer.Option(help="Cut the weights into files of this size.")] = None,
+    layers: Annotated[int, typer.Option(min=1, help="How many.")] = 6,
+    hidden: Annotated[int, typer.Option(min=64, help="Columns of a row.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same weights.")] = 0,
+    shard_mb: Annotated[
+        float | None, typer.Option(help="Cut the weights into files of this size; default: one file.")
+    ] = None,
 ) -> None:
     """Make a tiny model with random weights, for tests and demonstrations."""
     if out.exists():

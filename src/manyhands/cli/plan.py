@@ -42,10 +42,14 @@ def plan(
     ] = None,
     memory: Annotated[str, typer.Option("--memory", help="What this machine may give, as in 6GB; default: all.")] = "",
     tokens: Annotated[
-        int | None, typer.Option("--tokens", min=1, help="Tokens to hold cache for, prompt included.")
+        int | None,
+        typer.Option(
+            "--tokens", min=1, help="Tokens to hold cache for, prompt included; default: 2048, or the context."
+        ),
     ] = None,
     prompt: Annotated[
-        int | None, typer.Option("--prompt", min=1, help="Tokens of the prompt, for the time to the first token.")
+        int | None,
+        typer.Option("--prompt", min=1, help="Tokens of the prompt, for the time to the first token; default: 128."),
     ] = None,
     strategy: Annotated[str, typer.Option("--strategy", help="measured, uniform or capacity.")] = "measured",
     dtype: options.DType = "auto",

@@ -29,12 +29,13 @@ ERASE: Final = "\r\x1b[2K"
 
 @dataclass(slots=True)
 class Phase:
-    """What is being done since `began` (monotonic seconds). `total` None: not counted in bytes. `at_start`: here before."""
+    """What is being done since `began` (monotonic seconds). `total` None: not counted in bytes. `at_start`: bytes of `done` that were there when it began."""
 
     text: str
     began: float
     total: int | None = None
     done: int = 0
+    at_start: int = 0
 
     def line(self, now: float, width: int) -> str:
         """As the terminal shows it, in at most `width` characters."""
@@ -53,7 +54,7 @@ class Phase:
             return [f"  {passed:.0f} s" if passed >= SECONDS_AFTER_S else ""]
         amount = f"  {megabytes(self.done)} of {megabytes(self.total)}"
         drawn = f"  {bar(self.done, self.total)}{amount}"
-        speed = self.done / passed if passed >= 1 else 0.0
+        speed = (self.done - self.at_start) / passed if passed >= 1 else 0.0
         share = f"  {100 * self.done // max(1, self.total)} %"
         return [*([f"{drawn}  {megabytes(int(speed))}/s"] if speed else []), drawn, amount, share]
 
@@ -84,8 +85,9 @@ class Screen:
         """What is done from now on."""
         self._set(Phase(one_line(text, 300), self._clock()))
 
-    def start(self, name: str, total: int) -> None:
-        self._set(Phase(one_line(name, 300), self._clock(), total))
+    def start(self, name: str, total: int, done: int = 0) -> None:
+        """As HashProgress.start; `done`: bytes that were there before."""
+        self._set(Phase(one_line(name, 300), self._clock(), total, done, done))
 
     def advance(self, amount: int) -> None:
         with self._lock:

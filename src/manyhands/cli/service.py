@@ -28,7 +28,7 @@ KEPT: Final = re.compile(
 
 Command = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[up MODEL ... | join ...]", help="What to run; default: join, this machine's swarm."),
+    typer.Argument(metavar="up MODEL ... | join ...", help="What to run; default: join, this machine's swarm."),
 ]
 
 

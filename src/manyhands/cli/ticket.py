@@ -37,7 +37,10 @@ def new(
 
 
 @app.command()
-def add(ticket: str, address: str) -> None:
+def add(
+    ticket: Annotated[str, typer.Argument(help="mh1...")],
+    address: Annotated[str, typer.Argument(help="HOST:PORT of a node.")],
+) -> None:
     """Print the ticket with one more node's address (host:port) in it."""
     typer.echo(Ticket.parse(ticket).with_address(NodeAddr.parse(address)).encode())
 

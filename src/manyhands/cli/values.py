@@ -21,6 +21,14 @@ def read_plainly(command: Any) -> None:
         descriptor = getattr(parameter, "type_descriptor", None)
         if getattr(parameter, "_runtime_param", "") is None and descriptor is not None:
             parameter._runtime_param = reader_of(descriptor.annotation, parameter)
+            is_option = parameter.param_type_name == "option"
+            shown = _shown(parameter._runtime_param) if is_option else str(parameter.name).upper()
+            parameter.metavar = parameter.metavar or shown
+
+
+def _shown(reader: "PlainReader | None") -> str | None:
+    """How --help shows the value of an option: what a person writes, and no type of Python's. None: as typer has it."""
+    return None if reader is None else {str: "TEXT", int: "N", float: "X", Path: "FILE"}.get(reader.kind)
 
 
 def reader_of(annotation: Any, parameter: Any) -> "PlainReader | None":
