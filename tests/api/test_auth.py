@@ -78,6 +78,11 @@ def test_a_damaged_file_locks_everybody_out(text: str, tmp_path: Path) -> None:
         keys.check("Bearer x")
 
 
+def test_a_key_that_cannot_be_kept_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match=r"keys.json cannot be written .*set MANYHANDS_HOME"):
+        KeyRing(Path("/proc/none/keys.json")).add("me", 1.0)
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
     runner = CliRunner()

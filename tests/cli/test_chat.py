@@ -200,6 +200,11 @@ def test_a_gateway_and_an_own_origin_say_the_same(folder: Path) -> None:
             origin = OriginSource(scene.swarm.origin, "tiny", params, "ring")
             assert "".join(over_http) == "".join([piece async for piece in origin.answer(messages, own)])
             assert (source.model, await source.models()) == ("tiny", ["tiny"])
+            other = GatewaySource([f"http://{scene.addr}"], "", "gpt-9", params, "ring")
+            with pytest.raises(GatewayError, match="'gpt-9' is not served here; there is tiny"):
+                await other.choose()  # and not with the first question
+            other.model = "tiny:latest"
+            assert await other.choose() == ["tiny"]
             assert stats.tokens == own.tokens == 6 and stats.finish_reason == own.finish_reason == "length"
             assert len(stats.route) == len(own.route) == 2 and "layers 0" in stats.route[0]
             assert (stats.hops, own.hops) == (stats.route, own.route)

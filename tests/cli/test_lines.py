@@ -1,12 +1,15 @@
 """manyhands.cli.lines: a narrow terminal breaks no word, a pipe gets lines as they are, a ticket stays whole."""
 
+import errno
 import io
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from manyhands import cli
 from manyhands.cli import app
+from manyhands.cli.client import refusal_of
 from manyhands.cli.lines import error_line, fitted
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest
@@ -45,3 +48,25 @@ def test_no_color_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("NO_COLOR", "1")
     plain = CliRunner().invoke(app, ["ticket", "rotate"], color=True)
     assert plain.exit_code == 0 and "\x1b" not in plain.output
+
+
+def test_what_a_disk_refuses_is_one_line_and_a_bug_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = [OSError(errno.ENOSPC, "No space left on device", "/x/y"), OSError(errno.EBADF, "Bad file descriptor")]
+
+    def fail() -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1 and capsys.readouterr().err == "manyhands: /x/y: No space left on device\n"
+    with pytest.raises(OSError, match="Bad file"):
+        cli.main()
+
+
+def test_a_command_says_where_a_key_goes() -> None:
+    told = refusal_of({"message": "this gateway needs a key", "code": "invalid_api_key"}, 401)
+    assert "--api-key mhk_" in str(told) and "MANYHANDS_API_KEY" in str(told) and told.code == "invalid_api_key"
+    assert "--api-key" not in str(refusal_of({"message": "busy", "code": "busy"}, 503))

@@ -5,7 +5,6 @@ A key is 256 random bits, so one SHA-256 of it is as good as any slow hash: ther
 
 import hashlib
 import json
-import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -119,12 +118,10 @@ class KeyRing:
         self._write([replace(k, revoked=k.revoked or int(now)) if k.name == name else k for k in self.keys])
 
     def _write(self, keys: Sequence[ApiKey]) -> None:
-        """Replace the file in one step; only its owner can read it at any time."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump({"keys": [asdict(key) for key in keys]}, file, indent=1)
-        draft.replace(self.path)
+        """Replace the file in one step; only its owner can read it at any time. Raises BadRequest if it cannot be written."""
+        from manyhands.member.home import write_private  # a gateway that only reads keys does without
+
+        write_private(self.path, json.dumps({"keys": [asdict(key) for key in keys]}, indent=1))
 
 
 def hash_of(secret: str) -> str:

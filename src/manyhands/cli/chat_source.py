@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import quote
 
 from manyhands.cli.chat_events import BrokenStream, check_event, events_of
 from manyhands.cli.chat_text import waiting_for
@@ -153,8 +154,13 @@ class GatewaySource:
                 del self._apis[0]
 
     async def choose(self) -> list[str]:
-        """Take the gateway's first model where none was named; returns the others. Raises BadRequest if it has none."""
+        """Take the gateway's first model where none was named; returns the others.
+
+        Raises BadRequest if it has none, GatewayError if it has not the one that was named.
+        """
         known = await self.models()
+        if self.model and self.model not in known:  # nor as an alias?
+            await asyncio.to_thread(call, self._apis[0], self._key, "GET", f"/v1/models/{quote(self.model)}")
         if not self.model and not known:
             raise BadRequest(
                 "the gateway has no model yet: start one with `manyhands up MODEL`, or wait until it serves"

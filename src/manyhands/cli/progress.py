@@ -29,7 +29,10 @@ ERASE: Final = "\r\x1b[2K"
 
 @dataclass(slots=True)
 class Phase:
-    """What is being done since `began` (monotonic seconds). `total` None: not counted in bytes. `at_start`: bytes of `done` that were there when it began."""
+    """What is being done since `began` (monotonic seconds). `total` None: not counted in bytes.
+
+    `at_start`: bytes of `done` that were there when it began.
+    """
 
     text: str
     began: float

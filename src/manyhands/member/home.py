@@ -156,6 +156,8 @@ def write_private(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise BadRequest(
             f"{path} cannot be written ({error.strerror}): set MANYHANDS_HOME to a folder of yours"
         ) from error
