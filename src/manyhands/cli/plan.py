@@ -27,6 +27,14 @@ STRATEGIES = ("measured", "uniform", "capacity")
 Swarm = Annotated[bool, typer.Option("--swarm", help="Of the swarm that runs, with what its nodes have measured.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Ask the nodes of the swarm to serve the plan.")]
 Force = Annotated[bool, typer.Option("--force", help="With --apply: also where little is gained, or a node is needed.")]
+Tokens = Annotated[
+    int | None,
+    typer.Option("--tokens", min=1, help="Tokens to hold cache for, prompt included; default: 2048, or the context."),
+]
+PromptTokens = Annotated[
+    int | None,
+    typer.Option("--prompt", min=1, help="Tokens of the prompt, for the time to the first token; default: 128."),
+]
 Gateway = Annotated[
     str, typer.Option("--api", envvar="MANYHANDS_API", help="The gateway to ask; default: one that runs here.")
 ]
@@ -41,16 +49,8 @@ def plan(
         list[str] | None, typer.Option("--add", help='What if there were also "laptop:8GB@40ms"; may be repeated.')
     ] = None,
     memory: Annotated[str, typer.Option("--memory", help="What this machine may give, as in 6GB; default: all.")] = "",
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--tokens", min=1, help="Tokens to hold cache for, prompt included; default: 2048, or the context."
-        ),
-    ] = None,
-    prompt: Annotated[
-        int | None,
-        typer.Option("--prompt", min=1, help="Tokens of the prompt, for the time to the first token; default: 128."),
-    ] = None,
+    tokens: Tokens = None,
+    prompt: PromptTokens = None,
     strategy: Annotated[str, typer.Option("--strategy", help="measured, uniform or capacity.")] = "measured",
     dtype: options.DType = "auto",
     cache_dtype: options.CacheDType = "auto",

@@ -138,9 +138,7 @@ def private_folder(folder: Path) -> Path:
         if stat.st_mode & 0o022:
             folder.chmod(stat.st_mode & 0o7755)
     except OSError as error:
-        raise BadRequest(
-            f"{folder} cannot be written ({error.strerror}): set MANYHANDS_HOME to a folder of yours"
-        ) from error
+        raise _not_written(folder, error) from error
     return folder
 
 
@@ -158,6 +156,8 @@ def write_private(path: Path, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
-        raise BadRequest(
-            f"{path} cannot be written ({error.strerror}): set MANYHANDS_HOME to a folder of yours"
-        ) from error
+        raise _not_written(path, error) from error
+
+
+def _not_written(path: Path, error: OSError) -> BadRequest:
+    return BadRequest(f"{path} cannot be written ({error.strerror}): set MANYHANDS_HOME to a folder of yours")
