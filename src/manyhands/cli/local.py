@@ -210,17 +210,19 @@ async def _answer_api(plan: LocalPlan, api: gateway.ApiPlan, as_json: bool, sign
         local_swarm(plan) as (origin, nodes),
         gateway.open_by_hand(api, origin, "local", name, MAX_RUNNING) as url,
     ):
-        if as_json:
-            told = [
-                {"name": n.name, "layers": str(n.span), "address": str(n.address), "pid": n.process.pid} for n in nodes
-            ]
-            typer.echo(json.dumps({"event": "api", "url": url, "model": name, "nodes": told}))
-        else:
-            for node in nodes:
-                typer.echo(f"{node.name:<8} layers {node.span!s:<7} at {node.address}  process {node.process.pid}")
-            gateway.say_api(url, name)
+        _say_api(url, name, nodes, as_json=as_json)
         async with steady_memory():
             await signals.leaving()
+
+
+def _say_api(url: str, model: str, nodes: "Sequence[NodeProcess]", *, as_json: bool) -> None:
+    if as_json:
+        told = [{"name": n.name, "layers": str(n.span), "address": str(n.address), "pid": n.process.pid} for n in nodes]
+        typer.echo(json.dumps({"event": "api", "url": url, "model": model, "nodes": told}))
+        return
+    for node in nodes:
+        typer.echo(f"{node.name:<8} layers {node.span!s:<7} at {node.address}  process {node.process.pid}")
+    gateway.say_api(url, model)
 
 
 @asynccontextmanager

@@ -141,12 +141,17 @@ def encode(
         return tuple(prompt)
     _check_text(prompt, speaker)
     if desk.is_inline:
-        desk.spent.append(len(prompt) + 4 * len(_ALONE.findall(prompt)))
-        if sum(desk.spent) > INLINE_COST:
-            raise NeedsProcess
+        _spend(prompt, desk)
     if is_rendered:
         return tuple(speaker.tokenizer.encode(prompt, add_special_tokens=False))
     return tuple(encode_prompt(speaker.tokenizer, prompt))
+
+
+def _spend(prompt: str, desk: PreparationDesk) -> None:
+    """Count what tokenising a text on the event loop costs. Raises NeedsProcess beyond INLINE_COST."""
+    desk.spent.append(len(prompt) + 4 * len(_ALONE.findall(prompt)))
+    if sum(desk.spent) > INLINE_COST:
+        raise NeedsProcess
 
 
 def _check_text(text: str, speaker: Speaker) -> None:
