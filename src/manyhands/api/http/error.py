@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final, Literal
 
 from fastapi.responses import JSONResponse
 
@@ -10,6 +10,7 @@ from manyhands.errors import ContextOverflow, ManyhandsError, RateLimited
 from manyhands.plain import one_line
 
 Object = dict[str, Any]
+Dialect = Literal["openai", "anthropic", "ollama", "hearthnet"]
 MAX_MESSAGE_CHARS = 2000  # of an error: it may quote what was sent
 # Ollama's own paths; every other one below /api is ours.
 OLLAMA_REFUSED = ("embed", "embeddings", "pull", "push", "create", "copy", "delete")
@@ -53,7 +54,7 @@ def status_of(error: Exception) -> int:
 
 def error_body(path: str, said: Object, status: int) -> Object:
     """`said` (error_object) as the clients of `path` read it."""
-    return _shape_of(path)(said, status)
+    return _SHAPES[dialect_of(path)](said, status)
 
 
 def error_response(error: Exception, path: str) -> JSONResponse:
@@ -83,12 +84,13 @@ def _remedy(path: str) -> str:
     return "/docs lists what there is"
 
 
-def _shape_of(path: str) -> Callable[[Object, int], Object]:
+def dialect_of(path: str) -> Dialect:
+    """Whose shape the errors of a path have."""
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
-        return _anthropic
+        return "anthropic"
     if path.startswith("/bus/"):
-        return _hearthnet
-    return _ollama if path in OLLAMA_PATHS else _openai
+        return "hearthnet"
+    return "ollama" if path in OLLAMA_PATHS else "openai"
 
 
 def _openai(said: Object, _: int) -> Object:
@@ -108,3 +110,11 @@ def _hearthnet(said: Object, _: int) -> Object:
 
 def _ollama(said: Object, _: int) -> Object:
     return {"error": said["message"]}
+
+
+_SHAPES: Final[Mapping[Dialect, Callable[[Object, int], Object]]] = {
+    "openai": _openai,
+    "anthropic": _anthropic,
+    "ollama": _ollama,
+    "hearthnet": _hearthnet,
+}
