@@ -11,10 +11,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from manyhands.api.fields import ENDPOINTS
-from manyhands.api.run import Job
 from manyhands.config import RequestConfig
-from manyhands.origin import Token
-from tests.api.served import HERMES_TEMPLATE, MODEL, Served, Watcher, make_model, post, raw, served
+from manyhands.testing.faults import Faults
+from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, served
 
 Scene = Callable[[Served], Awaitable[None]]
 HALF = '"\\ud83d"'  # JSON can say half a surrogate pair; UTF-8 cannot
@@ -93,18 +92,6 @@ def test_markers_that_are_special_tokens_are_read_and_not_shown(folder: Path) ->
     play(folder, scene)
 
 
-class Evictor(Watcher):
-    """Takes the only node of the last layers away once some tokens have come."""
-
-    def __init__(self, it: Served, at_token: int) -> None:
-        super().__init__()
-        self._it, self._at_token = it, at_token
-
-    def token(self, job: Job, token: Token) -> None:
-        if job.completion_tokens == self._at_token:
-            self._it.swarm.origin.routes.evict(self._it.swarm.hops[-1].transport.node)
-
-
 @pytest.mark.parametrize(
     "path, field, extra",
     [
@@ -115,8 +102,10 @@ class Evictor(Watcher):
 def test_a_stream_that_cannot_go_on_ends_with_openais_error(
     path: str, field: dict[str, Any], extra: dict[str, int], folder: Path
 ) -> None:
+    faults = Faults()
+
     async def scene(it: Served) -> None:
-        it.gateway.observers.append(Evictor(it, 4))
+        faults.at("decode", it.swarm.hops[1], lambda: faults.die(it.swarm.hops[1]), skip=4)
         body = {"model": MODEL, "stream": True, "temperature": 0, "manyhands": {"ignore_eos": True}, **field, **extra}
         reader, writer = await asyncio.open_connection(it.addr.host, it.addr.port)
         writer.write(post(path, json.dumps(body).encode()))
@@ -130,12 +119,14 @@ def test_a_stream_that_cannot_go_on_ends_with_openais_error(
         assert all("error" not in event for event in events[:-1])
         assert it.watcher.outcomes == ["failed"]
 
-    play(folder, scene, request=RequestConfig(patience_s=0.2))
+    play(folder, scene, request=RequestConfig(patience_s=0.2), wrap=faults.wrap)
 
 
 def test_the_official_client_raises_what_ended_its_stream(folder: Path) -> None:
+    faults = Faults()
+
     async def scene(it: Served) -> None:
-        it.gateway.observers.append(Evictor(it, 4))
+        faults.at("decode", it.swarm.hops[1], lambda: faults.die(it.swarm.hops[1]), skip=4)
         asked: Any = {"model": MODEL, "prompt": "hi", "max_tokens": 40, "temperature": 0, "stream": True}
         said = 0
         with pytest.raises(openai.APIError, match="no other node holds layers 1") as told:
@@ -145,4 +136,4 @@ def test_the_official_client_raises_what_ended_its_stream(folder: Path) -> None:
                 said += 1
         assert said and told.value.code == "shard_unavailable"
 
-    play(folder, scene, request=RequestConfig(patience_s=0.2))
+    play(folder, scene, request=RequestConfig(patience_s=0.2), wrap=faults.wrap)

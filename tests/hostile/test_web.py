@@ -44,6 +44,7 @@ GENERATING = {
     "/v1/responses": {"model": MODEL, "input": "hi", "max_output_tokens": 16},
     "/api/infer": {"prompt": "hi", "max_tokens": 2},
     "/api/infer/stream": {"prompt": "hi", "max_tokens": 2},
+    "/bus/v1/call": {"params": {}, "input": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}},
 }
 ADMIN = {
     "POST /api/workers/register": b'{"address": "127.0.0.1:9"}',

@@ -62,7 +62,7 @@ def test_quantised_files_count_as_they_are_held(tmp_path: Path, home: Path, aske
     config, pack, _, facts = CASES["awq"]
     folder, _ = quantised_tiny(tmp_path / "q", config, pack, layers=1, **facts)
     found = predicted(folder, home)
-    assert "w5" in asked[0] and found["w4"] == found["w8"] and found["w4"][0] < found["bf16"][0]
+    assert "w4z" in asked[0] and found["w4"] == found["w8"] and found["w4"][0] < found["bf16"][0]
 
 
 def test_a_model_without_a_program_has_none(tmp_path: Path, home: Path, asked: list[set[str]]) -> None:

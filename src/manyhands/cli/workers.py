@@ -89,7 +89,13 @@ def _finishing(told: dict[str, Any]) -> str:
 
 
 def _role(span: dict[str, Any]) -> str:
-    return " (spare)" if span["is_spare"] and span["is_loaded"] else "" if span["is_loaded"] else " (in need)"
+    if not _is_loaded(span):
+        return " (in need)"
+    return " (spare)" if span["is_spare"] else ""
+
+
+def _is_loaded(span: dict[str, Any]) -> bool:
+    return bool(span.get("is_loaded", True))  # older gateways do not say
 
 
 def _table(found: list[dict[str, Any]]) -> "Table":
@@ -106,7 +112,7 @@ def _table(found: list[dict[str, Any]]) -> "Table":
             shown(", ".join(f"{s['model']}: {s['layers']}{_role(s)}" for s in spans)) or "-",
             shown(worker["sessions"]),
             "-" if rtt is None else f"{rtt:.2f} ms",
-            str(sum(span["free_positions"] for span in spans if span["is_loaded"])) if spans else "-",
+            str(sum(span["free_positions"] for span in spans if _is_loaded(span))) if spans else "-",
             shown(worker["address"]) or "-",
         )
     return table
