@@ -18,7 +18,7 @@ Messages = Sequence[Mapping[str, Any]]
 class OriginModel:
     """A model as its origin holds it: tokenizer and, unless the edges have them, the ends. Blocking to make.
 
-    `num_threads`: compute threads of the ends, default all cores. `loading` hears how far they are. Raises ModelError.
+    `num_threads`: compute threads of the ends, default all cores. `loading` is told how far they are. Raises ModelError.
     """
 
     def __init__(

@@ -131,7 +131,7 @@ class SpanModel:
     """The layers of one span, and the ends where this node serves them. Made and run within `Device.run`.
 
     `num_threads` None: as many compute threads as are fastest for this span (small layers lose by sharing). With a `manifest`
-    the weights are proven to be that model's; it raises Damaged if they are not. `loading` hears how far it is.
+    the weights are proven to be that model's; it raises Damaged if they are not. `loading` is told how far it is.
     """
 
     def __init__(

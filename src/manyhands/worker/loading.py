@@ -75,7 +75,7 @@ class LoadBar:
 
 
 class WatchedPacker:
-    """A Packer of layers: `bar` hears of each one that begins, so that those found packed count too."""
+    """A Packer of layers: `bar` is told of each one that begins, so that those found packed count too."""
 
     def __init__(self, packer: Packer, bar: LoadBar) -> None:
         self._packer, self._bar = packer, bar

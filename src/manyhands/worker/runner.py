@@ -129,7 +129,7 @@ def load_span(
     loading: Loading = UNSEEN,
 ) -> SpanRunner:
     """Layers of the checkpoint in `folder`, for at most `num_threads` threads; with a `manifest`, proven to be that model's.
-    `loading` hears how far it is.
+    `loading` is told how far it is.
 
     Raises ModelError (Damaged if they are not), CutError.
     """

@@ -95,7 +95,7 @@ class Worker:
     ) -> SpanHost:
         """Load a span (if lazy: when it is first opened) and serve it until the node stops. Raises ModelError, CutError.
 
-        `progress` hears how far a load is, later ones after an eviction too.
+        `progress` is told how far a load is, also of a later one after an eviction.
 
         A private one serves requests of this node alone; a lazy one of these is dropped from memory after PRIVATE_IDLE_S.
         """
