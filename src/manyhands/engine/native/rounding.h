@@ -77,9 +77,11 @@ static void put_codes(int64_t type, const float *from, uint8_t *codes)
 }
 
 /* A step of a panel out of x [32][16]: codes and factors of type W8 or W4. */
+enum { TRIED = 5 };
 static void round_weights(int64_t type, const float *x, uint8_t *codes, half_t *factors)
 {
-    static const float parts[5] = {8, 7.5f, 8.5f, 7, 9}; /* of the largest, that a scale is tried as */
+    static const float eights[TRIED] = {127, 126, 125, 124, 123}, fours[TRIED] = {8, 7.5f, 8.5f, 7, 9};
+    const float *parts = type == W8 ? eights : fours; /* of the largest, that a scale is tried as */
     float best[DEPTH * SIDE], tried[DEPTH * SIDE];
     half_t scales[SIDE];
     V most = set(0), least = set(0), is_whole = set(1);
@@ -90,9 +92,9 @@ static void round_weights(int64_t type, const float *x, uint8_t *codes, half_t *
         is_whole = pick(below(size, set(__builtin_inff())), is_whole, set(0));
     }
     V least_error = set(__builtin_inff());
-    for (int i = 0; i < (type == W8 ? 1 : 5); i++) {
+    for (int i = 0; i < TRIED; i++) {
         float wanted[LANES], whole[LANES], chosen[LANES];
-        store(wanted, div_(type == W8 ? size_of(most) : minus(most), set(type == W8 ? 127 : parts[i])));
+        store(wanted, div_(type == W8 ? size_of(most) : minus(most), set(parts[i])));
         store(whole, is_whole);
         for (int c = 0; c < SIDE; c++)
             scales[c] = whole[c] != 0 ? narrow_f16(wanted[c]) : 0x7E00;
