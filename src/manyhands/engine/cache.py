@@ -15,8 +15,7 @@ from manyhands.program.ops import LatentAttention, Layer
 WIDE, NARROW = 32, 16  # to multiples of which keys and values are filled up
 FIRST_BLOCKS = 4  # of a cache that begins without memory: 256 positions
 
-
-_SCALE: Final = 4  # bytes: of a key or a value that is held as codes
+_CODES: Final = 32  # of a key or a value that share a scale of two bytes
 
 
 def bytes_per_position(layer: Layer, item: int, *, has_codes: bool = False) -> int:
@@ -25,7 +24,8 @@ def bytes_per_position(layer: Layer, item: int, *, has_codes: bool = False) -> i
     if isinstance(op, LatentAttention):  # values are the beginning of the keys
         return -(-(op.rank + op.rotary_width) // WIDE) * WIDE * item
     numbers = -(-op.width // WIDE) * WIDE + -(-op.value_width // NARROW) * NARROW
-    return op.kv_heads * (numbers + 2 * _SCALE if has_codes else numbers * item)
+    scales = -(-op.width // _CODES) + -(-op.value_width // _CODES)
+    return op.kv_heads * (numbers + 2 * scales if has_codes else numbers * item)
 
 
 class SessionCache:

@@ -16,7 +16,7 @@ INLINE V even_of(int64_t type, const char *at)
 {
     return type == BF16    ? even_bf16((const half_t *)at)
            : type == F16   ? from_f16((const half_t *)at)
-           : type == CODES ? from_codes((const int8_t *)at)
+           : type < 0      ? from_codes((const int8_t *)at)
                            : load((const float *)at);
 }
 
@@ -24,17 +24,17 @@ INLINE V odd_of(int64_t type, const char *at)
 {
     return type == BF16    ? odd_bf16((const half_t *)at)
            : type == F16   ? from_f16((const half_t *)at + SIDE)
-           : type == CODES ? from_codes((const int8_t *)at + SIDE)
+           : type < 0      ? from_codes((const int8_t *)at + SIDE)
                            : load((const float *)at + SIDE);
 }
 
-/* sums[r] += the chain of x's row r with a panel, over `depth` steps; count is a constant wherever this is inlined. Even numbers
+/* sums[r] += the chain of x's row r with a panel, over `depth` steps, of SCALED each times its scales; count is a constant wherever this is inlined. Even numbers
  * before odd ones: the sums of both and one row of weights are all that registers hold. */
 INLINE void chain(int64_t type, int count, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
                   float *sums, int64_t sum_step)
 {
     const int64_t pair = 2 * SIDE * size_of_type(type);
-    for (int64_t step = 0; step < depth; step++, panel += pair * SIDE, x += step_step) {
+    for (int64_t step = 0; step < depth; step++, panel += step_bytes(type), x += step_step) {
         V even[LANES_ROWS], odd[LANES_ROWS];
         for (int r = 0; r < count; r++)
             even[r] = odd[r] = set(0);
@@ -53,8 +53,10 @@ INLINE void chain(int64_t type, int count, const float *x, int64_t row_step, int
                 odd[r] = fma_(set(x[r * row_step + 2 * i + 1]), o, odd[r]);
         }
 #pragma GCC unroll 16
-        for (int r = 0; r < count; r++)
-            store(sums + r * sum_step, add(load(sums + r * sum_step), add(even[r], odd[r])));
+        for (int r = 0; r < count; r++) {
+            V sum = load(sums + r * sum_step), both = add(even[r], odd[r]);
+            store(sums + r * sum_step, type == SCALED ? fma_(both, from_bf16((const half_t *)(panel + pair * SIDE)), sum) : add(sum, both));
+        }
         __asm__("" ::: "memory"); /* the sums stay where they are: kept for the next step, they would only lie on the stack */
     }
 }
@@ -86,7 +88,7 @@ INLINE void chain_of_type(int64_t type, int64_t count, const float *x, int64_t r
 static void chains(int64_t type, int64_t count, const float *x, int64_t row_step, int64_t step_step, const char *panel, int64_t depth,
                    float *sums, int64_t sum_step)
 {
-    int64_t steps = count > FEW ? 1 : depth, bytes = panel_size(1) * size_of_type(type);
+    int64_t steps = count > FEW ? 1 : depth, bytes = step_bytes(type);
     int64_t most = count ? ceil_div(count, ceil_div(count, FEW)) : 1;
     for (int64_t step = 0; step < depth; step += steps)
         for (int64_t row = 0; row < count; row += most) {
@@ -98,6 +100,8 @@ static void chains(int64_t type, int64_t count, const float *x, int64_t row_step
                 chain_of_type(F16, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
             else if (type == CODES)
                 chain_of_type(CODES, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
+            else if (type == SCALED)
+                chain_of_type(SCALED, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
             else
                 chain_of_type(F32, rows, at, row_step, step_step, panel + step * bytes, steps, sums + row * sum_step, sum_step);
         }
@@ -368,36 +372,43 @@ static V as_finite(V x)
     return minus(more(minus(more(x, minus(largest))), minus(largest)));
 }
 
-/* n numbers -> codes of 8 bit, number i at place(i), and their scale: the largest / 127; zeros below 2^-100. */
-static float put_codes_of(const float *x, int64_t n, int8_t *codes, int64_t near, int64_t far)
+/* n numbers, at most 32 -> codes of 8 bit, number i at i / 16 * far + i % 16 * near, and their scale in bf16: the largest / 127; zeros
+ * below 2^-100. */
+static half_t put_codes_of(const float *x, int64_t n, int8_t *codes, int64_t near, int64_t far)
 {
     V top = set(0);
     float lanes[LANES];
     for (int64_t at = 0; at < n; at += LANES)
         top = more(size_of(as_finite(load_part(x + at, n - at))), top);
-    float most = tree_more(top), inverse = most >= 0x1p-100f ? 127 / most : 0;
+    float most = tree_more(top), scale = most >= 0x1p-100f ? round_bf16(most / 127) : 0, inverse = scale > 0 ? 1 / scale : 0;
     for (int64_t at = 0; at < n; at += LANES) {
         store(lanes, add(mul(as_finite(load_part(x + at, n - at)), set(inverse)), set(WHOLE_BYTE)));
         for (int64_t i = 0; i < at_most(n - at, LANES); i++)
             codes[at / LANES * far + i * near] = (int8_t)bits_of(lanes[i]);
     }
-    return most >= 0x1p-100f ? most / 127 : 0;
+    return (half_t)(bits_of(scale) >> 16);
 }
 
 /* A position's key and value of one head, into the head's blocks. */
 static void remember(const Kind *kind, const float *key, const float *value, void *cache, int64_t position)
 {
-    int64_t type = cached_type(kind), depth = ceil_div(kind->width, DEPTH), within = position % BLOCK;
+    int64_t type = plain_type(kind), depth = ceil_div(kind->width, DEPTH), within = position % BLOCK, column = within % SIDE;
     char *keys = (char *)cache + position / BLOCK * block_bytes(kind), *values = keys + key_bytes(kind);
     int64_t panel = within / SIDE * panel_size(depth), wide = panel_size(BLOCK / DEPTH);
-    if (kind->has_codes) {
-        float *key_scales = (float *)(values - scale_bytes(kind)), *value_scales = (float *)(values + value_bytes(kind) - scale_bytes(kind));
-        key_scales[within] = put_codes_of(key, kind->width, (int8_t *)keys + panel + within % SIDE, SIDE, SIDE * SIDE);
-        value_scales[within] = put_codes_of(value, kind->value_width, (int8_t *)values + within * SIDE, 1, wide);
-        return;
+    for (int64_t i = 0; i < kind->width && kind->has_codes; i += DEPTH) {
+        char *step = keys + (within / SIDE * depth + i / DEPTH) * step_bytes(SCALED);
+        half_t *scales = (half_t *)(step + panel_size(1));
+        scales[column] = put_codes_of(key + i, at_most(kind->width - i, DEPTH), (int8_t *)step + column, SIDE, SIDE * SIDE);
     }
+    half_t *scales = (half_t *)(values + value_codes(kind));
+    for (int64_t i = 0; i < kind->value_width && kind->has_codes; i += DEPTH) {
+        int8_t *codes = (int8_t *)values + i / SIDE * wide + within * SIDE;
+        scales[i / DEPTH * BLOCK + within] = put_codes_of(value + i, at_most(kind->value_width - i, DEPTH), codes, 1, wide);
+    }
+    if (kind->has_codes)
+        return;
     for (int64_t i = 0; i < kind->width; i++)
-        put(keys, kind->rounds, panel + place_in_panel(type, i, within % SIDE), key[i]);
+        put(keys, kind->rounds, panel + place_in_panel(type, i, column), key[i]);
     for (int64_t i = 0; i < kind->value_width && !kind->is_latent; i++)
         put(values, kind->rounds, i / SIDE * wide + place_in_panel(type, within, i % SIDE), value[i]);
 }
@@ -413,15 +424,12 @@ static V seen(V v, int64_t from, int64_t until)
     return load(lanes);
 }
 
-/* A row's running softmax over one block: 64 scores -> weights (rounded); max, sum and what earlier sums are scaled by. Of codes, scores
- * are multiplied by the keys' scales first, weights by the values' instead of rounded. */
-static float soften_block(const Kind *kind, float *scores, const float *key_scales, const float *value_scales, int64_t from, int64_t until,
-                          float *max, float *sum)
+/* A row's running softmax over one block: 64 scores -> weights (rounded, but for codes); max, sum and what earlier sums are scaled by. */
+static float soften_block(const Kind *kind, float *scores, int64_t from, int64_t until, float *max, float *sum)
 {
     V score[BLOCK / LANES], top = set(*max), total = set(0);
     for (int p = 0; p < BLOCK / LANES; p++) {
-        V v = load(scores + p * LANES);
-        v = mul(kind->has_codes ? mul(v, load(key_scales + p * LANES)) : v, set(kind->scale));
+        V v = mul(load(scores + p * LANES), set(kind->scale));
         if (kind->soft_cap > 0)
             v = mul(hyperbolic(div_(v, set(kind->soft_cap))), set(kind->soft_cap));
         score[p] = from <= p * LANES && until >= (p + 1) * LANES ? v : seen(v, from - p * LANES, until - p * LANES);
@@ -431,8 +439,7 @@ static float soften_block(const Kind *kind, float *scores, const float *key_scal
     for (int p = 0; p < BLOCK / LANES; p++) {
         V weight = exponential(sub(score[p], set(most)));
         total = add(total, weight);
-        weight = kind->has_codes ? mul(weight, load(value_scales + p * LANES)) : kind->rounds ? as_bf16(weight) : weight;
-        store(scores + p * LANES, weight);
+        store(scores + p * LANES, kind->rounds && !kind->has_codes ? as_bf16(weight) : weight);
     }
     float scale = first_lane(exponential(set(*max - most)));
     *sum = *sum * scale + tree_sum(total);
@@ -463,15 +470,22 @@ static void turn_latents(const Kind *kind, const char *keys, char *values)
         }
 }
 
+/* Weights [rows][64] times the scales of a group of columns of the values, one for each position. */
+static void scale_weights(const float *weights, int64_t rows, const half_t *scales, float *out)
+{
+    for (int64_t at = 0; at < rows * BLOCK; at += LANES)
+        store(out + at, mul(load(weights + at), from_bf16(scales + at % BLOCK)));
+}
+
 /* Rows [first, first + rows) of (position, query head) pairs over the blocks they see. sums: [value panels][rows][16]. */
 static void attend_tile(const Kind *kind, const float *queries, int64_t first, int64_t rows, const void *cache, int64_t position,
                         const float *sinks, char *turned, float *sums, float *max, float *total)
 {
-    int64_t type = cached_type(kind), depth = ceil_div(kind->width, DEPTH), size = size_of_type(type);
+    int64_t depth = ceil_div(kind->width, DEPTH), panel = BLOCK / DEPTH * step_bytes(value_type(kind));
     int64_t panels = ceil_div(kind->value_width, SIDE);
     int64_t least = position + first / kind->groups, last = position + (first + rows - 1) / kind->groups;
     int64_t start = kind->window && least >= kind->window ? least - kind->window + 1 : 0;
-    float scores[TILE_ROWS * BLOCK];
+    float scores[TILE_ROWS * BLOCK], scaled[TILE_ROWS * BLOCK];
     for (int64_t r = 0; r < rows; r++) {
         max[r] = sinks ? sinks[(first + r) % kind->groups] : -__builtin_inff();
         total[r] = sinks ? 1 : 0;
@@ -479,8 +493,7 @@ static void attend_tile(const Kind *kind, const float *queries, int64_t first, i
     memset(sums, 0, (size_t)(panels * rows * SIDE) * 4);
     for (int64_t block = start / BLOCK; block <= last / BLOCK; block++) {
         const char *keys = (const char *)cache + block * block_bytes(kind), *values = keys + key_bytes(kind);
-        const float *key_scales = (const float *)(values - scale_bytes(kind));
-        const float *value_scales = (const float *)(values + value_bytes(kind) - scale_bytes(kind));
+        const half_t *scales = (const half_t *)(values + value_codes(kind));
         if (kind->is_latent) {
             turn_latents(kind, keys, turned);
             values = turned;
@@ -492,17 +505,20 @@ static void attend_tile(const Kind *kind, const float *queries, int64_t first, i
             high--;
         memset(scores + low * BLOCK, 0, (size_t)((high - low) * BLOCK) * 4);
         for (int64_t p = 0; p < BLOCK / SIDE; p++)
-            chains(type, high - low, queries + low * DEPTH, DEPTH, rows * DEPTH, keys + p * panel_size(depth) * size, depth,
+            chains(key_type(kind), high - low, queries + low * DEPTH, DEPTH, rows * DEPTH, keys + p * depth * step_bytes(key_type(kind)), depth,
                    scores + low * BLOCK + p * SIDE, BLOCK);
         for (int64_t r = low; r < high; r++) {
             int64_t at = position + (first + r) / kind->groups, from = kind->window ? at - kind->window + 1 - block * BLOCK : 0;
-            float scale = soften_block(kind, scores + r * BLOCK, key_scales, value_scales, from, at + 1 - block * BLOCK, max + r, total + r);
+            float scale = soften_block(kind, scores + r * BLOCK, from, at + 1 - block * BLOCK, max + r, total + r);
             for (int64_t p = 0; scale != 1 && p < panels; p++)
                 store(sums + (p * rows + r) * SIDE, mul(load(sums + (p * rows + r) * SIDE), set(scale)));
         }
-        for (int64_t p = 0; p < panels; p++)
-            chains(type, high - low, scores + low * BLOCK, BLOCK, DEPTH, values + p * panel_size(BLOCK / DEPTH) * size, BLOCK / DEPTH,
+        for (int64_t p = 0; p < panels; p++) {
+            if (kind->has_codes && p % (DEPTH / SIDE) == 0)
+                scale_weights(scores + low * BLOCK, high - low, scales + p * SIDE / DEPTH * BLOCK, scaled + low * BLOCK);
+            chains(value_type(kind), high - low, (kind->has_codes ? scaled : scores) + low * BLOCK, BLOCK, DEPTH, values + p * panel, BLOCK / DEPTH,
                    sums + (p * rows + low) * SIDE, SIDE);
+        }
     }
 }
 

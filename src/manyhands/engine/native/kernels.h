@@ -15,7 +15,8 @@ enum { SCRATCH_BYTES = (EXPANDED * DEPTH + PANELS * CHUNK) * SIDE * 4 }; /* of a
  * factors of 256 numbers that scale those of a group: of 4 and 5 bit with minima, of 6 bit, less 32, with a scale for 16 numbers;
  * floats of 4 bit (E2M1) with a power of two; codes of 4 bit, less a zero of 4 bit that each group has, with a scale. */
 enum { BF16, F16, F32, W8, W4, W4M, W5, W5M, W4K, W5K, W6K, W4F, W4Z, TYPES };
-enum { CODES = -1 }; /* of 8 bit, as caches hold them: no type of a matrix */
+/* Codes of 8 bit as caches hold them, no types of a matrix: of values; of keys, each step of which ends with its columns' scales (bf16). */
+enum { CODES = -1, SCALED = -2 };
 #define INLINE static inline __attribute__((always_inline))
 
 /* Columns [0, n) of x[rows, k] . weight[n, k]^T, packed by panels of 16 columns (pack.h); bias [n] or null. */
@@ -41,7 +42,7 @@ static inline Source few_rows(float *rows, int64_t count, int64_t depth) { retur
 typedef struct {
     int64_t groups, width, value_width, window, rounds; /* rounds: to bf16 storage; else fp32 */
     int64_t is_latent;                                  /* a value is the first value_width numbers of its key, and held once */
-    int64_t has_codes;                                  /* keys and values are held as codes of 8 bit and a scale each; not latent */
+    int64_t has_codes;                                  /* keys and values are held as codes of 8 bit, with a scale for 32; not latent */
     float scale, soft_cap;
 } Kind;
 
@@ -83,7 +84,7 @@ extern const Kernels kernels_amx __attribute__((weak)); /* absent where the comp
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t size_of_type(int64_t type) { return type == F32 ? 4 : type == CODES ? 1 : 2; }
+static inline int64_t size_of_type(int64_t type) { return type == F32 ? 4 : type < 0 ? 1 : 2; }
 static inline int is_small(int64_t type) { return type >= W8; }
 
 /* 32 numbers of a row as integers: number i is codes[i] * scale. sums: of the first 16 codes, and of the others. */
@@ -106,6 +107,8 @@ static inline Source grouped_rows(float *rows, int64_t count, int64_t depth)
 
 /* Numbers of a panel of 16 columns whose K takes `depth` steps. */
 static inline int64_t panel_size(int64_t depth) { return depth * DEPTH * SIDE; }
+/* Bytes of a step of such a panel. */
+static inline int64_t step_bytes(int64_t type) { return panel_size(1) * size_of_type(type) + (type == SCALED ? 2 * SIDE : 0); }
 
 /* A panel of small weights: the codes of all steps, then their factors.
  *
@@ -169,16 +172,18 @@ static inline int64_t place_in_panel(int64_t type, int64_t k, int64_t c)
 }
 
 /* A block of 64 positions of one key head: 4 panels of keys, then the panels of values, whose K is the position (none where
- * values are latents). Behind panels of codes lie the 64 scales. */
-static inline int64_t cached_type(const Kind *kind) { return kind->has_codes ? CODES : kind->rounds ? BF16 : F32; }
-static inline int64_t scale_bytes(const Kind *kind) { return kind->has_codes ? BLOCK * 4 : 0; }
-static inline int64_t key_bytes(const Kind *kind)
+ * values are latents). Behind values that are codes lie their scales (bf16), for each 32 columns those of the 64 positions. */
+static inline int64_t plain_type(const Kind *kind) { return kind->rounds ? BF16 : F32; }
+static inline int64_t key_type(const Kind *kind) { return kind->has_codes ? SCALED : plain_type(kind); }
+static inline int64_t value_type(const Kind *kind) { return kind->has_codes ? CODES : plain_type(kind); }
+static inline int64_t key_bytes(const Kind *kind) { return BLOCK / SIDE * ceil_div(kind->width, DEPTH) * step_bytes(key_type(kind)); }
+static inline int64_t value_codes(const Kind *kind) /* bytes of values without their scales */
 {
-    return BLOCK / SIDE * panel_size(ceil_div(kind->width, DEPTH)) * size_of_type(cached_type(kind)) + scale_bytes(kind);
+    return ceil_div(kind->value_width, SIDE) * (BLOCK / DEPTH) * step_bytes(value_type(kind));
 }
 static inline int64_t value_bytes(const Kind *kind)
 {
-    return ceil_div(kind->value_width, SIDE) * panel_size(BLOCK / DEPTH) * size_of_type(cached_type(kind)) + scale_bytes(kind);
+    return value_codes(kind) + (kind->has_codes ? ceil_div(kind->value_width, DEPTH) * BLOCK * 2 : 0);
 }
 static inline int64_t block_bytes(const Kind *kind) { return key_bytes(kind) + (kind->is_latent ? 0 : value_bytes(kind)); }
 
