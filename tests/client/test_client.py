@@ -132,8 +132,9 @@ def test_a_cancelled_stream_frees_its_session(gateway: Served, client: manyhands
     async def main() -> None:
         async with manyhands.connect(f"http://{gateway.addr}") as other:
             task = asyncio.create_task(other.agenerate("hi", max_tokens=900))
-            await asyncio.sleep(0.3)
-            task.cancel()
+            while not gateway.gateway.jobs:  # noqa: ASYNC110 - another thread's state
+                await asyncio.sleep(0.002)
+            task.cancel()  # at once: 900 tokens take a third of a second here
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert (await other.agenerate("hi", max_tokens=2)).completion_tokens == 2
