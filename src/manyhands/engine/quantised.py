@@ -2,7 +2,7 @@
 
 A number is (code - zero) * scale. With a zero in the middle, codes of 4 and 8 bit are those of Q4_0 and Q8_0; of 4 bit with any
 other zero, those of Q4_Z, which holds the zero; the scale is the stored one. Inputs whose groups lie in an order of their own
-(GPTQ's act-order) are put into the order of their groups, which Stored.order tells. What no block holds is given as numbers in
+(GPTQ's act-order) are put into the order of their groups, which Stored.order holds. What no block holds is given as numbers in
 fp32, or refused: groups that cut blocks, zeros at 8 bit, scales that fp16 lacks.
 """
 

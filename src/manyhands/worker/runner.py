@@ -158,7 +158,7 @@ def _reading(
     """Within, the tensors of a checkpoint are read; on leaving they are proven, as `verifying`, and what was packed is kept.
 
     Kept is what takes long to pack: small weights, unless they are the blocks of a GGUF file. `begin` is given the tensors that
-    lie there and makes what hears of the read ones.
+    lie there, and makes the bar that counts what is read of them.
     """
     precision = weight_precision(precision)
     began, config = time.perf_counter(), parse_config(read_config(folder), str(folder / "config.json"))
