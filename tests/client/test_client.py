@@ -1,6 +1,7 @@
 """manyhands.connect against a gateway. By a ticket, and a local swarm: examples/python.py."""
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -152,6 +153,28 @@ def test_a_closed_client_ends_what_runs(gateway: Served) -> None:
     assert stream.completion.finish_reason == "cancelled"
     with pytest.raises(BadRequest, match="closed"):
         client.generate("hi")
+
+
+def test_a_dropped_client_closes_by_itself(gateway: Served) -> None:
+    """Its thread ends, and nothing is raised where nobody can catch it."""
+    before = set(threading.enumerate())
+    client = manyhands.connect(f"http://{gateway.addr}")
+    client.generate("hi", max_tokens=2)
+    (thread,) = (one for one in threading.enumerate() if one not in before and one.name == "manyhands")
+    del client
+    gc.collect()
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+
+
+def test_a_client_that_cannot_open_says_so_each_time() -> None:
+    client = manyhands.connect("http://127.0.0.1:1")
+    for _ in range(2):
+        with pytest.raises(LinkClosed, match="no gateway"):
+            client.generate("hi")
+        with pytest.raises(LinkClosed, match="no gateway"):
+            client.models()
+    client.close()
 
 
 def test_errors_are_ours(gateway: Served, client: manyhands.Client) -> None:

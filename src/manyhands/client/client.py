@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
@@ -31,6 +31,7 @@ from manyhands.core import PathKind, SamplingParams
 from manyhands.errors import BadRequest
 
 T = TypeVar("T")
+SourceOpening = Callable[[], AbstractAsyncContextManager[AnswerSource]]
 # Of a gateway, that one client reads at once; more wait.
 MAX_STREAMS = 64
 
@@ -77,17 +78,18 @@ def local_swarm(model: str = "tales", *, nodes: int = 2, cut: str = "", threads:
 
 
 class Client:
-    """Made by `connect` or `local_swarm`. Use it as a context manager, sync or async, or `close` it."""
+    """Made by `connect` or `local_swarm`. Use it as a context manager, sync or async, or `close` it.
 
-    def __init__(self, opening: Callable[[], AbstractAsyncContextManager[AnswerSource]]) -> None:
+    One that is dropped closes by itself, in the background.
+    """
+
+    def __init__(self, opening: SourceOpening) -> None:
         self._opening = opening
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._held: Future[None] | None = None
+        self._source: _HeldSource | None = None
         self._is_closed = False
         self._streams: weakref.WeakSet[TextStream] = weakref.WeakSet()
-        self._ready: asyncio.Future[AnswerSource]
-        self._end: asyncio.Event
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -146,15 +148,13 @@ class Client:
     def close(self) -> None:
         """End all requests and what the client has started. Harmless when repeated."""
         with self._lock:
-            loop, held, self._is_closed = self._loop, self._held, True
+            loop, source, self._is_closed = self._loop, self._source, True
             self._loop = None
-        if loop is None or held is None:
+        if loop is None or source is None:
             return
         asyncio.run_coroutine_threadsafe(self._stop(), loop).result()
-        try:
-            held.result()
-        finally:
-            loop.call_soon_threadsafe(loop.stop)
+        source.close()
+        source.over.result()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -181,43 +181,65 @@ class Client:
                 raise BadRequest("this client is closed: connect again")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_run, args=(self._loop,), name="manyhands", daemon=True).start()
-                self._held = asyncio.run_coroutine_threadsafe(self._hold(), self._loop)
+                self._source = _HeldSource(self._opening, self._loop)
+                threading.Thread(target=self._source.run, name="manyhands", daemon=True).start()
+                weakref.finalize(self, self._source.close).atexit = False
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def _hold(self) -> None:
-        """Open the backend, and keep it open until `_end`: one task enters and leaves it."""
-        self._ready, self._end = asyncio.get_running_loop().create_future(), asyncio.Event()
-        try:
-            async with self._opening() as backend:
-                self._ready.set_result(backend)
-                await self._end.wait()
-        except Exception as error:
-            if self._ready.done():
-                raise
-            self._ready.set_exception(error)
-            self._ready.exception()  # seen, so that asyncio does not log it if nothing asks
-
     async def _backend(self) -> AnswerSource:
-        return await asyncio.shield(self._ready)
+        assert self._source is not None  # _submit made it
+        return await asyncio.shield(self._source.ready)
 
     async def _stop(self) -> None:
         for stream in list(self._streams):
             await stream.stop()
-        self._end.set()
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    loop.set_default_executor(
-        ThreadPoolExecutor(MAX_STREAMS, "manyhands")
-    )  # each stream of a gateway reads in a thread
-    try:
-        loop.run_forever()
-    finally:
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
+class _HeldSource:
+    """A client's answers, held open by the client's thread until `close`.
+
+    It knows nothing of the client: one that is dropped without `close` is collected, and its source is closed then.
+    """
+
+    def __init__(self, opening: SourceOpening, loop: asyncio.AbstractEventLoop) -> None:
+        self._opening, self._loop = opening, loop
+        self._end = asyncio.Event()
+        self.ready: asyncio.Future[AnswerSource] = loop.create_future()
+        self.over: Future[None] = Future()
+
+    def run(self) -> None:
+        """The thread: open, wait for `close`, leave. What leaving raises is in `over`."""
+        asyncio.set_event_loop(self._loop)
+        # Each stream of a gateway reads in a thread.
+        self._loop.set_default_executor(ThreadPoolExecutor(MAX_STREAMS, "manyhands"))
+        error: BaseException | None = None
+        try:
+            self._loop.run_until_complete(self._hold())
+        except BaseException as problem:
+            error = problem
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+            self.over.set_result(None) if error is None else self.over.set_exception(error)
+
+    def close(self) -> None:
+        """From any thread. Harmless when repeated."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._end.set)
+
+    async def _hold(self) -> None:
+        """One task enters and leaves. If it cannot be opened, every use tells why until `close`."""
+        try:
+            async with self._opening() as source:
+                self.ready.set_result(source)
+                await self._end.wait()
+        except Exception as error:
+            if self.ready.done():
+                raise
+            self.ready.set_exception(error)
+            self.ready.exception()  # seen, so that asyncio does not log it if nothing asks
+            await self._end.wait()
 
 
 class TextStream:
