@@ -11,9 +11,8 @@ import asyncio
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
@@ -26,14 +25,12 @@ from manyhands.client.backend import (
     local_backend,
     ticket_backend,
 )
+from manyhands.client.held import HeldSource, SourceOpening
 from manyhands.client.layers import LayersRequest, LayerStates, Prompt
 from manyhands.core import PathKind, SamplingParams
 from manyhands.errors import BadRequest
 
 T = TypeVar("T")
-SourceOpening = Callable[[], AbstractAsyncContextManager[AnswerSource]]
-# Of a gateway, that one client reads at once; more wait.
-MAX_STREAMS = 64
 
 
 class SamplingWishes(TypedDict, total=False):
@@ -87,7 +84,7 @@ class Client:
         self._opening = opening
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._source: _HeldSource | None = None
+        self._source: HeldSource | None = None
         self._is_closed = False
         self._streams: weakref.WeakSet[TextStream] = weakref.WeakSet()
 
@@ -181,7 +178,7 @@ class Client:
                 raise BadRequest("this client is closed: connect again")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._source = _HeldSource(self._opening, self._loop)
+                self._source = HeldSource(self._opening, self._loop)
                 threading.Thread(target=self._source.run, name="manyhands", daemon=True).start()
                 weakref.finalize(self, self._source.close).atexit = False
             return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -193,53 +190,6 @@ class Client:
     async def _stop(self) -> None:
         for stream in list(self._streams):
             await stream.stop()
-
-
-class _HeldSource:
-    """A client's answers, held open by the client's thread until `close`.
-
-    It knows nothing of the client: one that is dropped without `close` is collected, and its source is closed then.
-    """
-
-    def __init__(self, opening: SourceOpening, loop: asyncio.AbstractEventLoop) -> None:
-        self._opening, self._loop = opening, loop
-        self._end = asyncio.Event()
-        self.ready: asyncio.Future[AnswerSource] = loop.create_future()
-        self.over: Future[None] = Future()
-
-    def run(self) -> None:
-        """The thread: open, wait for `close`, leave. What leaving raises is in `over`."""
-        asyncio.set_event_loop(self._loop)
-        # Each stream of a gateway reads in a thread.
-        self._loop.set_default_executor(ThreadPoolExecutor(MAX_STREAMS, "manyhands"))
-        error: BaseException | None = None
-        try:
-            self._loop.run_until_complete(self._hold())
-        except BaseException as problem:
-            error = problem
-        finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
-            self._loop.close()
-            self.over.set_result(None) if error is None else self.over.set_exception(error)
-
-    def close(self) -> None:
-        """From any thread. Harmless when repeated."""
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._end.set)
-
-    async def _hold(self) -> None:
-        """One task enters and leaves. If it cannot be opened, every use tells why until `close`."""
-        try:
-            async with self._opening() as source:
-                self.ready.set_result(source)
-                await self._end.wait()
-        except Exception as error:
-            if self.ready.done():
-                raise
-            self.ready.set_exception(error)
-            self.ready.exception()  # seen, so that asyncio does not log it if nothing asks
-            await self._end.wait()
 
 
 class TextStream:
