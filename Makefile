@@ -1,5 +1,7 @@
 # What a user and a developer type. `make setup` is quick when nothing changed; the others call it first.
 PYTHON ?= python3
+# Python may keep bytecode whatever the environment says: tests start thousands of processes.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 
