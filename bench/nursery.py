@@ -33,7 +33,7 @@ def child(request: dict[str, object]) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
-    import_ahead(is_member=True, has_api=True)
+    import_ahead(owns_requests=True, is_member=True, has_api=True)
     pids: list[int] = []
     for line in sys.stdin:
         request = json.loads(line)

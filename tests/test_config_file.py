@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from manyhands.cli import app
 from manyhands.cli.configured import CONFIGURED
-from manyhands.cli.connect import policy_of
+from manyhands.cli.tls import policy_of
 from manyhands.config import SCOPES, RequestConfig, SwarmConfig, WorkerConfig
 from manyhands.config_file import _KINDS, NAME, SECTIONS, _checked, find_file, read_file, read_settings, variable
 from manyhands.core import NodeId

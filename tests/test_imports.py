@@ -28,6 +28,7 @@ ORDER = [
     {"swarm"},
     {"route"},
     {"place"},
+    {"host_node"},  # a node that hosts
     {"text"},
     {"origin"},
     {"api"},

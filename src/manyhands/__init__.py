@@ -6,7 +6,8 @@ checkpoint weights      what a model is on disk; where its bytes come from
 program engine model    what a span computes; the native engine; the torch engine
 worker                  a hop: sessions on a span of this node
 swarm route place       the directory of nodes; which hops; which layers to host
-text origin node        text and ids; the owner of a request; links and message handlers
+text origin             text and ids; the owner of a request
+node host_node          links and message handlers; a node that hosts spans
 api member cli          HTTP; a node that is part of a swarm; the command
 client                  programs and notebooks: connect, local_swarm (docs/python.md)
 local testing           many nodes on one machine; the public test kit

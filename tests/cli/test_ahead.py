@@ -1,4 +1,4 @@
-"""No module is imported on the loop of a node that has links: cli/ahead.py names them all."""
+"""No module is imported on the loop of a node that has links: cli/ahead.py names them all, and one that hosts loads no more."""
 
 import asyncio
 import json
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import manyhands
 from bench.colony import complete
 
 # Notes each import that finds an event loop running after a Node was entered; prints them when the command ends.
@@ -32,15 +33,18 @@ from manyhands.cli import main
 try:
     main()
 finally:
-    print(json.dumps({"event": "imports", "late": late, "nodes": len(entered)}), flush=True)
+    print(json.dumps({"event": "imports", "late": late, "nodes": len(entered),
+        "idle": [name for name in ("jinja2", "manyhands.origin.origin", "manyhands.net.iroh.transport") if name in sys.modules]
+    }), flush=True)
 """
 
 
-@pytest.mark.parametrize("command", ["up", "serve"])
+@pytest.mark.parametrize("command", ["up", "serve", "serve without api"])
 def test_a_node_with_links_imports_nothing_on_its_loop(llama: Path, tmp_path: Path, command: str) -> None:
-    where = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--name", "alone", "--threads", "1", "--json"]
-    layers = ["--layers", "0-5"] if command == "serve" else []
-    line = [sys.executable, "-c", WATCHED, command, str(llama), *layers, *where, "--while-stdin"]
+    where = ["--listen", "127.0.0.1:0", "--name", "alone", "--threads", "1", "--json", "--while-stdin"]
+    layers = ["--layers", "0-5"] if command != "up" else []
+    api = ["--api", "127.0.0.1:0"] if command != "serve without api" else []
+    line = [sys.executable, "-c", WATCHED, command.split()[0], str(llama), *layers, *where, *api]
     process = subprocess.Popen(
         line,
         stdin=subprocess.PIPE,
@@ -53,10 +57,16 @@ def test_a_node_with_links_imports_nothing_on_its_loop(llama: Path, tmp_path: Pa
         said = []
         for text in process.stdout:
             said.append(json.loads(text))
-            if said[-1]["event"] == "api":
-                url = said[-1].get("api") or said[-1]["url"]
-                asyncio.run(complete(url, "a", 4, model=said[-1].get("model", llama.name)))
+            if said[-1]["event"] == ("api" if api else "serving"):
+                if api:
+                    url = said[-1].get("api") or said[-1]["url"]
+                    asyncio.run(complete(url, "a", 4, model=said[-1].get("model", llama.name)))
+                else:
+                    with manyhands.connect(said[-1]["ticket"], str(llama)) as client:
+                        assert client.generate("a", max_tokens=4, ignore_eos=True).completion_tokens == 4
                 process.stdin.close()
     assert said[-1]["event"] == "imports", said
     assert said[-1]["nodes"] == 1
     assert not said[-1]["late"], said[-1]["late"]
+    if not api:
+        assert not said[-1]["idle"], said[-1]["idle"]

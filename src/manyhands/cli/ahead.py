@@ -9,14 +9,22 @@ import importlib
 import warnings
 
 _NODE = (
-    "manyhands.cli.connect",
-    "manyhands.cli.own_layers",
+    "manyhands.cli.signals",
+    "manyhands.cli.tls",
+    "manyhands.host_node",
     "manyhands.member.home",
     "manyhands.member.loadable",
     "manyhands.member.neighbours",
+    "manyhands.origin.sampling",
     "manyhands.weights.refetch",
     "manyhands.weights.shelf",
+    "manyhands.worker.execute",
+    "manyhands.worker.runner",
+    "resource",  # of the listener: how many descriptors there may be
 )
+# Where tokens are drawn.
+_ENDS = ("manyhands.text.prompt", "manyhands.text.tokenizer")
+_ORIGIN = ("manyhands.cli.connect", "manyhands.cli.own_layers")
 _MEMBER = (
     "manyhands.member.hosting",
     "manyhands.member.invite",
@@ -45,9 +53,11 @@ _GATEWAY = (
 _OF_LIBRARIES = ("pydantic._internal._dataclasses", "pydantic.v1")
 
 
-def import_ahead(*, is_member: bool, has_api: bool) -> None:
-    """Import what a node uses, what a member uses beyond that, and what a gateway uses."""
-    for name in _NODE + _MEMBER * is_member + _GATEWAY * has_api:
+def import_ahead(
+    *, owns_requests: bool, has_ends: bool = False, is_member: bool = False, has_api: bool = False
+) -> None:
+    """Import what a node that hosts uses, and beyond that what owners of requests, ends, members and gateways use."""
+    for name in _NODE + _ENDS * has_ends + _ORIGIN * owns_requests + _MEMBER * is_member + _GATEWAY * has_api:
         importlib.import_module(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # pydantic.v1 has one on Python 3.14

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.cli.drafters import load_drafter
 from manyhands.cli.progress import doing
-from manyhands.config import RequestConfig, SwarmConfig, home_from_env
+from manyhands.cli.tls import own_key, policy_of, tls_transport
+from manyhands.config import RequestConfig, SwarmConfig
 from manyhands.core import EndsAt, NodeAddr, NodeId, Precision
 from manyhands.errors import BadRequest
 from manyhands.net.reach import Book, ReachTransport, reach_transport
@@ -34,27 +35,12 @@ def tls_node(
     swarm: SwarmConfig | None = None,
     **options: Any,
 ) -> FullNode:
-    """A node with the key in `key_file` (default: $MANYHANDS_HOME/node.key), or with a key of its own.
+    """A node with every role and the key in `key_file` (`own_key`), or a key that lasts as long as it does.
 
     It dials the nodes that `swarm` admits; None: every member. Raises BadRequest if it admits none.
     """
-    key = NodeKey.generate() if is_ephemeral else NodeKey.load_or_create(key_file or home_from_env() / "node.key")
-    policy = None if swarm is None else policy_of(swarm)
-
-    def transport(hello: Callable[[Lane], Hello]) -> ReachTransport:
-        return reach_transport(key.private_key, ticket.secret, hello, members=policy)
-
-    return FullNode(transport, key.private_key, **options)
-
-
-def policy_of(swarm: SwarmConfig) -> TlsPolicy:
-    """Whom to dial and to let in, where addresses are given by hand. Raises BadRequest for scope off."""
-    if swarm.scope == "off":
-        raise BadRequest(
-            "scope is off: this machine shares with no other; set [swarm] scope, or MANYHANDS_SWARM_SCOPE=lan"
-        )
-    allow = frozenset(NodeId(node) for node in swarm.allow) if swarm.scope == "trusted" else None
-    return TlsPolicy(allow=allow, deny=frozenset(NodeId(node) for node in swarm.deny))
+    key = NodeKey.generate() if is_ephemeral else own_key(key_file)
+    return FullNode(tls_transport(ticket, key, swarm), key.private_key, **options)
 
 
 def visitor(ticket: Ticket, swarm: SwarmConfig, request: RequestConfig) -> "Member":

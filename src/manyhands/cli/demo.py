@@ -56,7 +56,7 @@ def demo(
     params = options.sampling_of(max_tokens=max_tokens, temperature=warmth, top_p=0.95, seed=seed)
     script = Script(name, prompt or (BEGINNING if name == FALLBACK else QUESTION), params)
     with doing(f"reading {name}"):
-        import_ahead(is_member=False, has_api=False)
+        import_ahead(owns_requests=True)
     if not options.run(_demo(script, nodes)):
         raise typer.Exit(1)
 

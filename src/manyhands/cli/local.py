@@ -89,7 +89,7 @@ def local(
         MAX_RUNNING if api else None,
     )
     with doing(f"reading {gateway.served_name(model)}"):
-        import_ahead(is_member=False, has_api=bool(api))
+        import_ahead(owns_requests=True, has_api=bool(api))
         options.run(_serve(plan, planned, as_json) if api else _local(plan, prompt, params, path, faults, as_json))
 
 

@@ -65,7 +65,7 @@ def start(
         request = routing.for_api(options.settings().request, has_api=api.is_told and api.addr is not None)
         request = replace(request, draft=named.draft) if named else request
         with doing(f"starting {named.model}" if named else "joining the swarm"):
-            import_ahead(is_member=True, has_api=api.addr is not None)
+            import_ahead(owns_requests=True, is_member=True, has_api=api.addr is not None)
             options.run(_run(wish, api, request, ticket, named, tell, while_stdin))
     except ManyhandsError as error:
         if as_json:

@@ -7,12 +7,12 @@ from manyhands.checkpoint.config_fields import read_facts
 from manyhands.checkpoint.folder import read_entries
 from manyhands.checkpoint.partition import longest_run
 from manyhands.core import Precision, Span
-from manyhands.origin.node import FullNode
+from manyhands.host_node import HostNode
 from manyhands.worker.execute import Device
 
 
 async def offer_folder(
-    node: FullNode,
+    node: HostNode,
     folder: Path,
     precision: Precision,
     device: Device,

@@ -21,8 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from manyhands.core import NodeAddr, NodeId
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.net.arrivals import Arrivals
-from manyhands.net.iroh.transport import PREFIX as IROH_PREFIX
-from manyhands.net.iroh.transport import IrohTransport
+from manyhands.net.iroh import PREFIX as IROH_PREFIX
 from manyhands.net.relay import tunnel
 from manyhands.net.relay.relay import RELAY_ALPN, Relay, RelayLimits
 from manyhands.net.relay.tunnel import Tunnels, relayed
@@ -149,7 +148,11 @@ def reach_transport(
     """
     guests = {RELAY_ALPN: Relay(secrets.token_bytes, limits).leg} if limits is not None else {}
     tls = TlsTransport(key, secret, hello, members, guests)
-    way = IrohTransport(key, secret, hello, members, iroh_urls) if iroh_urls is not None else None
+    way: Transport | None = None
+    if iroh_urls is not None:
+        from manyhands.net.iroh.transport import IrohTransport
+
+        way = IrohTransport(key, secret, hello, members, iroh_urls)
     return ReachTransport(tls, Tunnels(key, secret, tls), way, book=book, policy=policy)
 
 

@@ -13,8 +13,20 @@ fault.py, pace.py   which hop to replace, and when         repair_plan.py, repai
 standby.py, standby_search.py  hops kept warm beside others
 """
 
-from manyhands.origin.answer import Answer, Timings, Token
-from manyhands.origin.model import OriginModel
-from manyhands.origin.origin import Origin
+import importlib
+from typing import TYPE_CHECKING, Final
 
+if TYPE_CHECKING:
+    from manyhands.origin.answer import Answer, Timings, Token
+    from manyhands.origin.model import OriginModel
+    from manyhands.origin.origin import Origin
+
+# Imported when they are used: a node that only hosts spans draws tokens (sampler.py) and loads nothing else of this package.
+_HOMES: Final = {"Answer": "answer", "Origin": "origin", "OriginModel": "model", "Timings": "answer", "Token": "answer"}
 __all__ = ["Answer", "Origin", "OriginModel", "Timings", "Token"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

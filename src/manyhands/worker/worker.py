@@ -35,6 +35,7 @@ from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)
 
+Sampling = Callable[[Path, bool], Callable[[SamplingParams], Draws]]
 # How long an Open may wait for its layers. Origins wait for 120 s (load_timeout_s) where they know that these are to be loaded;
 # who gives up sooner, as for layers that were evicted, has closed the session by then.
 LOAD_S = 100.0
@@ -58,7 +59,7 @@ class Worker:
         pool: LinkPool,
         setbacks: Setbacks,
         start: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
-        sampling: Callable[[Path, bool], Callable[[SamplingParams], Draws]],
+        sampling: Sampling,
     ) -> None:
         self.config = config
         self.hosts: list[SpanHost] = []

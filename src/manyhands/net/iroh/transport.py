@@ -28,6 +28,7 @@ from manyhands.net.admission import Pending, PendingLimits, source_of
 from manyhands.net.arrivals import Arrivals
 from manyhands.net.certificate import node_id_of
 from manyhands.net.incoming import Incoming
+from manyhands.net.iroh import PREFIX
 from manyhands.net.iroh.pipe import IrohPipe, load
 from manyhands.net.link import CLOSE_S, FramedLink, Handshake
 from manyhands.net.tls import TlsPolicy
@@ -36,7 +37,6 @@ from manyhands.wire.message import Hello, Lane
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "iroh%"
 ALPN = b"manyhands/1"
 PROOF_BYTES = 32
 # Callers whose handshake is under way, for each that may be in the handshake of TLS: iroh's first packets show no token, so
