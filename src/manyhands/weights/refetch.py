@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from huggingface_hub.utils import WeakFileLock
-
 from manyhands.checkpoint.folder import FILES, JOURNAL
 from manyhands.checkpoint.store import Store
 from manyhands.errors import Damaged, ManyhandsError, ModelError
@@ -46,6 +44,8 @@ def forget(damage: Damaged) -> bool:
     folder = Path(damage.folder)
     if not (folder / JOURNAL).exists():
         return False
+    from huggingface_hub.utils import WeakFileLock  # with yaml and filelock, for what is rare
+
     with WeakFileLock(folder / ".lock"):
         store = Store(folder)
         for names in store.held.values():
