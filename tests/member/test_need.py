@@ -1,5 +1,7 @@
 """Members that serve only in need: spares, and layers that are loaded when no other node holds them."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -7,9 +9,10 @@ import pytest
 from manyhands.core import SamplingParams, Span
 from manyhands.errors import BadRequest
 from manyhands.member.view import holdings_of
-from manyhands.origin import Origin
+from manyhands.origin import Answer, Origin
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
+from manyhands.worker.loadable import UNUSED_S
 from tests.member.members import town
 
 PARAMS = SamplingParams(max_tokens=6)
@@ -93,5 +96,111 @@ def test_room_is_kept_for_layers_that_may_come(folder: Path, tmp_path: Path) -> 
             spans = [Span(0, 3)]
             kept = plain.budget.cache_bytes(spans, 0) - keeping.budget.cache_bytes(spans, 0)
             assert kept == keeping.budget.kept_bytes
+
+    run_virtual(scene())
+
+
+async def stream(origin: Origin, at: dict[int, Callable[[], Awaitable[object]]]) -> Answer:
+    """A long answer, with something done when so many tokens have come."""
+    answer = origin.answer(origin.request("Once", SamplingParams(max_tokens=160, ignore_eos=True)))
+    async for _ in origin.stream(answer):
+        if (act := at.get(len(answer.token_ids))) is not None:
+            await act()
+    return answer
+
+
+def test_what_was_loaded_on_demand_is_given_back_and_leaves_memory(folder: Path, tmp_path: Path) -> None:
+    """A stream runs over layers loaded on demand; a node comes that serves them: the stream moves, and they are dropped."""
+
+    async def scene() -> None:
+        async with town(folder, tmp_path) as here:
+            half = await here.host(0, span=Span(0, 3), can_load=3)
+            worker, origin = half.member.node.worker, here.origin(await here.open(1))
+
+            async def come() -> None:
+                await here.host(2, span=Span(3, 6))
+                await asyncio.sleep(4.0)  # gap_s: they are given back when they are surely held
+
+            told = await stream(origin, {20: come, 120: lambda: asyncio.sleep(2.0)})
+            assert [offer.name for offer in told.route] == ["n0", "n0"]
+            assert [(r.lost[-1], r.replacement) for r in told.repairs][-1] == ("n0", ("n2",))
+            await asyncio.sleep(2.0)
+            assert [str(host.info.span) for host in worker.hosts] == ["0-2"] and not worker.loaded_on_demand()
+            assert "giving layers 3-5 back: n2 serves them again" in here.said
+            assert "layers 3-5 are given back and out of memory" in here.said
+            calm = await stream(origin, {})
+            assert calm.token_ids == told.token_ids and [offer.name for offer in calm.route] == ["n0", "n2"]
+
+    run_virtual(scene())
+
+
+def test_a_gap_that_was_filled_is_given_back_and_filled_again(folder: Path, tmp_path: Path) -> None:
+    """A member serves what no other does beside its own layers, while that lasts."""
+
+    async def scene() -> None:
+        async with town(folder, tmp_path) as here:
+            other = await here.host(1, span=Span(3, 6))
+            filler = await here.host(0, max_pipes=1)
+            assert [str(span) for span in filler.held] == ["0-2"]
+            await other.member.leave()
+            await other.member.__aexit__(None, None, None)
+            await filler.member.wait_until(lambda: len(filler.held) == 2, 30)
+            await asyncio.sleep(10.0)
+            assert [str(span) for span in filler.held] == ["0-2", "3-5"]
+            again = await here.host(2, span=Span(3, 6))
+            await asyncio.sleep(10.0)
+            assert [str(span) for span in filler.held] == ["0-2"]
+            assert "giving layers 3-5 back: n2 serves them again" in here.said
+            await again.member.leave()
+            await asyncio.sleep(10.0)
+            assert [str(span) for span in filler.held] == ["0-2", "3-5"]
+
+    run_virtual(scene())
+
+
+def test_layers_that_are_being_given_back_stay_if_the_other_goes(folder: Path, tmp_path: Path) -> None:
+    """A stream that no other node can take holds them; meanwhile the node that came leaves: they serve new requests again."""
+
+    async def scene() -> None:
+        async with town(folder, tmp_path) as here:
+            half = await here.host(0, span=Span(0, 3), can_load=3)
+            worker, origin = half.member.node.worker, here.origin(await here.open(1))
+
+            async def come_and_go() -> None:
+                there = await here.host(2, span=Span(3, 6))
+                for host in there.hosts:
+                    host.engine.cache_tokens = 1  # it is full
+                await asyncio.sleep(5.0)
+                assert [host.is_draining for host in worker.hosts] == [False, True]
+                worker.switch(on=False)  # which is no way to take them up again
+                worker.switch(on=True)
+                await asyncio.sleep(1.0)
+                assert [host.is_draining for host in worker.hosts] == [False, True]
+                await there.member.leave()
+                await asyncio.sleep(5.0)
+                assert [host.is_draining for host in worker.hosts] == [False, False]
+
+            told = await stream(origin, {20: come_and_go})
+            assert len(told.token_ids) == 160
+            assert "serving layers 3-5 again: no other node does" in here.said
+
+    run_virtual(scene())
+
+
+def test_what_was_loaded_on_demand_leaves_memory_when_it_is_not_used(folder: Path, tmp_path: Path) -> None:
+    """Also where no other node serves it: it counts against --can-load no longer, and is loaded again for the next request."""
+
+    async def scene() -> None:
+        async with town(folder, tmp_path) as here:
+            half = await here.host(0, span=Span(0, 3), can_load=3)
+            worker, origin = half.member.node.worker, here.origin(await here.open(1))
+            said, _ = await text(origin)
+            await asyncio.sleep(UNUSED_S - 60.0)
+            assert await text(origin) == (said, ["n0", "n0"])
+            await asyncio.sleep(UNUSED_S - 60.0)
+            assert [str(host.info.span) for host in worker.loaded_on_demand()] == ["3-5"]
+            await asyncio.sleep(120.0)
+            assert [str(host.info.span) for host in worker.hosts] == ["0-2"] and not worker.loaded_on_demand()
+            assert await text(origin) == (said, ["n0", "n0"])
 
     run_virtual(scene())

@@ -537,6 +537,22 @@ def test_who_drains_says_so_in_every_epoch(folder: Path) -> None:
     play(folder, scenario)
 
 
+def test_a_drain_without_a_deadline_gets_one_when_the_node_leaves(folder: Path) -> None:
+    """Layers that are given back wait for their sessions as long as it takes; a node that leaves then waits for `drain_s`."""
+
+    async def scenario(one: Hop) -> None:
+        await one.open(1)
+        one.host.drain(math.inf)
+        await asyncio.sleep(1000.0)
+        assert one.host.is_draining and one.host.num_sessions == 1
+        began = asyncio.get_running_loop().time()
+        one.host.drain()
+        await one.host.emptied()
+        assert asyncio.get_running_loop().time() - began == pytest.approx(10.0, abs=0.01)
+
+    play(folder, scenario, drain_s=10.0)
+
+
 def test_who_has_not_gone_by_the_deadline_is_turned_out(folder: Path) -> None:
     """Also a session that is half open; each origin hears that this hop is gone, which is more than that it drains."""
 

@@ -21,6 +21,7 @@ from manyhands.member.member import Member
 from manyhands.member.providers import providers_of
 from manyhands.member.reassign import ReassignHandler
 from manyhands.member.speed import decode_layer_s
+from manyhands.member.taken import TakenSpans
 from manyhands.member.view import SwarmSnapshot, holdings_of, missing_spans, view_of
 from manyhands.member.weights import ServedModel, Weights
 from manyhands.place.balance import LoadHistory, Move, decide, may_leave
@@ -61,6 +62,7 @@ class Hosting:
         self._moving = asyncio.Lock()
         self._missing_since: float | None = None
         self._history = LoadHistory()
+        self._taken = TakenSpans(self)
 
     @property
     def kind(self) -> ServedModel:
@@ -223,9 +225,9 @@ class Hosting:
             await self._drop([h for h in old if is_forced or self._may_leave(h.info.span, target)])
 
     def _may_leave(self, span: Span, target: Span | None) -> bool:
-        holdings = self._linked_holdings()
+        holdings = self.linked_holdings()
         mine = next((h for h in holdings if (h.node, h.span) == (self.member.id, span)), None)
-        return mine is None or may_leave(mine, target or Span(1 << 20, (1 << 20) + 1), holdings)
+        return mine is None or may_leave(mine, target, holdings)
 
     async def _drop(self, hosts: list[SpanHost]) -> None:
         """Drain, then free. Sessions that no other node can take keep the old span until they end."""
@@ -248,19 +250,24 @@ class Hosting:
             if any(h.is_ready or h.node < self.member.id for h in rivals):
                 self.announce(None)
                 return
-            await self._load(span)
+            self._taken.add(await self._load(span))
             self.say(f"also serving layers {span}: no other node does")
 
     # -- balance ------------------------------------------------------------------------------------------------------
 
     async def keep_balance(self) -> NoReturn:
-        """Fill gaps soon, and move where a move helps the swarm, for ever. A failure is reported, and tried again later."""
+        """Fill gaps soon, give them back, and move where a move helps the swarm, for ever. A failure is reported, and tried
+        again later.
+        """
         config = self.member.config
         period = self._period()
         while True:
             await asyncio.sleep(WATCH_S)
             is_still = self.member.is_leaving or self.member.node.worker.is_off or self._moving.locked()
-            if is_still or config.span is not None or config.is_spare:
+            if is_still:
+                continue
+            self._taken.review()
+            if config.span is not None or config.is_spare:
                 continue
             try:
                 if (gap := self._lasting_gap()) is not None:
@@ -279,7 +286,7 @@ class Hosting:
         return int(self.member.unix_clock() / self.member.config.balance.period_s)
 
     def _decide(self, period: int) -> tuple[Move, str] | None:
-        config, holdings = self.member.config, self._linked_holdings()
+        config, holdings = self.member.config, self.linked_holdings()
         mine = [h for h in holdings if h.node == self.member.id]
         if len(mine) != 1:
             return None
@@ -306,7 +313,7 @@ class Hosting:
         mine = [record for record in self.member.records() if kind.is_of(record)]
         return [record for record in mine if record.info is not None and record.info.num_layers == num_layers]
 
-    def _linked_holdings(self) -> list[Holding]:
+    def linked_holdings(self) -> list[Holding]:
         """Those of this node and of nodes that a link is open to: any member can make records of nodes that there are not."""
         linked = self.member.edges()
         return [h for h in self.holdings() if h.node == self.member.id or h.node in linked]

@@ -84,13 +84,14 @@ def propose(mine: Holding, holdings: Sequence[Holding], num_layers: int, rules: 
     return None if target is None or target == mine.span else Move(mine.span, target)
 
 
-def may_leave(mine: Holding, target: Span, holdings: Sequence[Holding]) -> bool:
-    """Whether a node that serves `target` now may drop `mine`: asked again at the end of a move, as records have changed.
+def may_leave(mine: Holding, target: Span | None, holdings: Sequence[Holding]) -> bool:
+    """Whether a node that serves `target` now (None: nothing) may drop `mine`: asked again at the end of a move, as records
+    change.
 
     Others that are on the move themselves count as staying if their id is higher: of two that rely on each other, one goes.
     """
     spans = [h.span for h in holdings if h.node != mine.node and h.is_ready and not _goes_first(h, mine, holdings)]
-    return _are_covered(mine.span, [*spans, target])
+    return _are_covered(mine.span, spans if target is None else [*spans, target])
 
 
 def _goes_first(other: Holding, mine: Holding, holdings: Sequence[Holding]) -> bool:

@@ -3,11 +3,13 @@
 Open(resume = proof) ─► parked (parking.py), or served here still ─► a copy       origin gone ─ orphaned ─► parked
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Collection, Iterable
 
+from manyhands.core import NodeId
 from manyhands.wire.handle import adopted_name
 from manyhands.wire.message import Close, Open
-from manyhands.worker.parking import Parked
+from manyhands.worker.parking import Parked, Parking
 from manyhands.worker.session import HopSession
 
 
@@ -24,6 +26,16 @@ def lend(sessions: Iterable[HopSession], message: Open) -> Parked | None:
     ]
     longest = max(meant, key=lambda one: one.firm, default=None)
     return longest.lend(longest.firm) if longest is not None else None
+
+
+def resumable(parking: Parking, places: Collection[HopSession], message: Open, origin: NodeId) -> Parked | None:
+    """What an Open of `origin` would go on with, if it is still here, parked or served."""
+    if message.resume is None:
+        return None
+    now = asyncio.get_running_loop().time()
+    parked = parking.find(message.resume, message.span, origin, message.ends, now)
+    found = [one for one in (parked, lend(places, message)) if one is not None]
+    return max(found, key=lambda one: one.positions, default=None)
 
 
 def orphaned(session: HopSession) -> Close | None:

@@ -1,26 +1,36 @@
-"""Layers that a node would load on demand (--can-load), and how many it has."""
+"""Layers that a node would load on demand (--can-load), and those that it has loaded so."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from manyhands.checkpoint.manifest import Manifest
 from manyhands.core import SpanInfo
 from manyhands.errors import ShardUnavailable
 from manyhands.wire.message import Open
 from manyhands.worker.execute import Device
+from manyhands.worker.serve import SpanHost
+
+# Layers that were loaded on demand leave memory again when no session has used them for so long.
+UNUSED_S: Final = 600.0
 
 
 @dataclass(slots=True)
 class Loadable:
-    """Layers that a node would load on demand (`info.is_loaded` is false), `num_loaded` of at most `max_layers` so far."""
+    """Layers that a node would load on demand (`info.is_loaded` is false); `hosts` serve those that it has loaded now."""
 
     info: SpanInfo
     folder: Path
     manifest: Manifest
     device: Device
     max_layers: int
-    num_loaded: int = 0
+    hosts: list[SpanHost] = field(default_factory=list)
+
+    @property
+    def num_loaded(self) -> int:
+        """Layers that are loaded now, of at most `max_layers`."""
+        return sum(len(host.info.span) for host in self.hosts)
 
 
 def find_loadable(loadables: Sequence[Loadable], message: Open, name: str) -> Loadable | None:

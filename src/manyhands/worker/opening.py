@@ -8,6 +8,7 @@ from manyhands.core import MAX_WINDOW, SpanInfo
 from manyhands.errors import BadRequest, Busy, ContextOverflow, ManyhandsError, ShardUnavailable, WeightsMismatch
 from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import Fault, Open
+from manyhands.wire.signed import Serials, is_signed
 
 if TYPE_CHECKING:
     from manyhands.worker.serve import SpanHost
@@ -25,6 +26,18 @@ class Opening:
         task, self.task = self.task, None  # which leads back here
         if task is not None:
             task.cancel()
+
+
+def check_signed(message: Open, link: Link, serials: Serials) -> None:
+    """Raise BadRequest unless the origin at the other end of `link` has signed this Open for this link, and only now.
+
+    `serials`: of the Opens that came on it before.
+    """
+    named = (message.origin, message.token) == (link.peer, link.greeting.token)
+    if not named or not is_signed(message):
+        raise BadRequest("this Open is not signed for this link by the node at its other end")
+    if not serials.admit(message.serial):
+        raise BadRequest(f"an Open of serial {message.serial} came before: sign another one")
 
 
 def check_fits(message: Open, info: SpanInfo) -> None:

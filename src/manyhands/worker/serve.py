@@ -16,14 +16,14 @@ from manyhands.core import ORIGIN_HOP, NodeId, SamplingParams, SessionId, Span, 
 from manyhands.errors import BadRequest, Draining, LinkClosed, ShardUnavailable
 from manyhands.net.transport import Link, try_send
 from manyhands.wire.message import Close, Fault, Feed, Open, Probe, Retract, Step
-from manyhands.worker.adopting import lend, orphaned
+from manyhands.worker.adopting import orphaned, resumable
 from manyhands.worker.engine import Engine
 from manyhands.worker.eviction import Eviction
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.log import LogBudget
 from manyhands.worker.opening import Opening, check_fits, check_room
 from manyhands.worker.owners import Owners
-from manyhands.worker.parking import Parked, Parking
+from manyhands.worker.parking import Parking
 from manyhands.worker.session import HopSession
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ class SpanHost:
         await self.engine.ensure_loaded()
         message, origin = opening.message, opening.origin
         place = (message.session, message.span)
-        parked, cache, cached = self._parked(message, origin), None, 0
+        parked, cache, cached = resumable(self.parking, self._places.values(), message, origin.peer), None, 0
         if parked is not None and place not in self._places:
             cached = min(message.resume_until, parked.positions)
             cache = await self.engine.fork(parked, cached, message.capacity)
@@ -165,15 +165,6 @@ class SpanHost:
         if self.is_draining:  # what was said before may have been lost in the change of epochs
             session.fault(Draining.code, "drains", session.opened.hop)
         logger.info("session=%s epoch=%d hop=%d layers=%s", session.name, message.epoch, message.hop, message.span)
-
-    def _parked(self, message: Open, origin: Link) -> Parked | None:
-        """What `message` would go on with, if it is still here, parked or served."""
-        if message.resume is None:
-            return None
-        now = asyncio.get_running_loop().time()
-        parked = self.parking.find(message.resume, message.span, origin.peer, message.ends, now)
-        found = [one for one in (parked, lend(self._places.values(), message)) if one is not None]
-        return max(found, key=lambda one: one.positions, default=None)
 
     def abandon(self, opening: Opening, *, keep: bool) -> bool:
         """An Open cannot be carried out: free its lease, also of the place it has unless that may be kept (`keep`).
@@ -252,9 +243,10 @@ class SpanHost:
     def is_draining(self) -> bool:
         return self._leaves_at is not None
 
-    def drain(self) -> None:
-        """Accept no more sessions; let the origins of those here look for other nodes, for `drain_s` from the first call on."""
-        self._leaves_at = self._leaves_at or asyncio.get_running_loop().time() + self._config.drain_s
+    def drain(self, limit_s: float | None = None) -> None:
+        """Accept no more sessions; let the origins of those here look for other nodes, for `limit_s` or `drain_s` at most."""
+        ends_at = asyncio.get_running_loop().time() + (self._config.drain_s if limit_s is None else limit_s)
+        self._leaves_at = min(ends_at, self._leaves_at or math.inf)
         self.parking.clear()
         for session in self._places.values():
             session.fault(Draining.code, "drains", session.opened.hop)
@@ -266,7 +258,7 @@ class SpanHost:
         """Wait until no session is left. At the deadline of `drain` those still here are closed, and their origins told."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._leaves_at):
-                while self._places or self._opening:
+                while not self.is_empty:
                     self._changed.clear()
                     await self._changed.wait()
         why = f"leaves: no node took its place within {self._config.drain_s:g} s"
@@ -321,28 +313,36 @@ class SpanHost:
     # -- in memory, or not --------------------------------------------------------------------------------------------
 
     @property
-    def _is_idle(self) -> bool:
-        return self.is_loaded and not self._places and not self._opening
+    def is_empty(self) -> bool:
+        """Whether it has no session and none is being opened."""
+        return not self._places and not self._opening
 
-    async def run(self) -> None:
-        """Compute steps as they come, for ever. Drops the model from memory when it is not used (eviction.py)."""
+    @property
+    def _is_idle(self) -> bool:
+        return self.is_loaded and self.is_empty
+
+    async def run(self, unused_s: float = math.inf) -> None:
+        """Compute steps as they come, until it was empty for `unused_s`. Drops the model when it is not used (eviction.py)."""
+        now = asyncio.get_running_loop().time
         self.engine.start()
         try:
             while True:
-                eviction = Eviction(self._config, asyncio.get_running_loop().time())
+                eviction = Eviction(self._config, since := now())
                 while not self._changed.is_set():
-                    await self._look(eviction)
+                    if now() >= (ends_at := since + unused_s if self.is_empty else math.inf):
+                        return
+                    await self._look(eviction, ends_at)
                 self._changed.clear()
         finally:
             self.engine.stop()
             self.parking.clear()
 
-    async def _look(self, eviction: Eviction) -> None:
+    async def _look(self, eviction: Eviction, ends_at: float) -> None:
         """Wait until something changes or is over: what was parked for too long goes, and the model where it is due."""
         now = asyncio.get_running_loop().time
         looks_at = eviction.looks_at(now()) if self._is_idle else math.inf
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(min(looks_at, self.parking.expires_at())):
+            async with asyncio.timeout_at(min(looks_at, ends_at, self.parking.expires_at())):
                 await self._changed.wait()
         self.parking.expire(now())
         if self._is_idle and not self._changed.is_set() and eviction.is_due(now()):

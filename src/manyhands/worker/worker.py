@@ -7,6 +7,7 @@ Knows nothing of the requests that this node owns.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -15,20 +16,20 @@ from typing import Any
 from manyhands.checkpoint.manifest import HashProgress, Manifest, Silent
 from manyhands.config import WorkerConfig
 from manyhands.core import ORIGIN_HOP, NodeId, Precision, SamplingParams, Span, SpanInfo
-from manyhands.errors import Apart, BadRequest, Busy, Draining, LinkClosed, ShardUnavailable
+from manyhands.errors import Apart, Busy, Draining, LinkClosed, ShardUnavailable
 from manyhands.net.pool import LinkPool
 from manyhands.net.setbacks import Setbacks
 from manyhands.net.transport import Link
 from manyhands.node import Node
 from manyhands.wire.message import Close, Credit, Feed, Open, Probe, Retract, Step
-from manyhands.wire.signed import Serials, is_signed
+from manyhands.wire.signed import Serials
 from manyhands.worker.dials import Dials
 from manyhands.worker.execute import Device, Draws, SpanModel
 from manyhands.worker.hosted import describe_span
-from manyhands.worker.loadable import Loadable, find_loadable
+from manyhands.worker.loadable import UNUSED_S, Loadable, find_loadable
 from manyhands.worker.loading import UNSEEN, Loading
 from manyhands.worker.log import LogBudget
-from manyhands.worker.opening import Opening, open_within, refuse
+from manyhands.worker.opening import Opening, check_signed, open_within, refuse
 from manyhands.worker.owners import Owners
 from manyhands.worker.serve import SpanHost
 from manyhands.worker.session import HopSession
@@ -110,10 +111,15 @@ class Worker:
             await host.engine.ensure_loaded()
         return self._add(host)
 
-    def _add(self, host: SpanHost) -> SpanHost:
+    def _add(self, host: SpanHost, unused_s: float = math.inf) -> SpanHost:
         self.hosts.append(host)
-        self._running[host] = self._start(host.run())
+        self._running[host] = self._start(self._run(host, unused_s))
         return host
+
+    async def _run(self, host: SpanHost, unused_s: float) -> None:
+        await host.run(unused_s)
+        logger.info("layers=%s out of memory: loaded on demand, and not used for %g s", host.info.span, unused_s)
+        self._forget(host)
 
     def _make_host(
         self,
@@ -150,15 +156,26 @@ class Worker:
         has_ends: bool = False,
     ) -> None:
         """Offer to load any part of `span` when no other node holds it: a session that opens there waits while it is loaded. At
-        most `max_layers` in all; what was loaded stays, as a spare. Raises ModelError, CutError."""
+        most `max_layers` in all; what was loaded serves as a spare until it was not used for UNUSED_S. Raises ModelError,
+        CutError.
+        """
         info, manifest = await device.run(lambda: describe_span(folder, span, precision, model_name, self.config))
         info = replace(info, has_ends=has_ends, is_spare=True, is_loaded=False)
         self._loadable.append(Loadable(info, folder, manifest, device, max_layers))
 
+    def loaded_on_demand(self) -> list[SpanHost]:
+        """The spans that are loaded because sessions asked for layers that no other node held."""
+        return [host for loadable in self._loadable for host in loadable.hosts]
+
     def drop(self, host: SpanHost) -> None:
         """Serve a span no more and free its memory, also while sessions use it: drain it before."""
+        self._forget(host).cancel()
+
+    def _forget(self, host: SpanHost) -> "asyncio.Task[None]":
         self.hosts.remove(host)
-        self._running.pop(host).cancel()
+        for loadable in self._loadable:
+            loadable.hosts = [other for other in loadable.hosts if other is not host]
+        return self._running.pop(host)
 
     def switch(self, *, on: bool) -> None:
         """Off: offer nothing, take no session, hand those here over; what is loaded stays. On: as before."""
@@ -229,27 +246,18 @@ class Worker:
     def on_open(self, message: Open, link: Link) -> None:
         """Reserve a place or refuse, at once; open it as soon as its links are there."""
         try:
-            self._check_signed(message, link)
+            check_signed(message, link, self._serials.setdefault(link, Serials()))
             self.owners.check(message.session, link.peer)
             if self.is_off:
                 raise Draining(f"{self._name} is switched off: try another node")
             host, loadable = self._find_host(message)
             opening = host.reserve(message, link)
             if loadable is not None:  # only what takes a session counts against its limit
-                loadable.num_loaded += len(message.span)
-                self._add(host)
+                loadable.hosts.append(self._add(host, UNUSED_S))
         except Exception as error:  # also a folder that is gone: this Open's trouble, not the node's
             refuse(message, link, error)
             return
         opening.task = self._start(self._open(host, opening))
-
-    def _check_signed(self, message: Open, link: Link) -> None:
-        """Raise BadRequest unless the origin at the other end of `link` has signed this Open for this link, and only now."""
-        named = (message.origin, message.token) == (link.peer, link.greeting.token)
-        if not named or not is_signed(message):
-            raise BadRequest("this Open is not signed for this link by the node at its other end")
-        if not self._serials.setdefault(link, Serials()).admit(message.serial):
-            raise BadRequest(f"an Open of serial {message.serial} came before: sign another one")
 
     def on_lost(self, link: Link) -> None:
         """A link is gone, and with it what was opened over it."""
