@@ -12,7 +12,6 @@ from manyhands.member.view import holdings_of
 from manyhands.origin import Answer, Origin
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
-from manyhands.worker.loadable import UNUSED_S
 from tests.member.members import town
 
 PARAMS = SamplingParams(max_tokens=6)
@@ -187,19 +186,22 @@ def test_layers_that_are_being_given_back_stay_if_the_other_goes(folder: Path, t
     run_virtual(scene())
 
 
-def test_what_was_loaded_on_demand_leaves_memory_when_it_is_not_used(folder: Path, tmp_path: Path) -> None:
+def test_what_was_loaded_on_demand_leaves_memory_when_it_is_not_used(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where no other node serves it: it counts against --can-load no longer, and is loaded again for the next request."""
+    monkeypatch.setattr("manyhands.worker.worker.UNUSED_S", 60.0)
 
     async def scene() -> None:
         async with town(folder, tmp_path) as here:
             half = await here.host(0, span=Span(0, 3), can_load=3)
             worker, origin = half.member.node.worker, here.origin(await here.open(1))
             said, _ = await text(origin)
-            await asyncio.sleep(UNUSED_S - 60.0)
+            await asyncio.sleep(45.0)
             assert await text(origin) == (said, ["n0", "n0"])
-            await asyncio.sleep(UNUSED_S - 60.0)
+            await asyncio.sleep(45.0)
             assert [str(host.info.span) for host in worker.loaded_on_demand()] == ["3-5"]
-            await asyncio.sleep(120.0)
+            await asyncio.sleep(30.0)
             assert [str(host.info.span) for host in worker.hosts] == ["0-2"] and not worker.loaded_on_demand()
             assert await text(origin) == (said, ["n0", "n0"])
 
