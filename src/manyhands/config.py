@@ -128,7 +128,7 @@ class RequestConfig:
     trusted_last: int = 0
     # Whether the origin keeps the whole model on disk, and goes on alone where no other node can.
     fallback: bool = False
-    # Positions per prefill frame at most: fewer where hops then work at once (origin/chunks.py).
+    # Positions per prefill frame at most: fewer where hops then work at once (route/chunks.py).
     prefill_chunk: int = 256
     # Steps that may be on the way to one hop without having been computed (credits), and bytes of one frame.
     window: int = 16

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from manyhands.config import RequestConfig
 from manyhands.core import EndsAt, ModelId, NodeId, PathKind, Precision, SamplingParams, SessionId, Span
 from manyhands.net.transport import Link, try_send
-from manyhands.origin.chunks import Stage, chunk_rows
 from manyhands.origin.repair_plan import Slot
+from manyhands.route.chunks import Stage, chunk_rows
 from manyhands.route.cost import HOP_OVERHEAD_S
 from manyhands.route.search import Offer
 from manyhands.wire.credit import Credits
@@ -158,7 +158,7 @@ class Route:
         return None if data is None else data.line().uplink_Bps
 
     def chunk_rows(self, num_rows: int, config: RequestConfig) -> int:
-        """Rows of one step of `num_rows` (chunks.py): at most prefill_chunk, and no more bytes than frame_bytes."""
+        """Rows of one step of `num_rows` (route/chunks.py): at most prefill_chunk, and no more bytes than frame_bytes."""
         row_bytes = self.hops[0].offer.info.hidden_size * (4 if self.lease.precision == "fp32" else 2)
         most = max(1, min(config.prefill_chunk, config.frame_bytes // row_bytes))
         stages = [Stage.of(hop.offer, hop.control.health.rtt_s) for hop in self.hops]
