@@ -2,7 +2,7 @@
 
 A tiny model (real steps, real protocol) over emulated legs of 30 ms, in virtual time: by a timer a device step takes a
 millisecond a row on every hop, so that hops overlap as on machines of their own, which two cores cannot show. Arms: `one`
-sends the prompt as one chunk, which passes from hop to hop; `usual` in chunks of 256; `chosen` as origin/chunks.py has it.
+sends the prompt as one chunk, which passes from hop to hop; `usual` in chunks of 256; `chosen` as route/chunks.py has it.
 
 Then tales, three nodes behind uplinks of 10 and 20 Mbit/s: rows as they are (`plain`) and as wire/codec.py has them (`coded`),
 of what the layers really compute, which takes no time here: a link that binds is what the codec is for.

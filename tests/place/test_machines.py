@@ -34,7 +34,7 @@ def test_a_file_says_what_machines_can_do(tmp_path: Path) -> None:
     desk, nas = fleet.machines
     assert (desk.memory_bytes, desk.layer_s, desk.uplink_Bps) == (16_000_000_000, 0.0015, math.inf)
     assert (nas.layer_s, nas.row_s, nas.ends_s, nas.overhead_s) == (0.004, 2e-5, 0.008, 0.002)
-    assert (nas.rtt_s, nas.uplink_Bps, nas.cores) == (0.012, 5e6, 2)
+    assert (nas.rtt_s, nas.uplink_Bps, nas.cores, nas.begin_s) == (0.012, 5e6, 2, 2 * HERE.begin_s)
     assert fleet.origin == "nas" and fleet.leg(desk, nas).rtt_s == 0.003
 
 

@@ -14,7 +14,7 @@ from manyhands.place.shape import Checkpoint, look_up
 from manyhands.resources import available_memory, num_cores
 from manyhands.testing.tiny import make_tiny
 
-SPEED = Speed(0.001, 0.0001, 0.002, 0.0005, 1.25, "layers")
+SPEED = Speed(0.001, 0.0001, 0.002, 0.004, 0.0005, 1.25, "layers")
 
 
 @pytest.fixture

@@ -63,10 +63,31 @@ def test_who_waits_dozes_off_and_is_slower_for_it() -> None:
 
 
 def test_the_first_token_waits_for_the_session_to_open() -> None:
-    """A round trip to the farthest hop, then the prompt there and back, on cores that dozed."""
-    far = machine("far", 24, rtt_ms=100, row_s=1e-4, doze=2.0)
-    there = task(machine("desk", 1, ends_s=0.01, doze=2.0), far, prompt=100)
-    assert evaluate(there, [(far, Span(0, 24))]).ttft_s == pytest.approx(0.100 + 0.100 + 2 * 24 * 100 * 1e-4 + 2 * 0.01)
+    """What the origin does before, a round trip to the farthest hop and what that does for an Open; then the prompt there and
+    back, on cores that dozed."""
+    far = machine("far", 24, rtt_ms=100, row_s=1e-4, overhead_s=0.001, doze=2.0)
+    there = task(machine("desk", 1, ends_s=0.01, begin_s=0.004, doze=2.0), far, prompt=100)
+    prompt_s = 0.100 + 2 * (24 * 100 * 1e-4 + 0.001) + 2 * 0.01
+    assert evaluate(there, [(far, Span(0, 24))]).ttft_s == pytest.approx(0.100 + 2 * 0.004 + 2 * 0.001 + prompt_s)
+
+
+def test_all_hops_open_at_once() -> None:
+    """Of hops that differ the slowest to answer counts: two more that answer sooner change nothing of the opening."""
+    far, slow = machine("far", 8, rtt_ms=50), machine("slow", 8, rtt_ms=40, overhead_s=0.030)
+    plan = evaluate(three := task(machine("desk", 8), far, slow), _thirds(three))
+    legs = [three.fleet.leg(*pair) for pair in itertools.pairwise([*three.fleet.machines, three.origin])]
+    prompt_s = 24 * 0.001 + 0.030 + sum(leg.rtt_s for leg in legs) / 2
+    assert plan.ttft_s == pytest.approx(0.040 + 0.030 + prompt_s)
+
+
+def _thirds(wanted: Task) -> list[tuple[Machine, Span]]:
+    return list(zip(wanted.fleet.machines, (Span(0, 8), Span(8, 16), Span(16, 24)), strict=True))
+
+
+def test_a_prompt_is_planned_in_the_chunks_that_origins_send() -> None:
+    """256 rows over three hops of 25.6 ms each: in steps of 32 they take (3 + 7) / 8 of one hop's time, not 3 of them."""
+    three = task(*(machine(name, 8, layer_ms=0.01, row_s=12.5e-6) for name in "abc"), prompt=256, tokens=512)
+    assert evaluate(three, _thirds(three)).ttft_s == pytest.approx(10 / 8 * 0.0256, rel=0.01)
 
 
 @pytest.mark.parametrize(("rest_ms", "times"), [(0, 1.0), (4, 1.0), (11.314, 1.25), (32, 1.5), (1e9, 1.5)])

@@ -36,13 +36,17 @@ _UNITS: Final = {"": 1, "B": 1} | {
 # A core that waits for so long is still awake; for so long, dozes as deeply as it will (measured: place/measure.py).
 AWAKE_S: Final = 0.004
 DOZE_S: Final = 0.032
+# What a request takes its origin beside the round trips, the hops and the ends: to find a route, sign the Opens, make the
+# session, and hand the prompt to the device to be embedded. begin_ms in bench/results/hop.json.
+BEGIN_S: Final = 0.0046
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """One machine. Seconds of one layer: `layer_s` of a decode step, `row_s` of a prefill row; `ends_s` of embedding,
-    head and sampling of a token; `overhead_s`: what a hop there adds beyond its layers. All with cores that waited for
-    AWAKE_S; after DOZE_S or more they take `doze` times as long.
+    head and sampling of a token; `begin_s` of a request at its origin before its prompt is on its way; `overhead_s`: what
+    a hop there adds beyond its layers. All with cores that waited for AWAKE_S; after DOZE_S or more they take `doze` times as
+    long.
 
     `memory_bytes` may be used for the model, all told. `rtt_s`: round trip to the origin. Raises BadRequest naming machine,
     value and limits.
@@ -58,6 +62,7 @@ class Machine:
     uplink_Bps: float = math.inf
     cores: int = 1
     doze: float = 1.0
+    begin_s: float = BEGIN_S
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or len(self.name) > 64:
@@ -68,6 +73,7 @@ class Machine:
             ("layer_s", 0),
             ("row_s", 0),
             ("ends_s", 0),
+            ("begin_s", 0),
             ("overhead_s", 0),
             ("rtt_s", 0),
             ("cores", 1),
@@ -230,6 +236,7 @@ def _machine(table: Mapping[str, Any], like: Machine | None) -> Machine:
         uplink_Bps=uplink,
         cores=int(_number(table, "cores", where, known.cores)),
         doze=known.doze,
+        begin_s=known.begin_s / speed,
     )
 
 

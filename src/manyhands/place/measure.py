@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from manyhands.core import Precision, Span, weight_precision
-from manyhands.place.machines import AWAKE_S, DOZE_S, Machine
+from manyhands.place.machines import AWAKE_S, BEGIN_S, DOZE_S, Machine
 from manyhands.place.shape import Checkpoint, ModelShape
 from manyhands.resources import available_memory, num_cores
 from manyhands.route.cost import HOP_OVERHEAD_S
@@ -40,7 +40,7 @@ SAMPLE_BYTES: Final = 512_000_000
 # What a token costs the origin beyond embedding and head: drawing, text, thread hand-overs. A token on one hop took 2.3 ms
 # beyond its compute (path_ms in bench/results/hop.json); what is not the hop's own is the origin's.
 ORIGIN_OVERHEAD_S: Final = 0.0023 - HOP_OVERHEAD_S
-# What wake_up_s says of the machine that both overheads were measured on: another takes as many times longer for them.
+# What wake_up_s says of the machine that these overheads were measured on: another takes as many times longer for them.
 WAKE_S: Final = 0.00012
 MAX_AGE_S: Final = 86400.0
 ROWS: Final = 256  # RequestConfig.prefill_chunk
@@ -59,7 +59,7 @@ while block := os.read(0, 65536):
     os.write(1, outbox.get())
 """
 _WEIGHT_BYTES: Final[Mapping[Precision, float]] = {"fp32": 4, "bf16": 2, "fp16": 2, "w8": 1.0625, "w4": 0.5625}
-_VERSION: Final = 3  # of what is measured and how
+_VERSION: Final = 4  # of what is measured and how
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ class Speed:
     layer_s: float
     row_s: float
     ends_s: float
+    begin_s: float
     overhead_s: float
     doze: float
     source: Literal["layers", "bandwidth"]
@@ -86,6 +87,7 @@ def this_machine(name: str, model: Checkpoint, home: Path, memory_bytes: int | N
         overhead_s=speed.overhead_s,
         cores=num_cores(),
         doze=speed.doze,
+        begin_s=speed.begin_s,
     )
 
 
@@ -133,7 +135,7 @@ def read_measured(path: Path) -> dict[str, Any]:
 def _speed_of(entry: object, now_s: float) -> Speed | None:
     try:
         assert isinstance(entry, dict)
-        facts = {key: float(entry[key]) for key in ("layer_s", "row_s", "ends_s", "overhead_s", "doze")}
+        facts = {key: float(entry[key]) for key in ("layer_s", "row_s", "ends_s", "begin_s", "overhead_s", "doze")}
         is_fresh = 0 <= now_s - float(entry["at"]) < MAX_AGE_S and all(0 <= value < 1e6 for value in facts.values())
         return (
             Speed(**facts, source=entry["source"]) if is_fresh and facts["layer_s"] > 0 and facts["doze"] >= 1 else None
@@ -229,7 +231,7 @@ def _speed_of_layers(span: "SpanRunner", ends: "EndsRunner", count: int, precisi
     slow = max(1.0, wake_up_s() / WAKE_S)
     overhead_s = fixed_s + slow * HOP_OVERHEAD_S
     doze = _doze(every)
-    return Speed(layer_s, row_s, ends_s + slow * ORIGIN_OVERHEAD_S, overhead_s, doze, "layers")
+    return Speed(layer_s, row_s, ends_s + slow * ORIGIN_OVERHEAD_S, slow * BEGIN_S, overhead_s, doze, "layers")
 
 
 def wake_up_s() -> float:
@@ -314,4 +316,5 @@ def _speed_by_bandwidth(shape: ModelShape) -> Speed:
     weight_s = product_s / 512**3
     layer = max(shape.layer_bytes)
     row_s = weight_s * layer / _WEIGHT_BYTES[weight_precision(shape.precision)]
-    return Speed(layer * byte_s, row_s, shape.ends_bytes * byte_s + ORIGIN_OVERHEAD_S, HOP_OVERHEAD_S, 1.0, "bandwidth")
+    ends_s = shape.ends_bytes * byte_s + ORIGIN_OVERHEAD_S
+    return Speed(layer * byte_s, row_s, ends_s, BEGIN_S, HOP_OVERHEAD_S, 1.0, "bandwidth")

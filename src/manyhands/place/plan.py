@@ -14,19 +14,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from manyhands.config import RequestConfig
 from manyhands.core import Span
 from manyhands.errors import BadRequest
 from manyhands.place.machines import Fleet, Machine
 from manyhands.place.shape import ModelShape
 from manyhands.place.strategy import Strategy, assign, layers_that_fit, size
 from manyhands.place.tour import AllTours, Ways, improve, insert
-from manyhands.route.cost import SpanCost, prefill_s, token_s
+from manyhands.route.chunks import Stage, chunk_rows
+from manyhands.route.cost import Leg, SpanCost, prefill_s, token_s
 
 EXACT: Final = 12  # 4,096 subsets x 12 x 12 transitions: half a second
 BEAM: Final = 16  # sets of each size that are extended: a second for 100 machines
 KEPT: Final = 32  # sets that are worked out
 MAX_HOPS: Final = 32
-CHUNK_ROWS: Final = 256  # RequestConfig.prefill_chunk
+REQUEST: Final = RequestConfig()  # how prompts are cut and sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ def evaluate(task: Task, hops: Sequence[tuple[Machine, Span]]) -> PlacementPlan:
     """What a placement gives: spans in order, on machines of the fleet.
 
     A machine that waits while the others work dozes off: the slowdown (Machine.slowed) follows from the time of a token without
-    it. A prompt finds every machine dozing, after a round trip that opens the session on all hops at once.
+    it.
     """
     shape, origin = task.shape, task.origin
     stops = [origin, *(machine for machine, _ in hops), origin]
@@ -167,8 +169,6 @@ def evaluate(task: Task, hops: Sequence[tuple[Machine, Span]]) -> PlacementPlan:
         for (machine, _), (n, cost) in zip(hops, awake, strict=True)
     ]
     ends_s = origin.ends_s * origin.slowed(awake_s - origin.ends_s)
-    dozing = [(len(span), _cost(machine, machine.doze)) for machine, span in hops]
-    open_s = max(task.fleet.leg(origin, machine).rtt_s for machine, _ in hops)
     planned = tuple(
         PlannedHop(
             machine.name,
@@ -180,8 +180,25 @@ def evaluate(task: Task, hops: Sequence[tuple[Machine, Span]]) -> PlacementPlan:
         for (machine, span), (num_layers, cost), leg in zip(hops, costs, legs, strict=False)
     )
     each_s = token_s(costs, legs, shape.hidden_bytes, ends_s)
-    ttft_s = open_s + prefill_s(dozing, legs, task.prompt, shape.hidden_bytes, CHUNK_ROWS, origin.ends_s * origin.doze)
-    return PlacementPlan(planned, ends_s, legs[-1].seconds(shape.hidden_bytes), each_s, ttft_s)
+    first_s = _first_token_s(task, hops, legs)
+    return PlacementPlan(planned, ends_s, legs[-1].seconds(shape.hidden_bytes), each_s, first_s)
+
+
+def _first_token_s(task: Task, hops: Sequence[tuple[Machine, Span]], legs: Sequence[Leg]) -> float:
+    """Until a prompt's first token is drawn; the prompt finds every machine dozing.
+
+    The origin finds a route and signs an Open for each hop; all hops get theirs at once and answer when they have a lease,
+    which takes a round trip and a hop's overhead. Then the prompt is embedded and runs down the route in chunks.
+    """
+    origin, row_bytes = task.origin, task.shape.hidden_bytes
+    dozing = [(len(span), _cost(machine, machine.doze)) for machine, span in hops]
+    rtts = [task.fleet.leg(origin, machine).rtt_s for machine, _ in hops]
+    opened_s = max(rtt_s + cost.overhead_s for rtt_s, (_, cost) in zip(rtts, dozing, strict=True))
+    stages = [Stage(n * cost.layer_s, n * cost.row_s, rtt_s) for rtt_s, (n, cost) in zip(rtts, dozing, strict=True)]
+    most = max(1, min(REQUEST.prefill_chunk, REQUEST.frame_bytes // row_bytes))
+    chunk = chunk_rows(task.prompt, stages, REQUEST.window, most)
+    own_s = (origin.begin_s + origin.ends_s) * origin.doze
+    return opened_s + prefill_s(dozing, legs, task.prompt, row_bytes, chunk, own_s)
 
 
 def _cost(machine: Machine, slowed: float = 1.0) -> SpanCost:
