@@ -6,6 +6,7 @@ command under bench/results/, and exits with 0 if the targets hold, else 1. Prog
 """
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -32,6 +33,17 @@ def spread(samples: Sequence[float], digits: int = 2) -> dict[str, float]:
 def paired(numerator: Sequence[float], denominator: Sequence[float], digits: int = 3) -> dict[str, float]:
     """The ratio of two arms, taken rep by rep: what slows the whole machine for a while slows both alike."""
     return spread([a / b for a, b in zip(numerator, denominator, strict=True)], digits)
+
+
+def median_interval(samples: Sequence[float]) -> tuple[float, float]:
+    """Between which the true median lies, 95 % sure, however the samples are spread: two of them in their order.
+
+    (-inf, inf) for fewer than 6.
+    """
+    ordered, below, rank = sorted(samples), 0.0, 0
+    while (below := below + math.comb(len(ordered), rank) / 2 ** len(ordered)) <= 0.025:
+        rank += 1
+    return (ordered[rank - 1], ordered[-rank]) if rank else (-math.inf, math.inf)
 
 
 @contextmanager

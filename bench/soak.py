@@ -140,10 +140,10 @@ async def stream(origin: Origin, ids: list[int], params: SamplingParams, tally: 
         tally.changed += 1
 
 
-def usage(pid: int) -> tuple[int, int]:
-    """(resident MB, open file descriptors) of a process."""
+def usage(pid: int) -> tuple[float, int]:
+    """(resident MB to a tenth, open file descriptors) of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") >> 20, len(os.listdir(f"/proc/{pid}/fd"))
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20), 1), len(os.listdir(f"/proc/{pid}/fd"))
 
 
 async def measure(args: argparse.Namespace) -> dict[str, object]:
@@ -169,7 +169,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
                 await stream(origin, ids, params, tally, wanted[turn % len(asked)])
                 turn += 1
 
-        async def calm_down(seconds: float) -> dict[str, tuple[int, int]]:
+        async def calm_down(seconds: float) -> dict[str, tuple[float, int]]:
             """Streams without kills for a while, then none; what every process uses then."""
             stop.clear()
             async with asyncio.TaskGroup() as group:
@@ -238,7 +238,7 @@ def main() -> int:
     args = parser.parse_args()
     figures = asyncio.run(measure(args))
     before, after, halfway_mb = figures["before_mb_fds"], figures["after_mb_fds"], figures["origin_halfway_mb"]
-    assert isinstance(before, dict) and isinstance(after, dict) and isinstance(halfway_mb, int)
+    assert isinstance(before, dict) and isinstance(after, dict) and isinstance(halfway_mb, float)
     allowed_mb = {name: (1 + args.within) * (halfway_mb if name == "origin" else before[name][0]) for name in before}
     holds = {
         "all_complete": not figures["num_failed"] and not figures["completed_changed"],

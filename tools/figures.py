@@ -4,7 +4,8 @@
     python -m tools.figures --check    exit 1 if a page differs from what would be written
 
 A row is a sentence with fields of one result file: `{decode_x.node}` looks up a nested value. A value with a median is
-written as `median (min to max)`. Every file in bench/results has a row, so a target that was missed is shown too.
+written as `median (min to max)`. What stands in [[ ]] is left out where the file, an older one, lacks a field of it. Every
+file in bench/results has a row, so a target that was missed is shown too.
 """
 
 import json
@@ -133,7 +134,13 @@ ROWS = [
         "0, 0; {target.gone_s_max} s",
     ),
     Row("churn-quick", "the same with {processes} processes for {seconds} s", _CHURN, "0, 0; {target.gone_s_max} s"),
-    Row("upkeep", "speed with output logs and heartbeats, against without", "{of_neither.both} x", "{target.both_x} x"),
+    Row(
+        "upkeep",
+        "speed with output logs and heartbeats, against without",
+        "{of_neither.both} x[[; CPU of a token {cpu_of_neither.both} x, 95 % sure {cpu_interval}; a standby's node takes "
+        "{standby_cpu_ms} ms of CPU a token]]",
+        "{target.both_x} x[[, CPU {target.both_cpu_x} x]]",
+    ),
     Row(
         "join-quick",
         "from `join` to serving, tales",
@@ -156,8 +163,8 @@ ROWS = [
     Row(
         "plan",
         "prediction of `manyhands plan` over what is measured, 9 topologies",
-        "off by at most {worst_off_by}",
-        "{target.off_by}",
+        "tokens/s off by at most {worst_off_by}[[, time to first token {ttft_worst_off_by}]]",
+        "{target.off_by}[[, {target.ttft_off_by}]]",
     ),
     Row(
         "route",
@@ -263,6 +270,15 @@ def told(value: Any) -> str:
 
 
 def filled(text: str, found: Mapping[str, Any]) -> str:
+    """`text` with its fields looked up. Raises KeyError for one that is not there, outside [[ ]]."""
+
+    def optional(match: re.Match[str]) -> str:
+        try:
+            return filled(match[1], found)
+        except KeyError:
+            return ""
+
+    text = re.sub(r"\[\[(.*?)\]\]", optional, text)
     return re.sub(r"\{([^}]+)\}", lambda match: told(look_up(found, match[1])), text)
 
 

@@ -25,3 +25,8 @@ def test_fields_are_looked_up_by_the_longest_key() -> None:
     assert figures.filled("{a.0.5} x, {b}", found) == "1.25 (1 to 2) x, 1 to 2"
     with pytest.raises(KeyError):
         figures.filled("{a.missing}", found)
+
+
+def test_what_an_older_file_lacks_is_left_out() -> None:
+    text = "{a}[[, first {b}]]"
+    assert figures.filled(text, {"a": 1}) == "1" and figures.filled(text, {"a": 1, "b": 2}) == "1, first 2"
