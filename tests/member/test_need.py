@@ -8,6 +8,7 @@ import pytest
 
 from manyhands.core import SamplingParams, Span
 from manyhands.errors import BadRequest
+from manyhands.member.taken import HELD_S
 from manyhands.member.view import holdings_of
 from manyhands.origin import Answer, Origin
 from manyhands.testing.clock import run_virtual
@@ -118,7 +119,7 @@ def test_what_was_loaded_on_demand_is_given_back_and_leaves_memory(folder: Path,
 
             async def come() -> None:
                 await here.host(2, span=Span(3, 6))
-                await asyncio.sleep(4.0)  # gap_s: they are given back when they are surely held
+                await asyncio.sleep(HELD_S + 1.0)
 
             told = await stream(origin, {20: come, 120: lambda: asyncio.sleep(2.0)})
             assert [offer.name for offer in told.route] == ["n0", "n0"]
@@ -147,7 +148,9 @@ def test_a_gap_that_was_filled_is_given_back_and_filled_again(folder: Path, tmp_
             await asyncio.sleep(10.0)
             assert [str(span) for span in filler.held] == ["0-2", "3-5"]
             again = await here.host(2, span=Span(3, 6))
-            await asyncio.sleep(10.0)
+            await asyncio.sleep(HELD_S / 2)
+            assert [str(span) for span in filler.held] == ["0-2", "3-5"]
+            await asyncio.sleep(HELD_S)
             assert [str(span) for span in filler.held] == ["0-2"]
             assert "giving layers 3-5 back: n2 serves them again" in here.said
             await again.member.leave()
@@ -169,7 +172,7 @@ def test_layers_that_are_being_given_back_stay_if_the_other_goes(folder: Path, t
                 there = await here.host(2, span=Span(3, 6))
                 for host in there.hosts:
                     host.engine.cache_tokens = 1  # it is full
-                await asyncio.sleep(5.0)
+                await asyncio.sleep(HELD_S + 2.0)
                 assert [host.is_draining for host in worker.hosts] == [False, True]
                 worker.switch(on=False)  # which is no way to take them up again
                 worker.switch(on=True)

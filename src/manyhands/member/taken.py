@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from manyhands.core import Span
 from manyhands.place.balance import may_leave
@@ -12,11 +12,14 @@ from manyhands.worker.serve import SpanHost
 if TYPE_CHECKING:
     from manyhands.member.hosting import Hosting
 
+# For so long others must have served the layers without a break: a node that comes and goes has them loaded here only once.
+HELD_S: Final = 30.0
+
 
 class TakenSpans:
     """Spans that filled a gap (`add`), and those that were loaded on demand (--can-load).
 
-    One goes when others, which links are open to, have served all its layers for `gap_s`: it takes no new session, its origins
+    One goes when others, which links are open to, have served all its layers for HELD_S: it takes no new session, its origins
     move the running ones to the others, and when the last has gone or ended it is dropped from memory. If the others vanish
     before, it stays.
     """
@@ -57,7 +60,7 @@ class TakenSpans:
                 self._say(f"layers {span} are given back and out of memory")
             elif not host.is_draining:  # the node was switched off and on meanwhile
                 host.drain(math.inf)
-        elif now - self._held_since.setdefault(host, now) >= hosting.member.config.gap_s:
+        elif now - self._held_since.setdefault(host, now) >= HELD_S:
             self._given_back.add(host)
             host.drain(math.inf)
             self._say(f"giving layers {span} back: {self._others(span, holdings)} serves them again")
