@@ -74,6 +74,14 @@ ROWS = [
         "{target.repeats_x} x, {target.prose_x} x, {target.four_x} x",
     ),
     Row(
+        "acceptance",
+        "how often a draft of tales' drafter is right: drawn with the target's noise, the likeliest, drawn by itself; "
+        "{positions} positions",
+        "T 0.7: {T 0.7.same_noise}, {T 0.7.likeliest}, {T 0.7.own_noise}; T 1: {T 1.0.same_noise}, {T 1.0.likeliest}, "
+        "{T 1.0.own_noise}; greedy {greedy.same_noise}",
+        "with the target's noise {target.T 0.7}, {target.T 1.0}; greedy {target.greedy}",
+    ),
+    Row(
         "start",
         "from the start of a node process to serving, tales",
         "one alone {alone_s} s ({cpu_s} s of a CPU), {nodes} at once {many_s} s; {fit} fit into the memory",

@@ -1,15 +1,13 @@
-"""Train the bundled *tales* model and its drafter on a plain-text corpus.
+"""Train the bundled *tales* model on a plain-text corpus. Its drafter is distilled from it by tools/distil_tales.py.
 
     python -m tools.train_tales --corpus tales.txt.gz --out build/tales --tokens 11.8e6
-    python -m tools.train_tales --corpus tales.txt.gz --out build/tales --role drafter --tokens 8e6
 
 Books are separated by two blank lines; a line in capitals inside a book starts a new story. The last 2 % of every book
 are held out. The corpus is never copied into the output: only the tokenizer, the weights and the figures of the card are.
 
 Interrupt it at will: the state is saved every `--save-every` seconds and picked up by the next run of the same command.
-Hidden matrices are trained with Muon, embeddings and norms with AdamW (K. Jordan, "Muon", 2024); the rate is warmed up,
-held, and brought to zero over the last 40 % (WSD). With --distil a model learns from the main model's distribution as
-well (Hinton 2015).
+Hidden matrices are trained with Muon (tools/muon.py), embeddings and norms with AdamW; the rate is warmed up, held, and
+brought to zero over the last 40 % (WSD).
 """
 
 import argparse
@@ -27,25 +25,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tools.muon import Muon
+
 BEGIN, END = "<|begin|>", "<|end|>"
 VOCAB_SIZE = 4096
-SHAPES = {
-    # 5.5 M parameters, 11 MB in bf16: twelve layers so that cutting means something.
-    "main": {
-        "hidden_size": 192,
-        "intermediate_size": 512,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-    },
-    # 0.9 M parameters, 1.8 MB in bf16; most of it is the embedding.
-    "drafter": {
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    },
+# 5.5 M parameters, 11 MB in bf16: twelve layers so that cutting means something.
+SHAPE = {
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
 }
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}{% if not loop.last %}{{ '\\n\\n' }}{% endif %}{% endfor %}"
@@ -127,16 +117,10 @@ def logits_of(model: LlamaForCausalLM, ids_BT: Tensor) -> Tensor:
     return out.float()
 
 
-def loss_of(model: LlamaForCausalLM, teacher: LlamaForCausalLM | None, window_BT: Tensor) -> Tensor:
-    """Cross entropy against the text; with a teacher, 70 % of it against the teacher's distribution."""
+def loss_of(model: LlamaForCausalLM, window_BT: Tensor) -> Tensor:
+    """Cross entropy against the text, in nats per token."""
     logits_BTV = logits_of(model, window_BT[:, :-1])
-    hard = F.cross_entropy(logits_BTV.flatten(0, 1), window_BT[:, 1:].flatten())
-    if teacher is None:
-        return hard
-    with torch.no_grad():
-        target = logits_of(teacher, window_BT[:, :-1]).softmax(-1)
-    soft = F.cross_entropy(logits_BTV.flatten(0, 1), target.flatten(0, 1))
-    return 0.3 * hard + 0.7 * soft
+    return F.cross_entropy(logits_BTV.flatten(0, 1), window_BT[:, 1:].flatten())
 
 
 @torch.no_grad()
@@ -145,7 +129,7 @@ def held_out_loss(model: LlamaForCausalLM, stream: Tensor, length: int, limit: i
     total, count = 0.0, 0
     for start in range(0, min(len(stream) - length - 1, limit * length), length):
         window = stream[start : start + length + 1][None]
-        total += float(loss_of(model, None, window))
+        total += float(loss_of(model, window))
         count += 1
     return total / max(count, 1)
 
@@ -155,25 +139,24 @@ class Run:
     """One training run: model, optimisers, and how far it has come. Saved whole, resumed whole."""
 
     model: LlamaForCausalLM
-    seed: int
     step: int = 0
     seconds: float = 0.0
+    rates: tuple[float, float] = (3e-3, 3e-3)  # of hidden matrices, of all else
 
     def __post_init__(self) -> None:
         hidden = [p for n, p in self.model.named_parameters() if p.dim() == 2 and "embed" not in n]
         other = [p for n, p in self.model.named_parameters() if not (p.dim() == 2 and "embed" not in n)]
         self.optimizers = [
-            torch.optim.Muon(hidden, lr=3e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(other, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0),
+            Muon(hidden, lr=self.rates[0], weight_decay=0.1),
+            torch.optim.AdamW(other, lr=self.rates[1], betas=(0.9, 0.95), weight_decay=0.0),
         ]
-        self.base_rates = [3e-3, 3e-3]
 
     def advance(self, loss: Tensor, progress: float) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer, base in zip(self.optimizers, self.base_rates, strict=True):
+        for optimizer, highest in zip(self.optimizers, self.rates, strict=True):
             for group in optimizer.param_groups:
-                group["lr"] = base * rate(progress)
+                group["lr"] = highest * rate(progress)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
@@ -197,7 +180,7 @@ class Run:
         self.step, self.seconds = state["step"], state["seconds"]
 
 
-def new_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -206,14 +189,14 @@ def new_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Llama
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        **SHAPES[role],
+        **SHAPE,
     )
     return LlamaForCausalLM(config)
 
 
 def export(run: Run, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, args: argparse.Namespace) -> None:
-    """Write the bf16 checkpoint, the tokenizer and card.json into OUT/ROLE."""
-    folder = args.out / args.role
+    """Write the bf16 checkpoint, the tokenizer and card.json into OUT/main."""
+    folder = args.out / "main"
     loss = held_out_loss(run.model, corpus.held_out, args.length, limit=10_000)
     run.model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -234,8 +217,6 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools.train_tales", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--role", choices=sorted(SHAPES), default="main")
-    parser.add_argument("--distil", action="store_true", help="learn from OUT/main's distribution too (3x slower)")
     parser.add_argument("--tokens", type=float, default=14e6)
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument("--length", type=int, default=512)
@@ -257,11 +238,8 @@ def main() -> None:
     books = read_books(args.corpus)
     tokenizer = load_tokenizer(args.out / "tokenizer", books)
     corpus = encode_corpus(books, tokenizer)
-    teacher = None
-    if args.distil:
-        teacher = LlamaForCausalLM.from_pretrained(args.out / "main", dtype=torch.float32).eval()
-    run = Run(new_model(args.role, tokenizer, args.seed), args.seed)
-    state = args.out / f"{args.role}.state"
+    run = Run(new_model(tokenizer, args.seed))
+    state = args.out / "main.state"
     if state.exists():
         run.load(state)
     num_steps = int(args.tokens / (args.batch * args.length))
@@ -270,7 +248,7 @@ def main() -> None:
     saved = time.monotonic()
     while run.step < num_steps:
         began = time.monotonic()
-        loss = loss_of(run.model, teacher, next(feed))
+        loss = loss_of(run.model, next(feed))
         run.advance(loss, (run.step + 1) / num_steps)
         run.seconds += time.monotonic() - began
         if run.step % 10 == 0:
