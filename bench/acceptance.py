@@ -59,7 +59,8 @@ class Whole:
 
     def logits(self, rows: NDArray[np.uint16]) -> Logits:
         """[T, vocab] of rows [T, hidden]."""
-        return self._ends.logits(rows.tobytes(), len(rows), 1)
+        parts = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
+        return np.concatenate([self._ends.logits(part.tobytes(), len(part), 1) for part in parts])
 
     def read(self, ids: Sequence[int]) -> NDArray[np.uint16]:
         """The rows [T, hidden] that leave the last layer."""
@@ -86,7 +87,9 @@ class Whole:
             for n, piece, end in zip(waiting, pieces, ends, strict=True):
                 rows[n, piece.start : piece.start + piece.count] = out[end - piece.count : end]
             going = [k for k, n in enumerate(waiting) if len(texts[n]) < length]
-            logits = self.logits(out[[ends[k] - 1 for k in going]]) if going else np.zeros((0, self.vocab), np.float32)
+            if not going:
+                continue
+            logits = self.logits(out[[ends[k] - 1 for k in going]])
             logits[:, list(banned)] = -np.inf
             drawn = draw(logits, [temperatures[waiting[k]] for k in going], rng)
             for k, token in zip(going, drawn, strict=True):
@@ -102,7 +105,7 @@ class Whole:
 def draw(logits_NV: Logits, temperatures: Sequence[float], rng: np.random.Generator) -> NDArray[np.intp]:
     """A token of each row at its temperature; 0: the likeliest."""
     heat_N1 = np.array(temperatures, np.float32)[:, None]
-    noise_NV = -np.log(rng.standard_exponential(logits_NV.shape, np.float32))
+    noise_NV = -np.log(np.maximum(rng.standard_exponential(logits_NV.shape, np.float32), 1e-30))
     drawn: NDArray[np.intp] = (logits_NV + heat_N1 * noise_NV).argmax(-1)
     return drawn
 

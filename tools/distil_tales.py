@@ -38,9 +38,9 @@ from tools.train_tales import Run
 HEATS = (0.7, 1.0)
 CHUNK, LENGTH = 64, 320  # texts that are written at once, and tokens of each
 REUSE, NEWEST = 4.0, 8  # times that a text is seen; chunks that batches are taken from
-BATCH = 8
+BATCH, PART = 4, 256  # texts of a step; rows whose odds are compared at once
 PROMPT_IDS = (8, 24)  # of a paragraph that a text goes on from
-RATES = 2e-3, 5e-4  # of hidden matrices, of the embedding and norms
+RATES = 3e-3, 1e-3  # of hidden matrices, of norms
 KL_ALONE, LEAST_KL = 0.3, 0.2  # of the time; of the loss at the end
 HELD_OUT, HELD_OUT_LENGTH = 4, 128  # texts behind each opening
 
@@ -108,31 +108,47 @@ def widened(rows: NDArray[np.uint16]) -> Tensor:
 
 
 def new_drafter(main: LlamaForCausalLM, layers: list[int]) -> LlamaForCausalLM:
-    """Some layers of `main` between its embedding and its head, as a model of its own."""
+    """Some layers of `main` between its embedding, which stays as it is, and its head, as a model of its own."""
     config = copy.deepcopy(main.config)
     config.num_hidden_layers = len(layers)
     drafter = LlamaForCausalLM(config).float()
     drafter.model.embed_tokens.load_state_dict(main.model.embed_tokens.state_dict())
+    drafter.model.embed_tokens.requires_grad_(False)
     drafter.model.norm.load_state_dict(main.model.norm.state_dict())
     for own, number in zip(drafter.model.layers, layers, strict=True):
         own.load_state_dict(main.model.layers[number].state_dict())
     return drafter
 
 
-def loss_of(
+def learn_from(
     drafter: LlamaForCausalLM, main: LlamaForCausalLM, batch: tuple[Tensor, Tensor, Tensor], kl: float
-) -> Tensor:
-    """KL(main || drafter) at the texts' temperatures, weighed `kl`, and the total variation, weighed 1 - kl."""
+) -> float:
+    """Add the gradients of the mean loss of a batch, and return it. The head's are taken PART rows at a time, which stay in
+    the CPU's caches."""
     ids, rows, heat = batch
+    hidden = drafter.model(ids, use_cache=False).last_hidden_state
+    cut, total = hidden.detach().requires_grad_(), 0.0
+    flat, target, heats = (
+        cut.flatten(0, 1),
+        main.model.norm(rows).flatten(0, 1),
+        heat.expand(-1, LENGTH, -1).flatten(0, 1),
+    )
+    for parts in zip(flat.split(PART), target.split(PART), heats.split(PART), strict=True):
+        loss = loss_of(drafter.lm_head, *parts, kl) / len(flat)
+        loss.backward(inputs=[cut])  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    hidden.backward(cut.grad)
+    return total
+
+
+def loss_of(head: torch.nn.Module, own: Tensor, target: Tensor, heat: Tensor, kl: float) -> Tensor:
+    """Summed over rows: KL(tales || drafter) at the texts' temperatures, weighed `kl`, and the total variation, 1 - kl."""
     with torch.no_grad():
-        log_p = (main.lm_head(main.model.norm(rows)) / heat).log_softmax(-1)
+        log_p = (head(target) / heat).log_softmax(-1)
         p = log_p.exp()
-    log_q = (drafter(ids, use_cache=False).logits / heat).log_softmax(-1)
-    divergence = (p * (log_p - log_q)).sum(-1).mean()
-    if kl == 1.0:
-        return divergence
-    variation = 0.5 * (p - log_q.exp()).abs().sum(-1).mean()
-    return kl * divergence + (1 - kl) * variation
+    log_q = (head(own) / heat).log_softmax(-1)
+    divergence = (p * (log_p - log_q)).sum()
+    return divergence if kl == 1.0 else kl * divergence + (1 - kl) * 0.5 * (p - log_q.exp()).abs().sum()
 
 
 def weight_of_kl(progress: float) -> float:
@@ -182,7 +198,7 @@ def export(drafter: LlamaForCausalLM, source: Path, folder: Path, card: dict[str
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools.distil_tales", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--layers", default="0,1,10,11", help="of tales, from which the drafter's layers begin")
+    parser.add_argument("--layers", default="0,2,5,11", help="of tales, from which the drafter's layers begin")
     parser.add_argument("--minutes", type=float, default=40.0)
     parser.add_argument("--every", type=float, default=240.0, help="seconds between evaluations")
     parser.add_argument("--threads", type=int, default=1)
@@ -216,9 +232,9 @@ class Lesson:
         while self.shelf.num_tokens * REUSE <= self.run.step * BATCH * LENGTH:
             self.shelf.grow()
         progress = min(1.0, self.run.seconds / (60 * self.args.minutes))
-        loss = loss_of(self.run.model, self.main, self.shelf.batch(self.run.step), weight_of_kl(progress))
-        self.run.advance(loss, progress)
-        return float(loss.detach())
+        loss = learn_from(self.run.model, self.main, self.shelf.batch(self.run.step), weight_of_kl(progress))
+        self.run.advance(progress)
+        return loss
 
     def mark(self) -> None:
         """Evaluate, print it, save the state, and export the drafter if it is the best so far."""

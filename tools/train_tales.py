@@ -144,15 +144,16 @@ class Run:
     rates: tuple[float, float] = (3e-3, 3e-3)  # of hidden matrices, of all else
 
     def __post_init__(self) -> None:
-        hidden = [p for n, p in self.model.named_parameters() if p.dim() == 2 and "embed" not in n]
-        other = [p for n, p in self.model.named_parameters() if not (p.dim() == 2 and "embed" not in n)]
+        learnt = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        hidden = [p for n, p in learnt if p.dim() == 2 and "embed" not in n]
+        other = [p for n, p in learnt if not (p.dim() == 2 and "embed" not in n)]
         self.optimizers = [
             Muon(hidden, lr=self.rates[0], weight_decay=0.1),
             torch.optim.AdamW(other, lr=self.rates[1], betas=(0.9, 0.95), weight_decay=0.0),
         ]
 
-    def advance(self, loss: Tensor, progress: float) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+    def advance(self, progress: float) -> None:
+        """One step down the gradients."""
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer, highest in zip(self.optimizers, self.rates, strict=True):
             for group in optimizer.param_groups:
@@ -249,7 +250,8 @@ def main() -> None:
     while run.step < num_steps:
         began = time.monotonic()
         loss = loss_of(run.model, next(feed))
-        run.advance(loss, (run.step + 1) / num_steps)
+        loss.backward()  # type: ignore[no-untyped-call]
+        run.advance((run.step + 1) / num_steps)
         run.seconds += time.monotonic() - began
         if run.step % 10 == 0:
             speed = args.batch * args.length / (time.monotonic() - began)
