@@ -133,8 +133,8 @@ def learn_from(
         main.model.norm(rows).flatten(0, 1),
         heat.expand(-1, LENGTH, -1).flatten(0, 1),
     )
-    for parts in zip(flat.split(PART), target.split(PART), heats.split(PART), strict=True):
-        loss = loss_of(drafter.lm_head, *parts, kl) / len(flat)
+    for own, goal, warmth in zip(*(torch.split(each, PART) for each in (flat, target, heats)), strict=True):
+        loss = loss_of(drafter.lm_head, own, goal, warmth, kl) / len(flat)
         loss.backward(inputs=[cut])  # type: ignore[no-untyped-call]
         total += float(loss.detach())
     hidden.backward(cut.grad)
@@ -146,8 +146,8 @@ def loss_of(head: torch.nn.Module, own: Tensor, target: Tensor, heat: Tensor, kl
     with torch.no_grad():
         log_p = (head(target) / heat).log_softmax(-1)
         p = log_p.exp()
-    log_q = (head(own) / heat).log_softmax(-1)
-    divergence = (p * (log_p - log_q)).sum()
+    log_q: Tensor = (head(own) / heat).log_softmax(-1)
+    divergence: Tensor = (p * (log_p - log_q)).sum()
     return divergence if kl == 1.0 else kl * divergence + (1 - kl) * 0.5 * (p - log_q.exp()).abs().sum()
 
 

@@ -19,10 +19,10 @@ def orthogonal(matrix: Tensor) -> Tensor:
     a, b, c = NEWTON_SCHULZ
     is_tall = matrix.size(0) > matrix.size(1)
     x = matrix.T if is_tall else matrix
-    x = x / (x.norm() + 1e-7)
+    x = x / (torch.linalg.matrix_norm(x) + 1e-7)
     for _ in range(ITERATIONS):
         square = x @ x.T
-        x = a * x + torch.addmm(square, square, square, beta=b, alpha=c) @ x
+        x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return x.T if is_tall else x
 
 

@@ -7,7 +7,7 @@ from bench.acceptance import OPENINGS, Whole, measure, odds, openings, same_nois
 from manyhands import tales
 
 
-def drawn_alike(p: np.ndarray, q: np.ndarray, draws: int) -> float:  # type: ignore[type-arg]
+def drawn_alike(p: np.ndarray, q: np.ndarray, draws: int) -> float:
     """How often draws with the same Gumbel noise are the same token."""
     noise = np.random.default_rng(7).gumbel(size=(draws, p.size))
     with np.errstate(divide="ignore"):
