@@ -1,15 +1,21 @@
 """`manyhands jobs`: what a running gateway does and did, without a word of it."""
 
+import shutil
+import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import Api, ApiKey, call, print_json, shown
+from manyhands.cli.client import Api, ApiKey, call, print_json
+from manyhands.cli.lines import columns
+from manyhands.plain import one_line
 
-if TYPE_CHECKING:
-    from rich.table import Table
+HEADINGS: Final = ("job", "age", "model", "status", "tokens", "first", "tokens/s", "api", "repairs", "route")
+NUM_FIRST: Final = 7  # columns of the first line, where a job takes two
+COLOURS: Final = {"failed": "red", "refused": "red", "cancelled": "yellow", "running": "cyan", "queued": "cyan"}
 
 
 def jobs(
@@ -22,38 +28,47 @@ def jobs(
     told = call(api, api_key, "GET", f"/api/jobs?limit={count}")
     if as_json:
         print_json(told)
-    else:
-        from rich.console import Console
-
-        Console().print(_table(told["jobs"], time.time()))
-
-
-def _table(found: list[dict[str, Any]], now: float) -> "Table":
-    from rich.table import Table
-
-    table = Table("job", "age", "model", "api", "status", "tokens", "first", "tokens/s", "route", "repairs", box=None)
-    for job in found:
-        timings = job["timings"]
-        table.add_row(
-            shown(job["id"][:8]),
-            _age(now - job["created_unix_s"]),
-            shown(job["model"]),
-            shown(job["api"]),
-            _status(job),
-            f"{job['prompt_tokens']}+{job['completion_tokens']}",
-            _figure(timings["ttft_ms"], "{:.0f} ms"),
-            _figure(timings["decode_tokens_per_s"], "{:.1f}"),
-            shown(" > ".join(hop["name"] for hop in job["hops"])) or "-",
-            str(len(job["repairs"]) or "-"),
-        )
-    return table
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    heading, *lines = job_lines(told["jobs"], time.time(), width)
+    typer.echo(heading)
+    for job, line in zip(told["jobs"], lines, strict=True):
+        typer.secho(line, fg=COLOURS.get(job["status"]))
 
 
-def _status(job: dict[str, Any]) -> str:
-    """How it stands: the finish reason, the error's code, or running."""
-    told = job["error"] or job["finish_reason"] or job["status"]
-    colour = {"failed": "red", "refused": "red", "cancelled": "yellow", "done": "green"}.get(job["status"], "cyan")
-    return f"[{colour}]{shown(told)}[/{colour}]"
+def job_lines(found: Sequence[Mapping[str, Any]], now: float, width: int | None) -> list[str]:
+    """The headings, and a text for each job. Where a line has more than `width` characters (None: of any length) each text has
+    two lines: figures, and what leads nowhere in a column."""
+    rows = [_cells(job, now) for job in found]
+    lines = columns([HEADINGS, *rows])
+    if width is None or max(map(len, lines)) <= width:
+        return lines
+    first = columns([(*row[:NUM_FIRST], "") for row in (HEADINGS, *rows)])
+    second = ["", *("\n" + " " * 10 + _rest(row) for row in rows)]
+    return [line.rstrip() + more for line, more in zip(first, second, strict=True)]
+
+
+def _cells(job: Mapping[str, Any], now: float) -> tuple[str, ...]:
+    timings = job["timings"]
+    return (
+        one_line(job["id"], 8),
+        _age(now - job["created_unix_s"]),
+        one_line(job["model"], 20),
+        one_line(job["error"] or job["finish_reason"] or job["status"], 20),
+        f"{job['prompt_tokens']}+{job['completion_tokens']}",
+        _figure(timings["ttft_ms"], "{:.0f} ms"),
+        _figure(timings["decode_tokens_per_s"], "{:.1f}"),
+        one_line(job["api"], 20),
+        str(len(job["repairs"]) or "-"),
+        one_line(" > ".join(hop["name"] for hop in job["hops"]), 400) or "-",
+    )
+
+
+def _rest(row: Sequence[str]) -> str:
+    """The columns that had no room, as one text."""
+    api, repairs, route = row[NUM_FIRST:]
+    said = "" if repairs == "-" else f", {repairs} repair{'s' * (repairs != '1')}"
+    return f"{api} over {route}{said}" if route != "-" else f"{api}{said}"
 
 
 def _age(seconds: float) -> str:

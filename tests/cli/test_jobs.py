@@ -1,0 +1,54 @@
+"""manyhands jobs: the lines, on wide and narrow terminals."""
+
+from typing import Any
+
+import pytest
+
+from manyhands.cli.jobs import HEADINGS, job_lines
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    hops = [{"name": name} for name in ("desk", "laptop", "nas")]
+    timings = {"ttft_ms": 412.0, "decode_tokens_per_s": 71.04}
+    told = {"id": "0123456789abcdef", "created_unix_s": 100.0, "model": "tales", "api": "completions", "status": "done"}
+    told |= {"error": None, "finish_reason": "length", "prompt_tokens": 512, "completion_tokens": 128}
+    return {**told, "timings": timings, "hops": hops, "repairs": [], **changes}
+
+
+NEW = {
+    "status": "running",
+    "finish_reason": None,
+    "hops": [],
+    "timings": {"ttft_ms": None, "decode_tokens_per_s": None},
+}
+BAD = {"status": "failed", "error": "shard_unavailable", "repairs": [{}], "model": "an-org/a-model-with-a-long-name-x"}
+
+
+def test_a_pipe_gets_one_line_for_each_job() -> None:
+    heading, first, new, bad = job_lines([job(), job(**NEW), job(**BAD)], 460.0, None)
+    assert heading.split() == [word for name in HEADINGS for word in name.split()]
+    assert first.split() == "01234567 6 min tales length 512+128 412 ms 71.0 completions - desk > laptop > nas".split()
+    assert new.split()[-2:] == ["-", "-"] and "running" in new
+    assert "shard_unavailable" in bad and "a-model-with-a-long-name-x" not in bad
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_heading_is_cut_on_a_narrow_terminal(width: int) -> None:
+    lines = job_lines([job(), job(**NEW), job(**BAD), job(model="smollm2", repairs=[{}, {}])], 460.0, width)
+    heading, *texts = lines
+    assert all(len(line) <= width for text in lines for line in text.split("\n"))
+    assert heading.split() == "job age model status tokens first tokens/s".split()
+    assert [text.split("\n")[1].strip() for text in texts] == [
+        "completions over desk > laptop > nas",
+        "completions",
+        "completions over desk > laptop > nas, 1 repair",
+        "completions over desk > laptop > nas, 2 repairs",
+    ]
+    assert job_lines([], 0.0, width)[0].split()[0] == "job"
+
+
+def test_names_of_others_are_one_line() -> None:
+    hostile = job(model="a\x1b[2Jb", hops=[{"name": "x\ny"}], error="e\r")
+    for width in (None, 60):
+        text = "".join(job_lines([hostile], 0.0, width))
+        assert "\x1b" not in text and "\r" not in text and "x?y" in text and text.count("\n") == (width is not None)
