@@ -14,7 +14,18 @@ from typer.testing import CliRunner
 from manyhands.cli import app
 from manyhands.cli.chat_loop import ChatHistory
 from manyhands.cli.chat_source import GatewaySource, Messages, OriginSource, Stats
-from manyhands.cli.chat_text import HELP, Command, Mistake, Paragraphs, Said, as_markdown, parse, tail, waiting_for
+from manyhands.cli.chat_text import (
+    HELP,
+    Command,
+    Mistake,
+    Paragraphs,
+    Said,
+    as_markdown,
+    introduced,
+    parse,
+    tail,
+    waiting_for,
+)
 from manyhands.cli.client import GatewayError
 from manyhands.core import NodeAddr, SamplingParams
 from manyhands.errors import BadRequest, LinkClosed
@@ -46,6 +57,11 @@ def test_what_a_line_is(line: str, meant: object) -> None:
 def test_mistakes_are_told(line: str, why: str) -> None:
     meant = parse(line)
     assert isinstance(meant, Mistake) and why in meant.why
+
+
+def test_a_model_that_answers_no_questions_is_introduced_so() -> None:
+    assert introduced("tales") == "tales, which continues stories and answers no questions"
+    assert introduced("smollm2") == "smollm2" and introduced("x\x1b") == "x?"
 
 
 def test_help_names_every_command() -> None:

@@ -1,5 +1,6 @@
 """`manyhands chat`: a conversation with a swarm or a gateway. Ctrl-C stops the answer, not the program."""
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -8,6 +9,7 @@ import typer
 
 from manyhands.cli import options
 from manyhands.cli.client import ApiKey
+from manyhands.cli.lines import fitted
 from manyhands.cli.progress import doing
 from manyhands.core import PathKind, SamplingParams
 from manyhands.plain import one_line
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Argument(help="As the swarm or the gateway has it; may be left out if that has one.")]
 Ticket = Annotated[
-    str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="Be an origin of this swarm, without a gateway.")
+    str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="Call the nodes of this swarm, without a gateway.")
 ]
 Api = Annotated[
     list[str] | None,
@@ -43,7 +45,10 @@ def chat(
     computing: options.Computing = options.Computing(),
     routing: options.RouteOptions = options.RouteOptions(),
 ) -> None:
-    """Talk with a model: with --ticket this machine is the origin, else a gateway is asked."""
+    """Talk with a model. Ctrl-C stops an answer, Ctrl-D leaves.
+
+    Asks the member that runs on this machine, or the gateway of --api; with --ticket the nodes of a swarm, without one.
+    """
     params, path = sampling.params, computing.path_kind
     if ticket and not options.is_given(context, "api"):
         computing.use_device()
@@ -89,9 +94,12 @@ async def _from_gateway(
 
 async def _chat(source: "AbstractAsyncContextManager[Source]", system: str, has_history: bool) -> None:
     from manyhands.cli.chat_loop import ChatHistory, prompt_of
+    from manyhands.cli.chat_text import introduced
 
     async with source as other:
-        typer.secho(f"talking with {one_line(other.model)}; /help lists the commands", dim=True, err=True)
+        typer.secho(
+            fitted(f"talking with {introduced(other.model)}; /help lists the commands", sys.stderr), dim=True, err=True
+        )
         conversation = ChatHistory(other, prompt_of(has_history), system)
         await conversation.run()
     if conversation.num_failed:

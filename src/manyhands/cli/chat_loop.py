@@ -14,7 +14,7 @@ import typer
 
 from manyhands.cli.chat_screen import AnswerScreen, without_echo
 from manyhands.cli.chat_source import Source, Stats
-from manyhands.cli.chat_text import HELP, Command, Mistake, Said, as_markdown, parse
+from manyhands.cli.chat_text import HELP, Command, Mistake, Said, as_markdown, introduced, parse
 from manyhands.cli.lines import error_line
 from manyhands.config import home_from_env
 from manyhands.errors import ManyhandsError
@@ -91,6 +91,7 @@ class ChatHistory:
             return
         if name in known:
             self._source.model = name
+            typer.echo(f"from now on {introduced(name)}")
         elif name:
             typer.echo(f"there is no {name!r:.80} here")
         typer.echo("\n".join(one_line(f"{'*' if one == self._source.model else ' '} {one}") for one in known))

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from textwrap import TextWrapper
 from typing import Any, Final
 
+from manyhands.plain import one_line
+from manyhands.tales import ABOUT, NAME
+
 COMMANDS: Final = {
     "help": "",
     "reset": "",
@@ -45,6 +48,11 @@ class Mistake:
     """A line that is sent to no model; `why` says what is wrong with it."""
 
     why: str
+
+
+def introduced(model: str) -> str:
+    """A model's name, and what is to be known before it is asked."""
+    return f"{one_line(model)}, which {ABOUT}" if model == NAME else one_line(model)
 
 
 def parse(line: str) -> Said | Command | Mistake | None:

@@ -1,4 +1,4 @@
-"""`manyhands infer`: one prompt to a gateway, or to a swarm from the addresses of its ticket on."""
+"""`manyhands infer`: one prompt to a gateway, or to the nodes of a swarm, which its ticket names."""
 
 import time
 from contextlib import AbstractAsyncContextManager
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Argument(help="As `manyhands status` shows it; may be left out where there is one.")]
 Ticket = Annotated[
-    str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="Be an origin of this swarm, without a gateway.")
+    str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="Call the nodes of this swarm, without a gateway.")
 ]
 Api = Annotated[
     str,
@@ -39,7 +39,10 @@ def infer(
     routing: options.RouteOptions = options.RouteOptions(),
     as_json: options.Json = False,
 ) -> None:
-    """Ask a swarm to go on from a prompt: by a gateway, or with --ticket as an origin of one's own."""
+    """Ask a model to go on from a prompt.
+
+    Asks the member that runs on this machine, or the gateway of --api; with --ticket the nodes of a swarm, without one.
+    """
     params, path = sampling.params, computing.path_kind
     if ticket and not options.is_given(context, "api"):
         computing.use_device()

@@ -1,9 +1,12 @@
 """The bundled model *tales* and its drafter: trained by tools/train_tales.py, described in CARD.md. Knows no torch."""
 
 from pathlib import Path
+from typing import Final
 
 from manyhands.errors import ModelError
 
+NAME: Final = "tales"
+ABOUT: Final = "continues stories and answers no questions"  # CARD.md in half a line, for who is about to ask it
 _DATA = Path(__file__).parent / "data"
 
 
