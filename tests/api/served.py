@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 
 from manyhands.api.access import Access
 from manyhands.api.auth import KeyRing
-from manyhands.api.choice import ModelFormats
+from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.app import create_app
 from manyhands.api.http.server import serving

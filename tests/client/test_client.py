@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import manyhands
-from manyhands.api.choice import ModelFormats
+from manyhands.api.formats import ModelFormats
 from manyhands.api.http.app import create_app
 from manyhands.api.http.server import serving
 from manyhands.api.native.process import process_router

@@ -47,8 +47,10 @@ def test_models(stage: Stage) -> None:
                 await asked.show("llama9")
             status, told = await sent(it, "/api/show", {"name": f"{MODEL}:latest", "verbose": True})
             assert status == 200 and told["details"]["quantization_level"] == "bf16"
+            assert told["details"]["parameter_size"] == f"{told['model_info']['general.parameter_count'] / 1e6:.1f}M"
+            assert told["details"]["format"] == "safetensors" and told["model_info"]["qwen3.attention.head_count"] > 0
             status, told = await sent(it, "/api/show", {})
-            assert status == 400 and isinstance(told["error"], str)
+            assert status == 200 and told["model_info"]["general.basename"] == MODEL
             answer = await raw_slowly(it, b"GET /api/version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             assert answer[0] == 200 and json.loads(answer[1].partition(b"\r\n\r\n")[2])["version"] == OLLAMA_VERSION
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from manyhands.api.choice import ModelFormats
+from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import MAX_BRINGING, Gateway, OfferedModel
 from manyhands.api.native.swarm import swarm_router
 from manyhands.api.run import Caller
@@ -140,6 +140,8 @@ def test_many_who_ask_for_the_view_share_one(tmp_path: Path) -> None:
 
 class Offering:
     """Other models: "good", and many that never come."""
+
+    own = ""
 
     def __init__(self, origin: Origin | None = None, num_bad: int = 8) -> None:
         self.asked: list[str] = []

@@ -19,9 +19,10 @@ from typing import Final, Protocol
 
 from manyhands.api.callers import CallerNames
 from manyhands.api.http.arrival import new_job_id
+from manyhands.api.http.body import BadField
 from manyhands.api.http.watchdog import Watchdog
 from manyhands.api.limits import Admission
-from manyhands.api.names import NO_NAMES, ModelNames
+from manyhands.api.names import NO_NAMES, ModelNames, listed
 from manyhands.api.run import LOOK_S, Admitted, Api, Ask, Caller, Job, Observer, Outcome, Run
 from manyhands.api.streams import Claim, Streams
 from manyhands.config import LimitsConfig
@@ -57,7 +58,10 @@ class OfferedModel:
 
 
 class OtherModels(Protocol):
-    """Models that this gateway serves once they are asked for (member/models.py)."""
+    """Models that this gateway serves once they are asked for (member/models.py). `own`: the one that is hosted here, or ""."""
+
+    @property
+    def own(self) -> str: ...
 
     def offered(self) -> Mapping[str, OfferedModel]: ...
 
@@ -84,6 +88,7 @@ class Gateway:
     ) -> None:
         """`secret`: what all gateways of the swarm know, to go on with each other's streams; None: with its own alone."""
         self.origins = dict(origins)
+        self._started_with = next(iter(origins)) if len(origins) == 1 else ""
         self.limits, self.names = limits or LimitsConfig(), names
         self.others = others
         self.refused: dict[str, str] = {}  # models that could not be loaded, and why
@@ -123,6 +128,11 @@ class Gateway:
             for name, o in self.origins.items()
         }
         return loaded if self.others is None else {**loaded, **self.others.offered(), **loaded}
+
+    @property
+    def own(self) -> str:
+        """The one model that this gateway was opened for, or that its machine hosts; "" if there is none."""
+        return self._started_with or (self.others.own if self.others is not None else "")
 
     @property
     def reasons(self) -> list[str]:
@@ -195,10 +205,22 @@ class Gateway:
         """The name of the model that is meant by it. Raises ModelNotFound."""
         meant = self.names.find(model, self.origins)
         if meant not in self.origins:
-            raise ModelNotFound(
-                f"model {model[:100]!r} is not served here; there is {', '.join(self.models) or 'none'}"
-            )
+            raise ModelNotFound(f"model {model[:100]!r} is not served here; there is {listed(self.models)}")
         return meant
+
+    def unnamed(self, caller: Caller) -> str:
+        """The model of a request that names none: `own`, else the only one that `caller` may use, else that of the alias "*".
+
+        Raises BadField naming those there are, ModelNotFound if there is none.
+        """
+        known = list(self.models)
+        allowed = [name for name in known if caller.models is None or name in caller.models] or known
+        if not known:
+            raise ModelNotFound("no model is served here yet: start one with `manyhands up MODEL`")
+        meant = self.own if self.own in allowed else self.names.find("", allowed)
+        if meant not in allowed and len(allowed) > 1:
+            raise BadField(f"model is missing: name one of {listed(allowed)}", "model", "missing_required_parameter")
+        return meant if meant in allowed else allowed[0]
 
     def use_of(self, key: str) -> dict[str, int] | None:
         """What runs for a key, and what is used of its quotas now; None if it has asked for nothing yet."""

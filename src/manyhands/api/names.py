@@ -4,8 +4,11 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from manyhands.plain import one_line
+
 ANY: Final = "*"  # the alias of whatever is not known otherwise
 LATEST: Final = ":latest"
+SHOWN: Final = 400  # characters of a list of names: members make them up
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,11 @@ class ModelNames:
     def of_model(self, model: str) -> list[str]:
         """The aliases of one model."""
         return [alias for alias, meant in self.aliases if meant == model and alias != ANY]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names of models as an error lists them."""
+    return one_line(", ".join(names), SHOWN) or "none"
 
 
 NO_NAMES: Final = ModelNames()

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from manyhands.api.anthropic.messages import anthropic_router
-from manyhands.api.choice import ModelFormats
+from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.ollama.generate import ollama_router
 from manyhands.api.openai.chat import openai_router

@@ -224,7 +224,7 @@ def _debug_routers(gateway: "Gateway") -> "list[APIRouter]":
 
 def _routers(gateway: "Gateway", history: "History", metrics: "Metrics", view: "SwarmView") -> "list[APIRouter]":
     """Every route of a gateway but those that create_app brings."""
-    from manyhands.api.choice import ModelFormats
+    from manyhands.api.formats import ModelFormats
     from manyhands.api.native.plan import plan_router
     from manyhands.api.native.routes import native_router
     from manyhands.api.native.swarm import swarm_router

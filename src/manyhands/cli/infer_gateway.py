@@ -13,19 +13,18 @@ from manyhands.cli.client import GatewayError, call, print_json, running_api
 from manyhands.cli.lines import fitted
 from manyhands.cli.progress import clear_line, doing
 from manyhands.core import PathKind, SamplingParams
-from manyhands.errors import ModelNotFound
 from manyhands.plain import one_line, without_controls
 
 
 async def infer_by_gateway(
     api: str, key: str, model: str, prompt: str, params: SamplingParams, path: PathKind, *, as_json: bool
 ) -> None:
-    """Print the answer. Raises GatewayError, LinkClosed, BrokenStream if it is cut, ModelNotFound if none is served."""
+    """Print the answer. Raises GatewayError, LinkClosed, BrokenStream if it is cut. `model` "": the gateway's only one."""
     where = (api or running_api()).rstrip("/")
     with doing(f"asking the gateway at {where}") as screen:
-        name = model or await asyncio.to_thread(_only_model, where, key)
-        screen.say(f"asking {name}")
-        body = {"model": name, "prompt": prompt, "path": path, **_sampling(params)}
+        if model:
+            screen.say(f"asking {model}")
+        body = {**({"model": model} if model else {}), "prompt": prompt, "path": path, **_sampling(params)}
         if as_json:
             print_json(await asyncio.to_thread(call, where, key, "POST", "/api/infer", body))
             return
@@ -36,13 +35,6 @@ async def infer_by_gateway(
                 screen.end()
                 if telling.take(event):
                     return
-
-
-def _only_model(api: str, key: str) -> str:
-    known = [str(each["id"]) for each in call(api, key, "GET", "/v1/models")["data"]]
-    if not known:
-        raise ModelNotFound(f"the gateway at {api} serves no model yet: start one with `manyhands up MODEL`")
-    return known[0]
 
 
 class Telling:

@@ -43,6 +43,11 @@ class SwarmModels:
         self._make = make
         self._extra_bytes = 0  # ends of models that are not hosted here
 
+    @property
+    def own(self) -> str:
+        """The model that is hosted here."""
+        return self._hosting.weights.name
+
     def offered(self) -> Mapping[str, OfferedModel]:
         """By the name that `status` shows."""
         return {

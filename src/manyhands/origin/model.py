@@ -1,11 +1,15 @@
 """What an origin holds of a model: tokenizer, sizes, and the ends unless the edges have them."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.folder import read_config
 from manyhands.checkpoint.manifest import build_manifest
+from manyhands.checkpoint.quantised import folded
 from manyhands.core import EndsAt, Precision
 from manyhands.text.prompt import encode_prompt, load_eos_ids, render_chat
 from manyhands.text.tokenizer import load_tokenizer
@@ -35,6 +39,8 @@ class OriginModel:
         self.context_length, self.arithmetic = facts.context_length, facts.arithmetic
         manifest = build_manifest(folder)
         self.id = manifest.id
+        matrices = folded(manifest.tensors, parse_config(read_config(folder)))
+        self.num_parameters = sum(math.prod(each.shape) for each in matrices)
         self.tokenizer = load_tokenizer(folder)
         self.eos_ids = load_eos_ids(folder, self.tokenizer)
         most = num_threads or os.cpu_count() or 1

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.api.choice import ModelFormat
+from manyhands.api.formats import ModelFormat
 from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk
 from manyhands.api.preparation.pool import INLINE_BYTES, FairTurns, Preparing
 from manyhands.api.preparation.prepare import prepare

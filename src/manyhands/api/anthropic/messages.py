@@ -11,8 +11,9 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 
-from manyhands.api.choice import Choice, ModelFormats
+from manyhands.api.choice import Choice, ask_one
 from manyhands.api.delta import Delta
+from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.encode import JsonText
 from manyhands.api.http.error import error_body, error_object, status_of
@@ -60,7 +61,7 @@ async def _counted(made: Prepared) -> Object:
 async def _answer(
     gateway: Gateway, voices: ModelFormats, body: bytes, caller: Caller, client: str
 ) -> EventStream | Single:
-    made, ask, choice = await voices.ask_one(PATH, "messages", body, caller, client)
+    made, ask, choice = await ask_one(voices, PATH, "messages", body, caller, client)
     message = _Message(made, choice)
     if not made.given.get("stream", False):
         return Single(lambda: _whole(message, gateway, ask), gateway.limits)

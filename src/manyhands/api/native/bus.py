@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
-from manyhands.api.choice import ModelFormats, plans_of
+from manyhands.api.choice import plans_of
+from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.http import encode
 from manyhands.api.http.error import NotOffered, error_body, error_object, status_of

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 
-from manyhands.api.choice import GenerationPlan, ModelFormat, ModelFormats, plans_of
+from manyhands.api.choice import GenerationPlan, plans_of
 from manyhands.api.event_id import BadEventId
+from manyhands.api.formats import ModelFormat, ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.http import encode
 from manyhands.api.http.arrival import new_job_id

@@ -65,7 +65,7 @@ def plan_router(gateway: Gateway, view: SwarmView) -> APIRouter:
         """Tokens a second of one stream, and which machine would hold which layers, before and after. With `apply`, nodes are
         asked to serve their part, by an admin only; else nothing is changed."""
         caller = caller_of(request)
-        name = _model_of(gateway, body.model)
+        name = gateway.names.find(body.model or gateway.unnamed(caller), gateway.models)
         caller.check_model(name)
         if body.apply:
             check_admin(caller)
@@ -84,13 +84,6 @@ def plan_router(gateway: Gateway, view: SwarmView) -> APIRouter:
             return told
 
     return router
-
-
-def _model_of(gateway: Gateway, asked: str | None) -> str:
-    """Raises BadRequest where it is not clear which one is meant."""
-    if asked is None and len(gateway.models) != 1:
-        raise BadRequest(f"model is missing: this gateway has {', '.join(gateway.models) or 'none'}")
-    return asked or next(iter(gateway.models))
 
 
 def shape_of_origin(name: str, origin: Origin) -> ModelShape:

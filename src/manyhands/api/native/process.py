@@ -141,7 +141,7 @@ def read_asked(body: bytes) -> ProcessRequest:
 async def _answer(gateway: Gateway, asked: ProcessRequest, request: Request) -> dict[str, Any]:
     caller = caller_of(request)
     entry = gateway.enter(caller, "debug")
-    name = _model_name(gateway, asked.model)
+    name = gateway.names.find(asked.model or gateway.unnamed(caller), gateway.models)
     origin = await gateway.ensure(name)
     span, given = _span(asked.layers, origin), _given(asked, origin)
     num_logits = asked.logits or int(bool(asked.is_last))
@@ -154,12 +154,6 @@ async def _answer(gateway: Gateway, asked: ProcessRequest, request: Request) -> 
         run.job.route = run.job.hops = made.hops
         told = {"request_id": asked.request_id or run.job.id, "model": name, "layers": str(span)}
         return {**told, **await _states(made, span, asked), "assignments": [hop_object(hop) for hop in made.hops]}
-
-
-def _model_name(gateway: Gateway, model: str | None) -> str:
-    if model is None and len(gateway.models) != 1:
-        raise BadRequest(f"model is missing: name one of {', '.join(gateway.models) or 'none'}")
-    return gateway.names.find(model or next(iter(gateway.models)), gateway.models)
 
 
 def _span(layers: str | list[int] | None, origin: Origin) -> Span:

@@ -21,7 +21,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from manyhands.api.access import check_admin
-from manyhands.api.choice import ModelFormats
+from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.encode import JsonRows
 from manyhands.api.http.sse import Single, Watched

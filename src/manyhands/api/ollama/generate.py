@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 
-from manyhands.api.choice import Choice, ModelFormats, plans_of
+from manyhands.api.choice import Choice, plans_of
 from manyhands.api.delta import Delta
+from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.encode import JsonText, encode, pieces
 from manyhands.api.http.error import error_object

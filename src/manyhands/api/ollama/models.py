@@ -11,12 +11,11 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from manyhands import __version__
-from manyhands.api.choice import ModelFormats
+from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway, OfferedModel
 from manyhands.api.http.error import OLLAMA_REFUSED, NotOffered
 from manyhands.api.http.route import caller_of
 from manyhands.api.names import LATEST
-from manyhands.errors import BadRequest
 from manyhands.origin import Origin
 from manyhands.text.reasoning import template_of
 
@@ -43,7 +42,7 @@ def models_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
         caller = caller_of(request)
         models = gateway.models
         may_use = {name: model for name, model in models.items() if caller.models is None or name in caller.models}
-        wanted = [_Listed(name, model, _folder_of(name, gateway)) for name, model in may_use.items()]
+        wanted = [_Listed.of(name, model, gateway) for name, model in may_use.items()]
         return await asyncio.to_thread(lambda: [_entry(one, gateway.started_at) for one in wanted])
 
     @router.get("/version", summary="The version of Ollama's API")
@@ -65,16 +64,14 @@ def models_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
     @router.post("/show", summary="One model, as Ollama shows it")
     async def show(body: ShowRequest, request: Request) -> Object:
         """Template, capabilities and sizes."""
-        wanted = body.model or body.name
-        if not wanted:
-            raise BadRequest("model is missing: name one of /api/tags")
+        wanted = body.model or body.name or gateway.unnamed(caller_of(request))
         meant = gateway.names.find(wanted, gateway.models)
         caller_of(request).check_model(meant)
         origin = await gateway.ensure(wanted, caller_of(request))
         await voices.open()
-        one = _Listed(meant, gateway.models[meant], origin.model.folder)
+        one = _Listed(meant, gateway.models[meant], origin.model.folder, origin.model.num_parameters)
         entry = await asyncio.to_thread(_entry, one, gateway.started_at)
-        return _shown(entry, origin, voices, meant)
+        return _shown(entry, origin, voices, meant, await asyncio.to_thread(_config_of, origin.model.folder))
 
     for name in OLLAMA_REFUSED:
         router.add_api_route(f"/{name}", _refused(name), methods=["POST", "DELETE"], include_in_schema=False)
@@ -94,32 +91,41 @@ def _refused(name: str) -> Callable[[], Awaitable[None]]:
 
 
 class _Listed(NamedTuple):
-    """A model as the event loop knows it; `folder`: of its files, where it is loaded here."""
+    """A model as the event loop knows it; `folder` and parameters: of its files, where it is loaded here."""
 
     name: str
     model: OfferedModel
-    folder: Path | None
+    folder: Path | None = None
+    num_parameters: int = 0
 
-
-def _folder_of(name: str, gateway: Gateway) -> Path | None:
-    origin = gateway.origins.get(name)
-    return None if origin is None else origin.model.folder
+    @classmethod
+    def of(cls, name: str, model: OfferedModel, gateway: Gateway) -> "_Listed":
+        if (origin := gateway.origins.get(name)) is None:
+            return cls(name, model)
+        return cls(name, model, origin.model.folder, origin.model.num_parameters)
 
 
 def _entry(one: _Listed, started_at: float) -> Object:
     """One model of a list. Blocking: looks at its files."""
-    name, model, folder = one
+    name, model, folder, num_parameters = one
+    files = [] if folder is None else [path for path in folder.iterdir() if path.is_file()]
     config = {} if folder is None else _config_of(folder)
     family = str(config.get("model_type", ""))
     families = [family] if family else []
-    details = {"parent_model": "", "format": "safetensors", "family": family, "families": families}
+    stored = "gguf" if any(path.suffix == ".gguf" for path in files) else "safetensors"
+    details = {"parent_model": "", "format": stored, "family": family, "families": families}
+    size = f"{num_parameters / 1e9:.1f}B" if num_parameters >= 1e9 else f"{num_parameters / 1e6:.1f}M"
     return {
         "name": name + LATEST,
         "model": name + LATEST,
         "modified_at": datetime.fromtimestamp(started_at, UTC).isoformat(),
-        "size": 0 if folder is None else sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
+        "size": sum(path.stat().st_size for path in files),
         "digest": model.id,
-        "details": {**details, "parameter_size": "", "quantization_level": model.precision},
+        "details": {
+            **details,
+            "parameter_size": size if num_parameters else "",
+            "quantization_level": model.precision,
+        },
     }
 
 
@@ -138,16 +144,27 @@ def _running(entry: Object, models: Mapping[str, OfferedModel]) -> Object:
     return {**kept, "expires_at": FOREVER, "size_vram": 0, "context_length": context}
 
 
-def _shown(entry: Object, origin: Origin, voices: ModelFormats, name: str) -> Object:
+# GGUF's names for what config.json says of a model.
+_OF_CONFIG: Final = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+}
+
+
+def _shown(entry: Object, origin: Origin, voices: ModelFormats, name: str, config: Object) -> Object:
     speaker, family = voices.known(name).speaker, entry["details"]["family"]
     can = {"completion": True, "tools": speaker.dialect is not None, "thinking": speaker.thinking is not None}
     info: Object = {
         "general.architecture": family,
         "general.basename": name,
+        "general.parameter_count": origin.model.num_parameters,
         f"{family}.context_length": speaker.context,
         f"{family}.block_count": origin.model.num_layers,
         f"{family}.vocab_size": speaker.vocab_size,
     }
+    info |= {f"{family}.{key}": config[ours] for key, ours in _OF_CONFIG.items() if isinstance(config.get(ours), int)}
     return {
         "modelfile": f"FROM {name}",
         "parameters": f"num_ctx {speaker.context}",  # from which Continue has the context

@@ -11,13 +11,15 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 
-from manyhands.api.choice import Choice, GenerationPlan, ModelFormat, ModelFormats, plans_of
+from manyhands.api.choice import Choice, GenerationPlan, plans_of
 from manyhands.api.event_id import BadEventId
+from manyhands.api.formats import ModelFormat, ModelFormats
 from manyhands.api.gateway import Gateway, OfferedModel
 from manyhands.api.http.error import NotOffered
 from manyhands.api.http.route import body_of, caller_of, client_of, describe, last_event_of
 from manyhands.api.http.sse import DONE, Emit, EventStream, Single, Template, Watched, to_event
 from manyhands.api.jobs import prefill_object
+from manyhands.api.names import listed
 from manyhands.api.openai.forms import ChatForm, Form, TextForm
 from manyhands.api.openai.logprobs import Spelling
 from manyhands.api.preparation.desk import Prepared
@@ -50,7 +52,7 @@ def openai_router(gateway: Gateway, voices: ModelFormats | None = None) -> APIRo
         meant = gateway.names.find(name, models)
         caller_of(request).check_model(meant)
         if meant not in models:
-            raise ModelNotFound(f"model {name[:100]!r} is not served here; there is {', '.join(models) or 'none'}")
+            raise ModelNotFound(f"model {name[:100]!r} is not served here; there is {listed(models)}")
         return model_object(meant, models[meant], gateway)
 
     @router.post("/embeddings", responses={501: {"description": "always"}})

@@ -13,8 +13,9 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 
-from manyhands.api.choice import Choice, ModelFormats
+from manyhands.api.choice import Choice, ask_one
 from manyhands.api.delta import Delta
+from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.encode import JsonRows, JsonText
 from manyhands.api.http.error import error_object
@@ -46,7 +47,7 @@ def responses_router(gateway: Gateway, voices: ModelFormats | None = None) -> AP
 async def _answer(
     gateway: Gateway, voices: ModelFormats, body: bytes, caller: Caller, client: str
 ) -> EventStream | Single:
-    made, ask, choice = await voices.ask_one("/v1/responses", "responses", body, caller, client)
+    made, ask, choice = await ask_one(voices, "/v1/responses", "responses", body, caller, client)
     spelling = Spelling(voices.known(made.model).grammars) if made.params.logprobs is not None else None
     if spelling is not None:
         await asyncio.to_thread(spelling.load)

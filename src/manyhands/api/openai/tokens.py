@@ -7,13 +7,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field as Limits
 
 from manyhands import __version__
-from manyhands.api.choice import ModelFormats
+from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.encode import JsonBytes
 from manyhands.api.http.route import body_of, caller_of, client_of, describe
 from manyhands.api.http.sse import Single, Watched
 from manyhands.api.preparation.desk import Prepared
-from manyhands.errors import BadRequest
 from manyhands.text.reasoning import template_of
 
 Object = dict[str, Any]
@@ -46,9 +45,7 @@ def tokens_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
     @router.get("/props", summary="What is served, as llama.cpp's server says it")
     async def props(request: Request, model: Annotated[str | None, Limits(max_length=512)] = None) -> Object:
         """Of the model that `model` names; it may be left out where there is one."""
-        if model is None and len(gateway.models) != 1:
-            raise BadRequest(f"model is missing: /props?model=NAME, of {', '.join(gateway.models) or 'none'}")
-        meant = gateway.names.find(model or next(iter(gateway.models)), gateway.models)
+        meant = gateway.names.find(model or gateway.unnamed(caller_of(request)), gateway.models)
         caller_of(request).check_model(meant)
         await gateway.ensure(meant, caller_of(request))
         name = gateway.name(meant)

@@ -49,6 +49,7 @@ class PreparationDesk:
     key: str | None = None  # its name, for the error
     is_inline: bool = False
     names: ModelNames = NO_NAMES
+    unnamed: str = ""  # the model of a request that names none
     spent: list[int] = field(default_factory=list)  # what was tokenised inline for this request (talk.py)
 
 

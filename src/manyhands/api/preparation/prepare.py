@@ -26,7 +26,10 @@ _BULK = ("messages", "prompt", "input", "system", "content", "tokens")
 
 
 def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
-    """Raises BadRequest, ContextOverflow, ModelNotFound, Forbidden; NeedsProcess where `desk.is_inline`."""
+    """Raises BadRequest, ContextOverflow, ModelNotFound, Forbidden; NeedsProcess where `desk.is_inline`.
+
+    ModelNotFound.model is the name that was asked for; "" where the request names none, and desk.unnamed neither.
+    """
     _check_values(body, desk)
     sent = read_json(body)
     named = sent.get("params", {}) if path == "/bus/v1/call" else sent
@@ -34,8 +37,7 @@ def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
         _check_counts(sent, speaker)
     given = parse(path, sent)
     if speaker is None:
-        message = f"model is missing: name one of {', '.join(desk.speakers) or 'none, as none is served'}"
-        raise BadField(message, "model", "missing_required_parameter")
+        raise ModelNotFound("the request names no model")
     for name in ("stream_options", "return_progress"):
         if given.get(name) and not given.get("stream", False):
             raise BadField(f"{name} is for stream: true", name)
@@ -60,18 +62,15 @@ def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
 
 def _speaker(sent: Mapping[str, Any], desk: PreparationDesk) -> Speaker | None:
     """The model that is meant; None where the request does not say which. Raises ModelNotFound, Forbidden."""
-    name = sent.get("model")
-    if name is None and len(desk.speakers) == 1:
-        name = next(iter(desk.speakers))
-    if not isinstance(name, str):
+    name = sent.get("model") or desk.unnamed
+    if not isinstance(name, str) or not name:
         return None
     meant = desk.names.find(name, desk.speakers)
     if desk.models is not None and meant not in desk.models:
         allowed = ", ".join(sorted(desk.models))
         raise Forbidden(f"key {desk.key!r} may not use model {name[:100]!r}, only {allowed}")
     if meant not in desk.speakers:
-        there = ", ".join(desk.speakers) or "none"
-        raise ModelNotFound(f"model {name[:100]!r} is not served here; there is {there}", name)
+        raise ModelNotFound(f"model {name[:100]!r} is not served here", name)
     return desk.speakers[meant]
 
 

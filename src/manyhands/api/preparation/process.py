@@ -89,7 +89,7 @@ class _Later:
 
 @dataclass(frozen=True, slots=True)
 class PreparationJob:
-    """What a process is asked. `models`, `key`: as PreparationDesk."""
+    """What a process is asked. `models`, `key`, `unnamed`: as PreparationDesk."""
 
     path: str
     body: bytes
@@ -98,6 +98,7 @@ class PreparationJob:
     max_choices: int
     default_max_tokens: int
     names: ModelNames = NO_NAMES
+    unnamed: str = ""
 
 
 # -- the parent's side of the pipe ------------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ def to_answer(made: Prepared | ManyhandsError) -> bytes:
 
 def _do(job: PreparationJob, speakers: Mapping[str, Speaker]) -> bytes:
     numbers = (job.max_choices, job.default_max_tokens)
-    desk = PreparationDesk(speakers, *numbers, check_grammar, job.models, job.key, names=job.names)
+    desk = PreparationDesk(speakers, *numbers, check_grammar, job.models, job.key, names=job.names, unnamed=job.unnamed)
     try:
         return to_answer(prepare(job.path, job.body, desk))
     except ManyhandsError as error:

@@ -1,0 +1,168 @@
+"""The models of a gateway as texts: each one's tokenizer, chat template and grammars, and who prepares requests with them.
+
+bytes ─ ModelFormats.prepare ─► Prepared: at once if it is small and plain, else in a process (preparation/pool.py)
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from manyhands.api.gateway import Gateway
+from manyhands.api.http.body import BadField
+from manyhands.api.names import listed
+from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk, Prepared, Speaker
+from manyhands.api.preparation.pool import INLINE_BYTES, Preparing
+from manyhands.api.preparation.prepare import prepare
+from manyhands.api.preparation.process import PreparationJob, SpeakerSpec
+from manyhands.api.run import Caller
+from manyhands.errors import BadRequest, ModelError, ModelNotFound
+from manyhands.origin import Origin
+from manyhands.plain import one_line
+from manyhands.text.grammar import Grammar, Grammars
+from manyhands.text.reasoning import find_thinking, template_of
+from manyhands.text.tokenizer_parts import MAX_TOKEN_BYTES, is_plain
+from manyhands.text.tools import PYTHON_TAG, find_dialect
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFormat:
+    """The text format of a served model, of its tokenizer and chat template, read once. `spec`: the same for a process."""
+
+    origin: Origin
+    speaker: Speaker
+    spec: SpeakerSpec
+    grammars: Grammars
+
+    @classmethod
+    def of(cls, name: str, origin: Origin) -> "ModelFormat":
+        """Blocking: 0.2 s for 150,000 tokens."""
+        model = origin.model
+        tokenizer = model.tokenizer
+        dialect, thinking = find_dialect(tokenizer), find_thinking(tokenizer)
+        markers = {PYTHON_TAG, *(dialect.marks if dialect else ())}
+        markers |= {thinking.opens, thinking.closes} if thinking else set()
+        ids = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        shared: dict[str, Any] = {
+            "name": name,
+            "context": model.context_length,
+            "vocab_size": model.vocab_size,
+            "longest": max(len(token.encode()) for token in tokenizer.get_vocab()),
+            "precision": model.precision,
+            "dialect": dialect,
+            "thinking": thinking,
+            "special": {text: ids[text] for text in markers if text in ids and ids[text] not in model.eos_ids},
+            "has_levels": "reasoning_effort" in template_of(tokenizer),
+            "is_plain": is_plain(tokenizer.backend_tokenizer),
+        }
+        if shared["longest"] > MAX_TOKEN_BYTES:
+            raise ModelError(f"a token of {shared['longest']} bytes; at most {MAX_TOKEN_BYTES} are read")
+        spec = SpeakerSpec(
+            tokenizer=tokenizer.backend_tokenizer.to_str().encode(),
+            chat_template=tokenizer.chat_template,
+            special_tokens_map=tokenizer.special_tokens_map,
+            eos_ids=model.eos_ids,
+            **shared,
+        )
+        grammars = Grammars(tokenizer, model.vocab_size, model.eos_ids)
+        return cls(origin, Speaker(tokenizer=tokenizer, **shared), spec, grammars)
+
+
+class ModelFormats:
+    """The format of every model of a gateway, and where requests are prepared for them."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self._known: dict[str, ModelFormat] = {}
+        self._speakers: dict[str, Speaker] = {}
+        self._specs: list[SpeakerSpec] = []
+        self.preparing = Preparing(lambda: self._specs)
+        self._compiler = ThreadPoolExecutor(1, "grammar")  # llguidance lets the loop run meanwhile
+        gateway.parts.append(self)
+
+    async def open(self) -> None:
+        """Read the models' text formats, where that is not done."""
+        origins = self.gateway.origins
+        if all(name in self._known and self._known[name].origin is origin for name, origin in origins.items()):
+            return
+        known = {name: voice for name, voice in self._known.items() if origins.get(name) is voice.origin}
+        for name, origin in [(name, origin) for name, origin in origins.items() if name not in known]:
+            try:
+                known[name] = await asyncio.to_thread(ModelFormat.of, name, origin)
+            except Exception as error:  # of files from outside: jinja2 and the tokenizers' library raise what they like
+                self.gateway.refuse(name, f"its tokenizer or chat template cannot be used ({one_line(error, 200)})")
+        self._known = known
+        self._speakers = {name: voice.speaker for name, voice in known.items()}
+        self._specs = [voice.spec for voice in known.values()]
+
+    async def close(self) -> None:
+        """End the processes and the thread."""
+        await self.preparing.close()
+        self._compiler.shutdown(wait=False, cancel_futures=True)
+
+    def known(self, model: str) -> ModelFormat:
+        """The format of a served model. Raises ModelNotFound if it cannot be used."""
+        if model not in self._known:
+            raise self._absent(model)
+        return self._known[model]
+
+    async def prepare(self, path: str, body: bytes, caller: Caller, client: str) -> tuple[ModelFormat, Prepared]:
+        """What a request asks for; at once if it is small and plain, else in a process. `client`: whose turn, without a key.
+
+        A model that is offered is loaded first. Raises as `prepare`, Preparing.run and Gateway.unnamed do. Cancelling ends the
+        work.
+        """
+        await self.open()
+        try:
+            return await self._prepare(path, body, caller, client)
+        except ModelNotFound as error:
+            meant = error.model or self.gateway.unnamed(caller)
+            await self.gateway.bring(meant)
+            await self.open()
+            if self.gateway.names.find(meant, self._known) not in self._known:
+                raise self._absent(meant) from error
+        return await self._prepare(path, body, caller, client, meant)
+
+    def _absent(self, model: str) -> ModelNotFound:
+        there = f"model {model[:100]!r} is not served here; there is {listed(self.gateway.models)}"
+        return ModelNotFound("; ".join([there, *self.gateway.reasons]), model)
+
+    async def _prepare(
+        self, path: str, body: bytes, caller: Caller, client: str, unnamed: str = ""
+    ) -> tuple[ModelFormat, Prepared]:
+        """`unnamed`: the model of a request that names none, where that has been found out."""
+        limits, names, own = self.gateway.limits, self.gateway.names, self.gateway.own
+        who = (caller.models, caller.name)
+        unnamed = unnamed or (own if own in self._speakers and (caller.models is None or own in caller.models) else "")
+        made, numbers = None, (limits.max_choices, limits.default_max_tokens)
+        if len(body) <= INLINE_BYTES:
+            desk = PreparationDesk(
+                self._speakers, *numbers, self._accept, *who, is_inline=True, names=names, unnamed=unnamed
+            )
+            try:
+                made = prepare(path, body, desk)
+            except NeedsProcess:
+                pass
+        if made is None:
+            job = PreparationJob(path, body, *who, *numbers, names, unnamed)
+            made = await self.preparing.run(caller.name or client, job)
+        return self._known[made.model], made
+
+    def _accept(self, grammar: str) -> None:
+        if not any(voice.grammars.has(grammar) for voice in self._known.values()):
+            raise NeedsProcess
+
+    async def compile(self, voice: ModelFormat, made: Prepared) -> Grammar | None:
+        """The grammar of one choice, which a process has checked. Raises BadField."""
+        if made.grammar is None:
+            return None
+        thinking = voice.speaker.thinking
+        compiling = partial(voice.grammars.compile, made.grammar, thinking, is_open=made.is_open)
+        try:
+            if voice.grammars.has(made.grammar):
+                return compiling()
+            return await asyncio.get_running_loop().run_in_executor(self._compiler, compiling)
+        except BadRequest as error:
+            where = "tools" if made.functions else "response_format"
+            raise BadField(f"{where}: {error}", where) from error
