@@ -41,6 +41,7 @@ COMMANDS: Final = (
     "jobs",
     "benchmark --wan",
     "switch on",
+    "page",
     "code",
     "stop",
     "logs",

@@ -284,6 +284,37 @@ const checks = {
     await page.context().close();
   },
 
+  async "a link of the owner signs in once, and leaves no trace"() {
+    const link = async () => {
+      const answer = await fetch(`${told.url}/api/session/link`, { method: "POST", headers: { "x-manyhands-owner": told.secret } });
+      return `${told.url}/${(await answer.json()).fragment}`;
+    };
+    const page = await open("light", 1320, 860);
+    const first = await link();
+    await page.goto(first);
+    await page.waitForSelector("button:has-text('Admin')");
+    assert.equal(new URL(page.url()).hash, "#/chat");
+    assert.equal(await page.evaluate((token) => JSON.stringify({ ...sessionStorage }).includes(token), first.split("/").pop()), false);
+    await page.reload();
+    await page.waitForSelector("button:has-text('Admin')");
+    await page.goto(`${told.url}/#/keys`);
+    await page.waitForSelector("text=Make a key");
+
+    const other = await open("dark", 390, 844);
+    await other.goto(first);
+    await other.waitForSelector("dialog[open] [role=alert]:has-text('has been used or is too old')");
+    await accessible(other, "a link that was used");
+    await shot(other, "narrow-used-link");
+    await other.keyboard.press("Escape");
+    await other.goto(await link()); // in the same tab: only the fragment changes
+    await other.waitForSelector("button:has-text('Admin')");
+    await other.click("button:has-text('Admin')");
+    await other.click("dialog button:has-text('Sign out')");
+    await other.waitForSelector("button:has-text('Sign in')");
+    await other.context().close();
+    await page.context().close();
+  },
+
   async "the reference is a plain page"() {
     const page = await open("light", 1000, 800);
     await page.goto(`${told.url}/docs`);

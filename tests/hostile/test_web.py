@@ -354,6 +354,11 @@ def test_without_keys_a_loopback_caller_changes_nothing() -> None:
             admin = {line.partition("?")[0] for line in named}
             harmless = {f"POST {path}" for path in GENERATING} | {"POST /v1/embeddings", "POST /api/workers/heartbeat"}
             harmless |= {"POST /api/plan"}
+            harmless |= {
+                "POST /api/session/link",
+                "POST /api/session/redeem",
+                "DELETE /api/session",
+            }  # test_page_link.py
             assert {line for line in routes_of(door.app) if not line.startswith("GET")} == admin | harmless
             for line, body in {**ADMIN, "GET /api/keys": b""}.items():
                 for extra in ((), (page, token), (token,), ("x-manyhands-owner: x",), ("authorization: Bearer none",)):

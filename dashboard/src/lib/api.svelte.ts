@@ -11,6 +11,7 @@ export class ApiError extends Error {
 }
 
 const STORE = "manyhands.key";
+const LINK = "#/sign-in/"; // what a link of `manyhands page` has behind the address
 
 /** Whether this page came from this machine: only then may the owner's secret be shown to the gateway. */
 export const isHere = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
@@ -20,6 +21,7 @@ export const access = $state({
   isAdmin: false,
   isAsked: false, // the gateway has refused a request for want of a key
   isKnown: false, // GET /api/session has been answered
+  refusal: "", // why a link did not sign in
 });
 
 let token = "";
@@ -46,11 +48,57 @@ export async function signIn(secret: string): Promise<void> {
   else sessionStorage.removeItem(STORE);
 }
 
+/** The token of the link that this page was opened by, "" if it was not; it leaves the address bar and the history. */
+export function takeLink(): string {
+  if (!location.hash.startsWith(LINK)) return "";
+  const token = location.hash.slice(LINK.length);
+  history.replaceState(null, "", "#/chat");
+  return token;
+}
+
+/** Sign in: by the token of a link, else with what this tab knew before. What goes wrong is said in the dialog. */
+export async function begin(token: string): Promise<void> {
+  try {
+    if (token) return await signIn(await redeem(token));
+  } catch (error) {
+    access.refusal = error instanceof ApiError ? error.message : String(error);
+    access.isAsked = true;
+  }
+  await renew().catch(() => undefined);
+}
+
+async function redeem(token: string): Promise<string> {
+  const headers = { "content-type": "application/json" };
+  const answer = await fetch("/api/session/redeem", { method: "POST", headers, body: JSON.stringify({ token }) }).catch(() => {
+    throw new ApiError(0, "unreachable", "The gateway cannot be reached. Is it still running?");
+  });
+  return (await bodyOf(answer)).secret;
+}
+
+/** A token of the process that answers now; the owner's secret of an earlier process is forgotten. Throws ApiError. */
+async function renew(): Promise<void> {
+  try {
+    await signIn(access.secret);
+  } catch (error) {
+    const isOld = error instanceof ApiError && error.status === 401 && access.secret !== "" && !access.secret.startsWith("mhk_");
+    if (!isOld) throw error;
+    forget();
+    await signIn("");
+  }
+}
+
 function isAdminOrKey(secret: string, told: { is_admin: boolean }): boolean {
   return secret.startsWith("mhk_") || told.is_admin;
 }
 
-export function signOut(): void {
+/** Forget the secret; the one that came by a link is ended at the gateway too. */
+export async function signOut(): Promise<void> {
+  if (access.secret && !access.secret.startsWith("mhk_")) await call("DELETE", "/api/session").catch(() => undefined);
+  forget();
+  await signIn("").catch(() => undefined);
+}
+
+function forget(): void {
   sessionStorage.removeItem(STORE);
   access.secret = "";
   access.isAdmin = false;
@@ -77,7 +125,7 @@ interface Wish {
 }
 
 async function send(method: string, path: string, body?: unknown, { signal, after }: Wish = {}): Promise<Response> {
-  if (method !== "GET" && !access.isKnown) await signIn(access.secret);
+  if (method !== "GET" && !access.isKnown) await renew();
   const headers: Record<string, string> = headersOf(access.secret);
   if (after) headers["last-event-id"] = after;
   if (method !== "GET") headers["x-manyhands-token"] = token;
@@ -97,7 +145,7 @@ async function send(method: string, path: string, body?: unknown, { signal, afte
 export async function call<T>(method: string, path: string, body?: unknown): Promise<T> {
   let answer = await send(method, path, body);
   if (answer.status === 403 && method !== "GET") {
-    await signIn(access.secret);
+    await renew();
     answer = await send(method, path, body);
   }
   return (await bodyOf(answer)) as T;
@@ -116,7 +164,7 @@ export interface Event {
 export async function* events(path: string, body: unknown, wish: Wish): AsyncGenerator<Event> {
   let answer = await send("POST", path, body, wish);
   if (answer.status === 403) {
-    await signIn(access.secret);
+    await renew();
     answer = await send("POST", path, body, wish);
   }
   if (!answer.ok || !answer.body) {

@@ -1,6 +1,7 @@
 """Whose request it is, and what it may do: the owner of this machine, a key, or any client on this machine.
 
-    owner    shows the secret of this process, which only its owner can read (cli/owner.py): everything
+    owner    shows the secret of this process, which only its owner can read (cli/owner.py), or on the page one that a link of
+             the owner gave it (sign_in.py): everything
     key      shows a key of keys.json: what the key allows
     neither  where no key is needed: generate and look, not change the swarm. A page of this gateway shows its token too,
              which pages of other origins cannot read (GET /api/session)
@@ -27,6 +28,7 @@ from manyhands.api.http.hosts import (
     is_loopback,
 )
 from manyhands.api.run import Caller
+from manyhands.api.sign_in import OwnerLinks
 from manyhands.errors import BadRequest, Forbidden, Unauthorized
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class Access:
     def __init__(self, keys: KeyRing | None, hosts: Hosts) -> None:
         self.hosts = hosts
         self.owner_secret, self.page_token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self.links = OwnerLinks()
         self._keys = keys
         self._is_locked = False
         self._has_complained = False
@@ -59,13 +62,14 @@ class Access:
     def caller(self, method: str, headers: Headers, sender: Sender, *, is_open: bool) -> Caller:
         """Whose request it is. `is_open`: its path shows nothing that needs a key.
 
-        Raises Unauthorized; Forbidden for a page of this gateway that changes something without key and token.
+        Raises Unauthorized; Forbidden for a page of this gateway that changes what is not open without key and token.
         """
-        if _is_equal(headers.get(OWNER_HEADER), self.owner_secret):
+        shown = headers.get(OWNER_HEADER)
+        if _is_equal(shown, self.owner_secret) or self.links.knows(shown):
             return Caller(is_admin=True, tenant=LOCAL)
         if self.needs_key():
             return Caller() if is_open else self._check_key(_authorization(headers))
-        is_change = sender == "page" and method not in SAFE_METHODS
+        is_change = sender == "page" and method not in SAFE_METHODS and not is_open
         if is_change and not _is_equal(headers.get(TOKEN_HEADER), self.page_token):
             raise Forbidden(f"a page needs the token of GET /api/session in the header {TOKEN_HEADER}, or a key")
         return Caller(tenant=None if self.hosts.is_shared else LOCAL)

@@ -15,11 +15,12 @@ from manyhands.cli.values import read_plainly
 COMMANDS: Final = {
     "up": "Start a swarm for a model, or come back to it, and answer requests.",
     "join": "Join a swarm and serve the layers that help it most.",
+    "page": "Print a link to the page that signs this machine's owner in.",
     "code": "Show the code by which a machine of this network joins.",
     "status": "Who is in the swarm, which layers they hold, how busy they are.",
     "local": "Run a model cut over several node processes on this machine.",
     "serve": "Host layers of a model for those who hold the ticket.",
-    "infer": "Ask a swarm to go on from a prompt; this machine is the origin.",
+    "infer": "Ask a model to go on from a prompt: of a gateway or a swarm.",
     "chat": "Talk with a model of a gateway, a swarm or this machine.",
     "pull": "Fetch a model to this machine: a short name, a hub id.",
     "list": "The models of this machine, and who in the swarm has which layers.",

@@ -16,7 +16,7 @@ from manyhands.cli.gateway import ApiPlan
 from manyhands.cli.member_options import MemberOptions, config_of
 from manyhands.cli.process import steady_memory
 from manyhands.cli.progress import doing, end_lines
-from manyhands.cli.reporter import Reporter, keep_telling, tell_invitation, tell_serving
+from manyhands.cli.reporter import Reporter, keep_telling, tell_invitation, tell_page, tell_serving
 from manyhands.cli.signals import StopSignals
 from manyhands.config import DIRECTORIES, RequestConfig
 from manyhands.core import Precision, Span
@@ -288,4 +288,6 @@ async def _gateway(
         announce(url)
         told = gateway.told_url(url)
         tell("api", f"chat in a browser: {told}/\nAPI for programs:  {told}/v1", api=url)
+        if api.is_told:
+            await tell_page(url, tell)
         yield

@@ -1,6 +1,7 @@
 """What `up` and `join` say on the way: lines for people, or JSON objects."""
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -12,7 +13,7 @@ from manyhands.cli.code import say_code
 from manyhands.cli.lines import fitted
 from manyhands.cli.progress import clear_line
 from manyhands.core import NodeId
-from manyhands.errors import BadRequest
+from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.plain import one_line
 
 if TYPE_CHECKING:
@@ -101,6 +102,17 @@ async def tell_invitation(invitations: "Invitations", tell: Reporter, *, shows_c
         else:
             tell.show(say_code(invitations.told()))
     tell("invitation", line, ticket=ticket)
+
+
+async def tell_page(url: str, tell: Reporter) -> None:
+    """Show a link that signs the owner in on the page of the gateway at `url`, on a terminal alone: it is worth a key."""
+    from manyhands.cli.page import good_for, page_link
+
+    if not tell.shows:
+        return
+    with contextlib.suppress(ManyhandsError):  # no file for the secret, or not on loopback: keys are for that
+        link = await asyncio.to_thread(page_link, url)
+        tell.show(f"  as its owner:    {link.url}\n  {good_for(link)}; manyhands page prints another")
 
 
 class NodeLines:

@@ -31,6 +31,7 @@ from manyhands.api.http.page import document, page_files, page_router
 from manyhands.api.http.reference import render
 from manyhands.api.http.route import LARGE_PATHS, PROCESS_BYTES, PROCESS_PATH
 from manyhands.api.keys import keys_router
+from manyhands.api.sign_in import REDEEM_PATH, sign_in_router
 from manyhands.api.trace import PARENT
 from manyhands.config import LimitsConfig
 from manyhands.errors import ManyhandsError, PipelineStalled, RateLimited, TooLarge
@@ -38,8 +39,10 @@ from manyhands.plain import one_line
 
 logger = logging.getLogger(__name__)
 
-# Nothing behind these shows a request, a node or a key, so they need none.
-OPEN_PATHS = frozenset({"/health", "/ready", "/api/health", "/docs", "/openapi.json"})  # and the files of the page
+# Nothing behind these shows a request, a node or a key, so they need none; a link is redeemed by who shows it.
+OPEN_PATHS = frozenset(
+    {"/health", "/ready", "/api/health", "/docs", "/openapi.json", REDEEM_PATH}
+)  # and the files of the page
 # An address, a name, some layers: what routes that do not generate take.
 SMALL_BODY_BYTES = 8 << 10
 # Bodies of max_body_bytes that are held at once, while they come and until they are answered.
@@ -75,7 +78,8 @@ def create_app(
     )
     access = Access(keys, Hosts(hosts, cors))
     app.state.gateway, app.state.keys, app.state.access = gateway, keys, access
-    for router in (*routers, session_router(access), keys_router(gateway, keys), page_router()):
+    ours = (session_router(access), sign_in_router(access.links), keys_router(gateway, keys), page_router())
+    for router in (*routers, *ours):
         app.include_router(router)
     app.add_route("/docs", _docs, include_in_schema=False)
     app.add_exception_handler(ManyhandsError, _on_error)
