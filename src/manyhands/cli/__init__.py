@@ -5,6 +5,7 @@
     plan     what to expect              model    inspect, split, tiny      ticket           new, add, show
     workers  the nodes of a gateway      jobs     what it did               benchmark, key   how fast, and who may use it
     pull, list, rm, show   the models of this machine
+    page     its page in a browser       code     the code by which a machine joins
     stop     let a node leave            logs     what one in the background says
     service  a node that systemd runs
     config   what is set, and where      doctor   is this machine fit

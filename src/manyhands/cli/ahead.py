@@ -26,6 +26,7 @@ _NODE = (
 _ENDS = ("manyhands.text.prompt", "manyhands.text.tokenizer")
 _ORIGIN = ("manyhands.cli.connect", "manyhands.cli.own_layers")
 _MEMBER = (
+    "manyhands.cli.page",
     "manyhands.member.hosting",
     "manyhands.member.invite",
     "manyhands.member.models",
