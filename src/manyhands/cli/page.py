@@ -32,7 +32,7 @@ def page(api: Swarm = "", as_json: options.Json = False) -> None:
         print_json({"url": link.url, "seconds": link.seconds})
         return
     typer.echo(link.url)
-    typer.secho(good_for(link), dim=True, err=True)
+    typer.secho(f"  signs you in as the owner; {good_for(link)}", dim=True, err=True)
 
 
 def page_link(api: str) -> PageLink:
@@ -52,4 +52,4 @@ def page_link(api: str) -> PageLink:
 
 def good_for(link: PageLink) -> str:
     """What to know of a link, in a line."""
-    return f"signs you in as the owner: once, within {link.seconds / 60:.0f} minutes, in a browser of this machine"
+    return f"good once, within {link.seconds / 60:.0f} minutes, in a browser of this machine"

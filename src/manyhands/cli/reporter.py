@@ -112,7 +112,7 @@ async def tell_page(url: str, tell: Reporter) -> None:
         return
     with contextlib.suppress(ManyhandsError):  # no file for the secret, or not on loopback: keys are for that
         link = await asyncio.to_thread(page_link, url)
-        tell.show(f"  as its owner:    {link.url}\n  {good_for(link)}; manyhands page prints another")
+        tell.show(f"as its owner:      {link.url}\n  {good_for(link)}; `manyhands page` prints another")
 
 
 class NodeLines:
