@@ -13,9 +13,11 @@ from typer.testing import CliRunner, Result
 from manyhands.api.http.hosts import OWNER_HEADER
 from manyhands.cli import benchmark, jobs, workers
 from manyhands.cli.benchmark import Outcome, summary
-from manyhands.cli.client import GatewayError, shown
+from manyhands.cli.client import GatewayError
+from manyhands.cli.lines import rows_within
 from manyhands.cli.owner import owner_file
 from manyhands.errors import BadRequest, LinkClosed
+from manyhands.plain import one_line
 from tests.api.observed import Observed, observed, served
 
 app = typer.Typer(rich_markup_mode=None)
@@ -104,8 +106,12 @@ def test_figures_of_a_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "[red]", "\u202eevil", "[/]"])
-def test_names_of_strangers_do_nothing_to_a_terminal(name: str) -> None:
-    from rich.text import Text
-
-    plain = Text.from_markup(shown(name)).plain
-    assert plain.isprintable() and len(plain) == len(name)
+@pytest.mark.parametrize("width", [None, 40])
+def test_names_of_others_do_nothing_to_a_terminal(name: str, width: int | None) -> None:
+    worker = {"name": name, "worker_id": name, "status": name, "sessions": 0, "rtt_ms": None, "address": name}
+    cells = workers._cells(
+        {**worker, "spans": [{"model": name, "layers": name, "is_spare": True, "free_positions": 0}]}
+    )
+    text = "".join(rows_within(width, workers.HEADINGS, [cells], workers.NUM_FIRST))
+    assert text.replace("\n", "", 1 if width else 0).isprintable()
+    assert all(each.isprintable() for each in cells) and cells[0] == one_line(name)

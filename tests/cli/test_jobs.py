@@ -39,10 +39,10 @@ def test_no_heading_is_cut_on_a_narrow_terminal(width: int) -> None:
     assert all(len(line) <= width for text in lines for line in text.split("\n"))
     assert heading.split() == "job age model status tokens first tokens/s".split()
     assert [text.split("\n")[1].strip() for text in texts] == [
-        "completions over desk > laptop > nas",
-        "completions",
-        "completions over desk > laptop > nas, 1 repair",
-        "completions over desk > laptop > nas, 2 repairs",
+        "api completions · route desk > laptop > nas",
+        "api completions",
+        "api completions · repairs 1 · route desk > laptop > nas",
+        "api completions · repairs 2 · route desk > laptop > nas",
     ]
     assert job_lines([], 0.0, width)[0].split()[0] == "job"
 

@@ -128,12 +128,5 @@ def refusal_of(error: Mapping[str, Any], status: int) -> GatewayError:
     return GatewayError(message, one_line(error.get("code"), 64), status)
 
 
-def shown(text: object) -> str:
-    """What a gateway says, fit for a cell of a table: one line, no control characters, no markup."""
-    from rich.markup import escape
-
-    return escape(one_line(text))
-
-
 def print_json(value: Any) -> None:
     print(json.dumps(value))  # in ASCII: nothing in it ends a line or moves a cursor

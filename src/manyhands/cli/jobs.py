@@ -1,6 +1,5 @@
 """`manyhands jobs`: what a running gateway does and did, without a word of it."""
 
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -10,11 +9,11 @@ import typer
 
 from manyhands.cli import options
 from manyhands.cli.client import Api, ApiKey, call, print_json
-from manyhands.cli.lines import columns
+from manyhands.cli.lines import rows_within, width_of
 from manyhands.plain import one_line
 
 HEADINGS: Final = ("job", "age", "model", "status", "tokens", "first", "tokens/s", "api", "repairs", "route")
-NUM_FIRST: Final = 7  # columns of the first line, where a job takes two
+NUM_FIRST: Final = 7  # columns that stand in a line of their own on a narrow terminal
 COLOURS: Final = {"failed": "red", "refused": "red", "cancelled": "yellow", "running": "cyan", "queued": "cyan"}
 
 
@@ -29,29 +28,21 @@ def jobs(
     if as_json:
         print_json(told)
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    heading, *lines = job_lines(told["jobs"], time.time(), width)
+    heading, *lines = job_lines(told["jobs"], time.time(), width_of(sys.stdout))
     typer.echo(heading)
     for job, line in zip(told["jobs"], lines, strict=True):
         typer.secho(line, fg=COLOURS.get(job["status"]))
 
 
 def job_lines(found: Sequence[Mapping[str, Any]], now: float, width: int | None) -> list[str]:
-    """The headings, and a text for each job. Where a line has more than `width` characters (None: of any length) each text has
-    two lines: figures, and what leads nowhere in a column."""
-    rows = [_cells(job, now) for job in found]
-    lines = columns([HEADINGS, *rows])
-    if width is None or max(map(len, lines)) <= width:
-        return lines
-    first = columns([(*row[:NUM_FIRST], "") for row in (HEADINGS, *rows)])
-    second = ["", *("\n" + " " * 10 + _rest(row) for row in rows)]
-    return [line.rstrip() + more for line, more in zip(first, second, strict=True)]
+    """The headings, and a text for each job, within `width` characters (None: any number)."""
+    return rows_within(width, HEADINGS, [_cells(job, now) for job in found], NUM_FIRST)
 
 
 def _cells(job: Mapping[str, Any], now: float) -> tuple[str, ...]:
     timings = job["timings"]
     return (
-        one_line(job["id"], 8),
+        one_line(job["id"])[:8],
         _age(now - job["created_unix_s"]),
         one_line(job["model"], 20),
         one_line(job["error"] or job["finish_reason"] or job["status"], 20),
@@ -62,13 +53,6 @@ def _cells(job: Mapping[str, Any], now: float) -> tuple[str, ...]:
         str(len(job["repairs"]) or "-"),
         one_line(" > ".join(hop["name"] for hop in job["hops"]), 400) or "-",
     )
-
-
-def _rest(row: Sequence[str]) -> str:
-    """The columns that had no room, as one text."""
-    api, repairs, route = row[NUM_FIRST:]
-    said = "" if repairs == "-" else f", {repairs} repair{'s' * (repairs != '1')}"
-    return f"{api} over {route}{said}" if route != "-" else f"{api}{said}"
 
 
 def _age(seconds: float) -> str:

@@ -13,11 +13,10 @@ TICKET = "mh1"  # a line with one is copied whole: it stays one line
 
 def fitted(text: str, out: TextIO) -> str:
     """`text`, its lines broken between words where `out` is a terminal that is narrower."""
-    if not out.isatty():
+    if (width := width_of(out)) is None:
         return text
     from textwrap import TextWrapper
 
-    width = max(MIN_COLUMNS, shutil.get_terminal_size().columns)
     return "\n".join(_broken(line, width, TextWrapper) for line in text.split("\n"))
 
 
@@ -47,3 +46,20 @@ def columns(rows: Sequence[Sequence[str]], *, of_numbers: bool = False) -> list[
         )
         for row in rows
     ]
+
+
+def rows_within(width: int | None, headings: Sequence[str], rows: Sequence[Sequence[str]], num_first: int) -> list[str]:
+    """The headings, and a text for each row. Where a line would have more than `width` characters (None: they may be long)
+    the columns behind the first `num_first` stand below their row, each with its heading; "-" is left out there."""
+    lines = columns([headings, *rows])
+    if width is None or max(map(len, lines)) <= width:
+        return lines
+    first = [line.rstrip() for line in columns([(*row[:num_first], "") for row in (headings, *rows)])]
+    found = [zip(headings[num_first:], row[num_first:], strict=True) for row in rows]
+    below = [" · ".join(f"{heading} {cell}" for heading, cell in cells if cell != "-") for cells in found]
+    return [first[0], *("\n    ".join(filter(None, pair)) for pair in zip(first[1:], below, strict=True))]
+
+
+def width_of(out: TextIO) -> int | None:
+    """How many characters a line may have; None where it is no terminal's."""
+    return max(MIN_COLUMNS, shutil.get_terminal_size().columns) if out.isatty() else None

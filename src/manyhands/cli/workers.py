@@ -1,20 +1,22 @@
 """`manyhands workers`: the nodes behind a running gateway, and what an operator may do to them."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import Api, ApiKey, call, print_json, shown
+from manyhands.cli.client import Api, ApiKey, call, print_json
+from manyhands.cli.lines import fitted, rows_within, width_of
 from manyhands.plain import one_line
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 app = typer.Typer(invoke_without_command=True)
 Worker = Annotated[str, typer.Argument(help="A node's id, the first digits of one, or its name.")]
-_COLOURS = {"active": "green", "evicted": "yellow", "unreachable": "red"}
+HEADINGS: Final = ("node", "id", "status", "sessions", "round trip", "layers", "free cache", "address")
+NUM_FIRST: Final = 5  # columns that stand in a line of their own on a narrow terminal
+_COLOURS: Final = {"active": None, "evicted": "yellow", "unreachable": "red"}
 
 
 @app.callback()
@@ -26,13 +28,14 @@ def workers(context: typer.Context, api: Api = "", api_key: ApiKey = "", as_json
     if as_json:
         print_json(told)
         return
-    from rich.console import Console
-
-    console = Console()
-    console.print(_table(told["workers"]))
+    heading, *lines = rows_within(width_of(sys.stdout), HEADINGS, [_cells(one) for one in told["workers"]], NUM_FIRST)
+    typer.echo(heading)
+    for worker, line in zip(told["workers"], lines, strict=True):
+        typer.secho(line, fg=_COLOURS.get(worker["status"], "red"))
     for model, route in told["scheduler"]["routes"].items():
-        hops = "  ->  ".join(shown(f"{hop['name']} ({hop['layers']})") for hop in route or ())
-        console.print(f"{shown(model)}: {hops or '[red]no route now[/red]'}", highlight=False)
+        hops = "  ->  ".join(f"{hop['name']} ({hop['layers']})" for hop in route or ())
+        said = one_line(f"{model}: {hops or 'no route now'}", 4000)
+        typer.secho(fitted(said, sys.stdout), fg=None if hops else "red")
 
 
 @app.command("evict")
@@ -98,21 +101,16 @@ def _is_loaded(span: dict[str, Any]) -> bool:
     return bool(span.get("is_loaded", True))  # older gateways do not say
 
 
-def _table(found: list[dict[str, Any]]) -> "Table":
-    from rich.table import Table
-
-    table = Table("node", "id", "status", "model: layers", "sessions", "round trip", "free cache", "address", box=None)
-    for worker in found:
-        rtt, spans = worker["rtt_ms"], worker["spans"]
-        colour = _COLOURS.get(worker["status"], "red")
-        table.add_row(
-            shown(worker["name"]) or "-",
-            shown(worker["worker_id"][:8]),
-            f"[{colour}]{shown(worker['status'])}[/{colour}]",
-            shown(", ".join(f"{s['model']}: {s['layers']}{_role(s)}" for s in spans)) or "-",
-            shown(worker["sessions"]),
-            "-" if rtt is None else f"{rtt:.2f} ms",
-            str(sum(span["free_positions"] for span in spans if _is_loaded(span))) if spans else "-",
-            shown(worker["address"]) or "-",
-        )
-    return table
+def _cells(worker: Mapping[str, Any]) -> tuple[str, ...]:
+    rtt, spans = worker["rtt_ms"], worker["spans"]
+    held = ", ".join(f"{span['model']}: {span['layers']}{_role(span)}" for span in spans)
+    return (
+        one_line(worker["name"], 24) or "-",
+        one_line(worker["worker_id"])[:8],
+        one_line(worker["status"], 16),
+        one_line(worker["sessions"], 9),
+        "-" if rtt is None else f"{rtt:.2f} ms",
+        one_line(held, 400) or "-",
+        str(sum(span["free_positions"] for span in spans if _is_loaded(span))) if spans else "-",
+        one_line(worker["address"], 80) or "-",
+    )
