@@ -101,7 +101,8 @@ def test_where_several_could_be_meant_the_error_names_them(folder: Path) -> None
                         await gateway.bring(name)
                     for path, body in BODIES.items():
                         status, said = await ask(addr, path, body)
-                        assert status == 400 and b"name one of tales, poems" in said, (path, said[-400:])
+                        assert status == 400 and b"name one of " in said, (path, said[-400:])
+                        assert b"tales" in said and b"poems" in said, said[-400:]
             async with opened(Gateway({}, others=Others(swarm.origin, "tales", "poems", own="poems"))) as addr:
                 status, said = await ask(addr, "/v1/completions", BODIES["/v1/completions"])
                 assert status == 200 and b'"model":"poems"' in said.replace(b" ", b"")

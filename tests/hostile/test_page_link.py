@@ -44,8 +44,8 @@ def test_a_link_signs_one_page_in(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     keys.add("ann", 1.0)
 
     async def main() -> None:
-        for options in ({}, {"keys": keys}):  # with keys nothing else is open
-            async with opened(**options) as door:
+        for ring in (None, keys):  # with keys nothing else is open
+            async with opened(keys=ring) as door:
                 token = await make(door)
                 status, said = await redeem(door, token)
                 assert status == 200 and b"cache-control: no-store" in said, said
@@ -97,8 +97,15 @@ def test_only_a_page_of_this_gateway_on_this_machine_uses_it() -> None:
                     has_host=False,
                 )
                 assert status in (403, 421) and b"secret" not in said, (host, origin, said)
-            for bad in (b'{"token": ""}', b"{}", b'{"token": 5}', b'{"token": "x", "link": 1}', b"x"):
-                assert await door.status(REDEEM, JSON, f"origin: http://{door.addr}", body=bad) == 400
+            for bad in (
+                b'{"token": ""}',
+                b"{}",
+                b'{"token": 5}',
+                b'{"token": "x", "link": 1}',
+                b"x",
+                b'{"token": "\\ud800"}',
+            ):
+                assert await door.status(REDEEM, JSON, f"origin: http://{door.addr}", body=bad) in (400, 401), bad
             assert (await redeem(door, token))[0] == 200  # none of them used it up
 
     asyncio.run(main())
@@ -169,7 +176,7 @@ def test_a_browser_elsewhere_signs_in_with_a_key(client: str, host: str, is_here
     headers = [(b"host", host.encode()), (b"origin", f"http://{host}".encode())]
     names = Hosts()
     names.listen("0.0.0.0")
-    scope = {"type": "http", "headers": headers, "client": (client, 1) if client else None, "state": {}}
+    scope: dict[str, Any] = {"type": "http", "headers": headers, "client": (client, 1) if client else None, "state": {}}
     request = Request(scope)
     try:
         request.state.sender = names.sender("POST", "1.1", single(headers))

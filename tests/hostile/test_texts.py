@@ -34,6 +34,7 @@ from manyhands.cli.chat_loop import ChatHistory
 from manyhands.cli.chat_screen import AnswerScreen
 from manyhands.cli.chat_source import GatewaySource, Stats
 from manyhands.cli.client import GatewayError, call, print_json
+from manyhands.cli.lines import rows_within
 from manyhands.cli.process import PlainLines, hide_secrets
 from manyhands.cli.reporter import Reporter
 from manyhands.cli.show import for_stdout
@@ -167,8 +168,11 @@ def test_tables_show_names_and_never_markup(capsys: pytest.CaptureFixture[str]) 
     worker = {"name": NASTY, "worker_id": NASTY, "status": NASTY, "sessions": NASTY, "rtt_ms": 1.0, "spans": [span]}
     out = io.StringIO()
     console = Console(file=out, width=400, force_terminal=False)
-    console.print(jobs._table([job], 0.0))
-    console.print(workers._table([worker | {"address": NASTY}]))
+    for width in (None, 20):
+        told = jobs.job_lines([job], 0.0, width)
+        told += rows_within(width, workers.HEADINGS, [workers._cells(worker | {"address": NASTY})], workers.NUM_FIRST)
+        assert len("\n".join(told).splitlines()) == (4 if width is None else 6)
+        out.write("\n".join(told))
     workers._say({}, False, f"{NASTY} is out")
     view = {"nodes": [], "models": [], "missing": [NASTY], "complaints": [NASTY], "warnings": [NASTY], "api": NASTY}
     node = {"name": NASTY, "memory_bytes": 1, "is_me": False, "path": NASTY, "spans": []}

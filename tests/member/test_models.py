@@ -117,6 +117,8 @@ def test_ends_beyond_the_memory_are_refused_by_name(
 class Failing:
     """Offers one model, which cannot be loaded."""
 
+    own = ""
+
     def __init__(self) -> None:
         self.loads = 0
 

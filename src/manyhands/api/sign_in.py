@@ -67,7 +67,7 @@ class OwnerLinks:
 
 def _hash(text: str) -> str:
     """What is kept: a comparison of hashes of random texts tells nothing about them, however long it takes."""
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _trim(kept: dict[str, Any], most: int) -> None:

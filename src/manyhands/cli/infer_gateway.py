@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from manyhands.cli.chat_events import events_of
-from manyhands.cli.client import GatewayError, call, print_json, running_api
+from manyhands.cli.client import GatewayError, call, check_address, print_json, running_api
 from manyhands.cli.lines import fitted
 from manyhands.cli.progress import clear_line, doing
 from manyhands.core import PathKind, SamplingParams
@@ -21,6 +21,7 @@ async def infer_by_gateway(
 ) -> None:
     """Print the answer. Raises GatewayError, LinkClosed, BrokenStream if it is cut. `model` "": the gateway's only one."""
     where = (api or running_api()).rstrip("/")
+    check_address(where)
     with doing(f"asking the gateway at {where}") as screen:
         if model:
             screen.say(f"asking {model}")

@@ -14,6 +14,7 @@ from manyhands.plain import one_line
 
 HEADINGS: Final = ("job", "age", "model", "status", "tokens", "first", "tokens/s", "api", "repairs", "route")
 NUM_FIRST: Final = 7  # columns that stand in a line of their own on a narrow terminal
+WIDE: Final = 140  # where names of models have room
 COLOURS: Final = {"failed": "red", "refused": "red", "cancelled": "yellow", "running": "cyan", "queued": "cyan"}
 
 
@@ -36,15 +37,17 @@ def jobs(
 
 def job_lines(found: Sequence[Mapping[str, Any]], now: float, width: int | None) -> list[str]:
     """The headings, and a text for each job, within `width` characters (None: any number)."""
-    return rows_within(width, HEADINGS, [_cells(job, now) for job in found], NUM_FIRST)
+    longest = 60 if width is None or width > WIDE else 16
+    return rows_within(width, HEADINGS, [_cells(job, now, longest) for job in found], NUM_FIRST)
 
 
-def _cells(job: Mapping[str, Any], now: float) -> tuple[str, ...]:
+def _cells(job: Mapping[str, Any], now: float, longest: int) -> tuple[str, ...]:
+    """`longest`: characters of a model's name."""
     timings = job["timings"]
     return (
         one_line(job["id"])[:8],
         _age(now - job["created_unix_s"]),
-        one_line(job["model"], 20),
+        one_line(job["model"], longest),
         one_line(job["error"] or job["finish_reason"] or job["status"], 20),
         f"{job['prompt_tokens']}+{job['completion_tokens']}",
         _figure(timings["ttft_ms"], "{:.0f} ms"),
