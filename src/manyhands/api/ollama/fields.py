@@ -115,7 +115,7 @@ class _Asked(TypedDict):
         Annotated[
             Options,
             Shown(
-                "below",
+                "Ollama's, as docs/ollama.md lists them",
                 [{}, {"temperature": 0, "num_predict": 2, "num_ctx": 2048}],
                 [{"mirostat": 1}, {"frobnicate": 1}, {"temperature": -1}],
             ),

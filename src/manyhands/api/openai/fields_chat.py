@@ -119,6 +119,9 @@ class Sampled(TypedDict):
     repetition_penalty: NotRequired[
         Annotated[float, Limits(ge=0.001, le=1000), Shown("1 (the default) is none", [1.1], [0])]
     ]
+    cache_prompt: NotRequired[
+        Annotated[Literal[True], Shown("only `true`: prompts are [reused](reuse.md) anyway", [True], [False])]
+    ]
     stop_token_ids: NotRequired[
         Annotated[
             Annotated[list[Annotated[int, Limits(ge=0, le=MAX_ID)]], FIRST, Limits(max_length=64)],
