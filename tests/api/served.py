@@ -117,12 +117,12 @@ async def served(
 
 
 async def raw(addr: NodeAddr, data: bytes) -> tuple[int, bytes]:
-    """Send bytes, read until the server closes or 5 s pass; the status and all that came."""
+    """Send bytes, read until the server closes or 30 s pass; the status and all that came."""
     reader, writer = await asyncio.open_connection(addr.host, addr.port)
     try:
         writer.write(data)
         await writer.drain()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             said = await reader.read(1 << 20)
     finally:
         writer.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from manyhands.api import choice
+from manyhands.api import formats
 from manyhands.api.http import encode
 from manyhands.api.preparation import prepare
 from manyhands.api.preparation.desk import Prepared
@@ -57,7 +57,7 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(body))
         return done(path, body, desk)
 
-    monkeypatch.setattr(choice, "prepare", counted)
+    monkeypatch.setattr(formats, "prepare", counted)
     return sizes
 
 
