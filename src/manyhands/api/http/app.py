@@ -20,11 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from manyhands import __version__
 from manyhands.api.access import Access, session_router
 from manyhands.api.auth import KeyRing
-from manyhands.api.fields import definitions
+from manyhands.api.fields import body_schema, definitions
 from manyhands.api.gateway import Gateway
 from manyhands.api.http.arrival import arrived
 from manyhands.api.http.body import BadField
-from manyhands.api.http.document import with_errors
+from manyhands.api.http.document import with_bodies, with_errors
 from manyhands.api.http.error import error_response, routing_error
 from manyhands.api.http.hosts import Hosts, check_json, single
 from manyhands.api.http.page import document, page_files, page_router
@@ -54,7 +54,7 @@ class _Documented(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            self.openapi_schema = with_errors(super().openapi(), definitions())
+            self.openapi_schema = with_errors(with_bodies(super().openapi(), body_schema), definitions())
         return self.openapi_schema
 
 

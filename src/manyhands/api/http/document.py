@@ -1,6 +1,6 @@
 """What the OpenAPI document says of every operation alike: how errors look, and how a key is sent. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ ERRORS: Final[dict[Dialect, tuple[str, Object]]] = {
 }
 # What the guard and the gateway may say before or instead of a route's answer.
 ANYWHERE = (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 429, 501, 503, 504)
+FIELDS_OF: Final = "x-fields-of"  # in place of a body's schema: the path whose fields it has (with_bodies)
 _METHODS = frozenset({"get", "post", "put", "patch", "delete"})
 
 
@@ -45,6 +46,16 @@ def with_errors(document: Object, definitions: Object) -> Object:
     schemas |= {**definitions, **dict(ERRORS.values())}
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}, {}]  # needed only where there are keys
+    return document
+
+
+def with_bodies(document: Object, schema_of: Callable[[str], Object]) -> Object:
+    """The document, changed in place: schemas of bodies instead of FIELDS_OF. To make them takes a quarter of a second, which
+    a gateway that starts has no use for."""
+    for _, operation in _operations(document):
+        content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+        if (path := content.get("schema", {}).get(FIELDS_OF)) is not None:
+            content["schema"] = schema_of(path)
     return document
 
 

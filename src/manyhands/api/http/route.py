@@ -6,7 +6,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
-from manyhands.api.fields import MODELS, body_schema
+from manyhands.api.fields import MODELS
+from manyhands.api.http.document import FIELDS_OF
 from manyhands.api.run import Caller
 
 Object = dict[str, Any]
@@ -35,8 +36,8 @@ def describe(
     schema_of: str = "",
     parameters: Sequence[Object] = (),
 ) -> None:
-    """Mount a POST handler that reads its own body; the OpenAPI document takes its fields from fields.py."""
-    schema = body_schema(schema_of or f"{router.prefix}{path}")
+    """Mount a POST handler that reads its own body; the OpenAPI document, once asked for, takes its fields from fields.py."""
+    schema = {FIELDS_OF: schema_of or f"{router.prefix}{path}"}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     answers: dict[str, Any] = {"application/json": {}, "text/event-stream": {}}
     said: dict[int | str, dict[str, Any]] = {200: {"description": "the answer; events if stream", "content": answers}}
