@@ -227,15 +227,36 @@ def test_one_that_does_not_come_to_serve_goes_on(ended: list[int]) -> None:
     assert done.returncode == 1 and "does not serve after 600 s; it goes on in the background" in done.stderr
 
 
-def test_ctrl_c_while_it_starts_ends_it() -> None:
-    command = [sys.executable, "-c", BEGIN.format(as_json=False) + "print(os.getpid(), flush=True); time.sleep(600)"]
+# Ctrl-C comes when the process has just been forked, before the one that waits for it does anything else.
+AT_ONCE = """
+import os, signal
+fork = os.fork
+def interrupted():
+    pid = fork()
+    if pid:
+        os.kill(os.getpid(), signal.SIGINT)
+    return pid
+os.fork = interrupted
+"""
+
+
+@pytest.mark.parametrize("before", ["", AT_ONCE], ids=["later", "at once"])
+def test_ctrl_c_while_it_starts_ends_it(before: str, tmp_path: Path) -> None:
+    """At once: the new process may have ended before it said anything."""
+    say = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); print(flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", before + BEGIN.format(as_json=False) + say]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as waiting:
         assert waiting.stdout is not None
-        pid = int(waiting.stdout.readline())
-        waiting.send_signal(signal.SIGINT)
-        waiting.wait(30)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+        if not before:
+            waiting.stdout.readline()
+            waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(60) != 0
+        if (tmp_path / "pid").exists():
+            with pytest.raises(ProcessLookupError):
+                os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        began = time.monotonic()
+        waiting.stdout.read()
+        assert time.monotonic() - began < 30, "it has ended, and holds the pipe no more"
 
 
 def test_serve_goes_on_in_the_background_once_it_serves(ended: list[int]) -> None:

@@ -118,10 +118,12 @@ def go_on_in_background(name: str, *, as_json: bool = False) -> Background:
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until either process knows what to do with it
     pid = os.fork()
     if pid == 0:
         os.close(reading)
         os.setsid()  # neither Ctrl-C nor the end of the terminal reaches it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
@@ -132,6 +134,7 @@ def go_on_in_background(name: str, *, as_json: bool = False) -> Background:
 
 def _await(name: str, pid: int, reading: int, as_json: bool) -> int:
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         select.select([reading], [], [], START_S + END_S)
         how = os.read(reading, 1)
     except KeyboardInterrupt:
