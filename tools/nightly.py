@@ -3,79 +3,139 @@
     python -m tools.nightly [--only NAME ...] [--minutes 60] [--seed N]      `--minutes`: of each fuzzer
 
 Steps: tests marked `nightly`, `model/` on AVX2, mutations of the code, both fuzzers, the siege, the busy machine,
-the soak. Each step's outcome and seconds go to bench/nightly.json together with the commit; the last line on stdout is the
-same as JSON. Exits with 1 if a step failed.
+the soak. As soon as a step is over its outcome goes to bench/nightly.json: the commit that it ran on, whether it passed, its
+seconds, which tests failed, and what was skipped and why. A step that takes longer than its limit is ended and has failed; one
+for which something is not installed is skipped. The file's `holds` is true if every step passed, or was skipped, on the one
+commit in `commit`, and no file differed from it. The last line on stdout is the same as JSON; exits with 1 if a step failed.
 """
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from xml.etree import ElementTree
 
 from bench.report import machine
+from tools.sanitized import preloads
 
 ROOT: Final = Path(__file__).parents[1]
 RESULT: Final = ROOT / "bench/nightly.json"
+WRITTEN: Final = ("bench/nightly.json", "bench/results/")
 
 
-def steps(minutes: int, seed: int) -> dict[str, list[str]]:
-    """Name and command of each step."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command, the minutes after which it is ended, and why it cannot run here ("" if it can). `tests`: it is pytest's."""
+
+    command: list[str]
+    limit_min: float
+    missing: str = ""
+    tests: bool = False
+
+
+def steps(minutes: int, seed: int) -> dict[str, Step]:
+    """Each step by name, in the order in which they run."""
     seeded = ["--seed", str(seed)]  # the day's: what failed is drawn again with it
     python = [sys.executable, "-m"]
     # model/ with the libraries held to AVX2, as on most laptops.
     avx2 = ["env", "ONEDNN_MAX_CPU_ISA=AVX2", "ATEN_CPU_CAPABILITY=avx2", *python, "pytest"]
     both = ["tests/model/test_linear.py", "tests/model/test_exactness.py"]
+    no_gcc = "" if preloads() else "gcc with libasan and libubsan is not installed"
+    kernels = [*python, "tools.fuzz_kernels", "--minutes", str(minutes), *seeded]
+    configs = [*python, "tools.fuzz_configs", "--count", str(5 * minutes), *seeded]
     return {
-        "tests": [*python, "pytest", "-m", "nightly", "-n", "2", "--dist", "worksteal"],
-        "model/ on avx2": [*avx2, *both, "-k", "test_linear or (tiles and bf16)"],
-        "mutations": [*python, "tools.mutate"],
-        "fuzz kernels": [*python, "tools.fuzz_kernels", "--minutes", str(minutes), *seeded],
-        "fuzz configs": [*python, "tools.fuzz_configs", "--count", str(5 * minutes), *seeded],
-        "siege": [*python, "bench.siege", "--minutes", "10"],
-        "busy": [*python, "bench.busy"],
-        "soak": [*python, "bench.soak", "--minutes", "30"],
+        "tests": Step([*python, "pytest", "-m", "nightly", "-n", "2", "--dist", "worksteal"], 120, tests=True),
+        "model/ on avx2": Step([*avx2, "-m", "", *both, "-k", "test_linear or (tiles and bf16)"], 30, tests=True),
+        "mutations": Step([*python, "tools.mutate"], 90),
+        "fuzz kernels": Step(kernels, minutes + 15, no_gcc),
+        "fuzz configs": Step(configs, 2 * minutes + 15),
+        "siege": Step([*python, "bench.siege", "--minutes", "10"], 30),
+        "busy": Step([*python, "bench.busy"], 15),
+        "soak": Step([*python, "bench.soak", "--minutes", "30"], 60),
     }
 
 
 def commit() -> str:
-    """The commit of the working tree, with "+" behind it if files differ from it."""
+    """The commit of the working tree, with "+" behind it if files differ from it, other than those that steps write."""
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     status = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return head.stdout.strip() + ("+" if status.stdout.strip() else "")
+    others = [line for line in status.stdout.splitlines() if not line[3:].startswith(WRITTEN)]
+    return head.stdout.strip() + ("+" if others else "")
+
+
+def run(step: Step) -> dict[str, Any]:
+    """What came of a step: `passed`, `seconds`, and for tests how many there were, those that failed, and reasons to skip."""
+    if step.missing:
+        return {"passed": True, "seconds": 0, "skipped": {step.missing: 1}}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [*step.command, f"--junitxml={report}"] if step.tests else step.command
+        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+        try:
+            outcome: dict[str, Any] = {"passed": process.wait(60 * step.limit_min) == 0}
+        except subprocess.TimeoutExpired:
+            outcome = {"passed": False, "ended": f"it took more than {step.limit_min:g} minutes"}
+        finally:
+            if process.poll() is None:  # with all that it started
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        outcome["seconds"] = round(time.monotonic() - began)
+        return {**outcome, **(read_report(report) if report.exists() else {})}
+
+
+def read_report(report: Path) -> dict[str, Any]:
+    """Of pytest's report in JUnit's XML: how many tests ran, those that failed, and how many were skipped for each reason."""
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    names = {case: f"{case.get('classname')}::{case.get('name')}" for case in cases}
+    failed = [names[case] for case in cases if any(case.find(kind) is not None for kind in ("failure", "error"))]
+    skips = [found.get("message", "") for case in cases if (found := case.find("skipped")) is not None]
+    return {"tests": len(cases) - len(skips), "failed": failed, "skipped": dict(Counter(skips))}
+
+
+def summary(done: Mapping[str, Mapping[str, Any]], names: list[str]) -> dict[str, Any]:
+    """The file's contents: `holds` if every step of `names` passed on one commit, without other changes."""
+    commits = {str(step["commit"]) for step in done.values()}
+    one = next(iter(commits)) if len(commits) == 1 else ""
+    holds = set(done) == set(names) and all(step["passed"] for step in done.values()) and bool(one) and one[-1] != "+"
+    return {"command": "python -m tools.nightly", "machine": machine(), "commit": one, "steps": done, "holds": holds}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="tools.nightly", description=(__doc__ or "").split("\n")[0])
     every = steps(60, 0)
-    parser.add_argument("--only", nargs="+", choices=every, help="run these steps only; nothing is stored")
+    parser = argparse.ArgumentParser(prog="tools.nightly", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--only", nargs="+", choices=every, help="run these steps only; others keep what is stored of them"
+    )
     parser.add_argument("--minutes", type=int, default=60, help="of each fuzzer")
     parser.add_argument("--seed", type=int, default=int(time.strftime("%Y%m%d")))
     asked = parser.parse_args()
-    results: dict[str, dict[str, object]] = {}
-    for name, command in steps(asked.minutes, asked.seed).items():
-        if asked.only and name not in asked.only:
+    done: dict[str, dict[str, Any]] = json.loads(RESULT.read_text())["steps"] if RESULT.exists() and asked.only else {}
+    ran = [name for name in every if not asked.only or name in asked.only]
+    told: dict[str, Any] = {}
+    for name, step in steps(asked.minutes, asked.seed).items():
+        if name not in ran:
             continue
-        print(f"== {name}: {' '.join(command[1:])}", flush=True)
-        began = time.monotonic()
-        code = subprocess.run(command, cwd=ROOT).returncode
-        results[name] = {"passed": code == 0, "seconds": round(time.monotonic() - began)}
-    holds = all(result["passed"] for result in results.values())
-    summary = {
-        "command": "python -m tools.nightly",
-        "machine": machine(),
-        "commit": commit(),
-        "minutes": asked.minutes,
-        "seed": asked.seed,
-        "steps": results,
-        "holds": holds,
-    }
-    if not asked.only:
-        RESULT.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(summary))
-    return 0 if holds else 1
+        print(f"== {name}: {' '.join(step.command[1:])}", flush=True)
+        before = commit()
+        outcome = run(step)
+        after = commit()
+        done[name] = {"commit": after if before == after else f"{before}+", **outcome}
+        for reason, count in outcome.get("skipped", {}).items():
+            print(f"== {name}: {count} skipped: {reason}", flush=True)
+        told = summary({each: done[each] for each in every if each in done}, list(every))
+        RESULT.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(told))
+    return 0 if all(done[name]["passed"] for name in ran) else 1
 
 
 if __name__ == "__main__":
