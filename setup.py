@@ -12,8 +12,9 @@ import shlex
 import shutil
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from os import environ
+from os import cpu_count, environ
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -59,26 +60,44 @@ class Wheel(bdist_wheel):
 
 
 class Build(build_ext):
-    """build_ext, with flags of their own for each target of the engine, and a file name for any Python 3."""
+    """build_ext, with flags of their own for each target of the engine, and a file name for any Python 3.
+
+    Targets are compiled side by side. What an editable install built in place is copied while no source is newer than it.
+    """
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split("."))) + ".so"
 
     def build_extension(self, ext: Extension) -> None:
-        if not ext.name.endswith("engine._native"):
+        there, made = Path("src", self.get_ext_filename(ext.name)), Path(self.get_ext_fullpath(ext.name))
+        newest = max(Path(source).stat().st_mtime for source in ("setup.py", *ext.sources, *ext.depends))
+        if not PLATFORM and not self.force and there.exists() and there.stat().st_mtime > newest:
+            if there.resolve() != made.resolve():
+                self.mkpath(str(made.parent))
+                self.copy_file(str(there), str(made))
+        elif ext.name.endswith("engine._native"):
+            self.build_engine(ext)
+        else:
             super().build_extension(ext)
-            return
+
+    def build_engine(self, ext: Extension) -> None:
+        """The library, of what is common and of the kernels of every target."""
         plain = [source for source in ext.sources if not source.endswith("kernels.c")]
-        objects = self.compiler.compile(plain, output_dir=self.build_temp, extra_postargs=FLAGS)
-        for name, flags in targets.items():
-            folder = str(Path(self.build_temp) / name)
-            kernels = str(ENGINE / "kernels.c")
-            try:
-                objects += self.compiler.compile([kernels], output_dir=folder, extra_postargs=[*FLAGS, *flags])
-            except CompileError:
-                if name != "amx":  # gcc before 11: without tiles
-                    raise
+        with ThreadPoolExecutor(cpu_count()) as pool:  # of threads that wait for the compiler
+            common = pool.submit(self.compiler.compile, plain, output_dir=self.build_temp, extra_postargs=FLAGS)
+            each = [pool.submit(self.kernels, name) for name in reversed(targets)]  # what takes longest first
+            objects = [*common.result(), *(made for one in each for made in one.result())]
         self.compiler.link_shared_object(objects, self.get_ext_fullpath(ext.name), extra_postargs=["-s", "-pthread"])
+
+    def kernels(self, name: str) -> list[str]:
+        """The object file of a target; none where the compiler is too old for it."""
+        folder, flags = str(Path(self.build_temp) / name), [*FLAGS, *targets[name]]
+        try:
+            return self.compiler.compile([str(ENGINE / "kernels.c")], output_dir=folder, extra_postargs=flags)
+        except CompileError:
+            if name == "amx":  # gcc before 11: without tiles
+                return []
+            raise
 
 
 tiles = Extension(
