@@ -26,6 +26,7 @@ from manyhands.origin import Token
 from manyhands.origin.repair_plan import Event
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.testing.tiny import make_tiny
+from tests.waiting import GUARD_S
 
 MODEL = "tiny"
 HERMES_TEMPLATE = (
@@ -96,7 +97,7 @@ class Served:
         """Wait until no session is left; the seconds it took."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD_S):
             while self.num_sessions:  # noqa: ASYNC110 - what is waited for is another's state
                 await asyncio.sleep(0.005)
         return loop.time() - began
@@ -117,12 +118,12 @@ async def served(
 
 
 async def raw(addr: NodeAddr, data: bytes) -> tuple[int, bytes]:
-    """Send bytes, read until the server closes or 30 s pass; the status and all that came."""
+    """Send bytes, read until the server closes; the status and all that came."""
     reader, writer = await asyncio.open_connection(addr.host, addr.port)
     try:
         writer.write(data)
         await writer.drain()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(GUARD_S):
             said = await reader.read(1 << 20)
     finally:
         writer.close()
@@ -133,7 +134,7 @@ async def raw_slowly(it: Served, sent: bytes) -> tuple[int, bytes]:
     """As `raw`, all of an answer that may take its time."""
     reader, writer = await asyncio.open_connection(it.addr.host, it.addr.port)
     writer.write(sent)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(GUARD_S):
         said = await reader.read()
     writer.close()
     return int(said.split()[1]), said

@@ -14,6 +14,7 @@ from manyhands.api.fields import ENDPOINTS
 from manyhands.config import RequestConfig
 from manyhands.testing.faults import Faults
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, served
+from tests.waiting import GUARD_S
 
 Scene = Callable[[Served], Awaitable[None]]
 HALF = '"\\ud83d"'  # JSON can say half a surrogate pair; UTF-8 cannot
@@ -109,7 +110,7 @@ def test_a_stream_that_cannot_go_on_ends_with_openais_error(
         body = {"model": MODEL, "stream": True, "temperature": 0, "manyhands": {"ignore_eos": True}, **field, **extra}
         reader, writer = await asyncio.open_connection(it.addr.host, it.addr.port)
         writer.write(post(path, json.dumps(body).encode()))
-        said = await asyncio.wait_for(reader.read(), 10)
+        said = await asyncio.wait_for(reader.read(), GUARD_S)
         writer.close()
         events = [json.loads(line[6:]) for line in said.splitlines() if line.startswith(b"data: ")]
         assert said.startswith(b"HTTP/1.1 200") and len(events) > 3 and b"[DONE]" not in said

@@ -19,6 +19,7 @@ from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow, NotFound, RateLimited
 from manyhands.testing.faults import Faults
 from tests.api.served import MODEL, Served, make_model, post, raw, served
+from tests.waiting import GUARD_S, until
 
 HI: Any = [{"role": "user", "content": "hi"}]
 
@@ -45,12 +46,6 @@ def ask(max_tokens: int = 5, **more: Any) -> Ask:
 def body(max_tokens: int = 3000, **more: Any) -> bytes:
     asked = {"model": MODEL, "prompt": "ab", "max_tokens": max_tokens, "manyhands": {"ignore_eos": True}, **more}
     return json.dumps(asked).encode()
-
-
-async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not check():  # noqa: ASYNC110 - another's state
-            await asyncio.sleep(0.002)
 
 
 def test_observers_are_told_all(folder: Path) -> None:
@@ -177,9 +172,7 @@ def test_a_reader_that_takes_nothing_is_paused_then_cut_and_harms_nobody(folder:
             await until(lambda: it.watcher.num_tokens > 0)
             made = await (await it.client()).completions.create(model=MODEL, prompt="ab", max_tokens=20, seed=1)
             assert made.usage
-            async with asyncio.timeout(60):
-                while len(it.watcher.outcomes) < 2:  # noqa: ASYNC110 - another's state
-                    await asyncio.sleep(0.01)
+            await until(lambda: len(it.watcher.outcomes) == 2)
         stalled = next(job for job in it.watcher.ended_jobs if job.max_tokens == 4000)
         assert stalled.outcome == "cancelled" and 0 < stalled.completion_tokens < 4000
 
@@ -201,7 +194,7 @@ def test_silence_is_broken_by_comments(folder: Path) -> None:
         ends.turn = slow
         reader, writer = await asyncio.open_connection(it.addr.host, it.addr.port)
         writer.write(post("/v1/completions", body(3, stream=True)))
-        head = await asyncio.wait_for(reader.readuntil(b"keep-alive"), 10)
+        head = await asyncio.wait_for(reader.readuntil(b"keep-alive"), GUARD_S)
         assert b"200 OK" in head and b"text/event-stream" in head and b"data:" not in head
         hold.set()
         assert b"[DONE]" in await reader.read()

@@ -28,6 +28,7 @@ from manyhands.origin import Origin
 from manyhands.testing.swarm import MemorySwarm, memory_node, memory_swarm
 from manyhands.worker.execute import Device
 from tests.api.served import HERMES_TEMPLATE, MODEL, Watcher, make_model, post
+from tests.waiting import GUARD_S, until
 
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/api/infer/stream"
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -79,7 +80,7 @@ class Doors:
         reader, writer = await asyncio.open_connection(addr.host, addr.port)
         try:
             writer.write(post(path, json.dumps(body).encode(), **headers))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(GUARD_S):
                 head = await reader.readuntil(b"\r\n\r\n")
                 status = int(head.split()[1])
                 yield Told("", "status", status)
@@ -93,9 +94,7 @@ class Doors:
 
     async def quiet(self) -> None:
         """Wait until no request runs on any gateway."""
-        async with asyncio.timeout(10):
-            while any(gateway.num_running for gateway in self.gateways):  # noqa: ASYNC110 - another's state
-                await asyncio.sleep(0.002)
+        await until(lambda: not any(gateway.num_running for gateway in self.gateways))
 
 
 async def _parsed(reader: asyncio.StreamReader) -> AsyncIterator[Told]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from manyhands.cli.signals import NUMBERS, StopSignals
+from tests.waiting import GUARD_S
 
 
 def seen(numbers: list[int], *, is_serving: bool = True) -> list[str]:
@@ -26,10 +27,12 @@ def seen(numbers: list[int], *, is_serving: bool = True) -> list[str]:
             said.append("ended")
 
     async def main() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD_S):
             with StopSignals() as signals:
                 running = asyncio.ensure_future(signals.run(work(signals)))
-                for number in numbers:
+                for at, number in enumerate(numbers):
+                    while is_serving and len(said) <= at:  # noqa: ASYNC110 - another's state
+                        await asyncio.sleep(0.001)
                     await asyncio.sleep(0.01)
                     os.kill(os.getpid(), number)
                 await running
@@ -83,7 +86,7 @@ def test_the_end_of_stdin_ends_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
             said.append("ended")
 
     async def main() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD_S):
             with StopSignals(while_stdin=True) as signals:
                 running = asyncio.ensure_future(signals.run(work(signals)))
                 os.write(write, b"anything")

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
@@ -126,7 +127,14 @@ def test_a_cancelled_stream_frees_its_session(gateway: Served, client: manyhands
     freed()
     waiting = client.stream("hi", max_tokens=900)
     next(waiting)
-    threading.Timer(0.1, waiting.cancel).start()  # from another thread, while it is read
+    some = gateway.watcher.num_tokens + 3
+
+    def cancel() -> None:
+        while gateway.watcher.num_tokens < some:
+            time.sleep(0.001)
+        waiting.cancel()
+
+    threading.Thread(target=cancel).start()  # from another thread, while it is read
     assert waiting.finish().finish_reason == "cancelled"
     freed()
 

@@ -23,6 +23,7 @@ from manyhands.config import LimitsConfig
 from manyhands.core import NodeId
 from manyhands.origin import Origin
 from tests.api.served import MODEL, Served, make_model, post, raw_slowly, served
+from tests.waiting import GUARD_S, until
 
 LIMITS = LimitsConfig()
 
@@ -166,12 +167,6 @@ def waiting() -> list[int]:
     return [transport.get_write_buffer_size() for transport in transports if transport._sock is not None]
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(25):
-        while not is_so():  # noqa: ASYNC110 - another's state
-            await asyncio.sleep(0.005)
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_reader_that_takes_nothing_is_cut(stream: bool, folder: Path) -> None:
     """What waits for it stays within the transport's mark, one piece and the system's buffers; its session is freed."""
@@ -185,7 +180,7 @@ def test_a_reader_that_takes_nothing_is_cut(stream: bool, folder: Path) -> None:
                 reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 reader.connect((it.addr.host, it.addr.port))
                 reader.sendall(post("/v1/chat/completions", json.dumps(chat).encode()))
-                async with asyncio.timeout(25):
+                async with asyncio.timeout(GUARD_S):
                     while not sizes or waiting():
                         sizes.extend(waiting())
                         await asyncio.sleep(0.005)
@@ -247,7 +242,7 @@ def test_a_body_that_is_refused_is_not_waited_for(folder: Path, monkeypatch: pyt
         async with served(folder) as it:
             reader, writer = await asyncio.open_connection(it.addr.host, it.addr.port)
             writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9999999\r\n\r\n")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GUARD_S):
                 with contextlib.suppress(ConnectionError):
                     assert (await reader.read()).split()[1] in (b"413", b"415")
             writer.close()

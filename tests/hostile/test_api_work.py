@@ -24,6 +24,7 @@ from manyhands.config import LimitsConfig
 from manyhands.core import ModelId, SamplingParams
 from manyhands.testing.stalls import watched_loop
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, raw_slowly, served
+from tests.waiting import GUARD_S
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 LIMITS = LimitsConfig()
@@ -151,7 +152,7 @@ def test_requests_whose_clients_have_left_are_not_worked_on(folder: Path) -> Non
             await writer.drain()
             await asyncio.sleep(0.001)
             writer.transport.abort()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD_S):
             while preparing(it).turns.num_waiting or preparing(it).turns.running:  # noqa: ASYNC110 - another's state
                 await asyncio.sleep(0.01)
         status, said = await raw_slowly(it, costly(99))

@@ -19,12 +19,12 @@ from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Hello, Lane
 from tests.hostile.test_door import HALF_HELLO
 from tests.member.members import Town, spans
+from tests.waiting import GUARD_S, until
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 PROMPT = tuple(range(3, 40))
 LIMITS = PendingLimits(128, 64, 3.0)
 CALLERS = 90  # of one source, more than may be pending: the door always drops some for others
-GUARD_S = 60.0
 
 
 class TlsTown(Town):
@@ -67,11 +67,6 @@ async def flooded(member: Member, number: int) -> AsyncIterator[list[int]]:
         await asyncio.sleep(0.1)  # what was closed goes
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-
-
 def test_a_join_and_a_repair_go_through_while_every_door_is_flooded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +75,7 @@ def test_a_join_and_a_repair_go_through_while_every_door_is_flooded(
     folder = make_tiny("llama", tmp_path / "tiny", layers=6, seed=3)
 
     async def main() -> None:
-        async with AsyncExitStack() as stack, asyncio.timeout(GUARD_S):
+        async with AsyncExitStack() as stack, asyncio.timeout(2 * GUARD_S):
             place = TlsTown(folder, tmp_path, stack)
             first, second = [(await place.host(i, span=Span(3 * i, 3 * i + 3))).member for i in range(2)]
             await until(lambda: len(spans(first)) == 2)

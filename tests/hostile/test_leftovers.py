@@ -76,7 +76,7 @@ def traced() -> int:
 def without_collector() -> Iterator[None]:
     """Nothing but reference counts frees anything while the block runs; allocations are traced."""
     gc.collect()
-    gc.freeze()  # what is here already need not be looked at
+    gc.freeze()  # what is here already need not be looked at, now and later
     gc.disable()
     tracemalloc.start()
     try:
@@ -84,7 +84,6 @@ def without_collector() -> Iterator[None]:
     finally:
         tracemalloc.stop()
         gc.enable()
-        gc.unfreeze()
 
 
 def numbered(turn: int) -> SessionId:

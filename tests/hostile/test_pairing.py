@@ -24,6 +24,7 @@ from manyhands.net.pairing.host import ADMITTED, PENDING, CodeAttempt, PairingHo
 from manyhands.net.pairing.queue import QueueLimits
 from tests.net.conftest import DEADLINE_S, Run
 from tests.net.conftest import run as run_on_both
+from tests.waiting import GUARD_S
 
 __all__ = ["run_on_both"]
 
@@ -31,7 +32,6 @@ SWARM, OTHER_SWARM = "0123456789abcdef", "fedcba9876543210"
 CODE, WRONG = "K7W4QX", "K7W4QY"
 TICKET = "mh1" + "t" * 300
 FLOOD = 300
-GUARD_S = 15.0
 # The limits of a host but for its pace, which tests/net/pairing/test_queue.py tries in virtual time.
 QUICK = QueueLimits(per_s=1000.0, burst=1000)
 

@@ -20,9 +20,9 @@ from manyhands.net.pairing.code import read_code
 from manyhands.net.pairing.dial import ask_ticket
 from manyhands.swarm.lan import Advertised
 from manyhands.swarm.ticket import Ticket
+from tests.waiting import GUARD_S
 
 TICKET = Ticket.new("home").with_address(NodeAddr("127.0.0.1", 7700))
-GUARD_S = 15.0
 
 
 class Air:

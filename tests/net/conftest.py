@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import uvloop
 
+from tests.waiting import GUARD_S
+
 Run = Callable[[Coroutine[Any, Any, None]], None]
-DEADLINE_S = 20  # for a test that hangs; the longest takes 2 s
+DEADLINE_S = 2 * GUARD_S  # for a test that hangs; the longest takes 2 s
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

@@ -11,6 +11,7 @@ import pytest
 
 from manyhands.net.admission import PendingLimits, Tokens
 from manyhands.net.listener import Listener
+from tests.waiting import until
 
 
 @asynccontextmanager
@@ -36,12 +37,6 @@ async def listener(patience_s: float) -> AsyncIterator[tuple[Listener, Any]]:
         await asyncio.gather(task, return_exceptions=True)
         for caller in callers:
             caller.close()
-
-
-async def until(is_so: Any) -> None:
-    async with asyncio.timeout(10):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 def ended(caller: socket.socket) -> bool:

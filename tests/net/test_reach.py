@@ -18,7 +18,7 @@ from manyhands.net.transport import Link, Transport
 from manyhands.testing.clock import run_virtual
 from manyhands.wire.message import Step
 from tests.net.links import A, receive, says, step
-from tests.net.relay.test_relay import settle
+from tests.waiting import GUARD_S, until
 
 SECRET = bytes(32)
 LOOPBACK = NodeAddr("127.0.0.1", 0)
@@ -160,7 +160,7 @@ def test_a_peer_without_a_direct_way_is_reached_through_a_known_relay() -> None:
                 assert isinstance(await receive(far), Step)
                 await asyncio.gather(near.aclose(), far.aclose())
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), GUARD_S))
 
 
 def test_a_direct_way_is_preferred() -> None:
@@ -174,7 +174,7 @@ def test_a_direct_way_is_preferred() -> None:
             assert near.health.path_kind == "direct"
             await asyncio.gather(near.aclose(), far.aclose())
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), GUARD_S))
 
 
 @pytest.mark.parametrize("who", ["caller", "callee"])
@@ -192,14 +192,14 @@ def test_when_a_direct_path_appears_new_links_take_it_and_the_old_one_lives(who:
             assert near.health.path_kind == "relay"
             reachable = b if who == "caller" else a
             book[reachable.node] = [await reachable.listen(LOOPBACK)]
-            await settle(lambda: is_direct(pools[0], b.node) and is_direct(pools[1], a.node))
+            await until(lambda: is_direct(pools[0], b.node) and is_direct(pools[1], a.node))
             assert (await pools[0].get(addr, "data")).health.path_kind == "direct"
             near.send(step(1))
             assert not near.is_closed
             arrivals.cancel()
             await asyncio.gather(*(pool.aclose() for pool in pools))
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), GUARD_S))
 
 
 async def collect(transport: Transport, pool: LinkPool) -> None:
@@ -222,11 +222,11 @@ def test_a_hopeless_direct_way_is_tried_less_and_less() -> None:
             a._start()
             book[b.node] = [NOWHERE]
             [each] = a._relayed
-            await settle(lambda: each.wait_s >= 4 * QUICK.better_s)
+            await until(lambda: each.wait_s >= 4 * QUICK.better_s)
             assert near.health.path_kind == "relay" and not near.is_closed
             await asyncio.gather(near.aclose(), far.aclose())
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), GUARD_S))
 
 
 def test_iroh_is_tried_where_no_direct_way_answers() -> None:
@@ -240,7 +240,7 @@ def test_iroh_is_tried_where_no_direct_way_answers() -> None:
             with pytest.raises(LinkClosed, match="cannot be reached"):
                 await plain.dial(NodeAddr(NOWHERE.host, 1, b.node), "data")
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), GUARD_S))
 
 
 def test_iroh_addresses_need_iroh() -> None:
@@ -251,7 +251,7 @@ def test_iroh_addresses_need_iroh() -> None:
             with pytest.raises(LinkClosed, match="does not use"):
                 await a.dial(IROH, "data")
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), GUARD_S))
 
 
 def test_closing_ends_accept() -> None:
@@ -263,4 +263,4 @@ def test_closing_ends_accept() -> None:
             with pytest.raises(LinkClosed, match="stopped listening"):
                 await waiting
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), GUARD_S))

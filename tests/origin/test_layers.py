@@ -14,6 +14,7 @@ from manyhands.errors import BadRequest, ShardUnavailable
 from manyhands.origin.layers import LayerRows, run_layers
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.testing.tiny import make_tiny
+from tests.waiting import until
 
 IDS = (65, 66, 67, 68, 69)
 
@@ -27,9 +28,8 @@ def played(folder: Path, cut: str, scene: Callable[[MemorySwarm], Coroutine[Any,
     async def main() -> Any:
         async with memory_swarm(folder, cut, **options) as swarm:
             made = await scene(swarm)
-            await asyncio.sleep(0.05)
-            held = [host.num_sessions for hop in swarm.hops for host in hop.hosts]
-            assert not swarm.origin.node.sessions and not any(held)
+            hosts = [host for hop in swarm.hops for host in hop.hosts]
+            await until(lambda: not swarm.origin.node.sessions and not any(host.num_sessions for host in hosts))
             return made
 
     return asyncio.run(main())

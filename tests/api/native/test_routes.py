@@ -17,6 +17,7 @@ from manyhands.origin import Token
 from manyhands.origin.repair_plan import Event
 from manyhands.wire.message import Reassign
 from tests.api.observed import PROMPT, Observed, events, observed, served
+from tests.waiting import until
 
 BODY = {"prompt": PROMPT, "max_tokens": 12, "deterministic": True}
 Play = Callable[[Observed, httpx2.AsyncClient], Awaitable[None]]
@@ -340,9 +341,7 @@ def test_a_client_that_leaves_frees_its_session(folder: Path) -> None:
             async for event, _ in events(response):
                 if event == "token":
                     break
-        async with asyncio.timeout(10):
-            while scene.swarm.origin.node.sessions or scene.gateway.jobs:  # noqa: ASYNC110 (three parts must come to rest)
-                await asyncio.sleep(0.01)
+        await until(lambda: not scene.swarm.origin.node.sessions and not scene.gateway.jobs)
         (job,) = (await client.get("/api/jobs")).json()["jobs"]
         assert job["status"] == "cancelled"
 

@@ -22,6 +22,7 @@ from manyhands.api.preparation.process import HEAD_BYTES, PreparationJob, length
 from manyhands.errors import BadRequest, ContextOverflow, NotFound, RateLimited
 from manyhands.testing.swarm import memory_swarm
 from tests.api.served import HERMES_TEMPLATE, MODEL, make_model
+from tests.waiting import until
 
 HI = [{"role": "user", "content": "hi"}]
 SLOW = "{% for i in range(99999) %}{% set x = range(99999) | list | length %}{% endfor %}"  # ends after 2 s
@@ -167,8 +168,7 @@ def test_a_client_that_leaves_takes_its_process_along(tmp_path: Path) -> None:
         (process, _) = preparing._idle[0]
         running = asyncio.create_task(preparing.run("k", job(body(messages=HI), "/v1/chat/completions")))
         waiting = asyncio.create_task(preparing.run("k", job(body(prompt="hi"))))
-        await asyncio.sleep(0.1)
-        assert preparing.turns.num_waiting == 1
+        await until(lambda: preparing.turns.num_waiting == 1)
         waiting.cancel()
         running.cancel()
         await asyncio.wait((running, waiting))
