@@ -18,9 +18,10 @@ $(VENV)/.ready: requirements.lock pyproject.toml setup.py $(wildcard src/manyhan
 demo: setup
 	$(BIN)/manyhands demo
 
-# Two processes share the tests, in halves of the list; who is done first takes from the other's end.
+# Three processes share the tests, in parts of the list, on two cores: now and then one waits for what it started. Who is
+# done first takes from another's end.
 test: setup
-	$(BIN)/pytest -n 2 --dist worksteal --durations=25
+	$(BIN)/pytest -n 3 --dist worksteal --durations=25
 
 # What a laptop without AVX-512 runs: the engine held to AVX2, and the path that a first user takes.
 test-avx2: export MANYHANDS_ENGINE = avx2

@@ -11,7 +11,7 @@ import tempfile
 from hypothesis import HealthCheck, settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # `make test` runs one of us on each core: a test that wants more threads than its core has says so.
+    # `make test` runs several of us: a test that wants more threads than one says so.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _home = tempfile.TemporaryDirectory(prefix="manyhands-tests-")
