@@ -6,13 +6,12 @@ less the difference of the compute alone (three spans have three steps' fixed co
 `path`: token time on one node less the compute, that is, the way out and back with all thread hand-overs.
 Opening: Open to ready and request to first token on open links (warm), and from a node that has no link yet (cold).
 `begin`: a first token on one node less a token and a hop's own for the Open: what a request takes its origin before its
-prompt is on its way. `wake`: place/measure.py:wake_up_s here and now, by which a planner carries these over to others.
+prompt is on its way (cli/rehearsal.py measures the same for a planner).
 Holds if a hop adds at most 0.5 ms and the first token of a warm session comes within 50 ms.
 Run: python -m bench.hop [--reps N] [--quick]
 """
 
 import argparse
-import asyncio
 import itertools
 import statistics
 import sys
@@ -31,7 +30,6 @@ from manyhands.cli.options import run as run_loop
 from manyhands.core import even_cut
 from manyhands.engine.span import Piece
 from manyhands.origin import Origin
-from manyhands.place.measure import wake_up_s
 from manyhands.worker.runner import load_ends, load_span
 
 TARGET = {"hop_ms": 0.5, "first_byte_ms": 50.0}
@@ -90,7 +88,6 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[f
             if rep == 0:
                 samples.clear()  # the first one warmed up
             with measuring(f"rep {rep}"):
-                keep("wake", await asyncio.to_thread(wake_up_s))
                 for count, local in locals_.items():
                     keep(f"compute_{count}", await home.device.run(partial(local.token_s, ids, options.new)))
                 for count, some in origins.items():

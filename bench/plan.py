@@ -2,7 +2,8 @@
 
 Each topology is node processes on this machine (TLS on loopback), the layers cut evenly, each node behind an emulated WAN
 (testing/wan.py) of so many milliseconds round trip to the origin; two nodes are the sum of theirs apart. Before each round
-the machine is measured as `plan` does (place/measure.py), afresh; the prediction is place/plan.py's for the same cut.
+the machine is measured as `plan` does (place/measure.py, cli/rehearsal.py), afresh; the prediction is place/plan.py's for the
+same cut.
 Holds if on every topology the medians of predicted / measured tokens/s and time to first token are within 15 % of 1.
 Run: python -m bench.plan [--shape tales|0.5b] [--reps N] [--quick]
 """
@@ -21,13 +22,14 @@ from bench.report import finish, measuring, note, spread
 from bench.shapes import checkpoint
 from bench.swarm import Base, base, generate, prompt_ids
 from manyhands.cli.options import run as run_loop
-from manyhands.config import home_from_env
+from manyhands.cli.rehearsal import rehearse
+from manyhands.config import RequestConfig, home_from_env
 from manyhands.core import even_cut
 from manyhands.local import NodeOptions, node_processes
 from manyhands.net.transport import Transport
 from manyhands.origin import Origin
 from manyhands.place.machines import Fleet, Machine
-from manyhands.place.measure import Speed, measure_speed
+from manyhands.place.measure import machine_of, measure_speed
 from manyhands.place.plan import PlacementPlan, Task, evaluate
 from manyhands.place.shape import Checkpoint, look_up
 from manyhands.testing.wan import WanProfile, WanTransport
@@ -76,9 +78,7 @@ async def start(stack: AsyncExitStack, home: Base, model: Checkpoint, rtts_ms: t
     return Origin(home.node, home.model, home.device, [node.address for node in running])
 
 
-def predict(model: Checkpoint, speed: Speed, rtts_ms: tuple[int, ...], new: int) -> PlacementPlan:
-    facts = {name: getattr(speed, name) for name in ("layer_s", "row_s", "ends_s", "overhead_s", "doze", "begin_s")}
-    here = Machine("origin", 1 << 40, **facts)
+def predict(model: Checkpoint, here: Machine, rtts_ms: tuple[int, ...], new: int) -> PlacementPlan:
     nodes = [replace(here, name=f"node-{i}", rtt_s=rtt / 1e3) for i, rtt in enumerate(rtts_ms)]
     task = Task(model.shape, Fleet((here, *nodes), "origin"), PROMPT + new, PROMPT)
     return evaluate(task, list(zip(nodes, even_cut(model.shape.num_layers, len(nodes)), strict=True)))
@@ -90,16 +90,17 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[tuple[int, 
     samples: dict[tuple[int, ...], list[dict[str, float]]] = {rtts: [] for rtts in topologies}
     with ThreadPoolExecutor(1) as thread:
         async with AsyncExitStack() as stack:
-            home = await stack.enter_async_context(base(folder, os.cpu_count() or 1))
+            home = await stack.enter_async_context(base(folder, os.cpu_count() or 1, RequestConfig(draft="off")))
             for rtts in topologies:
                 async with AsyncExitStack() as nodes:
                     origin = await start(nodes, home, model, rtts)
                     await generate(origin, prompt_ids(PROMPT), 8)  # warm up
                     for rep in range(options.reps):
                         with measuring(f"{rtts} rep {rep}"):
-                            speed = thread.submit(measure_speed, model).result()
+                            speed, overheads = thread.submit(measure_speed, model).result(), await rehearse()
                             run = await generate(origin, prompt_ids(PROMPT, rep), options.new)
-                        plan = predict(model, speed, rtts, options.new)
+                        here = machine_of("origin", 1 << 40, speed, overheads)
+                        plan = predict(model, here, rtts, options.new)
                         samples[rtts].append(
                             {
                                 "predicted": plan.tokens_per_s,
@@ -109,7 +110,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[tuple[int, 
                                 "open_measured": run.answer.timings.open_s or 0.0,
                             }
                         )
-                        note(f"  {rtts} {speed}")
+                        note(f"  {rtts} {speed} {overheads}")
                         note(f"  {rtts} predicted {plan.tokens_per_s:.1f} measured {run.decode_tps:.1f} tok/s")
                         note(f"  {rtts} first token: predicted {plan.ttft_s:.4f} measured {run.ttft_s:.4f} s")
     return samples

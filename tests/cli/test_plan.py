@@ -8,13 +8,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from manyhands.cli import app
+from manyhands.cli import app, rehearsal
 from manyhands.cli import plan as command
 from manyhands.core import Span
 from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.place import kernels, measure
 from manyhands.place.kernels import Kernels
-from manyhands.place.measure import Speed
+from manyhands.place.measure import Overheads, Speed
 from manyhands.place.shape import look_up
 
 # What the process takes, and a layer of "tales" with its cache, both of which depend on the CPU.
@@ -35,7 +35,8 @@ rtt_ms = 8
 
 @pytest.fixture(autouse=True)
 def speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "measure_speed", lambda _: Speed(0.01, 0.0001, 0.002, 0.004, 0.0005, 1.0, "layers"))
+    monkeypatch.setattr(measure, "measure_speed", lambda _: Speed(0.01, 0.0001, 0.002, 0.0005, 1.0, "layers"))
+    monkeypatch.setattr(rehearsal, "rehearsed", lambda: Overheads(0.0005, 0.001, 0.004))
     monkeypatch.setattr(kernels, "measure_kernels", lambda _, types: Kernels(dict.fromkeys(types, 1e-9), 1e-6))
 
 

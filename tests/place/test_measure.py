@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from manyhands.place import measure
-from manyhands.place.measure import Speed, measured_speed, this_machine
+from manyhands.place.measure import Overheads, Speed, measured_speed, this_machine
 from manyhands.place.shape import Checkpoint, look_up
 from manyhands.resources import available_memory, num_cores
 from manyhands.testing.tiny import make_tiny
 
-SPEED = Speed(0.001, 0.0001, 0.002, 0.004, 0.0005, 1.25, "layers")
+SPEED = Speed(0.001, 0.0001, 0.002, 0.0005, 1.25, "layers")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def keep_threads() -> Iterator[None]:
 
 
 def is_plausible(speed: Speed) -> bool:
-    return 0 < speed.layer_s < 1 and 0 < speed.row_s < 1 and 0 < speed.ends_s < 1 and 0 < speed.overhead_s < 1
+    return 0 < speed.layer_s < 1 and 0 < speed.row_s < 1 and 0 < speed.ends_s < 1 and 0 <= speed.step_s < 1
 
 
 def test_layers_on_disk_are_run(model: Checkpoint) -> None:
@@ -48,17 +48,13 @@ def test_layers_that_are_not_here_are_made(model: Checkpoint, family: str, tmp_p
     assert is_plausible(speed) and speed.source == "layers"
 
 
-def test_waking_another_process_takes_time() -> None:
-    assert 0 < measure.wake_up_s() < 1
-
-
 def test_what_does_not_fit_follows_from_bandwidth(model: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "available_memory", lambda: 1000)
     speed = measure.measure_speed(model)
     twice = replace(model.shape, layer_bytes=tuple(2 * n for n in model.shape.layer_bytes))
     assert is_plausible(speed) and speed.source == "bandwidth"
     monkeypatch.setattr(
-        measure, "_paired", lambda *_, **__: (0.01, 0.001)
+        measure, "paired", lambda *_, **__: (0.01, 0.001)
     )  # what a busy machine measures varies by more
     one, two = measure.measure_speed(model), measure.measure_speed(replace(model, shape=twice))
     assert two.layer_s == pytest.approx(2 * one.layer_s) and two.row_s == pytest.approx(2 * one.row_s)
@@ -96,6 +92,32 @@ def test_a_damaged_file_is_measured_again(
 def test_a_home_that_cannot_be_written_is_no_obstacle(model: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "measure_speed", lambda _: SPEED)
     assert measured_speed(model, Path("/proc/nowhere"), 5.0) == SPEED
+
+
+def test_overheads_are_rehearsed_once_a_day(model: Checkpoint, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the model; and they add to what its compute takes."""
+    monkeypatch.setattr(measure, "measure_speed", lambda _: SPEED)
+    clock, held = [0.0], list[float]()
+    monkeypatch.setattr("manyhands.place.measure.time.time", lambda: clock[0])
+
+    def rehearse() -> Overheads:
+        held.append(clock[0])
+        return Overheads(0.001, 0.002, 0.003)
+
+    for clock[0] in (0.0, 10.0, 86400.0):
+        here = this_machine("here", model, home, rehearse=rehearse)
+        assert (here.overhead_s, here.ends_s, here.begin_s) == (0.0015, 0.004, 0.003)
+        other = replace(model, shape=replace(model.shape, precision="w8"))
+        assert this_machine("here", other, home, rehearse=rehearse).begin_s == 0.003
+    assert held == [0.0, 86400.0]
+
+
+def test_a_rehearsal_that_could_not_be_held_is_tried_again(
+    model: Checkpoint, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "measure_speed", lambda _: SPEED)
+    assert this_machine("here", model, home).begin_s == Overheads().begin_s
+    assert this_machine("here", model, home, rehearse=lambda: Overheads(begin_s=0.5)).begin_s == 0.5
 
 
 def test_this_machine_is_a_machine(model: Checkpoint, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,12 +115,15 @@ def _measured(checkpoint: "Checkpoint", memory_bytes: int | None) -> "Machine":
     """This machine; measured on a thread of its own, which torch's settings then belong to."""
     import socket
 
+    from manyhands.cli import rehearsal
     from manyhands.config import home_from_env
     from manyhands.place.measure import this_machine
 
     name = socket.gethostname() or "here"
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(this_machine, name, checkpoint, home_from_env(), memory_bytes).result()
+        return thread.submit(
+            this_machine, name, checkpoint, home_from_env(), memory_bytes, rehearsal.rehearsed
+        ).result()
 
 
 def _precisions(checkpoint: "Checkpoint") -> "dict[Precision, Predicted]":

@@ -36,17 +36,17 @@ _UNITS: Final = {"": 1, "B": 1} | {
 # A core that waits for so long is still awake; for so long, dozes as deeply as it will (measured: place/measure.py).
 AWAKE_S: Final = 0.004
 DOZE_S: Final = 0.032
-# What a request takes its origin beside the round trips, the hops and the ends: to find a route, sign the Opens, make the
-# session, and hand the prompt to the device to be embedded. begin_ms in bench/results/hop.json.
+# What a request takes its origin beside the round trips, the hops and the ends, where it was not measured (cli/rehearsal.py):
+# to find a route, sign the Opens, make the session, and hand the prompt to the device to be embedded.
 BEGIN_S: Final = 0.0046
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """One machine. Seconds of one layer: `layer_s` of a decode step, `row_s` of a prefill row; `ends_s` of embedding,
-    head and sampling of a token; `begin_s` of a request at its origin before its prompt is on its way; `overhead_s`: what
-    a hop there adds beyond its layers. All with cores that waited for AWAKE_S; after DOZE_S or more they take `doze` times as
-    long.
+    head and sampling of a token; `overhead_s`: what a hop there adds beyond its layers. All with cores that waited for
+    AWAKE_S; after DOZE_S or more they take `doze` times as long. `begin_s`: of a request at its origin, after a pause, before
+    its prompt is on its way.
 
     `memory_bytes` may be used for the model, all told. `rtt_s`: round trip to the origin. Raises BadRequest naming machine,
     value and limits.

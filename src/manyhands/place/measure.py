@@ -1,8 +1,9 @@
 """Seconds per layer of a model on this machine. The part of place that is not pure.
 
 What counts is a real device step (engine/span.py) on layers of the model: those on disk, or layers with random weights in
-its config's shape. Where these do not fit, seconds follow from bytes and the memory's bandwidth. Figures are kept for a day
-in $MANYHANDS_HOME/measured.json. Blocking, and seconds long: call from a thread; it sets that thread's compute threads.
+its config's shape. Where these do not fit, seconds follow from bytes and the memory's bandwidth. What a token and a request
+take beside that is rehearsed with a small model (cli/rehearsal.py). Figures are kept for a day in
+$MANYHANDS_HOME/measured.json. Blocking, and seconds long: call from a thread; it sets that thread's compute threads.
 """
 
 import contextlib
@@ -11,11 +12,9 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -37,72 +36,93 @@ if TYPE_CHECKING:
 
 # Of layers loaded to measure: more than any cache holds, so that weights come from memory as they do in earnest.
 SAMPLE_BYTES: Final = 512_000_000
-# What a token costs the origin beyond embedding and head: drawing, text, thread hand-overs. A token on one hop took 2.3 ms
-# beyond its compute (path_ms in bench/results/hop.json); what is not the hop's own is the origin's.
-ORIGIN_OVERHEAD_S: Final = 0.0023 - HOP_OVERHEAD_S
-# What wake_up_s says of the machine that these overheads were measured on: another takes as many times longer for them.
-WAKE_S: Final = 0.00012
+ORIGIN_OVERHEAD_S: Final = 0.0014  # where it was not rehearsed; of a Xeon of 2.1 GHz
 MAX_AGE_S: Final = 86400.0
 ROWS: Final = 256  # RequestConfig.prefill_chunk
 STEPS: Final = 25
 DOZES: Final = 9  # steps after a long pause: of a large model each takes long
-# Another process that hands what it reads to a thread and back, as a hop does.
-_ECHO: Final = """
-import os, queue, threading
-inbox, outbox = queue.SimpleQueue(), queue.SimpleQueue()
-def device():
-    while True:
-        outbox.put(inbox.get())
-threading.Thread(target=device, daemon=True).start()
-while block := os.read(0, 65536):
-    inbox.put(block)
-    os.write(1, outbox.get())
-"""
 _WEIGHT_BYTES: Final[Mapping[Precision, float]] = {"fp32": 4, "bf16": 2, "fp16": 2, "w8": 1.0625, "w4": 0.5625}
-_VERSION: Final = 4  # of what is measured and how
+_VERSION: Final = 5  # of what is measured and how
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds as in Machine. `source`: layers that ran, or a guess from bytes and bandwidth."""
+    """Seconds of compute, as in Machine. `step_s`: of a step on whatever layers. `source`: layers that ran, or a guess from
+    bytes and bandwidth.
+    """
 
     layer_s: float
     row_s: float
     ends_s: float
-    begin_s: float
-    overhead_s: float
+    step_s: float
     doze: float
     source: Literal["layers", "bandwidth"]
 
 
-def this_machine(name: str, model: Checkpoint, home: Path, memory_bytes: int | None = None) -> Machine:
-    """This machine as the origin and a host of `model`; `memory_bytes`: default what is available. Raises ModelError."""
-    speed = measured_speed(model, home, time.time())
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """Seconds beside the compute: what a hop adds to a step, what a token takes its origin (to draw it, the text, hand-overs
+    between threads), and what a request takes its origin before its prompt is on its way."""
+
+    hop_s: float = HOP_OVERHEAD_S
+    origin_s: float = ORIGIN_OVERHEAD_S
+    begin_s: float = BEGIN_S
+
+
+def this_machine(
+    name: str,
+    model: Checkpoint,
+    home: Path,
+    memory_bytes: int | None = None,
+    rehearse: Callable[[], Overheads] = Overheads,
+) -> Machine:
+    """This machine as the origin and a host of `model`; `memory_bytes`: default what is available. Raises ModelError.
+
+    `rehearse` measures the overheads; default: those of a Xeon of 2.1 GHz.
+    """
+    now_s = time.time()
+    room = available_memory() if memory_bytes is None else memory_bytes
+    return machine_of(name, room, measured_speed(model, home, now_s), measured_overheads(home, now_s, rehearse))
+
+
+def machine_of(name: str, memory_bytes: int, speed: Speed, overheads: Overheads) -> Machine:
+    """A machine with this one's cores that is so fast."""
     return Machine(
         name,
-        available_memory() if memory_bytes is None else memory_bytes,
+        memory_bytes,
         speed.layer_s,
         speed.row_s,
-        ends_s=speed.ends_s,
-        overhead_s=speed.overhead_s,
+        ends_s=speed.ends_s + overheads.origin_s,
+        overhead_s=speed.step_s + overheads.hop_s,
         cores=num_cores(),
         doze=speed.doze,
-        begin_s=speed.begin_s,
+        begin_s=overheads.begin_s,
     )
 
 
 def measured_speed(model: Checkpoint, home: Path, now_s: float) -> Speed:
     """As measure_speed, or what it said within MAX_AGE_S for the same machine, shape and versions."""
-    path, key = home / "measured.json", _key(model.shape)
-    known = read_measured(path)
-    speed = _speed_of(known.get(key), now_s)
-    if speed is None:
-        from manyhands.checkpoint.folder import write_atomic
-
-        speed = measure_speed(model)
-        with contextlib.suppress(OSError):  # only to save time
-            write_atomic(path, json.dumps({**known, key: {**asdict(speed), "at": now_s}}, indent=1).encode())
+    key = _key(model.shape)
+    known = _figures(home, key, now_s, ("layer_s", "row_s", "ends_s", "step_s", "doze"))
+    if known is not None and known["layer_s"] > 0 and known["doze"] >= 1:
+        return Speed(**known, source="layers")
+    speed = measure_speed(model)
+    if speed.source == "layers":
+        _keep(home, key, {name: value for name, value in asdict(speed).items() if name != "source"}, now_s)
     return speed
+
+
+def measured_overheads(home: Path, now_s: float, rehearse: Callable[[], Overheads]) -> Overheads:
+    """As `rehearse` says, or said within MAX_AGE_S on the same machine with the same version."""
+    facts = [_VERSION, platform.node(), platform.machine(), num_cores(), _version("manyhands")]
+    key = "overheads " + hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    known = _figures(home, key, now_s, ("hop_s", "origin_s", "begin_s"))
+    if known is not None:
+        return Overheads(**known)
+    overheads = rehearse()
+    if overheads != Overheads():
+        _keep(home, key, asdict(overheads), now_s)
+    return overheads
 
 
 def _key(shape: ModelShape) -> str:
@@ -132,14 +152,22 @@ def read_measured(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _speed_of(entry: object, now_s: float) -> Speed | None:
+def _keep(home: Path, key: str, figures: Mapping[str, float], now_s: float) -> None:
+    from manyhands.checkpoint.folder import write_atomic
+
+    path = home / "measured.json"
+    with contextlib.suppress(OSError):  # only to save time
+        write_atomic(path, json.dumps({**read_measured(path), key: {**figures, "at": now_s}}, indent=1).encode())
+
+
+def _figures(home: Path, key: str, now_s: float, names: Sequence[str]) -> dict[str, float] | None:
+    """What was kept under `key` within MAX_AGE_S, if it is whole."""
+    entry = read_measured(home / "measured.json").get(key)
     try:
         assert isinstance(entry, dict)
-        facts = {key: float(entry[key]) for key in ("layer_s", "row_s", "ends_s", "begin_s", "overhead_s", "doze")}
-        is_fresh = 0 <= now_s - float(entry["at"]) < MAX_AGE_S and all(0 <= value < 1e6 for value in facts.values())
-        return (
-            Speed(**facts, source=entry["source"]) if is_fresh and facts["layer_s"] > 0 and facts["doze"] >= 1 else None
-        )
+        figures = {name: float(entry[name]) for name in names}
+        is_fresh = 0 <= now_s - float(entry["at"]) < MAX_AGE_S and all(0 <= value < 1e6 for value in figures.values())
+        return figures if is_fresh else None
     except (AssertionError, KeyError, TypeError, ValueError):
         return None
 
@@ -218,39 +246,20 @@ def _speed_of_layers(span: "SpanRunner", ends: "EndsRunner", count: int, precisi
     from manyhands.worker.execute import WIRE_DTYPES, fastest_threads
 
     whole, dtype = Span(0, count), WIRE_DTYPES[precision]
-    threads = fastest_threads(lambda threads: _stepping(span, whole, 1, threads, dtype)(), num_cores())
-    one, every = (_stepping(span, part, 1, threads, dtype) for part in (Span(0, 1), whole))
-    one_s, all_s = _paired(one, every)
+    threads = fastest_threads(lambda threads: stepping(span, whole, 1, threads, dtype)(), num_cores())
+    one, every = (stepping(span, part, 1, threads, dtype) for part in (Span(0, 1), whole))
+    one_s, all_s = paired(one, every)
     layer_s = (all_s - one_s) / (count - 1) if count > 1 else one_s
     if not layer_s > 0:  # layers too small to tell from noise
         layer_s = all_s / count
-    _, chunk_s = _paired(lambda: None, _stepping(span, whole, ROWS, num_cores(), dtype), steps=3)
+    _, chunk_s = paired(lambda: None, stepping(span, whole, ROWS, num_cores(), dtype), steps=3)
     fixed_s = max(0.0, all_s - count * layer_s)
     row_s = max(0.0, chunk_s - fixed_s) / count / ROWS
-    ends_s, _ = _paired(_ending(ends, dtype), lambda: None)
-    slow = max(1.0, wake_up_s() / WAKE_S)
-    overhead_s = fixed_s + slow * HOP_OVERHEAD_S
-    doze = _doze(every)
-    return Speed(layer_s, row_s, ends_s + slow * ORIGIN_OVERHEAD_S, slow * BEGIN_S, overhead_s, doze, "layers")
+    ends_s, _ = paired(ending(ends, dtype), lambda: None)
+    return Speed(layer_s, row_s, ends_s, fixed_s, _doze(every), "layers")
 
 
-def wake_up_s() -> float:
-    """Median seconds until another process and a thread of it have woken up and answered: long where others compute."""
-    command = [sys.executable, "-S", "-c", _ECHO]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as echo:
-        assert echo.stdin is not None and echo.stdout is not None
-        to, back = echo.stdin.fileno(), echo.stdout.fileno()
-
-        def ask() -> None:
-            os.write(to, bytes(4096))
-            left = 4096
-            while left:
-                left -= len(os.read(back, left)) or left
-
-        return _paired(ask, lambda: None)[0]
-
-
-def _stepping(runner: "SpanRunner", span: Span, rows: int, threads: int, dtype: "DType") -> Callable[[], None]:
+def stepping(runner: "SpanRunner", span: Span, rows: int, threads: int, dtype: "DType") -> Callable[[], None]:
     """One device step of a session at a position as in a short chat, bytes to bytes."""
     import numpy as np
 
@@ -269,7 +278,7 @@ def _stepping(runner: "SpanRunner", span: Span, rows: int, threads: int, dtype: 
     return step
 
 
-def _ending(ends: "EndsRunner", dtype: "DType") -> Callable[[], None]:
+def ending(ends: "EndsRunner", dtype: "DType") -> Callable[[], None]:
     """What the origin does between two tokens: logits, the likeliest, its embedding."""
     from manyhands.wire.message import ITEMSIZE
 
@@ -283,11 +292,11 @@ def _ending(ends: "EndsRunner", dtype: "DType") -> Callable[[], None]:
 
 def _doze(step: Callable[[], object]) -> float:
     """How many times longer a step takes after DOZE_S than after AWAKE_S."""
-    awake_s, dozing_s = _paired(step, step, DOZES, (AWAKE_S, DOZE_S))
+    awake_s, dozing_s = paired(step, step, DOZES, (AWAKE_S, DOZE_S))
     return max(1.0, dozing_s / awake_s)
 
 
-def _paired(
+def paired(
     first: Callable[[], object],
     second: Callable[[], object],
     steps: int = STEPS,
@@ -311,10 +320,9 @@ def _speed_by_bandwidth(shape: ModelShape) -> Speed:
     parts = [np.zeros((1 << 26) // num_cores(), np.float32) for _ in range(num_cores())]
     square = np.ones((512, 512), np.float32)
     with ThreadPoolExecutor(num_cores()) as pool:
-        read_s, product_s = _paired(lambda: list(pool.map(np.sum, parts)), lambda: square @ square, steps=5)
+        read_s, product_s = paired(lambda: list(pool.map(np.sum, parts)), lambda: square @ square, steps=5)
     byte_s = read_s / sum(part.nbytes for part in parts)
     weight_s = product_s / 512**3
     layer = max(shape.layer_bytes)
     row_s = weight_s * layer / _WEIGHT_BYTES[weight_precision(shape.precision)]
-    ends_s = shape.ends_bytes * byte_s + ORIGIN_OVERHEAD_S
-    return Speed(layer * byte_s, row_s, ends_s, BEGIN_S, HOP_OVERHEAD_S, 1.0, "bandwidth")
+    return Speed(layer * byte_s, row_s, shape.ends_bytes * byte_s, 0.0, 1.0, "bandwidth")

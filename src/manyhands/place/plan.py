@@ -197,7 +197,7 @@ def _first_token_s(task: Task, hops: Sequence[tuple[Machine, Span]], legs: Seque
     stages = [Stage(n * cost.layer_s, n * cost.row_s, rtt_s) for rtt_s, (n, cost) in zip(rtts, dozing, strict=True)]
     most = max(1, min(REQUEST.prefill_chunk, REQUEST.frame_bytes // row_bytes))
     chunk = chunk_rows(task.prompt, stages, REQUEST.window, most)
-    own_s = (origin.begin_s + origin.ends_s) * origin.doze
+    own_s = origin.begin_s + origin.ends_s * origin.doze
     return opened_s + prefill_s(dozing, legs, task.prompt, row_bytes, chunk, own_s)
 
 
