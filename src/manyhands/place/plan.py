@@ -217,6 +217,7 @@ class _Search:
         self.task = task
         self.useful = [machine for machine in task.fleet.machines if task.capacity(machine)]
         self.capacity = [task.capacity(machine) for machine in self.useful]
+        self.costs = [_cost(machine) for machine in self.useful]
         # Fastest first; of equals the earlier, so that equal input gives equal plans.
         self.by_speed = sorted(range(len(self.useful)), key=lambda i: (self.useful[i].layer_s, i))
         self.ways = self._ways()
@@ -247,7 +248,7 @@ class _Search:
         return None if left else lengths
 
     def compute_s(self, lengths: Mapping[int, int]) -> float:
-        return math.fsum(_cost(self.useful[index]).step_s(length) for index, length in lengths.items())
+        return math.fsum(self.costs[index].step_s(length) for index, length in lengths.items())
 
     def exact(self) -> list[tuple[int, ...]]:
         """The best KEPT sets, each in its best order, and every machine that can do it alone."""
