@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from manyhands.api.http.hosts import is_loopback
 from manyhands.cli import options
 from manyhands.cli.client import call, check_address, print_json, running_api
 from manyhands.cli.owner import owner_secret
@@ -39,9 +40,11 @@ def page_link(api: str) -> PageLink:
     """A new link to the page of the gateway at `api`. Raises BadRequest if that is not this user's on this machine; as call."""
     check_address(api)
     if owner_secret(home_from_env(), api) is None:
+        if is_loopback(urlsplit(api).hostname or ""):
+            call(api, "", "GET", "/health")  # says so if there is none
         raise BadRequest(
-            f"no gateway of this user answers at {api} on this machine: open {api}/ and sign in with a key "
-            "(manyhands key add NAME --admin makes one), or start one (manyhands up MODEL)"
+            f"the gateway at {api} is not of this user on this machine: open {api}/ and sign in with an admin's key, "
+            "which its owner makes there (manyhands key add NAME --admin)"
         )
     told = call(api, "", "POST", "/api/session/link")
     url = urlsplit(api)
