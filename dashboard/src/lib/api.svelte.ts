@@ -37,7 +37,7 @@ export async function signIn(secret: string): Promise<void> {
   const answer = await fetch("/api/session", { headers: headersOf(secret) }).catch(() => {
     throw new ApiError(0, "unreachable", "The gateway cannot be reached. Is it still running?");
   });
-  const told = await bodyOf(answer);
+  const told = await bodyOf(answer, secret);
   if (secret && !isAdminOrKey(secret, told)) throw new ApiError(401, "unauthorized", "This gateway does not know that secret.");
   token = told.token;
   access.isAdmin = told.is_admin;
@@ -72,7 +72,7 @@ async function redeem(token: string): Promise<string> {
   const answer = await fetch("/api/session/redeem", { method: "POST", headers, body: JSON.stringify({ token }) }).catch(() => {
     throw new ApiError(0, "unreachable", "The gateway cannot be reached. Is it still running?");
   });
-  return (await bodyOf(answer)).secret;
+  return (await bodyOf(answer, null)).secret;
 }
 
 /** A token of the process that answers now; the owner's secret of an earlier process is forgotten. Throws ApiError. */
@@ -105,7 +105,8 @@ function forget(): void {
   access.isKnown = false;
 }
 
-async function bodyOf(answer: Response): Promise<any> {
+/** The answer to a request that showed `shown`: a refusal of what this tab shows no more asks for no key. */
+async function bodyOf(answer: Response, shown: string | null): Promise<any> {
   const text = await answer.text();
   let told: any = {};
   try {
@@ -114,7 +115,7 @@ async function bodyOf(answer: Response): Promise<any> {
     told = {};
   }
   if (answer.ok) return told;
-  if (answer.status === 401) access.isAsked = true;
+  if (answer.status === 401 && shown === access.secret) access.isAsked = true;
   const error = told.error ?? {};
   throw new ApiError(answer.status, error.code ?? "", error.message ?? `The gateway answered ${answer.status}.`);
 }
@@ -143,12 +144,14 @@ async function send(method: string, path: string, body?: unknown, { signal, afte
 
 /** The JSON answer. Throws ApiError with the gateway's own words. A token of an earlier process is renewed once. */
 export async function call<T>(method: string, path: string, body?: unknown): Promise<T> {
+  let shown = access.secret;
   let answer = await send(method, path, body);
   if (answer.status === 403 && method !== "GET") {
     await renew();
+    shown = access.secret;
     answer = await send(method, path, body);
   }
-  return (await bodyOf(answer)) as T;
+  return (await bodyOf(answer, shown)) as T;
 }
 
 export interface Event {
@@ -168,7 +171,7 @@ export async function* events(path: string, body: unknown, wish: Wish): AsyncGen
     answer = await send("POST", path, body, wish);
   }
   if (!answer.ok || !answer.body) {
-    await bodyOf(answer);
+    await bodyOf(answer, access.secret);
     throw new ApiError(answer.status, "", "The gateway sent no stream.");
   }
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
