@@ -1,10 +1,11 @@
 """manyhands.cli.progress: one line, also where the terminal is narrow; none where it could not be taken away again."""
 
 import io
+import time
 
 import pytest
 
-from manyhands.cli.progress import Phase, doing
+from manyhands.cli.progress import TICK_S, Phase, doing, no_line
 
 
 class Terminal(io.StringIO):
@@ -29,3 +30,17 @@ def test_a_dumb_terminal_gets_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with doing("reading tales", out):
         pass
     assert out.getvalue() == ""
+
+
+def test_nothing_is_drawn_over_what_is_printed() -> None:
+    """Two lines that were printed at once were flushed one by one, and the line of progress came over the second."""
+    out = Terminal()
+    with doing("reading tales", out):
+        with no_line():
+            before = out.getvalue()
+            time.sleep(3 * TICK_S)
+            assert out.getvalue() == before
+        deadline = time.monotonic() + 10
+        while out.getvalue() == before:  # it goes on afterwards
+            assert time.monotonic() < deadline
+            time.sleep(TICK_S)

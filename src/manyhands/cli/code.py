@@ -51,7 +51,7 @@ def say_code(told: dict[str, Any] | None) -> str:
         return "no code is shown: manyhands code shows one"
     minutes, tries = max(1, round(told["seconds_left"] / 60)), told["tries_left"]
     return (
-        f"on another machine of this network:  manyhands join     and there the code   {told['code']}\n"
+        f"on another machine of this network:  manyhands join     code  {told['code']}\n"
         f"  good for {minutes} {'minute' if minutes == 1 else 'minutes'} and {tries} wrong "
         f"{'try' if tries == 1 else 'tries'}; `manyhands code` shows it again, or a new one"
     )

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final, TextIO
 
@@ -113,11 +113,18 @@ class Screen:
 
     def clear(self) -> None:
         """Take the line away, until the next tick: something else is about to be printed."""
+        with self.away():
+            pass
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Without the line while the block runs, which prints and calls nothing of this."""
         with self._lock:
             if self._is_drawn:
                 self._out.write(ERASE)
                 self._out.flush()
                 self._is_drawn = False
+            yield
 
     @contextmanager
     def instead(self, text: str) -> Iterator["Screen"]:
@@ -151,6 +158,15 @@ def clear_line() -> None:
     """Take the line away before something is printed."""
     for screen in _shown:
         screen.clear()
+
+
+@contextmanager
+def no_line() -> Iterator[None]:
+    """The line is away while the block prints: of two lines that are printed at once the second could be drawn over."""
+    with ExitStack() as stack:
+        for screen in _shown:
+            stack.enter_context(screen.away())
+        yield
 
 
 def end_lines() -> None:

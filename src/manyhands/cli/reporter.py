@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.api.limits import Bucket
 from manyhands.cli.code import say_code
 from manyhands.cli.lines import fitted
-from manyhands.cli.progress import clear_line
+from manyhands.cli.progress import no_line
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.plain import one_line
@@ -39,8 +39,8 @@ class Reporter:
     def __call__(self, event: str, text: str, **facts: Any) -> None:
         plain = "\n".join(one_line(line, 4000) for line in text.split("\n"))  # our own breaks: foreign texts have none
         line = json.dumps({"event": event, "text": text, **facts}) if self.as_json else fitted(plain, sys.stdout)
-        clear_line()
-        print(line, flush=True)
+        with no_line():
+            print(line, flush=True)
 
     def line(self, text: str) -> None:
         self("note", text)
@@ -52,9 +52,9 @@ class Reporter:
 
     def show(self, text: str) -> None:
         """Lines for the person who looks on now; in the background they stand in no log (background.py, Tee)."""
-        clear_line()
         if (terminal := getattr(sys.stdout, "terminal", sys.stdout)) is not None:
-            print(text, file=terminal, flush=True)
+            with no_line():
+                print(fitted(text, terminal), file=terminal, flush=True)
 
 
 def tell_serving(member: "Member", hosting: "Hosting", tell: Reporter, why: str, seconds: float) -> None:
