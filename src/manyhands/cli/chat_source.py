@@ -223,8 +223,9 @@ def _place(offer: "Offer") -> str:
 
 
 def _repair(at_token: object, lost: Sequence[str], seconds: float) -> str:
-    were = "were" if len(lost) > 1 else "was"
-    return one_line(f"repair at token {at_token}: {', '.join(lost)} {were} lost, {seconds:.2f} s", 300)
+    names = list(dict.fromkeys(lost))  # one may be lost again while it is waited for
+    were = "were" if len(names) > 1 else "was"
+    return one_line(f"repair at token {at_token}: {', '.join(names)} {were} lost, {seconds:.2f} s", 300)
 
 
 def _take(event: Mapping[str, Any], stats: Stats) -> list[str]:
