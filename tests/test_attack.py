@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from manyhands.core import NodeAddr, PathKind
+from manyhands.core import ORIGIN_HOP, NodeAddr, PathKind
 from manyhands.errors import PipelineStalled, ShardUnavailable
 from manyhands.net.transport import Link
 from manyhands.origin.node import FullNode
@@ -77,6 +77,28 @@ def test_a_hop_blames_only_its_neighbours(bench: Bench) -> None:
             scene.faults.at("decode", scene.hops[1], accuse, 5)
             assert await scene.ask("hot") == bench.wanted["hot", 0]
             assert [r.lost for r in scene.answers[0].repairs] == [("n2",)]
+
+    bench.play(main)
+
+
+@pytest.mark.parametrize(("hop", "code", "blame"), [(2, "bad_request", None), (0, "protocol_error", ORIGIN_HOP)])
+def test_a_hop_that_calls_a_running_request_faulty_is_replaced(
+    bench: Bench, hop: int, code: str, blame: int | None
+) -> None:
+    """Its word ended any stream. The second node that says so is believed (tests/origin/test_fault.py)."""
+
+    async def main() -> None:
+        async with bench.scene() as scene:
+            origin = scene.swarm.origin.node
+
+            def accuse() -> None:
+                (s,) = origin.sessions.values()
+                link = link_between(scene.hops[hop], origin, "control")
+                link.send(Fault(s.id, s.route.epoch, hop, code, "the request is evil", blame))
+
+            scene.faults.at("decode", scene.hops[1], accuse, 5)
+            assert await scene.ask("hot") == bench.wanted["hot", 0]
+            assert [r.lost for r in scene.answers[0].repairs] == [(f"n{hop}",)]
 
     bench.play(main)
 

@@ -29,6 +29,7 @@ ManyhandsError                code            meaning
 └─ DiskFull                   disk_full       no room for a download
 """
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 _E = TypeVar("_E", bound=BaseException)
@@ -38,13 +39,14 @@ class ManyhandsError(Exception):
     """Base of all errors of this package. `code` goes over the wire and into JSON; `http_status` into HTTP answers;
     `api_code`, where there is one, stands there in place of `code`: OpenAI's word for what others call by a wider one.
 
-    `node` is the id of the node that said no, where one did: others may be asked.
+    `node` is the id of the node that said no, where one did: others may be asked. `told_by`: of the one that said so of it.
     """
 
     code = "internal"
     api_code: str | None = None
     http_status = 500
     node: str | None = None
+    told_by: str | None = None
 
 
 class BadRequest(ManyhandsError):
@@ -174,6 +176,14 @@ class ExperimentalDisabled(ManyhandsError):
 class PipelineStalled(ManyhandsError):
     code = "pipeline_stalled"
     http_status = 504
+
+
+class Unanswered(PipelineStalled):
+    """`hops`: the indices of those that did not answer Open."""
+
+    def __init__(self, message: str, hops: Sequence[int]) -> None:
+        super().__init__(message)
+        self.hops = tuple(hops)
 
 
 class PipelineAborted(ManyhandsError):

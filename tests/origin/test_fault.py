@@ -1,5 +1,6 @@
 """manyhands.origin.fault: who is at fault, which hop is untrusted, and when the session is over."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -8,7 +9,7 @@ import pytest
 from manyhands.core import ORIGIN_HOP, SessionId
 from manyhands.errors import BadRequest, Corruption, LinkClosed, PipelineAborted, ProtocolError, ShardUnavailable
 from manyhands.net.transport import Link
-from manyhands.origin.fault import Verdict, judge
+from manyhands.origin.fault import Told, Verdict, judge
 from manyhands.origin.route import Hop
 from manyhands.wire.message import Fault
 from tests.route.test_search import offer
@@ -18,8 +19,9 @@ HOPS = [
 ]
 
 
-def verdict(code: str, hop: int, blame: int | None, *, is_running: bool = True) -> Verdict:
-    return judge(Fault(SessionId(bytes(16)), 1, hop, code, "so it is", blame), HOPS, is_running=is_running)
+def verdict(code: str, hop: int, blame: int | None, *, is_running: bool = True, told: Told | None = None) -> Verdict:
+    fault = Fault(SessionId(bytes(16)), 1, hop, code, "so it is", blame)
+    return judge(fault, HOPS, told or Told(), is_running=is_running)
 
 
 @pytest.mark.parametrize(
@@ -39,19 +41,22 @@ def test_only_who_is_blamed_for_nonsense_lied(code: str, untrusted: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("code", "is_running", "kind"),
-    [
-        (ShardUnavailable.code, False, ShardUnavailable),
-        (LinkClosed.code, False, PipelineAborted),
-        (BadRequest.code, True, BadRequest),
-    ],
+    ("code", "kind"),
+    [(ShardUnavailable.code, ShardUnavailable), (LinkClosed.code, PipelineAborted), (BadRequest.code, BadRequest)],
 )
-def test_a_refusal_to_open_and_a_bad_request_end_the_session(
-    code: str, is_running: bool, kind: type[Exception]
-) -> None:
-    refusal = verdict(code, 1, None, is_running=is_running).refusal
+def test_a_refusal_to_open_ends_the_session(code: str, kind: type[Exception]) -> None:
+    refusal = verdict(code, 1, None, is_running=False).refusal
     assert type(refusal) is kind and str(refusal) == "hop 1 (b): so it is"
     assert refusal is not None and refusal.node == HOPS[1].offer.node
+
+
+def test_a_running_request_that_one_node_calls_faulty_goes_on_without_it() -> None:
+    """The second node that says so is believed."""
+    told = Told()
+    assert verdict(BadRequest.code, 1, None, told=told) == Verdict(1, False, None)
+    assert verdict(BadRequest.code, 1, None, told=told).refusal is None, "the same node"
+    refusal = verdict(BadRequest.code, 2, None, told=told).refusal
+    assert type(refusal) is BadRequest and str(refusal) == "hop 2 (c): so it is"
 
 
 def test_a_running_hop_in_trouble_is_replaced() -> None:
@@ -59,6 +64,19 @@ def test_a_running_hop_in_trouble_is_replaced() -> None:
 
 
 def test_the_first_hop_may_blame_the_origin() -> None:
-    """No repair helps against that; another hop does not hear from the origin (in a ring)."""
-    assert str(verdict(ProtocolError.code, 0, ORIGIN_HOP).refusal) == "the origin: so it is"
+    """It is replaced; what a second one says is true. Another hop does not hear from the origin (in a ring)."""
+    told = Told()
+    assert verdict(ProtocolError.code, 0, ORIGIN_HOP, told=told) == Verdict(0, False, None)
+    assert [str(word) for word in told.faulty.values()] == ["the origin: so it is"]
+    others = [replace(HOPS[0], offer=offer("d", 0, 4)), *HOPS[1:]]
+    fault = Fault(SessionId(bytes(16)), 1, 0, ProtocolError.code, "so it is", ORIGIN_HOP)
+    assert str(judge(fault, others, told, is_running=True).refusal) == "the origin: so it is"
+    assert verdict(ProtocolError.code, 0, ORIGIN_HOP, is_running=False).refusal is not None
     assert verdict(ProtocolError.code, 1, ORIGIN_HOP) == Verdict(1, True, None)
+
+
+def test_who_blamed_a_node_is_known() -> None:
+    told = Told()
+    verdict(LinkClosed.code, 0, 1, told=told)
+    verdict(LinkClosed.code, 2, None, told=told)
+    assert told.by == {HOPS[1].offer.node: HOPS[0].offer.node}

@@ -12,6 +12,7 @@ from manyhands.config import RequestConfig
 from manyhands.core import NodeId, SessionId, Span
 from manyhands.errors import PipelineAborted, ShardUnavailable
 from manyhands.net.transport import Link
+from manyhands.origin.fault import Told
 from manyhands.origin.pace import HeldStep
 from manyhands.origin.repair import ASK_AGAIN_S, RepairExecutor
 from manyhands.origin.repair_plan import Slot
@@ -46,6 +47,7 @@ class FakeSession:
     shapes: list[list[Slot]] = field(default_factory=list)
     last_progress: float = 0.0
     untrusted_nodes: set[NodeId] = field(default_factory=set)
+    told: Told = field(default_factory=Told)
     id: SessionId = field(default_factory=lambda: SessionId(bytes(16)))
     is_closed: bool = False
     name: str = "0123"

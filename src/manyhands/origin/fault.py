@@ -1,7 +1,7 @@
 """Whose fault a Fault is, and whether the session can go on without that hop. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from manyhands.core import ORIGIN_HOP, NodeId
 from manyhands.errors import (
@@ -45,8 +45,17 @@ class Verdict:
     refusal: ManyhandsError | None
 
 
-def judge(fault: Fault, hops: Sequence[Hop], *, is_running: bool) -> Verdict:
-    """A hop's refusal to open, and where the request itself is at fault, ends the session.
+@dataclass(slots=True)
+class Told:
+    """What the hops of a session said. `by`: of a node that was blamed, the node that blamed it. `faulty`: of a node that
+    called the running request faulty, its words."""
+
+    by: dict[NodeId, NodeId] = field(default_factory=dict)
+    faulty: dict[NodeId, ManyhandsError] = field(default_factory=dict)
+
+
+def judge(fault: Fault, hops: Sequence[Hop], told: Told, *, is_running: bool) -> Verdict:
+    """A hop's refusal to open ends the session; so does a running request that two nodes call faulty (one is replaced).
 
     A hop can name its neighbours only: a fault that names another is its own.
     """
@@ -54,13 +63,18 @@ def judge(fault: Fault, hops: Sequence[Hop], *, is_running: bool) -> Verdict:
     at_fault = fault.blame if fault.blame is not None and fault.blame in near else fault.hop
     kind = _ERRORS.get(fault.code, PipelineAborted)
     blames_origin = fault.blame == ORIGIN_HOP and fault.hop == 0
-    untrusted = fault.blame is not None and fault.code in (Corruption.code, ProtocolError.code)
-    if not blames_origin and (fault.blame is not None or (is_running and kind is not BadRequest)):
-        return Verdict(at_fault, untrusted, None)
     offer = hops[at_fault].offer
-    refusal = kind(f"{'the origin' if blames_origin else f'hop {at_fault} ({offer.name})'}: {fault.detail}")
-    refusal.node = offer.node
-    return Verdict(at_fault, untrusted, refusal)
+    word = kind(f"{'the origin' if blames_origin else f'hop {at_fault} ({offer.name})'}: {fault.detail}")
+    word.node = offer.node
+    if at_fault != fault.hop:
+        told.by[offer.node] = hops[fault.hop].offer.node
+    if is_running and (blames_origin or (kind is BadRequest and fault.blame is None)):
+        told.faulty[offer.node] = word
+        return Verdict(at_fault, False, word if len(told.faulty) > 1 else None)
+    if is_running or (fault.blame is not None and not blames_origin):
+        untrusted = fault.blame is not None and fault.code in (Corruption.code, ProtocolError.code)
+        return Verdict(at_fault, untrusted, None)
+    return Verdict(at_fault, False, word)
 
 
 def apart(fault: Fault, hops: Sequence[Hop]) -> NodeId | None:

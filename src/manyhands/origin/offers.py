@@ -1,7 +1,8 @@
 """From records of the directory to what routes are made of."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from manyhands.core import ModelId, NodeAddr, NodeId, Precision
 from manyhands.route.edges import stated_rtts
@@ -13,6 +14,18 @@ from manyhands.swarm.record import NEAR_DIGITS, Record
 def offers_of(records: Iterable[Record]) -> list[Offer]:
     """What these records offer, each as `offer_of`."""
     return [offer for record in records if (offer := offer_of(record))]
+
+
+def shared(records: Sequence[Record], most: int) -> list[Record]:
+    """At most `most` of them, of each node one in turn: records of few nodes leave those of others their place."""
+    if len(records) <= most:
+        return list(records)
+    turns: Counter[NodeId] = Counter()
+    ranked: list[tuple[int, int]] = []
+    for number, record in enumerate(records):
+        ranked.append((turns[record.node], number))
+        turns[record.node] += 1
+    return [records[number] for _, number in sorted(ranked)[:most]]
 
 
 def offer_of(record: Record) -> Offer | None:
@@ -34,8 +47,3 @@ def rtts_of(records: Iterable[Record], origin: NodeId, own: Mapping[NodeId, floa
 def kind_of(offer: Offer) -> tuple[ModelId, Precision]:
     """What must be the same on all hops of a route."""
     return offer.info.model, offer.info.precision
-
-
-def layers_of(offer: Offer) -> range:
-    """The layers of its span."""
-    return range(offer.info.span.start, offer.info.span.end)

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from manyhands.core import NodeId
-from manyhands.errors import Apart, Busy, ShardUnavailable
+from manyhands.errors import Apart, Busy, ManyhandsError, ShardUnavailable
+from manyhands.origin.attempts import Attempts
 from manyhands.origin.node import FullNode
 from manyhands.origin.queue import RoomQueue
 from manyhands.origin.repair import ASK_AGAIN_S
@@ -21,6 +23,8 @@ from manyhands.route.offer import Offer
 logger = logging.getLogger(__name__)
 
 MAX_PAUSE_S: Final = 2.0  # between two looks of a request that waits for layers that no node holds
+# To answer Open, while others hold the layers: a hop that cannot reach the next one says so after 10 s (net/pool.py).
+QUICK_S: Final = 12.0
 
 Opened = tuple[tuple[Offer, ...], Session]
 
@@ -64,30 +68,41 @@ class RouteOpener:
 
     async def _open_best(self, lease: Lease, around: RequestRoutes) -> Opened:
         """The best route, in a ring. Where that is one whose hops cannot reach each other, a star over it: rows go by way of
-        this node, which reaches all of them (C-10)."""
-        full: set[NodeId] = set()
-        busy: Busy | None = None
+        this node, which reaches all of them (C-10). Nodes that refuse, or do not answer, are passed over while others hold
+        their layers: nodes have QUICK_S to answer, and where there are no others open_timeout_s."""
+        attempts = Attempts()
         found = await around.find(num_tokens=lease.capacity)
         while True:
-            if lease.path == "ring" and self._routes.apart.are_in(found, asyncio.get_running_loop().time()):
+            is_star = attempts.is_star or self._routes.apart.are_in(found, asyncio.get_running_loop().time())
+            if lease.path == "ring" and is_star:
                 lease = replace(lease, path="star")
                 around.note_star()
             try:
-                return found, await self._node.requests.open(found, lease)
-            except ShardUnavailable as refusal:
-                if refusal.node is None:
-                    raise
-                node = NodeId(refusal.node)
-                if isinstance(refusal, Apart) and lease.path == "ring":
-                    logger.info("another ring, or a star: %s", refusal)
-                    self._routes.apart.note(found, node, asyncio.get_running_loop().time())
-                else:
-                    full.add(node)
-                    if isinstance(refusal, Busy):
-                        busy = refusal
-                    else:
-                        self._routes.doubt(node)
-                try:
-                    found = await around.find(full, lease.capacity)
-                except ShardUnavailable:
-                    raise busy or refusal from None
+                limit_s = math.inf if attempts.is_patient else QUICK_S
+                session = await self._node.requests.open(found, lease, open_s=limit_s)
+            except ManyhandsError as refusal:
+                self._note(attempts, found, refusal, lease)
+                found = await self._another(attempts, refusal, lease, around)
+            else:
+                for node in attempts.opened():
+                    self._routes.doubt(node)
+                return found, session
+
+    def _note(self, attempts: Attempts, found: Sequence[Offer], refusal: ManyhandsError, lease: Lease) -> None:
+        is_ring = lease.path == "ring"
+        for node in attempts.refused(found, refusal, is_ring=is_ring):
+            self._routes.doubt(node)
+        if isinstance(refusal, Apart) and is_ring and refusal.node is not None:
+            logger.info("another ring, or a star: %s", refusal)
+            self._routes.apart.note(found, NodeId(refusal.node), asyncio.get_running_loop().time())
+
+    async def _another(
+        self, attempts: Attempts, refusal: ManyhandsError, lease: Lease, around: RequestRoutes
+    ) -> tuple[Offer, ...]:
+        """A route without the excluded nodes, or with those that may be asked once more."""
+        while True:
+            try:
+                return await around.find(attempts.excluded, lease.capacity)
+            except ShardUnavailable:
+                if not attempts.is_again():
+                    raise attempts.reason(refusal) from None

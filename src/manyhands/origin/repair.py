@@ -9,7 +9,7 @@ from typing import Literal
 
 from manyhands.config import RequestConfig
 from manyhands.core import NodeId
-from manyhands.errors import PipelineAborted, ShardUnavailable
+from manyhands.errors import ManyhandsError, PipelineAborted, ShardUnavailable
 from manyhands.origin.give_back import GiveBack
 from manyhands.origin.pace import Thrift, replay_s
 from manyhands.origin.repair_plan import Event, Repair, RepairPlan, Slot, Warm, plan_repair
@@ -114,7 +114,7 @@ class RepairExecutor:
                 self._attempts += 1
                 planned = now()
                 reason = await self._alone.bound(self._try(plan, reason), reason)
-        except (ShardUnavailable, PipelineAborted) as error:
+        except ManyhandsError as error:
             self.events.append(Event("pipeline_aborted", tuple(lost), at_token, str(error)))
             raise
         self.excluded -= self._back.excused()
@@ -256,7 +256,9 @@ class RepairExecutor:
             try:
                 return await self._plan_without(self.excluded, committed)
             except ShardUnavailable:
-                pass
+                words = [w for hop, w in session.told.faulty.items() if hop in {route[i].node for i in session.losses}]
+                if words:  # the request is at fault, as far as can be known: waiting helps nothing
+                    raise words[-1] from None
             waited = asyncio.get_running_loop().time() - began
             error = ShardUnavailable(f"no node could take over: {'; '.join(session.losses.values())}")
             if self._attempts:  # what failed just now needs some time, and patience ends that way too

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from manyhands.core import Exactness, NodeId, SessionId
-from manyhands.errors import BadRequest, ShardUnavailable, WeightsMismatch
+from manyhands.errors import ManyhandsError, ShardUnavailable
 from manyhands.origin.adoption import Adoption, HopMark
 from manyhands.origin.conversations import Conversations, ParkedConversation
 from manyhands.origin.repair_plan import Slot
@@ -64,7 +64,7 @@ class Reuse:
                 return None
             conversation = prefix.conversation
             session = await self._open(conversation.route, Resume(conversation.name, prefix.length, ()), lease, around)
-        except (ShardUnavailable, WeightsMismatch, BadRequest):  # the usual way may do better, or says what is wrong
+        except ManyhandsError:  # the usual way may do better, or says what is wrong
             return None
         if not session.begins_at:  # no hop has it any more, but the route stands
             self.conversations.lose(prefix.conversation)
@@ -81,7 +81,7 @@ class Reuse:
         resume = Resume(SessionId(bytes(16)), until, (), adoption.handle, rows_from)
         try:
             session = await self._open(await around.marked(adoption.route), resume, lease, around)
-        except (ShardUnavailable, WeightsMismatch, BadRequest):
+        except ManyhandsError:
             return None
         last = session.route.hops[-1]
         redraw = max(0, (last.cached or until) - own) if last.has_log and adoption.tokens else 0

@@ -16,13 +16,14 @@ from manyhands.origin.apart import ApartPairs
 from manyhands.origin.eviction import Evicted, leave
 from manyhands.origin.model import OriginModel
 from manyhands.origin.node import FullNode
-from manyhands.origin.offers import kind_of, layers_of, offers_of, rtts_of
+from manyhands.origin.offers import kind_of, offers_of, rtts_of, shared
 from manyhands.origin.reaching import reach_any
 from manyhands.origin.repair_plan import Slot, plan_repair
 from manyhands.origin.request_routes import LastRoutes
 from manyhands.origin.route import Hop, Lease
 from manyhands.origin.session import Session
 from manyhands.origin.trust import admits, trusts
+from manyhands.route.classes import unheld
 from manyhands.route.learn import Learned
 from manyhands.route.permit import admitted, gaps_of, permitted, with_ends_at_edges
 from manyhands.route.prefix import gain_s
@@ -34,7 +35,8 @@ from manyhands.swarm.record import Record
 # How long a repair that finds no node waits for nodes to answer a dial: those that are back answer at once.
 LOOK_AROUND_S = 2.0
 FALLBACK = "fallback"  # what the whole model is called that an origin keeps for itself; no route is made of it
-MAX_FAR = 64
+MAX_FAR = 64  # offers of nodes that no link is open to
+MAX_NEAR = 512  # of linked nodes, which are 256 at most (net/incoming.py)
 # Between two looks at nodes that could serve better than those linked, and how many are dialled then.
 EXPLORE_S = 2.0
 EXPLORED = 4
@@ -90,13 +92,13 @@ class Routes:
         told = self._node.requests.known_offers(self.addrs, excluded)
         if self._directory is None:
             return self._with_own(told, excluded), []
-        linked = offers_of(r for r in self._records(excluded) if self._is_linked(r.node))
+        linked = offers_of(shared([r for r in self._records(excluded) if self._is_linked(r.node)], MAX_NEAR))
         named = {(offer.node, offer.info.span) for offer in linked}
         linked += [offer for offer in told if (offer.node, offer.info.span) not in named]
         linked = self._with_own(linked, excluded)
         now = asyncio.get_running_loop().time()
-        doubted = [o for o in linked if self._node.setbacks.failing_s(o.node, now)]
-        return [o for o in linked if o not in doubted], doubted
+        failing = {node for node in {o.node for o in linked} if self._node.setbacks.failing_s(node, now)}
+        return [o for o in linked if o.node not in failing], [o for o in linked if o.node in failing]
 
     def _with_own(self, offers: list[Offer], excluded: Collection[NodeId]) -> list[Offer]:
         """`offers`, and what this node serves although no record or address says so (an origin that only asks)."""
@@ -254,8 +256,11 @@ class Routes:
         Raises ShardUnavailable.
         """
         offers = [o for o in offers if kind_of(o) == kind_of(route[0])]
-        held = {(o.node, layer) for o in offers for layer in layers_of(o)}
-        lost = [i for i, hop in enumerate(route) if any((hop.node, layer) not in held for layer in layers_of(hop))]
+        held: dict[NodeId, list[Span]] = {}
+        for offer in offers:
+            held.setdefault(offer.node, []).append(offer.info.span)
+        spans = [hop.info.span for hop in route]
+        lost = [i for i, at in enumerate(spans) if unheld(held.get(route[i].node, ()), at.end, at.start)]
         if self._model.ends_at == "edges":
             offers = with_ends_at_edges(offers, self._model.num_layers)
         return plan_repair(route, lost, (), (), offers, excluded, positions, terms=self.terms(0, rules)).slots

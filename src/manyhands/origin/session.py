@@ -12,10 +12,10 @@ from typing import NoReturn
 
 from manyhands.config import RequestConfig
 from manyhands.core import ORIGIN_HOP, NodeId, SessionId, public_id
-from manyhands.errors import Apart, Detour, Draining, ManyhandsError, PipelineAborted, PipelineStalled, ShardUnavailable
+from manyhands.errors import Apart, Detour, Draining, ManyhandsError, PipelineAborted, ShardUnavailable, Unanswered
 from manyhands.net.liveness import stretched_s
 from manyhands.net.transport import Link, betters, try_send
-from manyhands.origin.fault import apart, judge
+from manyhands.origin.fault import Told, apart, judge
 from manyhands.origin.pace import HeldStep
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.returns import Returns
@@ -52,9 +52,8 @@ class Session:
         self.losses: dict[int, str] = {}
         self.leaving: dict[int, str] = {}
         self.has_detour = False  # a hop is reached through a relay, and there is a direct link to it by now
-        self.apart: NodeId | None = (
-            None  # a node that the hop before it could not reach, though this origin has a link to it
-        )
+        self.apart: NodeId | None = None  # could not be reached by the hop before it, though this origin has a link
+        self.told = Told()
         self.untrusted_nodes: set[NodeId] = set()
         self._unclosed: list[Hop] = []  # out of the route, but the route that leaves them out does not stand yet
         self.last_progress: float = 0.0
@@ -83,7 +82,7 @@ class Session:
 
         With `resume`, hops that still have its positions begin with them. If none has, `begins_at` stays 0; else those that
         lack them are not whole. Raises Busy, WeightsMismatch, ContextOverflow, ... as the hops say; ShardUnavailable
-        naming the node if one is lost meanwhile; PipelineStalled at the deadline.
+        naming the node if one is lost meanwhile; Unanswered at the deadline.
         """
         hops = self.route.hops
         self.route.renew(hops)
@@ -92,7 +91,8 @@ class Session:
             await self._place(slots, range(len(hops)))
         except HopLost as error:
             refusal = Apart(str(error)) if self.apart else ShardUnavailable(str(error))
-            refusal.node = self.apart or hops[min(self.losses)].offer.node
+            refusal.node = lost = self.apart or hops[min(self.losses)].offer.node
+            refusal.told_by = self.told.by.get(lost)
             raise refusal from error
         self._is_running = True
         self.begins_at = 0 if resume is None else resume.begin(hops)
@@ -125,7 +125,7 @@ class Session:
         self.standbys.move()
 
     async def _place(self, slots: Sequence[Slot], indices: Sequence[int]) -> None:
-        """Tell the hops `indices` of their places and wait until they have them. Raises HopLost or PipelineStalled."""
+        """Tell the hops `indices` of their places and wait until they have them. Raises HopLost or Unanswered."""
         for index in indices:
             control = self.route.hops[index].control
             try_send(control, self.route.open_message(index, slots[index], control))
@@ -152,7 +152,7 @@ class Session:
             for index in silent:
                 self.lose(index, reason)
             raise HopLost(f"hops {list(silent)} {reason}")
-        raise PipelineStalled(f"hops {', '.join(f'{i} ({self.route.hops[i].offer.name})' for i in silent)} {reason}")
+        raise Unanswered(f"hops {', '.join(f'{i} ({self.route.hops[i].offer.name})' for i in silent)} {reason}", silent)
 
     def close(self, parked_as: SessionId | None = None, positions: int = 0) -> None:
         """Tell every hop to free the session at once, or to keep its first `positions` under a name that only they are given;
@@ -315,7 +315,7 @@ class Session:
             self.has_detour = True
             return
         self.apart = apart(message, self.route.hops) or self.apart
-        verdict = judge(message, self.route.hops, is_running=self._is_running)
+        verdict = judge(message, self.route.hops, self.told, is_running=self._is_running)
         if verdict.refusal is not None:
             self._error = self._error or verdict.refusal
             self._arrived.set()

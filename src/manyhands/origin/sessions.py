@@ -1,6 +1,7 @@
 """The sessions that a node owns: offers of nodes, links to them, open sessions, and the messages that belong to them."""
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
@@ -74,13 +75,19 @@ class Sessions:
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
-    async def open(self, route: Sequence[Offer], lease: Lease, resume: Resume | None = None) -> Session:
-        """Open a session on every hop of `route`. The caller closes it with `close`.
+    async def open(
+        self, route: Sequence[Offer], lease: Lease, resume: Resume | None = None, open_s: float = math.inf
+    ) -> Session:
+        """Open a session on every hop of `route`. The caller closes it with `close`. `open_s`: for hops to answer, if that is
+        less than the configuration gives them.
 
-        Raises Busy, WeightsMismatch, BadRequest, ShardUnavailable, PipelineStalled as the hops answer.
+        Raises Busy, WeightsMismatch, BadRequest, ShardUnavailable, Unanswered as the hops answer.
         """
         hops = await asyncio.gather(*(self.connect(i, offer, len(route), lease) for i, offer in enumerate(route)))
-        session = Session(self._signer, hops, lease, self.request, self._node.watch.late_s)
+        request = self.request
+        if open_s < request.open_timeout_s:
+            request = replace(request, open_timeout_s=open_s)
+        session = Session(self._signer, hops, lease, request, self._node.watch.late_s)
         self.active[session.id] = session
         self._owners.hold(session.id, self._node.transport.node)
         try:

@@ -2,8 +2,9 @@
 
 A span may serve any part of what it holds, so a hop may begin and end at any of its layers. One pass over the layers settles,
 for every span, the cheapest way to have computed so far with it as the last hop: it goes on, or takes over from the best
-sender for it, since what a leg costs depends on both its ends. O(layers * spans^2) in numpy. Times are whole nanoseconds,
-so that equal costs are equal and the order of summing does not matter.
+sender for it, since what a leg costs depends on both its ends. O(layers * spans^2) in numpy; the number of spans is bounded
+before (shortlist.py), layers where hops may begin and end here. Times are whole nanoseconds, so that equal costs are equal and
+the order of summing does not matter.
 """
 
 import itertools
@@ -24,6 +25,10 @@ NEVER = 1 << 60  # no way; sums of two stay within int64
 # What a layer on a spare costs: more than all else together (3 days), so the fewest layers on spares come first. 4,000 of
 # them stay below NEVER.
 SPARE = 1 << 48
+ALL_CUTS = 128  # layers of a run that may all be cut; no published model has more
+EXACT = 1 << 20  # steps of a search by the number of hops: 3 ms
+TRIES = 4  # searches for the price of a hop, each without a limit
+DEAREST = 1 << 51  # a price of a hop above all that a chain costs; 255 of them stay below NEVER
 _LONGEST = 1 << 36  # 69 s: longer figures are cut to it. 255 hops and 1,000 layers of it stay below SPARE
 
 
@@ -38,6 +43,13 @@ class RoutePart(NamedTuple):
 
     at: int
     span: Span
+
+
+class Found(NamedTuple):
+    """A chain, None if there is none within the limit of hops, and the price of a hop that it was found at (0: none)."""
+
+    chain: list[RoutePart] | None
+    price: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,95 +93,129 @@ class Spans:
         return total
 
 
+class Steps(NamedTuple):
+    """What is settled at each cut, for each number of hops and each span: whether a hop begins there, and whom it takes over
+    from."""
+
+    begins: npt.NDArray[np.bool_]
+    sender: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, *shape: int) -> "Steps":
+        """All go on."""
+        return cls(np.zeros(shape, np.bool_), np.zeros(shape, np.int32))
+
+
 def _times(values: Ints, factors: Floats) -> Ints:
     return np.rint(values * factors).astype(np.int64)
 
 
-def cheapest(spans: Spans, run: Span, max_hops: int = MAX_HOPS) -> list[RoutePart] | None:
-    """The chain for `run` of least cost; None if some layer is held by none, or all chains have more than `max_hops` hops.
+def within(spans: Spans, run: Span, max_hops: int = MAX_HOPS, price: int = 0) -> Found:
+    """The cheapest chain for `run` of at most `max_hops` hops.
+
+    Where a search by the number of hops as well would take more than EXACT steps, each hop is charged a price instead: `price`,
+    or if that is 0 one that brings the hops down to `max_hops` and costs least (a Lagrangian relaxation). The chain is then the
+    cheapest of those with as many hops as it has; one that costs a little less, with others within the limit, may be missed.
+    """
+    chain = cheapest(spans, run, price)
+    if chain is None or len(chain) <= max_hops:
+        return Found(chain, price)
+    if price:
+        return Found(None, price)
+    if (len(_cuts(spans, run)) - 1) * len(spans.start) ** 2 * max_hops <= EXACT:
+        return Found(_settle(spans, run, max_hops), 0)
+    return _by_price(spans, run, max_hops, chain)
+
+
+def _by_price(spans: Spans, run: Span, max_hops: int, longer: list[RoutePart]) -> Found:
+    """The least price of a hop at which the cheapest chain has at most `max_hops` is where a shorter and a longer chain cost
+    the same: each search replaces one of the two, until none is cheaper than both. `longer`: the cheapest at no price."""
+    shorter = cheapest(spans, run, DEAREST, SPARE >> 10)
+    assert shorter is not None, "there is a longer one"
+    if len(shorter) > max_hops:
+        return Found(None, 0)
+    price = 0
+    for _ in range(TRIES):
+        price = min((spans.cost(shorter) - spans.cost(longer)) // (len(longer) - len(shorter)), DEAREST)
+        found = cheapest(spans, run, price)
+        assert found is not None
+        known = shorter if len(found) <= max_hops else longer
+        if spans.cost(found) + price * len(found) >= spans.cost(known) + price * len(known):
+            break
+        shorter, longer = (found, longer) if known is shorter else (shorter, found)
+    return Found(shorter, price + price // 16 + 1)
+
+
+def cheapest(spans: Spans, run: Span, price: int = 0, spare: int = SPARE) -> list[RoutePart] | None:
+    """The chain for `run` of least cost, where each hop costs `price` more, and a layer on a spare `spare`; None if some layer
+    is held by none.
 
     Among equals: fewer hops where the last ones differ, then the spans that come first.
     """
-    chain = _cheapest(spans, run)
-    return chain if chain is None or len(chain) <= max_hops else _cheapest_of(spans, run, max_hops)
+    return _settle(spans, run, 0, price, spare)
 
 
-def _cheapest(spans: Spans, run: Span) -> list[RoutePart] | None:
-    num_spans = len(spans.start)
-    if num_spans == 0:
+def _settle(spans: Spans, run: Span, max_hops: int, price: int = 0, spare: int = SPARE) -> list[RoutePart] | None:
+    """As `cheapest`; with `max_hops` above 0, the cost of having computed so far is settled for each number of hops."""
+    if (count := len(spans.start)) == 0:
         return None
-    layer_costs = spans.layer + SPARE * spans.is_spare
+    rows, shift = max(1, max_hops), int(max_hops > 0)  # a takeover leads from a row of hops to the next
     senders = np.ascontiguousarray(spans.legs.T)
     np.fill_diagonal(senders, NEVER)  # taking over from itself is going on
-    rows = np.arange(num_spans)
-    came_from = np.full(
-        (len(run), num_spans), -1
-    )  # the sender that a hop beginning at a layer takes over from; -1: goes on
-    done = np.full(num_spans, NEVER)
-    for at, layer in enumerate(range(run.start, run.end)):
-        if at == 0:
-            begun = spans.entry + spans.fixed
-        else:
-            ways = senders + done
-            best = ways.argmin(axis=1)
-            begun = ways[rows, best] + spans.fixed
-            came_from[at] = np.where(begun < done, best, -1)
-        holds = (spans.start <= layer) & (layer < spans.end)
-        done = np.where(holds, np.minimum(begun, done) + layer_costs, NEVER)
-        np.minimum(done, NEVER, out=done)
-    total = done + spans.closing
-    last = int(total.argmin())
-    return _walk_back(came_from, last, run) if total[last] < NEVER else None
-
-
-def _cheapest_of(spans: Spans, run: Span, max_hops: int) -> list[RoutePart] | None:
-    """As `_cheapest`, with the cost of having computed so far settled for each number of hops: max_hops times the work."""
-    count, layer_costs = len(spans.start), spans.layer + SPARE * spans.is_spare
-    senders = np.ascontiguousarray(spans.legs.T)
-    np.fill_diagonal(senders, NEVER)
-    came_from = np.full((len(run), max_hops, count), -1)
-    done = np.full((max_hops, count), NEVER)  # [hops - 1, last span]
-    for at, layer in enumerate(range(run.start, run.end)):
-        begun = np.full((max_hops, count), NEVER)
-        if at == 0:
-            begun[0] = spans.entry + spans.fixed
-        else:
-            for hops in range(1, max_hops):
-                ways = senders + done[hops - 1]
-                best = ways.argmin(axis=1)
-                begun[hops] = ways[np.arange(count), best] + spans.fixed
-                came_from[at, hops] = np.where(begun[hops] < done[hops], best, -1)
-        holds = (spans.start <= layer) & (layer < spans.end)
-        done = np.where(holds, np.minimum(begun, done) + layer_costs, NEVER)
+    cuts = _cuts(spans, run)
+    absent = (spans.start > cuts[:-1, None]) | (cuts[1:, None] > spans.end)  # (cuts, N)
+    costs = np.diff(cuts)[:, None] * (spans.layer + spare * spans.is_spare)
+    steps = Steps.of(len(absent), rows, count)
+    done = np.full((rows, count), NEVER)  # [hops, last span]
+    done[0] = spans.entry + spans.fixed + price
+    fixed, ways = spans.fixed + price, np.empty((rows - shift, count, count), np.int64)
+    firsts = np.arange(0, ways.size, count)
+    for at in range(len(absent)):
+        if at:
+            np.add(senders, done[: rows - shift, None, :], out=ways)
+            best = ways.argmin(axis=2)
+            begun = ways.take(firsts + best.ravel()).reshape(best.shape) + fixed
+            going = done[shift:]
+            np.less(begun, going, out=steps.begins[at, shift:])
+            steps.sender[at, shift:] = best
+            np.minimum(begun, going, out=going)
+        done += costs[at]
+        np.copyto(done, NEVER, where=absent[at])
         np.minimum(done, NEVER, out=done)
     total = done + spans.closing
     hops, last = (int(i) for i in np.unravel_index(int(total.argmin()), total.shape))
-    if total[hops, last] >= NEVER:
-        return None
-    chain: list[RoutePart] = []
-    end = run.end
-    for at in range(len(run) - 1, 0, -1):
-        if (sender := int(came_from[at, hops, last])) >= 0:
-            chain.append(RoutePart(last, Span(run.start + at, end)))
-            hops, last, end = hops - 1, sender, run.start + at
-    return [*reversed([*chain, RoutePart(last, Span(run.start, end))])]
+    return _walk_back(steps, cuts, hops, last, shift) if total[hops, last] < NEVER else None
 
 
-def fewest_hops(held: Sequence[Span], run: Span) -> int:
-    """Hops of the shortest chain for `run`, every layer of which is held."""
-    reached, hops = run.start, 0
+def _cuts(spans: Spans, run: Span) -> Ints:
+    """Where hops may begin and end: at every layer of a run of up to ALL_CUTS, else only where some span does."""
+    if len(run) <= ALL_CUTS:
+        return np.arange(run.start, run.end + 1)
+    edges = np.unique(np.concatenate((spans.start, spans.end, np.array([run.start, run.end]))))
+    return edges[(run.start <= edges) & (edges <= run.end)]
+
+
+def shortest(held: Sequence[Span], run: Span) -> list[int]:
+    """Indices of a chain of the fewest spans for `run`, every layer of which is held."""
+    order = sorted(range(len(held)), key=lambda at: held[at].start)
+    chain: list[int] = []
+    reached, seen, best = run.start, 0, order[0]
     while reached < run.end:
-        reached, hops = max(span.end for span in held if span.start <= reached), hops + 1
-    return hops
+        while seen < len(order) and held[order[seen]].start <= reached:
+            best = max(best, order[seen], key=lambda at: held[at].end)
+            seen += 1
+        assert held[best].end > reached, "every layer is held"
+        chain.append(best)
+        reached = held[best].end
+    return chain
 
 
-def _walk_back(came_from: npt.NDArray[np.int_], last: int, run: Span) -> list[RoutePart]:
+def _walk_back(steps: Steps, cuts: Ints, hops: int, last: int, shift: int) -> list[RoutePart]:
     chain: list[RoutePart] = []
-    end = run.end
-    for at in range(len(run) - 1, 0, -1):
-        sender = int(came_from[at, last])
-        if sender >= 0:
-            chain.append(RoutePart(last, Span(run.start + at, end)))
-            last, end = sender, run.start + at
-    chain.append(RoutePart(last, Span(run.start, end)))
+    end = int(cuts[-1])
+    for at in range(len(steps.begins) - 1, 0, -1):
+        if steps.begins[at, hops, last]:
+            chain.append(RoutePart(last, Span(int(cuts[at]), end)))
+            hops, last, end = hops - shift, int(steps.sender[at, hops, last]), int(cuts[at])
+    chain.append(RoutePart(last, Span(int(cuts[0]), end)))
     return chain[::-1]

@@ -10,13 +10,13 @@ def keeps_rows(arithmetic: str) -> bool:
     return not arithmetic.endswith(UNPROVEN)
 
 
-def unheld(spans: Iterable[Span], num_layers: int) -> list[Span]:
-    """Runs of layers that lie in none of `spans`."""
+def unheld(spans: Iterable[Span], num_layers: int, first: int = 0) -> list[Span]:
+    """Runs of the layers [first, num_layers) that lie in none of `spans`."""
     held = 0  # a bit a layer
     for span in spans:
         held |= (1 << min(span.end, num_layers)) - (1 << min(span.start, num_layers))
     gaps: list[Span] = []
-    for layer in range(num_layers):
+    for layer in range(first, num_layers):
         if not held >> layer & 1:
             start = gaps.pop().start if gaps and gaps[-1].end == layer else layer
             gaps.append(Span(start, layer + 1))

@@ -1,4 +1,4 @@
-"""Which offers may be hops of a request: by trust and scope, by its rules for the first and last layers. Pure."""
+"""Which offers may be hops of a request: by trust and scope, by its rules for the first and last layers, by room. Pure."""
 
 from collections.abc import Sequence
 
@@ -42,6 +42,13 @@ def permitted(offers: Sequence[Offer], run: Span, terms: Terms) -> list[Offer]:
             start, end = max(offer.info.span.start, first), min(offer.info.span.end, run.end - last)
             others += [offer.part(Span(start, end))] if start < end else []
     return [*others, *own] if rules.allow_self else filled(others, own, run)
+
+
+def has_room(offer: Offer, terms: Terms) -> bool:
+    """Whether it can take the session, or has it already."""
+    if any(offer.node == o.node for o in terms.current):
+        return True
+    return offer.info.free_tokens >= terms.num_tokens and offer.load.sessions < offer.info.max_sessions
 
 
 def filled(offers: list[Offer], others: Sequence[Offer], run: Span) -> list[Offer]:

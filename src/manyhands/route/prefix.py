@@ -23,7 +23,8 @@ def gain_s(
 
     `offers` are those of today, with their costs. What of `kept` is not among them any more is taken to be as fast as `best`.
     """
-    space = Space.of([*offers, *best], terms)
+    nodes = {o.node for o in (*kept, *best)}
+    space = Space.of([*(o for o in offers if o.node in nodes), *best], terms)
     ours, others = space.find(kept), space.find(best)
     slower_s = 0.0
     if ours is not None and others is not None:

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from manyhands.core import ModelId, NodeId, Precision, Span
 from manyhands.errors import ShardUnavailable, WeightsMismatch
-from manyhands.route.chain import SPARE, RoutePart, fewest_hops
-from manyhands.route.classes import why_split
+from manyhands.route.chain import SPARE, RoutePart, shortest
+from manyhands.route.classes import unheld, why_split
 from manyhands.route.offer import ANY, Offer, Pair, Rules, Terms
-from manyhands.route.permit import admitted, filled, gaps_of, permitted
+from manyhands.route.permit import admitted, filled, gaps_of, has_room, permitted
+from manyhands.route.shortlist import shortlist
 from manyhands.route.space import Space, rtt_between
 
 __all__ = [
@@ -36,6 +37,8 @@ Kind = tuple[ModelId, Precision]
 NEAR = 0.05
 # A route whose nodes compute equal bits may cost this much more than one that mixes arithmetic classes (exactness.md).
 CLASS_WORTH = 0.10
+# Classes of which a pure route is looked for, one search each, where the cheapest mixes some.
+MOST_CLASSES = 4
 # A session leaves its route only for one that is better by this share: moving costs a replay.
 HYSTERESIS = 0.20
 
@@ -57,7 +60,7 @@ def find_route(
     run = Span(0, num_layers)
     for kind in _kinds(fit, wanted):
         held = permitted([o for o in fit if _kind(o) == kind], run, terms)
-        groups = [one for one in _groups(held, terms.rules) if not _missing(one, num_layers)]
+        groups = [shortlist(one, run, terms) for one in _groups(held, terms.rules) if not _missing(one, num_layers)]
         if groups:
             return _choose(_preferred(_short_enough(groups, run, terms), run, terms), run, terms)
     raise _refusal(offers, fit, run, terms)
@@ -68,9 +71,9 @@ def cover(offers: Sequence[Offer], span: Span, terms: Terms = ANY, between: Pair
 
     All of one kind; nothing is filtered. `between`: the nodes before the first hop and after the last; the origin if None.
     """
-    if not offers:
+    if not offers or unheld((o.info.span for o in offers), span.end, span.start):
         return ()
-    space = Space.of(offers, terms, between)
+    space = Space.of(shortlist(offers, span, terms), terms, between)
     return space.route(space.cheapest(span) or [])
 
 
@@ -82,8 +85,8 @@ def without_needless_loading(offers: Sequence[Offer], run: Span) -> list[Offer]:
 
 def _with_room_first(offers: Sequence[Offer], run: Span, terms: Terms) -> list[Offer]:
     """The offers with room, and of full ones the parts of `run` that no other holds."""
-    with_room = [o for o in offers if _has_room(o, terms)]
-    return filled(with_room, [o for o in offers if not _has_room(o, terms)], run)
+    with_room = [o for o in offers if has_room(o, terms)]
+    return filled(with_room, [o for o in offers if not has_room(o, terms)], run)
 
 
 def _short_enough(groups: Sequence[list[Offer]], run: Span, terms: Terms) -> list[list[Offer]]:
@@ -94,7 +97,7 @@ def _short_enough(groups: Sequence[list[Offer]], run: Span, terms: Terms) -> lis
     if most >= len(run):
         return first
     hops = [
-        [fewest_hops([o.info.span for o in those], run) for those in pair] for pair in zip(first, groups, strict=True)
+        [len(shortest([o.info.span for o in those], run)) for those in pair] for pair in zip(first, groups, strict=True)
     ]
     if (fewest := min(map(min, hops))) > most:
         raise _too_long(most, fewest)
@@ -123,13 +126,13 @@ def next_hop(offers: Sequence[Offer], layer: int, end: int, sender: NodeId, term
         raise ShardUnavailable(f"no node holds layer {layer}: serve it on a node, or admit more")
 
     def rank(o: Offer) -> tuple[bool, bool, bool, int, int, float, NodeId, Span]:
-        is_full, is_own = not _has_room(o, terms), o.node == sender == terms.origin
+        is_full, is_own = not has_room(o, terms), o.node == sender == terms.origin
         far = -min(end, o.info.span.end)
         rtt_s = rtt_between(sender, o, terms)
         return is_full, o.info.is_spare, is_own, max(0, o.load.queue), far, rtt_s, o.node, o.info.span
 
     best = min(fit, key=rank)
-    healthy = [o.info.span.start for o in known if not o.info.is_spare and _has_room(o, terms)]
+    healthy = [o.info.span.start for o in known if not o.info.is_spare and has_room(o, terms)]
     held = [start for start in healthy if start > layer] if best.info.is_spare else []
     return best.part(Span(layer, min([end, best.info.span.end, *held])))
 
@@ -144,12 +147,13 @@ def _groups(offers: Sequence[Offer], rules: Rules) -> list[list[Offer]]:
     return [[o for o in offers if o.keeps_rows], [o for o in offers if not o.keeps_rows]]
 
 
-def _preferred(groups: Sequence[Sequence[Offer]], run: Span, terms: Terms) -> Sequence[Offer]:
+def _preferred(groups: Sequence[Sequence[Offer]], run: Span, terms: Terms) -> Space:
     """The first, of exact classes, unless that costs more than CLASS_WORTH above the other."""
-    if len(groups) == 1:
-        return groups[0]
-    exact, other = (_cost(Space.of(group, terms), run) for group in groups)
-    return groups[0] if _is_near(exact, other, CLASS_WORTH) else groups[1]
+    spaces = [Space.of(group, terms) for group in groups]
+    if len(spaces) == 1:
+        return spaces[0]
+    exact, other = (space.priced(run) for space in spaces)
+    return exact if _is_near(_cost(exact, run), _cost(other, run), CLASS_WORTH) else other
 
 
 def _kind(offer: Offer) -> Kind:
@@ -158,13 +162,6 @@ def _kind(offer: Offer) -> Kind:
 
 def _kinds(offers: Sequence[Offer], wanted: Kind | None) -> list[Kind]:
     return sorted({_kind(o) for o in offers}, key=lambda kind: (kind != wanted, kind))
-
-
-def _has_room(offer: Offer, terms: Terms) -> bool:
-    """Whether it can take the session, or has it already."""
-    if any(offer.node == o.node for o in terms.current):
-        return True
-    return offer.info.free_tokens >= terms.num_tokens and offer.load.sessions < offer.info.max_sessions
 
 
 def _refusal(
@@ -210,23 +207,22 @@ def _missing(offers: Sequence[Offer], num_layers: int) -> str:
 # -- which of them ------------------------------------------------------------------------------------------------------
 
 
-def _choose(candidates: Sequence[Offer], run: Span, terms: Terms) -> tuple[Offer, ...]:
-    """A route over candidates that cover `run`."""
+def _choose(space: Space, run: Span, terms: Terms) -> tuple[Offer, ...]:
+    """A route over offers that cover `run`."""
     if terms.rules.policy == "greedy":
-        if len(route := _greedy(candidates, run, terms)) <= terms.rules.max_hops:
-            return _stay(candidates, route, terms)
-    space = Space.of(candidates, terms)
-    kept = space.find(terms.current)
-    space, whole = _prefer_one_class(space, run), space
+        if len(route := _greedy(space.offers, run, terms)) <= terms.rules.max_hops:
+            return _stay(space, route, terms.current)
+    whole = space.priced(run)
+    kept = whole.find(terms.current)
+    space = _prefer_one_class(whole, run)
     if kept and _is_near(whole.spans.cost(kept), _cost(space, run), 1 / (1 - HYSTERESIS) - 1):
         return whole.route(kept)
     return _spread(space, run, terms.key) if terms.key else space.route(_find(space, run))
 
 
-def _stay(candidates: Sequence[Offer], best: tuple[Offer, ...], terms: Terms) -> tuple[Offer, ...]:
-    """The present route if its nodes still hold it and none has a longer queue than the longest of `best`; else `best`."""
-    space = Space.of(candidates, terms)
-    kept = space.route(space.find(terms.current) or [])
+def _stay(space: Space, best: tuple[Offer, ...], current: Sequence[Offer]) -> tuple[Offer, ...]:
+    """The route `current` if its nodes still hold it and none has a longer queue than the longest of `best`; else `best`."""
+    kept = space.route(space.find(current) or [])
     if not _is_chain(kept, best) or (any(o.info.is_spare for o in kept) and not any(o.info.is_spare for o in best)):
         return best
     return best if max(o.load.queue for o in kept) > max(o.load.queue for o in best) else kept
@@ -249,11 +245,19 @@ def _greedy(candidates: Sequence[Offer], run: Span, terms: Terms) -> tuple[Offer
 
 
 def _prefer_one_class(space: Space, run: Span) -> Space:
-    """The offers of the arithmetic class with the cheapest chain, if that costs at most CLASS_WORTH more than a mixed one."""
-    classes = sorted({o.info.arithmetic for o in space.offers})
-    if len(classes) == 1:
+    """The offers of the arithmetic class with the cheapest chain, if that costs at most CLASS_WORTH more than a mixed one. Of
+    many classes that cover the run, those that most offers have are looked at."""
+    held: dict[str, list[Span]] = {}
+    for offer in space.offers:
+        held.setdefault(offer.info.arithmetic, []).append(offer.info.span)
+    if len(held) == 1:
         return space
-    pure = [alike for a in classes if (alike := space.only(a)).cheapest(run)]
+    used = {space.offers[at].info.arithmetic for at, _ in _find(space, run)}
+    if len(used) == 1:
+        return space.only(*used)
+    whole = [arithmetic for arithmetic, spans in held.items() if not unheld(spans, run.end, run.start)]
+    common = sorted(whole, key=lambda arithmetic: (-len(held[arithmetic]), arithmetic))[:MOST_CLASSES]
+    pure = [alike for arithmetic in common if (alike := space.only(arithmetic)).cheapest(run)]
     best = min(pure, key=lambda alike: _cost(alike, run), default=space)
     return best if _is_near(_cost(best, run), _cost(space, run), CLASS_WORTH) else space
 
@@ -278,7 +282,7 @@ def _spread(space: Space, run: Span, key: bytes) -> tuple[Offer, ...]:
     routes = []
     for salt in (b"1", b"2"):
         draws = [1 + NEAR * _draw(salt + key, o.node) for o in space.offers]
-        routes.append(space.route(_find(space.stretched(draws), run)))
+        routes.append(space.route(space.stretched(draws).cheapest(run) or _find(space, run)))
     return min(routes, key=lambda route: (sum(o.load.queue for o in route), sum(o.load.sessions for o in route)))
 
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from manyhands.core import NodeId, Span
-from manyhands.route.chain import Floats, RoutePart, Spans, cheapest, nanoseconds
+from manyhands.route.chain import Floats, RoutePart, Spans, nanoseconds, within
 from manyhands.route.cost import HOP_OVERHEAD_S, queue_s
 from manyhands.route.offer import Offer, Pair, Terms, pair
 
@@ -25,11 +25,13 @@ LAN_RTT_S = 0.001  # between nodes found on the origin's own network (HN-23's lo
 @dataclass(frozen=True, slots=True)
 class Space:
     """Offers of one kind, those with most free cache first, and their costs: the earlier wins among equals. Chains have at most
-    `max_hops` hops."""
+    `max_hops` hops, and are looked for at `price` a hop (chain.py:within)."""
 
     offers: tuple[Offer, ...]
     spans: Spans
     max_hops: int
+    price: int = 0
+    _found: dict[Span, list[RoutePart] | None] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, offers: Sequence[Offer], terms: Terms, between: Pair | None = None) -> "Space":
@@ -40,14 +42,24 @@ class Space:
     def only(self, arithmetic: str) -> "Space":
         """Those of one arithmetic class."""
         keep = [i for i, o in enumerate(self.offers) if o.info.arithmetic == arithmetic]
-        return Space(tuple(self.offers[i] for i in keep), self.spans.only(keep), self.max_hops)
+        return Space(tuple(self.offers[i] for i in keep), self.spans.only(keep), self.max_hops, self.price)
 
     def stretched(self, factors: Sequence[float]) -> "Space":
         """As if every offer, and every leg to it, took `factors` times as long."""
-        return Space(self.offers, self.spans.stretched(np.array(factors)), self.max_hops)
+        return Space(self.offers, self.spans.stretched(np.array(factors)), self.max_hops, self.price)
+
+    def priced(self, run: Span) -> "Space":
+        """At the price of a hop that the limit of hops asks for, which then holds for parts of this space as well."""
+        if run in self._found:
+            return self
+        chain, price = within(self.spans, run, self.max_hops)
+        return replace(self, price=price, _found={run: chain})
 
     def cheapest(self, run: Span) -> list[RoutePart] | None:
-        return cheapest(self.spans, run, self.max_hops)
+        """Looked for once."""
+        if run not in self._found:
+            self._found[run] = within(self.spans, run, self.max_hops, self.price).chain
+        return self._found[run]
 
     def find(self, route: Sequence[Offer]) -> list[RoutePart] | None:
         """An earlier route among the offers of today; None if one of its hops is not there any more, or it has too many."""
