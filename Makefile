@@ -68,5 +68,5 @@ format: setup
 	$(BIN)/python -m tools.wrap_docs
 
 clean:
-	rm -f src/manyhands/model/_tiles.so src/manyhands/engine/_native.so
+	rm -f src/manyhands/engine/_native.so
 	rm -rf $(VENV) dashboard/node_modules build .mypy_cache .ruff_cache .pytest_cache .hypothesis

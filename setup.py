@@ -1,9 +1,8 @@
-"""Builds the C code: the engine's kernels for every target, and today's AMX kernels. All else stands in pyproject.toml.
+"""Builds the C code: the engine's kernels for every target. All else stands in pyproject.toml.
 
 The engine (engine/native) is one library with several targets, chosen at run time: kernels.c is compiled once for each.
-The AMX kernels (model/native) are optional: without them products run on oneDNN, with other bits and more slowly.
 
-Python loads both with ctypes, so a wheel fits every Python 3. `MANYHANDS_WHEEL`, set by tools/wheel.py, names a platform
+Python loads it with ctypes, so a wheel fits every Python 3. `MANYHANDS_WHEEL`, set by tools/wheel.py, names a platform
 tag to build for, as manylinux_2_17_aarch64; its compiler is in CC.
 """
 
@@ -22,7 +21,6 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-TILES = Path("src/manyhands/model/native")
 ENGINE = Path("src/manyhands/engine/native")
 # No contraction: a multiplication and an addition keep two roundings, whatever the compiler. No libm is linked.
 FLAGS = ["-O3", "-g0", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread"]
@@ -100,20 +98,6 @@ class Build(build_ext):
             raise
 
 
-tiles = Extension(
-    "manyhands.model._tiles",
-    sorted(map(str, TILES.glob("*.c"))),
-    depends=sorted(map(str, TILES.glob("*.h"))),
-    extra_compile_args=[
-        "-O2",
-        "-ffp-contract=off",  # gcc would make one rounding of two, other compilers would not
-        "-pthread",
-        *(f"-m{name}" for name in "avx512f avx512bw avx512dq avx512vl avx512bf16 amx-tile amx-bf16".split()),
-    ],
-    extra_link_args=["-s"],
-    libraries=["m"],
-    optional=True,
-)
 engine = Extension(
     "manyhands.engine._native", sorted(map(str, ENGINE.glob("*.c"))), depends=sorted(map(str, ENGINE.glob("*.h")))
 )
@@ -124,7 +108,4 @@ if not shutil.which(compiler) and find_spec("ziglang"):
 if "ziglang" in environ.get("CC", ""):  # zig's linker refuses what Debian's Python links with, -Bsymbolic-functions
     environ.setdefault("LDSHARED", f"{environ['CC']} -shared")
 
-extensions = [engine] if targets else []
-if "avx512" in targets:
-    extensions.append(tiles)
-setup(ext_modules=extensions, cmdclass={"build_ext": Build, "bdist_wheel": Wheel})
+setup(ext_modules=[engine] if targets else [], cmdclass={"build_ext": Build, "bdist_wheel": Wheel})

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from transformers import AutoConfig
 
 from manyhands.checkpoint.gguf import read_gguf
 from manyhands.checkpoint.gguf_model import config_json
-from manyhands.model.load import read_config
 from manyhands.testing.gguf import ALIGN, Written, write_gguf
 
 _KINDS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k_m": "Q4_K_M", "q5_k_m": "Q5_K_M", "q6_k": "Q6_K"}
@@ -42,7 +42,7 @@ def gguf(folder: Path) -> Path:
     file = folder / "model.bf16.gguf"
     if not file.exists():
         half = file.with_suffix(".part")
-        config: Any = read_config(folder)
+        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
         write_gguf(half, _facts(config), _tensors(folder, config))
         half.rename(file)
     return file

@@ -45,7 +45,6 @@ from manyhands.cli.options import run as run_loop
 from manyhands.core import Precision, Span
 from manyhands.engine.library import FORCED
 from manyhands.engine.span import Cache, Piece
-from manyhands.model import threads
 from manyhands.worker.runner import load_ends, load_span
 
 PROMPT, NEW, PREFILL = 64, 32, 256
@@ -69,7 +68,7 @@ class Transformers:
     """Stock `generate`, in a process without our settings (bench/stock.py)."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
+        ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         command = [sys.executable, "-m", "bench.stock", str(folder), str(threads)]
         self._process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment, text=True)
@@ -145,10 +144,9 @@ def bandwidth_gbs(buffer: Tensor) -> float:
     """Bytes/s of reading a buffer far larger than the caches: the best of three sums on all threads."""
     best = float("inf")
     for _ in range(3):
-        with threads.using(threads.available()):
-            began = time.perf_counter()
-            buffer.sum()
-            best = min(best, time.perf_counter() - began)
+        began = time.perf_counter()
+        buffer.sum()
+        best = min(best, time.perf_counter() - began)
     return buffer.numel() * buffer.element_size() / best / 1e9
 
 

@@ -20,8 +20,8 @@ from manyhands.testing.clock import run_virtual
 from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.worker.execute import SpanModel
-from tests.model.pipeline import forced, random_ids
 from tests.origin.scenes import Oracle
+from tests.worker.pipeline import forced, random_ids
 
 CUT = "0-1,2-3,4-5"
 NEW = 24

@@ -23,7 +23,6 @@ ORDER = [
     {"weights"},
     {"program"},
     {"engine"},
-    {"model"},
     {"worker"},
     {"swarm"},
     {"route"},
@@ -44,25 +43,8 @@ EXCEPTIONS = {
     "manyhands.weights.here -> manyhands.tales": "the bundled model is one of the names that are a folder here",
     "manyhands.cli.model -> manyhands.testing.tiny": "`manyhands model tiny` is the test kit's maker as a command",
 }
-# Parts that must be usable without loading torch (a directory node, a gateway, `manyhands --help`).
-WITHOUT_TORCH = [
-    "core",
-    "errors",
-    "plain",
-    "config",
-    "config_file",
-    "resources",
-    "stalls",
-    "wire",
-    "net",
-    "checkpoint",
-    "weights",
-    "program",
-    "text",
-    "swarm",
-    "route",
-    "place",
-]
+# What computes in torch, for `--device`. All else is usable without it.
+IN_TORCH = {"manyhands.engine.torch", "manyhands.engine.torch_memory", "manyhands.worker.torch_program"}
 
 
 def modules() -> list[Path]:
@@ -131,13 +113,14 @@ def test_words_that_say_nothing_name_no_module() -> None:
     assert not words & {"utils", "util", "common", "manager", "helpers", "misc", "base"}
 
 
-def test_the_network_side_does_not_load_torch() -> None:
-    """Importing every module of these parts in a fresh interpreter leaves torch and transformers unloaded.
+def test_only_what_computes_in_torch_loads_it() -> None:
+    """Importing every other module in a fresh interpreter leaves torch and transformers unloaded.
 
     One interpreter for all of them; it names the first module with which either comes.
     """
-    found = [module_name(path) for name in WITHOUT_TORCH for path in modules() if part(module_name(path)) == name]
-    assert {part(name) for name in found} == set(WITHOUT_TORCH)
+    found = sorted(
+        {module_name(path) for path in modules()} - IN_TORCH - {"manyhands.__main__", "manyhands.cli.__main__"}
+    )
     code = (
         f"import sys\nfor name in {found!r}:\n    __import__(name)\n"
         "    if {'torch', 'transformers'} & sys.modules.keys():\n        sys.exit(name)"

@@ -27,7 +27,7 @@ from manyhands.testing.trouble import PHASES, Phase
 from manyhands.worker.execute import Device
 from manyhands.worker.serve import SpanHost
 from tests.kill import CUT, REQUEST, Bench, Scene, kept_models
-from tests.model.pipeline import forced
+from tests.worker.pipeline import forced
 
 # A kill is noticed at once and spares are at hand: in virtual time, where computing takes none, nothing may take longer.
 DEADLINE_S = 1.0

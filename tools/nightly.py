@@ -2,8 +2,7 @@
 
     python -m tools.nightly [--only NAME ...] [--minutes 60] [--seed N]      `--minutes`: of each fuzzer
 
-Steps: tests marked `nightly`, `model/` on AVX2, mutations of the code, both fuzzers, the siege, the busy machine,
-the soak. As soon as a step is over its outcome goes to bench/nightly.json: the commit that it ran on, whether it passed, its
+Steps: tests marked `nightly`, mutations of the code, both fuzzers, the siege, the busy machine, the soak. As soon as a step is over its outcome goes to bench/nightly.json: the commit that it ran on, whether it passed, its
 seconds, which tests failed, and what was skipped and why. A step that takes longer than its limit is ended and has failed; one
 for which something is not installed is skipped. The file's `holds` is true if every step passed, or was skipped, on the one
 commit in `commit`, and no file differed from it. The last line on stdout is the same as JSON; exits with 1 if a step failed.
@@ -46,15 +45,11 @@ def steps(minutes: int, seed: int) -> dict[str, Step]:
     """Each step by name, in the order in which they run."""
     seeded = ["--seed", str(seed)]  # the day's: what failed is drawn again with it
     python = [sys.executable, "-m"]
-    # model/ with the libraries held to AVX2, as on most laptops.
-    avx2 = ["env", "ONEDNN_MAX_CPU_ISA=AVX2", "ATEN_CPU_CAPABILITY=avx2", *python, "pytest"]
-    both = ["tests/model/test_linear.py", "tests/model/test_exactness.py"]
     no_gcc = "" if preloads() else "gcc with libasan and libubsan is not installed"
     kernels = [*python, "tools.fuzz_kernels", "--minutes", str(minutes), *seeded]
     configs = [*python, "tools.fuzz_configs", "--count", str(5 * minutes), *seeded]
     return {
         "tests": Step([*python, "pytest", "-m", "nightly", "-n", "2", "--dist", "worksteal"], 120, tests=True),
-        "model/ on avx2": Step([*avx2, "-m", "", *both, "-k", "test_linear or (tiles and bf16)"], 30, tests=True),
         "mutations": Step([*python, "tools.mutate"], 90),
         "fuzz kernels": Step(kernels, minutes + 15, no_gcc),
         "fuzz configs": Step(configs, 2 * minutes + 15),

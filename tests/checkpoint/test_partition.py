@@ -136,14 +136,16 @@ def test_bytes_are_exact_per_precision() -> None:
 
 
 def test_packed_bytes_are_what_memory_holds() -> None:
-    """By `model/`, all is held at the precision; a tied head is packed beside its embedding."""
+    """Vectors are held in fp32, matrices of 16 bits as they are stored, also in fp32; a tied head is held once."""
     matrix, vector = Tensor("model.layers.0.w", "BF16", (6, 10)), Tensor("model.layers.0.n", "BF16", (6,))
     embed, head = Tensor("model.embed_tokens.weight", "BF16", (4, 10)), Tensor("lm_head.weight", "BF16", (4, 10))
-    sizes: list[tuple[Precision, int]] = [("bf16", 132), ("fp32", 264)]
+    sizes: list[tuple[Precision, int]] = [("bf16", 144), ("fp32", 144), ("w8", 64 + 24), ("w4", 34 + 24)]
     for precision, want in sizes:
-        assert packed_layer_bytes([matrix, vector, head], 1, precision) == [want]
-    for tensors in ([embed, head], [embed]):
-        assert packed_ends_bytes(tensors, "bf16") == 160
+        assert packed_layer_bytes([matrix, vector, head], 1, precision, ()) == [want]
+    assert packed_layer_bytes([matrix, vector], 1, "w4", {matrix.name}) == [120 + 24]
+    assert packed_ends_bytes([embed, head], "bf16", ()) == 160
+    assert packed_ends_bytes([embed], "bf16", ()) == 80
+    assert packed_ends_bytes([embed], "w4", ()) == 43
 
 
 def test_integers_keep_their_size() -> None:

@@ -15,13 +15,11 @@ from manyhands.checkpoint.config_fields import MAX_BYTES, MAX_DEPTH, parse_confi
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.core import Span
 from manyhands.errors import ModelError
-from manyhands.model.ends import Ends
-from manyhands.model.load import read_config
-from manyhands.model.shard import Shard
 from manyhands.place.shape import look_up
 from manyhands.testing import tiny
 from manyhands.testing.tiny import FAMILIES, make_tiny
 from manyhands.weights.download import proven_config
+from manyhands.worker.runner import describe, load_ends, load_span
 
 ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -94,7 +92,11 @@ def test_a_bad_field_is_named_with_its_value_wherever_a_config_is_read(
     model: Path, tmp_path: Path, field: str, value: object
 ) -> None:
     folder = with_config(model, tmp_path, lambda config: config.update({field: value}))
-    for read in (read_config, build_manifest, lambda folder: look_up(str(folder), "bf16", tmp_path)):
+    for read in (
+        lambda folder: describe(folder, "bf16"),
+        build_manifest,
+        lambda folder: look_up(str(folder), "bf16", tmp_path),
+    ):
         text = refusal(lambda: read(folder))  # noqa: B023
         assert field in text and "config.json" in text
     refusal(lambda: proven_config((folder / "config.json").read_bytes()))
@@ -128,7 +130,7 @@ def test_absurd_rope_scalings_are_refused(key: str, value: object, place: str) -
 
 def test_rope_of_a_kind_that_does_not_exist_is_one_line(model: Path, tmp_path: Path) -> None:
     folder = with_config(model, tmp_path, lambda c: c.update(rope_parameters={"rope_type": "warp", "rope_theta": 1e4}))
-    refusal(lambda: Shard(folder, Span(0, 1), "bf16"))
+    refusal(lambda: load_span(folder, Span(0, 1), "bf16", 1))
 
 
 @pytest.mark.parametrize(
@@ -184,8 +186,8 @@ def test_a_config_must_agree_with_the_tensors_beside_it(
     folder = with_config(model, tmp_path, lambda config: config.update(changes))
 
     def load() -> None:
-        Shard(folder, Span(0, 3), "bf16")
-        Ends(folder, "bf16")
+        load_span(folder, Span(0, 3), "bf16", 1)
+        load_ends(folder, "bf16", 1)
 
     assert named in refusal(load)
 
@@ -200,7 +202,7 @@ def test_experts_that_no_file_holds_are_refused(tmp_path: Path, field: str) -> N
     """Upstream fuses experts under other names, so these are compared by their number of elements."""
     family = "mixtral" if field == "num_local_experts" else "qwen3_moe"
     folder = with_config(make_tiny(family, tmp_path / "moe", layers=2), tmp_path, lambda c: c.update({field: 5000}))
-    refusal(lambda: Shard(folder, Span(0, 2), "bf16"))
+    refusal(lambda: load_span(folder, Span(0, 2), "bf16", 1))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

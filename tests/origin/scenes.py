@@ -14,7 +14,7 @@ from manyhands.origin.sampler import Sampler
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.testing.tiny import EOS
-from tests.model.pipeline import Feed, Loader, random_ids
+from tests.worker.pipeline import Feed, Loader, random_ids
 
 T = TypeVar("T")
 PROMPT = tuple(random_ids(37, seed=11))

@@ -14,8 +14,8 @@ from manyhands.testing.faulty_device import SlowDevice
 from manyhands.testing.swarm import memory_swarm
 from manyhands.wire.message import HopTiming, Step
 from manyhands.worker.execute import Device
-from tests.model.pipeline import random_ids
 from tests.origin.scenes import play
+from tests.worker.pipeline import random_ids
 
 HOPS = ("0-1,2-3,4-5", "0-0,1-1,2-2,3-3,4-4,5-5")
 ROW_S = 0.001

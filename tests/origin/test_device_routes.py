@@ -20,8 +20,8 @@ from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import memory_node
 from manyhands.testing.tiny import make_tiny
 from manyhands.worker.execute import Device
-from tests.model.pipeline import Loader, forced
 from tests.origin.scenes import GREEDY, HOT, NEW, PROMPT
+from tests.worker.pipeline import Loader, forced
 
 NATIVE, TORCH = library.supported()[0], "torch-cpu"
 MIXED = RequestConfig(mix_classes=True, patience_s=2.0)

@@ -11,7 +11,6 @@ from manyhands.core import EndsAt, NodeId, PathKind, SamplingParams
 from manyhands.origin.draft import NoDrafter
 from manyhands.wire.message import Probe, Retract
 from manyhands.worker.serve import SpanHost
-from tests.model.pipeline import random_ids
 from tests.origin.scenes import (
     GREEDY,
     HOT,
@@ -25,6 +24,7 @@ from tests.origin.scenes import (
     swarm_of,
     tokens_of,
 )
+from tests.worker.pipeline import random_ids
 
 PATHS: tuple[PathKind, ...] = ("ring", "star")
 

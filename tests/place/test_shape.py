@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from manyhands.checkpoint.folder import read_config, read_entries
-from manyhands.checkpoint.partition import packed_ends_bytes, packed_layer_bytes
+from manyhands.checkpoint.folder import read_config
 from manyhands.checkpoint.split import split_model
 from manyhands.core import Precision, Span
 from manyhands.engine import library
@@ -17,13 +16,13 @@ from manyhands.place.shape import look_up, stored_precision
 from manyhands.testing.tiny import make_tiny
 from manyhands.worker.runner import load_span
 from tests.gguf_files import tiny_gguf
-from tests.model.pipeline import forced
 from tests.quantised_cases import CASES
 from tests.quantised_files import mxfp4_tiny, quantised_tiny
 from tests.weights.hub_server import REPO, FakeHub, serving
+from tests.worker.pipeline import forced
 
 
-@pytest.mark.parametrize("engine", [library.supported()[0], "torch-cpu", "tiles"])
+@pytest.mark.parametrize("engine", [library.supported()[0], "torch-cpu"])
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe", "gemma3_text", "minicpm3", "gpt_oss", "deepseek_v3"])
 def test_cache_is_as_large_as_the_layers_say(tmp_path: Path, home: Path, family: str, engine: str) -> None:
     """Also where latent attention is expanded, or heads are wider than hidden / heads."""
@@ -31,16 +30,6 @@ def test_cache_is_as_large_as_the_layers_say(tmp_path: Path, home: Path, family:
     with forced(engine):
         shape = look_up(str(folder), "bf16", home).shape
         assert load_span(folder, Span(0, 2), "bf16", 1).bytes_per_token == 2 * shape.cache_bytes
-
-
-def test_bytes_are_those_of_the_tensors(llama: Path, home: Path) -> None:
-    entries = read_entries(llama)
-    with forced("tiles"):
-        for precision in ("bf16", "fp32"):
-            shape = look_up(str(llama), precision, home).shape
-            assert list(shape.layer_bytes) == packed_layer_bytes(entries, 6, precision)
-            assert shape.ends_bytes == packed_ends_bytes(entries, precision)
-    assert look_up(str(llama), "fp32", home).shape.hidden_bytes == 4 * 64
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "w8", "w4"])

@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.core import Span
+from manyhands.checkpoint.config_fields import read_facts
+from manyhands.engine.span import Piece
 from manyhands.errors import Corruption
-from manyhands.model.cache import ShardSegment, StepPlan
-from manyhands.model.ends import Ends
-from manyhands.model.shard import Shard
 from manyhands.tales import model_path
 from manyhands.testing.tiny import BOS, FAMILIES, make_tiny
-from manyhands.wire.rows import Numbers
+from manyhands.wire.rows import Numbers, numbers
 from manyhands.worker.bounds import MAX_DRIFT, MAX_NORM, MIN_SEEN, RowBounds, norms
+from tests.worker.pipeline import Loader
 
 # How far inside the bound every honest row must be.
 MARGIN = 8.0
@@ -98,25 +98,25 @@ class Layers:
     """A model cut into pairs of layers, the bounds at every boundary watched; the last one as the origin sees it."""
 
     def __init__(self, folder: Path) -> None:
-        self._ends = Ends(folder, "bf16")
-        count = int(self._ends.config.num_hidden_layers)
-        self._shards = [Shard(folder, Span(i, i + 2), "bf16") for i in range(0, count, 2)]
+        loader = Loader(folder, "bf16")
+        self._pipeline = loader.cut(*range(0, read_facts(folder).num_layers + 1, 2))
 
     def worst(self, prompt: Sequence[int], chunk: int, new: int) -> float:
         """The furthest that any honest row came: the prompt in chunks, then the likeliest tokens one by one."""
-        bounds = [Watched() for _ in self._shards]
-        caches = [shard.new_cache(len(prompt) + new) for shard in self._shards]
+        spans, ends = self._pipeline.spans, self._pipeline.ends
+        bounds = [Watched() for _ in spans]
+        caches = self._pipeline.session(len(prompt) + new)
         parts = [list(prompt[at : at + chunk]) for at in range(0, len(prompt), chunk)]
-        position, hidden = 0, torch.empty(0)
+        position, hidden = 0, np.empty((0, 0), np.uint8)
         for _ in range(len(parts) + new):
-            ids = parts.pop(0) if parts else [int(self._ends.logits(hidden[-1:]).argmax())]
-            hidden = self._ends.embed(torch.tensor(ids))
-            for shard, cache, bound in zip(self._shards, caches, bounds, strict=True):
-                hidden = shard.forward(hidden, StepPlan([ShardSegment(cache, position, 0, len(ids))]))
-                if shard is not self._shards[-1]:
-                    bound.admit(hidden.float().numpy(), "honest rows")
+            ids = parts.pop(0) if parts else [int(ends.logits(hidden[-1:], 1, 1)[0].argmax())]
+            hidden = ends.embed(ids)
+            for span, cache, bound in zip(spans, caches, bounds, strict=True):
+                hidden = span.step(hidden.tobytes(), [Piece(cache, position, len(ids))], 1)
+                if span is not spans[-1]:
+                    bound.admit(numbers(hidden, "bf16"), "honest rows")
                 elif not parts:
-                    bound.admit(hidden[-1:].float().numpy(), "honest rows")
+                    bound.admit(numbers(hidden[-1:], "bf16"), "honest rows")
             position += len(ids)
         return max(bound.worst for bound in bounds)
 

@@ -14,9 +14,9 @@ from manyhands.wire.codec import coded
 from manyhands.wire.message import Codec, Payload
 from manyhands.worker.execute import Result
 from manyhands.worker.log import OutputLog, split_step
-from tests.model.pipeline import random_ids
 from tests.origin.scenes import play
 from tests.wire.test_codec import rows, step
+from tests.worker.pipeline import random_ids
 
 NARROW = 1.25e6  # bytes a second: 10 Mbit/s
 PROMPT = random_ids(256, seed=5)

@@ -17,7 +17,6 @@ from torch import Tensor
 from manyhands.core import SamplingParams, Span
 from manyhands.engine.span import Piece, Rows
 from manyhands.errors import BadRequest, Corruption, ProtocolError
-from manyhands.model import threads as compute_threads
 from manyhands.origin.sampler import Sampler
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
@@ -26,8 +25,8 @@ from manyhands.worker.bounds import MAX_NORM, MIN_SEEN, RowBounds
 from manyhands.worker.execute import Device, Result, SpanModel, Work, device_of_process
 from manyhands.worker.runner import load_ends
 from manyhands.worker.thread import computing, current_scope
-from tests.model.pipeline import forced, random_ids
 from tests.worker.hop import hidden
+from tests.worker.pipeline import random_ids
 from tests.worker.tensors import decode_tensor, encode_tensor
 
 LAYERS = 4
@@ -269,19 +268,6 @@ def test_what_is_short_runs_on_the_loop_s_thread_where_that_computes_and_the_dev
 
     asyncio.run(main())
     assert current_scope() is None
-
-
-def test_torch_enters_what_it_needs_once_in_a_thread_that_computes_and_leaves_it_behind(folder: Path) -> None:
-    """Inference mode and the number of threads: entering both at every step costs a hop 20 us."""
-    before = torch.get_num_threads(), compute_threads.available(), torch.is_inference_mode_enabled()
-    with forced("tiles"):
-        model = SpanModel(folder, Span(1, 3), "bf16", False, 1)
-    assert model.runner.back_end == "torch"
-    assert (torch.get_num_threads(), compute_threads.available(), torch.is_inference_mode_enabled()) == before
-    with computing(2):
-        result(model.run([work(model, hidden(1))])[0])
-        assert compute_threads.available() == 1 and torch.is_inference_mode_enabled()
-    assert (torch.get_num_threads(), compute_threads.available(), torch.is_inference_mode_enabled()) == before
 
 
 def test_rows_that_come_as_bytes_are_judged_one_by_one(inner: SpanModel) -> None:

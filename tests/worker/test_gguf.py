@@ -9,6 +9,7 @@ from manyhands.checkpoint.folder import read_config, read_entries
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.core import Span
+from manyhands.engine import library
 from manyhands.errors import Damaged, ModelError
 from manyhands.worker.runner import describe, load_ends, load_span, precision_note
 from tests.gguf_files import tiny_gguf
@@ -21,13 +22,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return gguf_folder(file, tmp_path / "home")
 
 
-def test_the_native_engine_serves_it_also_where_torch_serves_others(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("manyhands.worker.choice.has_tiles", lambda: True)
+def test_the_native_engine_serves_it(folder: Path) -> None:
     assert describe(folder, "bf16").num_layers == 2
-    assert describe(folder, "bf16").back_end != "torch"
-    assert load_span(folder, Span(0, 2), "bf16", 1).back_end != "torch"
+    assert (
+        load_span(folder, Span(0, 2), "bf16", 1).back_end == describe(folder, "bf16").back_end == library.supported()[0]
+    )
 
 
 def test_what_cannot_compute_it_refuses_it(folder: Path) -> None:

@@ -16,10 +16,9 @@ from manyhands.engine.library import FORCED
 from manyhands.engine.span import Piece, Rows, SpanRunner
 from manyhands.errors import CutError, Damaged, ModelError
 from manyhands.testing.tiny import make_tiny
-from manyhands.worker import choice
 from manyhands.worker.choice import program_of
 from manyhands.worker.runner import arithmetic_class, describe, load_ends, load_span, precision_note
-from tests.model.pipeline import forced
+from tests.worker.pipeline import forced
 
 LAYERS = 4
 NATIVE = library.supported()[0]
@@ -32,9 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing is forced, there are no tiles, and the home is new."""
+    """Nothing is forced, and the home is new."""
     monkeypatch.delenv(FORCED, raising=False)
-    monkeypatch.setattr(choice, "has_tiles", lambda: False)
     monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
 
 
@@ -67,32 +65,22 @@ def test_a_process_that_serves_and_asks_loads_no_torch(folder: Path, precision: 
     """Nodes and origin of a whole request, in a fresh interpreter."""
     command = [sys.executable, "-c", _NO_TORCH, str(folder), precision]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if choice.has_tiles():
-        pytest.skip("model/ serves on this CPU")
     assert done.stdout.split() == [NATIVE], done.stderr[-2000:]
 
 
-def test_a_program_computes_everything_but_bf16_and_fp32_on_tiles(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By precision, family and CPU: what has no Program is refused, on any CPU."""
+def test_what_has_no_program_or_precision_is_refused(folder: Path) -> None:
     unknown = config(folder).replace(b'"llama"', b'"gpt2"')
-    for has_tiles in (False, True):
-        monkeypatch.setattr(choice, "has_tiles", lambda has_tiles=has_tiles: has_tiles)
-        wide: list[Precision] = ["bf16", "fp32"]
-        for precision in wide:
-            assert (program_of(config(folder), precision) is None) == has_tiles
-        assert program_of(config(folder), "w8") and program_of(config(folder), "bf16+c8")
-        with pytest.raises(ModelError, match=r"computes in .*, not in fp16: give --dtype bf16"):
-            program_of(config(folder), "fp16")
-        for precision in wide:
-            with pytest.raises(ModelError, match="gpt2"):
-                program_of(unknown, precision)
+    precisions: list[Precision] = ["bf16", "fp32", "w8", "bf16+c8"]
+    for precision in precisions:
+        assert len(program_of(config(folder), precision).layers) == LAYERS
+        with pytest.raises(ModelError, match="gpt2"):
+            program_of(unknown, precision)
+    with pytest.raises(ModelError, match=r"computes in .*, not in fp16: give --dtype bf16"):
+        program_of(config(folder), "fp16")
 
 
 def test_a_forced_back_end_computes_or_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What MANYHANDS_ENGINE names is never replaced: not by another back end, nor by `model/`."""
-    monkeypatch.setattr(choice, "has_tiles", lambda: True)
+    """What MANYHANDS_ENGINE names is never replaced by another back end."""
     for name in library.supported():
         monkeypatch.setenv(FORCED, name)
         others = [other for other in library.supported() if other != name]
@@ -126,7 +114,7 @@ def test_without_a_fast_back_end_plain_c_serves_and_says_so(folder: Path, monkey
 
 
 def test_classes_of_engines_never_meet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One class for all back ends; another for `model/`, torch, another precision, and another Program."""
+    """One class for all back ends; another for torch, another precision, and another Program."""
     found = set()
     for name in library.supported():
         monkeypatch.setenv(FORCED, name)
@@ -136,17 +124,16 @@ def test_classes_of_engines_never_meet(folder: Path, monkeypatch: pytest.MonkeyP
     wider = config(folder).replace(b'"rms_norm_eps": 1e-0', b'"rms_norm_eps": 3e-0')
     assert wider != config(folder)
     found |= {arithmetic_class(config(folder), "fp32"), arithmetic_class(wider, "bf16")}
-    for engine in ("tiles", "torch-cpu"):
-        with forced(engine):
-            found.add(arithmetic_class(config(folder), "bf16"))
-    assert len(found) == 5
+    with forced("torch-cpu"):
+        found.add(arithmetic_class(config(folder), "bf16"))
+    assert len(found) == 4
 
 
-def test_facts_are_those_of_model(folder: Path) -> None:
+def test_facts_are_those_of_torch(folder: Path) -> None:
     native = describe(folder, "bf16")
-    with forced("tiles"):
+    with forced("torch-cpu"):
         other = describe(folder, "bf16")
-    assert native.back_end == NATIVE and other.back_end == "torch"
+    assert native.back_end == NATIVE and other.back_end == "torch-cpu"
     for name in ("num_layers", "hidden_size", "vocab_size", "context_length"):
         assert getattr(native, name) == getattr(other, name)
 

@@ -25,8 +25,8 @@ from manyhands.testing.tiny import make_tiny
 from manyhands.worker import torch_program
 from manyhands.worker.runner import describe, device_name, load_ends, load_span, precision_note
 from tests.gguf_files import tiny_gguf
-from tests.model.pipeline import Feed, Loader, Logits, Pipeline, forced, random_ids
 from tests.nightly import daily
+from tests.worker.pipeline import Feed, Loader, Logits, Pipeline, forced, random_ids
 
 LAYERS = 4
 CPU = "torch-cpu"

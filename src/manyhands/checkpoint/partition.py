@@ -195,40 +195,29 @@ def tensor_bytes(tensor: Described, precision: Precision) -> int:
 
 
 def packed_layer_bytes(
-    tensors: Iterable[Described], num_layers: int, precision: Precision, native: Container[str] | None = None
+    tensors: Iterable[Described], num_layers: int, precision: Precision, wide: Container[str]
 ) -> list[int]:
-    """Bytes of memory that each layer takes once it is loaded.
+    """Bytes of memory that each layer takes once it is loaded: matrices of 16 bits as they are stored, vectors in fp32.
 
-    `native`: as a Program's, which keeps matrices of 16 bits as they are stored, and vectors in fp32; the matrices that are not
-    rounded to small weights. None: in `model/`, which keeps all at the precision.
+    `wide`: the matrices that are not rounded to small weights.
     """
     sizes = [0] * num_layers
     for tensor in tensors:
         layer = layer_of(tensor.name)
         if layer is not None and layer < num_layers:
-            sizes[layer] += _packed(tensor, precision, native)
+            sizes[layer] += _packed(tensor, precision, wide)
     return sizes
 
 
-def packed_ends_bytes(tensors: Iterable[Described], precision: Precision, native: Container[str] | None = None) -> int:
-    """Bytes of memory that embedding, final norm and head take once loaded, as packed_layer_bytes.
-
-    A tied head is packed beside its embedding by `model/`; by a Program it is held once.
-    """
+def packed_ends_bytes(tensors: Iterable[Described], precision: Precision, wide: Container[str]) -> int:
+    """Bytes of memory that embedding, final norm and head take once loaded, as packed_layer_bytes; a tied head is held once."""
     kept: Precision = "w8" if precision == "w4" else precision
-    ends = [tensor for tensor in tensors if layer_of(tensor.name) is None and not _UNUSED.search(tensor.name)]
-    if native is not None:
-        return sum(_packed(tensor, kept, native) for tensor in ends)
-    roles = [(end_role(tensor.name), tensor) for tensor in ends]
-    head: EndRole = "head" if any(role == "head" for role, _ in roles) else "embed"
-    packed = sum(_packed(tensor, kept) for role, tensor in roles if role == head)
-    return packed + sum(tensor_bytes(tensor, kept) for role, tensor in roles if role != "head")
+    ends = (tensor for tensor in tensors if layer_of(tensor.name) is None and not _UNUSED.search(tensor.name))
+    return sum(_packed(tensor, kept, wide) for tensor in ends)
 
 
-def _packed(tensor: Described, precision: Precision, native: Container[str] | None = None) -> int:
-    if native is not None:
-        if precision in SMALL_WEIGHTS and tensor.name not in native:
-            return tensor_bytes(tensor, precision)
-        is_half = len(tensor.shape) >= 2 and (precision != "fp32" or tensor.dtype in ("BF16", "F16"))
-        return math.prod(tensor.shape) * (2 if is_half else 4)
-    return tensor_bytes(tensor, precision)
+def _packed(tensor: Described, precision: Precision, wide: Container[str]) -> int:
+    if precision in SMALL_WEIGHTS and tensor.name not in wide:
+        return tensor_bytes(tensor, precision)
+    is_half = len(tensor.shape) >= 2 and (precision != "fp32" or tensor.dtype in ("BF16", "F16"))
+    return math.prod(tensor.shape) * (2 if is_half else 4)

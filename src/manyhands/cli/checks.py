@@ -212,7 +212,6 @@ def check_device(cores: int, load: float) -> Iterator[Check]:
     """What computes layers here, and which devices of torch there are (--device). Imports torch where it is installed."""
     from manyhands.engine.compile import ROW_TYPES
     from manyhands.engine.devices import torch_device
-    from manyhands.worker.choice import serves_on_tiles
     from manyhands.worker.runner import back_end
 
     try:
@@ -222,10 +221,6 @@ def check_device(cores: int, load: float) -> Iterator[Check]:
         return
     if torch_device() is not None:
         said = f"{chosen} computes in torch, in class E2"
-    elif serves_on_tiles("bf16"):
-        said = (
-            f"CPU, {cores} cores; torch on AMX tiles serves bf16 and fp32, the native engine ({chosen}) small weights"
-        )
     else:
         said = f"CPU, {cores} cores; the native engine ({chosen}) serves {', '.join(ROW_TYPES)}"
     yield Check("device", "ok", said)

@@ -1,5 +1,5 @@
 """What runs a span, and what runs the ends, whatever computes: the native engine (cpu.py) or torch
-(worker/torch_program.py, worker/torch_runner.py).
+(worker/torch_program.py).
 
 Rows are bytes in the storage dtype from the wire to the engine and back to the wire. One thread at a time.
 """

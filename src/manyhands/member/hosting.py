@@ -32,7 +32,7 @@ from manyhands.weights.provider import Provider
 from manyhands.weights.refetch import use_fetched
 from manyhands.weights.workers import Blame
 from manyhands.worker.execute import Device
-from manyhands.worker.runner import prepare
+from manyhands.worker.runner import back_end
 from manyhands.worker.serve import SpanHost
 
 logger = logging.getLogger(__name__)
@@ -78,8 +78,7 @@ class Hosting:
     async def start(self) -> SpanChoice:
         """Choose, claim, fetch, load, announce. Raises what makes it impossible (BadRequest: no layer fits)."""
         async with self._moving:
-            # A second, once on a machine, while others are waited for; loading finds the verdict or says what is wrong.
-            self._device.thread.submit(prepare, self.weights.config, self.weights.precision)
+            self._device.thread.submit(back_end)  # proves the golden digests while others are waited for
             self.choice = await claim(self)
             await self._load(self.choice.span)
             if self.member.config.can_load:

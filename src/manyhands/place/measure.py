@@ -12,11 +12,9 @@ import json
 import os
 import platform
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -184,28 +182,7 @@ def measure_speed(model: Checkpoint) -> Speed:
         return _speed_by_bandwidth(shape)
     if folder is not None:
         return _speed_of_folder(folder, count, shape.precision)
-    program = program_of(model.config, shape.precision)
-    if program is not None:
-        return _speed_of_likeness(program, count, shape.precision)
-    with _likeness(model.config, count, shape.precision) as here:
-        return _speed_of_folder(here, count, shape.precision)
-
-
-@contextmanager
-def _likeness(config: bytes, num_layers: int, precision: Precision) -> Iterator[Path]:
-    """A folder with a model of `num_layers` in the config's shape and random weights, for `model/`; gone on leaving."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from manyhands.model.linear import DTYPES
-
-    with tempfile.TemporaryDirectory(prefix="manyhands-measure-") as place:
-        folder = Path(place)
-        (folder / "config.json").write_bytes(config)
-        text = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
-        facts = {k: v[:num_layers] if k == "layer_types" and v else v for k, v in text.to_dict().items()}
-        small = type(text)(**{**facts, "num_hidden_layers": num_layers})
-        AutoModelForCausalLM.from_config(small, dtype=DTYPES[precision]).save_pretrained(folder)
-        yield folder
+    return _speed_of_likeness(program_of(model.config, shape.precision), count, shape.precision)
 
 
 def _speed_of_folder(folder: Path, count: int, precision: Precision) -> Speed:

@@ -150,21 +150,19 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
 
     facts, tensors, weights = ModelFacts.from_config(config), folded(tensors, config), weight_precision(precision)
     program, is_torch = program_of(config, precision, model), torch_device() is not None
-    native = None if program is None else frozenset[str]().union(*map(wide_weights, program.layers))
-    layers = packed_layer_bytes(tensors, facts.num_layers, weights, native)
+    wide = frozenset[str]().union(*map(wide_weights, program.layers))
+    layers = packed_layer_bytes(tensors, facts.num_layers, weights, wide)
     if 0 in layers:
         raise ModelError(f"{model}: no tensors of layer {layers.index(0)}: the checkpoint lacks it")
     item = _ITEM_BYTES[weights]
-    if program is None:
-        cache = 2 * _cache_width(config, facts.hidden_size) * item
-    elif is_torch:
+    if is_torch:
         cache = max(sum(layer.attention.cache_widths) for layer in program.layers) * item
     else:
         cached = (bytes_per_position(layer, item, has_codes=caches_codes(precision)) for layer in program.layers)
         cache = max(cached)
     hidden = facts.hidden_size * item
-    ends = packed_ends_bytes(tensors, weights, native)
-    process_bytes = PROCESS_BYTES if program is None or is_torch else NATIVE_PROCESS_BYTES
+    ends = packed_ends_bytes(tensors, weights, wide)
+    process_bytes = PROCESS_BYTES if is_torch else NATIVE_PROCESS_BYTES
     sizes = (tuple(layers), ends, cache, hidden, facts.context)
     return ModelShape(model, precision, *sizes, process_bytes)
 
@@ -227,25 +225,3 @@ def _fetched(folder: Path) -> tuple[bytes, Sequence[Any], ModelId | None]:
 
     manifest = Manifest.decode((folder / MANIFEST).read_bytes(), str(folder / MANIFEST))
     return read_config(folder), manifest.tensors, manifest.id
-
-
-def _cache_width(config: Mapping[str, Any], hidden_size: int) -> int:
-    """Elements of the keys of one position and layer; values are stored as wide (model/cache.py).
-
-    Latent attention (kv_lora_rank) is cached expanded, for every head.
-    """
-    text = config.get("text_config")
-    scope = {**config, **text} if isinstance(text, dict) else config
-    heads = _first(scope, 0, "num_attention_heads", "n_head", "num_heads")
-    if not heads:
-        raise ModelError("config.json gives no usable num_attention_heads: it is not the config of a language model")
-    if _first(scope, 0, "kv_lora_rank"):
-        key = _first(scope, 0, "qk_nope_head_dim") + _first(scope, 0, "qk_rope_head_dim")
-        return heads * max(key, _first(scope, 0, "v_head_dim"))
-    width = max(_first(scope, 0, "head_dim") or hidden_size // heads, _first(scope, 0, "global_head_dim"))
-    return _first(scope, heads, "num_key_value_heads", "n_head_kv") * width
-
-
-def _first(scope: Mapping[str, Any], default: int, *keys: str) -> int:
-    found = (scope[key] for key in keys if type(scope.get(key)) is int and 0 < scope[key] < 1 << 32)
-    return next(found, default)

@@ -1,17 +1,13 @@
 """Which engine computes a model in this process: the one place that decides, before any weights are read.
 
 The native engine (engine/cpu.py) on this CPU, unless `--device` or MANYHANDS_ENGINE names a device of torch
-(engine/devices.py). Either runs the Program of a config.json; a family without one is refused. On CPUs with AMX tiles the
-modules in `model/` compute bf16 and fp32 until the native engine has been measured there. What MANYHANDS_ENGINE names is
-never replaced by another.
+(engine/devices.py). Either runs the Program of a config.json; a family without one is refused. What MANYHANDS_ENGINE names
+is never replaced by another.
 """
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -22,17 +18,15 @@ from manyhands.core import Precision, caches_codes, weight_precision
 from manyhands.engine import golden
 from manyhands.engine.compile import ROW_TYPES
 from manyhands.engine.devices import torch_device
-from manyhands.engine.library import FORCED
 from manyhands.errors import ModelError
 from manyhands.program.families import build_program
 from manyhands.program.ops import LatentAttention, Program
 
-DEVICE_PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp32")  # of a device of torch, and of model/
-_CPUINFO: Final = Path("/proc/cpuinfo")
+DEVICE_PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp32")
 
 
-def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: str = "config.json") -> Program | None:
-    """The Program that computes the model of this config.json here; None: `model/` does, on a CPU with tiles.
+def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: str = "config.json") -> Program:
+    """The Program that computes the model of this config.json here.
 
     Raises ModelError for a family without a Program, for a precision that what computes here lacks, and where
     MANYHANDS_ENGINE names what cannot.
@@ -50,12 +44,7 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
             f"{program.family} caches latents, which keys and values are made of: they are not held in 8 bits; leave "
             "--cache-dtype out"
         )
-    return None if serves_on_tiles(precision) and not quantised else program
-
-
-def serves_on_tiles(precision: Precision) -> bool:
-    """Whether `model/` computes at this precision here, where matrices are not stored quantised."""
-    return not os.environ.get(FORCED) and precision in DEVICE_PRECISIONS and has_tiles()
+    return program
 
 
 def _check_device(device: str, precision: Precision) -> None:
@@ -90,20 +79,6 @@ def is_quantised(config: Mapping[str, Any]) -> bool:
     return is_gguf(config) or read_quantised(config) is not None
 
 
-@cache
-def has_tiles() -> bool:
-    """Whether this CPU has AMX tiles for bf16 that `model/` uses."""
-    try:
-        flags = next((line for line in _CPUINFO.read_text().splitlines() if line.startswith("flags")), "")
-    except OSError:
-        return False
-    if "amx_bf16" not in flags.split() or find_spec("torch") is None or find_spec("transformers") is None:
-        return False
-    from manyhands.model import tiles
-
-    return tiles.available()
-
-
 @contextmanager
 def needing_torch(what: str) -> Iterator[None]:
     """Within, torch and what goes with it are imported. Raises ModelError where one of them is not installed."""
@@ -117,14 +92,12 @@ def needing_torch(what: str) -> Iterator[None]:
 
 def device_part(device: str) -> ModuleType:
     """The module that runs Programs in torch. Raises ModelError where torch is not installed, or lacks the device."""
+    # OpenMP reads them when torch loads. Idle compute threads sleep, so that nodes which share a machine do not fight (two
+    # nodes with two threads each on two cores: 14.5 -> 29 steps/s each), but after a pause that is longer than those within a
+    # layer (0.3 ms): to wake one takes 70 to 90 us.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     with needing_torch(f"--device {device}"):
         from manyhands.worker import torch_program
     torch_program.open_device(device)
     return torch_program
-
-
-def tiles_part() -> ModuleType:
-    """The module that runs `model/`, where `serves_on_tiles`."""
-    from manyhands.worker import torch_runner
-
-    return torch_runner

@@ -31,7 +31,7 @@ from manyhands.engine.span import EndsRunner, SpanRunner
 from manyhands.engine.weights import Read
 from manyhands.program.ops import Program
 from manyhands.weights.packed import PackedShelf
-from manyhands.worker.choice import device_part, is_gguf, is_quantised, program_of, tiles_part
+from manyhands.worker.choice import device_part, is_gguf, is_quantised, program_of
 from manyhands.worker.loading import UNSEEN, LoadBar, Loading, WatchedPacker
 
 logger = logging.getLogger(__name__)
@@ -62,14 +62,8 @@ def program_class(program: Program, precision: Precision) -> str:
 
 
 def arithmetic_class(config: bytes, precision: Precision) -> str:
-    """The class of what computes the model of this config.json here; of `model/` not proven to keep rows apart. Raises
-    ModelError."""
-    program = program_of(config, precision)
-    if program is not None:
-        return program_class(program, precision)
-    from manyhands.model import arithmetic
-
-    return arithmetic.arithmetic_class(precision)
+    """The class of what computes the model of this config.json here. Raises ModelError."""
+    return program_class(program_of(config, precision), precision)
 
 
 def back_end() -> str:
@@ -94,7 +88,7 @@ def precision_note(config: bytes | Mapping[str, Any], precision: Precision) -> s
             f"{device} computes in torch: answers are of class E2, equal up to rounding"
             + ("" if device == "torch-cpu" else "; it has not been tried on a GPU: please report how it goes")
         )
-    elif program_of(parsed, precision) is not None and forced() is None and golden.choose() == "scalar":
+    elif forced() is None and golden.choose() == "scalar":
         notes.append("this CPU has neither AVX2 with FMA nor NEON: plain C computes, many times slower")
     if weight_precision(precision) == "bf16" and is_quantised(parsed):
         notes.append(
@@ -104,18 +98,9 @@ def precision_note(config: bytes | Mapping[str, Any], precision: Precision) -> s
     return "; ".join(notes)
 
 
-def prepare(config: bytes, precision: Precision) -> None:
-    """What takes a while once on a machine, done in advance: that back ends, or kernels of `model/`, keep rows apart."""
-    if program_of(config, precision) is None:
-        tiles_part().proven_class(precision, home_from_env())
-
-
 def describe(folder: Path, precision: Precision) -> Facts:
     """What is known of the model in `folder`, and that it may be served. May take seconds. Raises ModelError."""
     program = program_of(read_config(folder), precision, str(folder / "config.json"))
-    if program is None:
-        found: Facts = tiles_part().describe(folder, precision, home_from_env())
-        return found
     sizes = len(program.layers), program.hidden, program.vocab, program.context
     return Facts(*sizes, program_class(program, precision), back_end())
 
@@ -134,9 +119,6 @@ def load_span(
     Raises ModelError (Damaged if they are not), CutError.
     """
     program = program_of(read_config(folder), precision, str(folder / "config.json"))
-    if program is None:
-        runner: SpanRunner = tiles_part().ShardSpan(folder, span, precision, manifest)
-        return runner
     with _reading(folder, precision, manifest, lambda entries: loading.layers(span, entries)) as (read, packer, bar):
         return span_of(program, span, read, precision, num_threads, WatchedPacker(packer, bar))
 
@@ -195,9 +177,6 @@ def load_ends(
 ) -> EndsRunner:
     """The ends of the checkpoint in `folder`, as `load_span`."""
     program = program_of(read_config(folder), precision, str(folder / "config.json"))
-    if program is None:
-        ends: EndsRunner = tiles_part().ShardEnds(folder, precision, manifest, embed=embed, head=head)
-        return ends
     with _reading(folder, precision, manifest, lambda entries: loading.ends(entries, embed=embed, head=head)) as (
         read,
         packer,

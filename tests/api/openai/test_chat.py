@@ -23,7 +23,7 @@ from manyhands.errors import (
     Unauthorized,
 )
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, served
-from tests.model.pipeline import forced
+from tests.worker.pipeline import forced
 
 HI: Any = [{"role": "user", "content": "hi"}]
 Scene = Callable[[Served], Awaitable[None]]

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from manyhands.core import Precision, Span
 from manyhands.engine.library import FORCED
 from manyhands.engine.span import Cache, EndsRunner, Piece, SpanRunner
-from manyhands.worker import choice
 from manyhands.worker.runner import load_ends, load_span
 
 Logits = NDArray[np.float32]
@@ -44,14 +43,12 @@ def pieces(total: int, size: int) -> list[int]:
 
 @contextmanager
 def forced(engine: str | None) -> Iterator[None]:
-    """MANYHANDS_ENGINE names `engine`; None: nothing. "tiles": `model/` computes, as on a CPU with AMX."""
+    """MANYHANDS_ENGINE names `engine`; None: nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        if engine in (None, "tiles"):
+        if engine is None:
             patch.delenv(FORCED, raising=False)
         else:
             patch.setenv(FORCED, engine)
-        if engine == "tiles":
-            patch.setattr(choice, "has_tiles", lambda: True)
         yield
 
 

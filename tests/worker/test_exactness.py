@@ -1,11 +1,10 @@
 """The promise of the project on the model's side: a position's bits do not depend on how its row was computed.
 
-Every family, in bf16 and fp32, on the native engine and on torch, on random checkpoints whose weights make neighbouring
+Every family, in bf16 and fp32, on random checkpoints whose weights make neighbouring
 logits differ. The reference is the whole model on one thread in one step. Everything else (cuts, chunks, windows, company,
 threads, back ends) must give its very bits.
 """
 
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,18 +18,15 @@ from transformers.utils import logging
 
 from manyhands.core import Precision
 from manyhands.engine import library
-from manyhands.model import linear
-from manyhands.model.linear import Packed, has_bf16_products
 from manyhands.testing.tiny import EOS, FAMILIES, WINDOW, make_tiny
-from tests.model.pipeline import Feed, Loader, Logits, Pipeline, pieces, random_ids, threads
 from tests.nightly import daily
+from tests.worker.pipeline import Feed, Loader, Logits, Pipeline, pieces, random_ids, threads
 
 LAYERS = 6
 LENGTH = 68  # positions: crosses the sliding window (24) and a chunk of 64
 IDS = random_ids(LENGTH, seed=1)
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32")
 NATIVE = library.supported()[0]
-ENGINES = (NATIVE, "tiles")
 
 # name -> family and what its checkpoint is made with. Odd widths: no vector, block or tile fits them.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -56,13 +52,11 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make_tiny(family, tmp_path_factory.mktemp("exact") / "model", layers=LAYERS, seed=3, **options)
 
 
-@pytest.fixture(scope="module", params=[(engine, precision) for engine in ENGINES for precision in PRECISIONS], ids=str)
-def subject(request: pytest.FixtureRequest, folder: Path) -> Iterator[Subject]:
-    engine, precision = request.param
-    with threads(1):
-        loader = Loader(folder, precision, engine)
-        whole = loader.cut(0, LAYERS)
-        yield Subject(loader, whole, whole.run(IDS, [LENGTH]))
+@pytest.fixture(scope="module", params=PRECISIONS)
+def subject(request: pytest.FixtureRequest, folder: Path) -> Subject:
+    loader = Loader(folder, request.param, NATIVE)
+    whole = loader.cut(0, LAYERS)
+    return Subject(loader, whole, whole.run(IDS, [LENGTH]))
 
 
 def assert_same_bits(got: Logits, want: Logits) -> None:
@@ -144,8 +138,7 @@ def test_all_back_ends_give_the_same_bits(folder: Path, precision: Precision) ->
         assert_same_bits(mixed.run(IDS, [60, 1, 7]), want)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_greedy_ids_are_those_of_transformers(folder: Path, engine: str) -> None:
+def test_greedy_ids_are_those_of_transformers(folder: Path) -> None:
     """In fp32, 24 tokens equal transformers' own generate: eager attention, stock linears, no code of ours."""
     prompt = torch.tensor(IDS[: WINDOW + 8])
     logging.disable_progress_bar()
@@ -158,27 +151,24 @@ def test_greedy_ids_are_those_of_transformers(folder: Path, engine: str) -> None
         eos_token_id=None,
         pad_token_id=EOS,
     )[0, len(prompt) :]
-    assert Loader(folder, "fp32", engine).cut(0, 2, LAYERS).greedy(prompt.tolist(), 24) == wanted.tolist()
+    assert Loader(folder, "fp32", NATIVE).cut(0, 2, LAYERS).greedy(prompt.tolist(), 24) == wanted.tolist()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3"])
-def test_sessions_that_cross_key_blocks(family: str, precision: Precision, engine: str, tmp_path: Path) -> None:
-    """Keys are seen in blocks of 512 (torch) or 64: prefill and decode across the border give the bits of one step."""
+def test_sessions_that_cross_key_blocks(family: str, precision: Precision, tmp_path: Path) -> None:
+    """Keys are seen in blocks of 64: prefill and decode across the border give the bits of one step."""
     ids = random_ids(530, seed=8)
     folder = make_tiny(family, tmp_path, layers=2, seed=5)
-    with threads(1):
-        loader = Loader(folder, precision, engine)
-        want = loader.cut(0, 2).run(ids, [530])
-        for sizes in ([100, 200, 200, 30], [505] + [1] * 10 + [5, 10]):
-            assert_same_bits(loader.cut(0, 1, 2).run(ids, sizes), want)
+    loader = Loader(folder, precision, NATIVE)
+    want = loader.cut(0, 2).run(ids, [530])
+    for sizes in ([100, 200, 200, 30], [505] + [1] * 10 + [5, 10]):
+        assert_same_bits(loader.cut(0, 1, 2).run(ids, sizes), want)
     assert_same_bits(loader.cut(0, 2).on(2).run(ids, [511, 1, 1, 17]), want)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_layers_as_wide_as_real_ones(precision: Precision, engine: str, tmp_path: Path) -> None:
+def test_layers_as_wide_as_real_ones(precision: Precision, tmp_path: Path) -> None:
     """Reductions over 1024 to 2816 columns (norms, products) take other kernels than tiny ones, and must not notice rows."""
     options: dict[str, Any] = {
         "hidden_size": 1024,
@@ -187,10 +177,9 @@ def test_layers_as_wide_as_real_ones(precision: Precision, engine: str, tmp_path
         "num_key_value_heads": 4,
     }
     folder = make_tiny("llama", tmp_path, layers=1, seed=5, **options)
-    with threads(1):
-        pipeline = Loader(folder, precision, engine).cut(0, 1)
-        want = pipeline.run(IDS, [LENGTH])
-        assert_same_bits(pipeline.run(IDS, [40] + [1] * 5 + [3, 2, 18]), want)
+    pipeline = Loader(folder, precision, NATIVE).cut(0, 1)
+    want = pipeline.run(IDS, [LENGTH])
+    assert_same_bits(pipeline.run(IDS, [40] + [1] * 5 + [3, 2, 18]), want)
     assert_same_bits(pipeline.on(2).run(IDS, [LENGTH]), want)
     assert_same_bits(pipeline.on(2).run(IDS, [17, 9, 5] + [1] * 37), want)
 
@@ -215,14 +204,3 @@ def test_these_tests_can_fail(tmp_path: Path) -> None:
         return not torch.equal(torch.cat([first.logits[0], rest.logits[0]]), want) or not torch.equal(single, want[:1])
 
     assert any(differs(hidden) for hidden in (64, 256, 1024))
-
-
-@pytest.mark.skipif(not has_bf16_products(), reason="seen with AVX-512 only")
-def test_fewer_than_four_rows_go_to_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Why products are padded: at 2048 columns oneDNN sums one row in another order than many."""
-    generator = torch.Generator().manual_seed(0)
-    x, weight = torch.randn(8, 2048, generator=generator), torch.randn(64, 2048, generator=generator)
-    times = Packed(weight, None)
-    assert torch.equal(torch.cat([times(row[None]) for row in x]), times(x))
-    monkeypatch.setattr(linear, "MIN_ROWS", 1)
-    assert not torch.equal(torch.cat([times(row[None]) for row in x]), times(x))
