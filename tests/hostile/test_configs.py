@@ -170,10 +170,10 @@ def test_any_value_of_any_known_field_is_taken_or_refused(value: object) -> None
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"hidden_size": 65536, "head_dim": 16}, "hidden_size = 65536"),
-        ({"vocab_size": 4_000_000}, "vocab_size = 4000000"),
-        ({"intermediate_size": 1 << 20}, "intermediate_size = 1048576"),
-        ({"num_attention_heads": 4096}, "number of attention heads"),
+        ({"hidden_size": 65536, "head_dim": 16}, "65536"),
+        ({"vocab_size": 4_000_000}, "4000000"),
+        ({"intermediate_size": 1 << 20}, "1048576"),
+        ({"num_attention_heads": 4096}, "q_proj"),
         ({"head_dim": 8192}, "_proj"),
         ({"num_key_value_heads": 4}, "k_proj"),
         ({"num_attention_heads": 3, "num_key_value_heads": 3}, ""),
