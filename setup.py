@@ -73,10 +73,8 @@ class Build(build_ext):
             if there.resolve() != made.resolve():
                 self.mkpath(str(made.parent))
                 self.copy_file(str(there), str(made))
-        elif ext.name.endswith("engine._native"):
-            self.build_engine(ext)
         else:
-            super().build_extension(ext)
+            self.build_engine(ext)
 
     def build_engine(self, ext: Extension) -> None:
         """The library, of what is common and of the kernels of every target."""

@@ -2,10 +2,11 @@
 
     python -m tools.nightly [--only NAME ...] [--minutes 60] [--seed N]      `--minutes`: of each fuzzer
 
-Steps: tests marked `nightly`, mutations of the code, both fuzzers, the siege, the busy machine, the soak. As soon as a step is over its outcome goes to bench/nightly.json: the commit that it ran on, whether it passed, its
-seconds, which tests failed, and what was skipped and why. A step that takes longer than its limit is ended and has failed; one
-for which something is not installed is skipped. The file's `holds` is true if every step passed, or was skipped, on the one
-commit in `commit`, and no file differed from it. The last line on stdout is the same as JSON; exits with 1 if a step failed.
+Steps: tests marked `nightly`, mutations of the code, both fuzzers, the siege, the busy machine, the soak. As soon as a step
+is over its outcome goes to bench/nightly.json: the commit that it ran on, whether it passed, its seconds, which tests failed,
+and what was skipped and why. A step that takes longer than its limit is ended and has failed; one for which something is not
+installed is skipped. The file's `holds` is true if every step passed, or was skipped, on the one commit in `commit`, and no
+file differed from it. The last line on stdout is the same as JSON; exits with 1 if a step failed.
 """
 
 import argparse
