@@ -50,5 +50,5 @@ def test_what_is_written_together_has_the_rows_of_what_is_read_alone() -> None:
 def test_the_drafter_of_tales_is_right_as_often_as_is_said(temperature: float) -> None:
     """Far more often with the target's noise than without; bench.acceptance has the figures over longer texts."""
     found = measure(Whole(tales.model_path()), Whole(tales.drafter_path()), temperature, 1, 64)
-    assert found["same_noise"] > 0.5
+    assert found["same_noise"] > 0.6
     assert found["same_noise"] > found["likeliest"] > found["own_noise"]
