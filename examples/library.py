@@ -9,17 +9,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+from manyhands.checkpoint.config_fields import read_facts
 from manyhands.checkpoint.manifest import Silent
 from manyhands.config import home_from_env
 from manyhands.core import SamplingParams, even_cut
-from manyhands.model.load import read_config
 from manyhands.testing.swarm import memory_swarm
 from manyhands.testing.tiny import make_tiny
 from manyhands.weights.fetch import resolve_model
 
 
 async def tell(folder: Path, prompt: str) -> str:
-    num_layers = int(read_config(folder).num_hidden_layers)
+    num_layers = read_facts(folder).num_layers
     cut = ",".join(map(str, even_cut(num_layers, 3)))
     params = SamplingParams(max_tokens=24, temperature=0.7, top_p=0.95, seed=7)
     async with memory_swarm(folder, cut) as swarm:

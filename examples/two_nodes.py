@@ -9,9 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from manyhands.checkpoint.config_fields import read_facts
 from manyhands.core import SamplingParams, even_cut
 from manyhands.local import NodeOptions, node_processes
-from manyhands.model.load import read_config
 from manyhands.net.tls import TlsTransport
 from manyhands.origin import Origin, OriginModel
 from manyhands.origin.node import FullNode
@@ -23,7 +23,7 @@ from manyhands.worker.execute import Device
 
 async def ask(folder: Path, prompt: str) -> None:
     ticket, key = Ticket.new("example"), NodeKey.generate()
-    spans = even_cut(int(read_config(folder).num_hidden_layers), 2)
+    spans = even_cut(read_facts(folder).num_layers, 2)
     device = Device.start(1)
     try:
         async with (
