@@ -18,6 +18,7 @@ import pytest
 from manyhands.config import LimitsConfig
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, served
 from tests.api.test_abuse import BAD, CHAT
+from tests.waiting import until
 
 ROUNDS, EACH = 2, 40
 # Clients and server share one loop here: a timeout must be longer than a busy machine may hold that up.
@@ -132,9 +133,7 @@ async def storm(it: Served, rng: random.Random, wanted: str) -> Counter[str]:
 async def calm(it: Served) -> tuple[int, int]:
     """Wait until nobody is there any more; (bytes that Python holds, tasks)."""
     await it.freed()
-    async with asyncio.timeout(20):
-        while it.gateway.jobs or it.gateway.num_running or it.gateway.num_waiting:  # noqa: ASYNC110 - another's state
-            await asyncio.sleep(0.01)
+    await until(lambda: not it.gateway.jobs and not it.gateway.num_running and not it.gateway.num_waiting)
     await asyncio.sleep(1.0)  # links of strangers end by their own deadlines
     it.watcher.started_jobs.clear()
     it.watcher.ended_jobs.clear()

@@ -109,7 +109,7 @@ def aim(body: Any, draw: Any) -> Any:
     return body
 
 
-@pytest.mark.parametrize("max_examples", daily([10], [40]))
+@pytest.mark.parametrize("max_examples", daily([5], [40]))
 def test_every_operation_keeps_its_word(site: Site, max_examples: int) -> None:
     document = site.app.openapi()
     schema: Any = schemathesis.openapi.from_dict(document)

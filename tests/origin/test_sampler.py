@@ -21,7 +21,7 @@ from manyhands.origin.sampler import Drawn, Logits, Sampler, gumbel, keep_min_p,
 from tests.nightly import daily
 
 NO_EOS: frozenset[int] = frozenset()
-NUM_DRAWS = 20_000
+NUM_DRAWS = 10_000
 LOGITS = np.random.default_rng(5).normal(0, 1.5, 40).astype(np.float32)
 PROMPT, OUTPUT = [3, 4, 5, 5], [5, 6, 6, 6, 7]
 HOT = SamplingParams(temperature=1.0, seed=11)
@@ -98,11 +98,11 @@ def chi_square_p(counts: npt.NDArray[np.intp], law: npt.NDArray[np.float64]) -> 
 def follows(counts: npt.NDArray[np.intp], law: Sequence[float]) -> bool:
     """Whether counts look like draws from `law`: nothing impossible seen, total variation and chi-square both small.
 
-    For 20k draws from 40 cells a true sample's total variation is about 0.016.
+    For 10k draws from 40 cells a true sample's total variation is about 0.022.
     """
     exact = np.array(law)
     variation = 0.5 * float(np.abs(counts / counts.sum() - exact).sum())
-    return not counts[exact == 0].any() and variation < 0.025 and chi_square_p(counts, exact) > 0.005
+    return not counts[exact == 0].any() and variation < 0.035 and chi_square_p(counts, exact) > 0.005
 
 
 @cache
