@@ -98,7 +98,11 @@ def finish(script: str, figures: Mapping[str, Any], target: Mapping[str, Any], h
 
 def _name(script: str) -> str:
     """One file for each thing measured, so that --shape 1.1b does not overwrite 0.5b, nor a quick run a full one."""
-    shape = [sys.argv[i + 1] for i, a in enumerate(sys.argv[:-1]) if a in ("--shape", "--fault", "--dtype", "--called")]
+    shape = [
+        sys.argv[i + 1]
+        for i, a in enumerate(sys.argv[:-1])
+        if a in ("--shape", "--fault", "--dtype", "--called", "--temperature")
+    ]
     return "-".join(
         [script, *shape, *(flag[2:] for flag in ("--standby", "--quick", "--live", "--outliers") if flag in sys.argv)]
     )

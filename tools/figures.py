@@ -47,6 +47,11 @@ _QUALITY = (
 )
 _OUTLIERS = "with outlier channels, which change no bit of bf16"
 _SPLIT = "one thread a node {nodes_x.3n1t1s} x; two threads {nodes_x.3n2t1s} x"
+_LADDER = (
+    "with its drafter {auto_x} x no drafts, a text known to an oracle {known_x} x, no draft right {wrong_x} x; "
+    "{tokens_per_s.auto} tokens/s"
+)
+_LADDER_TARGET = "{target.auto_x} x, {target.known_x} x, {target.wrong_x} x"
 _CHURN = "{requests_answered} requests answered, {requests_lost} lost, {requests_wrong} wrong; gone from views after {gone_s} s"
 
 ROWS = [
@@ -81,6 +86,8 @@ ROWS = [
         "{T 1.0.own_noise}; greedy {greedy.same_noise}",
         "with the target's noise {target.T 0.7}, {target.T 1.0}; greedy {target.greedy}",
     ),
+    Row("ladder", "tales over six hops of 22 to 75 ms, emulated, T = {temperature}", _LADDER, _LADDER_TARGET),
+    Row("ladder-1.0", "the same at T = {temperature}", _LADDER, _LADDER_TARGET),
     Row(
         "start",
         "from the start of a node process to serving, tales",
