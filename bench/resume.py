@@ -8,10 +8,11 @@ prompt is answered until `after` tokens have come. Then, from the request to the
     adopted      the other origin goes on with the session that the first one left on its hops
     recomputed   requests that need all positions have taken the caches: what is left are the last hop's rows
     redrawn      the other origin has nothing but the request: it draws all tokens one by one (no target)
+    received     the same, and the client says which text it has: no hop has anything of the stream
     prefill      the prompt and the tokens as one prompt, computed anew
     repair       the middle hop is evicted while the first origin answers: the pause until the next token
 
-Targets: adopted <= 1.5x a repair, recomputed <= 1.2x a prefill, all texts equal. Ratios are taken rep by rep.
+Targets: adopted <= 1.5x a repair, recomputed and received <= 1.2x a prefill, all texts equal. Ratios are taken rep by rep.
 """
 
 import argparse
@@ -30,11 +31,12 @@ from manyhands.core import SamplingParams, Span, even_cut
 from manyhands.local import NodeOptions, node_processes
 from manyhands.origin import Answer, Origin
 from manyhands.origin.adoption import Adoption, HopMark
+from manyhands.text.received import read_received
 
 ADOPTED_X, RECOMPUTED_X = 1.5, 1.2
 NODES = 3
 SESSIONS = 4  # of the longest request, that a node has cache for
-ARMS = ("adopted_s", "recomputed_s", "redrawn_s", "prefill_s", "repair_s")
+ARMS = ("adopted_s", "recomputed_s", "redrawn_s", "received_s", "prefill_s", "repair_s")
 
 
 @dataclass(slots=True)
@@ -44,6 +46,7 @@ class Samples:
     adopted_s: list[float] = field(default_factory=list)
     recomputed_s: list[float] = field(default_factory=list)
     redrawn_s: list[float] = field(default_factory=list)
+    received_s: list[float] = field(default_factory=list)
     prefill_s: list[float] = field(default_factory=list)
     repair_s: list[float] = field(default_factory=list)
     num_adopted: int = 0
@@ -123,17 +126,23 @@ async def repetition(it: Scene, arguments: argparse.Namespace, rep: int, samples
         anew, took_s, _ = await it.until(it.second, ids, after + 1, Adoption(name(2)))
     samples.redrawn_s.append(took_s)
     await it.fill()
-    for arm in ("prefill", "recomputed") if rep % 2 else ("recomputed", "prefill"):
+    said = Adoption(name(4), (), after, received=read_received(it.second.model.tokenizer, cut.text))
+    arms = ("recomputed", "prefill", "received")
+    for arm in arms[rep % 3 :] + arms[: rep % 3]:
         with measuring(arm):
             if arm == "prefill":
                 _, took_s, _ = await it.until(it.second, [*ids, *cut.token_ids], 1, Adoption(name(3)))
                 samples.prefill_s.append(took_s)
+            elif arm == "received":
+                received, took_s, _ = await it.until(it.second, ids, after + 1, said)
+                samples.received_s.append(took_s)
             else:
                 recomputed, took_s, _ = await it.until(it.second, ids, after + 1, left)
                 samples.recomputed_s.append(took_s)
     samples.num_adopted += adopted.redrawn == after and adopted.cached_tokens == len(ids)
     samples.num_recomputed += recomputed.redrawn == after and recomputed.cached_tokens == 0
-    samples.num_same += adopted.token_ids == anew.token_ids == repaired.token_ids == recomputed.token_ids
+    answers = (adopted, anew, repaired, recomputed, received)
+    samples.num_same += all(answer.token_ids == anew.token_ids for answer in answers)
 
 
 async def measure(arguments: argparse.Namespace) -> Samples:
@@ -159,6 +168,7 @@ def main() -> int:
     samples = asyncio.run(measure(arguments))
     adopted = paired(samples.adopted_s, samples.repair_s, 2)
     recomputed = paired(samples.recomputed_s, samples.prefill_s, 2)
+    received = paired(samples.received_s, samples.prefill_s, 2)
     counts = (samples.num_adopted, samples.num_recomputed, samples.num_same)
     figures = {
         "shape": arguments.shape,
@@ -167,15 +177,18 @@ def main() -> int:
         **{name: spread(getattr(samples, name), 3) for name in ARMS},
         "adopted_x": adopted,
         "recomputed_x": recomputed,
+        "received_x": received,
         "redrawn_x": paired(samples.redrawn_s, samples.prefill_s, 2),
         "same_text": min(counts),
     }
     holds = {
         "adopted_x": adopted["median"] <= ADOPTED_X,
         "recomputed_x": recomputed["median"] <= RECOMPUTED_X,
+        "received_x": received["median"] <= RECOMPUTED_X,
         "same_text": counts == (arguments.reps,) * 3,
     }
-    return finish("resume", figures, {"adopted_x": ADOPTED_X, "recomputed_x": RECOMPUTED_X, "same_text": "all"}, holds)
+    targets = {"adopted_x": ADOPTED_X, "recomputed_x": RECOMPUTED_X, "received_x": RECOMPUTED_X, "same_text": "all"}
+    return finish("resume", figures, targets, holds)
 
 
 if __name__ == "__main__":

@@ -351,6 +351,65 @@ def test_another_gateway_adopts_what_a_dead_one_had_computed(folder: Path, wish:
     play(folder, scene, num=2, limits=LimitsConfig(max_choices=4))
 
 
+@pytest.mark.parametrize("wish", ["plain", "three choices", "native", "logprobs, stop, usage"])
+def test_what_the_client_says_it_has_saves_rounds_and_changes_nothing(folder: Path, wish: str) -> None:
+    """No hop has anything of the stream. Its text, another text and none give the same events."""
+    path, body = WISHES[wish]
+    body = {**body, "seed": 12, "max_tokens": 24}
+
+    async def scene(it: Doors) -> None:
+        whole = (await it.tell(path, body))[1]
+        numbers = [number for number, event in enumerate(whole) if event.id]
+        number = numbers[len(numbers) * 3 // 4]
+        texts = texts_of(whole[: number + 1], 3 if wish == "three choices" else 1)
+        steps = []
+        for said in (texts, ["no such text"] * len(texts), None):
+            for node in it.swarm.hops:
+                node.hosts[0].parking.clear()
+            more = {} if said is None else {"received": said[0]} if path == NATIVE else ours(body, received=said)
+            before = it.swarm.hops[0].hosts[0].engine.steps_run
+            status, rest = await it.tell(path, {**body, **more}, whole[number].id)
+            assert status == 200 and by_choice(shown(rest)) == by_choice(shown(whole[number + 1 :])), said
+            steps.append(it.swarm.hops[0].hosts[0].engine.steps_run - before)
+        assert steps[0] < steps[2], steps
+
+    play(folder, scene, limits=LimitsConfig(max_choices=4))
+
+
+def ours(body: Any, **more: Any) -> Any:
+    return {"manyhands": {**body.get("manyhands", {}), **more}}
+
+
+def texts_of(events: list[Told], num_choices: int) -> list[str]:
+    """What a client has of each choice."""
+    texts = [""] * num_choices
+    for event in events:
+        if event.name == "token":
+            texts[0] += event.data["token_text"]
+        for choice in event.data.get("choices", ()) if isinstance(event.data, dict) else ():
+            texts[choice["index"]] += choice["delta"].get("content") or ""
+    return texts
+
+
+def test_a_text_that_nothing_would_be_made_of_is_refused(folder: Path) -> None:
+    """Without Last-Event-ID, or not one of each choice; a path without streams that go on refuses it always."""
+
+    async def scene(it: Doors) -> None:
+        event = next(event for event in (await it.tell(CHAT, chat()))[1] if event.id)
+        asked: list[tuple[str, Any, str]] = [
+            (CHAT, chat(manyhands={"received": ["a"]}), ""),
+            (CHAT, chat(stream=False, manyhands={"received": ["a"]}), ""),
+            (CHAT, chat(manyhands={"received": ["a", "b"]}), event.id),
+            (NATIVE, {"prompt": "ab", "received": "a"}, ""),
+            ("/api/infer", {"prompt": "ab", "received": "a"}, ""),
+        ]
+        for path, body, last in asked:
+            status, told = await it.tell(path, body, last)
+            assert status == 400 and "received" in json.dumps(told[0].data), (path, told)
+
+    play(folder, scene)
+
+
 # -- what a gateway remembers -----------------------------------------------------------------------------------------
 
 

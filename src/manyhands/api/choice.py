@@ -20,6 +20,7 @@ from manyhands.api.streams import ChoiceProgress, Stream
 from manyhands.origin import Origin, Token
 from manyhands.route.offer import Rules
 from manyhands.text.reasoning import Thinking, ThoughtReader
+from manyhands.text.received import ReceivedText
 from manyhands.text.tools import CallArguments, CallStart, Content, Piece, ToolReader
 
 
@@ -32,6 +33,7 @@ class GenerationPlan:
     made: Prepared
     prompt: Sequence[int]
     index: int = 0
+    received: ReceivedText | None = None
 
     @property
     def thinking(self) -> Thinking | None:
@@ -49,9 +51,8 @@ class GenerationPlan:
         ours = made.given.get("manyhands", {})
         path, draft = made.given.get("path") or ours.get("path", "ring"), ours.get("draft", "")
         rules = _rules_of(self.voice.origin, made.given | ours)
-        ask = Ask(
-            made.model, api, self.prompt, params, caller, path, constraint, entry, marks, draft, rules, is_fit=True
-        )
+        how = (path, constraint, entry, marks, draft, rules)
+        ask = Ask(made.model, api, self.prompt, params, caller, *how, is_fit=True, received=self.received)
         return ask, Choice(self)
 
 
@@ -63,9 +64,9 @@ def _rules_of(origin: Origin, given: Mapping[str, Any]) -> Rules:
 
 def plans_of(voices: ModelFormats, voice: ModelFormat, made: Prepared) -> list[GenerationPlan]:
     """One plan a choice: every prompt has `count` of them."""
-    return [
-        GenerationPlan(voices, voice, made, prompt, index) for prompt in made.prompts for index in range(made.count)
-    ]
+    choices = [(prompt, index) for prompt in made.prompts for index in range(made.count)]
+    texts = made.received or [None] * len(choices)
+    return [GenerationPlan(voices, voice, made, *choice, text) for choice, text in zip(choices, texts, strict=True)]
 
 
 async def ask_one(

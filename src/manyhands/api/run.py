@@ -20,6 +20,7 @@ from manyhands.origin.request_routes import Routing
 from manyhands.origin.route import Hop
 from manyhands.origin.sampler import Constraint
 from manyhands.route.offer import Offer, Rules
+from manyhands.text.received import ReceivedText
 from manyhands.wire.message import HopTiming
 
 Api = Literal["chat", "completions", "responses", "native", "messages", "ollama", "tokens", "debug", "bus"]
@@ -58,6 +59,7 @@ class Ask:
     rules: Rules | None = None  # how the route is chosen; None: as the node's configuration says
     is_fit: bool = False  # `prompt` and `params` are known to fit the model: once for all choices (prepare.check_fit)
     adoption: Adoption | None = None  # of an earlier attempt at the same stream, or to be adopted
+    received: ReceivedText | None = None  # what the client says it has of the answer of a stream that goes on
     is_resumed: bool = False  # an earlier attempt began the stream, and told `adoption.tokens`
     job_id: str = ""  # "": a new one
     paid_tokens: int = (

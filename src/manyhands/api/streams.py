@@ -188,7 +188,7 @@ class Stream:
         paid = len(ask.prompt) + self.had(index).tokens if self._is_free else 0
         handle = derive(self._handle, "choice", index.to_bytes(4, "big"))[:16]
         had = self.had(index)
-        adoption = Adoption(handle, had.route, had.tokens, self.position.exactness)
+        adoption = Adoption(handle, had.route, had.tokens, self.position.exactness, ask.received)
         return replace(ask, paid_tokens=paid, adoption=adoption, is_resumed=self.is_resumed)
 
     def names(self, index: int) -> bytes:

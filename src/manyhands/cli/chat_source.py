@@ -41,6 +41,7 @@ class Stats:
     hops: list[str] = field(default_factory=list)  # the last one, after repairs
     notices: list[str] = field(default_factory=list)  # that are to be shown beside the text, oldest first
     resumed: int = 0  # how often the answer was cut and went on
+    received: str = ""  # thoughts and text
     repairs: list[str] = field(default_factory=list)
     pause_s: float = 0.0  # the longest wait for a token after the first
 
@@ -179,7 +180,7 @@ class GatewaySource:
 
     async def answer(self, messages: Messages, stats: Stats) -> AsyncGenerator[str, None]:
         """Raises BrokenStream if the answer is cut and no gateway goes on with it in RETRY_PAUSES_S."""
-        body = {"model": self.model, "messages": list(messages), "stream": True, **self._wishes}
+        body: dict[str, Any] = {"model": self.model, "messages": list(messages), "stream": True, **self._wishes}
         last, has_begun, pauses = "", False, list(RETRY_PAUSES_S)
         while True:
             try:
@@ -196,6 +197,8 @@ class GatewaySource:
                 can_go_on = last or (not has_begun and len(self._apis) > 1)
                 if not pauses or not can_go_on:
                     raise
+                if last and stats.received:  # so that it need not be drawn again token by token
+                    body["manyhands"] = {**self._wishes["manyhands"], "received": [stats.received]}
                 await asyncio.sleep(pauses.pop(0))
                 self._apis.append(self._apis.pop(0))  # the next one, or the only one again
 
@@ -236,6 +239,7 @@ def _take(event: Mapping[str, Any], stats: Stats) -> list[str]:
         delta = choice.get("delta") or {}
         if delta.get("reasoning_content") or delta.get("content"):
             stats.count(1)
+            stats.received += "".join((*(delta.get("reasoning_content") or ""), *(delta.get("content") or "")))
         texts += ["".join(delta["content"])] if delta.get("content") else []
         if reason := choice.get("finish_reason"):
             stats.finish_reason = one_line(reason)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from manyhands.core import Exactness, NodeId, Span
 from manyhands.route.search import Offer
+from manyhands.text.received import ReceivedText
 
 
 class HopMark(NamedTuple):
@@ -19,12 +20,13 @@ class HopMark(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Adoption:
     """`handle`: the stream's secret (wire/handle.py). `tokens` of the answer were drawn, over `route` (empty: none yet), which
-    has been `exactness` so far."""
+    has been `exactness` so far. `received`: what its client says it has of their text, which may be anything."""
 
     handle: bytes
     route: tuple[HopMark, ...] = ()
     tokens: int = 0
     exactness: Exactness = "E0"
+    received: ReceivedText | None = None
 
 
 def resolve(marks: Sequence[HopMark], offers: Sequence[Offer]) -> tuple[Offer, ...]:

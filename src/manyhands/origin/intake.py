@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from manyhands.config import RequestConfig
 from manyhands.errors import PipelineStalled, ProtocolError
+from manyhands.origin.depth import MAX_AHEAD
 from manyhands.origin.pace import Pace
 from manyhands.origin.route import Lease
 from manyhands.origin.session import Session
@@ -59,6 +60,11 @@ class Intake:
         self._ledger, self._due = ledger, due
         self.reached = 0
         self._moved_at = self._asked_at = 0.0  # when results last came, or were waited for; when that was looked into
+
+    @property
+    def most_guesses(self) -> int:
+        """How many guesses may follow a prompt at once: where hidden states come back, as many as there are."""
+        return {"hidden": 1 << 30, "ids": MAX_AHEAD, "logits": WINDOW_ROWS - 1}[self._due.content]
 
     @property
     def committed(self) -> int:

@@ -10,6 +10,7 @@ logits) come back.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -26,7 +27,8 @@ from manyhands.origin.draft import Drafter, Drafting, Returned
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.intake import Intake, due_rows
 from manyhands.origin.pace import Pace
-from manyhands.origin.redraw import redraw
+from manyhands.origin.received import ReceivedGuesses
+from manyhands.origin.redraw import REDRAWN_ROWS, redraw
 from manyhands.origin.repair import RepairExecutor
 from manyhands.origin.route_costs import Timing
 from manyhands.origin.sampler import Drawn, Sampler
@@ -36,6 +38,7 @@ from manyhands.wire.message import Payload, Step
 from manyhands.wire.rows import numbers, read_ids, read_rows
 from manyhands.worker.batch import WINDOW_ROWS
 from manyhands.worker.bounds import RowBounds
+from manyhands.worker.log import pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Generation:
     """One request on one open session. `tokens()` is consumed once; `finish_reason` is set when it ends.
 
     `redraw`: so many tokens were drawn before, and the last hop sends their rows again (reuse.py); `num_redrawn` says how
-    many were, once the first token is out.
+    many were, once the first token is out. `received`: what its client has of the answer, guessed before anything is drafted.
 
     The consumer stops on text (text/detokenize.py): it stops reading tokens.
     """
@@ -77,9 +80,11 @@ class Generation:
         healer: RepairExecutor,
         config: RequestConfig,
         redraw: int = 0,
+        received: ReceivedGuesses | None = None,
     ) -> None:
         self._session, self._ends, self._sampler = session, ends, sampler
         self._request, self._drafter, self._healer, self._config = request, drafter, healer, config
+        self._received = received
         self._chain = GuessChain(request.prompt)
         self.ledger = self._chain.ledger
         self.finish_reason: FinishReason | None = None
@@ -124,6 +129,7 @@ class Generation:
         if self.finish_reason is None:
             start = await self._healer.restore(start)
             self._drafter.begin(session.wake)
+            self._chain.guessed.extend(self._guess_received(self._intake.most_guesses) or ())
             await self._send_known(start)
         self.num_cached = min(start, len(self._request.prompt))
         return again
@@ -215,18 +221,22 @@ class Generation:
 
     async def _advance(self) -> tuple[list[Drawn], int, Sequence[int], Payload | None]:
         """Wait for rows (or drafts), commit what they say, and prepare what is to be sent next: position, ids, rows."""
-        rows = await self._intake.rows()
+        steps = await self._intake.rows()
         now = asyncio.get_running_loop().time()
-        timing = self._timing(rows, now)
-        drawn: list[Drawn] = []
+        timing, drawn = self._timing(steps, now), list[Drawn]()
+        parts = deque(part for step in steps for part in pieces(step, REDRAWN_ROWS))
 
         def decide(logits_TV: NDArray[np.float32]) -> tuple[int, Sequence[int]]:
-            if rows:
-                drawn.extend(self._decide(rows, logits_TV))
-                self._commit(drawn, timing, now)
+            if parts:
+                drawn.extend(self._commit(self._decide(parts.popleft(), logits_TV), timing, now))
+                if parts and not self._is_dead and self._finished() is None:
+                    return 0, ()
+            parts.clear()
             return self._draft(logits_TV)
 
-        todo = await self._turn(_rows(rows) if rows else None, decide)
+        todo = await self._turn(_rows(parts[0]) if parts else None, decide)
+        while parts:
+            todo = await self._turn(_rows(parts[0]), decide)
         if self._is_dead:
             self._is_dead = False
             self._session.retract()
@@ -261,29 +271,33 @@ class Generation:
             self._pace.note(took_s)
         return Timing(rows[0].count, took_s, sum(computed), max(computed, default=0.0))
 
-    def _decide(self, rows: list[Step], logits_TV: NDArray[np.float32]) -> list[Drawn]:
+    def _decide(self, step: Step, logits_TV: NDArray[np.float32]) -> list[Drawn]:
         guessed = self._chain.guessed
-        if rows[0].content == "ids":
-            ids = [i for step in rows if step.payload is not None for i in read_ids(step.payload, step.count)]
+        assert step.payload is not None, "Intake gives rows"
+        if step.content == "ids":
+            ids = read_ids(step.payload, step.count)
             if not all(0 <= i < self._sampler.vocab_size for i in ids):
                 raise Corruption(f"the last hop drew tokens {ids}; there are 0 to {self._sampler.vocab_size - 1}")
             right = next((i for i, (a, b) in enumerate(zip(ids, guessed, strict=False)) if a != b), len(ids) - 1)
             return [Drawn(i, None, None) for i in ids[: right + 1]]
-        if rows[0].content == "logits" and rows[0].payload is not None:
-            logits_TV = numbers(_rows(rows), rows[0].payload.dtype)
+        if step.content == "logits":
+            logits_TV = numbers(_rows(step), step.payload.dtype)
         return verify(self._sampler, logits_TV, self.ledger, guessed, len(self._request.prompt))
 
-    def _commit(self, drawn: list[Drawn], timing: Timing | None, now: float) -> None:
+    def _commit(self, drawn: list[Drawn], timing: Timing | None, now: float) -> list[Drawn]:
+        """Take what was drawn into the ledger, as far as the answer goes; return that."""
         room = self._request.capacity - len(self.ledger)
         del drawn[room:]
         stop = next((i for i, d in enumerate(drawn) if self._sampler.is_stop_id(d.token)), len(drawn) - 1)
         del drawn[stop + 1 :]
         right, self._is_dead = self._chain.commit([d.token for d in drawn])
         self.drafting.tokens += len(drawn)
-        self.drafting.accepted += right
-        self._drafter.note(Returned(len(drawn), right, self._is_dead, timing, self._is_disturbed, now))
+        if self._received is None:
+            self.drafting.accepted += right
+            self._drafter.note(Returned(len(drawn), right, self._is_dead, timing, self._is_disturbed, now))
+            self.drafting.verdict = self._drafter.verdict
         self._is_disturbed = False
-        self.drafting.verdict = self._drafter.verdict
+        return drawn
 
     def _propose(self) -> Sequence[int]:
         """Drafts to send now: tokens that exist, no more than a window, the lease and the credits of the route hold."""
@@ -291,13 +305,26 @@ class Generation:
         most = min(self._request.capacity - 1 - len(chain), WINDOW_ROWS - (len(chain) - chain.sent))
         if most < 1 or chain.windows >= credits or self._finished() is not None:
             return ()
+        if (guesses := self._guess_received(most)) is not None:
+            return guesses
         proposed = self._drafter.propose(chain.ledger, chain.guessed, most)[:most]
         drafts = list(takewhile(lambda i: 0 <= i < self._sampler.vocab_size, proposed))
         self.drafting.drafted += len(drafts)
         self.drafting.depth = max(self.drafting.depth, len(chain.guessed) + len(drafts))
         return drafts
 
+    def _guess_received(self, most: int) -> Sequence[int] | None:
+        """At most `most` guesses by what the client has, as far as the lease goes; None once there will be none any more."""
+        if self._received is None:
+            return None
+        chain = self._chain
+        most = min(most, self._request.capacity - 1 - len(chain))
+        guesses = self._received.propose(chain.ledger[len(self._request.prompt) :], len(chain.guessed), most)
+        if guesses is None:
+            self._received = None
+        return guesses
 
-def _rows(steps: list[Step]) -> Rows:
-    parts = [read_rows(s.payload, s.count) for s in steps if s.payload is not None]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+def _rows(step: Step) -> Rows:
+    assert step.payload is not None, "Intake gives rows"
+    return read_rows(step.payload, step.count)

@@ -20,6 +20,7 @@ from manyhands.origin.model import Messages, OriginModel
 from manyhands.origin.node import FullNode
 from manyhands.origin.opener import RouteOpener
 from manyhands.origin.queue import RoomQueue
+from manyhands.origin.received import ReceivedGuesses
 from manyhands.origin.repair import RepairExecutor
 from manyhands.origin.request_routes import RequestRoutes
 from manyhands.origin.reuse import Resumed, Reuse
@@ -164,7 +165,7 @@ class Origin:
         around = RequestRoutes(self.routes, rules or Rules.of(config), tenant)
         sampler = Sampler(answer.params, self.model.vocab_size, self.model.eos_ids, constraint)
         drafter = drafter or self._drafter(draft, request, constraint)
-        began = time.monotonic()
+        began, received = time.monotonic(), self._received(adoption)
         tenant, adoption = (tenant, adoption) if config.reuse else (None, None)
         lease = self._lease(request, path, adoption, is_free=constraint is None)
         answer.routing = around.routing
@@ -178,7 +179,7 @@ class Origin:
         answer.exactness = max(cached, self._exactness(session))
         healer = RepairExecutor(session, around, config, around.alone(self.last_resort), self.node.watch.late_s)
         healer.events += around.events
-        generation = Generation(session, self._ends, sampler, request, drafter, healer, config, redraw)
+        generation = Generation(session, self._ends, sampler, request, drafter, healer, config, redraw, received)
         answer.repairs, answer.events, answer.drafting = healer.repairs, healer.events, generation.drafting
         try:
             async for token in self._tokens(session, generation, request, answer, marks or {}):
@@ -201,6 +202,14 @@ class Origin:
             if adopted is not None:
                 return adopted
         return await self.reuse.open(tenant, request.prompt, lease, around)
+
+    def _received(self, adoption: Adoption | None) -> ReceivedGuesses | None:
+        if adoption is None or adoption.received is None:
+            return None
+        decode, vocab_size = self.model.tokenizer.decode, self.model.vocab_size
+        return ReceivedGuesses(
+            adoption.received, adoption.tokens, vocab_size, lambda ids: str(decode(ids, skip_special_tokens=True))
+        )
 
     def _drafter(self, mode: str, request: Request, constraint: Constraint | None) -> Drafter:
         mode = (mode or self.node.request.draft).partition(":")[0]

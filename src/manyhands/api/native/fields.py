@@ -40,6 +40,7 @@ class Infer(TypedDict, total=False):
     frequency_penalty: Annotated[float, Shown("default 0")]
     seed: Annotated[int, Shown("same seed, same text; left out: drawn, and told in the answer")]
     stop: Annotated[list[Text], FIRST, Limits(max_length=16), Shown("up to 16 strings of 1 to 256 characters")]
+    received: Annotated[Text, Shown("with Last-Event-ID: the text that came before the cut")]
     path: Annotated[Literal["ring", "star"], Shown("default ring")]
     policy: Annotated[Literal["latency", "greedy"], Shown("default as the node's configuration says")]
     allow_self_as_shard: Annotated[bool, Shown("default as the node's configuration says")]

@@ -14,6 +14,7 @@ from manyhands.api.formats import ModelFormat, ModelFormats
 from manyhands.api.gateway import Gateway
 from manyhands.api.http import encode
 from manyhands.api.http.arrival import new_job_id
+from manyhands.api.http.body import BadField
 from manyhands.api.http.error import error_object
 from manyhands.api.http.route import body_of, caller_of, client_of, describe, last_event_of
 from manyhands.api.http.sse import Emit, EventStream, Single, Watched, event_pieces, to_event
@@ -36,6 +37,7 @@ def infer_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
                 raise BadEventId("Last-Event-ID is for a stream: send it to /api/infer/stream")
             entry = gateway.enter(caller_of(request), "native")
             wanted = await _prepare(gateway, voices, body, request)
+            _check_received(wanted, is_resumed=False)
             ask, _ = await wanted.plan().choose("native", caller_of(request), entry)
             return Single(lambda: _whole(gateway, ask, wanted.prompt), gateway.limits)
 
@@ -49,6 +51,7 @@ def infer_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
             caller = caller_of(request)
             entry, claim = gateway.claim(caller, "native", last_event_of(request))
             wanted = await _prepare(gateway, voices, body, request)
+            _check_received(wanted, is_resumed=claim is not None)
             names = ["diagnostics"] if diagnostics else []
             digest = await request_digest("/api/infer/stream", wanted.voice.origin.model.id, wanted.made, names)
             told = gateway.streams.open(claim, digest, caller, wanted.made.params.seed, 1, new_job_id())
@@ -99,6 +102,15 @@ class _Wanted(NamedTuple):
 async def _prepare(gateway: Gateway, voices: ModelFormats, body: bytes, request: Request) -> _Wanted:
     """Raises BadRequest, NotFound, RateLimited."""
     return _Wanted(voices, *await voices.prepare("/api/infer", body, caller_of(request), client_of(request)))
+
+
+def _check_received(wanted: _Wanted, *, is_resumed: bool) -> None:
+    """Raise BadField for a text of which nothing would be made."""
+    if wanted.made.received and not is_resumed:
+        raise BadField(
+            "received is what a client has of a stream that goes on: send its Last-Event-ID, or leave it out",
+            "received",
+        )
 
 
 async def _whole(gateway: Gateway, ask: Ask, prompt: str | None) -> dict[str, Any]:

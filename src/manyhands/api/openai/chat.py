@@ -15,6 +15,7 @@ from manyhands.api.choice import Choice, GenerationPlan, plans_of
 from manyhands.api.event_id import BadEventId
 from manyhands.api.formats import ModelFormat, ModelFormats
 from manyhands.api.gateway import Gateway, OfferedModel
+from manyhands.api.http.body import BadField
 from manyhands.api.http.error import NotOffered
 from manyhands.api.http.route import body_of, caller_of, client_of, describe, last_event_of
 from manyhands.api.http.sse import DONE, Emit, EventStream, Single, Template, Watched, to_event
@@ -169,6 +170,9 @@ class OpenAI:
         self, path: str, voice: ModelFormat, made: Prepared, caller: Caller, claim: Claim | None
     ) -> Stream | None:
         """The stream that is asked for; None if the answer is wanted whole. Raises BadEventId."""
+        if made.received and claim is None:
+            message = "manyhands.received is of a stream that goes on: send its Last-Event-ID, or leave it out"
+            raise BadField(message, "manyhands.received")
         if not made.given.get("stream", False):
             if claim is not None:
                 raise BadEventId("Last-Event-ID is for a stream: send stream: true, as before")

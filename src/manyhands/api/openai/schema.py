@@ -223,6 +223,7 @@ class Extension(TypedDict, total=False):
     trusted_first: Layers
     trusted_last: Layers
     max_shards_per_request: Annotated[int, Limits(ge=1, le=MAX_HOPS)]
+    received: Annotated[list[Text], FIRST, Limits(min_length=1, max_length=128)]
 
 
 class StreamOptions(TypedDict, total=False):

@@ -20,9 +20,10 @@ from manyhands.api.ollama.conversation import (
 from manyhands.api.openai.conversation import Conversation, conversation_of, input_conversation, message_of
 from manyhands.api.openai.schema import ROUTE_WISHES
 from manyhands.api.preparation.desk import NeedsProcess, Object, PreparationDesk, Prepared, Speaker
-from manyhands.api.preparation.talk import check_tools, encode, render, room, sampling, talk
+from manyhands.api.preparation.talk import check_tools, encode, encode_received, render, room, sampling, talk
 from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest
+from manyhands.text.received import ReceivedText
 
 MAX_CHOICES: Final = 128  # of all prompts together
 # What counts tokens and generates none: the context need not hold them.
@@ -45,7 +46,8 @@ def _chat(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
     logprobs = given.get("top_logprobs", 0) if given.get("logprobs") else None
     wanted = given.get("max_completion_tokens", given.get("max_tokens"))
     count = _count(given, desk)
-    return replace(talk(conversation_of(given), given, speaker, desk, wanted, logprobs), count=count)
+    made = talk(conversation_of(given), given, speaker, desk, wanted, logprobs)
+    return replace(made, count=count, received=_received(given, count, speaker, desk))
 
 
 def _completions(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
@@ -58,10 +60,18 @@ def _completions(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prep
     if given.get("best_of", 1) not in (1, count):
         raise BadField(f"best_of is {given['best_of']}; it is 1, or n ({count}): ask for n choices", "best_of")
     params = sampling(given, speaker, given.get("max_tokens", 16), given.get("logprobs"))
-    return Prepared(speaker.name, given, [encode(p, speaker, desk) for p in several], params, count)
+    received = _received(given, len(several) * count, speaker, desk)
+    return Prepared(speaker.name, given, [encode(p, speaker, desk) for p in several], params, count, received=received)
+
+
+def _received(given: Object, num_choices: int, speaker: Speaker, desk: PreparationDesk) -> list[ReceivedText]:
+    texts = given.get("manyhands", {}).get("received", ())
+    return encode_received(texts, num_choices, "manyhands.received", speaker, desk)
 
 
 def _responses(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
+    if "received" in given.get("manyhands", {}):
+        raise BadField("manyhands.received: streams of this path do not go on after a cut: leave it out", "manyhands")
     is_on = _LOGPROBS in given.get("include", ())
     if given.get("top_logprobs") and not is_on:
         raise BadField(f'top_logprobs is for include: ["{_LOGPROBS}"]', "top_logprobs")
@@ -74,7 +84,7 @@ def _infer(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
         raise BadRequest("give either prompt (a text) or messages (a conversation)")
     values = {
         **_INFER,
-        **{k: v for k, v in given.items() if k not in ("prompt", "messages", "model", "path", "stream", *ROUTE_WISHES)},
+        **{k: v for k, v in given.items() if k not in _NO_PARAMS},
     }
     values |= {
         "seed": given.get("seed", secrets.randbits(53)),
@@ -86,9 +96,11 @@ def _infer(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
         if "prompt" in given
         else render(Conversation(given["messages"]), speaker, desk)
     )
-    return Prepared(speaker.name, given, [ids], params)
+    received = encode_received([given["received"]] if "received" in given else [], 1, "received", speaker, desk)
+    return Prepared(speaker.name, given, [ids], params, received=received)
 
 
+_NO_PARAMS = frozenset({"prompt", "messages", "model", "path", "stream", "received", *ROUTE_WISHES})
 _INFER: Object = {"max_tokens": 50, "temperature": 0.9, "top_p": 0.92}
 
 

@@ -8,6 +8,7 @@ from manyhands.api.names import NO_NAMES, ModelNames
 from manyhands.core import SamplingParams
 from manyhands.text.prompt import Tokenizer
 from manyhands.text.reasoning import Thinking
+from manyhands.text.received import ReceivedText
 from manyhands.text.tools import Dialect
 
 Object = dict[str, Any]
@@ -71,4 +72,5 @@ class Prepared:
     is_call: bool = False  # a grammar allows nothing but calls
     is_talk: bool = False  # the answer may begin with thoughts
     num_tokens: int = 0  # of what was only to be counted
+    received: list[ReceivedText] = field(default_factory=list)  # what the client has of each choice, or none
     shown: bytes = b""  # of the answer what is long, as JSON: made here, the event loop only sends it

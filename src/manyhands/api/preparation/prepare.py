@@ -22,7 +22,7 @@ from manyhands.errors import BadRequest, ContextOverflow, Forbidden, ModelNotFou
 MAX_SCHEMA_BYTES = 128 << 10
 MIN_VALUES = 1 << 16  # of a body's JSON; 8 more for each position of the largest context
 # The fields that hold the prompt: they go no further than this file.
-_BULK = ("messages", "prompt", "input", "system", "content", "tokens")
+_BULK = ("messages", "prompt", "input", "system", "content", "tokens", "received")
 
 
 def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
@@ -57,6 +57,7 @@ def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
     for name in _BULK:
         if not (path == "/api/infer" and name == "prompt"):  # which it echoes
             made.given.pop(name, None)
+    made.given.get("manyhands", {}).pop("received", None)
     return made
 
 

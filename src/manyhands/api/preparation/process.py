@@ -30,6 +30,7 @@ from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ManyhandsError, ModelNotFound
 from manyhands.text.grammar import check_grammar
 from manyhands.text.reasoning import Thinking
+from manyhands.text.received import ReceivedText
 from manyhands.text.tokenizer import TextTokenizer
 from manyhands.text.tools import Dialect
 
@@ -131,9 +132,10 @@ async def read_answer(said: bytes, ids: bytes, shown: bytes = b"") -> Prepared:
         prompts.append(await _ids(numbers[start : start + length]))
         start += length
     params = told.pop("params")
+    received = [ReceivedText(text, tuple(ids), tuple(starts)) for text, ids, starts in told.pop("received")]
     for name in ("logit_bias", "stop", "stop_ids"):
         params[name] = tuple(tuple(v) if isinstance(v, list) else v for v in params[name])
-    return Prepared(prompts=prompts, params=SamplingParams(**params), shown=shown, **told)
+    return Prepared(prompts=prompts, params=SamplingParams(**params), received=received, shown=shown, **told)
 
 
 def _error(told: Mapping[str, Any]) -> ManyhandsError:

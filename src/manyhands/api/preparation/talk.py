@@ -13,6 +13,7 @@ from manyhands.core import SamplingParams
 from manyhands.errors import BadRequest, ContextOverflow
 from manyhands.text.grammar import answer_grammar, calls_grammar, json_grammar, strict_grammar
 from manyhands.text.prompt import encode_prompt, find_template, render_text
+from manyhands.text.received import ReceivedText, read_received
 from manyhands.text.template import RenderBudget, TooCostly
 
 # What the gateway itself passes to a chat template.
@@ -145,6 +146,24 @@ def encode(
     if is_rendered:
         return tuple(speaker.tokenizer.encode(prompt, add_special_tokens=False))
     return tuple(encode_prompt(speaker.tokenizer, prompt))
+
+
+def encode_received(
+    texts: Sequence[str], num_choices: int, where: str, speaker: Speaker, desk: PreparationDesk
+) -> list[ReceivedText]:
+    """What a client says it has of each choice, in tokens; none if it says nothing. `where`: the field, for the error.
+
+    Raises BadField, ContextOverflow, NeedsProcess.
+    """
+    if texts and len(texts) != num_choices:
+        raise BadField(
+            f"{where} has {len(texts)} texts; this request has {num_choices} choices: send one of each", where
+        )
+    for text in texts:
+        _check_text(text, speaker)
+        if desk.is_inline:
+            _spend(text, desk)
+    return [read_received(speaker.tokenizer, text) for text in texts]
 
 
 def _spend(prompt: str, desk: PreparationDesk) -> None:
