@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter, Returned
+from manyhands.origin.draft_model import TURN_DRAFTS
 from manyhands.origin.route_costs import Timing
 from manyhands.origin.speculate import GuessChain
 from manyhands.worker.batch import WINDOW_ROWS
@@ -61,15 +62,21 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
         self.steps = self.stale = 0
+        self._now = 0.0
 
     def play(self) -> float:
         """Seconds until every stream has drawn its last token."""
         for stream in self._streams:
+            stream.drafter.begin(lambda stream=stream: self._refill(stream, self._now))  # type: ignore[misc]
             self._send(stream, *stream.chain.extend(()), 0.0)
         while self._events:
-            now, _, act = heapq.heappop(self._events)
-            act(now)
+            self._now, _, act = heapq.heappop(self._events)
+            act(self._now)
         return max(stream.done_at for stream in self._streams)
+
+    def after(self, delay_s: float, act: Callable[[], None]) -> None:
+        """Call `act` then."""
+        self._at(self._now + delay_s, lambda now: act())
 
     def _at(self, when: float, act: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (when, next(self._number), act))
@@ -139,8 +146,15 @@ class Simulation:
         if len(chain.ledger) + 2 * WINDOW_ROWS >= len(stream.truth):
             stream.done_at = now
             return
+        self._refill(stream, now)
+
+    def _refill(self, stream: Stream, now: float) -> None:
+        """Send what there is to send, as origin/loop.py does it."""
+        chain = stream.chain
+        if stream.done_at:
+            return
         ids: Sequence[int] = [0] * WINDOW_ROWS
-        while len(ids) == WINDOW_ROWS:  # as origin/loop.py does it
+        while len(ids) == WINDOW_ROWS:
             most = min(WINDOW_ROWS - (len(chain) - chain.sent), len(stream.truth) - 1 - len(chain))
             drafts: Sequence[int] = ()
             if most > 0 and chain.windows < WINDOWS:
@@ -177,6 +191,49 @@ class ReadyModel:
         return drafts
 
 
+class LateModel(ReadyModel):
+    """A ReadyModel whose drafts take `late_s` each, and so does what it reads: in turns, as origin/draft_model.py makes them.
+
+    `after` is to be set to that of the simulation.
+    """
+
+    def __init__(self, truth: Sequence[int], chance: float, late_s: float, seed: int = 2) -> None:
+        super().__init__(truth, chance, seed)
+        self.draft_s = late_s
+        self.after: Callable[[float, Callable[[], None]], None] = lambda delay_s, act: None
+        self._wake: Callable[[], None] = lambda: None
+        self._start = self._until = self._round = 0  # the chain begins at _start
+        self._ready: list[int] = []
+        self._is_busy = False
+
+    def begin(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def restart(self, ids: Sequence[int]) -> None:
+        super().restart(ids)
+        self._start, self._until, self._ready, self._round = len(ids), 0, [], self._round + 1
+
+    def take(self, start: int, most: int, wanted: int) -> Sequence[int]:
+        self._until = start + wanted
+        self._turn()
+        return self._ready[start - self._start : start - self._start + most]
+
+    def _turn(self) -> None:
+        count = min(TURN_DRAFTS, self._until - self._start - len(self._ready), len(self._truth) - self._start - 1)
+        if self._is_busy or count < 1:
+            return
+        self._is_busy, number = True, self._round
+
+        def done() -> None:
+            self._is_busy = False
+            if number == self._round:
+                self._ready += super(LateModel, self).take(self._start + len(self._ready), count, count)
+                self._wake()
+            self._turn()
+
+        self.after((count + (not self._ready)) * self.draft_s, done)
+
+
 class Fixed(NoDrafter):
     """Always as many drafts in a window, of a model."""
 
@@ -199,4 +256,4 @@ def rate(line: Line, drafter: Callable[[Sequence[int]], Drafter], *, tokens: int
     return sum(tokens / answer.done_at for answer in answers)
 
 
-__all__ = ["AutoDrafter", "Fixed", "Line", "ReadyModel", "Simulation", "Stream", "rate"]
+__all__ = ["AutoDrafter", "Fixed", "LateModel", "Line", "ReadyModel", "Simulation", "Stream", "rate"]

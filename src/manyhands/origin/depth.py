@@ -2,9 +2,9 @@
 
 With a_i the chance that guess i of a chain is right if all before it are, E(j) = 1 + a_1 + a_1 a_2 + ... the tokens that a
 chain of j guesses is expected to yield until the first wrong one, and T(j) the seconds of a round over the route with j
-guesses, drafts are added as long as they raise E / T (docs/speculation.md). T is a line through what rounds took on this route
+guesses, drafts are added as long as they raise E / T (docs/speculation.md). T follows from what rounds took on this route
 (route_costs.py); drafts that travel apart from the committed token cost a part of a step more. Where several streams share the
-route, a row delays all those that are in the same device step.
+route, T is that of all of them with as many guesses: what is best for each then is best for all.
 
 That is a model of the route, and may be wrong; so what it wins is measured too. When rounds with drafts have lost time against
 rounds without, there are none for a while, and for twice as long each time (Trial).
@@ -142,19 +142,19 @@ class Depth:
         for each in ahead:
             chance *= each
             tokens += chance
-        seconds = costs.token_s + costs.row_s * len(ahead)
+        rounds, rows = costs.shared(streams), 1 + len(ahead)
+        seconds, apart_s = rounds.seconds(rows), costs.apart_s if is_apart else 0.0
         best, best_rate = 0, tokens / seconds
-        cost = _MARGIN * costs.apart_s if is_apart else 0.0
-        row_cost_s = _MARGIN * (costs.row_s * costs.company(streams) + draft_s)
         for taken, each in enumerate(offered[: max(0, MAX_AHEAD - len(ahead))], 1):
             chance *= each
             tokens += chance
-            cost += row_cost_s
-            if tokens / (seconds + cost) > best_rate:
-                best, best_rate = taken, tokens / (seconds + cost)
+            cost_s = _MARGIN * (rounds.seconds(rows + taken) - seconds + apart_s + taken * draft_s)
+            if tokens / (seconds + cost_s) > best_rate:
+                best, best_rate = taken, tokens / (seconds + cost_s)
         self._explores_s = 0.0
-        if offered and not best and not ahead and costs.may_explore(row_cost_s):
-            best, self._explores_s = 1, row_cost_s  # what is not worth it may be by now
+        one_s = _MARGIN * (rounds.seconds(rows + 1) - seconds + draft_s)
+        if offered and not best and not ahead and costs.may_explore(one_s):
+            best, self._explores_s = 1, one_s  # what is not worth it may be by now
         return best
 
     def sent(self) -> None:

@@ -1,19 +1,24 @@
 """What steps take on a route: a round without drafts, and each further row. Shared by the requests that take it. Pure.
 
 Device steps that other requests share take longer, so what a row costs is judged by the least that was seen for each number of
-rows; a least rises slowly, for a route may become slower.
+rows; a least rises slowly, for a route may become slower. What a round takes when others share the route follows from that
+(SharedRounds), for what is measured then depends on what the others do.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from math import sqrt
 from typing import NamedTuple
 
 from manyhands.core import NodeId, Span
 from manyhands.route.offer import Offer
 
 _LEARN = 0.2  # of a new round's time in `token_s`
-_RISE = 1.01  # of a least time, at each new one of its kind
+_RISE = 0.01  # by which a least time grows at each new one of its kind, of one stream; less where more share the steps
 _PLAIN_EVERY = 32  # rounds with drafts before one without, which keeps `token_s` true
+_FLIGHT = (
+    0.25  # of a round is computing at most where a round with drafts that follow is as good as one without, for that
+)
 _EXPLORE = 0.004  # of the time of rounds without drafts may go into single drafts that are not known to pay
 _ASK_AGAIN = 32  # rounds after which a probe of which nothing came is made again
 MAX_ROUTES = 64  # remembered
@@ -35,8 +40,8 @@ class _Least:
     def __init__(self) -> None:
         self.of: dict[int, float] = {}
 
-    def note(self, rows: int, seconds: float) -> None:
-        self.of[rows] = min(self.of.get(rows, seconds) * _RISE, seconds)
+    def note(self, rows: int, seconds: float, streams: int) -> None:
+        self.of[rows] = min(self.of.get(rows, seconds) * (1 + _RISE / streams**2), seconds)
 
     @property
     def row_s(self) -> float | None:
@@ -46,15 +51,38 @@ class _Least:
         return max(0.0, sum(r * s for r, s in more) / sum(r * r for r, _ in more)) if more else None
 
 
+class SharedRounds(NamedTuple):
+    """What a round takes that streams share, each with as many rows.
+
+    Of one alone: `flight_s` on the way, and on all hops `fixed_s` for the steps and `row_s` for each row. Hops compute at the
+    same time; `load` are the streams for each of them. Those that come while it computes wait, and share its next step: with
+    U streams in a step and n rows of each, a round takes R = flight_s + C, of which all hops together compute
+    C = fixed_s + U n row_s. In R a hop takes a step for every U streams, so R = load / U * C if it never rests: a quadratic
+    equation for U.
+    """
+
+    flight_s: float
+    fixed_s: float
+    row_s: float
+    load: float
+
+    def seconds(self, rows: int) -> float:
+        """Of a round in which each stream has so many rows."""
+        alone_s, rows_s = self.flight_s + self.fixed_s, self.row_s * rows
+        if self.load <= 1 or not rows_s:
+            return alone_s + rows_s
+        b = alone_s - self.load * rows_s
+        together = (sqrt(b * b + 4 * rows_s * self.load * self.fixed_s) - b) / (2 * rows_s)
+        return alone_s + rows_s * max(1.0, together)
+
+
 class RouteCosts:
     """Learnt by `learn` from every window that came back, and `rounds` from every round."""
 
     def __init__(self) -> None:
         self.token_s: float | None = None  # a round without drafts
         self._computed, self._took = _Least(), _Least()
-        self._busiest_s: float | None = (
-            None  # what the busiest hop computes for a round without drafts, company and all
-        )
+        self._stages: float | None = None  # hops that compute at the same time, the busiest counted as one
         self._budget_s = 0.0  # for drafts that are not known to pay
         self._drafting = 0  # rounds with drafts since one without
         self._streams = self._due = 0  # that share the route; timings of rounds without drafts that are to come first
@@ -81,10 +109,12 @@ class RouteCosts:
         """What a step of their own costs drafts, for what finds a hop busy with it."""
         return self.share * (self.step_s or self.token_s or 0.0)
 
-    def company(self, streams: int) -> float:
-        """How many of so many streams a row of one delays: those that find the busiest hop busy with it."""
-        busy = min(1.0, self._busiest_s / self.token_s) if self._busiest_s and self.token_s else self.share
-        return 1.0 + (streams - 1) * busy
+    def shared(self, streams: int) -> SharedRounds:
+        """What rounds take, by what is known by now, where so many streams share the route."""
+        took_s, row_s = self._took.of.get(1, self.token_s or 0.0), self.row_s or 0.0
+        step_s = min(took_s, self.step_s or took_s)
+        load = streams / max(1.0, self._stages or 1.0) if streams > 1 else 1.0
+        return SharedRounds(took_s - step_s, max(0.0, step_s - row_s), row_s, load)
 
     def wants_plain(self, streams: int) -> bool:
         """Whether it is time for a round without drafts: more streams share the route than when it was timed, say."""
@@ -119,15 +149,19 @@ class RouteCosts:
 
     def learn(self, timing: Timing) -> None:
         """A window came back."""
+        streams = max(1, self._streams)
         if timing.compute_s:
-            self._computed.note(timing.rows, timing.compute_s)
+            self._computed.note(timing.rows, timing.compute_s, streams)
         if timing.seconds is None:
             return
-        self._took.note(timing.rows, timing.seconds)
+        self._took.note(timing.rows, timing.seconds, streams)
         if timing.rows == 1:
             self._due = max(0, self._due - 1)
             self.token_s = _moved(self.token_s, timing.seconds)
-            self._busiest_s = _moved(self._busiest_s, timing.busiest_s)
+            if self.share <= _FLIGHT:  # drafts behind it have not delayed it
+                self._drafting = 0
+            if timing.busiest_s:
+                self._stages = _moved(self._stages, timing.compute_s / timing.busiest_s)
 
 
 def _moved(estimate: float | None, seconds: float) -> float:
