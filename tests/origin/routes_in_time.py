@@ -219,7 +219,7 @@ class LateModel(ReadyModel):
         return self._ready[start - self._start : start - self._start + most]
 
     def _turn(self) -> None:
-        count = min(TURN_DRAFTS, self._until - self._start - len(self._ready), len(self._truth) - self._start - 1)
+        count = min(TURN_DRAFTS, min(self._until, len(self._truth)) - self._start - len(self._ready))
         if self._is_busy or count < 1:
             return
         self._is_busy, number = True, self._round

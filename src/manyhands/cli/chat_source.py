@@ -239,7 +239,7 @@ def _take(event: Mapping[str, Any], stats: Stats) -> list[str]:
         delta = choice.get("delta") or {}
         if delta.get("reasoning_content") or delta.get("content"):
             stats.count(1)
-            stats.received += "".join((*(delta.get("reasoning_content") or ""), *(delta.get("content") or "")))
+            stats.received += (delta.get("reasoning_content") or "") + "".join(delta.get("content") or "")
         texts += ["".join(delta["content"])] if delta.get("content") else []
         if reason := choice.get("finish_reason"):
             stats.finish_reason = one_line(reason)

@@ -94,6 +94,7 @@ class Generation:
         self._pace = Pace(config, lambda: session.route.stated_s)
         due = due_rows(session.route.lease, ends.ends.hidden_size if ends is not None else None, sampler.vocab_size)
         self._intake = Intake(session, healer, self._pace, config, self.ledger, due)
+        self._drawn: list[Drawn] = []  # committed, and not told yet
         self._bounds = RowBounds()  # of what the last hop sends
         self._head: RoundHead | None = None
         self._is_disturbed = self._is_dead = False  # steps in flight are of no use; the session is not told yet
@@ -223,12 +224,12 @@ class Generation:
         """Wait for rows (or drafts), commit what they say, and prepare what is to be sent next: position, ids, rows."""
         steps = await self._intake.rows()
         now = asyncio.get_running_loop().time()
-        timing, drawn = self._timing(steps, now), list[Drawn]()
+        timing = self._timing(steps, now)
         parts = deque(part for step in steps for part in pieces(step, REDRAWN_ROWS))
 
         def decide(logits_TV: NDArray[np.float32]) -> tuple[int, Sequence[int]]:
             if parts:
-                drawn.extend(self._commit(self._decide(parts.popleft(), logits_TV), timing, now))
+                self._commit(self._decide(parts.popleft(), logits_TV), timing, now)
                 if parts and not self._is_dead and self._finished() is None:
                     return 0, ()
             parts.clear()
@@ -240,6 +241,7 @@ class Generation:
         if self._is_dead:
             self._is_dead = False
             self._session.retract()
+        drawn, self._drawn = self._drawn, []
         return drawn, *todo
 
     async def _turn(
@@ -284,20 +286,19 @@ class Generation:
             logits_TV = numbers(_rows(step), step.payload.dtype)
         return verify(self._sampler, logits_TV, self.ledger, guessed, len(self._request.prompt))
 
-    def _commit(self, drawn: list[Drawn], timing: Timing | None, now: float) -> list[Drawn]:
-        """Take what was drawn into the ledger, as far as the answer goes; return that."""
+    def _commit(self, drawn: list[Drawn], timing: Timing | None, now: float) -> None:
         room = self._request.capacity - len(self.ledger)
         del drawn[room:]
         stop = next((i for i, d in enumerate(drawn) if self._sampler.is_stop_id(d.token)), len(drawn) - 1)
         del drawn[stop + 1 :]
         right, self._is_dead = self._chain.commit([d.token for d in drawn])
+        self._drawn += drawn
         self.drafting.tokens += len(drawn)
         if self._received is None:
             self.drafting.accepted += right
             self._drafter.note(Returned(len(drawn), right, self._is_dead, timing, self._is_disturbed, now))
             self.drafting.verdict = self._drafter.verdict
         self._is_disturbed = False
-        return drawn
 
     def _propose(self) -> Sequence[int]:
         """Drafts to send now: tokens that exist, no more than a window, the lease and the credits of the route hold."""
