@@ -9,9 +9,11 @@ import pytest
 
 from manyhands.config import RequestConfig
 from manyhands.core import EndsAt
+from manyhands.errors import Corruption
 from manyhands.origin import Answer
 from manyhands.origin.adoption import Adoption
 from manyhands.origin.received import MAX_MISSES, MAX_STRAY, ReceivedGuesses
+from manyhands.origin.redraw import REDRAWN_ROWS
 from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import MemorySwarm
 from manyhands.testing.tiny import make_tiny
@@ -180,5 +182,28 @@ def test_a_hop_dies_meanwhile(qwen3: Path, moment: Any, victim: int) -> None:
             faults.at(moment, swarm.hops[victim], lambda: faults.die(swarm.hops[victim]), skip=3)
             answer = await go_on(swarm, wanted[:30])
             assert answer.token_ids == wanted and answer.repairs
+
+    play(main)
+
+
+def test_rows_that_cannot_be_behind_rows_that_are_taken(qwen3: Path) -> None:
+    """Tokens are drawn from the first 32 rows of a result, the others are refused: the hop is replaced, no token is lost."""
+
+    async def main() -> None:
+        async with swarm_of(qwen3, "0-1,2-3,4-5", spares=["0-5"]) as swarm:
+            wanted = await ids_of(swarm, PROMPT, PARAMS)
+            ends = swarm.origin.ends
+            assert ends is not None
+            turn, num_rows = ends.turn, list[int]()
+
+            async def refusing(rows: Any, *rest: Any) -> Any:
+                num_rows.extend([] if rows is None else [len(rows)])
+                if rows is not None and len(num_rows) == 2:
+                    raise Corruption("made up by the test")
+                return await turn(rows, *rest)
+
+            ends.turn = refusing  # type: ignore[method-assign]
+            answer = await go_on(swarm, wanted)
+            assert answer.token_ids == wanted and answer.repairs and num_rows[0] == REDRAWN_ROWS
 
     play(main)
