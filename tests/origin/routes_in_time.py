@@ -47,8 +47,7 @@ class Window:
     guess: int
     position: int
     ids: Sequence[int]
-    compute_s: float = 0.0
-    busiest_s: float = 0.0
+    compute_s: tuple[float, ...] = ()
 
 
 class Simulation:
@@ -122,8 +121,7 @@ class Simulation:
         for window in batch:
             self.steps += 1
             self.stale += window.guess < window.stream.guess
-            window.compute_s += took_s
-            window.busiest_s = max(window.busiest_s, took_s)
+            window.compute_s += (took_s,)
             if all(w.stream is not window.stream or w.guess <= window.guess for w in self._queues[hop]):
                 self._go(window, hop + 1, now)
         self._begin(hop, now)
@@ -139,7 +137,7 @@ class Simulation:
             if row >= len(chain.guessed) or chain.guessed[row] != drawn[-1]:
                 break
         took_s = None if stream.head is None else now - stream.head[1]
-        stream.head, timing = None, Timing(len(window.ids), took_s, window.compute_s, window.busiest_s)
+        stream.head, timing = None, Timing(len(window.ids), took_s, window.compute_s)
         right, is_dead = chain.commit(drawn)
         stream.drafter.note(Returned(len(drawn), right, is_dead, timing, False, now))
         stream.guess += is_dead

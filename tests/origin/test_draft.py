@@ -63,9 +63,9 @@ def outcome(
 def warm(drafter: AutoDrafter) -> AutoDrafter:
     """A drafter that has seen a plain round of 100 ms, and one with cheap rows."""
     drafter.propose([], [], 0)
-    drafter.note(outcome(1, 0, Timing(1, 0.1, 0.02), now=0.1))
+    drafter.note(outcome(1, 0, Timing(1, 0.1, (0.02,)), now=0.1))
     drafter.propose([], [], 0)
-    drafter.note(outcome(1, 0, Timing(3, 0.102, 0.022), now=0.2))
+    drafter.note(outcome(1, 0, Timing(3, 0.102, (0.022,)), now=0.2))
     return drafter
 
 

@@ -12,7 +12,7 @@ from manyhands.core import EndsAt
 from manyhands.errors import Corruption
 from manyhands.origin import Answer
 from manyhands.origin.adoption import Adoption
-from manyhands.origin.received import MAX_MISSES, MAX_STRAY, ReceivedGuesses
+from manyhands.origin.received import AFTER_MISS, MAX_MISSES, MAX_STRAY, ReceivedGuesses
 from manyhands.origin.redraw import REDRAWN_ROWS
 from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import MemorySwarm
@@ -152,7 +152,7 @@ def test_it_is_computed_like_a_prompt(qwen3: Path, ends: EndsAt, logprobs: int |
 
 @pytest.mark.parametrize("ends", ["origin", "edges"])
 def test_a_wrong_text_costs_time_only(qwen3: Path, ends: EndsAt) -> None:
-    """Wrong from some token on, too long, of no tokens of this model: the rows that it costs are at most its own, once."""
+    """Wrong from some token on, too long, of no tokens of this model: the rows that it costs are its own, once, and a few."""
 
     async def main() -> None:
         async with swarm_of(qwen3, "0-1,2-3,4-5", ends=ends) as swarm:
@@ -166,7 +166,7 @@ def test_a_wrong_text_costs_time_only(qwen3: Path, ends: EndsAt) -> None:
             ):
                 before = rows_run(swarm)
                 assert (await go_on(swarm, said, params)).token_ids == wanted
-                assert rows_run(swarm) - before <= len(PROMPT) + 2 * TOKENS + 1
+                assert rows_run(swarm) - before <= len(PROMPT) + 2 * TOKENS + 2 * AFTER_MISS
 
     play(main)
 
@@ -176,10 +176,10 @@ def test_a_wrong_text_costs_time_only(qwen3: Path, ends: EndsAt) -> None:
 def test_a_hop_dies_meanwhile(qwen3: Path, moment: Any, victim: int) -> None:
     async def main() -> None:
         faults = Faults()
-        options: dict[str, Any] = {"spares": ["0-5"], "wrap": faults.wrap, "request": RequestConfig(prefill_chunk=16)}
+        options: dict[str, Any] = {"spares": ["0-5"], "wrap": faults.wrap, "request": RequestConfig(prefill_chunk=32)}
         async with swarm_of(qwen3, "0-1,2-3,4-5", **options) as swarm:
             wanted = await ids_of(swarm, PROMPT, PARAMS)
-            faults.at(moment, swarm.hops[victim], lambda: faults.die(swarm.hops[victim]), skip=3)
+            faults.at(moment, swarm.hops[victim], lambda: faults.die(swarm.hops[victim]), skip=1)
             answer = await go_on(swarm, wanted[:30])
             assert answer.token_ids == wanted and answer.repairs
 

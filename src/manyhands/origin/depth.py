@@ -152,7 +152,7 @@ class Depth:
             if tokens / (seconds + cost_s) > best_rate:
                 best, best_rate = taken, tokens / (seconds + cost_s)
         self._explores_s = 0.0
-        one_s = _MARGIN * (rounds.seconds(rows + 1) - seconds + draft_s)
+        one_s = _MARGIN * (costs.odd_row_s(streams) + draft_s)
         if offered and not best and not ahead and costs.may_explore(one_s):
             best, self._explores_s = 1, one_s  # what is not worth it may be by now
         return best

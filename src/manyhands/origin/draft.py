@@ -3,10 +3,16 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import NamedTuple, Protocol
 
 from manyhands.origin.depth import MAX_AHEAD, Acceptance, Depth, Kind, copied, modelled
 from manyhands.origin.route_costs import RouteCosts, Timing
+
+
+# Once a round's first rows have come back, the others follow: what is drafted behind guesses that are hardly all right waits for
+# them, or it would be on its way in vain, just ahead of the token that proves one wrong.
+LIKELY = 0.2
 
 
 class Returned(NamedTuple):
@@ -228,6 +234,8 @@ class AutoDrafter:
         if is_head:
             self._begin_round(ids)
         ahead = [self._acceptance.chance(kind) for kind in self._ahead]
+        if self._tokens and prod(ahead) < LIKELY:
+            return ()
         count = len(ids) + len(guessed)
         if self._source == "suffix":
             kinds = [copied(self._matched + count - self._base + i) for i in range(most)]

@@ -266,12 +266,12 @@ class Generation:
         """What a window teaches of the route."""
         if not rows or self._is_disturbed:
             return None
-        computed, took_s = [1e-6 * timing.compute_us for timing in rows[0].timings], None
+        computed, took_s = tuple([1e-6 * timing.compute_us for timing in rows[0].timings]), None
         head = self._head
         if head is not None and rows[0].position == head.position:
             self._head, took_s = None, now - head.sent_at
             self._pace.note(took_s)
-        return Timing(rows[0].count, took_s, sum(computed), max(computed, default=0.0))
+        return Timing(rows[0].count, took_s, computed)
 
     def _decide(self, step: Step, logits_TV: NDArray[np.float32]) -> list[Drawn]:
         guessed = self._chain.guessed

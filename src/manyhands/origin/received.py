@@ -16,6 +16,7 @@ from manyhands.text.received import ReceivedText
 
 MAX_STRAY: Final = 8  # drawn tokens without a guess at their end, before the text is given up
 MAX_MISSES: Final = 32  # guesses that were wrong, before the text is given up
+AFTER_MISS: Final = 16  # guesses on their way at once, after one was wrong
 _PARTIAL: Final = "\ufffd"  # what the bytes of a part of a character are decoded to
 
 
@@ -34,7 +35,7 @@ class ReceivedGuesses:
         self._next = 0  # the first of _ids that is not drawn yet
         self._seen = 0  # tokens of the answer
         self._stray: list[int] = []  # the last tokens of the answer, that no guess is known to follow
-        self._misses = 0
+        self._misses, self._reach = 0, len(self._ids)
         self._is_over = not self._ids
 
     def propose(self, answer: Sequence[int], ahead: int, most: int) -> Sequence[int] | None:
@@ -49,7 +50,7 @@ class ReceivedGuesses:
         self._is_over |= self._next == len(self._ids) and not ahead
         if self._is_over:
             return None
-        return () if self._stray else self._ids[start : start + most]
+        return () if self._stray else self._ids[start : min(start + most, self._next + self._reach)]
 
     def _follow(self, token: int) -> None:
         if self._is_over:
@@ -57,7 +58,7 @@ class ReceivedGuesses:
         if not self._stray and self._next < len(self._ids) and self._ids[self._next] == token:
             self._next += 1
             return
-        self._misses += not self._stray
+        self._misses, self._reach = self._misses + (not self._stray), AFTER_MISS
         self._stray.append(token)
         self._is_over = self._misses > MAX_MISSES or not self._realign()
 

@@ -19,35 +19,44 @@ _PLAIN_EVERY = 32  # rounds with drafts before one without, which keeps `token_s
 _FLIGHT = (
     0.25  # of a round is computing at most where a round with drafts that follow is as good as one without, for that
 )
-_EXPLORE = 0.004  # of the time of rounds without drafts may go into single drafts that are not known to pay
+_EXPLORE = 0.003  # of the time of rounds without drafts may go into single drafts that are not known to pay
 _ASK_AGAIN = 32  # rounds after which a probe of which nothing came is made again
 MAX_ROUTES = 64  # remembered
 
 
 class Timing(NamedTuple):
-    """A window of `rows` rows came back; hops computed for `compute_s` in all, the busiest for `busiest_s` (0: they did not
-    say). `seconds` since it was sent, if nothing else was on its way then; else None."""
+    """A window of `rows` rows came back; for which hops computed `compute_s`, one after another (none: they did not say).
+    `seconds` since it was sent, if nothing else was on its way then; else None."""
 
     rows: int
     seconds: float | None
-    compute_s: float
-    busiest_s: float = 0.0
+    compute_s: tuple[float, ...] = ()
 
 
 class _Least:
-    """The least time seen for each number of rows, and what a row costs by them."""
+    """The least time seen for each number of rows, of each hop, and what a row costs by them: windows of other requests are
+    rarely in the same step on all hops."""
 
     def __init__(self) -> None:
-        self.of: dict[int, float] = {}
+        self.of: dict[int, tuple[float, ...]] = {}
 
-    def note(self, rows: int, seconds: float, streams: int) -> None:
-        self.of[rows] = min(self.of.get(rows, seconds) * (1 + _RISE / streams**2), seconds)
+    def note(self, rows: int, each_s: tuple[float, ...], streams: int) -> None:
+        known = self.of.get(rows, each_s)
+        if len(known) != len(each_s):  # the route was repaired
+            known = each_s
+        rise = 1 + _RISE / streams**2
+        self.of[rows] = tuple([min(old * rise, new) for old, new in zip(known, each_s, strict=True)])
+
+    @property
+    def one_s(self) -> float | None:
+        """What a single row takes."""
+        return sum(self.of[1]) if 1 in self.of else None
 
     @property
     def row_s(self) -> float | None:
         """By windows of several rows, each weighed by their number; None without one, or without one of a single row."""
-        one = self.of.get(1)
-        more = [(rows - 1, seconds - one) for rows, seconds in self.of.items() if rows > 1] if one is not None else []
+        one = self.one_s
+        more = [(rows - 1, sum(each) - one) for rows, each in self.of.items() if rows > 1] if one is not None else []
         return max(0.0, sum(r * s for r, s in more) / sum(r * r for r, _ in more)) if more else None
 
 
@@ -82,7 +91,6 @@ class RouteCosts:
     def __init__(self) -> None:
         self.token_s: float | None = None  # a round without drafts
         self._computed, self._took = _Least(), _Least()
-        self._stages: float | None = None  # hops that compute at the same time, the busiest counted as one
         self._budget_s = 0.0  # for drafts that are not known to pay
         self._drafting = 0  # rounds with drafts since one without
         self._streams = self._due = 0  # that share the route; timings of rounds without drafts that are to come first
@@ -91,7 +99,13 @@ class RouteCosts:
     @property
     def step_s(self) -> float:
         """What hops compute in a step of one row; 0 where they do not say."""
-        return self._computed.of.get(1, 0.0)
+        return self._computed.one_s or 0.0
+
+    @property
+    def _stages(self) -> float:
+        """Hops that compute at the same time, the busiest counted as one."""
+        each_s = self._computed.of.get(1, ())
+        return sum(each_s) / max(each_s) if any(each_s) else 1.0
 
     @property
     def row_s(self) -> float | None:
@@ -111,17 +125,26 @@ class RouteCosts:
 
     def shared(self, streams: int) -> SharedRounds:
         """What rounds take, by what is known by now, where so many streams share the route."""
-        took_s, row_s = self._took.of.get(1, self.token_s or 0.0), self.row_s or 0.0
+        took_s, row_s = self._took.one_s or self.token_s or 0.0, self.row_s or 0.0
         step_s = min(took_s, self.step_s or took_s)
-        load = streams / max(1.0, self._stages or 1.0) if streams > 1 else 1.0
+        load = streams / self._stages if streams > 1 else 1.0
         return SharedRounds(took_s - step_s, max(0.0, step_s - row_s), row_s, load)
 
+    def odd_row_s(self, streams: int) -> float:
+        """What a row more of one of so many streams costs them all, while the others have none: those that find hops busy wait
+        behind it, wherever it is."""
+        busy = min(1.0, streams / self._stages * self.share)
+        return (self.row_s or 0.0) * (1 + (streams - 1) * busy)
+
     def wants_plain(self, streams: int) -> bool:
-        """Whether it is time for a round without drafts: more streams share the route than when it was timed, say."""
+        """Whether the round that begins is to be one without drafts: more streams share the route than when it was timed, say."""
         if streams > self._streams:
             self._due = 2 * (streams - 1)
         self._streams = streams
-        return self._due > 0 or self._drafting >= _PLAIN_EVERY
+        if self._drafting < _PLAIN_EVERY:
+            return self._due > 0
+        self._drafting = 0  # of one stream is enough
+        return True
 
     def may_explore(self, cost_s: float) -> bool:
         """Whether a draft that will cost so much may be sent to see if it is right; what it costs has been saved up."""
@@ -150,18 +173,16 @@ class RouteCosts:
     def learn(self, timing: Timing) -> None:
         """A window came back."""
         streams = max(1, self._streams)
-        if timing.compute_s:
+        if any(timing.compute_s):
             self._computed.note(timing.rows, timing.compute_s, streams)
         if timing.seconds is None:
             return
-        self._took.note(timing.rows, timing.seconds, streams)
+        self._took.note(timing.rows, (timing.seconds,), streams)
         if timing.rows == 1:
             self._due = max(0, self._due - 1)
             self.token_s = _moved(self.token_s, timing.seconds)
             if self.share <= _FLIGHT:  # drafts behind it have not delayed it
                 self._drafting = 0
-            if timing.busiest_s:
-                self._stages = _moved(self._stages, timing.compute_s / timing.busiest_s)
 
 
 def _moved(estimate: float | None, seconds: float) -> float:
