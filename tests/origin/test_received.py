@@ -202,7 +202,7 @@ def test_rows_that_cannot_be_behind_rows_that_are_taken(qwen3: Path) -> None:
                     raise Corruption("made up by the test")
                 return await turn(rows, *rest)
 
-            ends.turn = refusing  # type: ignore[method-assign]
+            ends.turn = refusing  # type: ignore[method-assign,assignment]
             answer = await go_on(swarm, wanted)
             assert answer.token_ids == wanted and answer.repairs and num_rows[0] == REDRAWN_ROWS
 

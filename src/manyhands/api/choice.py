@@ -65,7 +65,7 @@ def _rules_of(origin: Origin, given: Mapping[str, Any]) -> Rules:
 def plans_of(voices: ModelFormats, voice: ModelFormat, made: Prepared) -> list[GenerationPlan]:
     """One plan a choice: every prompt has `count` of them."""
     choices = [(prompt, index) for prompt in made.prompts for index in range(made.count)]
-    texts = made.received or [None] * len(choices)
+    texts: Sequence[ReceivedText | None] = made.received or [None] * len(choices)
     return [GenerationPlan(voices, voice, made, *choice, text) for choice, text in zip(choices, texts, strict=True)]
 
 

@@ -9,9 +9,8 @@ from typing import NamedTuple, Protocol
 from manyhands.origin.depth import MAX_AHEAD, Acceptance, Depth, Kind, copied, modelled
 from manyhands.origin.route_costs import RouteCosts, Timing
 
-
-# Once a round's first rows have come back, the others follow: what is drafted behind guesses that are hardly all right waits for
-# them, or it would be on its way in vain, just ahead of the token that proves one wrong.
+# Once a round's first rows have come back, the others follow: what is drafted behind guesses that are hardly all right waits
+# for them, or it would be on its way in vain, just ahead of the token that proves one wrong.
 LIKELY = 0.2
 
 

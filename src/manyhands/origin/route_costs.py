@@ -137,7 +137,7 @@ class RouteCosts:
         return (self.row_s or 0.0) * (1 + (streams - 1) * busy)
 
     def wants_plain(self, streams: int) -> bool:
-        """Whether the round that begins is to be one without drafts: more streams share the route than when it was timed, say."""
+        """Whether the round that begins is to have no drafts: more streams share the route than when it was timed, say."""
         if streams > self._streams:
             self._due = 2 * (streams - 1)
         self._streams = streams
