@@ -14,6 +14,7 @@ from manyhands.origin import Answer
 from manyhands.origin.adoption import Adoption
 from manyhands.origin.received import AFTER_MISS, MAX_MISSES, MAX_STRAY, ReceivedGuesses
 from manyhands.origin.redraw import REDRAWN_ROWS
+from manyhands.origin.route import Route
 from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import MemorySwarm
 from manyhands.testing.tiny import make_tiny
@@ -186,8 +187,9 @@ def test_a_hop_dies_meanwhile(qwen3: Path, moment: Any, victim: int) -> None:
     play(main)
 
 
-def test_rows_that_cannot_be_behind_rows_that_are_taken(qwen3: Path) -> None:
+def test_rows_that_cannot_be_behind_rows_that_are_taken(qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens are drawn from the first 32 rows of a result, the others are refused: the hop is replaced, no token is lost."""
+    monkeypatch.setattr(Route, "chunk_rows", lambda *_: 128)
 
     async def main() -> None:
         async with swarm_of(qwen3, "0-1,2-3,4-5", spares=["0-5"]) as swarm:
