@@ -27,6 +27,7 @@ from bench.swarm import Base, Run, base, generate, origin, prompt_ids
 from manyhands.checkpoint.config_fields import read_facts
 from manyhands.cli.connect import tls_node
 from manyhands.cli.options import run as run_loop
+from manyhands.config import RequestConfig
 from manyhands.core import even_cut
 from manyhands.engine.span import Piece
 from manyhands.origin import Origin
@@ -66,7 +67,8 @@ def token_s(run: Run) -> float:
 
 async def cold(home: Base, warm: Origin) -> Run:
     """A request of a node that knows no other yet: dials, surveys, opens."""
-    async with tls_node(home.ticket, None, is_ephemeral=True) as newcomer:
+    request = RequestConfig(draft="off")
+    async with tls_node(home.ticket, None, is_ephemeral=True, request=request) as newcomer:
         return await generate(Origin(newcomer, home.model, home.device, warm.routes.addrs), prompt_ids(PROMPT), 2)
 
 

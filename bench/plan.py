@@ -23,7 +23,7 @@ from bench.shapes import checkpoint
 from bench.swarm import Base, base, generate, prompt_ids
 from manyhands.cli.options import run as run_loop
 from manyhands.cli.rehearsal import rehearse
-from manyhands.config import RequestConfig, home_from_env
+from manyhands.config import home_from_env
 from manyhands.core import even_cut
 from manyhands.local import NodeOptions, node_processes
 from manyhands.net.transport import Transport
@@ -90,7 +90,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[tuple[int, 
     samples: dict[tuple[int, ...], list[dict[str, float]]] = {rtts: [] for rtts in topologies}
     with ThreadPoolExecutor(1) as thread:
         async with AsyncExitStack() as stack:
-            home = await stack.enter_async_context(base(folder, os.cpu_count() or 1, RequestConfig(draft="off")))
+            home = await stack.enter_async_context(base(folder, os.cpu_count() or 1))
             for rtts in topologies:
                 async with AsyncExitStack() as nodes:
                     origin = await start(nodes, home, model, rtts)

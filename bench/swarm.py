@@ -32,11 +32,12 @@ class Base:
 
 @asynccontextmanager
 async def base(folder: Path, threads: int, request: RequestConfig | None = None) -> AsyncIterator[Base]:
-    """An origin without a swarm yet."""
+    """An origin without a swarm yet. `request` None: no drafts, which random weights invite by repeating themselves."""
     build_manifest(folder)
     ticket = Ticket.new("bench")
     device = Device.start(threads)
     try:
+        request = request or RequestConfig(draft="off")
         async with tls_node(ticket, None, is_ephemeral=True, request=request) as node:
             model = await device.run(lambda: OriginModel(folder, "bf16"))
             yield Base(folder, ticket, node, model, device)

@@ -60,7 +60,9 @@ async def measure(options: argparse.Namespace, folder: Path) -> Samples:
         pids: dict[str, list[int]] = {}
         for arm in ARMS:
             beats = arm in ("both", "no logs", "standby")
-            home = await stack.enter_async_context(base(folder, 1, RequestConfig(standby=arm == "standby")))
+            home = await stack.enter_async_context(
+                base(folder, 1, RequestConfig(standby=arm == "standby", draft="off"))
+            )
             what = NodeOptions(str(folder), "bf16", threads=1)
             if arm in ("no logs", "neither"):
                 what = replace(what, extra=("--log-bytes", "0"))
