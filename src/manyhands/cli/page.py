@@ -39,9 +39,10 @@ def page(api: Swarm = "", as_json: options.Json = False) -> None:
 def page_link(api: str) -> PageLink:
     """A new link to the page of the gateway at `api`. Raises BadRequest if that is not this user's on this machine; as call."""
     check_address(api)
-    if owner_secret(home_from_env(), api) is None:
-        if is_loopback(urlsplit(api).hostname or ""):
-            call(api, "", "GET", "/health")  # says so if there is none
+    home, is_here = home_from_env(), is_loopback(urlsplit(api).hostname or "")
+    if owner_secret(home, api) is None and is_here:
+        call(api, "", "GET", "/health")  # raises if there is none
+    if owner_secret(home, api) is None:  # it may have started meanwhile
         raise BadRequest(
             f"the gateway at {api} is not of this user on this machine: open {api}/ and sign in with an admin's key, "
             "which its owner makes there (manyhands key add NAME --admin)"
