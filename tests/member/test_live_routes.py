@@ -65,9 +65,9 @@ async def attempts_of(origin: Any, monkeypatch: pytest.MonkeyPatch, count: int =
     tried: list[list[str]] = []
     plain = origin.node.requests.open
 
-    async def opened(route: Any, *rest: Any) -> Any:
+    async def opened(route: Any, *rest: Any, **limits: Any) -> Any:
         tried[-1].append(route[0].name)
-        return await plain(route, *rest)
+        return await plain(route, *rest, **limits)
 
     monkeypatch.setattr(origin.node.requests, "open", opened)
     for _ in range(count):
