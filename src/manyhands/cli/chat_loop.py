@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,14 @@ import typer
 from manyhands.cli.chat_screen import AnswerScreen, without_echo
 from manyhands.cli.chat_source import Source, Stats
 from manyhands.cli.chat_text import HELP, Command, Mistake, Said, as_markdown, introduced, parse
+from manyhands.cli.line_editor import Ask, line_editor
 from manyhands.cli.lines import error_line
 from manyhands.config import home_from_env
 from manyhands.errors import ManyhandsError
 from manyhands.plain import one_line
 
 WAITING_S = 1.0  # without text: then what it waits for is shown
-HISTORY = "chat_history"
-Ask = Callable[[], Awaitable[str]]  # the next line; raises EOFError at the end, KeyboardInterrupt
+HISTORY = "chat_lines"
 
 
 class ChatHistory:
@@ -45,8 +43,6 @@ class ChatHistory:
                 line = parse(await self._ask())
             except EOFError:
                 return
-            except KeyboardInterrupt:
-                continue
             match line:
                 case Command("exit"):
                     return
@@ -147,20 +143,7 @@ def prompt_of(has_history: bool) -> Ask:
             return line
 
         return read
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.history import FileHistory, InMemoryHistory
-
-    path = home_from_env() / HISTORY
-    if has_history:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))  # what was typed is private
-    session: PromptSession[str] = PromptSession(history=FileHistory(str(path)) if has_history else InMemoryHistory())
-
-    async def ask() -> str:
-        line: str = await session.prompt_async("> ")
-        return line
-
-    return ask
+    return line_editor(home_from_env() / HISTORY if has_history else None)
 
 
 async def _until_interrupted(work: Any) -> bool:

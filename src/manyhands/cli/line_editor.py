@@ -1,0 +1,92 @@
+"""Lines typed at a terminal, with the editing and the history of the standard library's readline.
+
+A line is read in a thread, so that connections are served meanwhile. Ctrl-C empties the line: at the prompt the terminal sends
+it as a character, no signal.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+PROMPT: Final = "> "
+KEPT: Final = 1000  # lines of history that are read back
+Ask = Callable[[], Awaitable[str]]  # the next line; raises EOFError at the end
+
+
+def line_editor(history: Path | None) -> Ask:
+    """How to ask the terminal for the next line. history: the file, private to its owner, where lines are kept, or None."""
+    has_editing = _prepare(history)
+
+    async def ask() -> str:
+        with _without_signals() if has_editing else contextlib.nullcontext():
+            line = await _in_thread(lambda: input(PROMPT))
+        if history is not None and line.strip():
+            with history.open("a") as file:
+                file.write(f"{' '.join(line.splitlines())}\n")
+        return line
+
+    return ask
+
+
+def _prepare(history: Path | None) -> bool:
+    """Earlier lines for the arrow keys; whether this Python has an editor."""
+    if history is not None:
+        history.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(history, os.O_CREAT | os.O_APPEND, 0o600))  # what was typed is private
+    try:
+        import readline
+    except ImportError:
+        return False
+    has_libedit = "libedit" in (readline.__doc__ or "")
+    readline.parse_and_bind("bind ^C em-kill-line" if has_libedit else r'"\C-c": kill-whole-line')
+    if not has_libedit:
+        readline.parse_and_bind("set enable-bracketed-paste on")  # a pasted paragraph is one line
+    for line in history.read_text(errors="replace").splitlines()[-KEPT:] if history is not None else ():
+        readline.add_history(line)
+    return True
+
+
+@contextlib.contextmanager
+def _without_signals() -> Iterator[None]:
+    """Keys that send signals are characters inside; afterwards the terminal is as it was, however a read ended."""
+    import termios
+
+    terminal = sys.stdin.fileno()
+    before, quiet = termios.tcgetattr(terminal), termios.tcgetattr(terminal)
+    quiet[3] &= ~termios.ISIG
+    termios.tcsetattr(terminal, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+async def _in_thread(read: Callable[[], str]) -> str:
+    """What `read` returns or raises. Its thread cannot be stopped: it does not keep the process from its end."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[str] = loop.create_future()
+
+    def tell(line: str | None, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(line or "")
+
+    def run() -> None:
+        line, error = None, None
+        try:
+            line = read()
+        except Exception as raised:  # handed to who asked
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing asks any more
+            loop.call_soon_threadsafe(tell, line, error)
+
+    threading.Thread(target=run, name="line", daemon=True).start()
+    return await answer

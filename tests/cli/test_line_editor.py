@@ -1,0 +1,124 @@
+"""Lines that are typed at a terminal: edited, remembered, and read while the loop goes on."""
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("readline", reason="NOT RUN: this Python has no line editor")
+TYPIST = """
+import asyncio, pathlib, sys, termios
+from manyhands.cli.line_editor import line_editor
+
+async def main():
+    before = termios.tcgetattr(0)
+    ask, turns = line_editor(pathlib.Path(sys.argv[1]) if sys.argv[1] else None), 0
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            if turns == 3:
+                print("goes on", flush=True)  # the loop, while a line is waited for
+            await asyncio.sleep(0.001)
+    counting = asyncio.ensure_future(count())
+    while True:
+        turns, line = 0, ""
+        try:
+            line = await ask()
+        except EOFError:
+            break
+        print(f"<{line}>", flush=True)
+        if line == "leave":
+            waiting = asyncio.ensure_future(ask())
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            break
+    print("same" if termios.tcgetattr(0) == before else "changed", flush=True)
+asyncio.run(main())
+"""
+
+
+class Typist:
+    """A terminal in which TYPIST runs."""
+
+    def __init__(self, terminal: int) -> None:
+        self._terminal, self._seen = terminal, ""
+
+    def type(self, keys: str) -> None:
+        os.write(self._terminal, keys.encode())
+
+    def see(self, text: str) -> None:
+        """Wait until the terminal has shown `text`, and forget what stood before it."""
+        until = time.monotonic() + 20
+        while text not in self._seen:
+            ready, _, _ = select.select([self._terminal], [], [], max(0.0, until - time.monotonic()))
+            assert ready, f"{text!r} was not shown, but {self._seen!r}"
+            self._seen += os.read(self._terminal, 4096).decode(errors="replace")
+        self._seen = self._seen.split(text, 1)[1]
+
+
+@contextmanager
+def terminal(history: Path | str) -> Iterator[Typist]:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", TYPIST, str(history)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**os.environ, "TERM": "dumb"},
+    )
+    os.close(theirs)
+    try:
+        yield Typist(ours)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_lines_are_edited_and_remembered(tmp_path: Path) -> None:
+    file = tmp_path / "home" / "lines"
+    with terminal(file) as typist:
+        typist.see("goes on")
+        typist.type("wrold\x02\x02\x02\x02\x04\x06\n")  # back, delete, forward
+        typist.see("<wold>")
+        typist.see("> ")  # from here on Ctrl-C is a character
+        typist.type("never sent\x03kept\n")  # Ctrl-C empties the line
+        typist.see("<kept>")
+        typist.type("\x04")
+        typist.see("same")
+    assert file.read_text() == "wold\nkept\n"
+    assert file.stat().st_mode & 0o777 == 0o600
+    with terminal(file) as typist:
+        typist.see("> ")
+        typist.type("\x10\x10!\n")  # up, up
+        typist.see("<wold!>")
+        typist.type("\x04")
+        typist.see("same")
+
+
+def test_nothing_is_written_without_a_history(tmp_path: Path) -> None:
+    with terminal("") as typist:
+        typist.see("> ")
+        typist.type("x\n\x10\n\x04")
+        typist.see("<x>")
+        typist.see("<x>")
+        typist.see("same")
+
+
+def test_the_terminal_is_as_it_was_when_a_read_is_cancelled(tmp_path: Path) -> None:
+    with terminal("") as typist:
+        typist.see("> ")
+        typist.type("leave\n")
+        typist.see("<leave>")
+        typist.see("same")
