@@ -1,15 +1,18 @@
-"""How fast is the native engine? Steps of one row against what memory delivers, many rows against numpy's sgemm, loading.
+"""How fast is the native engine? One row against what memory delivers, n rows against their bound, long contexts, loading.
 
 Layers of a 1.1B or 0.5B model with random weights, on the back end that this process would use; together they are larger than
 any cache. All arms take turns, and the best turn of each counts: others on the machine disturb them alike. Times are of the
 calling thread's CPU for one thread (others on the machine then count less), of the clock for more. R is one row's speed in
-multiply-adds, P the highest of many rows' and sgemm's; `cost` of n rows is their time over one row's, `bound` is
-max(1.25, 1.25 n R / P).
-Run: python -m bench.engine [--shape 1.1b|0.5b] [--threads N] [--layers N] [--rounds N] [--rows 1,2,...] [--at POSITION]
+multiply-adds, P the highest of many rows' and sgemm's (at w8 and w4 of many rows' alone: integers); `cost` of n rows is their
+time over one row's, `bound` is max(1.25, 1.25 n R / P). `at_8192_x`: one row at position 128 over one at 8,192, with a cache
+in bf16 and in codes of 8 bit; `codes_x`: at 8,192 a cache in bf16 over one in codes.
+Holds if a row reads weights at 0.8 of the bandwidth measured in the run (bf16, 1.1B), n rows stay within their bound, and a
+row at 8,192 is at least 0.8 as fast as one at 128, of the layers alone: embedding and head would only hide it.
+Run: python -m bench.engine [--shape 1.1b|0.5b] [--dtype bf16|w8|w4] [--threads N] [--layers N] [--rounds N] [--rows 1,2,...]
 """
 
 import argparse
-import json
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.report import machine, note
-from manyhands.core import Span
+from bench.report import finish, note
+from manyhands.core import Span, with_codes
 from manyhands.engine import golden, golden_models, library
 from manyhands.engine.cpu import CpuSpan, Piece
 from manyhands.engine.golden_cases import draw, reals, stored
@@ -33,6 +36,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2},
 }
 CONTEXT, READ, PACKED = 16384, 1 << 28, 4096
+NEAR, FAR = 128, 8192  # positions of a row
+FEW = 16  # rows of so many requests at most; more are one request's prompt
+BITS: dict[str, float] = {"bf16": 16, "w8": 8.5, "w4": 4.5}  # of a number
+TARGET = {"of_read": 0.8, "at_8192_x": 0.8, "cost_of_bound": 1.0}
 
 
 def program_of(shape: str, layers: int) -> Program:
@@ -89,54 +96,85 @@ def stepper(span: CpuSpan, rows: Array, counts: list[int], at: int, threads: int
     return lambda: span.step(rows, pieces, threads)
 
 
-def main() -> None:
+def calls_of(options: argparse.Namespace, program: Program) -> dict[str, Callable[[], object]]:
+    """What is timed, by name: reading and packing memory, sgemm, so many rows, a row at positions near and far."""
+    team, weights = Team(options.threads), Weights(program)
+    spans = {
+        kind: CpuSpan(program, Span(0, options.layers), weights, kind, team)
+        for kind in (options.dtype, with_codes(options.dtype))
+    }
+    matrix = np.ones((PACKED, PACKED), np.uint16)
+    packed = Memory().array(library.packed_size(PACKED, PACKED), np.uint16)
+    reader, x = Reader(options.threads), np.random.default_rng(1).random((480, 2048), np.float32)
+    calls: dict[str, Callable[[], object]] = {"read": reader, "pack": lambda: library.pack(matrix, "bf16", out=packed)}
+    if options.threads == 1 and options.dtype == "bf16":
+        calls["sgemm"] = lambda: x[:240] @ x[240:].T
+
+    def rows_of(count: int) -> Array:
+        return np.ascontiguousarray(stored(reals(1, count, program.hidden), "bf16")).view(np.uint8).reshape(-1)
+
+    for count in options.rows:
+        counts = [1] * count if count <= FEW else [count]
+        at = options.at if count <= FEW else 0
+        calls[f"{count}"] = stepper(spans[options.dtype], rows_of(count), counts, at, options.threads)
+    for kind, span in spans.items():
+        for at in (NEAR, FAR):
+            calls[f"{kind} at {at}"] = stepper(span, rows_of(1), [1], at, options.threads)
+    return calls
+
+
+def figures_of(options: argparse.Namespace, numbers: int, best: dict[str, float]) -> dict[str, Any]:
+    """numbers: multiply-adds of a row."""
+    plain, coded = options.dtype, with_codes(options.dtype)
+    size = numbers * BITS[plain] / 8
+    read = READ / best["read"] / 1e9
+    out: dict[str, Any] = {"read_GB_s": round(read, 1), "pack_GB_s": round(2 * PACKED**2 / best["pack"] / 1e9, 1)}
+    speeds = {count: numbers * count / best[f"{count}"] / 1e9 for count in options.rows}
+    if "sgemm" in best:
+        out["sgemm_GMAC_s"] = round(240 * 240 * 2048 / best["sgemm"] / 1e9, 1)
+    peak, one = max(out.get("sgemm_GMAC_s", 0.0), *speeds.values()), speeds[1]
+    for count, speed in speeds.items():
+        cost, bound = best[f"{count}"] / best["1"], max(1.25, 1.25 * count * one / peak)
+        found = {"ms": 1e3 * best[f"{count}"], "GMAC_s": speed, "cost": cost, "bound": bound, "of_bound": cost / bound}
+        out[f"{count}_rows"] = {name: round(value, 2) for name, value in found.items()}
+    out["of_read"] = round(size / best["1"] / 1e9 / read, 3)
+    out["at_8192_x"] = {
+        name: round(best[f"{kind} at {NEAR}"] / best[f"{kind} at {FAR}"], 3)
+        for name, kind in (("plain", plain), ("codes", coded))
+    }
+    out["codes_x"] = round(best[f"{plain} at {FAR}"] / best[f"{coded} at {FAR}"], 3)
+    out["cost_of_bound"] = max(out[f"{count}_rows"]["of_bound"] for count in options.rows)
+    return out
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SIZES, default="1.1b")
+    parser.add_argument("--dtype", choices=BITS, default="bf16")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--rows", default="1,2,4,6,8,16,240")
+    parser.add_argument("--rows", default="1,2,4,6,8,16,240", help="1 among them")
     parser.add_argument("--at", type=int, default=64, help="the position of each session")
-    given = parser.parse_args()
-    program, team, arms = program_of(given.shape, given.layers), Team(given.threads), Arms(given.threads)
-    weights = Weights(program)
-    span = CpuSpan(program, Span(0, given.layers), weights, "bf16", team)
-    per_layer = golden_models.shapes(program)
-    numbers = sum(int(np.prod(shape)) for name, shape in per_layer.items() if ".layers." in name and len(shape) == 2)
-    reader, x = Reader(given.threads), np.random.default_rng(1).random((480, 2048), np.float32)
-    matrix, packed = (
-        np.ones((PACKED, PACKED), np.uint16),
-        Memory().array(library.packed_size(PACKED, PACKED), np.uint16),
-    )
-    calls: dict[str, Callable[[], object]] = {"read": reader, "pack": lambda: library.pack(matrix, "bf16", out=packed)}
-    if given.threads == 1:
-        calls["sgemm"] = lambda: x[:240] @ x[240:].T
-    for count in map(int, given.rows.split(",")):
-        rows = np.ascontiguousarray(stored(reals(1, count, program.hidden), "bf16")).view(np.uint8).reshape(-1)
-        counts = [1] * count if count <= 16 else [count]  # requests, or one request's prompt
-        calls[f"{count}"] = stepper(span, rows, counts, given.at if count <= 16 else 0, given.threads)
-    for number in range(given.rounds):
+    options = parser.parse_args()
+    options.rows = sorted(map(int, {"1", *options.rows.split(",")}))
+    program, arms = program_of(options.shape, options.layers), Arms(options.threads)
+    shapes = golden_models.shapes(program)
+    numbers = sum(int(np.prod(shape)) for name, shape in shapes.items() if ".layers." in name and len(shape) == 2)
+    calls = calls_of(options, program)
+    for number in range(options.rounds):
         for name, call in calls.items():
             arms.turn(name, call)
-        note(f"round {number + 1} of {given.rounds}")
-    best = arms.best
-    pack = matrix.nbytes / best.pop("pack") / 1e9
-    read, sgemm = READ / best.pop("read") / 1e9, 240 * 240 * 2048 / best.pop("sgemm", 1e9) / 1e9
-    speeds = {name: numbers * int(name) / seconds / 1e9 for name, seconds in best.items()}
-    peak, one = max(sgemm, *speeds.values()), speeds.get("1", 0.0)
-    figures: dict[str, object] = {"read_GB_s": round(read, 1), "sgemm_GMAC_s": round(sgemm, 1)}
-    figures["pack_GB_s"] = round(pack, 1)
-    for name, seconds in best.items():
-        found = {"GB_s": round(2 * numbers / seconds / 1e9, 2), "GMAC_s": round(speeds[name], 1)}
-        if one:
-            found["cost"] = round(seconds / best["1"], 2)
-            found["bound"] = round(max(1.25, 1.25 * int(name) * one / peak), 2)
-        figures[f"{name}_rows"] = found
-    if one:
-        figures["one_row_of_read"] = round(2 * one / read, 2)
-    kind = {"back_end": golden.choose(), "calls": library.calls(golden.choose()), "shape": given.shape}
-    print(json.dumps({**kind, "threads": given.threads, "at": given.at, **figures, "machine": machine()}))
+        note(f"round {number + 1} of {options.rounds}")
+    out: dict[str, Any] = {"back_end": golden.choose(), **vars(options), **figures_of(options, numbers, arms.best)}
+    holds = {
+        "rows": out["cost_of_bound"] <= TARGET["cost_of_bound"],
+        "at_8192": min(out["at_8192_x"].values()) >= TARGET["at_8192_x"],
+    }
+    if (options.shape, options.dtype) == ("1.1b", "bf16"):
+        holds["read"] = out["of_read"] >= TARGET["of_read"]
+    return finish("engine", out, TARGET, holds)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -104,5 +104,9 @@ def _name(script: str) -> str:
         if a in ("--shape", "--fault", "--dtype", "--called", "--temperature")
     ]
     return "-".join(
-        [script, *shape, *(flag[2:] for flag in ("--standby", "--quick", "--live", "--outliers") if flag in sys.argv)]
+        [
+            script,
+            *shape,
+            *(flag[2:] for flag in ("--standby", "--quick", "--live", "--outliers", "--busy") if flag in sys.argv),
+        ]
     )

@@ -38,8 +38,13 @@ _STEP_TARGET = "decode {target.decode_x} x, prefill {target.prefill_x} x"
 _SMALL = (
     "decode {decode_x.llama_cpp} x, prefill {prefill_x.llama_cpp} x; of our bf16 {decode_x.bf16} x, {prefill_x.bf16} x"
 )
-_SMALL_QUESTION = "`--dtype {dtype}`, one thread, in CPU seconds, the 1.1B shape: against llama.cpp's like format"
+_SMALL_QUESTION = "`--dtype {dtype}`, one thread, in CPU seconds, the {shape} shape: against llama.cpp's like format"
 _SMALL_TARGET = "decode {target.decode_x} x, prefill {target.prefill_x} x"
+_ENGINE_QUESTION = "layers of the {shape} shape at `{dtype}`, {threads} thread(s)"
+_ENGINE = (
+    "one row reads weights at {of_read} of what memory delivers; n rows cost at most {cost_of_bound} x their bound; one at "
+    "position 8,192 is {at_8192_x.plain} x as fast as at 128, with a cache of 8 bit {at_8192_x.codes} x"
+)
 _QUALITY = (
     "w8 {w8.mean_mkl} ({mean_kl_of_llama_cpp_x.w8} x), w4 {w4.mean_mkl} ({mean_kl_of_llama_cpp_x.w4} x), cache "
     "{bf16+c8.mean_mkl} ({mean_kl_of_llama_cpp_x.bf16+c8} x); likeliest token the same {w8.same_top}, {w4.same_top}, "
@@ -217,6 +222,7 @@ ROWS = [
     Row("step-1.1b", "the same, 1.1B shape", _STEP, _STEP_TARGET),
     Row("step-tales", "the same, tales (a toy of 11 MB: overhead dominates)", _STEP, _STEP_TARGET),
     Row("split-0.5b", "3 nodes against 1, 0.5B shape, one stream", _SPLIT, "{target.three_nodes_x} x", True),
+    Row("split-0.5b-busy", "the same beside two busy processes a core", _SPLIT, "{target.three_nodes_x} x"),
     Row("split-tales", "the same, tales", _SPLIT, "{target.three_nodes_x} x"),
     Row("hop", "what a hop adds to a token", "{hop_ms} ms", "{target.hop_ms} ms", True),
     Row("hop-quick", "the same, quick run", "{hop_ms} ms", "{target.hop_ms} ms"),
@@ -233,6 +239,12 @@ ROWS = [
         "{weights_mb} MB and {beside_mb} MB",
         "{target.weights_mb} and {target.beside_mb} MB",
     ),
+    Row("engine-1.1b", _ENGINE_QUESTION, _ENGINE, "{target.of_read}; 1 x; {target.at_8192_x} x"),
+    Row("engine-0.5b", _ENGINE_QUESTION, _ENGINE, "1 x; {target.at_8192_x} x"),
+    Row("engine-1.1b-w8", _ENGINE_QUESTION, _ENGINE, "1 x; {target.at_8192_x} x"),
+    Row("engine-1.1b-w4", _ENGINE_QUESTION, _ENGINE, "1 x; {target.at_8192_x} x"),
+    Row("step-0.5b-w8", _SMALL_QUESTION, _SMALL, _SMALL_TARGET),
+    Row("step-0.5b-w4", _SMALL_QUESTION, _SMALL, _SMALL_TARGET),
     Row("step-1.1b-w8", _SMALL_QUESTION, _SMALL, _SMALL_TARGET),
     Row("step-1.1b-w4", _SMALL_QUESTION, _SMALL, _SMALL_TARGET + "; decode {target.w4_of_bf16_x} x"),
     Row(
