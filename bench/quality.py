@@ -4,6 +4,8 @@ Over windows of a text, at every position: the divergence KL(bf16 || other) of t
 99.9 %; in thousandths of a nat), how often the likeliest token is the same, and the ratio of perplexities. Arms: ours at w8
 and w4, and at bf16 with a cache of 8 bit; llama.cpp in bf16 (its noise), also with a cache in q8_0, at q8_0 and q4_0 where
 llama-cpp-python is importable, with 8 bits for embedding and head in both.
+Caches are also compared with the model in fp32, which rounds nothing (`from_fp32`): what llama.cpp's bf16 and ours round
+besides stands in every divergence of its from ours, and twice, for it is not the same, in that of two of ours.
 With --outliers the model gets outlier channels, as large models have them, that change no bit of bf16 (bench/outliers.py).
 A GGUF file's model is taken in bf16, with groups that lie across the file's own (bench/shifted.py).
 The text is FILE, else one that the model draws from its own bf16 logits: of a model with random weights it says little.
@@ -33,6 +35,7 @@ from manyhands.worker.quality import WINDOW, Divergence, Logits, Predict, Predic
 
 TARGET = {"mean_kl_of_llama_cpp_x": 1.1}
 LIKE = {"w8": "q8_0", "w4": "q4_0", "bf16+c8": "bf16, cache q8_0"}
+CACHES = ("bf16+c8", "llama_cpp bf16", "llama_cpp bf16, cache q8_0")
 
 
 def llama_cpp(file: Path, **options: Any) -> Predict:
@@ -104,13 +107,21 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
     else:
         windows = windows_of([folder], options.text.read_text(), options.windows)
     out = dict[str, Any](model=options.called or options.model, positions=sum(map(len, windows)))
+    exact = Predictor(folder, "fp32", 1)
+    from_exact = {"bf16": compare(exact, right, windows)}
     with arms_of(folder) as arms:
         for name, make in arms.items():
-            out[name] = shown(compare(right, make(), windows))
+            arm = make()
+            out[name] = shown(compare(right, arm, windows))
+            if name in CACHES:
+                from_exact[name] = compare(exact, arm, windows)
             note(f"{name}: {out[name]}")
+    out["from_fp32"] = {name: shown(found)["mean_mkl"] for name, found in from_exact.items()}
     like = {ours_: f"llama_cpp {theirs}" for ours_, theirs in LIKE.items() if f"llama_cpp {theirs}" in out}
     ratios = {name: out[name]["mean_mkl"] / out[theirs]["mean_mkl"] for name, theirs in like.items()}
     out["mean_kl_of_llama_cpp_x"] = {name: round(ratio, 3) for name, ratio in ratios.items()}
+    if (theirs := like.get("bf16+c8")) is not None:
+        out["from_fp32_of_llama_cpp_x"] = round(from_exact["bf16+c8"].mean_kl / from_exact[theirs].mean_kl, 3)
     return finish("quality", out, TARGET, {name: ratio <= 1.1 for name, ratio in ratios.items()})
 
 

@@ -324,8 +324,8 @@ class _Compiler:
 
     @add.register
     def _(self, op: Add) -> None:
-        """Rounded after the last term; with small weights once a layer, at its end, where spans may be cut."""
-        is_rounded = op is self._last or self._precision not in SMALL_WEIGHTS
+        """Rounded after the last term; with small weights or codes once a layer, at its end, where spans may be cut."""
+        is_rounded = op is self._last or not (self._has_codes or self._precision in SMALL_WEIGHTS)
         for term in op.terms:
             ends = is_rounded and term is op.terms[-1]
             self.emit(library.ADD, (self.source(term.source), int(ends)), (term.scale,))

@@ -364,29 +364,82 @@ INLINE void put(void *cache, int64_t rounds, int64_t at, float x)
         ((float *)cache)[at] = x;
 }
 
-/* Finite numbers: the largest for an infinity, zero for what is none. */
-static V as_finite(V x)
+/* The largest number for an infinity, zero for what is none. */
+INLINE float finite_of(float x)
 {
-    V largest = set(real_of(0x7F7FFFFF));
-    x = pick(is_nan(x), set(0), x);
-    return minus(more(minus(more(x, minus(largest))), minus(largest)));
+    float largest = real_of(0x7F7FFFFF);
+    return x != x ? 0 : x > largest ? largest : x < -largest ? -largest : x;
 }
 
-/* n numbers, at most 32 -> codes of 8 bit, number i at i / 16 * far + i % 16 * near, and their scale in bf16: the largest / 127; zeros
- * below 2^-100. */
+/* n numbers, at most 32 -> codes of 8 bit, number i at i / 16 * far + i % 16 * near, and their scale in bf16: of those tried the one of
+ * the least squared error; zeros where the largest is below 2^-100. */
 static half_t put_codes_of(const float *x, int64_t n, int8_t *codes, int64_t near, int64_t far)
 {
-    V top = set(0);
-    float lanes[LANES];
-    for (int64_t at = 0; at < n; at += LANES)
-        top = more(size_of(as_finite(load_part(x + at, n - at))), top);
-    float most = tree_more(top), scale = most >= 0x1p-100f ? round_bf16(most / 127) : 0, inverse = scale > 0 ? 1 / scale : 0;
+    V part[2] = {load_part(x, n), n > LANES ? load_part(x + LANES, n - LANES) : set(0)}, best[2] = {set(0), set(0)};
+    float most = tree_more(more(size_of(part[1]), size_of(part[0]))), scale = 0, least = 0;
+    for (int i = 0; most >= 0x1p-100f && i < TRIED; i++) {
+        float tried = round_bf16(most / EIGHTS[i]), inverse = 1 / tried;
+        V code[2], error = set(0);
+        for (int j = 0; j < 2; j++) {
+            code[j] = rounded(mul(part[j], set(inverse)));
+            V off = sub(part[j], mul(code[j], set(tried)));
+            error = add(error, mul(off, off));
+        }
+        float sum = tree_sum(error);
+        if (i == 0 || sum < least)
+            least = sum, scale = tried, best[0] = code[0], best[1] = code[1];
+    }
     for (int64_t at = 0; at < n; at += LANES) {
-        store(lanes, add(mul(as_finite(load_part(x + at, n - at)), set(inverse)), set(WHOLE_BYTE)));
+        float lanes[LANES];
+        store(lanes, best[at / LANES]);
         for (int64_t i = 0; i < at_most(n - at, LANES); i++)
-            codes[at / LANES * far + i * near] = (int8_t)bits_of(lanes[i]);
+            codes[at / LANES * far + i * near] = (int8_t)lanes[i];
     }
     return (half_t)(bits_of(scale) >> 16);
+}
+
+enum { SPREAD = 256 }; /* numbers that are spread over each other at once; a multiple of DEPTH */
+
+/* Numbers times Hadamard matrices: parts as wide as powers of two, the largest first. `divides`: finite numbers that are less by a part's
+ * width before; to do it once with and once without gives the numbers again. n: at most SPREAD; `to` may be x. */
+static void spread(const float *x, int64_t n, int divides, float *to)
+{
+    for (int64_t size; n > 0; x += size, to += size, n -= size) {
+        for (size = 1; 2 * size <= n; size *= 2)
+            continue;
+        for (int64_t i = 0; i < size; i++)
+            to[i] = divides ? finite_of(x[i]) * (1.0f / (float)size) : x[i];
+        for (int64_t half = 1; half < size; half *= 2)
+            for (int64_t i = 0; i < size; i += 2 * half)
+                for (int64_t j = i; j < i + half; j++) {
+                    float first = to[j], second = to[j + half];
+                    to[j] = first + second, to[j + half] = first - second;
+                }
+    }
+}
+
+/* A key or value of a head -> codes, 32 numbers of it `step_bytes` on, and their scales `step_scales` on (see put_codes_of). */
+static void put_spread(const float *x, int64_t n, int8_t *codes, int64_t step_bytes, int64_t near, int64_t far, half_t *scales, int64_t step_scales)
+{
+    float room[SPREAD];
+    for (int64_t at = 0; at < n; at += DEPTH) {
+        if (at % SPREAD == 0)
+            spread(x + at, at_most(n - at, SPREAD), 1, room);
+        scales[at / DEPTH * step_scales] = put_codes_of(room + at % SPREAD, at_most(n - at, DEPTH), codes + at / DEPTH * step_bytes, near, far);
+    }
+}
+
+/* A query of keys that are codes, spread as they are, not rounded. */
+static void put_query(const float *query, int64_t n, const Source *to, int64_t row)
+{
+    float room[SPREAD];
+    for (int64_t at = 0; at < to->depth * DEPTH; at += DEPTH) {
+        if (at % SPREAD == 0) {
+            memset(room, 0, sizeof room);
+            spread(query + at, at_most(n - at, SPREAD), 0, room);
+        }
+        memcpy(to->rows + row * to->row_step + at / DEPTH * to->step_step, room + at % SPREAD, DEPTH * 4);
+    }
 }
 
 /* A position's key and value of one head, into the head's blocks. */
@@ -395,18 +448,14 @@ static void remember(const Kind *kind, const float *key, const float *value, voi
     int64_t type = plain_type(kind), depth = ceil_div(kind->width, DEPTH), within = position % BLOCK, column = within % SIDE;
     char *keys = (char *)cache + position / BLOCK * block_bytes(kind), *values = keys + key_bytes(kind);
     int64_t panel = within / SIDE * panel_size(depth), wide = panel_size(BLOCK / DEPTH);
-    for (int64_t i = 0; i < kind->width && kind->has_codes; i += DEPTH) {
-        char *step = keys + (within / SIDE * depth + i / DEPTH) * step_bytes(SCALED);
-        half_t *scales = (half_t *)(step + panel_size(1));
-        scales[column] = put_codes_of(key + i, at_most(kind->width - i, DEPTH), (int8_t *)step + column, SIDE, SIDE * SIDE);
-    }
-    half_t *scales = (half_t *)(values + value_codes(kind));
-    for (int64_t i = 0; i < kind->value_width && kind->has_codes; i += DEPTH) {
-        int8_t *codes = (int8_t *)values + i / SIDE * wide + within * SIDE;
-        scales[i / DEPTH * BLOCK + within] = put_codes_of(value + i, at_most(kind->value_width - i, DEPTH), codes, 1, wide);
-    }
-    if (kind->has_codes)
+    if (kind->has_codes) {
+        char *step = keys + within / SIDE * depth * step_bytes(SCALED);
+        half_t *scales = (half_t *)(step + panel_size(1)) + column;
+        put_spread(key, kind->width, (int8_t *)step + column, step_bytes(SCALED), SIDE, SIDE * SIDE, scales, step_bytes(SCALED) / 2);
+        scales = (half_t *)(values + value_codes(kind)) + within;
+        put_spread(value, kind->value_width, (int8_t *)values + within * SIDE, DEPTH / SIDE * wide, 1, wide, scales, BLOCK);
         return;
+    }
     for (int64_t i = 0; i < kind->width; i++)
         put(keys, kind->rounds, panel + place_in_panel(type, i, column), key[i]);
     for (int64_t i = 0; i < kind->value_width && !kind->is_latent; i++)
@@ -535,13 +584,19 @@ static void attend(const Kind *kind, const float *queries, int64_t query_stride,
         Source source = few_rows(scratch, count, depth);
         for (int64_t r = 0; r < count; r++) {
             int64_t row = (first + r) / kind->groups, head = (first + r) % kind->groups;
-            prepare(queries + row * query_stride + head * kind->width, 0, kind->width, kind->rounds, &source, r, 1);
+            const float *query = queries + row * query_stride + head * kind->width;
+            if (kind->has_codes)
+                put_query(query, kind->width, &source, r);
+            else
+                prepare(query, 0, kind->width, kind->rounds, &source, r, 1);
         }
         attend_tile(kind, scratch, first, count, cache, position, sinks, turned, sums, max, total);
         for (int64_t r = 0; r < count; r++) {
             float *to = out + (first + r) / kind->groups * out_stride + (first + r) % kind->groups * kind->value_width;
             for (int64_t p = 0; p < panels; p++)
                 store_part(to + p * SIDE, div_(load(sums + (p * count + r) * SIDE), set(total[r])), kind->value_width - p * SIDE);
+            for (int64_t at = 0; kind->has_codes && at < kind->value_width; at += SPREAD)
+                spread(to + at, at_most(kind->value_width - at, SPREAD), 0, to + at);
         }
     }
 }

@@ -8,6 +8,9 @@
 
 static inline V finite_or(V x, float other) { return pick(below(size_of(x), set(__builtin_inff())), x, set(other)); }
 
+enum { TRIED = 5 };
+static const float EIGHTS[TRIED] = {127, 126, 125, 124, 123}; /* parts of a group's largest number that are tried as its scale */
+
 /* The nearest integers, as floats. */
 static inline V rounded(V x) { return sub(add(x, set(WHOLE_BYTE)), set(WHOLE_BYTE)); }
 
@@ -77,11 +80,10 @@ static void put_codes(int64_t type, const float *from, uint8_t *codes)
 }
 
 /* A step of a panel out of x [32][16]: codes and factors of type W8 or W4. */
-enum { TRIED = 5 };
 static void round_weights(int64_t type, const float *x, uint8_t *codes, half_t *factors)
 {
-    static const float eights[TRIED] = {127, 126, 125, 124, 123}, fours[TRIED] = {8, 7.5f, 8.5f, 7, 9};
-    const float *parts = type == W8 ? eights : fours; /* of the largest, that a scale is tried as */
+    static const float fours[TRIED] = {8, 7.5f, 8.5f, 7, 9};
+    const float *parts = type == W8 ? EIGHTS : fours;
     float best[DEPTH * SIDE], tried[DEPTH * SIDE];
     half_t scales[SIDE];
     V most = set(0), least = set(0), is_whole = set(1);
