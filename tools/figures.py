@@ -193,6 +193,12 @@ ROWS = [
         "{target.search_p99_ms} ms",
     ),
     Row(
+        "route-quick",
+        "search for a route, {nodes} nodes, {layers} layers, CPU time",
+        "{ms.latency} ms, p99 {ms.latency.p99} ms",
+        "{target.search_p99_ms} ms",
+    ),
+    Row(
         "directory-gossip",
         "gossip among 100 idle nodes, simulated",
         "{nodes.100.bytes_per_node_s} bytes/s a node",
