@@ -95,6 +95,7 @@ def test_lines_are_edited_and_remembered(tmp_path: Path) -> None:
         typist.see("> ")  # from here on Ctrl-C is a character
         typist.type("never sent\x03kept\n")  # Ctrl-C empties the line
         typist.see("<kept>")
+        typist.see("> ")
         typist.type("\x04")
         typist.see("same")
     assert file.read_text() == "wold\nkept\n"
@@ -103,6 +104,7 @@ def test_lines_are_edited_and_remembered(tmp_path: Path) -> None:
         typist.see("> ")
         typist.type("\x10\x10!\n")  # up, up
         typist.see("<wold!>")
+        typist.see("> ")
         typist.type("\x04")
         typist.see("same")
 
@@ -110,9 +112,11 @@ def test_lines_are_edited_and_remembered(tmp_path: Path) -> None:
 def test_nothing_is_written_without_a_history(tmp_path: Path) -> None:
     with terminal("") as typist:
         typist.see("> ")
-        typist.type("x\n\x10\n\x04")
-        typist.see("<x>")
-        typist.see("<x>")
+        for keys in ("x\n", "\x10\n"):
+            typist.type(keys)
+            typist.see("<x>")
+            typist.see("> ")  # from here on keys are the editor's
+        typist.type("\x04")
         typist.see("same")
 
 
