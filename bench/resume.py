@@ -8,7 +8,8 @@ prompt is answered until `after` tokens have come. Then, from the request to the
     adopted      the other origin goes on with the session that the first one left on its hops
     recomputed   requests that need all positions have taken the caches: what is left are the last hop's rows
     redrawn      the other origin has nothing but the request: it draws all tokens one by one (no target)
-    received     the same, and the client says which text it has: no hop has anything of the stream
+    received     the same, and the client says which text it has: no hop has anything of the stream. (The shapes have random
+                 weights, whose tokens are no text: it is taken to be split into the tokens that were drawn.)
     prefill      the prompt and the tokens as one prompt, computed anew
     repair       the middle hop is evicted while the first origin answers: the pause until the next token
 
@@ -31,7 +32,7 @@ from manyhands.core import SamplingParams, Span, even_cut
 from manyhands.local import NodeOptions, node_processes
 from manyhands.origin import Answer, Origin
 from manyhands.origin.adoption import Adoption, HopMark
-from manyhands.text.received import read_received
+from manyhands.text.received import ReceivedText
 
 ADOPTED_X, RECOMPUTED_X = 1.5, 1.2
 NODES = 3
@@ -126,7 +127,8 @@ async def repetition(it: Scene, arguments: argparse.Namespace, rep: int, samples
         anew, took_s, _ = await it.until(it.second, ids, after + 1, Adoption(name(2)))
     samples.redrawn_s.append(took_s)
     await it.fill()
-    said = Adoption(name(4), (), after, received=read_received(it.second.model.tokenizer, cut.text))
+    text = ReceivedText("?" * after, tuple(cut.token_ids), tuple(range(after)))
+    said = Adoption(name(4), (), after, received=text)
     arms = ("recomputed", "prefill", "received")
     for arm in arms[rep % 3 :] + arms[: rep % 3]:
         with measuring(arm):
