@@ -1,6 +1,6 @@
 """Wrap paragraphs and list items of the pages at 120 columns; tables, code and headings stay as they are.
 
-    python -m tools.wrap_docs            rewrite README.md, CONTRIBUTING.md and docs/*.md
+    python -m tools.wrap_docs            rewrite README.md, CHANGELOG.md, CONTRIBUTING.md and docs/*.md
     python -m tools.wrap_docs --check    exit 1 and name each line that is too wide
 
 Only a paragraph with a line wider than 120 columns is touched, so that a change of one sentence stays a small difference.
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 COLUMNS = 120
 ITEM = re.compile(r"(\s*)(?:[-*+]|\d+\.)\s+")
 ATOM = re.compile(r"(?:`[^`\n]*`|\S)+")  # a code span stays on one line
