@@ -48,7 +48,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "routes ignore the size of the lease",
-        "route/search.py",
+        "route/permit.py",
         "offer.info.free_tokens >= terms.num_tokens and ",
         "",
         ("member/test_live_routes.py", "route/test_policies.py"),
@@ -126,8 +126,8 @@ MUTATIONS: Final = (
     Mutation(
         "a spare costs by the hop",
         "route/chain.py",
-        "layer_costs = spans.layer + SPARE * spans.is_spare",
-        "layer_costs = spans.layer",
+        "(spans.layer + spare * spans.is_spare)",
+        "spans.layer",
         ("route/test_search.py",),
     ),
     Mutation(

@@ -75,7 +75,6 @@ BAD = [
     with_(messages=[[]]),
     with_(messages=[{"role": "user", "content": {"x": 1}}]),
     with_(messages=[{"role": "tool", "content": "x"}]),
-    with_(model=""),
     with_(model="../../etc/passwd"),
     with_(model=["tiny"]),
     with_(frobnicate=1),

@@ -117,8 +117,8 @@ async def _hold(it: Served, data: bytes, rng: random.Random) -> bytes:
 
 
 async def storm(it: Served, rng: random.Random, wanted: str) -> Counter[str]:
-    """EACH strangers at once, each a little after the last; the number of each kind."""
-    kinds = rng.choices(list(KINDS), weights=list(KINDS.values()), k=EACH)
+    """EACH clients at once, one of each kind at least, each a little after the last; the number of each kind."""
+    kinds = [*KINDS, *rng.choices(list(KINDS), weights=list(KINDS.values()), k=EACH - len(KINDS))]
 
     async def later(kind: str) -> bytes:
         await asyncio.sleep(rng.random())

@@ -59,7 +59,7 @@ def test_a_long_prompt_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert all(0 < each["processed"] < each["total"] and each["time_ms"] >= 0 for each in progress)
             plain, same = await chat(it)
             assert same == text and all(chunk.choices for chunk in plain)
-            jobs = history.recent()
+            jobs = list(history.recent())
             assert len(jobs) == 4 and all(job["prefilled_tokens"] == job["prompt_tokens"] >= 700 for job in jobs)
 
     asyncio.run(main())

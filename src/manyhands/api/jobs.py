@@ -1,7 +1,7 @@
 """Which requests ran lately: bounded in count and age, in memory, and on disk if a file is named. Never a prompt or a text.
 
-History is an observer (run.py) and keeps the JSON form of ended jobs; JobFile writes them behind its back, in one
-thread, so that a slow disk delays no request.
+History is an observer (run.py) and keeps ended jobs as compressed JSON: as objects 500 of them take 10 MB, with 255 hops
+each 100 MB. JobFile writes them in one thread of its own, so that a slow disk delays no request.
 """
 
 import contextlib
@@ -12,12 +12,13 @@ import queue
 import sqlite3
 import threading
 import time
+import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from manyhands.api.run import Job, Outcome
 from manyhands.errors import BadRequest
@@ -113,6 +114,23 @@ def _rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
+class EndedJob(NamedTuple):
+    """A job that has ended. `key`: the name of the key that it was asked with."""
+
+    id: str
+    key: str | None
+    ended_unix_s: float
+    packed: bytes  # its JSON, compressed
+
+    @classmethod
+    def pack(cls, job: JobObject) -> "EndedJob":
+        return cls(job["id"], job["key"], job["ended_unix_s"], zlib.compress(json.dumps(job).encode(), 1))
+
+    def unpack(self) -> JobObject:
+        job: JobObject = json.loads(zlib.decompress(self.packed))
+        return job
+
+
 class History:
     """The last `max_jobs` ended jobs that are no older than `max_age_s`, newest last. `file`: where they go as well."""
 
@@ -124,18 +142,23 @@ class History:
         file: "JobFile | None" = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._ended: deque[JobObject] = deque(file.recent() if file else (), maxlen=max_jobs)
+        self._ended = deque(map(EndedJob.pack, file.recent() if file else ()), maxlen=max_jobs)
         self._max_age_s, self._file, self._wall_clock = max_age_s, file, wall_clock
 
-    def recent(self) -> list[JobObject]:
-        """Ended jobs, newest first."""
-        horizon = self._wall_clock() - self._max_age_s
-        while self._ended and self._ended[0]["ended_unix_s"] < horizon:
-            self._ended.popleft()
-        return list(reversed(self._ended))
+    def recent(self, may_see: Callable[[str | None], bool] = lambda key: True) -> Iterator[JobObject]:
+        """Ended jobs of the keys that `may_see` admits, newest first, each unpacked when it is asked for."""
+        seen = [job for job in reversed(self._kept()) if may_see(job.key)]
+        return (job.unpack() for job in seen)
 
     def find(self, job_id: str) -> JobObject | None:
-        return next((job for job in self.recent() if job["id"] == job_id), None)
+        return next((job.unpack() for job in self._kept() if job.id == job_id), None)
+
+    def _kept(self) -> deque[EndedJob]:
+        """Those that are not too old."""
+        horizon = self._wall_clock() - self._max_age_s
+        while self._ended and self._ended[0].ended_unix_s < horizon:
+            self._ended.popleft()
+        return self._ended
 
     def started(self, job: Job) -> None:
         """Nothing to remember yet."""
@@ -148,7 +171,7 @@ class History:
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         ended = job_object(job)
-        self._ended.append(ended)
+        self._ended.append(EndedJob.pack(ended))
         if self._file is not None:
             self._file.add(ended)
 

@@ -47,6 +47,7 @@ _GATEWAY = (
     "manyhands.api.routers",
     "manyhands.api.status",
     "manyhands.api.trace",
+    "encodings.ascii",  # of the first request's head
     "encodings.idna",  # of the first address that is bound
     "uvicorn.lifespan.off",
 )

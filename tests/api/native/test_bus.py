@@ -67,7 +67,7 @@ def test_a_call_streams_the_contracts_frames_and_the_whole_says_the_same(folder:
         ]
         assert all(s["host"] == f"ed25519:{scene.node(i)}" for i, s in enumerate(status["shards"]))
         assert (done["tokens_out"], done["stop_reason"], done["seed"]) == (8, "max_tokens", 7)
-        assert scene.history.recent()[0]["api"] == "bus"
+        assert next(scene.history.recent())["api"] == "bus"
         whole = (await client.post("/bus/v1/call", json=body(stream=False))).json()
         text = "".join(data["text"] for name, data in told if name == "token_delta")
         assert whole["output"]["message"] == {"role": "assistant", "content": text}
@@ -146,6 +146,6 @@ def test_a_call_without_fallback_does_not_go_on_alone(folder: Path) -> None:
             assert (refused.status_code, refused.json()["error"]) == (503, "shard_unavailable")
             alone = await client.post("/bus/v1/call", json=body(stream=False, params={"fallback_to_local": True}))
             assert alone.status_code == 200 and alone.json()["meta"]["tokens_out"] == 8
-            assert scene.history.recent()[0]["routing"]["is_fallback"]
+            assert next(scene.history.recent())["routing"]["is_fallback"]
 
     asyncio.run(whole())

@@ -138,7 +138,7 @@ def test_what_is_wrong_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_it_is_an_admins_and_is_charged(folder: Path) -> None:
     async def main(scene: Observed, client: httpx2.AsyncClient) -> None:
         told = await post(client, 403, input_ids=IDS)
-        assert "may not change the swarm" in told["error"]["message"] and not scene.history.recent()
+        assert "may not change the swarm" in told["error"]["message"] and not list(scene.history.recent())
 
     play(folder, main, is_owner=False)
 

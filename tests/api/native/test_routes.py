@@ -318,7 +318,7 @@ def test_what_is_not_understood_is_refused(folder: Path) -> None:
         for body in NO_REQUESTS:
             refused = await client.post("/api/infer", content=body, headers={"content-type": "application/json"})
             assert refused.status_code == 400, (body[:40], refused.text)
-        assert scene.gateway.num_running == 0 and scene.history.recent() == []
+        assert scene.gateway.num_running == 0 and list(scene.history.recent()) == []
 
     play(folder, main)
 

@@ -210,7 +210,7 @@ def _jobs_router(gateway: Gateway, history: History) -> APIRouter:
     def visible(caller: Caller) -> Iterator[JobObject]:
         """Newest first, each made when it is asked for."""
         running = [job for job in reversed(gateway.jobs.values()) if may_see(caller, job.key)]
-        ended = [job for job in history.recent() if may_see(caller, job["key"])]
+        ended = history.recent(lambda key: may_see(caller, key))
         yield from (job_object(job) for job in running)
         yield from ended
 
