@@ -110,7 +110,8 @@ ROWS = [
         "resume",
         "a stream cut after {after} tokens goes on at another gateway, a prompt of {prompt}, {shape}",
         "over warm hops {adopted_s} s, {adopted_x} x a repair; from the last hop's rows {recomputed_s} s, {recomputed_x} x "
-        "a prefill; one by one {redrawn_s} s; {same_text} of {adopted_s.n} texts the same",
+        "a prefill; one by one {redrawn_s} s[[; with the client's text {received_x} x a prefill]]; "
+        "{same_text} of {adopted_s.n} texts the same",
         "{target.adopted_x} x; {target.recomputed_x} x",
     ),
     Row(
