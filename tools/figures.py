@@ -100,6 +100,12 @@ ROWS = [
         "{target.alone_s} s, {target.many_s} s, {target.fit}",
     ),
     Row(
+        "first_answer",
+        "`make demo` from Enter to its end; `up tales` from Enter to a first token over the API",
+        "{demo_s} s; {first_token_s} s",
+        "{target.demo_s} s; {target.first_token_s} s",
+    ),
+    Row(
         "prefill",
         "chunks of a prompt in flight together, against one at a time, in virtual time",
         "4,096 tokens over 3 hops {3 hops, 4096 tokens.x} x, 256 over 6 {6 hops, 256 tokens.x} x; "
