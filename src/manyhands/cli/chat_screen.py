@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import typer
 
 from manyhands.cli.chat_text import Paragraphs, tail
+from manyhands.cli.terminal import without_mode
 from manyhands.plain import one_line, without_controls
 
 REFRESH_PER_S = 12
@@ -19,17 +20,8 @@ def without_echo() -> Iterator[None]:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         yield
         return
-    import termios
-
-    terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
-    quiet = termios.tcgetattr(terminal)
-    quiet[3] &= ~termios.ECHO
-    termios.tcsetattr(terminal, termios.TCSADRAIN, quiet)
-    try:
+    with without_mode("ECHO"):
         yield
-    finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 class AnswerScreen:

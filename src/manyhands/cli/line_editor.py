@@ -7,11 +7,12 @@ it as a character, no signal.
 import asyncio
 import contextlib
 import os
-import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
+
+from manyhands.cli.terminal import without_mode
 
 PROMPT: Final = "> "
 KEPT: Final = 1000  # lines of history that are read back
@@ -23,7 +24,7 @@ def line_editor(history: Path | None) -> Ask:
     has_editing = _prepare(history)
 
     async def ask() -> str:
-        with _without_signals() if has_editing else contextlib.nullcontext():
+        with without_mode("ISIG") if has_editing else contextlib.nullcontext():  # Ctrl-C is a character
             line = await _in_thread(lambda: input(PROMPT))
         if history is not None and line.strip():
             with history.open("a") as file:
@@ -49,21 +50,6 @@ def _prepare(history: Path | None) -> bool:
     for line in history.read_text(errors="replace").splitlines()[-KEPT:] if history is not None else ():
         readline.add_history(line)
     return True
-
-
-@contextlib.contextmanager
-def _without_signals() -> Iterator[None]:
-    """Keys that send signals are characters inside; afterwards the terminal is as it was, however a read ended."""
-    import termios
-
-    terminal = sys.stdin.fileno()
-    before, quiet = termios.tcgetattr(terminal), termios.tcgetattr(terminal)
-    quiet[3] &= ~termios.ISIG
-    termios.tcsetattr(terminal, termios.TCSADRAIN, quiet)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 async def _in_thread(read: Callable[[], str]) -> str:

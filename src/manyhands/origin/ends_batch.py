@@ -1,7 +1,7 @@
 """The origin's device: embeds ids, turns hidden states into logits, and lets requests decide on them, batched.
 
 While the device thread is busy, what other requests need piles up and runs as one batch: eight requests pay for one pass
-over the head's weights. Rows are invariant (model/linear.py), so company changes no bit.
+over the head's weights. A row's bits do not depend on the others (docs/arithmetic.md), so company changes none.
 """
 
 import asyncio

@@ -127,7 +127,7 @@ def _key(shape: ModelShape) -> str:
     from manyhands.engine import golden
     from manyhands.engine.library import FORCED
 
-    engine = [golden.arithmetic(), os.environ.get(FORCED), *map(_version, ("torch", "transformers"))]
+    engine = [golden.arithmetic(), os.environ.get(FORCED), _version("torch")]
     facts = [_VERSION, platform.node(), platform.machine(), num_cores(), *engine, shape.precision]
     sizes = [shape.layer_bytes, shape.ends_bytes, shape.hidden_bytes]
     return hashlib.sha256(json.dumps([*facts, *sizes]).encode()).hexdigest()[:32]

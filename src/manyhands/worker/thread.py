@@ -8,7 +8,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
@@ -22,13 +22,11 @@ _Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any]"]
 _here = threading.local()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Scope:
-    """What a thread that computes is in for good. What an engine needs there is entered into `stack` at its first step."""
+    """What a thread computes for: a device of so many threads."""
 
     num_threads: int
-    stack: ExitStack
-    is_entered: bool = False
 
 
 @contextmanager
@@ -38,12 +36,11 @@ def computing(num_threads: int) -> Iterator[None]:
     A process whose loop's thread does lets its devices use that too, for steps on one thread that are short.
     """
     outer = current_scope()
-    with ExitStack() as stack:
-        _here.scope = Scope(num_threads, stack)
-        try:
-            yield
-        finally:
-            _here.scope = outer
+    _here.scope = Scope(num_threads)
+    try:
+        yield
+    finally:
+        _here.scope = outer
 
 
 def current_scope() -> Scope | None:
