@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("readline", reason="NOT RUN: this Python has no line editor")
 TYPIST = """
-import asyncio, pathlib, sys, termios
+import asyncio, fcntl, pathlib, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # as a shell does: Ctrl-C sends this process its signal
 from manyhands.cli.line_editor import line_editor
 
 async def main():

@@ -10,11 +10,12 @@ from typing import Any
 
 import typer
 
-from manyhands.cli.chat_screen import AnswerScreen, without_echo
+from manyhands.cli.chat_screen import AnswerScreen
 from manyhands.cli.chat_source import Source, Stats
 from manyhands.cli.chat_text import HELP, Command, Mistake, Said, as_markdown, introduced, parse
 from manyhands.cli.line_editor import Ask, line_editor
 from manyhands.cli.lines import error_line
+from manyhands.cli.terminal import without_echo
 from manyhands.config import home_from_env
 from manyhands.errors import ManyhandsError
 from manyhands.plain import one_line
@@ -112,7 +113,9 @@ class ChatHistory:
             self._turns.pop()  # nothing was answered: as if it had not been asked
 
     async def _answer(self, said: list[str]) -> None:
-        with without_echo(), contextlib.closing(AnswerScreen()) as screen:
+        # What is typed meanwhile would tear the answer: it waits for the next prompt.
+        silent = without_echo() if _at_terminal() else contextlib.nullcontext()
+        with silent, contextlib.closing(AnswerScreen()) as screen:
             telling = asyncio.ensure_future(self._tell_waiting(screen))
             try:
                 async with contextlib.aclosing(self._source.answer(self.messages, self._stats)) as pieces:
@@ -134,7 +137,7 @@ class ChatHistory:
 
 def prompt_of(has_history: bool) -> Ask:
     """How to ask for the next line: with editing and history at a terminal, else line by line from stdin."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not _at_terminal():
 
         async def read() -> str:
             line: str = await asyncio.to_thread(sys.stdin.readline)
@@ -144,6 +147,10 @@ def prompt_of(has_history: bool) -> Ask:
 
         return read
     return line_editor(home_from_env() / HISTORY if has_history else None)
+
+
+def _at_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 async def _until_interrupted(work: Any) -> bool:

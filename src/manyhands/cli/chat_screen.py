@@ -1,27 +1,13 @@
 """How an answer is shown as it grows, and what it waits for below it; plain text where stdout is no terminal."""
 
-import contextlib
-import sys
 import time
-from collections.abc import Iterator
 
 import typer
 
 from manyhands.cli.chat_text import Paragraphs, tail
-from manyhands.cli.terminal import without_mode
 from manyhands.plain import one_line, without_controls
 
 REFRESH_PER_S = 12
-
-
-@contextlib.contextmanager
-def without_echo() -> Iterator[None]:
-    """What is typed while an answer is shown would tear it; it waits for the next prompt instead."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        yield
-        return
-    with without_mode("ECHO"):
-        yield
 
 
 class AnswerScreen:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from manyhands.cli.terminal import without_mode
+from manyhands.cli.terminal import without_interrupt
 
 PROMPT: Final = "> "
 KEPT: Final = 1000  # lines of history that are read back
@@ -24,7 +24,7 @@ def line_editor(history: Path | None) -> Ask:
     has_editing = _prepare(history)
 
     async def ask() -> str:
-        with without_mode("ISIG") if has_editing else contextlib.nullcontext():  # Ctrl-C is a character
+        with without_interrupt() if has_editing else contextlib.nullcontext():
             line = await _in_thread(lambda: input(PROMPT))
         if history is not None and line.strip():
             with history.open("a") as file:
@@ -44,8 +44,11 @@ def _prepare(history: Path | None) -> bool:
     except ImportError:
         return False
     has_libedit = "libedit" in (readline.__doc__ or "")
-    readline.parse_and_bind("bind ^C em-kill-line" if has_libedit else r'"\C-c": kill-whole-line')
-    if not has_libedit:
+    if has_libedit:
+        readline.parse_and_bind("setty -d -isig")  # it has settings of its own for the prompt
+        readline.parse_and_bind("bind ^C em-kill-line")
+    else:
+        readline.parse_and_bind(r'"\C-c": kill-whole-line')
         readline.parse_and_bind("set enable-bracketed-paste on")  # a pasted paragraph is one line
     for line in history.read_text(errors="replace").splitlines()[-KEPT:] if history is not None else ():
         readline.add_history(line)
