@@ -140,13 +140,14 @@ class SuffixIndex:
 
     def _extend(self, ids: Sequence[int]) -> None:
         begins = len(self._older)
+        newest, older = self._newest, self._older
         for end in range(begins, min(begins + self.AT_ONCE, len(ids)) + 1):
             if end < self.MIN_MATCH:
-                self._older.append(-1)
+                older.append(-1)
                 continue
             run = tuple(ids[end - self.MIN_MATCH : end])
-            self._older.append(self._newest.get(run, -1))
-            self._newest[run] = end
+            older.append(newest.get(run, -1))
+            newest[run] = end
 
     def _match(self, ids: Sequence[int], at: int, end: int) -> int:
         """How many ids before `at` equal those before `end`, up to LONGEST."""

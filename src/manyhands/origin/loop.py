@@ -118,6 +118,7 @@ class Generation:
                 for token in drawn:
                     yield token
         finally:
+            self.drafting.verdict = self._drafter.verdict
             self._drafter.close()
 
     async def _begin(self) -> list[Drawn]:
@@ -297,7 +298,6 @@ class Generation:
         if self._received is None:
             self.drafting.accepted += right
             self._drafter.note(Returned(len(drawn), right, self._is_dead, timing, self._is_disturbed, now))
-            self.drafting.verdict = self._drafter.verdict
         self._is_disturbed = False
 
     def _propose(self) -> Sequence[int]:

@@ -41,11 +41,13 @@ class _Least:
         self.of: dict[int, tuple[float, ...]] = {}
 
     def note(self, rows: int, each_s: tuple[float, ...], streams: int) -> None:
-        known = self.of.get(rows, each_s)
-        if len(known) != len(each_s):  # the route was repaired
-            known = each_s
+        known = self.of.get(rows)
+        if known is None or len(known) != len(each_s):  # the route was repaired
+            self.of[rows] = each_s
+            return
         rise = 1 + _RISE / streams**2
-        self.of[rows] = tuple([min(old * rise, new) for old, new in zip(known, each_s, strict=True)])
+        risen = [old * rise for old in known]
+        self.of[rows] = tuple(map(min, risen, each_s))
 
     @property
     def one_s(self) -> float | None:
@@ -181,7 +183,7 @@ class RouteCosts:
         if timing.rows == 1:
             self._due = max(0, self._due - 1)
             self.token_s = _moved(self.token_s, timing.seconds)
-            if self.share <= _FLIGHT:  # drafts behind it have not delayed it
+            if self._drafting and self.share <= _FLIGHT:  # drafts behind it have not delayed it
                 self._drafting = 0
 
 
