@@ -320,7 +320,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     except ImportError:
         return asyncio.run(main)
 
-    class Loop(uvloop.Loop):
+    class Loop(uvloop.Loop):  # type: ignore[misc]
         """uvloop, whose own clock counts whole milliseconds: a round on one machine takes two of them."""
 
         time = staticmethod(monotonic)
