@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from manyhands.errors import ModelError
 
 GGUF_SUFFIX: Final = ".gguf"
+GGUF_METHOD: Final = "gguf"  # quantization_config.quant_method of a config that is made of a header
 PLAIN_BITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("F4", "E2M1"), 4),
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),

@@ -10,8 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from manyhands.checkpoint.gguf import SUFFIX, read_gguf
-from manyhands.checkpoint.gguf_model import tensor_entries
+from manyhands.checkpoint.dtypes import GGUF_SUFFIX as SUFFIX
 from manyhands.checkpoint.header import TensorEntry, read_header
 from manyhands.errors import ModelError
 
@@ -83,6 +82,9 @@ def read_file(path: Path) -> list[TensorEntry]:
 @lru_cache(maxsize=8)
 def _gguf_entries(path: Path, size: int, mtime_ns: int) -> tuple[TensorEntry, ...]:
     """Kept because a header is read in a tenth of a second: it holds the vocabulary too, which is not kept."""
+    from manyhands.checkpoint.gguf import read_gguf
+    from manyhands.checkpoint.gguf_model import tensor_entries
+
     return tuple(tensor_entries(read_gguf(path)))
 
 

@@ -7,21 +7,25 @@ peers are the bytes of the file itself. They are made anew when the file has cha
 import hashlib
 import json
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from manyhands.checkpoint.dtypes import GGUF_SUFFIX as SUFFIX
 from manyhands.checkpoint.folder import write_atomic
-from manyhands.checkpoint.gguf import SUFFIX, Gguf, ReadRange, read_gguf
-from manyhands.checkpoint.gguf_model import config_json
-from manyhands.checkpoint.gguf_tokenizer import tokenizer_files
 from manyhands.errors import ModelError
+
+if TYPE_CHECKING:
+    from manyhands.checkpoint.gguf import Gguf, ReadRange
 
 FILES: Final = "files"  # the folder in `home`
 _STAMP: Final = ".made.json"  # of what the small files were made, and by which version of this code
 _VERSION: Final = 1
 
 
-def small_files(gguf: Gguf, read: ReadRange) -> dict[str, bytes]:
+def small_files(gguf: "Gguf", read: "ReadRange") -> dict[str, bytes]:
     """config.json and the tokenizer's files of the model in a GGUF file. Raises ModelError."""
+    from manyhands.checkpoint.gguf_model import config_json
+    from manyhands.checkpoint.gguf_tokenizer import tokenizer_files
+
     return {"config.json": config_json(gguf, read), **tokenizer_files(gguf)}
 
 
@@ -50,6 +54,8 @@ def _is_made(folder: Path, file: Path, stamp: bytes) -> bool:
 
 
 def _make(folder: Path, file: Path, stamp: bytes) -> None:
+    from manyhands.checkpoint.gguf import read_gguf
+
     def read(start: int, end: int) -> bytes:
         with file.open("rb") as handle:
             handle.seek(start)

@@ -12,12 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from manyhands.checkpoint.dtypes import stored_bytes
+from manyhands.checkpoint.dtypes import GGUF_METHOD, stored_bytes
 from manyhands.checkpoint.gguf import Gguf, GgufTensor, ReadRange
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.errors import ModelError
 
-METHOD: Final = "gguf"  # quantization_config.quant_method of what is made here
 _DROPPED: Final = (
     "rope_freqs.weight",
     "rope_factors_short.weight",
@@ -261,7 +260,7 @@ def _sizes(keys: _Keys, arch: _Architecture, shapes: Mapping[str, GgufTensor]) -
         "max_position_embeddings": keys.count("context_length"),
         "vocab_size": shapes["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in shapes,
-        "quantization_config": {"quant_method": METHOD, **dict.fromkeys(arch.conventions, True)},
+        "quantization_config": {"quant_method": GGUF_METHOD, **dict.fromkeys(arch.conventions, True)},
     }
     for name, tensor in (("attention_bias", "attn_output"), ("mlp_bias", "ffn_gate")):
         if f"blk.0.{tensor}.bias" in shapes:

@@ -280,7 +280,7 @@ def served_name(model: str) -> str:
 
 def told_url(url: str) -> str:
     """`url` as it can be typed on another machine too: with this machine's own address in place of 0.0.0.0 and [::]."""
-    from manyhands.member.neighbours import reachable
+    from manyhands.net.own_address import reachable
 
     scheme, _, addr = url.partition("://")
     return f"{scheme}://{reachable(NodeAddr.parse(addr))}"

@@ -78,7 +78,8 @@ class MemberOptions:
 def config_of(wish: MemberOptions, name: str, key: "NodeKey", ticket: "Ticket", found: "Settings") -> "MemberConfig":
     """What the options and the configuration say. Raises BadRequest."""
     from manyhands.member.config import MemberConfig
-    from manyhands.member.neighbours import reachable, relays_for, split_nodes
+    from manyhands.member.neighbours import relays_for, split_nodes
+    from manyhands.net.own_address import reachable
     from manyhands.place.joining import strategy_of
     from manyhands.place.machines import parse_bytes
     from manyhands.resources import num_cores

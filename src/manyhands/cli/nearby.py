@@ -11,7 +11,7 @@ from manyhands.cli import options
 from manyhands.cli.progress import clear_line, doing
 from manyhands.core import NodeAddr
 from manyhands.errors import BadRequest, LinkClosed, WrongCode
-from manyhands.member.neighbours import reachable
+from manyhands.net.own_address import reachable
 from manyhands.net.pairing.code import TICKET_WAY, read_code
 from manyhands.net.pairing.dial import ask_ticket
 from manyhands.plain import one_line

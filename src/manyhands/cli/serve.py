@@ -199,7 +199,7 @@ async def _host(
     """Load the span, offer what could be loaded beside it, listen, and say so. Returns the ticket that names this node too."""
     from manyhands.checkpoint.folder import read_config
     from manyhands.member.loadable import offer_folder
-    from manyhands.member.neighbours import reachable
+    from manyhands.net.own_address import reachable
     from manyhands.weights.names import is_here
     from manyhands.weights.refetch import use_fetched
     from manyhands.worker.runner import precision_note

@@ -3,7 +3,7 @@
 home.py      what a machine keeps of its swarm, and states of what runs
 process.py   whether what wrote such a file still runs
 member.py    the node, its directory, how it comes in, leaves, and is found again
-neighbours.py  where this node is among the others: its address, the list of nodes, which are local
+neighbours.py  where this node is among the others: its relays, the list of nodes, which are local
 weights.py   the model as the swarm names it, and its files: from this disk, from peers, from the hub
 hosting.py   which layers, loading them, moving to others (make before break), balance
 view.py      the swarm as this member sees it, for people and as JSON; pure

@@ -20,10 +20,11 @@ from manyhands.core import EdgeHealth, NodeAddr, NodeId, Span, SpanInfo, SpanLoa
 from manyhands.errors import BadRequest, LinkClosed
 from manyhands.member.bootstrap import Bootstrap, suspended_s
 from manyhands.member.config import MemberConfig
-from manyhands.member.neighbours import Neighbours, reachable, say_not_admitted
+from manyhands.member.neighbours import Neighbours, say_not_admitted
 from manyhands.member.surroundings import stated
 from manyhands.member.view import SwarmSnapshot
 from manyhands.member.weights import ServedModel
+from manyhands.net.own_address import reachable
 from manyhands.net.reach import Book
 from manyhands.net.relay.tunnel import relayed
 from manyhands.net.transport import Link, Transport

@@ -1,6 +1,5 @@
-"""Where this node is among the others: its own address and relays, the nodes of the swarm file, which nodes are local."""
+"""Where this node is among the others: its relays, the nodes of the swarm file, which nodes are local."""
 
-import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -44,18 +43,6 @@ def _say_not_admitted(record: Record, scope: Scope) -> str:
     where = ", ".join(str(addr) for addr in record.addresses) or "an unknown address"
     ways = f"start with --allow {record.node}" + (" or --scope public" if scope == "lan" else "")
     return f"{record.name} at {where} is not used: scope {scope} does not admit it; {ways}"
-
-
-def reachable(bound: NodeAddr) -> NodeAddr:
-    """The address to tell others: for a wildcard, this machine's own on its default route, else loopback."""
-    if bound.host not in ("0.0.0.0", "::"):
-        return bound
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET: picks the interface, sends nothing
-            return NodeAddr(probe.getsockname()[0], bound.port, bound.node)
-        except OSError:
-            return NodeAddr("127.0.0.1", bound.port, bound.node)
 
 
 def relays_for(ticket: Ticket, named: Sequence[NodeAddr]) -> tuple[NodeAddr, ...]:

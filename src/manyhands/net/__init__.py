@@ -16,5 +16,6 @@ reach         one Transport for every way to a peer: direct, iroh, relay
 memory        the same without a network, for tests
 pool          links by (peer, lane), dialled once
 watch         heartbeats on every link; liveness says what silence means, kernel reads TCP's counters
+own_address   the address that others reach this machine at
 setbacks      peers and addresses that could not be dialled lately
 """

@@ -4,7 +4,6 @@ A Transport is one node's way in and out; a Link carries the messages of one lan
 keys. Neither reads messages, except Hello (which node the peer is) and Ping (its round trip).
 """
 
-import statistics
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
@@ -126,7 +125,7 @@ def check_lane(message: Message, lane: Lane) -> None:
 
 
 def note_rtt(health: EdgeHealth, rtt_s: float) -> None:
-    """Add one round trip; `health.rtt_s` is the median of the last MAX_RTT_SAMPLES."""
+    """Add one round trip; `health.rtt_s` is the median of the last MAX_RTT_SAMPLES, of an even number the upper."""
     health.rtt_samples.append(rtt_s)
     del health.rtt_samples[:-MAX_RTT_SAMPLES]
-    health.rtt_s = statistics.median(health.rtt_samples)
+    health.rtt_s = sorted(health.rtt_samples)[len(health.rtt_samples) // 2]

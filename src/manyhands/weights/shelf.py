@@ -17,8 +17,8 @@ from stat import S_ISREG
 from typing import Final, Literal
 
 from manyhands.checkpoint.config_fields import read_facts
+from manyhands.checkpoint.dtypes import GGUF_SUFFIX as SUFFIX
 from manyhands.checkpoint.folder import MANIFEST, read_entries, write_atomic
-from manyhands.checkpoint.gguf import SUFFIX
 from manyhands.checkpoint.gguf_folder import FILES as LINKS
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.manifest import Manifest

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from manyhands.checkpoint.config_fields import parse_config
-from manyhands.checkpoint.gguf_model import METHOD
+from manyhands.checkpoint.dtypes import GGUF_METHOD
 from manyhands.checkpoint.quantised import read_quantised
 from manyhands.core import Precision, caches_codes, weight_precision
 from manyhands.engine import golden
@@ -71,7 +71,7 @@ def _check_native(precision: Precision, *, quantised: bool) -> None:
 def is_gguf(config: Mapping[str, Any]) -> bool:
     """Whether this is the config of a GGUF file."""
     stored = config.get("quantization_config")
-    return isinstance(stored, dict) and stored.get("quant_method") == METHOD
+    return isinstance(stored, dict) and stored.get("quant_method") == GGUF_METHOD
 
 
 def is_quantised(config: Mapping[str, Any]) -> bool:

@@ -10,52 +10,54 @@ latent     deepseek_v3, minicpm3
 
 import json
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from manyhands.errors import ModelError
-from manyhands.program.families import experts, gemma, latent, layernorm, llama, wrapped
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Program
 
 _LONGEST: Final = 1 << 22  # bytes of a config.json; the largest of the hub have some 20,000
-FAMILIES: Final[Mapping[str, Callable[[Fields], Program]]] = {
-    "cohere2": layernorm.cohere2,
-    "deepseek_v3": latent.deepseek_v3,
-    "ernie4_5": llama.ernie4_5,
-    "gemma": gemma.gemma,
-    "gemma2": gemma.gemma2,
-    "gemma3_text": gemma.gemma3_text,
-    "glm4": wrapped.glm4,
-    "gpt_neox": layernorm.gpt_neox,
-    "gpt_oss": experts.gpt_oss,
-    "granite": llama.granite,
-    "llama": llama.llama,
-    "minicpm3": latent.minicpm3,
-    "mistral": llama.mistral,
-    "mixtral": experts.mixtral,
-    "nemotron": layernorm.nemotron,
-    "olmo2": wrapped.olmo2,
-    "olmo3": wrapped.olmo3,
-    "phi": layernorm.phi,
-    "phi3": llama.phi3,
-    "qwen2": llama.qwen2,
-    "qwen2_moe": experts.qwen2_moe,
-    "qwen3": llama.qwen3,
-    "qwen3_moe": experts.qwen3_moe,
-    "smollm3": llama.smollm3,
-    "stablelm": layernorm.stablelm,
-    "starcoder2": layernorm.starcoder2,
+# model_type -> the module with the function of that name: a node loads the one that it needs.
+FAMILIES: Final[Mapping[str, str]] = {
+    "cohere2": "layernorm",
+    "deepseek_v3": "latent",
+    "ernie4_5": "llama",
+    "gemma": "gemma",
+    "gemma2": "gemma",
+    "gemma3_text": "gemma",
+    "glm4": "wrapped",
+    "gpt_neox": "layernorm",
+    "gpt_oss": "experts",
+    "granite": "llama",
+    "llama": "llama",
+    "minicpm3": "latent",
+    "mistral": "llama",
+    "mixtral": "experts",
+    "nemotron": "layernorm",
+    "olmo2": "wrapped",
+    "olmo3": "wrapped",
+    "phi": "layernorm",
+    "phi3": "llama",
+    "qwen2": "llama",
+    "qwen2_moe": "experts",
+    "qwen3": "llama",
+    "qwen3_moe": "experts",
+    "smollm3": "llama",
+    "stablelm": "layernorm",
+    "starcoder2": "layernorm",
 }
 
 
 def build_program(config: Mapping[str, Any], where: str = "config.json") -> Program:
     """The Program of a parsed config.json. Raises ModelError in one line for what cannot be computed exactly."""
     family = config.get("model_type")
-    recipe = FAMILIES.get(family) if isinstance(family, str) else None
-    if recipe is None:
+    module = FAMILIES.get(family) if isinstance(family, str) else None
+    if module is None:
         shown = repr(family)[:80]
         raise ModelError(f"{where}: model_type is {shown}; there are recipes for {', '.join(FAMILIES)}")
+    recipe: Callable[[Fields], Program] = getattr(import_module(f"{__name__}.{module}"), str(family))
     return recipe(Fields(config, where))
 
 
