@@ -69,6 +69,8 @@ def main() -> None:
     """Entry point. Every expected error is one line on stderr and an exit code."""
     hide_secrets()
     log_plainly()
+    # numpy would start a thread for each core, which spins for a while, for products that the engine computes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         app()
     except ManyhandsError as error:

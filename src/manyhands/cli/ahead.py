@@ -8,13 +8,15 @@ import contextlib
 import importlib
 import warnings
 
+from manyhands.cli.process import uncollected
+
 _NODE = (
     "manyhands.cli.signals",
     "manyhands.cli.tls",
     "manyhands.host_node",
     "manyhands.member.home",
     "manyhands.member.loadable",
-    "manyhands.member.neighbours",
+    "manyhands.net.own_address",
     "manyhands.origin.sampling",
     "manyhands.weights.refetch",
     "manyhands.weights.shelf",
@@ -59,9 +61,10 @@ def import_ahead(
     *, owns_requests: bool, has_ends: bool = False, is_member: bool = False, has_api: bool = False
 ) -> None:
     """Import what a node that hosts uses, and beyond that what owners of requests, ends, members and gateways use."""
-    for name in _NODE + _ENDS * has_ends + _ORIGIN * owns_requests + _MEMBER * is_member + _GATEWAY * has_api:
-        importlib.import_module(name)
-    with warnings.catch_warnings():
+    with uncollected():
+        for name in _NODE + _ENDS * has_ends + _ORIGIN * owns_requests + _MEMBER * is_member + _GATEWAY * has_api:
+            importlib.import_module(name)
+    with uncollected(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # pydantic.v1 has one on Python 3.14
         for name in _OF_LIBRARIES * has_api:
             with contextlib.suppress(ImportError):

@@ -8,6 +8,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
+from manyhands.cli.process import uncollected
 from manyhands.cli.values import read_plainly
 
 # Name -> what it does, in the order of the help. The module of the same name (or of MODULES) defines a function of that
@@ -54,7 +55,8 @@ class LazyCommands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Raises KeyError for what is no command."""
         COMMANDS[name]
-        module = import_module(f"manyhands.cli.{MODULES.get(name, name)}")
+        with uncollected():
+            module = import_module(f"manyhands.cli.{MODULES.get(name, name)}")
         parent = typer.Typer(add_completion=False, rich_markup_mode=None)
         parent.callback()(_nothing)  # so that it is a group even with one command
         if hasattr(module, "app"):

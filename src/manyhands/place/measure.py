@@ -296,10 +296,13 @@ def _speed_by_bandwidth(shape: ModelShape) -> Speed:
 
     parts = [np.zeros((1 << 26) // num_cores(), np.float32) for _ in range(num_cores())]
     square = np.ones((512, 512), np.float32)
+    squares = [square] * num_cores()  # one product a core: BLAS has one thread (cli/__init__.py)
     with ThreadPoolExecutor(num_cores()) as pool:
-        read_s, product_s = paired(lambda: list(pool.map(np.sum, parts)), lambda: square @ square, steps=5)
+        read_s, product_s = paired(
+            lambda: list(pool.map(np.sum, parts)), lambda: list(pool.map(square.dot, squares)), steps=5
+        )
     byte_s = read_s / sum(part.nbytes for part in parts)
-    weight_s = product_s / 512**3
+    weight_s = product_s / len(squares) / 512**3
     layer = max(shape.layer_bytes)
     row_s = weight_s * layer / _WEIGHT_BYTES[weight_precision(shape.precision)]
     return Speed(layer * byte_s, row_s, shape.ends_bytes * byte_s, 0.0, 1.0, "bandwidth")
