@@ -65,6 +65,7 @@ def test_each_panel_in_chromium(tmp_path: Path, chromium: str) -> None:
             text=True,
             timeout=400,
         )
+    print(ran.stdout)  # noqa: T201 - what was checked, and when the page took input
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "every check passed" in ran.stdout
 

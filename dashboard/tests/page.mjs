@@ -65,6 +65,15 @@ async function accessible(page, where) {
   assert.deepEqual(found, [], `axe, ${where}`);
 }
 
+/** No finding of axe in the light and in the dark, and a picture of each. */
+async function inBothColours(page, name) {
+  for (const colorScheme of ["light", "dark"]) {
+    await page.emulateMedia({ colorScheme });
+    await accessible(page, `${name}, ${colorScheme}`);
+    await shot(page, `${colorScheme}-${name}`);
+  }
+}
+
 const checks = {
   async "the policy of the page is kept, and nothing breaks it"() {
     const context = await browser.newContext();
@@ -121,8 +130,7 @@ const checks = {
     const page = await open("light", 1320, 860);
     await page.goto(`${told.url}/`);
     await page.waitForSelector(".nodes li");
-    await accessible(page, "empty chat");
-    await shot(page, "light-empty");
+    await inBothColours(page, "empty");
     await page.keyboard.type("Once upon a time");
     await page.keyboard.press("Enter");
     await page.waitForFunction(() => document.querySelectorAll("[data-token]").length > 5);
@@ -143,8 +151,7 @@ const checks = {
     assert.equal(await page.getAttribute('[role="slider"]', "aria-valuenow"), "2");
     await page.locator("article:last-of-type .token").nth(7).click();
     assert.match(await page.textContent(".cause"), /^Token 8/);
-    await accessible(page, "chat");
-    await shot(page, "light-chat");
+    await inBothColours(page, "chat");
     await page.context().close();
   },
 
@@ -175,8 +182,7 @@ const checks = {
     assert.equal(await page.locator(".notice.bad").allTextContents().then((said) => said.join()), "");
     assert.match(await page.textContent(".results"), /laptop/);
     assert.equal(await page.locator(".results .big").count(), 2);
-    await accessible(page, "plan");
-    await shot(page, "light-plan");
+    await inBothColours(page, "plan");
     await page.click("button:has-text('Another machine')");
     assert.equal(await page.locator("fieldset").count(), 2);
     await page.context().close();
@@ -188,8 +194,7 @@ const checks = {
     await page.waitForSelector("tbody tr");
     await page.locator("td button").first().click();
     assert.match(await page.textContent(".more"), /node-0/);
-    await accessible(page, "jobs");
-    await shot(page, "dark-jobs");
+    await inBothColours(page, "jobs");
     await page.context().close();
   },
 
@@ -206,12 +211,45 @@ const checks = {
     await page.context().close();
   },
 
+  async "every panel is reached and used by keys alone, and what has the focus shows it"() {
+    const page = await open("light", 1320, 860);
+    await page.goto(`${told.url}/#/swarm`);
+    await page.waitForSelector(".legend");
+    const focused = () =>
+      page.evaluate(() => {
+        const one = document.activeElement;
+        const { outlineStyle, outlineWidth } = getComputedStyle(one);
+        return { name: one.ariaLabel || one.textContent.trim(), shows: outlineStyle !== "none" && parseFloat(outlineWidth) >= 2 };
+      });
+    const tab = async (name) => {
+      for (let steps = 0; steps < 30; steps++) {
+        await page.keyboard.press("Tab");
+        const now = await focused();
+        assert.ok(now.shows, `the focus is not seen on ${now.name}`);
+        if (now.name.startsWith(name)) return;
+      }
+      assert.fail(`Tab does not reach ${name}`);
+    };
+    await tab("Skip to content");
+    for (const name of ["manyhands", "Chat", "Swarm", "Add a machine", "Plan", "Jobs"]) await tab(name);
+    await page.keyboard.press("Enter");
+    await page.waitForSelector("tbody tr");
+    await tab("Details of the request");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".more");
+    await page.goto(`${told.url}/#/plan`);
+    await page.waitForSelector("text=Compare");
+    await tab("Compare");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".results");
+    await page.context().close();
+  },
+
   async "a node that dies is seen in the answer and in the swarm, and the text goes on"() {
     const page = await open("dark", 1320, 860);
     await page.goto(`${told.url}/#/swarm`);
     await page.waitForFunction(() => document.querySelectorAll("tbody tr").length >= 4);
-    await accessible(page, "swarm");
-    await shot(page, "dark-swarm");
+    await inBothColours(page, "swarm");
     await page.click("nav >> text=Chat");
     await page.click("summary");
     await page.fill('input[max="32768"]', "500");
@@ -232,14 +270,12 @@ const checks = {
       const [figures, composer] = [[...document.querySelectorAll(".figures")].at(-1), document.querySelector(".composer .box")];
       return figures.getBoundingClientRect().bottom <= composer.getBoundingClientRect().top; // the page followed the answer
     });
-    await accessible(page, "chat after a repair");
-    await shot(page, "dark-repair");
+    await inBothColours(page, "repair");
     await page.click("nav >> text=Swarm");
     await page.waitForSelector("text=node-1 left (layers 4–7)");
     await page.waitForSelector("text=Layers 4–7 are served by one node only");
     await page.waitForSelector("text=If spare-3 fails, tales stops until another node serves layers 4–7");
-    await accessible(page, "swarm after a loss");
-    await shot(page, "dark-loss");
+    await inBothColours(page, "loss");
     await page.context().close();
   },
 
@@ -256,8 +292,7 @@ const checks = {
     await page.waitForSelector("text=Make a key");
     await page.click("nav >> text=Add a machine");
     await page.waitForSelector("text=No machine can join here"); // `local` is no swarm's member
-    await accessible(page, "a gateway that nothing can join");
-    await shot(page, "light-add-none");
+    await inBothColours(page, "add-none");
     await page.click("nav >> text=Keys");
     await page.fill('input[pattern]', "guest");
     await page.locator('input[placeholder="no limit"]').nth(1).fill("30");
@@ -265,8 +300,7 @@ const checks = {
     const key = await page.textContent(".made code");
     assert.match(key, /^mhk_/);
     await page.waitForSelector("td:has-text('of 30')");
-    await accessible(page, "keys");
-    await shot(page, "light-keys");
+    await inBothColours(page, "keys");
 
     const guest = await open("light", 1320, 860);
     await guest.goto(`${told.url}/`);
@@ -319,8 +353,7 @@ const checks = {
     const page = await open("light", 1000, 800);
     await page.goto(`${told.url}/docs`);
     assert.equal(await page.evaluate(() => document.scripts.length), 0);
-    await accessible(page, "reference");
-    await shot(page, "light-docs");
+    await inBothColours(page, "docs");
     await page.context().close();
   },
 };
