@@ -1,11 +1,8 @@
 """How commands call a running gateway: one HTTP call at a time, its errors as ours."""
 
-import http.client
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
@@ -15,6 +12,10 @@ from manyhands.cli.owner import owner_secret
 from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError, Unauthorized
 from manyhands.plain import one_line
+
+if TYPE_CHECKING:  # urllib.request takes a tenth of what help and refusals of bad options may take
+    import urllib.error
+    import urllib.request
 
 Api = Annotated[
     str, typer.Option("--api", envvar="MANYHANDS_API", help="The gateway; default: of a node that runs here.")
@@ -40,6 +41,10 @@ def call(api: str, key: str, method: str, path: str, body: Any = None, *, timeou
 
     Raises GatewayError as the gateway says, LinkClosed if there is none, BadRequest for an address that is none.
     """
+    import http.client
+    import urllib.error
+    import urllib.request
+
     api = api or running_api()
     url, headers = api.rstrip("/") + path, headers_for(api, key)
     data = None if body is None else json.dumps(body).encode()
@@ -85,18 +90,19 @@ def _why(error: Exception) -> str:
     return str(getattr(cause, "strerror", None) or cause)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A gateway does not redirect; what does would be given the key."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-def _opener(api: str) -> urllib.request.OpenerDirector:
+def _opener(api: str) -> "urllib.request.OpenerDirector":
     """What opens URLs of `api`: never a redirect's, and those of this machine not through the proxy of the environment."""
+    import urllib.request
+
+    class NoRedirect(urllib.request.HTTPRedirectHandler):
+        """A gateway does not redirect; what does would be given the key."""
+
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
     is_here = is_loopback(urlsplit(api).hostname or "")
     proxies = [urllib.request.ProxyHandler({})] if is_here else []
-    return urllib.request.build_opener(_NoRedirect, *proxies)
+    return urllib.request.build_opener(NoRedirect, *proxies)
 
 
 def check_address(api: str) -> None:
@@ -110,7 +116,7 @@ def check_address(api: str) -> None:
         raise BadRequest(f"--api is {api!r:.100}; it is of the form {DEFAULT_API}")
 
 
-def _error(error: urllib.error.HTTPError) -> GatewayError:
+def _error(error: "urllib.error.HTTPError") -> GatewayError:
     """The error in an answer's body; whatever else answers, its status."""
     try:
         return refusal_of(json.load(error)["error"], error.code)
