@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -298,5 +299,8 @@ def test_an_answer_that_is_cut_goes_on(folder: Path, monkeypatch: pytest.MonkeyP
                 assert "".join([piece async for piece in both.answer(messages, stats)]) == whole
                 assert not cuts and stats.resumed == len(stats.notices) == 2 and "resumed 2 times" in str(stats)
                 assert api in stats.notices[0] and stats.tokens == 12
+                assert "resumed once" in str(replace(stats, resumed=1))
+                both._apis.remove(api)
+                assert await both.waits_for() == "the gateway does not answer; waiting for it"
 
     asyncio.run(main())

@@ -64,7 +64,7 @@ def test_repairs_are_told_and_an_error_is_one(capsys: pytest.CaptureFixture[str]
     with pytest.raises(GatewayError, match="no node holds layers 3-5"):
         telling.take({"detail": "no node holds layers 3-5", "code": "shard_unavailable"})
     done = {"timings": {}, "tokens_generated": 0, "reshard_events": [{}], "exactness": "E0", "finish_reason": "stop"}
-    assert figures(done) == "0 tokens · 1 repairs · exactness E0 · finish: stop"
+    assert figures(done) == "0 tokens · 1 repair · exactness E0 (the same bits on any nodes) · finish: stop"
 
 
 @pytest.mark.parametrize(

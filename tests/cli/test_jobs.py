@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from manyhands.cli.jobs import HEADINGS, job_lines
+from manyhands.cli.jobs import HEADINGS, job_lines, jobs
 
 
 def job(**changes: Any) -> dict[str, Any]:
@@ -50,6 +50,14 @@ def test_no_heading_is_cut_on_a_narrow_terminal(width: int) -> None:
         "api completions · repairs 2 · route desk > laptop > nas",
     ]
     assert job_lines([], 0.0, width)[0].split()[0] == "job"
+
+
+def test_a_gateway_that_had_no_request_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("manyhands.cli.jobs.call", lambda *_: {"jobs": []})
+    jobs()
+    assert capsys.readouterr().out == "no request has come to this gateway yet\n"
 
 
 def test_names_of_others_are_one_line() -> None:

@@ -88,5 +88,5 @@ def test_tiny_makes_a_model(tmp_path: Path) -> None:
 
 
 def test_unknown_model_is_one_clear_error() -> None:
-    with pytest.raises(ModelError, match="neither a folder"):
+    with pytest.raises(ModelError, match="no folder or GGUF file here"):
         run("inspect", "nonsense")

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import pytest
 
-from manyhands.cli.show import explained, show_answer, told_of
+from manyhands.cli.lines import explained
+from manyhands.cli.show import show_answer, told_of
 from manyhands.core import NodeAddr, Span
 from manyhands.origin.repair_plan import Event
 

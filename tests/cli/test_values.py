@@ -34,6 +34,11 @@ def test_every_parameter_says_what_it_is_without_types_of_pythons(name: str) -> 
     assert said and not re.search(r"<(str|int|float|path|list)", said)
 
 
+def test_a_required_argument_stands_in_the_usage_line_as_in_our_pages() -> None:
+    assert re.search(r"up \[OPTIONS\] MODEL\n", CliRunner().invoke(app, ["up", "--help"]).stdout)
+    assert re.search(r"chat \[OPTIONS\] \[MODEL\]\n", CliRunner().invoke(app, ["chat", "--help"]).stdout)
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [

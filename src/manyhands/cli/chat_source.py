@@ -64,7 +64,7 @@ class Stats:
             f"first after {self.first_s:.3f} s",
             f"longest pause {self.pause_s:.1f} s" if self.repairs or self.pause_s >= SHOWN_PAUSE_S else "",
             f"{self.cached} cached" if self.cached else "",
-            f"resumed {self.resumed} times" if self.resumed else "",
+            f"resumed {_times(self.resumed)}" if self.resumed else "",
             f"finish: {self.finish_reason or 'stopped'}",
         ]
         return "\n".join([" · ".join(part for part in parts if part), *self.repairs, *self._routes()])
@@ -175,6 +175,8 @@ class GatewaySource:
         try:
             path = f"/api/jobs/{self._job}"
             return waiting_for(await asyncio.to_thread(call, self._apis[0], self._key, "GET", path, timeout_s=ASK_S))
+        except LinkClosed:
+            return "the gateway does not answer; waiting for it"
         except (ManyhandsError, KeyError, TypeError):
             return waiting_for(None)
 
@@ -215,6 +217,10 @@ class GatewaySource:
 
     def _note_job(self, job: str) -> None:
         self._job = job
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _hop(offer: "Offer") -> dict[str, str]:

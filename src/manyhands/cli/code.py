@@ -22,7 +22,7 @@ def code(
     The code that is shown already, or else a new one; it is good for ten minutes and three wrong tries.
     """
     if new and off:
-        raise BadRequest("--new and --off: one of the two")
+        raise BadRequest("--new shows a code and --off shows none: give one of the two")
     told = _told(api or running_api(), api_key, new=new, off=off)
     if as_json:
         print_json({"swarm": told["swarm"], "code": told["code"]})

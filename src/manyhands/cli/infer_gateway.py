@@ -10,7 +10,7 @@ import typer
 
 from manyhands.cli.chat_events import events_of
 from manyhands.cli.client import GatewayError, call, check_address, print_json, running_api
-from manyhands.cli.lines import fitted
+from manyhands.cli.lines import explained, fitted
 from manyhands.cli.progress import clear_line, doing
 from manyhands.core import PathKind, SamplingParams
 from manyhands.plain import one_line, without_controls
@@ -80,14 +80,14 @@ class Telling:
 
 def figures(done: Mapping[str, Any]) -> str:
     """The last line: of the `done` event."""
-    timings = done["timings"]
+    timings, repairs = done["timings"], len(done["reshard_events"])
     speed, first = timings.get("decode_tokens_per_s"), timings.get("ttft_ms")
     parts = [
         f"{done['tokens_generated']} tokens",
         f"{speed:.1f} tokens/s" if speed else "",
         f"first after {first / 1e3:.3f} s" if first is not None else "",
-        f"{len(done['reshard_events'])} repairs" if done["reshard_events"] else "",
-        f"exactness {done['exactness']}",
+        f"{repairs} repair{'s' * (repairs > 1)}" if repairs else "",
+        explained(done["exactness"]),
         f"finish: {done['finish_reason']}",
     ]
     return " · ".join(part for part in parts if part)

@@ -29,6 +29,9 @@ def jobs(
     if as_json:
         print_json(told)
         return
+    if not told["jobs"]:
+        typer.echo("no request has come to this gateway yet")
+        return
     heading, *lines = job_lines(told["jobs"], time.time(), width_of(sys.stdout))
     typer.echo(heading)
     for job, line in zip(told["jobs"], lines, strict=True):

@@ -172,7 +172,8 @@ async def _stay(
         finally:
             watch.cancel()
             update_ticket(home, member.remembered())
-        tell("leaving", "leaving: handing sessions over (Ctrl-C again to leave at once)")
+        again = " (Ctrl-C again to leave at once)" if tell.shows else ""
+        tell("leaving", f"leaving: handing sessions over{again}")
         await invitations.withdraw()
         await member.leave()
         await member.idle()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from manyhands.cli.lines import fitted
+from manyhands.cli.lines import explained, fitted
 from manyhands.origin import Answer, Origin
 from manyhands.plain import one_line, without_controls
 
@@ -61,12 +61,6 @@ def told_of(event: "Event") -> str:
         "pipeline_aborted": f"given up: {event.detail}",
     }.get(event.kind, event.detail)
     return one_line(f"[at token {event.at_token}: {said}]", 600)
-
-
-def explained(exactness: str) -> str:
-    """An exactness class (docs/exactness.md) in a few words."""
-    same = {"E0": "the same bits on any nodes", "E2": "equal up to rounding: the nodes compute differently"}
-    return f"exactness {exactness}" + (f" ({same[exactness]})" if exactness in same else "")
 
 
 def for_stdout(text: str) -> str:

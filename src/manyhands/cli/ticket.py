@@ -92,6 +92,7 @@ def _mine() -> Ticket:
     found = load_ticket(home_from_env())
     if found is None:
         raise BadRequest(
-            f"this machine belongs to no swarm ({home_from_env() / TICKET}): name a ticket, or begin with up"
+            f"this machine belongs to no swarm ({home_from_env() / TICKET}): give a ticket, or start one with "
+            "`manyhands up MODEL`"
         )
     return found

@@ -6,6 +6,7 @@ lists of them; `read_plainly` gives each such parameter a reader of ours. One of
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
@@ -24,6 +25,13 @@ def read_plainly(command: Any) -> None:
             is_option = parameter.param_type_name == "option"
             shown = _shown(parameter._runtime_param) if is_option else str(parameter.name).upper()
             parameter.metavar = parameter.metavar or shown
+            if not is_option and parameter.required:  # typer would write {MODEL}
+                parameter.get_usage_pieces = partial(_usage, parameter.metavar)
+
+
+def _usage(name: str, ctx: Any) -> list[str]:
+    """A required argument in the usage line."""
+    return [name]
 
 
 def _shown(reader: "PlainReader | None") -> str | None:

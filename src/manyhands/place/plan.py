@@ -109,7 +109,8 @@ class Task:
         if self.origin.memory_bytes < self.shape.process_bytes + self.shape.ends_bytes:
             raise BadRequest(
                 f"{self.origin.name} has {size(self.origin.memory_bytes)}: too little for the origin, whose process takes "
-                f"{size(self.shape.process_bytes)} and embedding and head {size(self.shape.ends_bytes)}; name another origin"
+                f"{size(self.shape.process_bytes)} and embedding and head {size(self.shape.ends_bytes)}; "
+                "give it more or name another origin"
             )
 
     @property

@@ -70,8 +70,8 @@ def parse_hub_id(name: str) -> HubId:
     if match is None or ".." in name or (name.endswith(SUFFIX) and match[3] is None):
         forms = "org/name[@revision] or hf:org/name:file.gguf"
         raise ModelError(
-            f"model {name!r} is neither a folder or GGUF file here, nor a short name ({', '.join(('tales', *SHORT_NAMES))}), "
-            f"nor a hub id like {forms}"
+            f"model {name!r} is no folder or GGUF file here, no short name ({', '.join(('tales', *SHORT_NAMES))}) and no "
+            f"hub id like {forms}"
         )
     return HubId(match[1], match[2] or "main", match[3])
 
