@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from manyhands.stalls import GRACE_S, Stalls, tick_forever
+from manyhands.stalls import GRACE_S, WINDOW_S, Stalls, tick_forever
 from manyhands.testing.clock import run_virtual
 
 
@@ -56,7 +56,7 @@ def test_memory_is_bounded_by_the_window() -> None:
     for index in range(10_000):  # every stall a little shorter than the one before: none hides another
         stalls.tick(now := now + 1.25 - index * 1e-5)
         stalls.worst_s(now)
-    assert len(stalls._late) <= stalls.window_s / stalls.period_s
+    assert len(stalls._late) <= WINDOW_S / stalls.period_s
 
 
 def test_a_clock_that_stands_or_goes_back_is_no_stall() -> None:

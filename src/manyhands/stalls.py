@@ -2,7 +2,7 @@
 
 A timer that should fire every `period_s` is noted by `tick`. What it is late by, the loop did not run: a callback held it, the
 process had no CPU, was stopped, or the machine slept. Two figures follow: `worst_s`, the longest such stall of the last
-`window_s`, and `awake_s`, a clock that stands still during stalls, by which others' silence is judged (net/liveness.py).
+WINDOW_S, and `awake_s`, a clock that stands still during stalls, by which others' silence is judged (net/liveness.py).
 """
 
 import asyncio
@@ -12,16 +12,17 @@ from typing import NoReturn
 
 # What a timer is late by on a machine that has nothing else to do, with room: less is no stall.
 GRACE_S = 0.010
+WINDOW_S = 60.0  # over which the longest stall is remembered
 
 
 class Stalls:
-    """Lateness of one event loop. Times are seconds of a monotonic clock; memory is bounded by window_s / period_s entries.
+    """Lateness of one event loop. Times are seconds of a monotonic clock; memory is bounded by WINDOW_S / period_s entries.
 
-    `count` and `total_s` are the stalls of more than GRACE_S since the start, for counters; `worst_s` covers `window_s`.
+    `count` and `total_s` are the stalls of more than GRACE_S since the start, for counters; `worst_s` covers WINDOW_S.
     """
 
-    def __init__(self, now: float, *, period_s: float = 0.25, window_s: float = 60.0) -> None:
-        self.period_s, self.window_s = period_s, window_s
+    def __init__(self, now: float, *, period_s: float = 0.25) -> None:
+        self.period_s = period_s
         self.count = 0
         self.total_s = 0.0
         self._ticked_at = now
@@ -52,8 +53,8 @@ class Stalls:
         return self._awake_s + min(max(0.0, now - self._ticked_at), self.period_s + GRACE_S)
 
     def worst_s(self, now: float) -> float:
-        """The longest stall of the last `window_s`, the present one included."""
-        while self._late and self._late[0][0] < now - self.window_s:
+        """The longest stall of the last WINDOW_S, the present one included."""
+        while self._late and self._late[0][0] < now - WINDOW_S:
             self._late.popleft()
         past_s = self._late[0][1] if self._late else 0.0
         return max(past_s, self._late_by(now - self._ticked_at))

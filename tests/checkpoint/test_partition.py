@@ -102,15 +102,11 @@ def test_tied_head_needs_the_embedding_once() -> None:
     assert ends_tensors(tied, head=False) == both[:1]
 
 
-def test_tied_by_config_keeps_a_head_that_is_stored_too() -> None:
-    assert ends_tensors(NAMES, embed=False, tied=True) == sorted(ENDS)
-
-
 def test_absent_ends_are_named() -> None:
     with pytest.raises(ModelError, match="no tensor for embed"):
         ends_tensors(["model.norm.weight"], head=False)
-    with pytest.raises(ModelError, match="no tensor for head"):
-        ends_tensors(ENDS[:2], tied=False)
+    with pytest.raises(ModelError, match="no tensor for norm"):
+        ends_tensors(["lm_head.weight"], embed=False)
 
 
 def test_layers_past_the_count_belong_to_nobody() -> None:

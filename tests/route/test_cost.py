@@ -20,13 +20,6 @@ def test_a_token_is_ends_and_layers_and_waits_and_all_legs() -> None:
     assert token_s(hops, legs, 1000, 2 * MS) == pytest.approx(47 * MS)
 
 
-def test_a_star_is_a_ring_whose_middle_legs_pass_the_origin() -> None:
-    both = Leg(10 * MS, 1e6).then(Leg(30 * MS, 1e6))
-    assert both.seconds(1000) == pytest.approx(22 * MS)
-    assert Leg(0).then(Leg(0)).seconds(1 << 30) == 0
-    assert Leg(0).then(Leg(0, 100)).seconds(100) == pytest.approx(1)
-
-
 def test_prefill_is_paced_by_the_slowest_stage() -> None:
     """Three chunks over two hops of 10 and 30 ms a chunk: 10 + 3 * 30. A hop on its own: 3 * 10."""
     fast, slow = (10, SpanCost(0, 0, 0, row_s=1e-4)), (10, SpanCost(0, 0, 0, row_s=3e-4))

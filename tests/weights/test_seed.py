@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -29,7 +29,7 @@ from manyhands.weights import seed as seeding
 from manyhands.weights.blocks import ProvenStretch
 from manyhands.weights.download import Need, pull
 from manyhands.weights.provider import PeerProvider, ProviderError
-from manyhands.weights.seed import MAX_WAITING, UploadPace, WeightServer, read_shared_model, read_want
+from manyhands.weights.seed import MAX_WAITING, WeightServer, read_shared_model, read_want
 from manyhands.wire.message import MAX_CHUNK_BYTES, Message, Part, WeightRequest, WeightsChunk, WeightsNotFound
 from tests.gguf_files import tiny_gguf
 
@@ -155,6 +155,18 @@ def test_a_file_larger_than_a_chunk_arrives_whole(folder: Path, tmp_path: Path) 
         run_virtual(main())
 
 
+def slow_down(seed: WeightServer, bytes_per_s: float) -> None:
+    """From now on `seed` pauses after each answer for as long as a line of that speed would take."""
+    answer = seed._answer
+
+    async def later(want: WeightRequest, link: Link) -> None:
+        before = seed.num_sent
+        await answer(want, link)
+        await asyncio.sleep((seed.num_sent - before) / bytes_per_s)
+
+    seed._answer = later  # type: ignore[method-assign]
+
+
 Answer = Callable[[WeightRequest], list[Message]]
 
 
@@ -181,7 +193,7 @@ def test_whatever_a_peer_answers_the_weights_are_right(folder: Path, home: Path,
         async with swarm("bad", "good") as (_, (bad, good), peers):
             await bad.seed.add(folder)
             await good.seed.add(folder)
-            good.seed.pace = UploadPace(2000)
+            slow_down(good.seed, 2000)
             honest = bad.seed.on_want
 
             def on_want(want: WeightRequest, link: Link) -> None:
@@ -206,7 +218,8 @@ def test_a_node_that_vanishes_is_replaced(folder: Path, home: Path) -> None:
         async with swarm("bad", "good") as (asker, (bad, good), peers):
             await bad.seed.add(folder)
             await good.seed.add(folder)
-            bad.seed.pace, good.seed.pace = UploadPace(3000), UploadPace(3000)
+            slow_down(bad.seed, 3000)
+            slow_down(good.seed, 3000)
             work = asyncio.ensure_future(pull(Need(build_manifest(folder).id, SPAN), peers, home))
             await asyncio.sleep(8)
             link = asker.pool.find(bad.transport.node, "bulk")
@@ -371,13 +384,13 @@ class Slow:
         self.aborted = reason
 
 
-def with_seed(body: Callable[[WeightServer, Slow], Awaitable[None]], **options: Any) -> None:
+def with_seed(body: Callable[[WeightServer, Slow], Awaitable[None]]) -> None:
     """Run `body` with a seed and a link, under the virtual clock; its tasks must have ended by then or are cancelled."""
 
     async def main() -> None:
         async with asyncio.TaskGroup() as group:
             tasks: list[asyncio.Task[None]] = []
-            seed = WeightServer(lambda work: tasks.append(group.create_task(work)), **options)
+            seed = WeightServer(lambda work: tasks.append(group.create_task(work)))
             await body(seed, Slow())
             for task in tasks:
                 task.cancel()
@@ -453,27 +466,6 @@ def test_reading_happens_off_the_event_loop(folder: Path, monkeypatch: pytest.Mo
         assert all(name.startswith("seed") for name in readers)
 
     with_seed(body)
-
-
-def test_a_cap_spreads_bytes_over_time(folder: Path) -> None:
-    async def body(seed: WeightServer, link: Slow) -> None:
-        link.may_leave.set()
-        model = await seed.add(folder)
-        for _ in range(10):
-            seed.on_want(want(model, "lm_head.weight", 0, 1000), cast(Link, link))
-        await asyncio.sleep(5.5)
-        assert len(link.sent) == 6, "1000 bytes/s, one second of burst"
-        await asyncio.sleep(20)
-        assert len(link.sent) == 10
-
-    with_seed(body, bytes_per_s=1000)
-
-
-def test_pace() -> None:
-    free, capped = UploadPace(None), UploadPace(100)
-    assert free.wait(1 << 40, 0.0) == 0
-    assert [capped.wait(100, 10.0), capped.wait(100, 10.0), capped.wait(50, 10.0)] == [0, 1.0, 1.5]
-    assert capped.wait(100, 100.0) == 0
 
 
 def test_links_to_gguf_files_are_followed_in_our_own_folders_only(tmp_path: Path, home: Path) -> None:

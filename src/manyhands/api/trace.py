@@ -4,7 +4,7 @@ Needs the extra `manyhands[trace]`; nothing of it is imported before `open_traci
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import entry_points
@@ -60,11 +60,10 @@ class _Open:
 
 
 class Tracing:
-    """An observer (run.py) and makes spans of it. `now_ns` is Unix time."""
+    """An observer (run.py) and makes spans of it."""
 
-    def __init__(self, provider: "TracerProvider", *, now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, provider: "TracerProvider") -> None:
         self._tracer: Tracer = provider.get_tracer("manyhands", __version__)
-        self._now_ns = now_ns
         self._open: dict[str, _Open] = {}
 
     def started(self, job: Job) -> None:
@@ -80,18 +79,18 @@ class Tracing:
             "manyhands.max_tokens": job.max_tokens,
             "manyhands.queue_s": job.queue_s or 0.0,
         }
-        span = self._tracer.start_span("request", caller, start_time=self._now_ns(), attributes=attributes)
+        span = self._tracer.start_span("request", caller, start_time=time.time_ns(), attributes=attributes)
         self._open[job.id] = _Open(span)
 
     def token(self, job: Job, token: Token) -> None:
         if job.completion_tokens == 1:
-            self._open[job.id].request.add_event("first token", timestamp=self._now_ns())
+            self._open[job.id].request.add_event("first token", timestamp=time.time_ns())
             self._follow(job)
 
     def event(self, job: Job, event: Event) -> None:
         """Hops that are out end, new ones begin; what happened is an event of the request's span."""
         facts: Attributes = {"nodes": ", ".join(event.nodes), "at_token": event.at_token, "detail": event.detail}
-        self._open[job.id].request.add_event(event.kind, facts, timestamp=self._now_ns())
+        self._open[job.id].request.add_event(event.kind, facts, timestamp=time.time_ns())
         self._follow(job)
 
     def ended(self, job: Job, outcome: Outcome) -> None:
@@ -103,7 +102,7 @@ class Tracing:
         self._follow(job)
         del self._open[job.id]
         for span in opened.hops.values():
-            span.end(self._now_ns())
+            span.end(time.time_ns())
         for (span, began_ns), repair in zip(opened.repairs, job.repairs, strict=True):
             span.set_attribute("manyhands.replay_s", repair.replay_s)
             span.end(began_ns + int(repair.total_s * 1e9))
@@ -111,11 +110,11 @@ class Tracing:
         request.set_attributes(_summary(job, outcome))
         if outcome == "failed":
             request.set_status(Status(StatusCode.ERROR, job.error))
-        request.end(self._now_ns())
+        request.end(time.time_ns())
 
     def _follow(self, job: Job) -> None:
         """Make the open hop spans those of the job's present route, and give each new repair its span."""
-        opened, now = self._open[job.id], self._now_ns()
+        opened, now = self._open[job.id], time.time_ns()
         present = {(hop.node, str(hop.info.span)): hop for hop in job.hops}
         for gone in [key for key in opened.hops if key not in present]:
             opened.hops.pop(gone).end(now)

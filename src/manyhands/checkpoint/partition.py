@@ -129,20 +129,17 @@ def span_tensors(names: Iterable[str], span: Span) -> list[str]:
     return found
 
 
-def ends_tensors(names: Iterable[str], *, embed: bool = True, head: bool = True, tied: bool | None = None) -> list[str]:
+def ends_tensors(names: Iterable[str], *, embed: bool = True, head: bool = True) -> list[str]:
     """The tensors of the ends, sorted: with `embed` the embeddings, with `head` the final norm and the head.
 
-    A tied head is the embedding, which `head` alone then needs too; `tied` None means: if there is no head tensor.
+    A tied head is the embedding, which `head` alone then needs too.
     Raises ModelError if a wanted role has no tensor.
     """
     roles = [(name, end_role(name)) for name in sorted(names) if layer_of(name) is None and not _UNUSED.search(name)]
     present = {role for _, role in roles}
-    is_tied = "head" not in present if tied is None else tied
-    wanted: set[EndRole] = set()
-    if embed or (head and is_tied):
-        wanted.add("embed")
+    wanted: set[EndRole] = {"embed"} if embed else set()
     if head:
-        wanted |= {"norm"} if is_tied and "head" not in present else {"norm", "head"}
+        wanted |= {"norm", "head" if "head" in present else "embed"}
     if absent := sorted(wanted - present):
         raise ModelError(f"the checkpoint holds no tensor for {absent[0]} (of embed, norm, head)")
     return [name for name, role in roles if role in wanted]

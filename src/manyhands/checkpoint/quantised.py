@@ -109,9 +109,9 @@ def _one_of(given: Mapping[str, Any], key: str, default: object, *allowed: objec
     return value
 
 
-def _group(given: Mapping[str, Any], default: object = -1) -> int:
+def _group(given: Mapping[str, Any]) -> int:
     """0 stands for a whole row."""
-    value = given.get("group_size", default)
+    value = given.get("group_size")
     if value in (None, -1):
         return 0
     if type(value) is not int or not 0 < value < 1 << 20:

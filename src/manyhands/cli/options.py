@@ -93,7 +93,6 @@ Draft = Annotated[
 ]
 Ends = Annotated[str, typer.Option("--ends", help="Where embedding and head are: origin, or edges (first, last hop).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Ticket = Annotated[str, typer.Option("--ticket", envvar="MANYHANDS_TICKET", help="The swarm's ticket (mh1...).")]
 Device = Annotated[
     str,
     typer.Option(

@@ -86,11 +86,11 @@ class Drafting:
 
 
 class NoDrafter:
-    """Never guesses. `why`: what to tell people of it."""
+    """Never guesses."""
 
-    def __init__(self, why: str = "off") -> None:
+    def __init__(self) -> None:
         self.tallies: Mapping[str, DraftTally] = {}
-        self.verdict = why
+        self.verdict = "off"
 
     def begin(self, wake: Callable[[], None]) -> None:
         return

@@ -89,14 +89,10 @@ def coverage(holdings: Sequence[Holding], num_layers: int) -> list[int]:
     return list(itertools.accumulate(changes[:num_layers]))
 
 
-def gaps(counts: Sequence[int], level: int = 0) -> list[Span]:
-    """The runs of layers that at most `level` nodes hold."""
-    edges = [i for i in range(len(counts) + 1) if (_is_low(counts, i, level)) != (_is_low(counts, i - 1, level))]
+def gaps(counts: Sequence[int]) -> list[Span]:
+    """The runs of layers that no node holds."""
+    edges = [i for i, (a, b) in enumerate(itertools.pairwise([1, *counts, 1])) if bool(a) != bool(b)]
     return [Span(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def _is_low(counts: Sequence[int], layer: int, level: int) -> bool:
-    return 0 <= layer < len(counts) and counts[layer] <= level
 
 
 def choose_span(

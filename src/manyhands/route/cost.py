@@ -41,11 +41,6 @@ class Leg:
         """For which the sender is busy with them: what follows must wait."""
         return num_bytes / self.uplink_Bps
 
-    def then(self, other: "Leg") -> "Leg":
-        """Both, one after the other, as one leg."""
-        per_byte = 1 / self.uplink_Bps + 1 / other.uplink_Bps
-        return Leg(self.rtt_s + other.rtt_s, 1 / per_byte if per_byte else math.inf)
-
 
 @dataclass(frozen=True, slots=True)
 class SpanCost:

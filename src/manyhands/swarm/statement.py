@@ -36,7 +36,6 @@ _HAS_ENDS, _IS_SPARE, _TO_LOAD = 1, 2, 4
 Verdict = Literal[
     "new", "same", "stale", "fork", "malformed", "oversized", "forged", "expired", "full", "unknown", "flood"
 ]
-REFUSED: tuple[Verdict, ...] = ("fork", "malformed", "oversized", "forged", "expired", "full", "flood")
 
 
 class RecordRefused(ProtocolError):

@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,26 +54,10 @@ class SharedModel:
     files: dict[str, ProvenStretch | MemoryFile]
 
 
-@dataclass(slots=True)
-class UploadPace:
-    """A cap on bytes per second, with one second of burst. Pure: time is an argument."""
-
-    bytes_per_s: float | None
-    _free_at: float = field(default=float("-inf"))
-
-    def wait(self, num_bytes: int, now: float) -> float:
-        """Seconds to wait before sending; takes the bytes into account at once."""
-        if self.bytes_per_s is None:
-            return 0.0
-        self._free_at = max(self._free_at, now - 1.0) + num_bytes / self.bytes_per_s
-        return max(0.0, self._free_at - now)
-
-
 class WeightServer:
     """`start` runs a task of the node. Opt-in: without a folder added it answers WeightsNotFound to everything."""
 
-    def __init__(self, start: Callable[[Coroutine[Any, Any, None]], object], bytes_per_s: float | None = None) -> None:
-        self.pace = UploadPace(bytes_per_s)
+    def __init__(self, start: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         self.num_sent = 0  # bytes of weights
         self._start = start
         self._models: dict[ModelId, SharedModel] = {}
@@ -126,10 +110,10 @@ class WeightServer:
             del self._waiting[peer]
 
     async def _answer(self, want: WeightRequest, link: Link) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            data = await loop.run_in_executor(self._reader, read_want, self._models.get(want.model), want)
-            await asyncio.sleep(self.pace.wait(len(data), loop.time()))
+            data = await asyncio.get_running_loop().run_in_executor(
+                self._reader, read_want, self._models.get(want.model), want
+            )
             link.send(WeightsChunk(want.request, want.offset, data))
             self.num_sent += len(data)
             async with asyncio.timeout(SEND_S):

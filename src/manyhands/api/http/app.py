@@ -65,12 +65,11 @@ def create_app(
     routers: Sequence[APIRouter] = (),
     cors: Sequence[str] = (),
     hosts: Sequence[str] = (),
-    open_paths: Sequence[str] = (),
 ) -> FastAPI:
     """The application: `routers`, /api/session, /api/keys, /docs and the page at /. Handlers find `app.state.gateway`,
     `request.state.caller` (a Caller) and `request.state.sender` (hosts.py).
 
-    `keys`: once it holds any, everything but OPEN_PATHS and `open_paths` needs one (access.py). `cors`: origins that
+    `keys`: once it holds any, everything but OPEN_PATHS needs one (access.py). `cors`: origins that
     browsers may call from; none unless named. `hosts`: names of this gateway beside those of where it listens.
     """
     app = _Documented(
@@ -86,7 +85,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(Exception, _on_bug)
-    opened = OPEN_PATHS.union(page_files(), open_paths)
+    opened = OPEN_PATHS.union(page_files())
     app.add_middleware(BodyGuard, limits=gateway.limits, access=access, open_paths=opened)
     if cors:
         allowed = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["retry-after", "x-request-id"]}

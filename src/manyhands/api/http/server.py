@@ -233,12 +233,6 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
         raise failure
 
 
-async def serve(app: FastAPI, host: str, port: int, *, insecure: bool = False) -> None:
-    """As `serving`, until cancelled."""
-    async with serving(app, host, port, insecure=insecure):
-        await asyncio.get_running_loop().create_future()
-
-
 def _bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

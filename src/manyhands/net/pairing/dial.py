@@ -27,7 +27,7 @@ CONNECT_S: Final = 4.0
 ASK_S: Final = 15.0  # the host may let others go first
 
 
-async def ask_ticket(ways: Sequence[NodeAddr], swarm: str, code: str, timeout_s: float = ASK_S) -> str:
+async def ask_ticket(ways: Sequence[NodeAddr], swarm: str, code: str) -> str:
     """The ticket that a machine which shows `code` for the swarm with fingerprint `swarm` gives.
 
     `ways`: addresses of that machine. The first that takes a connection is asked, once: each exchange is one guess at the
@@ -38,10 +38,10 @@ async def ask_ticket(ways: Sequence[NodeAddr], swarm: str, code: str, timeout_s:
     load()
     addr, connection = await _connect(ways)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(ASK_S):
             return await _ask(addr, connection, swarm, code)
     except TimeoutError as error:
-        raise LinkClosed(f"{addr} did not answer within {timeout_s:g} s") from error
+        raise LinkClosed(f"{addr} did not answer within {ASK_S:g} s") from error
     except ssl.SSLError as error:
         raise LinkClosed(f"{addr} shows no code of this swarm (TLS: {error.reason})") from error
     except EOFError as error:

@@ -34,12 +34,12 @@ class Lookup:
     costs a few deadlines and does not end a lookup; nodes that exist and collude near a key can hide it.
     """
 
-    def __init__(self, target: int, start: Iterable[Contact], *, own: int = 0, k: int = K, alpha: int = ALPHA) -> None:
+    def __init__(self, target: int, start: Iterable[Contact], *, own: int = 0, k: int = K) -> None:
         self.target = target
         self.num_asked = 0
         self._own = own
         self._k = k
-        self._alpha = alpha
+        self._alpha = ALPHA
         self._num_open = 0  # asked or slow
         self._num_slow = 0
         self._candidates: dict[int, _Candidate] = {}
@@ -49,7 +49,7 @@ class Lookup:
             self._add(contact, 0, 1)
 
     def to_ask(self) -> list[Contact]:
-        """Whom to ask now; at most alpha questions are open, more where many died."""
+        """Whom to ask now; at most ALPHA questions are open, up to MAX_ALPHA where many died."""
         asks: list[Contact] = []
         num_near = 0  # a slow one keeps its place, but the next is asked too: the dead are not waited for one by one
         for _, node in self._order:
@@ -154,15 +154,14 @@ class RecordFetch:
     `holders` maps a tag (a record and a version of it) to the nodes that list it.
     """
 
-    def __init__(self, holders: dict[bytes, list[Peer]], *, alpha: int = ALPHA) -> None:
+    def __init__(self, holders: dict[bytes, list[Peer]]) -> None:
         self._waiting = {tag: list(peers) for tag, peers in holders.items()}
         self._open: dict[NodeId, dict[bytes, list[Peer]]] = {}
-        self._alpha = alpha
 
     def to_ask(self) -> list[tuple[Peer, list[bytes]]]:
-        """Whom to ask for which tags; one open question per holder, at most alpha in all."""
+        """Whom to ask for which tags; one open question per holder, at most ALPHA in all."""
         asks = []
-        while len(self._open) < self._alpha and (holder := self._next_holder()) is not None:
+        while len(self._open) < ALPHA and (holder := self._next_holder()) is not None:
             tags = [tag for tag, known in self._waiting.items() if holder in known][:FETCH_TAGS]
             self._open[holder.node] = {tag: self._waiting.pop(tag) for tag in tags}
             asks.append((holder, tags))
