@@ -1,9 +1,10 @@
-"""Texts of peers, clients and models, made fit for a line of a log or for a terminal. Pure.
+"""What lines of logs and terminals show: texts of peers, clients and models made fit for them, sizes in bytes. Pure.
 
 A terminal obeys control characters (ESC moves the cursor, renames the window, hides what was printed), a log ends its line
 at a line break, and bidirectional overrides show a text in another order than it has. So no foreign text is printed raw.
 """
 
+import math
 import re
 from typing import Final
 
@@ -24,3 +25,13 @@ def one_line(text: object, limit: int = LIMIT) -> str:
 def without_controls(text: str) -> str:
     """`text` of a model for a terminal: its lines, tabs and letters of every script, without what a terminal would obey."""
     return _CONTROL.sub("", text)
+
+
+def size_of(num_bytes: float, *, is_limit: bool = False) -> str:
+    """Bytes for people: 3.2 GB. `is_limit`: rounded up, so that what is shown is enough."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= factor:
+            digits = 1 if num_bytes < 10 * factor else 0
+            shown = math.ceil(num_bytes / factor * 10**digits) / 10**digits if is_limit else num_bytes / factor
+            return f"{shown:.{digits}f} {unit}"
+    return f"{num_bytes:.0f} B"

@@ -76,9 +76,7 @@ def test_doctor_lists_the_devices_of_torch(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch_program, "devices_here", lambda: [torch_program.Here("torch-cpu", "CPU", None), *gpu])
     device, torch = list(checks.check_device(2, 0.0))
     assert device.level == "ok" and "the native engine" in device.said
-    assert (
-        "torch-cpu, cuda:0 (Some GPU, 23.0 GB free), xpu:0 (Another, free memory unknown: give --memory)" in torch.said
-    )
+    assert "torch-cpu, cuda:0 (Some GPU, 23 GB free), xpu:0 (Another, free memory unknown: give --memory)" in torch.said
     assert "no GPU has been tried" in torch.said
     monkeypatch.setenv(FORCED, "torch-cpu")
     assert "torch-cpu computes in torch, in class E2" in next(iter(checks.check_device(2, 0.0))).said

@@ -18,7 +18,7 @@ def test_a_narrow_terminal_keeps_the_name_and_drops_the_bar() -> None:
     wide, narrow = phase.line(4.0, 120), phase.line(4.0, 46)
     assert "━─" in wide and wide.endswith("49 MB of 98 MB  12 MB/s")
     assert len(narrow) < 46 and "loading SmolLM2-135M-Instruct" in narrow and narrow.endswith("50 %")
-    assert Phase("x", 0.0, 0, 0).line(0.5, 40).endswith("0.0 MB of 0.0 MB")
+    assert Phase("x", 0.0, 0, 0).line(0.5, 40).endswith("0 B of 0 B")
 
 
 def test_a_dumb_terminal_gets_no_line(monkeypatch: pytest.MonkeyPatch) -> None:

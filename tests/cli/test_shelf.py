@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from manyhands.cli import app, shelf
 from manyhands.cli.lines import columns
-from manyhands.cli.progress import ERASE, Phase, Screen, clear_line, doing, megabytes
+from manyhands.cli.progress import ERASE, Phase, Screen, clear_line, doing
+from manyhands.plain import size_of
 from tests.gguf_files import tiny_gguf
 
 VIEW = {
@@ -59,7 +60,7 @@ def test_a_phase_is_one_line_of_the_terminal() -> None:
     assert "━" * 6 + "─" * 18 in fetching and fetching.endswith("25 MB of 100 MB  12 MB/s")
     for width in (10, 20, 40):
         assert len(Phase("x" * 200, 0.0, 10, 5).line(9.0, width)) < width
-    assert megabytes(1_500_000_000) == "1.5 GB" and megabytes(2_500_000) == "2.5 MB"
+    assert size_of(1_500_000_000) == "1.5 GB" and size_of(2_500_000) == "2.5 MB"
 
 
 def test_the_line_gives_way_to_what_is_printed() -> None:

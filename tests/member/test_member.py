@@ -16,7 +16,7 @@ from manyhands.member.view import missing_spans
 from manyhands.member.weights import kinds_of, weights_in, weights_of
 from manyhands.place.measure import Speed
 from manyhands.place.shape import PROCESS_BYTES, look_up
-from manyhands.place.strategy import size
+from manyhands.plain import size_of
 from manyhands.testing.clock import run_virtual
 from manyhands.testing.tiny import make_tiny
 from manyhands.worker.execute import Device
@@ -508,7 +508,7 @@ def test_the_view_tells_what_is_missing_and_what_is_held_once(stage: Stage) -> N
         view = hosting.view()
         line = str(view["missing"])
         needed = hosting.weights.shape.process_bytes + hosting.weights.shape.span_bytes(Span(3, 6), TOKENS)
-        named = size(needed, is_limit=True)
+        named = size_of(needed, is_limit=True)
         assert f"tiny: layers 3-5 are held by no node: one more machine with {named} would" in line
         await place.host(1, span=Span(2, 6))
         await until(lambda: not hosting.view()["missing"])

@@ -9,7 +9,7 @@ from manyhands.core import Span
 from manyhands.errors import BadRequest
 from manyhands.place.budget import MIN_CACHE_BYTES, MemoryBudget
 from manyhands.place.shape import PROCESS_BYTES
-from manyhands.place.strategy import size
+from manyhands.plain import size_of
 from tests.place.fleet import MB, shape
 
 TOKENS, CACHE = 1000, 20_000  # 20 MB of cache beside the 100 MB of a layer
@@ -42,7 +42,7 @@ def test_a_span_that_cannot_be_is_refused() -> None:
     budget(240).check(Span(4, 6))
     with pytest.raises(BadRequest, match="m has layers 0-5"):
         budget(9999).check(Span(4, 7))
-    needed, held = size(PROCESS_BYTES + 360 * MB), size(PROCESS_BYTES + 240 * MB)
+    needed, held = size_of(PROCESS_BYTES + 360 * MB), size_of(PROCESS_BYTES + 240 * MB)
     with pytest.raises(BadRequest, match=f"layers 0-2 of m take {needed}, --memory is {held}: give more, or fewer"):
         budget(240).check(Span(0, 3))
 

@@ -14,7 +14,7 @@ from manyhands.place import plan as planning
 from manyhands.place.machines import Fleet, Machine
 from manyhands.place.plan import PlacementPlan, Task, advice, evaluate, find_plans, place
 from manyhands.place.shape import PROCESS_BYTES
-from manyhands.place.strategy import size
+from manyhands.plain import size_of
 from tests.place.fleet import MB, machine, shape, task
 
 
@@ -99,7 +99,7 @@ def test_what_is_missing_is_named_with_the_memory_that_would_do() -> None:
     plans = find_plans(task(machine("a", 8), machine("b", 4)))
     assert plans.ranked == () and plans.missing is not None and plans.missing.span == Span(12, 24)
     assert plans.missing.needs_bytes == PROCESS_BYTES + 1200 * MB
-    named = size(plans.missing.needs_bytes, is_limit=True)
+    named = size_of(plans.missing.needs_bytes, is_limit=True)
     assert advice(plans) == (
         f"not enough room: layers 12-23 are held by no node: one more machine with {named} would complete it"
     )

@@ -19,9 +19,9 @@ from manyhands.place.strategy import (
     gaps,
     layers_that_fit,
     share,
-    size,
     weakest_window,
 )
+from manyhands.plain import size_of
 from tests.place.fleet import MB, machine, shape
 from tests.place.simulate import hosts
 
@@ -42,22 +42,22 @@ def test_layers_that_fit_count_cache_ends_and_process() -> None:
 
 def test_a_budget_too_small_says_what_one_layer_takes() -> None:
     given, needed = PROCESS_BYTES + 50 * MB, PROCESS_BYTES + 101 * MB
-    said = rf"{size(given)} of memory holds no layer of m: one takes 100 MB.*give at least {size(needed)}"
+    said = rf"{size_of(given)} of memory holds no layer of m: one takes 100 MB.*give at least {size_of(needed)}"
     with pytest.raises(BadRequest, match=said):
         check_budget(given, shape(cache_bytes=1000), 1000)
     needed = PROCESS_BYTES + 1100 * MB
-    with pytest.raises(BadRequest, match=f"give at least {size(needed, is_limit=True)} or use --dtype w4"):
+    with pytest.raises(BadRequest, match=f"give at least {size_of(needed, is_limit=True)} or use --dtype w4"):
         check_budget(given, shape(cache_bytes=1000 * MB), 1)
 
 
 @pytest.mark.parametrize("num_bytes, text", [(3.24e9, "3.2 GB"), (12e9, "12 GB"), (5e5, "500 kB"), (7, "7 B")])
 def test_sizes_are_for_people(num_bytes: float, text: str) -> None:
-    assert size(num_bytes) == text
+    assert size_of(num_bytes) == text
 
 
 @pytest.mark.parametrize("num_bytes, text", [(300_200_001, "301 MB"), (3.21e9, "3.3 GB"), (3e9, "3.0 GB")])
 def test_who_gives_what_is_asked_for_gives_enough(num_bytes: float, text: str) -> None:
-    assert size(num_bytes, is_limit=True) == text
+    assert size_of(num_bytes, is_limit=True) == text
 
 
 def test_the_second_node_fills_what_the_first_lacks() -> None:

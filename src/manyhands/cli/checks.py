@@ -19,6 +19,7 @@ from manyhands.config_file import SECRETS, Settings
 from manyhands.core import NodeAddr
 from manyhands.errors import ManyhandsError
 from manyhands.member.home import TICKET, Running, load_ticket
+from manyhands.plain import size_of
 from manyhands.swarm.ticket import Ticket
 
 Level = Literal["ok", "warn", "fail"]
@@ -187,7 +188,10 @@ def check_disk(home: Path) -> Iterator[Check]:
     free = shutil.disk_usage(folder).free
     level: Level = "fail" if free < MIN_DISK else "warn" if free < GOOD_DISK else "ok"
     yield Check(
-        "disk", level, f"{_gb(free)} free at {folder}", "" if level == "ok" else "free some, or move MANYHANDS_HOME"
+        "disk",
+        level,
+        f"{size_of(free)} free at {folder}",
+        "" if level == "ok" else "free some, or move MANYHANDS_HOME",
     )
 
 
@@ -195,7 +199,7 @@ def check_memory(available: int, physical: int) -> Iterator[Check]:
     """`available`: what may still be taken, control groups counted."""
     level: Level = "fail" if available < MIN_MEMORY else "warn" if available < GOOD_MEMORY else "ok"
     remedy = "" if level == "ok" else "stop other programs, or raise the container's limit"
-    yield Check("memory", level, f"{_gb(available)} of {_gb(physical)} may be taken", remedy)
+    yield Check("memory", level, f"{size_of(available)} of {size_of(physical)} may be taken", remedy)
 
 
 def check_files(limit: tuple[int, int]) -> Iterator[Check]:
@@ -250,7 +254,7 @@ def _check_torch() -> Iterator[Check]:
 
 
 def _free(num_bytes: int | None) -> str:
-    return "free memory unknown: give --memory" if num_bytes is None else f"{_gb(num_bytes)} free"
+    return "free memory unknown: give --memory" if num_bytes is None else f"{size_of(num_bytes)} free"
 
 
 def check_engine() -> Iterator[Check]:
@@ -305,7 +309,3 @@ def check_iroh() -> Iterator[Check]:
         yield Check("iroh", "ok", "can be loaded")
     except (ManyhandsError, ImportError, OSError) as error:
         yield Check("iroh", "warn", f"cannot be loaded ({error})", "relays by members work without it (docs/nat.md)")
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"

@@ -10,11 +10,12 @@ import typer
 
 from manyhands.cli.lines import columns
 from manyhands.cli.options import Model
-from manyhands.cli.progress import doing, megabytes
+from manyhands.cli.progress import doing
 from manyhands.cli.quality import quality
 from manyhands.config import home_from_env
 from manyhands.core import PRECISIONS, Precision, Span, caches_codes, even_cut, parse_cut
 from manyhands.errors import BadRequest
+from manyhands.plain import size_of
 
 if TYPE_CHECKING:  # help is instant: the hub's client is imported inside the commands
     from manyhands.checkpoint.manifest import Manifest, TensorDigest
@@ -90,12 +91,12 @@ def _sizes(facts: "ModelFacts", matrices: "Sequence[Any]", precision: Precision)
 def _show(model: str, facts: dict[str, Any]) -> None:
     keys = ("family", "architecture", "num_layers", "hidden_size", "context", "vocab_size", "tied", "model_id")
     about = [("model", model), *((key.replace("_", " "), str(facts[key])) for key in keys)]
-    about.append(("stored as", ", ".join(f"{dtype} {megabytes(size)}" for dtype, size in facts["stored"].items())))
+    about.append(("stored as", ", ".join(f"{dtype} {size_of(held)}" for dtype, held in facts["stored"].items())))
     sizes = [("held as", "smallest layer", "largest layer", "embedding and head", "all", "tokens/s here")]
     for name, row in facts["bytes"].items():
         speed = facts["tokens_per_s"].get(name)
         told = "-" if speed is None else f"{speed:.1f}"
-        sizes.append((name, *(megabytes(row[key]) for key in ("layer_min", "layer_max", "ends", "total")), told))
+        sizes.append((name, *(size_of(row[key]) for key in ("layer_min", "layer_max", "ends", "total")), told))
     for line in (*columns(about), "", *columns(sizes, of_numbers=True)):
         typer.echo(line)
 

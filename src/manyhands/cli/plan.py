@@ -13,6 +13,7 @@ from manyhands.cli.client import ApiKey, running_api
 from manyhands.cli.plan_swarm import plan_swarm
 from manyhands.cli.progress import doing
 from manyhands.errors import BadRequest
+from manyhands.plain import size_of
 
 if TYPE_CHECKING:
     from manyhands.core import Precision
@@ -175,10 +176,8 @@ def _show(
 ) -> None:
     from rich.console import Console
 
-    from manyhands.place.strategy import size
-
     console = Console()
-    total = size(sum(task.shape.layer_bytes) + task.shape.ends_bytes)
+    total = size_of(sum(task.shape.layer_bytes) + task.shape.ends_bytes)
     console.print(
         f"{task.shape.name} in {task.shape.precision}: {task.shape.num_layers} layers, {total}; "
         f"cache for {task.tokens} tokens; prompts come to {task.fleet.origin}",
@@ -195,16 +194,14 @@ def _show(
 def _show_hops(console: Any, task: "Task", plan: "PlacementPlan") -> None:
     from rich.table import Table
 
-    from manyhands.place.strategy import size
-
     table = Table("machine", "layers", "memory", "way ms", "compute ms", title="best placement, per token")
     for hop in plan.hops:
-        room = size(task.fleet.get_machine(hop.machine).memory_bytes)
+        room = size_of(task.fleet.get_machine(hop.machine).memory_bytes)
         table.add_row(
-            hop.machine, str(hop.span), f"{size(hop.needs_bytes)} of {room}", _ms(hop.leg_s), _ms(hop.compute_s)
+            hop.machine, str(hop.span), f"{size_of(hop.needs_bytes)} of {room}", _ms(hop.leg_s), _ms(hop.compute_s)
         )
     table.add_row(
-        f"{task.fleet.origin} (origin)", "ends", size(task.shape.ends_bytes), _ms(plan.return_s), _ms(plan.ends_s)
+        f"{task.fleet.origin} (origin)", "ends", size_of(task.shape.ends_bytes), _ms(plan.return_s), _ms(plan.ends_s)
     )
     console.print(table)
 
@@ -224,13 +221,12 @@ def _show_precisions(checkpoint: "Checkpoint", precisions: "dict[Precision, Pred
     from rich.table import Table
 
     from manyhands.place.shape import all_bytes
-    from manyhands.place.strategy import size
 
     if not precisions:
         return
     table = Table("--dtype", "weights", "tokens/s", title="this machine with all layers, by bytes and kernel speeds")
     for each in precisions.values():
-        table.add_row(each.precision, size(all_bytes(checkpoint, each.precision)), f"{each.tokens_per_s:.1f}")
+        table.add_row(each.precision, size_of(all_bytes(checkpoint, each.precision)), f"{each.tokens_per_s:.1f}")
     Console().print(table)
 
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final, TextIO
 
-from manyhands.plain import one_line
+from manyhands.plain import one_line, size_of
 
 TICK_S: Final = 0.1
 SECONDS_AFTER_S: Final = 2.0  # what takes longer shows for how long it has
@@ -55,24 +55,17 @@ class Phase:
         """What stands behind the text: the longest first, for terminals that are wide enough."""
         if self.total is None:
             return [f"  {passed:.0f} s" if passed >= SECONDS_AFTER_S else ""]
-        amount = f"  {megabytes(self.done)} of {megabytes(self.total)}"
+        amount = f"  {size_of(self.done)} of {size_of(self.total)}"
         drawn = f"  {bar(self.done, self.total)}{amount}"
         speed = (self.done - self.at_start) / passed if passed >= 1 else 0.0
         share = f"  {100 * self.done // max(1, self.total)} %"
-        return [*([f"{drawn}  {megabytes(int(speed))}/s"] if speed else []), drawn, amount, share]
+        return [*([f"{drawn}  {size_of(int(speed))}/s"] if speed else []), drawn, amount, share]
 
 
 def bar(done: int, total: int) -> str:
     """How much of it is done, as BAR_CELLS cells."""
     full = BAR_CELLS if total <= 0 else min(BAR_CELLS, BAR_CELLS * done // total)
     return "━" * full + "─" * (BAR_CELLS - full)
-
-
-def megabytes(count: int) -> str:
-    """A number of bytes for people."""
-    if count >= 1_000_000_000:
-        return f"{count / 1e9:.1f} GB"
-    return f"{count / 1e6:.0f} MB" if count >= 10_000_000 else f"{count / 1e6:.1f} MB"
 
 
 class Screen:

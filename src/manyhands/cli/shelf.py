@@ -9,10 +9,10 @@ import typer
 
 from manyhands.cli import options
 from manyhands.cli.lines import columns
-from manyhands.cli.progress import doing, megabytes
+from manyhands.cli.progress import doing
 from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, ManyhandsError
-from manyhands.plain import one_line
+from manyhands.plain import one_line, size_of
 
 if TYPE_CHECKING:
     from manyhands.core import Span
@@ -68,7 +68,7 @@ def rm(model: Name, as_json: options.Json = False) -> None:
     elif found[0].kind == "file":
         typer.echo(f"{one_line(found[0].name)} is forgotten; its file is yours: {found[0].where}")
     else:
-        typer.echo(f"{one_line(found[0].name)} is removed: {megabytes(found[0].size)}")
+        typer.echo(f"{one_line(found[0].name)} is removed: {size_of(found[0].size)}")
 
 
 def show(model: options.Model, as_json: options.Json = False) -> None:
@@ -83,13 +83,13 @@ def show(model: options.Model, as_json: options.Json = False) -> None:
     if as_json:
         typer.echo(json.dumps({"model": named, **facts, "here": [_object(e) for e in here], "swarm": held}))
         return
-    sizes = ", ".join(f"{name} {megabytes(row['total'])}" for name, row in facts["bytes"].items())
+    sizes = ", ".join(f"{name} {size_of(row['total'])}" for name, row in facts["bytes"].items())
     rows = [
         ("model", named),
         ("family", f"{facts['family']}, {facts['num_layers']} layers, {facts['context']} tokens of context"),
         ("weights in memory", sizes),
         ("id", facts["model_id"]),
-        *(("here", f"{_layers(each)}, {megabytes(each.size)}, {each.where}") for each in here),
+        *(("here", f"{_layers(each)}, {size_of(each.size)}, {each.where}") for each in here),
         *(("held by", _nodes(nodes)) for nodes in held.values()),
     ]
     for line in columns([(name, one_line(text, 400)) for name, text in rows]):
@@ -147,7 +147,7 @@ def _holders(view: Mapping[str, Any] | None) -> dict[str, dict[str, list[str]]]:
 
 def _row(each: "Shelved") -> tuple[str, str, str, str]:
     where = {"bundled": "comes with manyhands", "swarm": "from a swarm"}.get(each.kind, str(each.where))
-    return one_line(each.name, 80), megabytes(each.size), _layers(each), one_line(where, 300)
+    return one_line(each.name, 80), size_of(each.size), _layers(each), one_line(where, 300)
 
 
 def _layers(each: "Shelved") -> str:
@@ -178,7 +178,7 @@ def _absent(found: "Sequence[Shelved]") -> list[str]:
 
     here = {each.name for each in found}
     absent = [short for name, short in SHORT_NAMES.items() if name not in here]
-    lines = [f"  manyhands pull {each.name}   {megabytes(each.size)}, {each.about}" for each in absent]
+    lines = [f"  manyhands pull {each.name}   {size_of(each.size)}, {each.about}" for each in absent]
     return ["", "not here yet:", *lines] if lines else []
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyhands.core import Span
-from manyhands.plain import one_line
+from manyhands.plain import one_line, size_of
 
 MIN_CELLS, MAX_CELLS = 12, 64  # of a strip; a deeper model, or a narrow terminal, has several layers in a cell
 OTHER_CELLS = 63  # of a row, beside its strip and name
@@ -26,7 +26,7 @@ def render(view: dict[str, Any], width: int) -> RenderableType:
     for model in view["models"]:
         parts += [Text(), _title(model), _table(model, view["nodes"], most)]
     if idle := [node for node in view["nodes"] if not node["spans"]]:
-        named = ", ".join(f"{one_line(n['name'])} ({_size(n['memory_bytes'])}, {_way(n)})" for n in idle)
+        named = ", ".join(f"{one_line(n['name'])} ({size_of(n['memory_bytes'])}, {_way(n)})" for n in idle)
         parts += [Text(), Text(f"without layers: {named}")]
     if (distances := _distances(view["nodes"])) is not None:
         parts += [Text(), distances]
@@ -140,7 +140,3 @@ def coverage_strip(coverage: Sequence[int], groups: Sequence[range]) -> Text:
             "+" if least > 9 else str(least), "bold red" if least == 0 else "yellow" if least == 1 else "green"
         )
     return strip
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"

@@ -17,8 +17,7 @@ from manyhands.member.providers import providers_of
 from manyhands.member.view import missing_spans
 from manyhands.member.weights import ServedModel, Weights, known_kinds, weights_in
 from manyhands.origin import Origin, OriginModel
-from manyhands.place.strategy import size
-from manyhands.plain import one_line
+from manyhands.plain import one_line, size_of
 from manyhands.swarm.record import Record
 from manyhands.weights.provider import Provider
 from manyhands.weights.refetch import use_fetched
@@ -121,6 +120,6 @@ class SwarmModels:
         left = budget.left_bytes(held) - self._extra_bytes
         if ends_bytes > left:
             raise BadRequest(
-                f"to answer for {name}, its embedding and head take {size(ends_bytes)} here, and --memory "
-                f"({size(budget.memory_bytes)}) leaves {size(max(0, left))}: ask another member (--api), or give more"
+                f"to answer for {name}, its embedding and head take {size_of(ends_bytes)} here, and --memory "
+                f"({size_of(budget.memory_bytes)}) leaves {size_of(max(0, left))}: ask another member (--api), or give more"
             )

@@ -13,7 +13,8 @@ from manyhands.config import DIRECTORIES
 from manyhands.core import EdgeHealth, NodeId, Span
 from manyhands.member.weights import ServedModel, known_kinds
 from manyhands.place.shape import ModelShape
-from manyhands.place.strategy import Holding, coverage, gaps, size
+from manyhands.place.strategy import Holding, coverage, gaps
+from manyhands.plain import size_of
 from manyhands.route.classes import why_split
 from manyhands.swarm.record import NEAR_DIGITS, Record
 
@@ -64,7 +65,7 @@ def say_missing(spans: Sequence[Span], shape: ModelShape | None, tokens: int) ->
     if shape is None:
         return line
     needed = shape.process_bytes + sum(shape.span_bytes(span, tokens) for span in spans)
-    return f"{line}: one more machine with {size(needed, is_limit=True)} would complete it (manyhands join)"
+    return f"{line}: one more machine with {size_of(needed, is_limit=True)} would complete it (manyhands join)"
 
 
 def say_split(kind: ServedModel, records: Sequence[Record]) -> str:

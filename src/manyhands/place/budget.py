@@ -7,7 +7,8 @@ from typing import Final
 from manyhands.core import Span
 from manyhands.errors import BadRequest
 from manyhands.place.shape import ModelShape
-from manyhands.place.strategy import layers_that_fit, size
+from manyhands.place.strategy import layers_that_fit
+from manyhands.plain import size_of
 
 MIN_CACHE_BYTES: Final = 1 << 20
 LOG_SHARE: Final = 4  # one part in so many of what weights leave may be output logs
@@ -57,12 +58,12 @@ class MemoryBudget:
         if span.end > self.shape.num_layers:
             raise BadRequest(f"--layers {span}: {self.shape.name} has layers 0-{self.shape.num_layers - 1}")
         if not self.fits(span):
-            kept = f" ({size(self.kept_bytes)} of them for --can-load and --ends)" if self.kept_bytes else ""
+            kept = f" ({size_of(self.kept_bytes)} of them for --can-load and --ends)" if self.kept_bytes else ""
             needed = (
                 self.shape.process_bytes + self.ends_bytes + self.kept_bytes + self.shape.span_bytes(span, self.tokens)
             )
             raise BadRequest(
-                f"layers {span} of {self.shape.name} take {size(needed)}{kept}, --memory is {size(self.memory_bytes)}: "
+                f"layers {span} of {self.shape.name} take {size_of(needed)}{kept}, --memory is {size_of(self.memory_bytes)}: "
                 "give more, or fewer layers"
             )
 

@@ -19,8 +19,9 @@ from manyhands.core import Span
 from manyhands.errors import BadRequest
 from manyhands.place.machines import Fleet, Machine
 from manyhands.place.shape import ModelShape
-from manyhands.place.strategy import Strategy, assign, layers_that_fit, size
+from manyhands.place.strategy import Strategy, assign, layers_that_fit
 from manyhands.place.tour import AllTours, Ways, improve, insert
+from manyhands.plain import size_of
 from manyhands.route.chunks import Stage, chunk_rows
 from manyhands.route.cost import Leg, SpanCost, prefill_s, token_s
 
@@ -72,7 +73,7 @@ class Missing:
     needs_bytes: int
 
     def __str__(self) -> str:
-        needed = size(self.needs_bytes, is_limit=True)
+        needed = size_of(self.needs_bytes, is_limit=True)
         return f"layers {self.span} are held by no node: one more machine with {needed} would complete it"
 
 
@@ -108,8 +109,8 @@ class Task:
             raise BadRequest(f"{self.tokens} tokens exceed the model's context of {self.shape.context}: plan for fewer")
         if self.origin.memory_bytes < self.shape.process_bytes + self.shape.ends_bytes:
             raise BadRequest(
-                f"{self.origin.name} has {size(self.origin.memory_bytes)}: too little for the origin, whose process takes "
-                f"{size(self.shape.process_bytes)} and embedding and head {size(self.shape.ends_bytes)}; "
+                f"{self.origin.name} has {size_of(self.origin.memory_bytes)}: too little for the origin, whose process takes "
+                f"{size_of(self.shape.process_bytes)} and embedding and head {size_of(self.shape.ends_bytes)}; "
                 "give it more or name another origin"
             )
 
@@ -149,7 +150,7 @@ def place(task: Task, strategy: Strategy) -> PlacementPlan:
         if task.capacity(machine) < len(span):
             raise BadRequest(
                 f"strategy {strategy} gives {machine.name} {len(span)} layers, of which {task.capacity(machine)} fit into "
-                f"{size(machine.memory_bytes)}: give it more memory, or use --strategy measured"
+                f"{size_of(machine.memory_bytes)}: give it more memory, or use --strategy measured"
             )
     return evaluate(task, list(zip(machines, spans, strict=True)))
 

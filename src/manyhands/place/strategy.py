@@ -4,7 +4,6 @@ Spans are contiguous, always: layer n + 1 needs layer n, so an interleaved share
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -14,6 +13,7 @@ from manyhands.core import NodeId, Span, SpanLoad, even_cut, weight_precision
 from manyhands.errors import BadRequest, CutError
 from manyhands.place.machines import Machine
 from manyhands.place.shape import ModelShape
+from manyhands.plain import size_of
 
 Strategy = Literal["measured", "uniform", "capacity"]
 
@@ -47,16 +47,6 @@ class SpanChoice:
     why: str
 
 
-def size(num_bytes: float, *, is_limit: bool = False) -> str:
-    """Bytes for people: 3.2 GB. `is_limit`: rounded up, so that what is shown is enough."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= factor:
-            digits = 1 if num_bytes < 10 * factor else 0
-            shown = math.ceil(num_bytes / factor * 10**digits) / 10**digits if is_limit else num_bytes / factor
-            return f"{shown:.{digits}f} {unit}"
-    return f"{num_bytes:.0f} B"
-
-
 def layers_that_fit(memory_bytes: float, shape: ModelShape, tokens: int, with_ends: bool = False) -> int:
     """Layers, wherever they lie, whose weights and cache for `tokens` positions fit beside the process; 0 if none."""
     room = memory_bytes - shape.process_bytes - (shape.ends_bytes if with_ends else 0)
@@ -70,12 +60,12 @@ def check_budget(memory_bytes: float, shape: ModelShape, tokens: int, with_ends:
     if fitting == 0:
         layer, cache = max(shape.layer_bytes), tokens * shape.cache_bytes
         ends = shape.ends_bytes if with_ends else 0
-        remedies = [f"give at least {size(layer + cache + ends + shape.process_bytes, is_limit=True)}"]
+        remedies = [f"give at least {size_of(layer + cache + ends + shape.process_bytes, is_limit=True)}"]
         remedies += ["use --dtype w4"] if weight_precision(shape.precision) != "w4" else []
-        with_them = f", its ends {size(ends)}" if ends else ""
+        with_them = f", its ends {size_of(ends)}" if ends else ""
         raise BadRequest(
-            f"{size(memory_bytes)} of memory holds no layer of {shape.name}: one takes {size(layer)}, its cache for {tokens} "
-            f"tokens {size(cache)}{with_them}, the process {size(shape.process_bytes)}; {' or '.join(remedies)}"
+            f"{size_of(memory_bytes)} of memory holds no layer of {shape.name}: one takes {size_of(layer)}, its cache for "
+            f"{tokens} tokens {size_of(cache)}{with_them}, the process {size_of(shape.process_bytes)}; {' or '.join(remedies)}"
         )
     return fitting
 
