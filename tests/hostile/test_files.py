@@ -17,7 +17,7 @@ from manyhands.cli.log_file import LogFile, log_path
 from manyhands.cli.runfile import run_file, run_path, running_pid
 from manyhands.core import ModelId
 from manyhands.errors import BadRequest, ModelError
-from manyhands.member.home import private_folder, write_private
+from manyhands.files import private_folder, write_private
 from manyhands.weights import packed
 from manyhands.weights.packed import PackedShelf, packed_folder
 
@@ -139,12 +139,16 @@ def test_a_link_in_place_of_a_log_is_refused(home: Path, tmp_path: Path) -> None
         LogFile(path)
 
 
-def test_a_draft_that_is_there_already_is_not_written_through(tmp_path: Path) -> None:
+def test_a_draft_that_is_there_already_is_not_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     path = tmp_path / "own" / "api-8000.secret"
     path.parent.mkdir()
-    path.with_name(f".{path.name}.{os.getpid()}").symlink_to(victim)
+    monkeypatch.setattr(os, "urandom", bytes)
+    path.with_name(f".{path.name}.00000000.tmp").symlink_to(victim)
+    with pytest.raises(BadRequest, match="cannot be written"):
+        write_private(path, "secret")
+    assert victim.read_text() == "precious" and not path.exists()
     write_private(path, "secret")
     assert victim.read_text() == "precious" and path.read_text() == "secret" and path.stat().st_mode & 0o077 == 0
 

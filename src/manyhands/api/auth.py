@@ -3,10 +3,8 @@
 A key is 256 random bits, so one SHA-256 of it is as good as any slow hash: there is nothing to guess.
 """
 
-import contextlib
 import hashlib
 import json
-import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -17,6 +15,7 @@ from typing import Any
 from manyhands.api.http.hosts import is_loopback
 from manyhands.api.limits import NO_QUOTA, Quota
 from manyhands.errors import BadRequest, Forbidden, NotFound, Unauthorized
+from manyhands.files import write_private
 
 PREFIX = "mhk_"
 FILE = "keys.json"
@@ -120,19 +119,8 @@ class KeyRing:
         self._write([replace(k, revoked=k.revoked or int(now)) if k.name == name else k for k in self.keys])
 
     def _write(self, keys: Sequence[ApiKey]) -> None:
-        """Replace the file in one step; only its owner can read it at any time. Raises BadRequest if it cannot be written."""
-        text = json.dumps({"keys": [asdict(key) for key in keys]}, indent=1)
-        draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-                file.write(text)
-            draft.replace(self.path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
-            remedy = "set MANYHANDS_HOME to a folder of yours"
-            raise BadRequest(f"{self.path} cannot be written ({error.strerror}): {remedy}") from error
+        """Replace the file. Raises BadRequest if it cannot be written."""
+        write_private(self.path, json.dumps({"keys": [asdict(key) for key in keys]}, indent=1))
 
 
 def hash_of(secret: str) -> str:

@@ -4,7 +4,6 @@ Knows names and places, not what the numbers are. Folders are untrusted: every f
 """
 
 import json
-import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -146,17 +145,3 @@ def _check_index(entries: Sequence[TensorEntry], folder: Path) -> None:
     for name, file in parse_index((folder / INDEX).read_bytes()).items():
         if places.get(name) != file:
             raise ModelError(f"{folder / file} lacks tensor {name}, which {INDEX} puts there")
-
-
-def write_atomic(path: Path, raw: bytes) -> None:
-    """Replace `path` by `raw`, on disk before this returns; readers see the old bytes or the new. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with draft.open("wb") as handle:
-            handle.write(raw)
-            handle.flush()
-            os.fsync(handle.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

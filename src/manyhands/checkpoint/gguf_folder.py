@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from manyhands.checkpoint.dtypes import GGUF_SUFFIX as SUFFIX
-from manyhands.checkpoint.folder import write_atomic
 from manyhands.errors import ModelError
+from manyhands.files import write_atomic
 
 if TYPE_CHECKING:
     from manyhands.checkpoint.gguf import Gguf, ReadRange

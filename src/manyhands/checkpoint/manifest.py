@@ -16,12 +16,13 @@ from typing import Any, Final, Protocol, Self
 
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.dtypes import is_known
-from manyhands.checkpoint.folder import FILES, INDEX, JOURNAL, MANIFEST, read_config, read_entries, write_atomic
+from manyhands.checkpoint.folder import FILES, INDEX, JOURNAL, MANIFEST, read_config, read_entries
 from manyhands.checkpoint.header import TensorEntry, check_values
 from manyhands.checkpoint.partition import span_tensors
 from manyhands.config import home_from_env
 from manyhands.core import ModelId, Span
 from manyhands.errors import Damaged, ModelError
+from manyhands.files import write_atomic
 
 logger = logging.getLogger(__name__)
 

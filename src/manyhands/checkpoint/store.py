@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from manyhands.checkpoint.folder import JOURNAL, write_atomic
+from manyhands.checkpoint.folder import JOURNAL
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.manifest import TensorDigest
 from manyhands.errors import DiskFull, ModelError
+from manyhands.files import write_atomic
 
 # A journal entry costs two fsyncs (5-20 ms on a disk); at 100 MB/s this is one every 0.6 s.
 COMMIT_BYTES: Final = 64 << 20

@@ -68,7 +68,7 @@ class LogFile:
             os.write(self._fd, data)
 
     def _open(self) -> int:
-        from manyhands.member.home import private_folder
+        from manyhands.files import private_folder
 
         try:
             private_folder(self.path.parent)

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 @contextlib.contextmanager
 def owner_file(home: Path, port: int, secret: str) -> Iterator[None]:
     """While the block runs, the file of the gateway at `port` holds `secret`. Without a file the owner needs a key."""
-    from manyhands.member.home import write_private
+    from manyhands.files import write_private
 
     path = _path(home, port)
     try:

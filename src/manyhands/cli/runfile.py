@@ -13,7 +13,7 @@ from manyhands.member.process import is_running, start_ticks
 @contextlib.contextmanager
 def run_file(name: str) -> Iterator[None]:
     """While the block runs, the file of `name` holds this process's id. Raises BadRequest if another node has the name."""
-    from manyhands.member.home import private_folder, write_private
+    from manyhands.files import private_folder, write_private
 
     path = run_path(name)
     with _alone(private_folder(path.parent)):

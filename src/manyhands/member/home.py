@@ -8,7 +8,6 @@ run/api-PORT.secret  what proves to the gateway at that port that its owner asks
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from manyhands.core import NodeId
 from manyhands.errors import BadRequest, ManyhandsError
+from manyhands.files import write_private
 from manyhands.member.process import is_running, start_ticks
 from manyhands.swarm.ticket import Ticket
 
@@ -125,39 +125,3 @@ def check_name(name: str) -> str:
     if "/" in name or name in ("", ".", "..") or not name.isprintable() or len(name.encode()) > 64:
         raise BadRequest(f"{name!r:.80} cannot name a node: 1 to 64 printable characters without a slash")
     return name
-
-
-def private_folder(folder: Path) -> Path:
-    """`folder`, made where it is not there, writable by its owner alone: no other user can put a link where a file is to be.
-    Raises BadRequest if it is another user's."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stat = folder.stat()
-        if stat.st_uid != os.geteuid() and os.geteuid() != 0:
-            raise BadRequest(f"{folder} belongs to another user: set MANYHANDS_HOME to a folder of yours")
-        if stat.st_mode & 0o022:
-            folder.chmod(stat.st_mode & 0o7755)
-    except OSError as error:
-        raise _not_written(folder, error) from error
-    return folder
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace `path`, readable by its owner only: by the whole `text` or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft.unlink(missing_ok=True)  # of a process that was killed, which had the same id
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise _not_written(path, error) from error
-
-
-def _not_written(path: Path, error: OSError) -> BadRequest:
-    return BadRequest(f"{path} cannot be written ({error.strerror}): set MANYHANDS_HOME to a folder of yours")

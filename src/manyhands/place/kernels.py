@@ -114,7 +114,7 @@ def predict_here(config: Mapping[str, Any], tensors: "Sequence[Described]", home
 
 def measured_kernels(types: Collection[str], home: Path, now_s: float) -> tuple[Kernels, ...]:
     """Of one thread and of all: `types` as measured within MAX_AGE_S on this machine with this engine, or now."""
-    from manyhands.checkpoint.folder import write_atomic
+    from manyhands.files import write_atomic
 
     path, key = home / "measured.json", _key()
     known = read_measured(path)

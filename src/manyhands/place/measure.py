@@ -151,7 +151,7 @@ def read_measured(path: Path) -> dict[str, Any]:
 
 
 def _keep(home: Path, key: str, figures: Mapping[str, float], now_s: float) -> None:
-    from manyhands.checkpoint.folder import write_atomic
+    from manyhands.files import write_atomic
 
     path = home / "measured.json"
     with contextlib.suppress(OSError):  # only to save time

@@ -23,13 +23,14 @@ from huggingface_hub.utils import WeakFileLock
 
 from manyhands.checkpoint.config_fields import parse_config
 from manyhands.checkpoint.dtypes import alignment, stored_bytes
-from manyhands.checkpoint.folder import MANIFEST, SINGLE, write_atomic
+from manyhands.checkpoint.folder import MANIFEST, SINGLE
 from manyhands.checkpoint.header import LENGTH_BYTES, TensorEntry
 from manyhands.checkpoint.manifest import VOLATILE, HashProgress, Manifest, Silent, TensorDigest, config_digest
 from manyhands.checkpoint.partition import ModelFacts, needed_tensors
 from manyhands.checkpoint.store import Store, check_free, disk_errors
 from manyhands.core import ModelId, Span
 from manyhands.errors import ModelError, ShardUnavailable
+from manyhands.files import write_atomic
 from manyhands.weights.partial import restore_partial
 from manyhands.weights.provider import Provider, ProviderError
 from manyhands.weights.schedule import DownloadSchedule

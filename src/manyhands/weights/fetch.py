@@ -23,22 +23,14 @@ from typing import BinaryIO, Final
 
 from huggingface_hub.utils import WeakFileLock
 
-from manyhands.checkpoint.folder import (
-    INDEX,
-    MANIFEST,
-    SINGLE,
-    SMALL_SUFFIXES,
-    parse_index,
-    read_config,
-    read_file,
-    write_atomic,
-)
+from manyhands.checkpoint.folder import INDEX, MANIFEST, SINGLE, SMALL_SUFFIXES, parse_index, read_config, read_file
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.manifest import HashProgress, Manifest, TensorDigest, check_small, config_digest, hash_files
 from manyhands.checkpoint.partition import needed_tensors
 from manyhands.checkpoint.store import Sink, Store, check_free, disk_errors, erase
 from manyhands.core import Span
 from manyhands.errors import Damaged, ModelError
+from manyhands.files import write_atomic
 from manyhands.weights.catalogue import SHORT_NAMES
 from manyhands.weights.fetched import find_local, hub_folder, lacking_tensors, num_layers
 from manyhands.weights.here import folder_named

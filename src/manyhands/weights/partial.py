@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from manyhands.checkpoint.folder import write_atomic
 from manyhands.checkpoint.manifest import BLOCK_BYTES
+from manyhands.files import write_atomic
 from manyhands.weights.schedule import TensorJob
 
 PARTIAL: Final = ".partial.json"

@@ -18,13 +18,14 @@ from typing import Final, Literal
 
 from manyhands.checkpoint.config_fields import read_facts
 from manyhands.checkpoint.dtypes import GGUF_SUFFIX as SUFFIX
-from manyhands.checkpoint.folder import MANIFEST, read_entries, write_atomic
+from manyhands.checkpoint.folder import MANIFEST, read_entries
 from manyhands.checkpoint.gguf_folder import FILES as LINKS
 from manyhands.checkpoint.gguf_folder import gguf_folder
 from manyhands.checkpoint.manifest import Manifest
 from manyhands.checkpoint.partition import whole_layers
 from manyhands.core import ModelId, Span
 from manyhands.errors import BadRequest, ManyhandsError, ModelError, NotFound
+from manyhands.files import write_atomic
 from manyhands.weights.catalogue import SHORT_NAMES, ShortName
 from manyhands.weights.here import folder_named
 from manyhands.weights.names import short_path
