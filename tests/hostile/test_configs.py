@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.checkpoint.config_fields import MAX_BYTES, MAX_DEPTH, parse_config
+from manyhands.checkpoint.config_fields import MAX_DEPTH, parse_config
+from manyhands.checkpoint.folder import MAX_CONFIG_BYTES
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.core import Span
 from manyhands.errors import ModelError
@@ -147,7 +148,7 @@ def test_rope_of_a_kind_that_does_not_exist_is_one_line(model: Path, tmp_path: P
         b'{"a": ' + b"9" * 5000 + b"}",
         b'{"hidden_size": 64, "hidden_size": 1}',
         b'{"text_config": {"vocab_size": 64, "vocab_size": 1}}',
-        b'{"a": "' + b"x" * MAX_BYTES + b'"}',
+        b'{"a": "' + b"x" * MAX_CONFIG_BYTES + b'"}',
     ],
     ids=lambda raw: repr(raw[:20]),
 )

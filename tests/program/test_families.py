@@ -306,7 +306,7 @@ def test_a_config_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
 def test_an_oversized_config_is_refused_unread(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(ModelError, match="longer than"):
+    with pytest.raises(ModelError, match="the limit is"):
         read_program(tmp_path)
 
 

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from manyhands.checkpoint.folder import read_config
+from manyhands.checkpoint.folder import MAX_CONFIG_BYTES, read_config
 from manyhands.checkpoint.partition import ModelFacts
 from manyhands.errors import ModelError
 
-MAX_BYTES: Final = 4 << 20  # the largest known has 0.2 MB
 MAX_DEPTH: Final = 16
 MAX_ITEMS: Final = 100_000  # values in all
 MAX_LAYERS: Final = 4096
@@ -58,8 +57,8 @@ _SIZES: Final = re.compile(r"(?:size|dim|rank|width)$")
 
 def parse_config(raw: bytes, where: str = "config.json") -> dict[str, Any]:
     """Parsed config.json, every number within its limit. Raises ModelError naming the field, the value and the limit."""
-    if len(raw) > MAX_BYTES:
-        raise ModelError(f"{where} has {len(raw)} bytes; the limit is {MAX_BYTES}")
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise ModelError(f"{where} has {len(raw)} bytes; the limit is {MAX_CONFIG_BYTES}")
     try:
         config = json.loads(raw, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:

@@ -15,6 +15,7 @@ from manyhands.errors import ModelError
 
 MANIFEST: Final = "manyhands.json"
 JOURNAL: Final = ".ranges.json"  # of a folder that `fetch` fills: which tensors have arrived
+MAX_CONFIG_BYTES: Final = 4 << 20  # the largest config.json that is known has 0.2 MB
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 # What tokenizers, chat templates and stop ids are read from: a part of what a model is.
@@ -38,9 +39,12 @@ SMALL_SUFFIXES: Final = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # co
 
 
 def read_config(folder: Path) -> bytes:
-    """The bytes of the folder's config.json. Raises ModelError if there is none."""
+    """The bytes of the folder's config.json. Raises ModelError if there is none, or one that is too long."""
+    path = folder / "config.json"
     try:
-        return (folder / "config.json").read_bytes()
+        if (size := path.stat().st_size) > MAX_CONFIG_BYTES:
+            raise ModelError(f"{path} has {size} bytes; the limit is {MAX_CONFIG_BYTES}")
+        return path.read_bytes()
     except OSError as error:
         raise ModelError(f"{folder} has no readable config.json: it is not a model folder") from error
 

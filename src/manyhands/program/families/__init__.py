@@ -8,17 +8,17 @@ experts    mixtral, qwen2_moe, qwen3_moe, gpt_oss
 latent     deepseek_v3, minicpm3
 """
 
-import json
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.folder import read_config
 from manyhands.errors import ModelError
 from manyhands.program.fields import Fields
 from manyhands.program.ops import Program
 
-_LONGEST: Final = 1 << 22  # bytes of a config.json; the largest of the hub have some 20,000
 # model_type -> the module with the function of that name: a node loads the one that it needs.
 FAMILIES: Final[Mapping[str, str]] = {
     "cohere2": "layernorm",
@@ -62,14 +62,6 @@ def build_program(config: Mapping[str, Any], where: str = "config.json") -> Prog
 
 
 def read_program(folder: Path) -> Program:
-    """The Program of a checkpoint folder. Raises ModelError for an absent, oversized or corrupt config.json."""
-    path = folder / "config.json"
-    try:
-        if path.stat().st_size > _LONGEST:
-            raise ModelError(f"{path} is longer than {_LONGEST} bytes: it is no config of a language model")
-        config = json.loads(path.read_text("utf8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} holds no JSON object")
-    return build_program(config, str(path))
+    """The Program of a checkpoint folder. Raises ModelError."""
+    where = str(folder / "config.json")
+    return build_program(parse_config(read_config(folder), where), where)
