@@ -157,6 +157,8 @@ const checks = {
 
   async "an answer goes on where a lost connection cut it"() {
     const page = await open("light", 1320, 860);
+    const asked = [];
+    page.on("request", (one) => one.url().includes("/api/infer/stream") && asked.push(one));
     await page.goto(`${cuttable.url}/`);
     await page.waitForSelector(".nodes li");
     await page.fill("textarea", "A long tale of the sea");
@@ -170,6 +172,11 @@ const checks = {
     const indices = await page.locator("[data-token]").evaluateAll((all) => all.map((one) => Number(one.dataset.token)));
     assert.ok(indices.length > had);
     assert.deepEqual(indices, indices.map((_, index) => index), "each token once, in order");
+    const text = (await page.locator("[data-token]").allTextContents()).join("");
+    const [first, ...again] = asked.map((one) => [one.headers()["last-event-id"], one.postDataJSON().received]);
+    assert.deepEqual(first, [undefined, undefined]);
+    assert.ok(again.length, "asked again");
+    for (const [id, received] of again) assert.ok(id && received && text.startsWith(received), `says what it has: ${received}`);
     for (let i = complaints.length; i--; ) if (/net::ERR_/.test(complaints[i])) complaints.splice(i, 1);
     await page.context().close();
   },

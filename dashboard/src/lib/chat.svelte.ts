@@ -165,13 +165,15 @@ export async function ask(question: string): Promise<void> {
 }
 
 /** Take all events of an answer. Where the gateway is away for a while, go on with the same text where it was (docs/resume.md). */
-async function follow(teller: Teller, body: unknown, signal: AbortSignal): Promise<void> {
+async function follow(teller: Teller, body: Record<string, unknown>, signal: AbortSignal): Promise<void> {
   const broken = new ApiError(0, "broken", "The gateway broke off before the answer was complete.");
   let after = "";
   let heardAt = performance.now();
   while (true) {
+    const received = after && teller.text; // so that what no node has any more need not be drawn again token by token
+    const asked = received ? { ...body, received } : body;
     try {
-      for await (const { event, data, id } of events("/api/infer/stream?diagnostics=1", body, { signal, after })) {
+      for await (const { event, data, id } of events("/api/infer/stream?diagnostics=1", asked, { signal, after })) {
         heardAt = performance.now();
         teller.take(event, data);
         after = id || after;
@@ -210,6 +212,11 @@ class Teller {
 
   get isComplete(): boolean {
     return this.answer.state === "done";
+  }
+
+  /** What has been shown of the answer. */
+  get text(): string {
+    return textOf(this.answer);
   }
 
   /** Say what the answer waits for. */
