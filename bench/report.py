@@ -14,8 +14,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from manyhands.engine.library import supported
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -63,18 +66,15 @@ def note(text: str) -> None:
 
 def machine() -> dict[str, Any]:
     """Where and when the figures were taken."""
-    import torch
-    import transformers
-
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "isa": torch.backends.cpu.get_cpu_capability(),
+        "isa": supported()[0].upper(),
         "load_1min": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "torch": version("torch"),
+        "transformers": version("transformers"),
     }
 
 

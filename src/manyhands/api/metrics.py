@@ -80,7 +80,6 @@ class _Watch:
     shares: list[_Share] = field(default_factory=list)  # of the hops
     nodes: set[NodeId] = field(default_factory=set)
     num_untrusted: int = 0
-    num_repairs: int = 0
     fell_back: bool = False
 
 

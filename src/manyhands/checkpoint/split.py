@@ -10,12 +10,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from manyhands.checkpoint.config_fields import parse_config
+from manyhands.checkpoint.config_fields import read_facts
 from manyhands.checkpoint.dtypes import alignment
-from manyhands.checkpoint.folder import INDEX, JOURNAL, MANIFEST, SINGLE, SMALL_SUFFIXES, read_config, read_entries
+from manyhands.checkpoint.folder import INDEX, JOURNAL, MANIFEST, SINGLE, SMALL_SUFFIXES, read_entries
 from manyhands.checkpoint.header import LENGTH_BYTES, TensorEntry
 from manyhands.checkpoint.manifest import HashProgress, Manifest, Silent, build_manifest, tensor_blocks
-from manyhands.checkpoint.partition import ModelFacts, ends_tensors, span_tensors
+from manyhands.checkpoint.partition import ends_tensors, span_tensors
 from manyhands.checkpoint.store import check_free, disk_errors
 from manyhands.core import Span, check_cover
 from manyhands.errors import BadRequest, ModelError
@@ -29,7 +29,7 @@ def split_model(folder: Path, cut: Sequence[Span], out: Path, progress: HashProg
     """
     if out.exists():
         raise BadRequest(f"{out} exists already; name a folder that does not")
-    check_cover(cut, ModelFacts.from_config(parse_config(read_config(folder))).num_layers)
+    check_cover(cut, read_facts(folder).num_layers)
     manifest = build_manifest(folder, progress)
     held = {entry.name: entry for entry in read_entries(folder)}
     if absent := sorted(set(manifest.names) - held.keys()):

@@ -112,14 +112,12 @@ def split(
     if (cut is None) == (nodes is None):
         raise BadRequest("give either --cut 0-3,4-7 or --nodes 2")
     with doing(f"reading {model}") as progress:
-        from manyhands.checkpoint.config_fields import parse_config
-        from manyhands.checkpoint.folder import read_config
-        from manyhands.checkpoint.partition import ModelFacts
+        from manyhands.checkpoint.config_fields import read_facts
         from manyhands.checkpoint.split import split_model
         from manyhands.weights.fetch import resolve_model
 
         folder = resolve_model(model, None, True, home_from_env(), progress)
-        num_layers = ModelFacts.from_config(parse_config(read_config(folder))).num_layers
+        num_layers = read_facts(folder).num_layers
         spans = parse_cut(cut, num_layers) if cut is not None else even_cut(num_layers, nodes or 1)
         parts = split_model(folder, spans, out, progress)
     for part in parts:

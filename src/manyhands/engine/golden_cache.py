@@ -6,30 +6,9 @@ from typing import Final
 import numpy as np
 
 from manyhands.engine import library
-from manyhands.engine.golden_cases import EDGES, BackEnd, Op, product, reals
+from manyhands.engine.golden_cases import ATTENTION_SHAPES, EDGES, BackEnd, Op, attention, reals
 
-SHAPES: Final = (  # heads, key heads, width, value width, window, soft cap, sinks
-    (4, 2, 16, 16, 0, 0.0, False),
-    (3, 1, 40, 24, 70, 0.0, True),
-    (2, 2, 33, 17, 5, 2.5, False),
-    (9, 1, 64, 64, 0, 0.0, False),
-)
-
-
-def attention(row_type: str) -> Callable[[BackEnd], bytes]:
-    """Grouped heads, odd widths, windows, sinks and soft caps over several blocks of keys."""
-
-    def case(machine: BackEnd) -> bytes:
-        found = []
-        for heads, key_heads, width, value_width, window, cap, sinks in SHAPES:
-            widths = [heads * width, key_heads * width, key_heads * value_width, heads * value_width]
-            ops = [product(20 + i, 0, i + 1, n, 24) for i, n in enumerate(widths[:3])]
-            numbers = (1, 2, 3, 4, heads, key_heads, width, value_width, window, 0, 1)
-            ops.append((library.ATTENTION, numbers, (width**-0.5 / 16, cap), (reals(30, heads) if sinks else None,)))
-            found.append(machine.run(reals(12, 150, 24), row_type, widths, ops, 4).tobytes())
-        return b"".join(found)
-
-    return case
+SHAPES: Final = (*ATTENTION_SHAPES, (9, 1, 64, 64, 0, 0.0, False))
 
 
 def edges(machine: BackEnd) -> bytes:
@@ -45,7 +24,7 @@ def edges(machine: BackEnd) -> bytes:
 
 
 CASES: Final[dict[str, Callable[[BackEnd], bytes]]] = {
-    "cache codes bf16": attention("bf16"),
-    "cache codes f32": attention("f32"),
+    "cache codes bf16": attention("bf16", SHAPES, has_codes=True),
+    "cache codes f32": attention("f32", SHAPES, has_codes=True),
     "cache codes edges": edges,
 }

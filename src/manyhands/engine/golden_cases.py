@@ -14,6 +14,13 @@ from manyhands.engine.library import ACTIVATIONS, Array, Plan, Team
 
 EDGES: Final = (0, 1, 0x007FFFFF, 0x00800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000)  # and with a sign
 Op = tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]
+# Heads, key heads, width, value width, window, soft cap, sinks.
+AttentionShape = tuple[int, int, int, int, int, float, bool]
+ATTENTION_SHAPES: Final[tuple[AttentionShape, ...]] = (
+    (4, 2, 16, 16, 0, 0.0, False),
+    (3, 1, 40, 24, 70, 0.0, True),
+    (2, 2, 33, 17, 5, 2.5, False),
+)
 
 
 def draw(seed: int, count: int) -> NDArray[np.uint64]:
@@ -140,16 +147,17 @@ def rotary(machine: BackEnd) -> bytes:
     return b"".join(found)
 
 
-def attention(row_type: str) -> Callable[[BackEnd], bytes]:
-    """Grouped heads, odd widths, windows, sinks and soft caps over several blocks of keys."""
+def attention(
+    row_type: str, shapes: Sequence[AttentionShape] = ATTENTION_SHAPES, *, has_codes: bool = False
+) -> Callable[[BackEnd], bytes]:
+    """Grouped heads, odd widths, windows, sinks and soft caps over several blocks of keys, in a cache of codes or not."""
 
     def case(machine: BackEnd) -> bytes:
         found = []
-        shapes = ((4, 2, 16, 16, 0, 0.0, False), (3, 1, 40, 24, 70, 0.0, True), (2, 2, 33, 17, 5, 2.5, False))
         for heads, key_heads, width, value_width, window, cap, sinks in shapes:
             widths = [heads * width, key_heads * width, key_heads * value_width, heads * value_width]
             ops = [product(20 + i, 0, i + 1, n, 24) for i, n in enumerate(widths[:3])]
-            numbers = (1, 2, 3, 4, heads, key_heads, width, value_width, window)
+            numbers = (1, 2, 3, 4, heads, key_heads, width, value_width, window, 0, int(has_codes))
             ops.append((library.ATTENTION, numbers, (width**-0.5 / 16, cap), (reals(30, heads) if sinks else None,)))
             found.append(machine.run(reals(12, 150, 24), row_type, widths, ops, 4).tobytes())
         return b"".join(found)

@@ -8,11 +8,11 @@ import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
-from manyhands.checkpoint.config_fields import parse_config
-from manyhands.checkpoint.folder import MANIFEST, read_config, read_entries
+from manyhands.checkpoint.config_fields import read_facts
+from manyhands.checkpoint.folder import MANIFEST, read_entries
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.checkpoint.manifest import BLOCK_BYTES, Manifest, check_small
-from manyhands.checkpoint.partition import ModelFacts, needed_tensors, whole_layers
+from manyhands.checkpoint.partition import needed_tensors, whole_layers
 from manyhands.core import ModelId, Span
 from manyhands.errors import ModelError
 from manyhands.weights.provider import OFFERED, Data, Lacking, ProviderError
@@ -97,7 +97,7 @@ def _runs(folder: Path) -> list[Span]:
 
 
 def _described(folder: Path) -> tuple[Manifest, int]:
-    facts = ModelFacts.from_config(parse_config(read_config(folder)))
+    facts = read_facts(folder)
     return Manifest.decode((folder / MANIFEST).read_bytes()), facts.num_layers
 
 

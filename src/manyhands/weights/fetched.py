@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from manyhands.checkpoint.config_fields import parse_config
-from manyhands.checkpoint.folder import MANIFEST, read_config
+from manyhands.checkpoint.config_fields import read_facts
+from manyhands.checkpoint.folder import MANIFEST
 from manyhands.checkpoint.manifest import Manifest, check_small
-from manyhands.checkpoint.partition import ModelFacts, needed_tensors
+from manyhands.checkpoint.partition import needed_tensors
 from manyhands.checkpoint.store import Store
 from manyhands.core import Span
 from manyhands.errors import ModelError
@@ -53,4 +53,4 @@ def lacking_tensors(folder: Path, store: Store, span: Span | None, with_ends: bo
 
 def num_layers(folder: Path) -> int:
     """As config.json in `folder` says. Raises ModelError."""
-    return ModelFacts.from_config(parse_config(read_config(folder), str(folder / "config.json"))).num_layers
+    return read_facts(folder).num_layers

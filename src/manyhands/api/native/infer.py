@@ -36,7 +36,7 @@ def infer_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
             if last_event_of(request):
                 raise BadEventId("Last-Event-ID is for a stream: send it to /api/infer/stream")
             entry = gateway.enter(caller_of(request), "native")
-            wanted = await _prepare(gateway, voices, body, request)
+            wanted = await _prepare(voices, body, request)
             _check_received(wanted, is_resumed=False)
             ask, _ = await wanted.plan().choose("native", caller_of(request), entry)
             return Single(lambda: _whole(gateway, ask, wanted.prompt), gateway.limits)
@@ -50,7 +50,7 @@ def infer_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
         async def work() -> EventStream:
             caller = caller_of(request)
             entry, claim = gateway.claim(caller, "native", last_event_of(request))
-            wanted = await _prepare(gateway, voices, body, request)
+            wanted = await _prepare(voices, body, request)
             _check_received(wanted, is_resumed=claim is not None)
             names = ["diagnostics"] if diagnostics else []
             digest = await request_digest("/api/infer/stream", wanted.voice.origin.model.id, wanted.made, names)
@@ -99,7 +99,7 @@ class _Wanted(NamedTuple):
         return plan
 
 
-async def _prepare(gateway: Gateway, voices: ModelFormats, body: bytes, request: Request) -> _Wanted:
+async def _prepare(voices: ModelFormats, body: bytes, request: Request) -> _Wanted:
     """Raises BadRequest, NotFound, RateLimited."""
     return _Wanted(voices, *await voices.prepare("/api/infer", body, caller_of(request), client_of(request)))
 

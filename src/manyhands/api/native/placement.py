@@ -82,7 +82,7 @@ async def assign(gateway: Gateway, worker: WorkerView, layers: str = "") -> str:
 
     A run that it has no room for is asked for in halves. A refusal is what it says: it serves what it did before.
     """
-    found = [(layers, None)] if layers else [(str(gap), model) for model, gap in _missing(gateway, worker)]
+    found = [(layers, None)] if layers else [(str(gap), model) for model, gap in _missing(gateway)]
     if not found:
         return ""
     text, model = found[0]
@@ -99,7 +99,7 @@ async def assign(gateway: Gateway, worker: WorkerView, layers: str = "") -> str:
     return said
 
 
-def _missing(gateway: Gateway, worker: WorkerView) -> list[tuple[str, Span]]:
+def _missing(gateway: Gateway) -> list[tuple[str, Span]]:
     """Runs of layers that no node in use holds, of models that are asked for here."""
     found: list[tuple[str, Span]] = []
     for model, origin in gateway.origins.items():
