@@ -183,6 +183,12 @@ def test_files_named_in_contributing_exist() -> None:
         assert "NAME" in path or (ROOT / path).exists(), path
 
 
+def test_every_benchmark_with_a_verdict_is_in_the_table() -> None:
+    table = (ROOT / "docs/benchmarks.md").read_text()
+    scripts = {path.stem for path in (ROOT / "bench").glob("*.py") if "finish(" in path.read_text()} - {"report"}
+    assert not {name for name in scripts if f"`python -m bench.{name}" not in table}
+
+
 def test_workflows_call_targets_that_exist() -> None:
     made = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     files = [ROOT / ".ci" / "run", ROOT / ".pre-commit-config.yaml", *(ROOT / ".github").rglob("*.yml")]

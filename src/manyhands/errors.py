@@ -20,7 +20,9 @@ ManyhandsError                code            meaning
 │  ├─ Draining               draining        a hop would like to leave; it serves on until it is replaced
 │  ├─ Apart                  apart           a hop cannot reach the next one; their origin may reach both
 │  └─ Detour                 detour          a hop sends through a relay and need not any more; it serves on
+├─ ExperimentalDisabled       experimental_disabled  this node is switched off
 ├─ PipelineStalled            pipeline_stalled  no progress within the deadline
+│  └─ Unanswered              pipeline_stalled  hops did not answer Open
 ├─ PipelineAborted            pipeline_aborted  a running session cannot go on
 │  └─ Corruption              pipeline_aborted  a hop sent NaN, Inf or nonsense
 ├─ ProtocolError              protocol_error  a peer sent bytes that mean nothing; its link is closed
