@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 from manyhands.origin.depth import MAX_AHEAD, Acceptance, Depth, Kind, copied, modelled
 from manyhands.origin.route_costs import RouteCosts, Timing
 
-# Once a round's first rows have come back, the others follow: what is drafted behind guesses that are hardly all right waits
-# for them, or it would be on its way in vain, just ahead of the token that proves one wrong.
+# Once the first rows of a round have come back, the others are about to. Where the guesses on their way are all right with less
+# than this chance, drafts behind them wait for those rows: most would be void before a hop computed them.
 LIKELY = 0.2
 
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from manyhands.config import RequestConfig
 from manyhands.net.liveness import STRETCH, patience_s
 
-# Event loops that are late by so much: a hop that does not answer a probe may be starved, and the watch decides (net/watch.py).
+# Where event loops are late by so much, a hop that does not answer a probe may only lack CPU time: net/watch.py decides then.
 LATE_S = 0.1
-# A step may usually take so many times what the hops' records and experience say: batches, drafts and queues are in neither.
+# The usual step may take so many times what records and experience say of the hops, which know nothing of batches and drafts.
 SLACK = 3.0
 # A step of the 128 rows that a replay sends costs about ten steps of one row, so a row of it a twelfth.
 ROWS_PER_STEP = 12
-# A replacement was worth its price if nothing was overdue for ten times as long.
+# A replacement has paid if no step was overdue afterwards for this many times what it cost.
 PAYS = 10
-# However badly replacements went, a hop that holds a step up for so long is replaced if it can be.
+# A hop that holds a step up for so long is replaced if another can take its place, whatever earlier replacements won.
 MAX_WAIT_S = 30.0
 
 
@@ -72,7 +72,7 @@ class Thrift:
 
     def __init__(self) -> None:
         self._num_wasted = 0  # replacements in a row that won nothing
-        self._pays_at: float | None = None  # when the last one will have been worth its price
+        self._pays_at: float | None = None  # when the last one will have paid
         self._last: HeldStep | None = None
         self._replaced_at: int | None = None  # the committed position of the last one
 
