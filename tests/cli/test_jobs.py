@@ -55,7 +55,7 @@ def test_no_heading_is_cut_on_a_narrow_terminal(width: int) -> None:
 def test_a_gateway_that_had_no_request_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("manyhands.cli.jobs.call", lambda *_: {"jobs": []})
+    monkeypatch.setattr("manyhands.cli.jobs.ask", lambda *_: {"jobs": []})
     jobs()
     assert capsys.readouterr().out == "no request has come to this gateway yet\n"
 

@@ -145,7 +145,7 @@ def test_a_plan_for_the_swarm_is_asked_of_its_gateway(monkeypatch: pytest.Monkey
         applied = {"status": "partly", "moves": [move], "said": ""}
         return {"after": {"tokens_per_s": 41.0, "hops": [hop]}, "advice": ["nas alone is fastest"], "applied": applied}
 
-    monkeypatch.setattr("manyhands.cli.plan_swarm.call", call)
+    monkeypatch.setattr("manyhands.cli.plan_swarm.ask", call)
     done = CliRunner().invoke(app, ["plan", "tales", "--apply", "--strategy", "uniform", "--api", "http://x"])
     assert done.exit_code == 0, done.output
     assert "41.0 tokens/s expected" in done.output and "nas alone is fastest" in done.output

@@ -116,7 +116,8 @@ def test_secrets_of_the_environment_stay_out(home: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("MANYHANDS_API_KEY", "mhk_" + "k" * 43)
     monkeypatch.setenv("MANYHANDS_NODE_NAME", "desk")
     said = CliRunner().invoke(app, ["service", "install", "--print", "up", "tales"])
-    assert said.exit_code == 0 and "MANYHANDS_NODE_NAME=desk" in said.output
+    assert said.exit_code == 0 and "MANYHANDS_NODE_NAME=desk" in said.output and "--print" not in said.output
+    assert CliRunner().invoke(app, ["service", "install", "up", "tales", "--print"]).output == said.output
     assert ticket not in said.output and "mhk_" not in said.output
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import Api, ApiKey, call, print_json
+from manyhands.cli.client import Api, ApiKey, ask, print_json
 from manyhands.cli.progress import doing
 from manyhands.errors import LinkClosed, ManyhandsError
 from manyhands.plain import one_line
@@ -94,7 +94,7 @@ def _measure(api: str, key: str, body: dict[str, Any]) -> Outcome:
     """One request. Raises LinkClosed where there is no gateway at all."""
     began = time.monotonic()
     try:
-        said = call(api, key, "POST", "/api/infer", body)
+        said = ask(api, key, "POST", "/api/infer", body)
     except LinkClosed:
         raise
     except ManyhandsError as error:

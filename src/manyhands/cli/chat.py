@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import ApiKey
+from manyhands.cli.client import ApiKey, running_api
 from manyhands.cli.lines import fitted
 from manyhands.cli.progress import doing
-from manyhands.core import PathKind, SamplingParams
+from manyhands.core import SamplingParams
 from manyhands.plain import one_line
 
 if TYPE_CHECKING:
-    from manyhands.cli.chat_source import Source
+    from manyhands.cli.chat_source import GatewaySource, Source
 
 Model = Annotated[str, typer.Argument(help="As the swarm or the gateway has it; may be left out if that has one.")]
 Ticket = Annotated[
@@ -29,6 +29,7 @@ Api = Annotated[
         help="Ask this gateway; default: a member that runs here. Again: another one of the swarm, should it be gone.",
     ),
 ]
+ASKING = "asking the gateway for its models"
 OF_AN_ORIGIN = ("ticket", "dtype", "cache_dtype", "ends", "threads", "device", "draft")
 
 
@@ -55,7 +56,11 @@ def chat(
         source = _from_swarm(model, ticket, params, computing, routing)
     else:
         options.check_no_origin(context, OF_AN_ORIGIN)
-        source = _from_gateway(api or [], api_key, model, params, path)
+        with doing(ASKING):  # while Python loads what asks
+            from manyhands.cli.chat_source import GatewaySource
+
+            gateway = GatewaySource(api or [running_api()], api_key, model, params, path)
+        source = _from_gateway(gateway)
     options.run(_chat(source, system, history))
 
 
@@ -75,15 +80,9 @@ async def _from_swarm(
 
 
 @asynccontextmanager
-async def _from_gateway(
-    apis: list[str], api_key: str, model: str, params: SamplingParams, path: PathKind
-) -> "AsyncIterator[Source]":
-    """The first gateway of `apis` that is there, or of a member that runs here."""
-    from manyhands.cli.chat_source import GatewaySource
-    from manyhands.cli.client import running_api
-
-    gateway = GatewaySource(apis or [running_api()], api_key, model, params, path)
-    with doing("asking the gateway for its models") as screen:
+async def _from_gateway(gateway: "GatewaySource") -> "AsyncIterator[Source]":
+    """The first of its gateways that is there."""
+    with doing(ASKING) as screen:
         others = await gateway.choose()
         if others:
             screen.clear()

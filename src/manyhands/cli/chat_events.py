@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from manyhands.cli.aside import aside
 from manyhands.cli.client import GatewayError, headers_for, no_gateway, refusal_of
 from manyhands.errors import LinkClosed
 from manyhands.plain import one_line
@@ -41,7 +42,7 @@ async def events_of(
     wire: socket.socket | None = None
     response: http.client.HTTPResponse | None = None
     try:
-        await asyncio.to_thread(connection.request, "POST", path, json.dumps(body), headers)
+        await aside(connection.request, "POST", path, json.dumps(body), headers)
         wire = connection.sock
         response = await asyncio.to_thread(connection.getresponse)
         if response.status != 200:

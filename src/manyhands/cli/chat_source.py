@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
 
+from manyhands.cli.aside import aside
 from manyhands.cli.chat_events import BrokenStream, check_event, events_of
 from manyhands.cli.chat_text import waiting_for
 from manyhands.cli.client import call, check_address
@@ -147,7 +148,7 @@ class GatewaySource:
     async def models(self) -> list[str]:
         while True:
             try:
-                told = await asyncio.to_thread(call, self._apis[0], self._key, "GET", "/v1/models")
+                told = await aside(call, self._apis[0], self._key, "GET", "/v1/models")
                 return [str(model["id"]) for model in told["data"]]
             except LinkClosed:
                 if len(self._apis) == 1:
@@ -161,7 +162,7 @@ class GatewaySource:
         """
         known = await self.models()
         if self.model and self.model not in known:  # nor as an alias?
-            await asyncio.to_thread(call, self._apis[0], self._key, "GET", f"/v1/models/{quote(self.model)}")
+            await aside(call, self._apis[0], self._key, "GET", f"/v1/models/{quote(self.model)}")
         if not self.model and not known:
             raise BadRequest(
                 "the gateway has no model yet: start one with `manyhands up MODEL`, or wait until it serves"
@@ -174,7 +175,7 @@ class GatewaySource:
             return waiting_for(None)
         try:
             path = f"/api/jobs/{self._job}"
-            return waiting_for(await asyncio.to_thread(call, self._apis[0], self._key, "GET", path, timeout_s=ASK_S))
+            return waiting_for(await aside(call, self._apis[0], self._key, "GET", path, timeout_s=ASK_S))
         except LinkClosed:
             return "the gateway does not answer; waiting for it"
         except (ManyhandsError, KeyError, TypeError):

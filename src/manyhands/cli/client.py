@@ -9,6 +9,7 @@ import typer
 
 from manyhands.api.http.hosts import OWNER_HEADER, is_loopback
 from manyhands.cli.owner import owner_secret
+from manyhands.cli.progress import doing
 from manyhands.config import home_from_env
 from manyhands.errors import BadRequest, LinkClosed, ManyhandsError, Unauthorized
 from manyhands.plain import one_line
@@ -57,6 +58,13 @@ def call(api: str, key: str, method: str, path: str, body: Any = None, *, timeou
         raise GatewayError(f"the gateway at {api} broke off its answer ({error!r:.200})", "link_closed", 502) from error
     except (OSError, ValueError) as error:
         raise LinkClosed(no_gateway(api, error)) from error
+
+
+def ask(api: str, key: str, method: str, path: str, body: Any = None) -> Any:
+    """As call; a terminal shows meanwhile which gateway is asked."""
+    where = api or running_api()
+    with doing(f"asking the gateway at {where}"):
+        return call(where, key, method, path, body)
 
 
 def no_gateway(api: str, error: Exception) -> str:

@@ -6,6 +6,7 @@ import typer
 
 from manyhands.cli import options
 from manyhands.cli.client import ApiKey, GatewayError, call, print_json, running_api
+from manyhands.cli.progress import doing
 from manyhands.cli.status import Swarm
 from manyhands.errors import BadRequest
 
@@ -23,7 +24,9 @@ def code(
     """
     if new and off:
         raise BadRequest("--new shows a code and --off shows none: give one of the two")
-    told = _told(api or running_api(), api_key, new=new, off=off)
+    where = api or running_api()
+    with doing(f"asking the gateway at {where}"):
+        told = _told(where, api_key, new=new, off=off)
     if as_json:
         print_json({"swarm": told["swarm"], "code": told["code"]})
     else:

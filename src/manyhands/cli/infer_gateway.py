@@ -1,6 +1,5 @@
 """`manyhands infer` by a gateway: POST /api/infer/stream, its text as it comes, then its figures; or one JSON object."""
 
-import asyncio
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,6 +7,7 @@ from typing import Any
 
 import typer
 
+from manyhands.cli.aside import aside
 from manyhands.cli.chat_events import events_of
 from manyhands.cli.client import GatewayError, call, check_address, print_json, running_api
 from manyhands.cli.lines import explained, fitted
@@ -27,7 +27,7 @@ async def infer_by_gateway(
             screen.say(f"asking {model}")
         body = {**({"model": model} if model else {}), "prompt": prompt, "path": path, **_sampling(params)}
         if as_json:
-            print_json(await asyncio.to_thread(call, where, key, "POST", "/api/infer", body))
+            print_json(await aside(call, where, key, "POST", "/api/infer", body))
             return
         telling = Telling(prompt)
         async with contextlib.aclosing(events_of(where, key, body, path="/api/infer/stream")) as events:

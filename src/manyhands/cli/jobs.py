@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import Api, ApiKey, call, print_json
+from manyhands.cli.client import Api, ApiKey, ask, print_json
 from manyhands.cli.lines import rows_within, width_of
 from manyhands.plain import one_line
 
@@ -25,7 +25,7 @@ def jobs(
     as_json: options.Json = False,
 ) -> None:
     """Requests that run and that ran lately: timings, route, repairs."""
-    told = call(api, api_key, "GET", f"/api/jobs?limit={count}")
+    told = ask(api, api_key, "GET", f"/api/jobs?limit={count}")
     if as_json:
         print_json(told)
         return

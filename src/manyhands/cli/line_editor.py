@@ -4,14 +4,13 @@ A line is read in a thread, so that connections are served meanwhile. Ctrl-C emp
 it as a character, no signal.
 """
 
-import asyncio
 import contextlib
 import os
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
+from manyhands.cli.aside import aside
 from manyhands.cli.terminal import without_interrupt
 
 PROMPT: Final = "> "
@@ -25,7 +24,7 @@ def line_editor(history: Path | None) -> Ask:
 
     async def ask() -> str:
         with without_interrupt() if has_editing else contextlib.nullcontext():
-            line = await _in_thread(lambda: input(PROMPT))
+            line = await aside(input, PROMPT)
         if history is not None and line.strip():
             with history.open("a") as file:
                 file.write(f"{' '.join(line.splitlines())}\n")
@@ -53,29 +52,3 @@ def _prepare(history: Path | None) -> bool:
     for line in history.read_text(errors="replace").splitlines()[-KEPT:] if history is not None else ():
         readline.add_history(line)
     return True
-
-
-async def _in_thread(read: Callable[[], str]) -> str:
-    """What `read` returns or raises. Its thread cannot be stopped: it does not keep the process from its end."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[str] = loop.create_future()
-
-    def tell(line: str | None, error: BaseException | None) -> None:
-        if answer.done():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(line or "")
-
-    def run() -> None:
-        line, error = None, None
-        try:
-            line = read()
-        except Exception as raised:  # handed to who asked
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing asks any more
-            loop.call_soon_threadsafe(tell, line, error)
-
-    threading.Thread(target=run, name="line", daemon=True).start()
-    return await answer

@@ -9,6 +9,7 @@ from manyhands.api.http.hosts import is_loopback
 from manyhands.cli import options
 from manyhands.cli.client import call, check_address, print_json, running_api
 from manyhands.cli.owner import owner_secret
+from manyhands.cli.progress import doing
 from manyhands.cli.status import Swarm
 from manyhands.config import home_from_env
 from manyhands.errors import BadRequest
@@ -28,7 +29,9 @@ def page(api: Swarm = "", as_json: options.Json = False) -> None:
 
     It is good once, for ten minutes, in a browser of this machine.
     """
-    link = page_link(api or running_api())
+    where = api or running_api()
+    with doing(f"asking the gateway at {where}"):
+        link = page_link(where)
     if as_json:
         print_json({"url": link.url, "seconds": link.seconds})
         return

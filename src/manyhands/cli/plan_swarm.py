@@ -4,13 +4,13 @@ from typing import Any
 
 import typer
 
-from manyhands.cli.client import call, print_json
+from manyhands.cli.client import ask, print_json
 from manyhands.plain import one_line
 
 
 def plan_swarm(api: str, key: str, body: dict[str, Any], *, as_json: bool) -> None:
     """Ask the gateway at `api` for a plan, and to apply it where `body` says so. Raises as the gateway refuses."""
-    told = call(api, key, "POST", "/api/plan", body)
+    told = ask(api, key, "POST", "/api/plan", body)
     if as_json:
         print_json(told)
         return

@@ -21,6 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="Run a node as a service of systemd
 
 SYSTEMCTL_S: Final = 60.0
 COMMANDS: Final = ("up", "join")
+PRINT: Final = "--print"
 # Of the environment, what the node needs to be the one that was tried by hand; a secret stays out of the file.
 KEPT: Final = re.compile(
     r"MANYHANDS_(?!TICKET$|API_KEY$|SWARM_TICKET$)\w+|HF_ENDPOINT|HF_HOME|HF_HUB_OFFLINE|XDG_CACHE_HOME"
@@ -35,10 +36,11 @@ Command = Annotated[
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def install(
     command: Command = None,
-    is_printed: Annotated[bool, typer.Option("--print", help="Print the unit; change nothing.")] = False,
+    is_printed: Annotated[bool, typer.Option(PRINT, help="Print the unit; change nothing.")] = False,
 ) -> None:
     """Write a systemd unit that runs `manyhands up MODEL` or `manyhands join`, and start it now and at every login."""
-    words = _checked(command or ["join"])
+    is_printed = is_printed or PRINT in (command or ())  # behind the command too, which has no such option
+    words = _checked([word for word in command or () if word != PRINT] or ["join"])
     line = [sys.executable, "-m", "manyhands.cli", *words]
     text = unit_text(line, Path.cwd(), _environment(os.environ), options.settings().worker.drain_s)
     if is_printed:
@@ -106,7 +108,7 @@ def _checked(words: Sequence[str]) -> list[str]:
         raise BadRequest(
             "a unit file is no place for a ticket: run `manyhands join mh1...` once, then leave it out here"
         )
-    given = LazyCommands()[name].make_context(name, list(rest)).params
+    given = LazyCommands()[name].make_context(f"manyhands {name}", list(rest)).params
     if given["detach"]:
         raise BadRequest("systemd runs it in the background: leave -d out")
     if name == "join" and not (home_from_env() / "swarm.ticket").exists() and not given["ticket"]:

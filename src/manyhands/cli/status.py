@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import ApiKey, call, print_json, running_api
+from manyhands.cli.client import ApiKey, ask, call, print_json, running_api
 from manyhands.errors import ManyhandsError
 from manyhands.plain import one_line
 
@@ -38,7 +38,7 @@ def status(
 
 def _tell(where: str, api_key: str, watch: bool, as_json: bool) -> None:
     if not watch:
-        view = call(where, api_key, "GET", "/api/swarm")
+        view = ask(where, api_key, "GET", "/api/swarm")
         if as_json:
             print_json(view)
         else:

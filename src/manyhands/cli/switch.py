@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import Api, ApiKey, call, print_json
+from manyhands.cli.client import Api, ApiKey, ask, print_json
 from manyhands.errors import BadRequest
 
 
@@ -21,7 +21,7 @@ def switch(
     """
     if state not in ("on", "off"):
         raise BadRequest(f"switch {state!r:.40}: it is on or off")
-    told = call(api, api_key, "POST", "/api/switch", {"on": state == "on"})
+    told = ask(api, api_key, "POST", "/api/switch", {"on": state == "on"})
     if as_json:
         print_json(told)
     else:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from manyhands.cli import options
-from manyhands.cli.client import Api, ApiKey, call, print_json
+from manyhands.cli.client import Api, ApiKey, ask, print_json
 from manyhands.cli.lines import fitted, rows_within, width_of
 from manyhands.plain import one_line
 
@@ -24,7 +24,7 @@ def workers(context: typer.Context, api: Api = "", api_key: ApiKey = "", as_json
     """Every node that a running gateway sees, and the route a request would take now."""
     if context.invoked_subcommand is not None:
         return
-    told = call(api, api_key, "GET", "/api/workers")
+    told = ask(api, api_key, "GET", "/api/workers")
     if as_json:
         print_json(told)
         return
@@ -48,7 +48,7 @@ def evict(
 ) -> None:
     """Keep a node out; requests that run through it go on over others."""
     path = f"/api/workers/{quote(worker, safe='')}" + ("?force=true" if force else "")
-    told = call(api, api_key, "DELETE", path)
+    told = ask(api, api_key, "DELETE", path)
     _say(
         told,
         as_json,
@@ -59,7 +59,7 @@ def evict(
 @app.command("readmit")
 def readmit(worker: Worker, api: Api = "", api_key: ApiKey = "", as_json: options.Json = False) -> None:
     """Let an evicted node back."""
-    told = call(api, api_key, "POST", f"/api/workers/{quote(worker, safe='')}/readmit")
+    told = ask(api, api_key, "POST", f"/api/workers/{quote(worker, safe='')}/readmit")
     _say(told, as_json, f"{told.get('name') or worker} may be used again")
 
 
@@ -74,7 +74,7 @@ def reassign(
 ) -> None:
     """Ask a node to serve other layers; it decides by its own rules, and says why if it will not."""
     path = f"/api/workers/{quote(worker, safe='')}/reassign"
-    told = call(api, api_key, "POST", path, {"to": layers, "force": force})
+    told = ask(api, api_key, "POST", path, {"to": layers, "force": force})
     what = "now serves" if told.get("status") == "reassigned" else "is moving to"
     _say(told, as_json, f"{worker} {what} layers {told.get('new_stage')}")
 

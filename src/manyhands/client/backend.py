@@ -1,6 +1,5 @@
 """Where a client's answers come from: this process as the origin of a ticket's swarm, or a gateway's OpenAI API."""
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -134,9 +133,10 @@ class GatewayAnswers:
         check_address(self._url)
 
     async def models(self) -> list[str]:
+        from manyhands.cli.aside import aside
         from manyhands.cli.client import call
 
-        told = await asyncio.to_thread(call, self._url, self._key, "GET", "/v1/models")
+        told = await aside(call, self._url, self._key, "GET", "/v1/models")
         return [str(model["id"]) for model in told["data"]]
 
     async def pieces(self, asked: PythonRequest, made: Completion) -> AsyncGenerator[TextDelta, None]:

@@ -1,6 +1,5 @@
 """Hidden states and logits for a client: by its own origin, or by POST /api/process of a gateway whose operator allows it."""
 
-import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +58,7 @@ async def own_layers(origin: "Origin", asked: LayersRequest) -> LayerStates:
 
 async def gateways_layers(url: str, key: str, model: str | None, asked: LayersRequest) -> LayerStates:
     """A gateway runs them. Raises BadRequest where its operator does not allow it, GatewayError, LinkClosed."""
+    from manyhands.cli.aside import aside
     from manyhands.cli.client import GatewayError, call
     from manyhands.errors import BadRequest
 
@@ -67,11 +67,11 @@ async def gateways_layers(url: str, key: str, model: str | None, asked: LayersRe
     if not ids:
         text = _text(asked.prompt)
         wanted = {**named, "prompt" if isinstance(text, str) else "messages": text}
-        ids = tuple((await asyncio.to_thread(call, url, key, "POST", "/tokenize", wanted))["tokens"])
+        ids = tuple((await aside(call, url, key, "POST", "/tokenize", wanted))["tokens"])
     body = {**named, "input_ids": list(ids), "at": list(asked.at), "logits": asked.logits}
     body |= {} if asked.logits else {"layers": f"0-{max(1, *asked.at, 1) - 1}"}
     try:
-        told = await asyncio.to_thread(call, url, key, "POST", "/api/process", body)
+        told = await aside(call, url, key, "POST", "/api/process", body)
     except GatewayError as error:
         if error.http_status in (404, 405) and "/api/process" in str(error):
             raise BadRequest(
