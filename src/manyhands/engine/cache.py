@@ -12,7 +12,7 @@ from manyhands.engine.layout import Segment
 from manyhands.engine.library import BLOCK, Array, Plan
 from manyhands.program.ops import LatentAttention, Layer
 
-WIDE, NARROW = 32, 16  # to multiples of which keys and values are filled up
+WIDE, NARROW = 32, 16  # keys, and values, are padded to a multiple of so many numbers
 FIRST_BLOCKS = 4  # of a cache that begins without memory: 256 positions
 
 _CODES: Final = 32  # of a key or a value that share a scale of two bytes

@@ -1,6 +1,6 @@
 """Golden digests: SHA-256 of what every operation computes for fixed input, the same on every CPU (golden.json).
 
-A back end is used only after it reproduced them (prove), so machines of different makes check each other through the
+A back end is used only after it reproduced them (choose), so machines of different makes check each other through the
 repository. A digest changes only together with docs/arithmetic.md, and with it the arithmetic class. Digests of whole models
 stand beside those of operations (golden_models.py); tests reproduce both, a node that starts and `doctor` operations alone.
 Run `python -m manyhands.engine.golden` to see what this machine's back ends fail to reproduce; `--write` stores scalar's.
@@ -23,7 +23,7 @@ from manyhands.errors import ModelError
 
 FILE: Final = Path(__file__).with_name("golden.json")
 SMALL_FILE: Final = FILE.with_name("golden_small.json")  # of small weights: other classes do not depend on them
-CACHE_FILE: Final = FILE.with_name("golden_cache.json")  # of caches of 8 bit: neither do they on these
+CACHE_FILE: Final = FILE.with_name("golden_cache.json")  # of caches of 8 bit: other classes do not depend on them
 
 
 ALL: Final = {**CASES, **SMALL_CASES, **CACHE_CASES}
@@ -58,13 +58,13 @@ def file_of(name: str) -> Path:
 
 @cache
 def failures(back_end: str) -> tuple[str, ...]:
-    """The cases whose digests a back end does not reproduce here; empty if it may be used. But for those of caches."""
+    """The cases whose digests a back end does not reproduce here; empty if it may be used. Without the cases of caches."""
     return _unlike(back_end, {**CASES, **SMALL_CASES})
 
 
 @cache
 def cache_failures(back_end: str) -> tuple[str, ...]:
-    """The same of caches of 8 bit, which are proven where they are used."""
+    """The same for the cases of caches of 8 bit, which only a process that has such caches proves."""
     return _unlike(back_end, CACHE_CASES)
 
 

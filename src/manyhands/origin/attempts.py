@@ -40,8 +40,8 @@ class Attempts:
         return self._rings >= MAX_RINGS
 
     def refused(self, route: Sequence[Offer], refusal: ManyhandsError, *, is_ring: bool) -> set[NodeId]:
-        """An attempt over `route` failed with `refusal`. Returns the nodes that others should be preferred to for a while, by
-        what this origin saw itself. Raises `refusal` if it is no matter of nodes."""
+        """Note that an attempt over `route` failed with `refusal`. Returns the nodes that failed as this origin saw it itself:
+        others go before them for a while. Raises `refusal` if no other nodes would help."""
         if isinstance(refusal, Unanswered):
             nodes = {route[index].node for index in refusal.hops}
             self._silent |= nodes
@@ -68,11 +68,11 @@ class Attempts:
         return set()
 
     def opened(self) -> set[NodeId]:
-        """A route stands. Returns the nodes that others should be preferred to: they said that the request is at fault."""
+        """A route was opened. Returns the nodes that called the request faulty, and so were wrong: others go before them."""
         return self._blaming
 
     def is_again(self) -> bool:
-        """No route is left without the excluded nodes: whether some of them are to be asked once more."""
+        """No route is left without the excluded nodes. Whether some of these are let in again, to be asked once more."""
         if self._accusers:  # without them there is none: then without those that they blamed
             self.excluded -= self._accusers
             self.excluded |= set().union(*(self._blamed[node] for node in self._accusers))
@@ -85,7 +85,7 @@ class Attempts:
         return False
 
     def reason(self, refusal: ManyhandsError) -> ManyhandsError:
-        """Why there is no route: that nodes are full, which changes, before what the last one said."""
+        """What the client is told: that nodes are full, if one was, since that passes; else what the last one said."""
         return self._busy or refusal
 
     def _blame(self, accuser: NodeId, node: NodeId) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from manyhands.origin.route_costs import RouteCosts, Timing
 
-MAX_AHEAD = 64  # guesses on their way, whatever they are said to be worth
+MAX_AHEAD = 64  # guesses on their way at most
 # What is assumed of drafts of a kind before anything was seen: copied ones by the length of the match that they rest on (from
 # so many ids on), those of a model by their number in its chain.
 _MATCHES = ((0, 0.3), (4, 0.5), (8, 0.7), (16, 0.85))

@@ -26,7 +26,7 @@ class GiveBack:
         self._gave: set[NodeId] = set()
 
     def note_lost(self, nodes: Collection[NodeId]) -> None:
-        """A repair begins; these are lost, if they did not give back what they had."""
+        """A repair begins: count a loss of each of `nodes`, except of spares that gave their layers back."""
         self._lost.update(node for node in set(nodes) if node not in self._gave)
 
     def excused(self) -> set[NodeId]:

@@ -1,8 +1,7 @@
 """What a token, and a first token, take on a route: seconds from measured parts. Pure; the one cost model of route and place.
 
 One decode step visits every hop once: entry leg, then for each hop its wait, its layers and its overhead, then the leg to
-the next, the last of them back to the origin (a ring; docs/routing.md). For a star, pass as the leg between two
-hops what both ways through the origin add up to (`Leg.then`).
+the next, the last of them back to the origin (a ring; docs/routing.md).
 """
 
 import math

@@ -276,8 +276,9 @@ def _spread(space: Space, run: Span, key: bytes) -> tuple[Offer, ...]:
     """Two routes drawn by `key` from those within NEAR of the cheapest; the one with less to do.
 
     Every node is taken to cost up to NEAR more, by a draw of its own, and the cheapest is looked for once more: what is
-    found costs at most 1 + NEAR times the best. Two draws and the lighter load, because what is known of load is always
-    old, and all that choose the best by old news choose the same (Mitzenmacher, The Power of Two Choices, 2001).
+    found costs at most 1 + NEAR times the best. Two draws and the lighter load: what is known of load is
+    always old, and if all requests took the least loaded node by it, all would take the same one (Mitzenmacher, The Power
+    of Two Choices, 2001).
     """
     routes = []
     for salt in (b"1", b"2"):

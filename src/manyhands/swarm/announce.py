@@ -57,8 +57,9 @@ class Announcer:
     def announce(self, hosted: Sequence[tuple[SpanInfo, SpanLoad]], now: float) -> list[bytes]:
         """The statements that are due, given all that this node hosts and how busy that is. Call every BEAT_S.
 
-        What is new comes before what is withdrawn, so that a node that changes its layers is in every view all the time. They
-        may overtake each other on the way: that a node hosts nothing is withdrawn once its first layers were told a beat ago.
+        What is new comes before what is withdrawn, so that a node that changes its layers is in every view all the time. As
+        statements may overtake each other on the way, the record that a node hosts nothing is withdrawn one beat after the
+        first record of a span was sent.
         """
         facts: Sequence[tuple[SpanInfo | None, SpanLoad]] = hosted or [(None, SpanLoad())]
         records = {record.key: record for record in (self._draft(info, load, now) for info, load in facts)}
@@ -140,5 +141,5 @@ class Announcer:
 
 
 def _rough(seconds: float) -> float:
-    """Two digits: a speed that trembles is no news."""
+    """To two digits: so noise in a measured speed is no change, which would have to be signed."""
     return float(f"{seconds:.2g}")

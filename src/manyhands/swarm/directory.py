@@ -124,7 +124,7 @@ class Backend(Exchange, Protocol):
         """Where `node` can be dialled, as its records say, also those that are not fresh."""
 
     def has_left(self, node: NodeId) -> bool:
-        """Whether the last that `node` said was that it takes back all it had said: it left, and was not lost."""
+        """Whether `node` has withdrawn all its records: it left, and was not lost."""
 
     def account(self, node: NodeId) -> NodeId:
         """On whose account `node` is known: its own, if a link has proven its key, else that of the node that passed it on."""

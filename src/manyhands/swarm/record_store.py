@@ -133,7 +133,7 @@ class StoreBacked(StoreReport["RecordStore"]):
         return tuple(addr for entry in self.store.of_node(node) for addr in entry.record.addresses)
 
     def has_left(self, node: NodeId) -> bool:
-        """Whether the last that `node` said was that it takes back all it had said: it left, and was not lost."""
+        """Whether `node` has withdrawn all its records: it left, and was not lost."""
         return self.store.has_left(node)
 
     def records(self, now: float) -> list[Record]:
@@ -238,7 +238,7 @@ class RecordStore:
         return [self._entries[key] for key in self._of_node.get(node, ())]
 
     def has_left(self, node: NodeId) -> bool:
-        """Whether the last that `node` said was that it takes back all it had said: it left, and was not lost."""
+        """Whether `node` has withdrawn all its records: it left, and was not lost."""
         entries = self.of_node(node)
         return bool(entries) and all(entry.record.is_withdrawn for entry in entries)
 

@@ -9,7 +9,7 @@ from manyhands.errors import Busy
 
 
 class Allotment:
-    """Counts different things in use: who asks for one that is in use by them already uses nothing more.
+    """Counts the distinct things that peers use: a peer that asks again for one that it uses adds nothing.
 
     `what` names them in the refusal.
     """

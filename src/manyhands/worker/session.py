@@ -94,7 +94,7 @@ class HopSession:
     # -- its place in the route ---------------------------------------------------------------------------------------
 
     def place(self, opened: Open, origin: Link, successor: Link, sampler: Draws | None) -> bool:
-        """Take a new place in the route: forget what waits, keep the cache, re-send the log; whether that reaches as far."""
+        """Take a new place in the route: forget what waits, keep the cache, send the log. Returns whether it reaches so far."""
         self.opened, self.origin, self.successor, self.sampler = opened, origin, successor, sampler
         self.waiting.clear()
         self.outbox.clear()
@@ -184,7 +184,7 @@ class HopSession:
         try_send(self.origin, Fault(self.opened.session, self.opened.epoch, self.opened.hop, code, detail, blame))
 
     def on_linked(self, link: Link) -> None:
-        """There is a new link of this node: where steps go through a relay instead, the origin may give the place anew."""
+        """A new link of this node is up. If it would spare steps to the successor a relay, the origin is told."""
         if not self.is_last and betters(link, self.successor):
             hop = self.opened.hop
             self.fault(Detour.code, f"hop {hop} has a direct link to the next", hop)

@@ -105,7 +105,7 @@ class Dht(StoreReport[DhtStore]):
         return () if peer is None else peer.addresses
 
     def has_left(self, node: NodeId) -> bool:
-        """Whether the last that `node` said was that it takes back all it had said: it left, and was not lost."""
+        """Whether `node` has withdrawn all its records: it left, and was not lost."""
         return self.store.has_left(node)
 
     def publish(self, data: bytes, now: float) -> list[Outgoing]:

@@ -104,7 +104,7 @@ class DhtStore:
         return next((store.account(node) for store in self._stores.values() if store.of_node(node)), node)
 
     def has_left(self, node: NodeId) -> bool:
-        """Whether the last that `node` said was that it takes back all it had said: it left, and was not lost."""
+        """Whether `node` has withdrawn all its records: it left, and was not lost."""
         stores = [store for store in self._stores.values() if store.of_node(node)]
         return bool(stores) and all(store.has_left(node) for store in stores)
 
