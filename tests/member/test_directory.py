@@ -90,7 +90,7 @@ def test_four_members_join_answer_and_leave(kind: str, play: Any) -> None:
         said = await answer(place, town[0].member)
         visitor = await place.open(7, is_visitor=True)
         assert visitor.addresses == () and not visitor.hosted()
-        visitor.directory.records(town[0].kind.model)
+        visitor.directory.records_of((), town[0].kind.model)
         await until(lambda: whole(visitor), 5)
         assert await answer(place, visitor) == said
         await place.host(3, memory_bytes=room)

@@ -188,7 +188,7 @@ def test_nodes_meet_stay_and_leave(make: Callable[[int], Backend]) -> None:
                     third.joined(Peer(node_of(other), (address_of(other),)))
                 await wait_for(first, 3)
                 assert {peer.node for peer in first.peers()} == {node_of(1), node_of(2)}
-                assert len(first.records(info_of().model)) == 3
+                assert len(list(first.in_turn(info_of().model))) == 3
                 await asyncio.sleep(150)
                 assert [len(runner.records()) for runner in (first, second, third)] == [3, 3, 3]
             await asyncio.sleep(1)
@@ -287,7 +287,7 @@ def test_models_are_watched_while_they_are_hosted_or_asked_for() -> None:
             host.spans = list(hosted(0))
             await asyncio.sleep(1)
             assert backend.watched == {mine}
-            assert runner.records(asked) == []
+            assert runner.records_of((), asked) == []
             assert backend.watched == {mine, asked}, "at once"
             host.spans = []
             await asyncio.sleep(1)

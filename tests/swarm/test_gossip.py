@@ -182,7 +182,7 @@ def ignores(index: int, other: int) -> bool:
     """Whether node `index` would not draw `other` as a neighbour if it knew its group of ten and `other`."""
     rank = Gossip(node_of(index), Random(index))._rank
     group = [peer for peer in range(20) if peer // 10 == index // 10 and peer != index]
-    return sum(rank(peer_of(peer)) < rank(peer_of(other)) for peer in group) >= NEIGHBOURS
+    return sum(rank(node_of(peer)) < rank(node_of(other)) for peer in group) >= NEIGHBOURS
 
 
 def test_groups_that_know_each_other_well_stay_no_islands() -> None:

@@ -1,15 +1,20 @@
 """The store keeps the newest word of every node, and nothing that was forged, replayed or is over."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.core import ModelId
+from manyhands.core import ModelId, NodeId
 from manyhands.swarm.complaints import complaints, skews_of
+from manyhands.swarm.dht.backend import Dht
+from manyhands.swarm.gossip import Gossip
 from manyhands.swarm.record_store import FRESH_S, MAX_NOTES, MAX_RECORDS_PER_NODE, RecordStore
 from manyhands.swarm.statement import sign, with_beat
+from manyhands.swarm.static import Static
 from tests.swarm.records import NOW, address_of, chain_of, info_of, key_of, node_of, record_of
 
 DATA = sign(record_of(), key_of(0))
@@ -163,13 +168,49 @@ def test_expiry_forgets_everything() -> None:
     assert len(store) == 0 and store.by_tag(TAG) is None and store.of_node(node_of(0)) == []
 
 
-def test_queries_by_model() -> None:
+@pytest.mark.parametrize("make", [Static, lambda me: Gossip(me, Random(1)), lambda me: Dht(me, Random(1))])
+def test_what_some_nodes_say_of_a_model(make: Callable[[NodeId], Static | Gossip | Dht]) -> None:
+    """Of these nodes, of that model, and fresh: by a back-end of each kind."""
+    backend, model, other = make(ME), ModelId("ab" * 32), ModelId("cd" * 32)
+    said = [record_of(0), record_of(1), record_of(1, info=info_of(model=other)), record_of(2, info=None), record_of(3)]
+    for number, record in enumerate(said):
+        data = sign(record, key_of([0, 1, 1, 2, 3][number]))
+        if isinstance(backend, Dht):
+            backend.store.put(data, NOW, record.node)
+        else:
+            backend.store.put(data, NOW)
+    nodes = [node_of(index) for index in (1, 2, 9)]
+    assert backend.records_of(nodes, model, NOW) == [said[1]]
+    assert backend.records_of(nodes, other, NOW) == [said[2]]
+    assert backend.records_of(nodes, ModelId("ef" * 32), NOW) == []
+    assert backend.records_of(nodes, model, NOW + 119) == []
+    assert [record.node for record in backend.in_turn(model, (), NOW)] == [node_of(0), node_of(1), node_of(3)]
+
+
+def test_what_one_peer_introduced_stands_behind_all_others() -> None:
+    """Known nodes first, whoever introduced them; then one of each introducer."""
     store = RecordStore(ME)
-    store.put(DATA, NOW)
-    store.put(sign(record_of(info=None), key_of(0)), NOW)
-    assert len(store.records(NOW)) == 2
-    assert len(store.records(NOW, ModelId("ab" * 32))) == 1
-    assert store.records(NOW, ModelId("cd" * 32)) == []
+    for index in range(10, 15):
+        store.take(sign(record_of(index), key_of(index)), NOW, sender=node_of(1))
+    for index in range(20, 22):
+        store.take(sign(record_of(index), key_of(index)), NOW, sender=node_of(2))
+    store.trust(node_of(14))
+    order = [int(entry.record.name.removeprefix("node-")) for entry in store.in_turn()]
+    assert order == [14, 10, 20, 11, 21, 12, 13]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 200)), max_size=30))
+def test_what_is_held_stays_in_order(steps: list[tuple[int, int]]) -> None:
+    """Records come, are replaced and end; every view of them has the same ones."""
+    store, now = RecordStore(ME, max_records=6), NOW
+    for index, wait in steps:
+        store.take(sign(record_of(index), key_of(index)), now, sender=node_of(index % 2))
+        now += wait
+        store.expire(now)
+        in_order = list(store.in_order())
+        assert [entry.tag for entry in in_order] == sorted(entry.tag for entry in store)
+        assert {id(entry) for entry in in_order} == {id(entry) for entry in store} == {id(e) for e in store.in_turn()}
+        assert all(store.by_tag(entry.tag) is entry for entry in in_order)
 
 
 @given(st.permutations([(7, 0), (7, 2), (7, 5), (20, 0), (20, 1), (30, 0)]))

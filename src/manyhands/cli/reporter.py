@@ -150,10 +150,12 @@ async def keep_telling(member: "Member", hosting: "Hosting", tell: Reporter) -> 
             said = line
             text = f"{hosting.weights.name}: {line or 'every layer is held'}"
             tell("missing", text, layers=[str(span) for span in spans])
+        await asyncio.sleep(0)  # each look goes through all records
         split = "" if member.node.request.mix_classes else say_split(hosting.kind, hosting.records())
         if split and split != noted:
             tell("note", f"{hosting.weights.name}: no request has a route: {split}")
         noted = split
+        await asyncio.sleep(0)
         complaints = set(member.complaints())
         for complaint in complaints - complained:
             tell_of_node("complaint", complaint)

@@ -5,8 +5,12 @@ is the tokenizer and the ends, which members have. They are fetched and loaded w
 leaves room for them.
 """
 
+import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 from manyhands.api.gateway import OfferedModel
 from manyhands.checkpoint.manifest import HashProgress
@@ -24,6 +28,8 @@ from manyhands.weights.refetch import use_fetched
 from manyhands.worker.execute import Device
 from manyhands.worker.loading import Loading
 
+MOST_LOOKED_AT: Final = 1024  # records of which it is made up what is offered: of nodes that were linked first
+OFFERED_S: Final = 0.1  # for so long what was offered is, for all who ask
 Fetch = Callable[[Span], Awaitable[Path]]  # a folder with the layers of a span, and the ends
 Make = Callable[[OriginModel, Fetch], Awaitable[Origin]]
 
@@ -41,6 +47,8 @@ class SwarmModels:
         self._device, self._home, self._progress = device, home, progress
         self._make = make
         self._extra_bytes = 0  # ends of models that are not hosted here
+        self._offered: dict[str, OfferedModel] = {}
+        self._offered_until = -math.inf
 
     @property
     def own(self) -> str:
@@ -48,7 +56,13 @@ class SwarmModels:
         return self._hosting.weights.name
 
     def offered(self) -> Mapping[str, OfferedModel]:
-        """By the name that `status` shows."""
+        """By the name that `status` shows. Of very many records MOST_LOOKED_AT are looked at, once in OFFERED_S."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._offered_until:
+            self._offered, self._offered_until = self._look(), now + OFFERED_S
+        return self._offered
+
+    def _look(self) -> dict[str, OfferedModel]:
         return {
             kind.name: OfferedModel(
                 kind.model,
@@ -65,7 +79,8 @@ class SwarmModels:
         """The models of the swarm by name, with their records. Of two of one name the one that is hosted here, else the one
         that more linked nodes hold."""
         ours, find = self._hosting.weights.kind, self._member.node.pool.find
-        known = known_kinds(self._member.records(), lambda node: find(node, "control") is not None)
+        records = list(islice(self._member.directory.in_turn(), MOST_LOOKED_AT))
+        known = known_kinds(records, lambda node: find(node, "control") is not None)
         found = {ours.name: (ours, known.get(ours) or self._hosting.records())} if ours is not None else {}
         for kind, records in known.items():
             found.setdefault(kind.name, (kind, records))

@@ -152,15 +152,13 @@ def known_kinds(records: Sequence[Record], is_linked: Callable[[NodeId], bool]) 
 
     A member can make records of nodes that there are not, but no links to them.
     """
-    found: dict[ServedModel, list[Record]] = {}
-    linked: dict[ServedModel, int] = {}
+    found: dict[tuple[ModelId, str, Precision], list[Record]] = {}
     for record in records:
         if (info := record.info) is not None:
-            kind = ServedModel(info.model, info.model_name, info.precision)
-            found.setdefault(kind, []).append(record)
-            linked[kind] = linked.get(kind, 0) + is_linked(record.node)
-    first = sorted(found, key=lambda kind: (-linked[kind], -len(found[kind]), kind.name, kind.model))
-    return {kind: found[kind] for kind in first[:MAX_KINDS]}
+            found.setdefault((info.model, info.model_name, info.precision), []).append(record)
+    linked = {kind: sum(is_linked(record.node) for record in held) for kind, held in found.items()}
+    first = sorted(found, key=lambda kind: (-linked[kind], -len(found[kind]), kind[1], kind[0]))
+    return {ServedModel(*kind): found[kind] for kind in first[:MAX_KINDS]}
 
 
 async def weights_of(

@@ -55,6 +55,10 @@ class LinkPool:
         node = addr.node or self._nodes.get((addr.host, addr.port))
         return self.find(node, lane) if node is not None else None
 
+    def nodes(self, lane: Lane) -> set[NodeId]:
+        """Those that a link of that lane is open to."""
+        return {node for node, each in self._links if each == lane and self.find(node, lane) is not None}
+
     def in_use(self) -> set[NodeId]:
         """The nodes that more than control messages go to: a link of another lane is open or being dialled."""
         linked = {node for node, lane in self._links if lane != "control" and self.find(node, lane) is not None}

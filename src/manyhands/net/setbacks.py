@@ -7,6 +7,7 @@ dials it no more often than that. An address where a link has proven one node is
 open, nor one that is being dialled for another.
 """
 
+import math
 from collections.abc import Iterable
 
 from manyhands.core import NodeAddr, NodeId
@@ -18,6 +19,7 @@ DIAL_S = 20.0  # a dial takes less: one that was begun when it was allowed, and 
 AGAIN_S = 1.0  # until an address that is being dialled for another node is asked about again
 MAX_REMEMBERED = 8192  # nodes and addresses; the oldest are forgotten first
 Place = tuple[str, int]
+_NEVER = (0.0, -math.inf)
 
 
 class Setbacks:
@@ -65,6 +67,10 @@ class Setbacks:
         """The last link to `node` has ended: its addresses are not proven any more."""
         self._proven = {place: owner for place, owner in self._proven.items() if owner != node}
 
+    def failing(self, now: float) -> set[NodeId | Place]:
+        """The nodes and addresses that are left alone."""
+        return {key for key, (_, until) in self._failures.items() if until > now}
+
     def failing_s(self, node: NodeId, now: float) -> float:
         """For how long `node` is not to be dialled, at any address."""
         return max(0.0, self._failures[node][1] - now) if node in self._failures else 0.0
@@ -77,8 +83,8 @@ class Setbacks:
             return MAX_S
         if self._dialled.get(place, node) != node:
             return AGAIN_S
-        ends = [self._failures[key][1] for key in (node, place) if key in self._failures]
-        return max(0.0, *(end - now for end in ends)) if ends else 0.0
+        ends = max(self._failures.get(node, _NEVER)[1], self._failures.get(place, _NEVER)[1])
+        return max(0.0, ends - now)
 
 
 def not_again(addr: NodeAddr, wait_s: float) -> LinkClosed:

@@ -92,7 +92,7 @@ class Routes:
         told = self._node.requests.known_offers(self.addrs, excluded)
         if self._directory is None:
             return self._with_own(told, excluded), []
-        linked = offers_of(shared([r for r in self._records(excluded) if self._is_linked(r.node)], MAX_NEAR))
+        linked = offers_of(shared(self._linked_records(self._directory, excluded), MAX_NEAR))
         named = {(offer.node, offer.info.span) for offer in linked}
         linked += [offer for offer in told if (offer.node, offer.info.span) not in named]
         linked = self._with_own(linked, excluded)
@@ -114,19 +114,19 @@ class Routes:
         if self._directory is None:
             return []
         now = asyncio.get_running_loop().time()
-        strange = (r for r in self._directory.in_turn(self._records(excluded)) if self._may_dial(r, now))
+        left_alone = self._node.setbacks.failing(now).union(excluded)
+        strange = (r for r in self._directory.in_turn(self._model.id, left_alone) if self._may_dial(r, now))
         return offers_of(islice(strange, MAX_FAR))
 
-    def _records(self, excluded: Collection[NodeId]) -> list[Record]:
-        assert self._directory is not None
-        return [record for record in self._directory.records(self._model.id) if record.node not in excluded]
-
-    def _is_linked(self, node: NodeId) -> bool:
-        return node == self._node.transport.node or self._node.pool.find(node, "control") is not None
+    def _linked_records(self, directory: Directory, excluded: Collection[NodeId]) -> list[Record]:
+        """Of this node as well, which comes first."""
+        linked = [self._node.transport.node, *self._node.pool.nodes("control")]
+        return directory.records_of([node for node in linked if node not in excluded], self._model.id)
 
     def _may_dial(self, record: Record, now: float) -> bool:
-        is_idle = bool(record.addresses) and not self._node.setbacks.wait_s(record.node, record.addresses[0], now)
-        return is_idle and not self._is_linked(record.node)
+        node, at = record.node, record.addresses
+        is_idle = bool(at) and not self._node.setbacks.wait_s(node, at[0], now)
+        return is_idle and node != self._node.transport.node and self._node.pool.find(node, "control") is None
 
     def _explore(self, excluded: Collection[NodeId]) -> None:
         """Dial a few nodes that could serve better than those linked, beside the request: later ones may use them."""
@@ -143,7 +143,8 @@ class Routes:
             await self._node.requests.survey(self.addrs)
             return
         now, first = asyncio.get_running_loop().time(), tuple(nodes)
-        meant = [r for r in self._records(()) if r.node.startswith(first) and self._may_dial(r, now)]
+        in_turn = self._directory.in_turn(self._model.id)
+        meant = [r for r in in_turn if r.node.startswith(first) and self._may_dial(r, now)]
         await reach_any(self._node, offers_of(meant), lambda: False)
 
     async def look_around(self) -> None:
@@ -335,8 +336,7 @@ class Routes:
         health = [(peer, edge.rtt_s) for (peer, lane), edge in self._node.pool.health().items() if lane == "control"]
         own = {peer: rtt_s for peer, rtt_s in health if rtt_s is not None}
         self._learned.observe_own_rtts(me, own, now)
-        linked = (record for record in self._records(()) if self._is_linked(record.node))
-        rtts = self._learned.rtts(now, rtts_of(linked, me, own))
+        rtts = self._learned.rtts(now, rtts_of(self._linked_records(self._directory, ()), me, own))
         uplink_Bps, key = self._node.watch.uplink_Bps() or math.inf, secrets.token_bytes(8)
         return Terms(rules, me, uplink_Bps, rtts, may_join, is_trusted, num_tokens, key, apart=apart)
 

@@ -8,8 +8,8 @@ them. The ticket names the back-end of a swarm (`backends.py`).
 import asyncio
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
@@ -53,7 +53,7 @@ class Outgoing:
 
 
 class Directory(Protocol):
-    """The five calls of LP-29: all that the rest of a node uses of the directory. Statements come back as records.
+    """The calls of LP-29: all that the rest of a node uses of the directory. Statements come back as records.
 
     `changed` is notified whenever what `records` returns may have changed.
     """
@@ -67,15 +67,15 @@ class Directory(Protocol):
     async def publish(self, data: bytes) -> None:
         """Tell the swarm a statement of this node (`record.sign`), also a withdrawal."""
 
-    def records(self, model: ModelId | None = None) -> list[Record]:
-        """What may be offered now: fresh, not withdrawn, this node's own included.
+    def records(self) -> list[Record]:
+        """What may be offered now: fresh, not withdrawn, this node's own included. Walks through all that there is."""
 
-        A model that was asked for once is kept at hand from then on; its first records may take a while to come.
-        """
+    def records_of(self, nodes: Iterable[NodeId], model: ModelId) -> list[Record]:
+        """Those of a model, of these nodes; it takes no longer for what others say. A model that was asked for once is kept at
+        hand from then on; its first records may take a while to come."""
 
-    def in_turn(self, records: Iterable[Record]) -> list[Record]:
-        """Those of nodes that proved their keys here first, then one of each introducer in turn: a flood that one peer
-        introduced stands behind all that others did."""
+    def in_turn(self, model: ModelId | None = None, without: Container[object] = ()) -> Iterator[Record]:
+        """Those of a model, or of all, as RecordStore.in_turn orders them. To be taken from at once."""
 
     def peers(self) -> list[Peer]:
         """The other nodes that have something on offer, each once."""
@@ -126,8 +126,11 @@ class Backend(Exchange, Protocol):
     def has_left(self, node: NodeId) -> bool:
         """Whether `node` has withdrawn all its records: it left, and was not lost."""
 
-    def account(self, node: NodeId) -> NodeId:
-        """On whose account `node` is known: its own, if a link has proven its key, else that of the node that passed it on."""
+    def records_of(self, nodes: Iterable[NodeId], model: ModelId, now: float) -> list[Record]:
+        """As Directory.records_of, whoever is admitted."""
+
+    def in_turn(self, model: ModelId | None, without: Container[object], now: float) -> Iterator[Record]:
+        """As Directory.in_turn, whoever is admitted."""
 
     @property
     def num_news(self) -> int:
@@ -190,8 +193,6 @@ class DirectoryRunner:
             task.cancel()
         await self._tasks.__aexit__(None, None, None)
 
-    # The five calls
-
     @property
     def me(self) -> NodeId:
         return self._me
@@ -199,23 +200,17 @@ class DirectoryRunner:
     async def publish(self, data: bytes) -> None:
         self._publish([data])
 
-    def records(self, model: ModelId | None = None) -> list[Record]:
-        if model is not None and model not in self._asked:
-            self._asked.add(model)
-            self._attend()
-        offered = (record for record in self.backend.records(self._clock()) if self._admits(record))
-        return [
-            record for record in offered if model is None or (record.info is not None and record.info.model == model)
-        ]
+    def records(self) -> list[Record]:
+        return [record for record in self.backend.records(self._clock()) if self._admits(record)]
 
-    def in_turn(self, records: Iterable[Record]) -> list[Record]:
-        turns: Counter[NodeId] = Counter()
-        ranked = []
-        for number, record in enumerate(records):
-            account = self.backend.account(record.node)
-            turns[account] += account != record.node
-            ranked.append((turns[account] if account != record.node else 0, number, record))
-        return [record for _, _, record in sorted(ranked, key=lambda item: item[:2])]
+    def records_of(self, nodes: Iterable[NodeId], model: ModelId) -> list[Record]:
+        self._keep_at_hand(model)
+        return [record for record in self.backend.records_of(nodes, model, self._clock()) if self._admits(record)]
+
+    def in_turn(self, model: ModelId | None = None, without: Container[object] = ()) -> Iterator[Record]:
+        if model is not None:
+            self._keep_at_hand(model)
+        return filter(self._admits, self.backend.in_turn(model, without, self._clock()))
 
     def peers(self) -> list[Peer]:
         found = {record.node: Peer(record.node, record.addresses) for record in self.records()}
@@ -279,6 +274,11 @@ class DirectoryRunner:
         others = (record for record in self.backend.records(self._clock()) if record.node != self._me)
         clocks = skews_of(others, self._unix_clock())
         return complaints(clocks, self.backend.forks) + other_kinds(self._others, self.backend.kind)
+
+    def _keep_at_hand(self, model: ModelId) -> None:
+        if model not in self._asked:
+            self._asked.add(model)
+            self._attend()
 
     def _attend(self) -> None:
         """Keep at hand what is hosted here and what was asked for; while that is nothing, the models that peers named."""

@@ -22,12 +22,15 @@ Bytes sent per node and second in an idle swarm of N = 100 nodes with one record
     wants, rumours, answers by two neighbours at once (measured)          about 190
     together            1.2 KB in 6 bodies, 1.8 KB with 90 bytes below each: frame, TLS, TCP, IP
 
-Defence: a body is answered by at most one of NEWS_BYTES; a sender has a budget of bytes; the store judges all statements.
+Defence: a sender has a budget of bytes, for what it sends and for what it is answered; a digest, however short, counts as
+one of all keys held here, which is what it takes to compare it. News is answered by at most NEWS_BYTES. The store judges all
+statements.
 """
 
 import hashlib
 import struct
 from collections.abc import Iterable
+from heapq import nsmallest
 from random import Random
 from typing import ClassVar
 
@@ -35,7 +38,8 @@ from manyhands.core import NodeId
 from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.news import VERSION, News, expand, is_newer
 from manyhands.swarm.record import TAG_BYTES
-from manyhands.swarm.record_store import HeldRecord, RecordStore, StoreBacked
+from manyhands.swarm.record_store import HeldRecord, RecordStore
+from manyhands.swarm.store_report import StoreBacked
 
 ROUND_S = 0.9  # that is 1 s for a node that ticks twice a second
 RETRY_S = 5.0  # how often one lost node is tried again, and one that is linked but perhaps no neighbour is called
@@ -44,7 +48,9 @@ LINKED = 4  # of them that a link has proven, where there are so many: records m
 FAN_OUT = 3
 MAX_RECORDS = 4096  # a sparse digest of so many fits into one body
 MAX_LOST = 256
-BURST_BYTES, BYTES_PER_S = 512 << 10, 16 << 10  # of one sender: 60 signatures to check a second, 20 ms
+# Of one sender: 60 signatures to check a second, 20 ms; or a comparison of 4,096 keys in 2.5 s, where a neighbour asks for one
+# in five.
+BURST_BYTES, BYTES_PER_S = 512 << 10, 16 << 10
 DENSE, SPARSE, NEWS, RUMOUR = 1, 2, 3, 4
 
 
@@ -63,6 +69,8 @@ class Gossip(StoreBacked):
         self._lost: dict[NodeId, Peer] = {}  # unreachable, and to be tried again
         self._budgets: dict[NodeId, tuple[float, float]] = {}  # sender -> (bytes left, when)
         self._round_at = self._retry_at = 0.0
+        self._near: list[Peer] = []  # neighbours as of `_near_until` - ROUND_S
+        self._near_until = 0.0
 
     def publish(self, data: bytes, now: float) -> list[Outgoing]:
         entry = self.store.take(data, now).entry
@@ -72,14 +80,18 @@ class Gossip(StoreBacked):
         if sender.node == self.me:
             return []
         self._meet(sender)
-        if not self._may_send(sender.node, len(body), now):
+        is_digest = body[:1] in (bytes([DENSE]), bytes([SPARSE]))
+        if not self._may_send(sender.node, max(len(body), VERSION.size * len(self.store) * is_digest), now):
             self.store.counts["flood"] += 1
             return []
         try:
-            return self._handle(sender, body, now)
+            outgoing = self._handle(sender, body, now)
         except (ValueError, IndexError, struct.error):
             self.store.counts["malformed"] += 1
             return []
+        if not is_digest:
+            self._charge(sender.node, sum(len(out.body) for out in outgoing if out.to.node == sender.node))
+        return outgoing
 
     def tick(self, now: float) -> list[Outgoing]:
         for record in self.store.expire(now):
@@ -92,14 +104,15 @@ class Gossip(StoreBacked):
         if now >= self._retry_at:
             self._retry_at = now + RETRY_S
             called += self._choose(list(self._lost.values()), 1) + self._choose(list(self._linked.values()), 1)
-        return [Outgoing(peer, self._dense(now)) for peer in called]
+        digest = self._dense(now) if called else b""
+        return [Outgoing(peer, digest) for peer in called]
 
     def joined(self, peer: Peer, now: float) -> list[Outgoing]:
         if peer.node == self.me:
             return []
         self._meet(peer)
         self.store.trust(peer.node, is_linked=True)
-        return [Outgoing(peer, self._sparse(now))]
+        return [Outgoing(peer, _sparse(self._list(now)))]
 
     def unreached(self, node: NodeId, now: float) -> list[Outgoing]:
         return [] if self.store.was_seen_lately(node, now) else self.lost(node, now)
@@ -108,6 +121,7 @@ class Gossip(StoreBacked):
         self._round_at = now  # a call that failed is made up for with the next tick
         peer = self._linked.pop(node, Peer(node))
         self._budgets.pop(node, None)
+        self._near_until = now
         self.store.suspect(node)
         entries = self.store.of_node(node)
         if not entries or not all(entry.record.is_withdrawn for entry in entries):
@@ -119,16 +133,12 @@ class Gossip(StoreBacked):
 
     def _list(self, now: float) -> list[tuple[bytes, HeldRecord]]:
         """Keys that all nodes should hold, in the order of their tags."""
-        return sorted((entry.tag, entry) for entry in self.store if entry.is_current(now))
+        return [(entry.tag, entry) for entry in self.store.in_order() if entry.is_current(now)]
 
     def _dense(self, now: float) -> bytes:
         listed = self._list(now)
         versions = [entry.record.version & 0xFFFF for _, entry in listed]
         return bytes([DENSE]) + _hash_of(tag for tag, _ in listed) + struct.pack(f">{len(versions)}H", *versions)
-
-    def _sparse(self, now: float) -> bytes:
-        packed = (VERSION.pack(tag, entry.record.version & 0xFFFF) for tag, entry in self._list(now))
-        return bytes([SPARSE]) + b"".join(packed)
 
     def _handle(self, sender: Peer, body: bytes, now: float) -> list[Outgoing]:
         kind, content = body[0], body[1:]
@@ -144,14 +154,16 @@ class Gossip(StoreBacked):
         listed = self._list(now)
         tags = [tag for tag, _ in listed]
         if content[:TAG_BYTES] != _hash_of(tags) or len(content) != TAG_BYTES + 2 * len(tags):
-            return [Outgoing(sender, self._sparse(now))]
+            return [Outgoing(sender, _sparse(listed))]
         versions = struct.unpack_from(f">{len(tags)}H", content, TAG_BYTES)
         return _news_to(sender, self._compare(dict(zip(tags, versions, strict=True)), listed, now))
 
     def _compare(self, theirs: dict[bytes, int], listed: list[tuple[bytes, HeldRecord]], now: float) -> News:
         """What to tell a node whose list is `theirs`, and what to ask of it."""
-        news = News()
+        news, same = News(), {tag: entry.record.version & 0xFFFF for tag, entry in listed}
         for tag, version in theirs.items():
+            if same.get(tag) == version:
+                continue
             ours = self.store.by_tag(tag)
             if ours is None:
                 news.want(tag, 0)
@@ -159,9 +171,13 @@ class Gossip(StoreBacked):
                 news.want(tag, ours.record.version & 0xFFFF)
             elif is_newer(ours.record.version, version) and ours.is_current(now):
                 news.tell(ours, version)
+            if news.is_full:
+                return news
         for tag, entry in listed:
             if tag not in theirs:
                 news.tell(entry, 0)
+                if news.is_full:
+                    break
         return news
 
     def _take(self, sender: Peer, news: News, is_rumour: bool, now: float) -> list[Outgoing]:
@@ -198,20 +214,26 @@ class Gossip(StoreBacked):
         return [Outgoing(peer, body) for peer in self._choose(neighbours, FAN_OUT)]
 
     def _neighbours(self, now: float) -> list[Peer]:
-        """NEIGHBOURS reachable nodes with the lowest salted hash, LINKED of them linked: nearly the same from call to call."""
-        found = {record.node: Peer(record.node, record.addresses) for record in self.records(now) if record.addresses}
-        found |= self._linked
-        reachable = (peer for node, peer in found.items() if node != self.me and node not in self._lost)
-        ranked = sorted(reachable, key=self._rank)
-        near = [peer for peer in ranked if peer.node in self._linked][:LINKED]
-        return near + [peer for peer in ranked if peer not in near][: NEIGHBOURS - len(near)]
+        """NEIGHBOURS reachable nodes with the lowest salted hash, LINKED of them linked: nearly the same from call to call.
 
-    def _rank(self, peer: Peer) -> bytes:
-        rank = self._ranks.get(peer.node)
+        Looked for once a round, and after a link has come or gone.
+        """
+        if now < self._near_until:
+            return self._near
+        stated = {record.node: record.addresses for record in self.records(now) if record.addresses}
+        reachable = [node for node in stated.keys() | self._linked if node != self.me and node not in self._lost]
+        near = nsmallest(LINKED, self._linked, self._rank)
+        near += nsmallest(NEIGHBOURS - len(near), (node for node in reachable if node not in near), self._rank)
+        self._near = [self._linked.get(node) or Peer(node, stated[node]) for node in near]
+        self._near_until = now + ROUND_S
+        return self._near
+
+    def _rank(self, node: NodeId) -> bytes:
+        rank = self._ranks.get(node)
         if rank is None:
             if len(self._ranks) > 2 * MAX_RECORDS:
                 self._ranks.clear()
-            rank = self._ranks[peer.node] = hashlib.sha256(self._salt + bytes.fromhex(peer.node)).digest()
+            rank = self._ranks[node] = hashlib.sha256(self._salt + bytes.fromhex(node)).digest()
         return rank
 
     def _choose(self, peers: list[Peer], number: int) -> list[Peer]:
@@ -222,6 +244,8 @@ class Gossip(StoreBacked):
     def _meet(self, peer: Peer) -> None:
         """`peer` can be reached: a message of it came."""
         known = self._linked.get(peer.node)
+        if known is None:
+            self._near_until = 0.0
         self._linked[peer.node] = peer if peer.addresses or known is None else known
         self._lost.pop(peer.node, None)
 
@@ -238,9 +262,19 @@ class Gossip(StoreBacked):
         self._budgets[node] = (left - size if size <= left else left, now)
         return size <= left
 
+    def _charge(self, node: NodeId, size: int) -> None:
+        """What `node` was answered, also where that is more than it has left."""
+        left, since = self._budgets[node]
+        self._budgets[node] = left - size, since
+
 
 def _news_to(peer: Peer, news: News) -> list[Outgoing]:
     return [Outgoing(peer, news.encode(NEWS))] if news else []
+
+
+def _sparse(listed: Iterable[tuple[bytes, HeldRecord]]) -> bytes:
+    packed = (VERSION.pack(tag, entry.record.version & 0xFFFF) for tag, entry in listed)
+    return bytes([SPARSE]) + b"".join(packed)
 
 
 def _hash_of(tags: Iterable[bytes]) -> bytes:

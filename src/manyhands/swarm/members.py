@@ -39,11 +39,12 @@ class Members:
 
     def admits(self, node: NodeId, hosts: Iterable[str]) -> bool:
         """Whether to share work with `node`, known at `hosts` (none: only through a relay)."""
-        if not self.may_speak(node):
+        scope = self.scope  # asked of every record at every look: no further calls
+        if scope == "off" or node in self.deny:
             return False
-        if node in self.allow or self.scope == "public":
+        if scope == "public" or node in self.allow:
             return True
-        return self.scope == "lan" and any(is_local(host) for host in hosts)
+        return scope == "lan" and any(map(is_local, hosts))
 
 
 @lru_cache(8192)  # asked of every record at every look

@@ -39,6 +39,7 @@ class News:
     beats: list[tuple[bytes, int, bytes]] = field(default_factory=list)
     statements: list[bytes] = field(default_factory=list)
     size: int = _COUNTS.size
+    is_full: bool = False  # something did not fit, and waits for the next round
 
     def want(self, tag: bytes, version: int) -> None:
         if self._fits(VERSION.size):
@@ -54,11 +55,10 @@ class News:
             self.statements.append(entry.data)
 
     def _fits(self, size: int) -> bool:
-        """What does not fit waits for the next round."""
-        if self.size + size > NEWS_BYTES:
-            return False
-        self.size += size
-        return True
+        """Nothing does once something did not."""
+        self.is_full = self.is_full or self.size + size > NEWS_BYTES
+        self.size += 0 if self.is_full else size
+        return not self.is_full
 
     def encode(self, kind: int) -> bytes:
         parts = [bytes([kind]), _COUNTS.pack(len(self.wants), len(self.beats))]

@@ -123,6 +123,10 @@ class Record:
         if self.info is not None:
             _check_info(self.info)
 
+    def is_of(self, model: ModelId) -> bool:
+        """Whether it is about a span of that model."""
+        return self.info is not None and self.info.model == model
+
     @property
     def key(self) -> RecordKey:
         info = self.info

@@ -19,12 +19,13 @@ before that it is on the account of the peer that passed it on. Where room has e
 place of the newest one of the largest; own statements always do. An introducer's account ends at half of the store.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
-from manyhands.core import ModelId, NodeAddr, NodeId
+from manyhands.core import NodeAddr, NodeId
 from manyhands.swarm.record import MAX_BEATS, MAX_LIFETIME_S, Record, RecordKey
 from manyhands.swarm.statement import RecordRefused, Verdict, check_beat, check_signature, read, read_beat, with_beat
 
@@ -62,13 +63,14 @@ class HeldRecord:
     def is_fresh(self, now: float) -> bool:
         """Whether the record may be offered: its node was seen lately and it is neither withdrawn nor over."""
         record = self.record
-        if record.is_withdrawn or record.version < self.trusted_from:
+        if record.is_withdrawn or record.version < self.trusted_from or now >= self.arrived_at + record.lifetime_s:
             return False
-        return self.is_current(now) or (self.is_linked and not self.has_ended(now))
+        return self.is_linked or now - self.seen_at <= FRESH_S
 
     def is_current(self, now: float) -> bool:
         """Whether others should have it too: its node was seen lately, or withdrew it."""
-        return not self.has_ended(now) and (self.record.is_withdrawn or now - self.seen_at <= FRESH_S)
+        is_said = now - self.seen_at <= FRESH_S or self.record.is_withdrawn
+        return is_said and now < self.arrived_at + self.record.lifetime_s
 
     def has_ended(self, now: float) -> bool:
         """Whether its lifetime, counted from its arrival, is over."""
@@ -87,60 +89,6 @@ class RecordChange(NamedTuple):
     is_arrival: bool
 
 
-class ReportedStore(Protocol):
-    """What a back-end reports of its store; see RecordStore."""
-
-    counts: Counter[Verdict]
-    forks: Forks
-
-    def account(self, node: NodeId) -> NodeId: ...
-
-
-S = TypeVar("S", bound=ReportedStore)
-
-
-class StoreReport(Generic[S]):
-    """What every back-end reports of the `store` that it keeps."""
-
-    store: S
-
-    @property
-    def forks(self) -> Forks:
-        """See RecordStore."""
-        return self.store.forks
-
-    @property
-    def num_news(self) -> int:
-        """Statements and beats that were news, since the start."""
-        return self.store.counts["new"]
-
-    def account(self, node: NodeId) -> NodeId:
-        """On whose account `node` is known: its own, if a link has proven its key, else that of the node that passed it on."""
-        return self.store.account(node)
-
-
-class StoreBacked(StoreReport["RecordStore"]):
-    """What back-ends have in common that keep every record they receive: there is nothing to watch."""
-
-    def watch(self, model: ModelId) -> None:
-        """It is at hand."""
-
-    def unwatch(self, model: ModelId) -> None:
-        """It stays at hand."""
-
-    def addresses(self, node: NodeId) -> tuple[NodeAddr, ...]:
-        """Where `node` can be dialled, as its records say, also those that are not fresh."""
-        return tuple(addr for entry in self.store.of_node(node) for addr in entry.record.addresses)
-
-    def has_left(self, node: NodeId) -> bool:
-        """Whether `node` has withdrawn all its records: it left, and was not lost."""
-        return self.store.has_left(node)
-
-    def records(self, now: float) -> list[Record]:
-        """Fresh records, our own included."""
-        return self.store.records(now)
-
-
 class RecordStore:
     """Raises nothing: hostile statements are counted by verdict in `counts` and dropped. `me`: always has room.
 
@@ -153,8 +101,9 @@ class RecordStore:
         self.counts: Counter[Verdict] = Counter()
         self.forks: Forks = {}
         self._entries: dict[RecordKey, HeldRecord] = {}
-        self._by_tag: dict[bytes, RecordKey] = {}
-        self._of_node: dict[NodeId, set[RecordKey]] = {}
+        self._tags: list[bytes] = []  # of the keys held, in order
+        self._by_tag: dict[bytes, HeldRecord] = {}
+        self._of_node: dict[NodeId, dict[RecordKey, HeldRecord]] = {}
         self._accounts: dict[NodeId, dict[RecordKey, None]] = {}  # in order of arrival
         self._linked = {me}
         self._known: dict[NodeId, None] = {}  # those that a link has proven, the latest last
@@ -207,27 +156,40 @@ class RecordStore:
         """Whether a link has proven the key of `node`, now or earlier (the latest MAX_KNOWN are remembered)."""
         return node == self._me or node in self._known
 
-    def account(self, node: NodeId) -> NodeId:
-        """That the room of what `node` says is on."""
-        entries = self.of_node(node)
-        return entries[0].account if entries else node
-
     def expire(self, now: float) -> list[Record]:
         """Forget what is over; returns it."""
         over = [key for key, entry in self._entries.items() if entry.is_over(now)]
         return [self._remove(key).record for key in over]
 
-    def records(self, now: float, model: ModelId | None = None) -> list[Record]:
-        """Fresh records, of all models or of one."""
-        fresh = (entry.record for entry in self._entries.values() if entry.is_fresh(now))
-        return [record for record in fresh if model is None or (record.info is not None and record.info.model == model)]
+    def records(self, now: float) -> list[Record]:
+        """Fresh records."""
+        return [entry.record for entry in self._entries.values() if entry.is_fresh(now)]
+
+    def in_order(self) -> Iterator[HeldRecord]:
+        """All that is held, by tag."""
+        return map(self._by_tag.__getitem__, self._tags)
+
+    def in_turn(self, without: Container[object] = ()) -> Iterator[HeldRecord]:
+        """But for nodes of `without`: what those said that proved their keys here, then of the rest one of each introducer in
+        turn. So a flood that one peer introduced stands behind all that others did."""
+        accounts = [
+            (name, [self._entries[key] for key in keys if key.node not in without])
+            for name, keys in self._accounts.items()
+        ]
+        for name, entries in accounts:
+            yield from (entry for entry in entries if entry.record.node == name)
+        turns = deque(iter([e for e in entries if e.record.node != name]) for name, entries in accounts)
+        while turns:
+            introduced = turns.popleft()
+            if (entry := next(introduced, None)) is not None:
+                yield entry
+                turns.append(introduced)
 
     def get(self, key: RecordKey) -> HeldRecord | None:
         return self._entries.get(key)
 
     def by_tag(self, tag: bytes) -> HeldRecord | None:
-        key = self._by_tag.get(tag)
-        return None if key is None else self._entries[key]
+        return self._by_tag.get(tag)
 
     def was_seen_lately(self, node: NodeId, now: float) -> bool:
         """Whether a beat of `node` came within SEEN_S."""
@@ -235,7 +197,7 @@ class RecordStore:
 
     def of_node(self, node: NodeId) -> list[HeldRecord]:
         """What is held of `node`."""
-        return [self._entries[key] for key in self._of_node.get(node, ())]
+        return list(self._of_node.get(node, {}).values())
 
     def has_left(self, node: NodeId) -> bool:
         """Whether `node` has withdrawn all its records: it left, and was not lost."""
@@ -314,9 +276,10 @@ class RecordStore:
         entry.is_linked = key.node in self._linked
         old = self._entries.get(key)
         self._entries[key] = entry
-        self._by_tag[entry.tag] = key
-        self._of_node.setdefault(key.node, set()).add(key)
+        self._by_tag[entry.tag] = entry
+        self._of_node.setdefault(key.node, {})[key] = entry
         if old is None:
+            insort(self._tags, entry.tag)
             self._accounts.setdefault(entry.account, {})[key] = None
 
     def _charge(self, entry: HeldRecord, account: NodeId) -> None:
@@ -333,11 +296,11 @@ class RecordStore:
 
     def _remove(self, key: RecordKey) -> HeldRecord:
         entry = self._entries.pop(key)
-        del self._by_tag[entry.tag]
+        del self._by_tag[entry.tag], self._tags[bisect_left(self._tags, entry.tag)]
         self._discharge(key, entry.account)
-        keys = self._of_node[key.node]
-        keys.remove(key)
-        if not keys:
+        held = self._of_node[key.node]
+        del held[key]
+        if not held:
             del self._of_node[key.node]
         return entry
 

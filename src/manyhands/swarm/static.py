@@ -11,8 +11,9 @@ from typing import ClassVar
 from manyhands.core import NodeId
 from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.record import RecordKey
-from manyhands.swarm.record_store import RecordStore, StoreBacked
+from manyhands.swarm.record_store import RecordStore
 from manyhands.swarm.statement import RecordRefused, read
+from manyhands.swarm.store_report import StoreBacked
 
 
 class Static(StoreBacked):

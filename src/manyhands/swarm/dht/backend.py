@@ -17,7 +17,7 @@ without a price on ids. The nodes that come first fill a table, so one whose boo
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import ClassVar
 
 from manyhands.core import ModelId, NodeAddr, NodeId
@@ -44,8 +44,8 @@ from manyhands.swarm.dht.wire import (
 from manyhands.swarm.dht.wire import DhtFetch as FetchMessage
 from manyhands.swarm.directory import Outgoing, Peer
 from manyhands.swarm.record import Record
-from manyhands.swarm.record_store import StoreReport
 from manyhands.swarm.statement import read
+from manyhands.swarm.store_report import StoreReport
 
 ANSWER_S = 2.0  # deadline of a question; dialling over 80 ms takes a quarter of it
 SLOW_S = 0.5  # until a lookup goes on without an answer, which may still come
@@ -170,6 +170,14 @@ class Dht(StoreReport[DhtStore]):
     def records(self, now: float) -> list[Record]:
         """Of the models of interest, of those that are held for others, and our own."""
         return list(self.store.records(now))
+
+    def records_of(self, nodes: Iterable[NodeId], model: ModelId, now: float) -> list[Record]:
+        """Of one model, of these nodes."""
+        return self.store.records_of(nodes, model, now)
+
+    def in_turn(self, model: ModelId | None, without: Container[object], now: float) -> Iterator[Record]:
+        """Of one model, or of all, as RecordStore.in_turn."""
+        return self.store.in_turn(model, without, now)
 
     def _handle(self, sender: Peer, message: Message, now: float) -> list[Outgoing]:
         match message:

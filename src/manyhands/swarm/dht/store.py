@@ -7,7 +7,8 @@ them; this file adds what many keys need: caps, tags, and which key makes way wh
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
+from itertools import chain
 
 from manyhands.core import ModelId, NodeId
 from manyhands.swarm.dht.wire import MAX_TAGS
@@ -90,18 +91,22 @@ class DhtStore:
     def records(self, now: float) -> Iterator[Record]:
         """What may be offered: neither over, nor stale, nor withdrawn."""
         for store in self._stores.values():
-            for entry in store:
-                if not entry.record.is_withdrawn and _is_current(entry, now):
-                    yield entry.record
+            yield from _offered(store, now)
+
+    def records_of(self, nodes: Iterable[NodeId], model: ModelId, now: float) -> list[Record]:
+        """As `records`, of one model and these nodes."""
+        store = self._stores.get(model_key(model))
+        return [] if store is None else list(_offered((e for node in nodes for e in store.of_node(node)), now))
+
+    def in_turn(self, model: ModelId | None, without: Container[object], now: float) -> Iterator[Record]:
+        """As `records`, of one model or all, in the order of RecordStore.in_turn for each of them."""
+        found = self._stores.values() if model is None else filter(None, [self._stores.get(model_key(model))])
+        return _offered(chain.from_iterable(store.in_turn(without) for store in found), now)
 
     def peer(self, node: NodeId) -> Peer | None:
         """`node` and where its newest record says that it can be dialled; None: nothing of it is held."""
         entries = [entry for store in self._stores.values() for entry in store.of_node(node)]
         return Peer(node, max(entries, key=lambda e: e.record.version).record.addresses) if entries else None
-
-    def account(self, node: NodeId) -> NodeId:
-        """On whose account `node` is known (record_store.StoreReport)."""
-        return next((store.account(node) for store in self._stores.values() if store.of_node(node)), node)
 
     def has_left(self, node: NodeId) -> bool:
         """Whether `node` has withdrawn all its records: it left, and was not lost."""
@@ -162,6 +167,10 @@ class DhtStore:
 def _tag(entry: HeldRecord) -> bytes:
     """What a listing says of an entry: the tag of its key, and the end of its version."""
     return entry.tag + (entry.record.version & 0xFFFF).to_bytes(2)
+
+
+def _offered(entries: Iterable[HeldRecord], now: float) -> Iterator[Record]:
+    return (entry.record for entry in entries if not entry.record.is_withdrawn and _is_current(entry, now))
 
 
 def _is_current(entry: HeldRecord, now: float) -> bool:
