@@ -17,13 +17,14 @@ from manyhands.api.http.server import serving
 from manyhands.api.jobs import History
 from manyhands.api.names import SHOWN, ModelNames
 from manyhands.api.native.routes import native_router
-from manyhands.api.preparation.process import HEAD_BYTES, PreparationJob, _do, lengths_of, read_answer
+from manyhands.api.preparation.process import PreparationJob, _do, read_answer
 from manyhands.api.routers import compatible_routers
 from manyhands.api.run import Caller
 from manyhands.core import ModelId, NodeAddr
 from manyhands.errors import BadRequest, ModelNotFound
 from manyhands.origin import Origin
 from manyhands.testing.swarm import memory_swarm
+from tests.api.preparation.answers import parts_of
 from tests.api.served import make_model, post, raw
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -156,15 +157,13 @@ def test_a_process_is_told_which_one_is_meant(folder: Path) -> None:
             body = json.dumps(BODIES["/v1/completions"]).encode()
             for unnamed in ("", "tales"):
                 job = PreparationJob("/v1/completions", body, None, None, 16, 1024, unnamed=unnamed)
-                told = _do(job, {"tales": speaker})
-                size, ids, shown = lengths_of(told[:HEAD_BYTES])
-                parts = told[HEAD_BYTES : HEAD_BYTES + size], told[HEAD_BYTES + size : HEAD_BYTES + size + ids]
-                assert shown == 0
+                parts = parts_of(_do(job, {"tales": speaker}))
+                assert not parts.shown
                 if unnamed:
-                    assert (await read_answer(*parts)).model == "tales"
+                    assert (await read_answer(parts)).model == "tales"
                     continue
                 with pytest.raises(ModelNotFound) as absent:
-                    await read_answer(*parts)
+                    await read_answer(parts)
                 assert absent.value.model == ""
 
     asyncio.run(main())

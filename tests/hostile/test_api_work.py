@@ -18,11 +18,14 @@ from manyhands.api.http import encode
 from manyhands.api.preparation import prepare
 from manyhands.api.preparation.desk import Prepared
 from manyhands.api.preparation.pool import INLINE_BYTES
-from manyhands.api.preparation.process import HEAD_BYTES, IDS_A_TURN, lengths_of, read_answer, to_answer
+from manyhands.api.preparation.process import IDS_A_TURN, read_answer
 from manyhands.api.streams import request_digest
 from manyhands.config import LimitsConfig
 from manyhands.core import ModelId, SamplingParams
 from manyhands.testing.stalls import watched_loop
+from manyhands.text.received import MAX_RECEIVED, ReceivedText, read_received
+from manyhands.text.tokenizer import load_tokenizer
+from tests.api.preparation.answers import told
 from tests.api.served import HERMES_TEMPLATE, MODEL, Served, make_model, post, raw, raw_slowly, served
 from tests.nightly import daily
 from tests.waiting import GUARD_S
@@ -246,13 +249,49 @@ async def turns_of(work: Awaitable[Any]) -> int:
     return turns
 
 
+def test_what_a_client_says_it_has_comes_back_as_numbers_and_bytes() -> None:
+    """The text of 16 choices in 16,384 tokens each was 3 MB of JSON, which the event loop parsed at once: 70 ms. So was a
+    prompt that is echoed, of which each line end is two characters: 25 ms for 4 MiB."""
+    text = "\n" * MAX_RECEIVED
+    had = ReceivedText(text, tuple(range(MAX_RECEIVED)), tuple(range(MAX_RECEIVED)))
+    made = Prepared("m", {}, [(1,)], SamplingParams(), received=[had] * 16, shown=b'"' + b"\\n" * (1 << 20) + b'"')
+    parts = told(made)
+    assert len(parts.said) < 2048
+    assert asyncio.run(read_answer(parts)) == made
+    assert asyncio.run(turns_of(read_answer(parts))) >= 2 * 16 * MAX_RECEIVED / IDS_A_TURN
+
+
+def test_of_a_long_text_no_more_is_kept_than_was_read(folder: Path) -> None:
+    """4 MiB were kept for as long as the stream runs, of which 16,384 tokens are of use."""
+    tokenizer = load_tokenizer(folder)
+    read = read_received(tokenizer, "ab " * MAX_RECEIVED)
+    assert len(read.ids) == len(read.starts) == MAX_RECEIVED
+    assert len(read.text) <= 3 * MAX_RECEIVED and read.text == ("ab " * MAX_RECEIVED)[: len(read.text)]
+    assert read.starts[-1] < len(read.text) and not tokenizer.encode("ab " * MAX_RECEIVED)[:MAX_RECEIVED] != list(
+        read.ids
+    )
+
+
+def test_a_prompt_is_echoed_as_the_process_wrote_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole and as a stream, prepared on the loop and in a process."""
+    monkeypatch.setattr(encode.JsonText, "__init__", lambda self, text="": setattr(self, "_texts", [text[:0]]))
+
+    async def scene(it: Served) -> None:
+        prompt = 'a "\n" é'
+        for most in (INLINE_BYTES, 0):
+            monkeypatch.setattr(formats, "INLINE_BYTES", most)
+            for path in ("/api/infer", "/api/infer/stream"):
+                _, said = await raw_slowly(it, post(path, body(prompt=prompt, max_tokens=1)))
+                assert b'"prompt":' + json.dumps(prompt, ensure_ascii=False).encode() in said
+
+    play(folder, scene)
+
+
 def test_a_context_of_ids_is_looked_at_in_parts() -> None:
     """A megabyte of ids became Python's numbers, and was hashed, all at once: 0.3 s."""
     ids = tuple(range(1 << 17))
     made = Prepared("m", {}, [ids, ids], SamplingParams())
-    said = to_answer(made)
-    size, num_ids, _ = lengths_of(said[:HEAD_BYTES])
-    parts = said[HEAD_BYTES : HEAD_BYTES + size], said[HEAD_BYTES + size : HEAD_BYTES + size + num_ids]
-    assert asyncio.run(read_answer(*parts)).prompts == [ids, ids]
-    assert asyncio.run(turns_of(read_answer(*parts))) >= 2 * len(ids) / IDS_A_TURN
+    parts = told(made)
+    assert asyncio.run(read_answer(parts)).prompts == [ids, ids]
+    assert asyncio.run(turns_of(read_answer(parts))) >= 2 * len(ids) / IDS_A_TURN
     assert asyncio.run(turns_of(request_digest("/", ModelId("ab" * 32), made))) >= 2 * len(ids) / IDS_A_TURN

@@ -14,7 +14,9 @@ class ReceivedText(NamedTuple):
 
 
 def read_received(tokenizer: Any, text: str) -> ReceivedText:
-    """`text` in the tokens of a TextTokenizer, the first MAX_RECEIVED of them."""
+    """`text` in the tokens of a TextTokenizer: the first MAX_RECEIVED of them, and as much of the text as they hold."""
     encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
-    starts = [start for start, _ in encoding.offsets[:MAX_RECEIVED]]
-    return ReceivedText(text, tuple(encoding.ids[:MAX_RECEIVED]), tuple(starts))
+    offsets = encoding.offsets
+    if len(offsets) > MAX_RECEIVED:
+        text, offsets = text[: offsets[MAX_RECEIVED - 1][1]], offsets[:MAX_RECEIVED]
+    return ReceivedText(text, tuple(encoding.ids[:MAX_RECEIVED]), tuple([start for start, _ in offsets]))

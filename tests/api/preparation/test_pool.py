@@ -18,9 +18,10 @@ from manyhands.api.formats import ModelFormat
 from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk
 from manyhands.api.preparation.pool import INLINE_BYTES, FairTurns, Preparing
 from manyhands.api.preparation.prepare import prepare
-from manyhands.api.preparation.process import HEAD_BYTES, PreparationJob, lengths_of, read_answer, to_answer
+from manyhands.api.preparation.process import PreparationJob, read_answer
 from manyhands.errors import BadRequest, ContextOverflow, NotFound, RateLimited
 from manyhands.testing.swarm import memory_swarm
+from tests.api.preparation.answers import told
 from tests.api.served import HERMES_TEMPLATE, MODEL, make_model
 from tests.waiting import until
 
@@ -128,10 +129,7 @@ def test_a_process_prepares_as_the_loop_does(folder: Path) -> None:
 
 async def read_back(made: Any) -> Any:
     """Through the bytes of an answer."""
-    said = to_answer(made)
-    size, ids, _ = lengths_of(said[:HEAD_BYTES])
-    begins = HEAD_BYTES + size
-    return await read_answer(said[HEAD_BYTES:begins], said[begins : begins + ids], said[begins + ids :])
+    return await read_answer(told(made))
 
 
 def test_a_job_that_takes_too_long_is_killed_and_the_next_is_served(tmp_path: Path) -> None:

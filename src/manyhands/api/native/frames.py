@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from manyhands.api.http.encode import JsonText
+from manyhands.api.http.encode import JsonBytes, JsonText
 from manyhands.api.jobs import hop_object, in_ms, prefill_object, timings_object
 from manyhands.api.run import Job, Run
 from manyhands.origin import Token
@@ -38,7 +38,7 @@ class EventEncoder:
         self._prefilled_told = 0
         self._hops: tuple[Offer, ...] = run.job.hops  # the route as it was last told
 
-    def start(self, prompt: str | None) -> Frame:
+    def start(self, prompt: JsonBytes | None) -> Frame:
         """The request has a route and a first token. `prompt` is echoed to its sender."""
         job, answer = self._job, self._run.answer
         self._hops = job.hops

@@ -12,9 +12,9 @@ from manyhands.api.choice import GenerationPlan, plans_of
 from manyhands.api.event_id import BadEventId
 from manyhands.api.formats import ModelFormat, ModelFormats
 from manyhands.api.gateway import Gateway
-from manyhands.api.http import encode
 from manyhands.api.http.arrival import new_job_id
 from manyhands.api.http.body import BadField
+from manyhands.api.http.encode import JsonBytes
 from manyhands.api.http.error import error_object
 from manyhands.api.http.route import body_of, caller_of, client_of, describe, last_event_of
 from manyhands.api.http.sse import Emit, EventStream, Single, Watched, event_pieces, to_event
@@ -87,8 +87,8 @@ class _Wanted(NamedTuple):
     made: Prepared
 
     @property
-    def prompt(self) -> str | None:
-        return self.made.given.get("prompt")
+    def prompt(self) -> JsonBytes | None:
+        return JsonBytes(self.made.shown) if self.made.shown else None
 
     def plan(self, seed: int | None = None) -> GenerationPlan:
         """The one choice of the request, by another seed where one is given."""
@@ -113,14 +113,14 @@ def _check_received(wanted: _Wanted, *, is_resumed: bool) -> None:
         )
 
 
-async def _whole(gateway: Gateway, ask: Ask, prompt: str | None) -> dict[str, Any]:
+async def _whole(gateway: Gateway, ask: Ask, prompt: JsonBytes | None) -> dict[str, Any]:
     async with gateway.run(ask) as run, aclosing(run.tokens()) as tokens:
         async for _ in tokens:
             pass
-        return {"prompt": None if prompt is None else encode.JsonText(prompt), **result_object(run)}
+        return {"prompt": prompt, **result_object(run)}
 
 
-def _events(gateway: Gateway, ask: Ask, prompt: str | None, stream: Stream, *, diagnostics: bool) -> EventStream:
+def _events(gateway: Gateway, ask: Ask, prompt: JsonBytes | None, stream: Stream, *, diagnostics: bool) -> EventStream:
     runs: list[Run] = []
 
     async def produce(emit: Emit) -> None:
@@ -142,7 +142,7 @@ def _events(gateway: Gateway, ask: Ask, prompt: str | None, stream: Stream, *, d
     return EventStream(lambda emit: stream.run(lambda: produce(emit)), gateway.limits, is_running, _error_event)
 
 
-async def told(run: Run, prompt: str | None, *, diagnostics: bool) -> AsyncGenerator[Frame, None]:
+async def told(run: Run, prompt: JsonBytes | None, *, diagnostics: bool) -> AsyncGenerator[Frame, None]:
     """The frames of a running request but `error`, which is raised. The first comes with the first token: until then the
     request may still be refused with a status of its own."""
     telling = EventEncoder(run, diagnostics=diagnostics)

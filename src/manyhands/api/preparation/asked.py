@@ -97,7 +97,8 @@ def _infer(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepared:
         else render(Conversation(given["messages"]), speaker, desk)
     )
     received = encode_received([given["received"]] if "received" in given else [], 1, "received", speaker, desk)
-    return Prepared(speaker.name, given, [ids], params, received=received)
+    echoed = _shown(given["prompt"]) if "prompt" in given else b""
+    return Prepared(speaker.name, given, [ids], params, received=received, shown=echoed)
 
 
 _NO_PARAMS = frozenset({"prompt", "messages", "model", "path", "stream", "received", *ROUTE_WISHES})

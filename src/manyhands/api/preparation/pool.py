@@ -21,6 +21,7 @@ from manyhands.api.preparation.desk import Prepared
 from manyhands.api.preparation.process import (
     HEAD_BYTES,
     READY,
+    AnswerParts,
     PreparationJob,
     SpeakerSpec,
     lengths_of,
@@ -165,7 +166,7 @@ class Preparing:
         process = await self._process(specs)
         is_done = False
         try:
-            said, ids, shown = await self._ask_in_time(process, job)
+            parts = await self._ask_in_time(process, job)
             is_done = True
         except TimeoutError:
             raise BadRequest(f"preparing this request takes more than {self._deadline_s:g} s: send less") from None
@@ -173,9 +174,9 @@ class Preparing:
             raise BadRequest("preparing this request takes too much memory or time: send less") from None
         finally:
             await self._leave(process, specs, is_whole=is_done)
-        return await read_answer(said, ids, shown)
+        return await read_answer(parts)
 
-    async def _ask_in_time(self, process: Child, job: PreparationJob) -> tuple[bytes, bytes, bytes]:
+    async def _ask_in_time(self, process: Child, job: PreparationJob) -> AnswerParts:
         """Raises TimeoutError once the process has computed for the deadline, or that is long past by the clock."""
         loop, used_s = asyncio.get_running_loop(), process.cpu_s()
         began = loop.time()
@@ -189,15 +190,14 @@ class Preparing:
             with watched(left_s, lambda: limit.reschedule(loop.time())):
                 return await self._ask(process, job)
 
-    async def _ask(self, process: Child, job: PreparationJob) -> tuple[bytes, bytes, bytes]:
+    async def _ask(self, process: Child, job: PreparationJob) -> AnswerParts:
         process.stdin.write(to_frame(job))
         await process.stdin.drain()
         lengths = lengths_of(await process.stdout.readexactly(HEAD_BYTES))
         if sum(lengths) > MAX_ANSWER_BYTES:
             raise ConnectionError("an answer without bounds")
         read = process.stdout.readexactly
-        said, ids, shown = [await read(length) for length in lengths]
-        return said, ids, shown
+        return AnswerParts(*[await read(length) for length in lengths])
 
     async def _process(self, specs: Sequence[SpeakerSpec]) -> Child:
         while self._idle:

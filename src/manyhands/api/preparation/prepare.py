@@ -55,8 +55,7 @@ def prepare(path: str, body: bytes, desk: PreparationDesk) -> Prepared:
             where = "tools" if made.functions else "response_format"
             raise BadField(f"{where}: {error}", where) from error
     for name in _BULK:
-        if not (path == "/api/infer" and name == "prompt"):  # which it echoes
-            made.given.pop(name, None)
+        made.given.pop(name, None)
     made.given.get("manyhands", {}).pop("received", None)
     return made
 

@@ -17,7 +17,8 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, BinaryIO
+from io import BytesIO
+from typing import Any, BinaryIO, NamedTuple
 
 from tokenizers import Tokenizer as Backend
 
@@ -38,7 +39,7 @@ MEMORY_BYTES = 1 << 30
 # A third of the CPU time of a process that serves, where there is not enough: with 10, a tenth of it, honest requests waited
 # for more than 10 s at load 12 on 2 cores.
 NICENESS = 5
-_LENGTH = struct.Struct("<III")  # of the JSON, of the ids, of what is shown as it is
+_LENGTH = struct.Struct("<4I")  # of the JSON, of the numbers, of the texts, of what is shown as it is
 IDS_A_TURN = 1 << 14  # that become Python's numbers in one turn of the event loop: a millisecond
 
 
@@ -111,31 +112,56 @@ def to_frame(value: Any) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
-def lengths_of(head: bytes) -> tuple[int, int, int]:
-    """How many bytes of JSON, of ids and of what is shown follow an answer's head."""
-    size, ids, shown = _LENGTH.unpack(head)
-    return size, ids, shown
+class AnswerParts(NamedTuple):
+    """An answer: JSON of its small fields; ids of prompts, and of received texts with where they begin (u32); the received
+    texts (UTF-8); JSON that is sent on as it is."""
+
+    said: bytes
+    numbers: bytes = b""
+    texts: bytes = b""
+    shown: bytes = b""
+
+
+def lengths_of(head: bytes) -> tuple[int, ...]:
+    """How many bytes of each of AnswerParts follow an answer's head."""
+    return _LENGTH.unpack(head)
 
 
 HEAD_BYTES = _LENGTH.size
 READY = b"!"  # what the child says when it has loaded the models
 
 
-async def read_answer(said: bytes, ids: bytes, shown: bytes = b"") -> Prepared:
-    """An answer as it was meant; other work is done between parts of its ids. Raises what the child raised."""
-    told = json.loads(said)
+async def read_answer(parts: AnswerParts) -> Prepared:
+    """An answer as it was meant; other work is done between parts of its numbers. Raises what the child raised."""
+    told = json.loads(parts.said)
     if "error" in told:
         raise _error(told)
-    numbers, start = array("I", ids), 0
-    prompts: list[tuple[int, ...]] = []
-    for length in told.pop("lengths"):
-        prompts.append(await _ids(numbers[start : start + length]))
-        start += length
+    numbers, texts = _Numbers(parts.numbers), BytesIO(parts.texts)
+    prompts = [await numbers.take(length) for length in told.pop("lengths")]
+    received: list[ReceivedText] = []
+    for size, length in told.pop("received"):
+        ids, starts = await numbers.take(length), await numbers.take(length)
+        received.append(ReceivedText(texts.read(size).decode(), ids, starts))
     params = told.pop("params")
-    received = [ReceivedText(text, tuple(ids), tuple(starts)) for text, ids, starts in told.pop("received")]
     for name in ("logit_bias", "stop", "stop_ids"):
         params[name] = tuple(tuple(v) if isinstance(v, list) else v for v in params[name])
-    return Prepared(prompts=prompts, params=SamplingParams(**params), received=received, shown=shown, **told)
+    return Prepared(prompts=prompts, params=SamplingParams(**params), received=received, shown=parts.shown, **told)
+
+
+class _Numbers:
+    """The numbers of an answer, taken from the front; other work is done between IDS_A_TURN of them."""
+
+    def __init__(self, data: bytes) -> None:
+        self._numbers, self._at = array("I", data), 0
+
+    async def take(self, count: int) -> tuple[int, ...]:
+        found: list[int] = []
+        end = self._at + count
+        for start in range(self._at, end, IDS_A_TURN):
+            found += self._numbers[start : min(start + IDS_A_TURN, end)]
+            await asyncio.sleep(0)
+        self._at = end
+        return tuple(found)
 
 
 def _error(told: Mapping[str, Any]) -> ManyhandsError:
@@ -150,32 +176,29 @@ def _error(told: Mapping[str, Any]) -> ManyhandsError:
             return error
 
 
-async def _ids(numbers: "array[int]") -> tuple[int, ...]:
-    found: list[int] = []
-    for start in range(0, len(numbers), IDS_A_TURN):
-        found += numbers[start : start + IDS_A_TURN]
-        await asyncio.sleep(0)
-    return tuple(found)
-
-
 # -- the child --------------------------------------------------------------------------------------------------------
 
 
 def to_answer(made: Prepared | ManyhandsError) -> bytes:
     """What `read_answer` reads, behind its head."""
-    ids, shown = array("I"), b""
+    numbers, texts, shown = array("I"), list[bytes](), b""
     if isinstance(made, Prepared):
         for prompt in made.prompts:
-            ids.extend(prompt)
+            numbers.extend(prompt)
+        for one in made.received:
+            numbers.extend(one.ids)
+            numbers.extend(one.starts)
+            texts.append(one.text.encode())
         shown = made.shown
         told = {name: getattr(made, name) for name in Prepared.__slots__ if name not in ("prompts", "params", "shown")}
         told |= {"lengths": [len(prompt) for prompt in made.prompts], "params": asdict(made.params)}
+        told["received"] = [(len(text), len(one.ids)) for text, one in zip(texts, made.received, strict=True)]
     else:
         param, api_code = getattr(made, "param", None), made.api_code
         told = {"error": type(made).__name__, "message": str(made), "param": param, "api_code": api_code}
         told["model"] = getattr(made, "model", "")
-    said = json.dumps(told, ensure_ascii=False).encode()
-    return _LENGTH.pack(len(said), 4 * len(ids), len(shown)) + said + ids.tobytes() + shown
+    parts = AnswerParts(json.dumps(told, ensure_ascii=False).encode(), numbers.tobytes(), b"".join(texts), shown)
+    return _LENGTH.pack(*map(len, parts)) + b"".join(parts)
 
 
 def _do(job: PreparationJob, speakers: Mapping[str, Speaker]) -> bytes:
