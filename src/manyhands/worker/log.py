@@ -56,7 +56,7 @@ class OutputLog:
         self._begins_late = other._begins_late
         for step in other._steps if other.covers(until, other.start) else ():
             if step.position < until:
-                self.append(first_rows(step, until - step.position))
+                self.append(_beginning(step, until - step.position))
         if self.end < until and not self._begins_late:
             self.drop()
 
@@ -103,7 +103,7 @@ class OutputLog:
             step = self._steps.pop()
             self.num_bytes -= _size(step)
             if step.position < position:
-                kept = first_rows(step, position - step.position)
+                kept = _beginning(step, position - step.position)
                 self._steps.append(kept)
                 self.num_bytes += _size(kept)
 
@@ -196,6 +196,14 @@ def pieces(step: Step, num_rows: int) -> Iterator[Step]:
 
 def first_rows(step: Step, num_rows: int) -> Step:
     return split_step(step, num_rows)[0]
+
+
+def _beginning(step: Step, num_rows: int) -> Step:
+    """As `first_rows`, in memory of its own: a row of a long step that a rollback leaves would keep all of that step alive."""
+    kept = first_rows(step, num_rows)
+    if kept is step or kept.payload is None:
+        return kept
+    return kept._replace(payload=kept.payload._replace(data=bytes(kept.payload.data)))
 
 
 def rows_from(step: Step, skipped: int) -> Step:
