@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.checkpoint import gguf as header
+from manyhands.checkpoint import gguf_model
 from manyhands.checkpoint.folder import read_entries
 from manyhands.checkpoint.gguf import parse_gguf, read_gguf
 from manyhands.checkpoint.gguf_folder import gguf_folder
@@ -237,6 +238,29 @@ def test_stacks_of_experts_that_make_no_sense_are_refused(shape: tuple[int, ...]
     raw = made(tmp_path, {"general.architecture": "qwen3moe"}, [tensor])
     with pytest.raises(ModelError, match="a stack of at most 4096 matrices is needed"):
         tensor_entries(parse(raw))
+
+
+def test_stacks_without_end_are_refused_before_they_are_unfolded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """131,072 tensors, each a stack of 4,096: a file of a gigabyte became 537 million entries."""
+    monkeypatch.setattr(gguf_model, "MAX_TENSORS", 100)
+    stack = np.zeros((40, 1, 1), np.float32)
+    unfolded: list[int] = []
+
+    def entry(*facts: Any) -> None:
+        unfolded.append(1)
+
+    for count in (2, 1000):
+        tensors = [(f"blk.{layer}.ffn_gate_exps.weight", "F32", stack.shape, stack) for layer in range(count)]
+        raw = made(tmp_path, {"general.architecture": "qwen3moe"}, tensors)
+        if count == 2:
+            assert len(tensor_entries(parse(raw))) == 80
+            continue
+        monkeypatch.setattr(gguf_model, "TensorEntry", entry)
+        with pytest.raises(ModelError, match="with each expert by itself it has more than 100 tensors"):
+            tensor_entries(parse(raw))
+        assert len(unfolded) == 101
 
 
 def test_the_id_names_the_stored_bytes(tmp_path: Path) -> None:

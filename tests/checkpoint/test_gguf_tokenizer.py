@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from manyhands.checkpoint import gguf_tokenizer
 from manyhands.checkpoint.gguf import read_gguf
 from manyhands.checkpoint.gguf_tokenizer import tokenizer_files
 from manyhands.errors import ModelError
@@ -128,4 +129,18 @@ def test_pieces_that_would_take_long_to_split_are_refused(tmp_path: Path) -> Non
     facts = sentencepiece(True)
     facts["tokenizer.ggml.tokens"][300] = "x" * 5000
     with pytest.raises(ModelError, match="a piece of more than 1024 characters"):
+        files(facts, tmp_path)
+
+
+@pytest.mark.parametrize(("limit", "most", "message"), [("_MAX_CUT", 9000, "takes"), ("_MAX_MERGES", 900, "900 ways")])
+def test_pieces_of_pieces_are_bounded_together(
+    limit: str, most: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 MB of runs of letters, each 1 to 1,024 long, were made of each other in 67 million ways: 40 GB, in minutes."""
+    monkeypatch.setattr(gguf_tokenizer, limit, most)
+    facts = sentencepiece(True)
+    files(facts, tmp_path)
+    for length in range(2, 60):
+        facts["tokenizer.ggml.tokens"][300 + length] = "x" * length
+    with pytest.raises(ModelError, match=message):
         files(facts, tmp_path)

@@ -8,12 +8,13 @@ Experts, which a GGUF file stacks in one tensor, are entries of their own: each 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 
 from manyhands.checkpoint.dtypes import GGUF_METHOD, stored_bytes
-from manyhands.checkpoint.gguf import Gguf, GgufTensor, ReadRange
+from manyhands.checkpoint.gguf import MAX_TENSORS, Gguf, GgufTensor, ReadRange
 from manyhands.checkpoint.header import TensorEntry
 from manyhands.errors import ModelError
 
@@ -193,7 +194,13 @@ def _architecture(gguf: Gguf) -> tuple[str, _Architecture]:
 def tensor_entries(gguf: Gguf) -> list[TensorEntry]:
     """The tensors under the names that the Program uses. Raises ModelError for one that the architecture does not have."""
     _, found = _architecture(gguf)
-    return [entry for tensor in gguf.tensors if tensor.name not in _DROPPED for entry in _entries(gguf, found, tensor)]
+    unfolded = (
+        entry for tensor in gguf.tensors if tensor.name not in _DROPPED for entry in _entries(gguf, found, tensor)
+    )
+    entries = list(islice(unfolded, MAX_TENSORS + 1))
+    if len(entries) > MAX_TENSORS:
+        raise ModelError(f"{gguf.file} refused: with each expert by itself it has more than {MAX_TENSORS} tensors")
+    return entries
 
 
 def _entries(gguf: Gguf, arch: _Architecture, tensor: GgufTensor) -> Iterator[TensorEntry]:

@@ -14,6 +14,9 @@ from manyhands.errors import ModelError
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)
 _MAX_PIECE: Final = 1 << 10  # characters of a piece that is split into merges
+# To cut a piece everywhere takes the square of its length, and pieces of pieces have many cuts: of all pieces together.
+_MAX_CUT: Final = 1 << 27  # characters that are copied: a second or two. Gemma's 262,000 pieces take 20 million
+_MAX_MERGES: Final = 1 << 21  # Gemma has 580,000
 _CONTRACTIONS: Final = "'s|'t|'re|'ve|'m|'ll|'d"
 _ANY_CASE: Final = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _GPT2: Final = _CONTRACTIONS + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -226,10 +229,14 @@ class _Vocabulary:
         pieces = {t: id for id, t in enumerate(self._tokens) if self._types[id] in (_NORMAL, _USER, _UNUSED)}
         if max(map(len, pieces), default=0) > _MAX_PIECE:
             raise self._refused(f"its vocabulary has a piece of more than {_MAX_PIECE} characters")
+        if (copied := sum(len(token) ** 2 for token in pieces)) > _MAX_CUT:
+            raise self._refused(f"to cut its pieces takes {copied} characters; at most {_MAX_CUT} are read")
         made: list[tuple[float, str, str]] = []
         for token, id in pieces.items():
             cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
             made += [(scores[id], left, right) for left, right in cuts if left in pieces and right in pieces]
+            if len(made) > _MAX_MERGES:
+                raise self._refused(f"its pieces are made of each other in more than {_MAX_MERGES} ways")
         made.sort(key=lambda merge: -merge[0])
         return [(left, right) for _, left, right in made]
 
