@@ -59,8 +59,9 @@ def test_a_member_at_rest_holds_what_is_counted(folder: Path, env: dict[str, str
 
 @pytest.mark.parametrize("memory", daily(["270MB"], ["100MB", "200MB"]))
 def test_what_cannot_be_kept_is_refused_with_the_numbers(folder: Path, env: dict[str, str], memory: str) -> None:
-    command = [sys.executable, "-m", "manyhands.cli", "up", str(folder), "--layers", "0-7", "--memory", memory]
-    ended = subprocess.run([*command, "--listen", "127.0.0.1:0"], env=env, capture_output=True, text=True, timeout=120)
+    free = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "manyhands.cli", "up", str(folder), "--layers", "0-7", "--memory", memory, *free]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert ended.returncode != 0
     said = " ".join(ended.stderr.split())
     assert f"--memory is {memory[:-2]} MB" in said and "take" in said and "Traceback" not in said, said
