@@ -29,10 +29,10 @@ def test_its_kernels_prove_the_digests_on_every_python(wheels: dict[str, Path], 
         pytest.skip(f"{python} makes no virtual environments")
     subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
     here = tmp_path / "venv" / "bin" / "python"
-    install = [str(here), "-m", "pip", "install", "--quiet", str(wheels["x86_64"])]
-    subprocess.run(install, check=True, cwd=tmp_path)
+    alone = [str(here), "-I"]  # without PYTHONPATH: what is in the wheel, not in a tree
+    subprocess.run([*alone, "-m", "pip", "install", "--quiet", wheels["x86_64"]], check=True, cwd=tmp_path)
     code = "from manyhands.engine import golden, library as lib; print(*map(golden.failures, lib.supported()))"
-    found = subprocess.run([here, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True).stdout
+    found = subprocess.run([*alone, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True).stdout
     assert set(found.split()) == {"()"} and ("avx2" not in library.supported() or len(found.split()) > 1)
 
 
