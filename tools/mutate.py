@@ -22,7 +22,8 @@ LIMIT_S: Final = 600.0  # of one run of tests; a mutation that makes them hang i
 
 
 class Mutation(NamedTuple):
-    """Replace `old`, which stands once in `file` (below src/manyhands), by `new`; `tests` (below tests) must fail then."""
+    """Replace `old`, which stands once in `file` (below src/manyhands), by `new`; `tests` (files below tests, or tests of one,
+    FILE::NAME) must fail then."""
 
     name: str
     file: str
@@ -121,7 +122,7 @@ MUTATIONS: Final = (
         "origin/loop.py",
         "Pace(config, lambda: session.route.stated_s)",
         "Pace(config)",
-        ("test_kill_matrix.py",),
+        ("test_kill_matrix.py::test_hn_48_a_hop_that_is_slow_from_its_first_step_is_replaced",),
     ),
     Mutation(
         "a spare costs by the hop",

@@ -1,6 +1,6 @@
 """What is too long for `.ci/run`, one step after the other: `make nightly`.
 
-    python -m tools.nightly [--only NAME ...] [--minutes 60] [--seed N]      `--minutes`: of each fuzzer
+    python -m tools.nightly [--only NAME ...] [--minutes 10] [--seed N]      `--minutes`: of each fuzzer
 
 Steps: tests marked `nightly`, mutations of the code, both fuzzers, the siege, the busy machine, the soak. As soon as a step
 is over its outcome goes to bench/nightly.json: the commit that it ran on, whether it passed, its seconds, which tests failed,
@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
@@ -42,21 +43,26 @@ class Step:
     tests: bool = False
 
 
+def seed_of(day: date) -> int:
+    """Fuzzers count on from it, one for each draw: so far from other days that none is drawn twice."""
+    return 100_000 * int(day.strftime("%Y%m%d"))
+
+
 def steps(minutes: int, seed: int) -> dict[str, Step]:
     """Each step by name, in the order in which they run."""
     seeded = ["--seed", str(seed)]  # the day's: what failed is drawn again with it
     python = [sys.executable, "-m"]
     no_gcc = "" if preloads() else "gcc with libasan and libubsan is not installed"
     kernels = [*python, "tools.fuzz_kernels", "--minutes", str(minutes), *seeded]
-    configs = [*python, "tools.fuzz_configs", "--count", str(5 * minutes), *seeded]
+    configs = [*python, "tools.fuzz_configs", "--count", str(100 * minutes), *seeded]  # two a second and more
     return {
-        "tests": Step([*python, "pytest", "-m", "nightly", "-n", "2", "--dist", "worksteal"], 120, tests=True),
-        "mutations": Step([*python, "tools.mutate"], 90),
+        "tests": Step([*python, "pytest", "-m", "nightly", "-n", "2", "--dist", "worksteal"], 60, tests=True),
+        "mutations": Step([*python, "tools.mutate"], 30),
         "fuzz kernels": Step(kernels, minutes + 15, no_gcc),
         "fuzz configs": Step(configs, 2 * minutes + 15),
         "siege": Step([*python, "bench.siege", "--minutes", "10"], 30),
         "busy": Step([*python, "bench.busy"], 15),
-        "soak": Step([*python, "bench.soak", "--minutes", "30"], 60),
+        "soak": Step([*python, "bench.soak"], 30),
     }
 
 
@@ -107,13 +113,13 @@ def summary(done: Mapping[str, Mapping[str, Any]], names: list[str]) -> dict[str
 
 
 def main() -> int:
-    every = steps(60, 0)
+    every = steps(10, 0)
     parser = argparse.ArgumentParser(prog="tools.nightly", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--only", nargs="+", choices=every, help="run these steps only; others keep what is stored of them"
     )
-    parser.add_argument("--minutes", type=int, default=60, help="of each fuzzer")
-    parser.add_argument("--seed", type=int, default=int(time.strftime("%Y%m%d")))
+    parser.add_argument("--minutes", type=int, default=10, help="of each fuzzer")
+    parser.add_argument("--seed", type=int, default=seed_of(date.today()))
     asked = parser.parse_args()
     done: dict[str, dict[str, Any]] = json.loads(RESULT.read_text())["steps"] if RESULT.exists() and asked.only else {}
     ran = [name for name in every if not asked.only or name in asked.only]

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from manyhands.engine import library
-from tests.nightly import daily
 from tools.fuzz_kernels import LEAST, run_sanitized
 from tools.sanitized import NATIVE, build, preloads
 
-SECONDS = 20
+SECONDS = 5
 BEST = library.supported()[0]
 needs_sanitizers = pytest.mark.skipif(
     not preloads(),
@@ -21,10 +20,9 @@ needs_sanitizers = pytest.mark.skipif(
 
 @pytest.mark.slow
 @needs_sanitizers
-@pytest.mark.parametrize(("sanitized", "seconds"), daily([(BEST, SECONDS / 4)], [("", SECONDS)]))
-def test_nothing_is_read_or_written_out_of_bounds(sanitized: str, seconds: float, tmp_path: Path) -> None:
-    """Every day in this machine's best kernels (to compile them all for it takes a minute), nightly in every back end's."""
-    done = run_sanitized(build(tmp_path, sanitized=sanitized), 7, seconds)
+def test_nothing_is_read_or_written_out_of_bounds(tmp_path: Path) -> None:
+    """In this machine's best kernels; all are compiled for it, in a minute, by the nightly step `fuzz kernels`."""
+    done = run_sanitized(build(tmp_path, sanitized=BEST), 7, SECONDS)
     assert done.returncode == 0, done.stderr[-4000:]
     assert int(done.stdout.split(" plans, ")[1].split()[0]) >= LEAST
     if platform.machine() == "x86_64":  # its tiles emulated, if need be: the same digests and bits
@@ -42,7 +40,6 @@ def test_a_write_beyond_an_array_is_found(tmp_path: Path) -> None:
     text = source.read_text()
     assert text.count(right) == 1
     source.write_text(text.replace(right, wrong))
-    done = run_sanitized(build(tmp_path, native, BEST), 7, 2 * SECONDS)
-    assert (
-        done.returncode != 0 and "AddressSanitizer: heap-buffer-overflow" in done.stderr and "store_part" in done.stderr
-    )
+    done = run_sanitized(build(tmp_path, native, BEST), 7, 8 * SECONDS)
+    assert done.returncode != 0
+    assert "AddressSanitizer: heap-buffer-overflow" in done.stderr and "store_part" in done.stderr, done.stderr[:4000]

@@ -12,7 +12,8 @@ def test_what_a_mutation_replaces_stands_once_and_its_tests_exist(mutation: Muta
     assert mutated(mutation) != (ROOT / "src/manyhands" / mutation.file).read_text("utf8")
     compile(mutated(mutation), mutation.file, "exec")
     assert mutation.tests
-    assert all((ROOT / "tests" / test).is_file() for test in mutation.tests)
+    for file, _, name in (test.partition("::") for test in mutation.tests):
+        assert (f"def {name}(" if name else "def test_") in (ROOT / "tests" / file).read_text("utf8")
 
 
 def test_a_mutation_that_fits_nowhere_is_an_error(tmp_path: Path) -> None:

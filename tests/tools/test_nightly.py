@@ -2,13 +2,15 @@
 
 import json
 import sys
+from datetime import date, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tools import nightly
-from tools.nightly import Step, read_report, run, steps, summary
+from tools.nightly import Step, read_report, run, seed_of, steps, summary
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.a" name="one"/>
@@ -87,6 +89,14 @@ def test_a_tree_that_differs_from_its_commit_proves_nothing(monkeypatch: pytest.
     assert summary({"a": {"commit": "abc", **one}}, ["a"])["holds"]
     assert not summary({"a": {"commit": "abc+", **one}}, ["a"])["holds"]
     assert not summary({"a": {"commit": "abc", **one}}, ["a", "b"])["holds"], "one has not run"
+
+
+def test_no_day_draws_what_another_drew() -> None:
+    """With the date itself as the seed, a night repeated all draws of the one before but one."""
+    count = steps(60, 0)["fuzz configs"].command
+    drawn = int(count[count.index("--count") + 1])
+    days = sorted(seed_of(date(2026, 1, 1) + timedelta(days)) for days in range(400))
+    assert min(later - earlier for earlier, later in pairwise(days)) >= drawn
 
 
 def test_every_step_is_a_module_or_pytest() -> None:
