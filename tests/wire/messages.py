@@ -33,6 +33,7 @@ from manyhands.wire.message import (
     WeightsChunk,
     WeightsNotFound,
 )
+from manyhands.wire.rounding import Rounding
 from manyhands.wire.signed import UNSIGNED
 
 NODE = NodeId("ab" * 32)
@@ -81,8 +82,9 @@ CONTROL: list[Message] = [
         signature=UNSIGNED,
         resume=SessionId(bytes(range(16))),
         resume_until=4095,
+        rounding=Rounding(((0, 12), (13, (1 << 32) - 1)), if_slow=True),
     ),
-    Opened(SESSION, 1, 0, "avx512-bf16", True),
+    Opened(SESSION, 1, 0, "avx512-bf16", True, rounds=True),
     Opened(SESSION, 1, 0, "avx512-bf16", False, cached=(1 << 32) - 1),
     Close(SESSION),
     Close(SESSION, parked_as=SessionId(bytes(range(16))), positions=17),

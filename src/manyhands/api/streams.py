@@ -184,7 +184,14 @@ class Stream:
         return self.position.choices[index]
 
     def ask(self, index: int, ask: Ask) -> Ask:
-        """`ask` for a choice of this attempt: what an earlier one was charged for is not charged again."""
+        """`ask` for a choice of this attempt: what an earlier one was charged for is not charged again.
+
+        Raises BadEventId where the rest of the text could be that of another one.
+        """
+        if self.is_resumed and ask.rules is not None and ask.rules.codec != "lossless":
+            raise BadEventId(
+                f"an answer with codec {ask.rules.codec} cannot be gone on with: ask again, without the id"
+            )
         paid = len(ask.prompt) + self.had(index).tokens if self._is_free else 0
         handle = derive(self._handle, "choice", index.to_bytes(4, "big"))[:16]
         had = self.had(index)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.core import Exactness, SessionId
+from manyhands.origin.lossy import Lossy
 from manyhands.route.search import Offer
 from manyhands.worker.batch import WINDOW_ROWS
 
@@ -30,7 +31,8 @@ MAX_AGE_S: Final = 540.0
 class ParkedConversation:
     """Positions of `ids` that every hop of `route` has cached under `name`, and how exact what computed them was.
 
-    `tenant`: whose it is. Only requests of the same tenant may go on with it.
+    `tenant`: whose it is. Only requests of the same tenant may go on with it, and where rows were `lossy`, only those that
+    allow it.
     """
 
     tenant: str
@@ -38,6 +40,7 @@ class ParkedConversation:
     ids: NDArray[np.int32]
     route: tuple[Offer, ...]
     exactness: Exactness = "E0"
+    lossy: Lossy | None = None
 
 
 class Prefix(NamedTuple):
@@ -76,12 +79,13 @@ class Conversations:
             gone.append(self.lose(next(iter(self._used_at))))
         return gone
 
-    def find(self, tenant: str, prompt: Sequence[int], now: float) -> Prefix | None:
+    def find(self, tenant: str, prompt: Sequence[int], now: float, *, allows_loss: bool = False) -> Prefix | None:
         """The conversation of `tenant` with most in common with `prompt`, the newest of several; None if none has enough."""
         ids = np.array(prompt[:-1], np.int32)  # the last position is always computed: its row draws the first token
         best: Prefix | None = None
         for one, used_at in self._used_at.items():
-            if one.tenant == tenant and used_at + MAX_AGE_S > now:
+            is_admitted = one.tenant == tenant and (one.lossy is None or allows_loss)
+            if is_admitted and used_at + MAX_AGE_S > now:
                 length = common_prefix(one.ids, ids)
                 if length >= MIN_PREFIX and (best is None or length >= best.length):
                     best = Prefix(one, length)

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.engine.span import EndsRunner, Rows
-from manyhands.wire.codec import coded, pays
 from manyhands.wire.message import DType, Payload
 from manyhands.wire.rows import numbers, rows_payload
 from manyhands.worker.bounds import RowBounds
@@ -20,6 +19,7 @@ from manyhands.worker.execute import Device
 
 # logits [T, vocab] -> ids [T'] to embed next (none: nothing more)
 Decide = Callable[[NDArray[np.float32]], Sequence[int]]
+AsSent = Callable[[Payload], Payload]
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _Turn:
     decide: Decide
     bounds: RowBounds
     done: "asyncio.Future[Payload | None]"
-    uplink_Bps: float | None
+    as_sent: AsSent | None
 
 
 class EndsBatcher:
@@ -44,17 +44,16 @@ class EndsBatcher:
         self._wake = asyncio.Event()
 
     async def turn(
-        self, rows: Rows | None, decide: Decide, bounds: RowBounds | None = None, uplink_Bps: float | None = None
+        self, rows: Rows | None, decide: Decide, bounds: RowBounds | None = None, as_sent: AsSent | None = None
     ) -> Payload | None:
         """Give `decide` the logits of the rows (none without rows) and embed the ids it returns.
 
         Returns the hidden states [T', hidden] of those ids, None if there were none. `decide` runs on the device thread and
-        must not touch the event loop. `uplink_Bps`: what the link that they go by was measured to carry: over a slow one
-        they are coded (wire/codec.py). Raises what `decide` raises; Corruption for rows that `bounds` (None: those of a
-        session's first rows) do not admit.
+        must not touch the event loop. `as_sent` codes them for the link that they go by (wire/codec.py). Raises what `decide`
+        raises; Corruption for rows that `bounds` (None: those of a session's first rows) do not admit.
         """
         done: asyncio.Future[Payload | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Turn(rows, decide, bounds or RowBounds(), done, uplink_Bps))
+        self._waiting.append(_Turn(rows, decide, bounds or RowBounds(), done, as_sent))
         self._wake.set()
         return await done
 
@@ -94,7 +93,7 @@ class EndsBatcher:
                 out.append(d)
                 continue
             payload = rows_payload(rows_NB[row : row + len(d)], self.dtype) if d and rows_NB is not None else None
-            out.append(coded(payload) if payload is not None and pays(payload, turn.uplink_Bps) else payload)
+            out.append(turn.as_sent(payload) if payload is not None and turn.as_sent is not None else payload)
             row += len(d)
         return out
 

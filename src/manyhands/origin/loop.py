@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -166,8 +167,8 @@ class Generation:
             part = ids[at : at + chunk]
             payload = None
             if self._ends is not None:
-                uplink_Bps = self._session.route.uplink_Bps
-                payload = await self._ends.turn(None, lambda _, part=part: part, None, uplink_Bps)  # type: ignore[misc]
+                as_sent = partial(self._session.route.as_sent, position=start + at)
+                payload = await self._ends.turn(None, lambda _, part=part: part, None, as_sent)  # type: ignore[misc]
             yield start + at, part, payload
 
     def _send(self, position: int, ids: Sequence[int], reply_from: int, payload: Payload | None) -> None:

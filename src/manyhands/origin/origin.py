@@ -16,6 +16,7 @@ from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter
 from manyhands.origin.draft_model import DraftModel
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.loop import Generation, Request
+from manyhands.origin.loss_guard import LossGuard
 from manyhands.origin.model import Messages, OriginModel
 from manyhands.origin.node import FullNode
 from manyhands.origin.opener import RouteOpener
@@ -63,6 +64,7 @@ class Origin:
             node.start(_closing(draft_model))
         if self._ends is not None:
             node.start(self._ends.run())
+        self._loss_guard = LossGuard(node.requests, self._ends)
 
     async def add_fallback(self, folder: Path, device: Device) -> None:
         """Keep the whole model of `folder` at hand on this machine, loaded only when no other node can go on.
@@ -169,8 +171,8 @@ class Origin:
         tenant, adoption = (tenant, adoption) if config.reuse else (None, None)
         lease = self._lease(request, path, adoption, is_free=constraint is None)
         answer.routing = around.routing
-        resumed = await self._resume(tenant, request, lease, around, adoption) if route is None else None
-        answer.route, session, cached, redraw = resumed or Resumed(*await self._opener.open(route, lease, around), "E0")
+        begun = await self._begin(route, tenant, request, lease, around, adoption)
+        answer.route, session, cached, redraw = begun
         around.opened(answer.route)
         if isinstance(drafter, AutoDrafter):
             drafter.share(self._costs.of(answer.route))
@@ -193,6 +195,30 @@ class Origin:
             self.routes.learn(session)
             self.reuse.park(tenant, session, generation.ledger[: generation.committed], answer.exactness)
             self.waiting.released()
+
+    async def _begin(
+        self,
+        route: Sequence[Offer] | None,
+        tenant: str | None,
+        request: Request,
+        lease: Lease,
+        around: RequestRoutes,
+        adoption: Adoption | None,
+    ) -> Resumed:
+        """An open session, which sends rows with loss only if the request allows it and the guard does not object."""
+        if around.rules.codec == "int8":
+            lossy, around.routing.loss = self._loss_guard.lossy(len(request.prompt))
+            lease, adoption = replace(lease, lossy=lossy, handle=None), None
+        while True:
+            resumed = await self._resume(tenant, request, lease, around, adoption) if route is None else None
+            begun = resumed or Resumed(*await self._opener.open(route, lease, around), "E0")
+            if lease.lossy is None:
+                return begun
+            is_fit, around.routing.loss = await self._loss_guard.judge(begun.route, begun.session, request.prompt)
+            if is_fit:
+                return begun
+            self.node.requests.close(begun.session)
+            lease = replace(lease, lossy=None)
 
     async def _resume(
         self, tenant: str | None, request: Request, lease: Lease, around: RequestRoutes, adoption: Adoption | None
@@ -288,12 +314,13 @@ class Origin:
         )
 
     def _exactness(self, session: Session) -> Exactness:
-        """E0 if every hop (and this origin's ends) computes in one arithmetic class that keeps rows apart, else E2."""
+        """E0 if every hop (and this origin's ends) computes in one arithmetic class that keeps rows apart, and no rows are
+        sent with loss; else E2."""
         classes = {hop.arithmetic for hop in session.route.hops}
         if self.model.ends_at == "origin":
             classes.add(self.model.arithmetic)
         is_proven = not any(name.endswith(UNPROVEN) for name in classes)
-        return "E0" if len(classes) == 1 and is_proven else "E2"
+        return "E0" if len(classes) == 1 and is_proven and not session.route.boundaries else "E2"
 
 
 async def _closing(model: DraftModel) -> None:

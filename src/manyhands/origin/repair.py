@@ -233,7 +233,7 @@ class RepairExecutor:
         with contextlib.suppress(ShardUnavailable):
             offers = await self._around.offers(excluded)
             route, terms = [hop.offer for hop in session.route.hops], self._around.terms()
-            plan_repair(route, lost, (), (), offers, excluded, committed, terms=terms)
+            plan_repair(route, lost, (), (), offers, excluded, committed, (), terms, session.route.boundaries)
             session.lose(index, reason)
             return True
         return False
@@ -279,7 +279,8 @@ class RepairExecutor:
             await asyncio.sleep(ASK_AGAIN_S)
         assert self._last_resort is not None
         await self._alone.take_turn("; ".join(session.losses.values()))
-        return plan_repair(route, range(len(route)), (), (), [self._last_resort], (), committed)
+        cuts = session.route.boundaries
+        return plan_repair(route, range(len(route)), (), (), [self._last_resort], (), committed, cuts=cuts)
 
     async def _plan_without(self, excluded: Collection[NodeId], committed: int) -> RepairPlan:
         session = self._session
@@ -291,8 +292,8 @@ class RepairExecutor:
         if session.route.needs_ends:
             offers = with_ends_at_edges(offers, route[0].info.num_layers)
         warm = [Warm(s.hop.offer, s.computed) for s in session.standbys.by_span.values() if s.is_open]
-        terms = self._around.terms()
-        return plan_repair(route, session.losses, empty, logless, offers, excluded, committed, warm, terms)
+        terms, cuts = self._around.terms(), session.route.boundaries
+        return plan_repair(route, session.losses, empty, logless, offers, excluded, committed, warm, terms, cuts)
 
     async def _reshape(self, plan: RepairPlan) -> None:
         """Connect the new hops and reshape; a node that cannot be reached is excluded and counts as lost."""

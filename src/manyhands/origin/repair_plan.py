@@ -94,6 +94,7 @@ def plan_repair(
     committed: int,
     warm: Sequence[Warm] = (),
     terms: Terms = ANY,
+    cuts: Collection[int] = (),
 ) -> RepairPlan:
     """Replace the hops `lost` of `route`. Survivors in `empty` have no cache yet (an earlier repair was cut short); those
     in `logless` cannot replay, so they recompute, fed from further upstream. Lost hops that have a standby in `warm` are
@@ -101,10 +102,11 @@ def plan_repair(
 
     Offers of `excluded` nodes are not used, nor those of other weights or precision. A session has one place on a span
     of a node, so offers of nodes that stay in the route are used only if nothing else covers. Else new hops are those that cost
-    least between the neighbours of the lost run, by the round trips of `terms`. Raises ShardUnavailable.
+    least between the neighbours of the lost run, by the round trips of `terms`. No new hop reaches over one of the layers
+    `cuts`, before which rows were rounded. Raises ShardUnavailable.
     """
     standbys = [w for w in warm if w.offer.node not in excluded]
-    slots = _replace(route, lost, _usable(route, offers, excluded), [w.offer for w in standbys], terms)
+    slots = _replace(route, lost, _usable(route, offers, excluded), [w.offer for w in standbys], terms, cuts)
     held = {(w.offer.node, w.offer.info.span): min(w.computed, committed) for w in standbys}
     starts = [_holds(slot, empty, held, committed) for slot in slots]
     for index in range(len(slots) - 2, -1, -1):
@@ -153,6 +155,7 @@ def _replace(
     offers: Sequence[Offer],
     standbys: Sequence[Offer],
     terms: Terms,
+    cuts: Collection[int],
 ) -> list[Slot]:
     slots: list[Slot] = []
     index = 0
@@ -161,8 +164,8 @@ def _replace(
             slots.append(Slot(route[index], index))
             index += 1
             continue
-        end = index
-        while end < len(route) and end in lost:
+        end = index + 1
+        while end < len(route) and end in lost and route[end].info.span.start not in cuts:
             end += 1
         run = _standbys_of(route[index:end], standbys) or _cover_run(route, index, end, lost, offers, terms)
         slots += [Slot(o, None) for o in run]

@@ -2,12 +2,13 @@
 
 from collections import OrderedDict
 from collections.abc import Collection, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from manyhands.core import NodeId
 from manyhands.errors import ShardUnavailable
 from manyhands.origin.adoption import HopMark, resolve
+from manyhands.origin.lossy import Loss
 from manyhands.origin.repair_plan import Event, Slot
 from manyhands.origin.route import Hop, Lease
 from manyhands.route.offer import Offer, Rules, Terms
@@ -30,6 +31,7 @@ class Routing:
     is_star: bool = False  # hops cannot reach each other: a star, though a ring was asked for
     is_kept: bool = False
     is_fallback: bool = False  # no route could be made: the origin computes alone
+    loss: Loss = field(default_factory=Loss)
 
     def as_object(self) -> dict[str, Any]:
         """The JSON form (docs/routing.md)."""
@@ -50,6 +52,7 @@ class Routing:
             "is_star": self.is_star,
             "is_kept": self.is_kept,
             "is_fallback": self.is_fallback,
+            "codec": self.loss.as_object(),
         }
 
 
@@ -125,10 +128,12 @@ class RequestRoutes:
         """As Routes.keeps, by the rules."""
         return await self._routes.keeps(route, saved, lease, self.rules)
 
-    async def rejoin(self, route: Sequence[Offer], excluded: Collection[NodeId], positions: int) -> tuple[Slot, ...]:
+    async def rejoin(
+        self, route: Sequence[Offer], excluded: Collection[NodeId], positions: int, cuts: Collection[int]
+    ) -> tuple[Slot, ...]:
         """As Routes.rejoin, by the rules: a hop that they do not permit counts as lost."""
         beside = self._beside(route, await self.offers(excluded))
-        return self._routes.rejoin(route, beside, excluded, positions, self.rules)
+        return self._routes.rejoin(route, beside, excluded, positions, self.rules, cuts)
 
     async def marked(self, marks: Sequence[HopMark]) -> tuple[Offer, ...]:
         """The hops of `marks`, for `rejoin`. Raises ShardUnavailable if no node serves the model."""

@@ -8,6 +8,7 @@ Nothing here can fail a request: where it does not work out, the request compute
 import os
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy as np
 from manyhands.core import Exactness, NodeId, SessionId
 from manyhands.errors import ManyhandsError, ShardUnavailable
 from manyhands.origin.adoption import Adoption, HopMark
-from manyhands.origin.conversations import Conversations, ParkedConversation
+from manyhands.origin.conversations import Conversations, ParkedConversation, Prefix
+from manyhands.origin.lossy import LEAST_ROWS, Lossy
 from manyhands.origin.repair_plan import Slot
 from manyhands.origin.route import Lease, Resume
 from manyhands.origin.session import Session
@@ -32,8 +34,10 @@ class Around(Protocol):
     async def marked(self, marks: Sequence[HopMark]) -> tuple[Offer, ...]:
         """The hops of `marks`. Raises ShardUnavailable."""
 
-    async def rejoin(self, route: Sequence[Offer], excluded: Collection[NodeId], positions: int) -> Sequence[Slot]:
-        """`route` with its lost hops replaced. Raises ShardUnavailable."""
+    async def rejoin(
+        self, route: Sequence[Offer], excluded: Collection[NodeId], positions: int, cuts: Collection[int]
+    ) -> Sequence[Slot]:
+        """`route` with its lost hops replaced, by none that reaches over the layers `cuts`. Raises ShardUnavailable."""
 
 
 class Resumed(NamedTuple):
@@ -57,20 +61,24 @@ class Reuse:
 
     async def open(self, tenant: str | None, prompt: Sequence[int], lease: Lease, around: Around) -> Resumed | None:
         """A session that goes on with what `tenant` has parked; None if nothing fits, or it is not worth it, or is gone."""
-        if tenant is None or (prefix := self.conversations.find(tenant, prompt, time.monotonic())) is None:
+        allows_loss, now = lease.lossy is not None, time.monotonic()
+        prefix = None if tenant is None else self.conversations.find(tenant, prompt, now, allows_loss=allows_loss)
+        if prefix is None:
             return None
+        conversation = prefix.conversation
         try:
-            if not await around.keeps(prefix.conversation.route, prefix.length, lease):
+            if not await around.keeps(conversation.route, prefix.length, lease):
                 return None
-            conversation = prefix.conversation
+            if allows_loss and (lease := _lossy(lease, prefix)).lossy is None and conversation.lossy is not None:
+                return None
             session = await self._open(conversation.route, Resume(conversation.name, prefix.length, ()), lease, around)
         except ManyhandsError:  # the usual way may do better, or says what is wrong
             return None
         if not session.begins_at:  # no hop has it any more, but the route stands
-            self.conversations.lose(prefix.conversation)
+            self.conversations.lose(conversation)
             return Resumed(_offers(session), session, "E0")
-        self.conversations.use(prefix.conversation, time.monotonic())
-        return Resumed(_offers(session), session, prefix.conversation.exactness)
+        self.conversations.use(conversation, time.monotonic())
+        return Resumed(_offers(session), session, conversation.exactness)
 
     async def adopt(self, adoption: Adoption, prompt: Sequence[int], lease: Lease, around: Around) -> Resumed | None:
         """A session that goes on where that of `adoption` was, as far as its hops still have it; None if they do not."""
@@ -93,7 +101,8 @@ class Reuse:
         """A hop that refuses or is gone is replaced, each once; the others begin with what they have."""
         excluded = set[NodeId]()
         while True:
-            slots = await around.rejoin(before, excluded, resume.until)
+            cuts = lease.lossy.boundaries or () if lease.lossy is not None else ()
+            slots = await around.rejoin(before, excluded, resume.until, cuts)
             kept = frozenset(index for index, slot in enumerate(slots) if slot.kept is not None)
             if not kept:
                 raise ShardUnavailable("no hop of the conversation is left")
@@ -117,9 +126,18 @@ class Reuse:
         name = SessionId(os.urandom(16))
         route = _offers(session)
         self._sessions.close(session, name, len(ids))
-        conversation = ParkedConversation(tenant, name, np.array(ids, np.int32), route, exactness)
+        lossy = session.route.lease.lossy if session.route.boundaries else None
+        conversation = ParkedConversation(tenant, name, np.array(ids, np.int32), route, exactness, lossy)
         for old in self.conversations.add(conversation, time.monotonic()):
             self._sessions.forget(old.name, old.route)
+
+
+def _lossy(lease: Lease, prefix: Prefix) -> Lease:
+    """`lease`, which allows loss, of a session that begins with `prefix`: what was rounded there is rounded again."""
+    lossy, cached = prefix.conversation.lossy, prefix.length
+    if lossy is None and lease.prompt_length - cached < LEAST_ROWS:
+        return replace(lease, lossy=None)
+    return replace(lease, lossy=(lossy or Lossy(())).going_on(cached, lease.prompt_length))
 
 
 def _is_sound(session: Session) -> bool:

@@ -8,13 +8,15 @@ from typing import NamedTuple
 from manyhands.config import RequestConfig
 from manyhands.core import EndsAt, ModelId, NodeId, PathKind, Precision, SamplingParams, SessionId, Span
 from manyhands.net.transport import Link, try_send
+from manyhands.origin.lossy import Lossy
 from manyhands.origin.repair_plan import Slot
 from manyhands.route.chunks import Stage, chunk_rows
 from manyhands.route.cost import HOP_OVERHEAD_S
 from manyhands.route.search import Offer
+from manyhands.wire.codec import as_sent, is_slow
 from manyhands.wire.credit import Credits
 from manyhands.wire.handle import adopted_name, proof_of
-from manyhands.wire.message import Open, Retract, Step
+from manyhands.wire.message import Open, Payload, Retract, Step
 from manyhands.wire.signed import UNSIGNED, Signer
 
 
@@ -30,6 +32,7 @@ class Lease:
     ends: EndsAt
     sampling: SamplingParams | None  # given iff the last hop draws the tokens
     handle: bytes | None = None  # by which another origin may adopt the session (wire/handle.py)
+    lossy: Lossy | None = None  # rows that are sent with loss; None: none
 
 
 @dataclass(slots=True)
@@ -46,6 +49,7 @@ class Hop:
     epoch: int = 0  # of the last Opened
     has_log: bool = True
     cached: int = 0  # positions of a parked session that it began with
+    rounds: bool = False  # it said so
     is_whole: bool = True  # its cache holds the committed positions, or they are on their way
     outbox: deque[Step] = field(default_factory=deque)
 
@@ -157,6 +161,24 @@ class Route:
         data = self.hops[0].data
         return None if data is None else data.line().uplink_Bps
 
+    def settle(self) -> None:
+        """All hops have opened: which boundaries are lossy is fixed by what each said, and by the link to hop 0."""
+        if (lossy := self.lease.lossy) is not None and lossy.boundaries is None:
+            ends = [hop.offer.info.span.end for hop in self.hops if hop.rounds]
+            own = [0] if is_slow(self.uplink_Bps) and not self.needs_ends else []
+            self.lease = replace(self.lease, lossy=replace(lossy, boundaries=frozenset([*own, *ends])))
+
+    @property
+    def boundaries(self) -> frozenset[int]:
+        """The layers before which rows of the prompt come with loss (0: from here)."""
+        lossy = self.lease.lossy
+        return frozenset() if lossy is None or lossy.boundaries is None else lossy.boundaries
+
+    def as_sent(self, payload: Payload, position: int) -> Payload:
+        """Rows from `position` on as they leave for hop 0 (wire/codec.py)."""
+        rounding = self.lease.lossy.at(0) if self.lease.lossy is not None else None
+        return as_sent(payload, position, rounding, self.uplink_Bps)
+
     def chunk_rows(self, num_rows: int, config: RequestConfig) -> int:
         """Rows of one step of `num_rows` (route/chunks.py): at most prefill_chunk, and no more bytes than frame_bytes."""
         row_bytes = self.hops[0].offer.info.hidden_size * (4 if self.lease.precision == "fp32" else 2)
@@ -203,6 +225,7 @@ class Route:
             resume=slot.resume,
             resume_until=slot.resume_until,
             adoption=self.adoption(control),
+            rounding=lease.lossy.at(slot.offer.info.span.end) if lease.lossy is not None and not last else None,
         )
         return self.signer.sign(message)
 

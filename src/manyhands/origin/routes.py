@@ -251,10 +251,10 @@ class Routes:
         excluded: Collection[NodeId],
         positions: int,
         rules: Rules = Rules(),
+        cuts: Collection[int] = (),
     ) -> tuple[Slot, ...]:
-        """`route`, whose hops have `positions` cached, with those replaced that are not among `offers` any more.
-
-        Raises ShardUnavailable.
+        """`route`, whose hops have `positions` cached, with those replaced that are not among `offers` any more, and no new hop
+        over one of the layers `cuts`. Raises ShardUnavailable.
         """
         offers = [o for o in offers if kind_of(o) == kind_of(route[0])]
         held: dict[NodeId, list[Span]] = {}
@@ -264,7 +264,7 @@ class Routes:
         lost = [i for i, at in enumerate(spans) if unheld(held.get(route[i].node, ()), at.end, at.start)]
         if self._model.ends_at == "edges":
             offers = with_ends_at_edges(offers, self._model.num_layers)
-        return plan_repair(route, lost, (), (), offers, excluded, positions, terms=self.terms(0, rules)).slots
+        return plan_repair(route, lost, (), (), offers, excluded, positions, (), self.terms(0, rules), cuts).slots
 
     def is_covered(self) -> bool:
         """Whether some route is known now. Asks no node."""

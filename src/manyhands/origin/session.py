@@ -95,6 +95,7 @@ class Session:
             refusal.told_by = self.told.by.get(lost)
             raise refusal from error
         self._is_running = True
+        self.route.settle()
         self.begins_at = 0 if resume is None else resume.begin(hops)
 
     async def reshape(self, slots: Sequence[Slot], hops: Sequence[Hop]) -> None:
@@ -251,7 +252,7 @@ class Session:
         if message.epoch == self.route.epoch:
             hop = self.route.hops[message.hop]
             hop.arithmetic, hop.epoch, hop.has_log = message.arithmetic, message.epoch, message.has_log
-            hop.cached = message.cached
+            hop.cached, hop.rounds = message.cached, message.rounds
             self._arrived.set()
 
     def on_step(self, step: Step, link: Link) -> None:

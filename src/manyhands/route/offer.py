@@ -63,7 +63,7 @@ class Rules:
     the origin's own node and nowhere else, the first `trusted_first` and the last `trusted_last` on it and on trusted nodes.
     Nodes that keep rows apart and nodes that do not (devices of torch, class E2) are hops of one route only where
     `mix_classes` allows it. A route has at most `max_hops` hops. `fallback`: where no
-    route can be made the origin may go on alone, if it is set up to.
+    route can be made the origin may go on alone, if it is set up to. `codec`: how rows of prompts may go over slow links.
     """
 
     policy: Policy = "latency"
@@ -77,6 +77,7 @@ class Rules:
     trusted_last: int = 0
     max_hops: int = MAX_HOPS
     fallback: bool = True
+    codec: Literal["lossless", "int8"] = "lossless"
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_hops <= MAX_HOPS:

@@ -5,6 +5,7 @@ control   their JSON bodies, with a strict decoder (all but Step)
 header    the fixed header of a frame, and the checks that precede its body
 frame     header + body, encoding and the incremental reader
 rows      the payload of a Step as numbers
+codec     these in fewer bytes; with loss: int8, of the positions that rounding says
 credit    how many steps a receiver still takes
 signed    the signature of an Open
 """

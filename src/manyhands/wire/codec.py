@@ -15,7 +15,9 @@ import numpy as np
 
 from manyhands.errors import Corruption
 from manyhands.wire.header import MAX_CODED_ROWS
+from manyhands.wire.int8 import int8_coded, int8_plain
 from manyhands.wire.message import ITEMSIZE, DType, Payload
+from manyhands.wire.rounding import Rounding
 
 _LENGTH: Final = struct.Struct("<I")
 _WORDS: Final[dict[DType, type[Any]]] = {"bf16": np.uint16, "fp32": np.uint32}
@@ -25,11 +27,35 @@ LEAST_BYTES: Final = 4 << 10
 SLOW_Bps: Final = 10e6
 
 
+def is_slow(uplink_Bps: float | None) -> bool:
+    """Whether a link that was measured to carry `uplink_Bps` (None: not measured) is worth coding for."""
+    return uplink_Bps is not None and uplink_Bps < SLOW_Bps
+
+
 def pays(payload: Payload, uplink_Bps: float | None) -> bool:
-    """Whether to code `payload` for a link that was measured to carry `uplink_Bps` (None: not measured)."""
-    if uplink_Bps is None or uplink_Bps >= SLOW_Bps or payload.dtype not in _WORDS:
-        return False
-    return payload.codec == "plain" and LEAST_BYTES <= len(payload.data) <= MAX_CODED_ROWS
+    """Whether to code `payload` without loss for a link that was measured to carry `uplink_Bps`."""
+    return is_slow(uplink_Bps) and payload.codec == "plain" and _is_worth_it(payload)
+
+
+def _is_worth_it(payload: Payload) -> bool:
+    return payload.dtype in _WORDS and LEAST_BYTES <= len(payload.data) <= MAX_CODED_ROWS
+
+
+def as_sent(payload: Payload, position: int, rounding: Rounding | None, uplink_Bps: float | None) -> Payload:
+    """The hidden states of positions from `position` on as they leave by a link: rounded where `rounding` says so, whatever
+    the link is by now, and in as few bytes as pays."""
+    row_bytes = payload.width * ITEMSIZE[payload.dtype]
+    count = len(payload.data) // row_bytes
+    for first, last in rounding.within(position, count) if rounding is not None else ():
+        part = payload._replace(data=memoryview(payload.data)[first * row_bytes : last * row_bytes])
+        if payload.dtype not in _WORDS or (less := int8_coded(part, last - first)) is None:
+            continue  # what is not finite is refused where it arrives
+        if last - first == count and _is_worth_it(payload):
+            return less
+        inside = int8_plain(less, last - first).data
+        data = b"".join([payload.data[: first * row_bytes], inside, payload.data[last * row_bytes :]])
+        payload = payload._replace(data=data)
+    return coded(payload) if pays(payload, uplink_Bps) else payload
 
 
 def coded(payload: Payload) -> Payload:
@@ -48,6 +74,8 @@ def plain(payload: Payload, count: int) -> Payload:
     """The `count` rows as they were before coding. Raises Corruption for bytes that are not those of so many rows."""
     if payload.codec == "plain":
         return payload
+    if payload.codec == "int8":
+        return int8_plain(payload, count)
     num_words, itemsize = count * payload.width, ITEMSIZE[payload.dtype]
     view, rest = memoryview(payload.data), num_words * (itemsize - 1)
     end = len(view) - rest

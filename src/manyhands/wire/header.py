@@ -66,9 +66,10 @@ KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 STEP = KIND_OF[Step]
 DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32", "int32")
 CONTENTS: tuple[Content, ...] = ("hidden", "ids", "logits")
-CODECS: tuple[Codec, ...] = ("plain", "planes")  # in the upper half of the byte of the dtype
+CODECS: tuple[Codec, ...] = ("plain", "planes", "int8")  # in the upper half of the byte of the dtype
 CODEC_SHIFT = 4
 CODED_DTYPES = (DTYPES.index("bf16"), DTYPES.index("fp32"))
+INT8_GROUP = 32  # numbers of a row that share an exponent (int8.py)
 HAS_IDS = 1
 HAS_PAYLOAD = 2
 TIMINGS_SHIFT = 2  # the other six bits of a Step's flags count its timings
@@ -140,17 +141,24 @@ def check_step(header: tuple[Any, ...], max_body: int) -> None:
     tail += 4 * count * has_ids
     rows = count * width * ITEMSIZE[DTYPES[dtype]]
     if codec:
-        _check_coded(dtype, rows, length - tail)
+        _check_coded(CODECS[codec], dtype, rows, length - tail, int8_bytes(count, width))
     elif length != rows + tail:
         raise ProtocolError(f"Step of {length} bytes does not hold the {count} rows that it declares")
 
 
-def _check_coded(dtype: int, rows: int, coded: int) -> None:
-    """Raise ProtocolError unless so many bytes may be those of rows that take `rows` bytes when they are decoded."""
-    if dtype not in CODED_DTYPES or rows > MAX_CODED_ROWS or not rows // 2 <= coded < rows:
-        raise ProtocolError(
-            f"Step with {coded} bytes of coded rows of {rows}: at least half, less than all, and of {MAX_CODED_ROWS} at most"
-        )
+def int8_bytes(count: int, width: int) -> int:
+    """Bytes of so many rows in 8 bits: a byte a number, and one a group."""
+    return count * (width + -(-width // INT8_GROUP))
+
+
+def _check_coded(codec: Codec, dtype: int, rows: int, coded: int, in_8_bits: int) -> None:
+    """Raise ProtocolError unless `coded` bytes may be those of rows that take `rows` bytes when they are decoded."""
+    if dtype not in CODED_DTYPES or rows > MAX_CODED_ROWS:
+        raise ProtocolError(f"Step with coded rows of {rows} bytes: bf16 or fp32, and {MAX_CODED_ROWS} at most")
+    if codec == "int8" and coded != in_8_bits:
+        raise ProtocolError(f"Step with {coded} bytes of rows in 8 bits, which take {in_8_bits}")
+    if codec == "planes" and not rows // 2 <= coded < rows:
+        raise ProtocolError(f"Step with {coded} bytes of coded rows of {rows}: at least half, less than all")
 
 
 def check_control(header: Header, max_body: int) -> None:

@@ -29,6 +29,7 @@ from manyhands.core import (
     Span,
     SpanInfo,
 )
+from manyhands.wire.rounding import Rounding
 
 Token = NewType("Token", str)  # 32 hex digits: 16 random bytes
 Signature = NewType("Signature", str)  # 128 hex digits: an Ed25519 signature
@@ -43,7 +44,7 @@ DType = Literal["bf16", "fp16", "fp32", "int32"]
 ITEMSIZE: dict[DType, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4}  # bytes of a number
 # The tensor of a Step: hidden states going on, token ids drawn by the last hop (ends = edges), or logits.
 Content = Literal["hidden", "ids", "logits"]
-Codec = Literal["plain", "planes"]  # how a payload's rows are laid out in its data (codec.py)
+Codec = Literal["plain", "planes", "int8"]  # how a payload's rows are laid out in its data (codec.py, int8.py)
 Part = Literal["tensor", "file"]  # what can be had of a model: bytes of a tensor, or of a small file beside the weights
 
 MAX_DIRECTORY_BYTES = 48 << 10  # of one message of the directory
@@ -51,8 +52,7 @@ MAX_CHUNK_BYTES = 1 << 20  # of weights in one WeightsChunk: 84 ms at 100 Mbit/s
 
 
 class Payload(NamedTuple):
-    """A [count, width] tensor as bytes, row by row, little endian. `data` has exactly count * width * itemsize bytes,
-    or fewer if they are coded."""
+    """A [count, width] tensor as bytes, row by row, little endian: count * width * itemsize of them, fewer if coded."""
 
     dtype: DType
     width: int
@@ -128,6 +128,7 @@ class Open:
     `resume` names a session that the origin parked here (Close): the place begins with a copy of its positions
     [0, `resume_until`), or with as many of them as are still here. Opened says how many. Another origin's session is
     named by what `adoption` of its Open was made from (handle.py): with it the place is parked, also if its origin is lost.
+    `rounding`: which rows it sends with loss; None: none.
 
     `origin` owns the session and signs everything else here (signed.py). `to` is the node addressed, `token` that of its
     Hello to the origin, `serial` is used once: the signature is worth nothing to another node, on another link or again.
@@ -159,6 +160,7 @@ class Open:
     resume: SessionId | None = None
     resume_until: int = 0
     adoption: SessionId | None = None
+    rounding: Rounding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class Opened:
     """`hop` of `session` holds its lease; `arithmetic` is its arithmetic class.
 
     `has_log`: the replay that Open asked for is on its way; false if the log has been dropped (it was bounded out).
-    `cached`: a new place begins with so many positions of a parked session.
+    `cached`: a new place begins with so many positions of a parked session. `rounds`: it rounds rows, as Open allowed.
     """
 
     session: SessionId
@@ -175,6 +177,7 @@ class Opened:
     arithmetic: str
     has_log: bool
     cached: int = 0
+    rounds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,10 +318,7 @@ class Reassign:
 
 @dataclass(frozen=True, slots=True)
 class Reassigned:
-    """The answer to Reassign `request`: `code` None if the receiver obeys, else a code of errors.py.
-
-    `detail` is one line for people.
-    """
+    """The answer to Reassign `request`: `code` None if the receiver obeys, else of errors.py. `detail`: a line for people."""
 
     request: int
     code: str | None

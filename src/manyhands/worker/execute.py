@@ -19,8 +19,9 @@ from manyhands.checkpoint.manifest import Manifest
 from manyhands.core import PRECISIONS, Precision, Span
 from manyhands.engine.span import Cache, Piece, Rows
 from manyhands.errors import BadRequest, Corruption, ProtocolError
-from manyhands.wire.codec import coded, pays
+from manyhands.wire.codec import as_sent
 from manyhands.wire.message import ITEMSIZE, Content, DType, Payload
+from manyhands.wire.rounding import Rounding
 from manyhands.wire.rows import ids_payload, logits_payload, numbers, read_rows, rows_payload
 from manyhands.worker.batch import WINDOW_ROWS, StepKind
 from manyhands.worker.bounds import RowBounds, norms
@@ -58,7 +59,7 @@ class Work:
     are wanted by the origin. `sampler` and `history` (ids before `position`) are set where this hop draws tokens;
     `logits` where it returns logits instead. `is_last`: no further hop. `bounds` judge the rows of `payload`, which another hop
     sent; None: the origin did (some vocabularies have tokens whose embedding is all zeros). `uplink_Bps`: what the link to the
-    next hop was measured to carry, for rows of a prompt: over a slow one they go coded (wire/codec.py).
+    next hop was measured to carry, for rows of a prompt: over a slow one they go coded (wire/codec.py). `rounding`: with loss.
     """
 
     cache: Cache
@@ -75,6 +76,7 @@ class Work:
     prompt_length: int = 0
     bounds: RowBounds | None = None
     uplink_Bps: float | None = None
+    rounding: Rounding | None = None
 
 
 class Result(NamedTuple):
@@ -239,9 +241,7 @@ class SpanModel:
                 "begin the prompt with another one"
             )
         if not work.is_last:
-            payload = rows_payload(rows, self.wire_dtype)
-            if pays(payload, work.uplink_Bps):
-                payload = coded(payload)
+            payload = as_sent(rows_payload(rows, self.wire_dtype), work.position, work.rounding, work.uplink_Bps)
             return Result(work.position, work.count, "hidden", payload)
         end = work.position + work.count
         first = min(max(work.reply_from, work.position), end)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from manyhands.core import MAX_WINDOW, SpanInfo
 from manyhands.errors import BadRequest, Busy, ContextOverflow, ManyhandsError, ShardUnavailable, WeightsMismatch
 from manyhands.net.transport import Link, try_send
+from manyhands.wire.codec import is_slow
 from manyhands.wire.message import Fault, Open
+from manyhands.wire.rounding import Rounding
 from manyhands.wire.signed import Serials, is_signed
 
 if TYPE_CHECKING:
@@ -70,6 +72,14 @@ def check_room(message: Open, info: SpanInfo, cache_tokens: int, sessions: int) 
         raise Busy(f"layers {span} already serve {sessions} sessions, the limit; try another node or later")
     if asked > free:
         raise Busy(f"layers {span} have cache for {free} more positions, {asked} are asked for")
+
+
+def rounding_of(message: Open, successor: Link) -> Rounding | None:
+    """Which rows a place sends with loss. What is decided as the session opens holds for its life."""
+    rounding = message.rounding
+    if rounding is None or message.hop == message.num_hops - 1:
+        return None
+    return None if rounding.if_slow and not is_slow(successor.line().uplink_Bps) else rounding
 
 
 async def open_within(limit_s: float, host: "SpanHost", opening: Opening, successor: Link) -> None:

@@ -17,6 +17,7 @@ from manyhands.worker.bounds import RowBounds
 from manyhands.worker.execute import Draws, Result, Work
 from manyhands.worker.fit import Fit
 from manyhands.worker.log import LogBudget, rows_from, split_step
+from manyhands.worker.opening import rounding_of
 from manyhands.worker.parking import Parked
 from manyhands.worker.turnaround import Turnaround
 
@@ -54,6 +55,7 @@ class HopSession:
     ) -> None:
         self.opened, self.cache, self.sampler, self.key = opened, cache, sampler, key
         self.origin, self.successor = origin, successor
+        self.rounding = rounding_of(opened, successor)
         self.capacity = opened.capacity
         self.log = logs.open(opened.session, begins_late=self.is_last)
         # Of what arrives: the layers before this place stay the same, whichever node has them.
@@ -96,6 +98,7 @@ class HopSession:
     def place(self, opened: Open, origin: Link, successor: Link, sampler: Draws | None) -> bool:
         """Take a new place in the route: forget what waits, keep the cache, send the log. Returns whether it reaches so far."""
         self.opened, self.origin, self.successor, self.sampler = opened, origin, successor, sampler
+        self.rounding = rounding_of(opened, successor)
         self.waiting.clear()
         self.outbox.clear()
         self._outgoing, self._incoming = self._credits()
@@ -174,8 +177,8 @@ class HopSession:
 
     def answer_open(self, arithmetic: str, *, has_log: bool, cached: int = 0) -> None:
         """Tell the origin that this place is taken; then send what the log holds for the successor."""
-        opened = self.opened
-        try_send(self.origin, Opened(opened.session, opened.epoch, opened.hop, arithmetic, has_log, cached))
+        opened, rounds = self.opened, self.rounding is not None
+        try_send(self.origin, Opened(opened.session, opened.epoch, opened.hop, arithmetic, has_log, cached, rounds))
         self.flush()
 
     def fault(self, code: str, detail: str, blame: int | None) -> None:
@@ -283,6 +286,7 @@ class HopSession:
             history=tuple(self._ids) if self.sampler is not None else (),
             prompt_length=self.opened.prompt_length,
             bounds=self.bounds if self.opened.hop else None,
+            rounding=self.rounding,
         )
         if draws and head.ids is not None:
             self._ids.extend(head.ids)

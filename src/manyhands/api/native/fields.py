@@ -50,6 +50,10 @@ class Infer(TypedDict, total=False):
     trusted_first: Annotated[Layers, Shown("first layers for nodes of the allow list and this machine alone")]
     trusted_last: Annotated[Layers, Shown("the same of the last layers")]
     max_shards_per_request: Annotated[int, Limits(ge=1, le=MAX_HOPS), Shown("default as the node's configuration says")]
+    codec: Annotated[
+        Literal["lossless", "int8"],
+        Shown("default lossless; int8: half the bytes over slow links, [with loss](exactness.md#rows-with-loss)"),
+    ]
 
 
 class BusParams(TypedDict, total=False):

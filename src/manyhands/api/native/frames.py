@@ -143,6 +143,7 @@ def result_object(run: Run) -> dict[str, Any]:
         "finish_reason": job.finish_reason,
         "seed": answer.params.seed,
         "exactness": job.exactness,
+        "codec": job.routing.loss.as_object(),
         "total_latency_ms": in_ms(job.timings.total_s),
         "timings": timings_object(job),
         "worker_trace": [_trace(run, index, hop) for index, hop in enumerate(job.hops)],

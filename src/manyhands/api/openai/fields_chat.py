@@ -96,7 +96,8 @@ class Common(TypedDict):
                 "`path` (ring, star), `dtype` (must be what is served), `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, "
                 "`draft` (auto, off, suffix, model: [drafting](speculation.md)), `policy`, `allow_self_as_shard`, `sticky`, "
                 "`scope`, `trusted_first`, `trusted_last`, `max_shards_per_request`, `fallback_to_local` "
-                "([routing](routing.md#what-a-request-may-ask)), `received` (with `Last-Event-ID`, a text for each choice: "
+                "([routing](routing.md#what-a-request-may-ask)), `codec` (lossless, "
+                "int8: [with loss](exactness.md#rows-with-loss)), `received` (with `Last-Event-ID`, a text for each choice: "
                 "[resume](resume.md))",
                 [
                     {"path": "star"},
@@ -105,8 +106,16 @@ class Common(TypedDict):
                     {"draft": "off"},
                     {"policy": "greedy", "allow_self_as_shard": False, "sticky": True, "scope": "public"},
                     {"max_shards_per_request": 16},
+                    {"codec": "int8"},
                 ],
-                [{"path": "x"}, {"hops": 3}, {"max_shards_per_request": 0}, {"dtype": "w8"}, {"received": "Once"}],
+                [
+                    {"path": "x"},
+                    {"hops": 3},
+                    {"max_shards_per_request": 0},
+                    {"dtype": "w8"},
+                    {"codec": "int4"},
+                    {"received": "Once"},
+                ],
             ),
         ]
     ]

@@ -202,6 +202,7 @@ ROUTE_WISHES = {
     "trusted_last": "trusted_last",
     "max_shards_per_request": "max_hops",
     "fallback_to_local": "fallback",
+    "codec": "codec",
 }
 Layers = Annotated[int, Limits(ge=0, le=1 << 16)]
 
@@ -223,6 +224,7 @@ class Extension(TypedDict, total=False):
     trusted_first: Layers
     trusted_last: Layers
     max_shards_per_request: Annotated[int, Limits(ge=1, le=MAX_HOPS)]
+    codec: Literal["lossless", "int8"]
     received: Annotated[list[Text], FIRST, Limits(min_length=1, max_length=128)]
 
 
