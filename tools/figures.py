@@ -109,7 +109,7 @@ ROWS = [
         "prefill",
         "chunks of a prompt in flight together, against one at a time, in virtual time",
         "4,096 tokens over 3 hops {3 hops, 4096 tokens.x} x, 256 over 6 {6 hops, 256 tokens.x} x; "
-        "coded rows on 10 Mbit/s {uplinks of 10 Mbit/s.x} x",
+        "coded rows on 10 Mbit/s {uplinks of 10 Mbit/s.x} x[[, in 8 bits {uplinks of 10 Mbit/s.int8_x} x]]",
         "{target.3 hops, 4096 tokens} x, {target.6 hops, 256 tokens} x; {target.uplinks of 10 Mbit/s} x",
     ),
     Row(
