@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.worker.batch import SHORT_S, WINDOW_ROWS, Pick, Shortness, StepKind, Waiting, choose, hold_until
+from manyhands.worker.batch import HELD_S, SHORT_S, WINDOW_ROWS, Pick, Shortness, StepKind, Waiting, choose, hold_until
 from manyhands.worker.engine import Engine
 
 ROWS = st.one_of(st.integers(1, WINDOW_ROWS), st.integers(1, 2000))
@@ -101,18 +101,30 @@ def test_a_kind_of_step_is_short_if_its_like_were() -> None:
     """One that was long counts for a while; kinds nobody saw are not short, and there is no end of kinds."""
     shortness, kind = Shortness(), StepKind(3, 1, 5)
     assert not shortness.is_short(kind)
-    shortness.learn(kind, SHORT_S / 2)
+    shortness.learn(kind, SHORT_S / 2, SHORT_S / 2)
     assert shortness.is_short(kind) and not shortness.is_short(StepKind(3, 2, 5))
-    shortness.learn(kind, SHORT_S * 5)
+    shortness.learn(kind, SHORT_S * 5, SHORT_S * 5)
     for _ in range(10):
         assert not shortness.is_short(kind)
-        shortness.learn(kind, SHORT_S / 2)
+        shortness.learn(kind, SHORT_S / 2, SHORT_S / 2)
     for _ in range(50):
-        shortness.learn(kind, SHORT_S / 2)
+        shortness.learn(kind, SHORT_S / 2, SHORT_S / 2)
     assert shortness.is_short(kind)
     for rows in range(100_000):
-        shortness.learn(StepKind(rows, 1, 1), 0.0)
+        shortness.learn(StepKind(rows, 1, 1), 0.0, 0.0)
     assert len(shortness._usual_s) <= 1024
+
+
+def test_a_busy_machine_makes_no_step_long_and_a_slow_disk_does() -> None:
+    """The event loop is to be free within HELD_S: what a step waited for a core within that is not its own."""
+    shortness, kind = Shortness(), StepKind(3, 1, 5)
+    shortness.learn(kind, HELD_S, SHORT_S / 2)
+    assert shortness.is_short(kind)
+    shortness.learn(kind, HELD_S * 1.01, SHORT_S / 2)
+    assert not shortness.is_short(kind)
+    shortness = Shortness()
+    shortness.learn(kind, HELD_S, SHORT_S)
+    assert not shortness.is_short(kind)
 
 
 def test_a_decode_step_is_held_for_one_that_is_due_soon() -> None:

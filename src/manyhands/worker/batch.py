@@ -27,8 +27,9 @@ def hold_until(held_since: float, step_s: float, expected: Sequence[float]) -> f
     return max((t for t in expected if t <= horizon), default=held_since)
 
 
-# A device step that takes less (seconds) may run on the event loop's thread, which is to be free again within 10 ms.
+# A device step that takes less (seconds of CPU) may run on the event loop's thread, which is to be free again within HELD_S.
 SHORT_S = 0.001
+HELD_S = 0.01
 _MAX_KINDS = 1024
 
 
@@ -46,8 +47,13 @@ class Shortness:
     def __init__(self) -> None:
         self._usual_s: dict[StepKind, float] = {}
 
-    def learn(self, kind: StepKind, took_s: float) -> None:
-        """A step of `kind` took so long. The estimate rises at once and falls slowly."""
+    def learn(self, kind: StepKind, took_s: float, cpu_s: float) -> None:
+        """A step of `kind` took so long, and so much of a CPU. The estimate rises at once and falls slowly.
+
+        Others' work on the same core makes no step long (on a busy machine every second one was handed over, which costs
+        more again); one that waits beyond HELD_S, as for a disk, is.
+        """
+        took_s = cpu_s if took_s <= HELD_S else took_s
         if len(self._usual_s) >= _MAX_KINDS:
             self._usual_s.clear()
         before = self._usual_s.get(kind, took_s)

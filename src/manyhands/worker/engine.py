@@ -18,7 +18,7 @@ from manyhands.net.transport import Link
 from manyhands.wire.message import HopTiming, Open
 from manyhands.worker.batch import WINDOW_ROWS, Shortness, StepKind, Waiting, choose, hold_until
 from manyhands.worker.callers import Callers
-from manyhands.worker.execute import Device, Draws, Result, SpanModel
+from manyhands.worker.execute import Device, Draws, Result, SpanModel, Timed, timed
 from manyhands.worker.fit import Fit
 from manyhands.worker.log import LogBudget
 from manyhands.worker.parking import Parked
@@ -205,16 +205,14 @@ class Engine:
         kind = self.model.kind(works)
         is_short = kind is not None and self._shortness.is_short(kind)
         began = time.monotonic()  # uvloop's clock counts milliseconds
-        done = self.device.run(partial(self.model.run, works), is_short=is_short)
+        done = self.device.run(partial(timed, self.model, works), is_short=is_short)
         self._is_busy = True
         if done.done():
             self._computed(batch, done, began, kind)
         else:
             done.add_done_callback(lambda done: self._computed(batch, done, began, kind))
 
-    def _computed(
-        self, batch: list[Taken], done: "asyncio.Future[list[Result | Exception]]", began: float, kind: StepKind | None
-    ) -> None:
+    def _computed(self, batch: list[Taken], done: "asyncio.Future[Timed]", began: float, kind: StepKind | None) -> None:
         """Send what came of it. Statistics, and what waits meanwhile, are for the next turn, after the bytes have left."""
         self._is_busy = False
         if done.cancelled() or not self._runs:
@@ -222,7 +220,7 @@ class Engine:
         error = done.exception()
         if isinstance(error, Exception):  # out of memory, a kernel's complaint: these sessions' trouble, not the node's
             logger.error("layers=%s: a device step failed", self._span, exc_info=error)
-        results = [error] * len(batch) if isinstance(error, Exception) else done.result()
+        results, cpu_s = ([error] * len(batch), 0.0) if isinstance(error, Exception) else done.result()
         loop, ended = asyncio.get_running_loop(), time.monotonic()
         now = loop.time()
         for taken, result in zip(batch, results, strict=True):
@@ -234,12 +232,17 @@ class Engine:
             if taken.work.count <= WINDOW_ROWS:
                 taken.session.pace.sent(now)
                 self._last_s.append((waited_us + took_us) / 1e6)
-        loop.call_soon(self._keep_books, batch, results, ended - began, kind)
+        loop.call_soon(self._keep_books, batch, results, ended - began, cpu_s, kind)
 
     def _keep_books(
-        self, batch: list[Taken], results: Sequence[Result | Exception], took_s: float, kind: StepKind | None
+        self,
+        batch: list[Taken],
+        results: Sequence[Result | Exception],
+        took_s: float,
+        cpu_s: float,
+        kind: StepKind | None,
     ) -> None:
-        """A device step took so long; begin the next. One of which not all was computed teaches nothing."""
+        """A device step took so long, and so much CPU; begin the next. One of which not all was computed teaches nothing."""
         counts = [taken.work.count for taken in batch]
         self.steps_run += 1
         self.rows_run += sum(counts)
@@ -247,7 +250,7 @@ class Engine:
             self.callers.computed(taken.session.origin.peer, taken.work.count)
         if all(isinstance(result, Result) for result in results):
             if kind is not None:
-                self._shortness.learn(kind, took_s)
+                self._shortness.learn(kind, took_s, cpu_s)
             if max(counts) <= WINDOW_ROWS:
                 self.usual_s = took_s if self.usual_s == 0 else 0.8 * self.usual_s + 0.2 * took_s
         self._logs.enforce()

@@ -88,6 +88,10 @@ class Result(NamedTuple):
     payload: Payload | None
 
 
+# What came of a device step, and the seconds of CPU that its thread took.
+Timed = tuple[list[Result | Exception], float]
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """A thread of its own. `num_threads`: its compute threads, None where the model may choose."""
@@ -265,6 +269,12 @@ class SpanModel:
         assert work.sampler is not None and work.ids is not None
         history = [*work.history, *work.ids[: position + 1 - work.position]]
         return work.sampler.draw(logits_V, position + 1, history, work.prompt_length).token
+
+
+def timed(model: SpanModel, works: Sequence[Work]) -> Timed:
+    """One device step."""
+    began = time.thread_time()
+    return model.run(works), time.thread_time() - began
 
 
 def fastest_threads(run: Callable[[int], object], num_cores: int) -> int:
