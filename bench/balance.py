@@ -2,7 +2,7 @@
 
 Scenes: `ten_to_one` (10 hosts of layers 0-3, 1 of 4-7), `hole` (a third of the layers loses its only host), `random`
 (40 nodes of 1 to 8 of 24 layers, speeds 1 to 4) and `stale` (ten_to_one with views two periods old). Each with all rules,
-without hysteresis (no patience, no cool-down), without the claim (everybody may move at once), and by InferD's own rule
+without hysteresis (no patience, no cool-down), without the claim (all may move at once), and by InferD's own rule
 (policy load, no claim, no hysteresis: IN-R06 as it was). Loading a span takes two periods; sessions pile up at the
 weakest layer.
 Holds if with all rules every scene comes to rest, the weakest layer never gets slower, no layer is ever uncovered that was
@@ -91,7 +91,7 @@ def figures(swarm: Simulation) -> dict[str, Any]:
 # -- live -------------------------------------------------------------------------------------------------------------
 
 RULES = BalanceConfig(period_s=3.0, cool_down_s=15.0)  # so long all orders must have arrived before the balance acts
-REST_S = RULES.cool_down_s + 3 * RULES.period_s  # without a move: everybody may have moved since
+REST_S = RULES.cool_down_s + 3 * RULES.period_s  # without a move: all may have moved since
 LIVE_S = 90.0
 LAYERS = 12
 POLL_S = 0.1
@@ -100,7 +100,7 @@ ASKING = 4
 
 @dataclass
 class Watch:
-    """What one member saw: when somebody was on the move to which span, and who held what at last."""
+    """What one member saw: when a node was on the move to which span, and who held what at last."""
 
     began: float = field(default_factory=time.monotonic)
     moved_at: float = field(default_factory=time.monotonic)

@@ -136,10 +136,10 @@ async def begin(here: Colony, tally: Tally) -> str:
     first = here.resident("n0")
     url = await here.found(first, *FIRST)
     await asyncio.gather(*(join(here, here.resident(f"n{i}"), cut, tally) for i, cut in enumerate(OTHERS, 1)))
-    everybody = {resident.name for resident in here.residents}
+    names = {resident.name for resident in here.residents}
     async with asyncio.timeout(READY_S):
         for each in here.residents:
-            while names_of(await each.view()) != everybody:  # noqa: ASYNC110
+            while names_of(await each.view()) != names:  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
     return url
 

@@ -132,7 +132,7 @@ class Colony:
         return began
 
     async def found(self, resident: Resident, *arguments: str, model: str = "tales") -> str:
-        """Start the first one, `up MODEL`; returns the URL of its API. Its ticket is everybody's from now on."""
+        """Start the first one, `up MODEL`; returns the URL of its API. Its ticket is that of all from now on."""
         await self.start(resident, "up", model, "--api", "127.0.0.1:0", *arguments)
         url = (await resident.said("api"))["api"]
         self.ticket = (await resident.said("invitation"))["ticket"]

@@ -1,4 +1,4 @@
-"""Does everybody see everybody, how soon, at what cost, and what if a third of them dies or a cable is cut?
+"""Does each member see all others, how soon, at what cost, and what if a third of them dies or a cable is cut?
 
     python -m bench.directory --shape gossip|dht [--quick]
 

@@ -103,7 +103,7 @@ def test_a_hop_that_calls_a_running_request_faulty_is_replaced(
     bench.play(main)
 
 
-def test_nobody_speaks_in_the_name_of_another(bench: Bench) -> None:
+def test_no_node_speaks_in_the_name_of_another(bench: Bench) -> None:
     """Faults, progress and steps that hop 2 sends as hop 0 or 1 are not heard."""
 
     async def main() -> None:
@@ -190,7 +190,7 @@ def test_a_full_spare_ends_the_patience_not_the_world(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("path", ["ring", "star"])
-def test_the_local_model_goes_on_where_nobody_else_can(bench: Bench, path: PathKind) -> None:
+def test_the_local_model_goes_on_where_no_node_can(bench: Bench, path: PathKind) -> None:
     """HN-29, HN-30: all nodes die; after the request's patience the text continues from the ledger, here."""
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Members come and go at random while requests run: none is lost, none is wrong, nobody who is gone is offered."""
+"""Members come and go at random while requests run: no request is lost or wrong, and no member that is gone is offered."""
 
 import asyncio
 

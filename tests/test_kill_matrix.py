@@ -200,7 +200,7 @@ def test_the_replacement_may_die_while_it_is_rebuilt(bench: Bench, path: PathKin
             arm(scene, "decode", 1)
             for spare in scene.hops[3:]:
                 scene.faults.at("replay", spare, lambda spare=spare: scene.faults.die(spare))  # type: ignore[misc]
-            # The three are alike, so the first dies on Open; the second and the third as well: nobody is left.
+            # The three are alike, so the first dies on Open; the second and the third as well: none is left.
             with pytest.raises(ShardUnavailable):
                 await scene.ask(path=path)
         async with bench.scene(spares=["0-5"] * 3) as scene:
@@ -334,7 +334,7 @@ def test_hn_45_a_hop_that_sends_nonsense_is_replaced(bench: Bench, victim: int, 
 
 
 def test_plausible_nonsense_goes_unnoticed(bench: Bench) -> None:
-    """What docs/repair.md says is not there: numbers that might be right change the text, and nobody is blamed."""
+    """What docs/repair.md says is not there: numbers that might be right change the text, and no hop is blamed."""
 
     async def main() -> None:
         async with bench.scene() as scene:
@@ -467,7 +467,7 @@ def test_a_short_freeze_without_an_alternative_is_waited_out(bench: Bench) -> No
 
 @pytest.mark.parametrize(("sender", "receiver"), [(0, 1), (1, 2), (2, None), (None, 0), (1, None)])
 def test_a_line_that_is_cut_one_way_is_routed_around(bench: Bench, sender: int | None, receiver: int | None) -> None:
-    """Nobody is dead, one direction of one line is: the pause is 5 s at most."""
+    """No node is dead, one direction of one line is: the pause is 5 s at most."""
 
     async def main() -> None:
         async with bench.scene(spares=["0-5", "0-5"]) as scene:
@@ -526,7 +526,7 @@ def test_a_draining_node_hands_over_without_losing_a_token(bench: Bench, phase: 
 
 
 def test_a_draining_node_without_an_heir_serves_to_the_end(bench: Bench) -> None:
-    """It accepts nobody new meanwhile."""
+    """It accepts no new session meanwhile."""
 
     async def main() -> None:
         async with bench.scene(spares=[]) as scene:
@@ -542,8 +542,8 @@ def test_a_draining_node_without_an_heir_serves_to_the_end(bench: Bench) -> None
     bench.play(main)
 
 
-def test_a_draining_node_leaves_in_time_though_nobody_takes_its_sessions(bench: Bench) -> None:
-    """Two spans and an origin that has nobody else: at the deadline the node is empty, and the origin knows at once."""
+def test_a_draining_node_leaves_in_time_though_no_node_takes_its_sessions(bench: Bench) -> None:
+    """Two spans and an origin that has no other node: at the deadline the node is empty, and the origin knows at once."""
 
     async def main() -> None:
         request = replace(REQUEST, patience_s=1.0)
@@ -607,7 +607,7 @@ SPOILS: dict[str, Spoil] = {
 def test_a_spoiled_frame_never_spoils_the_text(bench: Bench, how: str, edge: tuple[int, int]) -> None:
     """No transport of ours does this; a hostile node may. The text is right as far as it goes, and the end is soon.
 
-    Prefill rows at an earlier position are left out: they overwrite, as finite wrong numbers do, and nobody can tell.
+    Prefill rows at an earlier position are left out: they overwrite, as finite wrong numbers do, and no check can tell.
     """
 
     async def main() -> None:
@@ -734,14 +734,14 @@ def test_l9_19_a_survivor_loads_the_lost_layers(bench: Bench, victim: int, path:
             (repair,) = scene.answers[0].repairs
             assert repair.lost == (f"n{victim}",) and scene.answers[0].events[-1].kind == "reshard"
             living = [n for i, n in enumerate(scene.hops) if i != victim]
-            assert [len(n.hosts) for n in living].count(2) == 1, "one of them, and nobody else"
+            assert [len(n.hosts) for n in living].count(2) == 1, "one of them, and no other"
             assert await scene.ask("hot", 1) == bench.wanted["hot", 1]
             assert sum(len(n.hosts) for n in living) == 3, "loaded once"
 
     bench.play(main)
 
 
-def test_whoever_holds_the_layers_comes_before_whoever_would_load_them(bench: Bench) -> None:
+def test_a_node_that_holds_the_layers_comes_before_one_that_would_load_them(bench: Bench) -> None:
     """A spare in memory, then a place on a survivor, then loading; at most max_layers of it."""
 
     async def main() -> None:
@@ -759,7 +759,7 @@ def test_whoever_holds_the_layers_comes_before_whoever_would_load_them(bench: Be
     bench.play(main)
 
 
-def test_a_model_that_nobody_has_loaded_is_loaded_when_asked_for(bench: Bench) -> None:
+def test_a_model_that_no_node_has_loaded_is_loaded_when_asked_for(bench: Bench) -> None:
     """Also for a new session: where a hole is, a node fills it."""
 
     async def main() -> None:

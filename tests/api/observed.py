@@ -25,7 +25,7 @@ from manyhands.testing.faults import Faults
 from manyhands.testing.swarm import MemorySwarm, memory_swarm
 from manyhands.worker.execute import Device
 
-PROMPT = "xylophone nobody must read in a log"
+PROMPT = "xylophone that must not stand in a log"
 MODEL = "tiny"
 
 

@@ -1,4 +1,4 @@
-"""Strangers: malformed, huge, deep, slow, gone. Never a 500, never a session left, never another's harm."""
+"""Clients that are malformed, huge, deep, slow or gone: never a 500, a session that stays, or harm to another request."""
 
 import asyncio
 import json

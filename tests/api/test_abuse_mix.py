@@ -1,4 +1,4 @@
-"""An hour of strangers, compressed: malformed, huge, slow, vanishing and good requests at once, in a random order.
+"""An hour of clients, compressed: malformed, huge, slow, vanishing and good requests at once, in a random order.
 
 The good ones get what they would have got alone, nothing is a 500, and sessions, jobs, tasks and memory are where they began.
 """
@@ -67,7 +67,7 @@ def text_of(said: bytes) -> str:
 
 
 async def one(it: Served, kind: str, rng: random.Random, wanted: str) -> bytes:
-    """One stranger. Returns what it was told; asserts what it must be."""
+    """One client. Returns what it was told; asserts what it must be."""
     streamed = json.dumps({**GOOD, "stream": True}).encode()
     match kind:
         case "good":
@@ -131,10 +131,10 @@ async def storm(it: Served, rng: random.Random, wanted: str) -> Counter[str]:
 
 
 async def calm(it: Served) -> tuple[int, int]:
-    """Wait until nobody is there any more; (bytes that Python holds, tasks)."""
+    """Wait until no client is there any more; (bytes that Python holds, tasks)."""
     await it.freed()
     await until(lambda: not it.gateway.jobs and not it.gateway.num_running and not it.gateway.num_waiting)
-    await asyncio.sleep(1.0)  # links of strangers end by their own deadlines
+    await asyncio.sleep(1.0)  # links of such clients end by their own deadlines
     it.watcher.started_jobs.clear()
     it.watcher.ended_jobs.clear()
     it.watcher.outcomes.clear()
@@ -151,7 +151,7 @@ def play(folder: Path, scene: Callable[[Served], Awaitable[None]], **options: An
 
 
 @pytest.mark.parametrize("seed", [1])
-def test_strangers_of_every_kind_at_once_harm_nobody(seed: int, folder: Path) -> None:
+def test_clients_of_every_kind_at_once_do_no_harm(seed: int, folder: Path) -> None:
     async def scene(it: Served) -> None:
         rng = random.Random(seed)
         wanted = text_of(await talk(it, post("/v1/completions", json.dumps(GOOD).encode())))

@@ -70,7 +70,7 @@ def test_a_revoked_key_ends_at_once_and_still_locks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"keys": [{}]}', '{"keys": 3}', '{"keys": ["x"]}'])
-def test_a_damaged_file_locks_everybody_out(text: str, tmp_path: Path) -> None:
+def test_a_damaged_file_locks_every_client_out(text: str, tmp_path: Path) -> None:
     keys = ring(tmp_path)
     keys.path.parent.mkdir()
     keys.path.write_text(text)

@@ -161,7 +161,7 @@ def test_a_client_that_leaves_the_queue_leaves_it(folder: Path) -> None:
     play(folder, scene, limits=LimitsConfig(max_running=1))
 
 
-def test_a_reader_that_takes_nothing_is_paused_then_cut_and_harms_nobody(folder: Path) -> None:
+def test_a_reader_that_takes_nothing_is_paused_then_cut_and_delays_no_other(folder: Path) -> None:
     """Its generation stops with its buffers full; others finish meanwhile; after write_timeout_s it is cut off."""
 
     async def scene(it: Served) -> None:

@@ -88,7 +88,7 @@ def test_a_file_forgets_by_age(tmp_path: Path) -> None:
     assert ids(file.recent()) == ["job-2", "job-3"]
 
 
-def test_a_file_that_cannot_be_written_costs_nobody(tmp_path: Path, caplog: Any) -> None:
+def test_a_file_that_cannot_be_written_costs_no_request(tmp_path: Path, caplog: Any) -> None:
     with JobFile(tmp_path / "jobs") as file:
         kept = history(file=file)
         with contextlib.closing(sqlite3.connect(file.path)) as database:

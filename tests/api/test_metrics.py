@@ -136,7 +136,7 @@ def test_a_repair_is_counted_and_the_new_node_too(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["nan", "zero", "scale"])
-def test_a_liar_is_counted(folder: Path, how: Poison) -> None:
+def test_a_hop_that_sends_wrong_rows_is_counted(folder: Path, how: Poison) -> None:
     """HN-38: a hop that sends NaN, or norms out of bound."""
 
     async def main(scene: Observed) -> None:

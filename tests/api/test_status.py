@@ -100,7 +100,7 @@ def test_lines_carry_the_request_they_belong_to(folder: Path) -> None:
         async def main() -> None:
             async with observed(folder) as scene:
                 await asyncio.gather(scene.answer(3), scene.evicting(1, at_token=2, max_tokens=4))
-                logging.getLogger("manyhands.other").info("nobody's")
+                logging.getLogger("manyhands.other").info("another's")
 
         asyncio.run(main())
     finally:
@@ -112,7 +112,7 @@ def test_lines_carry_the_request_they_belong_to(folder: Path) -> None:
     repaired = [one for one in lines if one["logger"] == "manyhands.origin.repair"]
     assert repaired and all(one["request"] in {e["request"] for e in ended} for one in repaired)
     assert {one["session"][:8] for one in repaired} <= {one["session"][:8] for one in ended}
-    assert "request" not in next(one for one in lines if one["message"] == "nobody's")
+    assert "request" not in next(one for one in lines if one["message"] == "another's")
 
 
 def test_no_prompt_is_ever_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -109,7 +109,7 @@ def test_absent_ends_are_named() -> None:
         ends_tensors(["lm_head.weight"], embed=False)
 
 
-def test_layers_past_the_count_belong_to_nobody() -> None:
+def test_layers_past_the_count_are_needed_by_no_node() -> None:
     """DeepSeek-V3 stores its multi-token-prediction layer as layer 61 of 61."""
     extra = [*NAMES, "model.layers.12.attn.weight", "mtp.fc.weight", "mtp.layers.0.w"]
     assert needed_tensors(extra, 12, None, True) == sorted(NAMES)

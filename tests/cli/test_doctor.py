@@ -90,15 +90,15 @@ def test_a_ticket_and_who_answers_at_its_addresses(home: Path, tmp_path: Path) -
         assert process.stdout
         here = NodeAddr.parse(process.stdout.readline())
         save_ticket(home, ticket.with_address(here).with_address(NodeAddr("127.0.0.1", 9)))
-        swarm, nobody, somebody = checks.check_swarm(home, settings(tmp_path))
+        swarm, silent, member = checks.check_swarm(home, settings(tmp_path))
         assert swarm.said.startswith(f"lab {ticket.fingerprint}, directory by gossip")
         other = list(checks.check_swarm(home, settings(tmp_path, MANYHANDS_SWARM_DIRECTORY="dht")))[1]
         assert other.level == "fail" and "by gossip, this machine is set to dht" in other.said
-        assert nobody.level == "warn" and "127.0.0.1:9 cannot be reached" in nobody.said
-        assert somebody.level == "ok" and "door" in somebody.said
+        assert silent.level == "warn" and "127.0.0.1:9 cannot be reached" in silent.said
+        assert member.level == "ok" and "door" in member.said
         save_ticket(home, ticket.with_address(here).rotate())
-        _, stranger = checks.check_swarm(home, settings(tmp_path))
-        assert stranger.level == "warn" and "newest ticket" in stranger.remedy
+        _, refused = checks.check_swarm(home, settings(tmp_path))
+        assert refused.level == "warn" and "newest ticket" in refused.remedy
         process.communicate("")
 
 

@@ -1,4 +1,4 @@
-"""manyhands status: what people read of a view, whatever names strangers give themselves."""
+"""manyhands status: what people read of a view, whatever names peers give themselves."""
 
 import io
 import json
@@ -98,7 +98,7 @@ def test_nodes_that_share_no_route_are_named_with_the_remedy() -> None:
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J", "[red]x[/]", "a\nb", "\u202eevil", "", "n" * 64])
-def test_names_of_strangers_do_nothing_to_a_terminal(name: str) -> None:
+def test_names_of_peers_do_nothing_to_a_terminal(name: str) -> None:
     told = view()
     told["nodes"][0]["name"] = told["swarm"] = told["models"][0]["name"] = name
     text = shown(told)
@@ -138,7 +138,7 @@ def test_a_narrow_terminal_gets_shorter_strips_and_whole_words() -> None:
 
 
 class Gateway(BaseHTTPRequestHandler):
-    """Tells `view()` to whoever has the key."""
+    """Tells `view()` to clients that have the key."""
 
     def do_GET(self) -> None:
         is_known = self.headers["authorization"] == "Bearer mhk_x" and self.path == "/api/swarm"
@@ -205,6 +205,6 @@ def test_watching_goes_on_while_the_gateway_is_away(api: str, monkeypatch: pytes
     assert asked == [True, False, True] and result.exit_code == 0
 
 
-def test_nobody_there_is_one_line() -> None:
+def test_no_member_there_is_one_line() -> None:
     result = CliRunner().invoke(app, ["status", "--api", "http://127.0.0.1:9"])
     assert isinstance(result.exception, LinkClosed) and "start one" in str(result.exception)

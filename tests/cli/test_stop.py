@@ -1,4 +1,4 @@
-"""manyhands stop and the run file: a signal goes to the node that wrote the file, and to nobody else."""
+"""manyhands stop and the run file: a signal goes to the node that wrote the file, and to no other process."""
 
 import os
 import signal

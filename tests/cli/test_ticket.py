@@ -1,4 +1,4 @@
-"""manyhands ticket: as a person who founds a swarm, and later locks somebody out."""
+"""manyhands ticket: as a person who founds a swarm, and later locks a member out."""
 
 from pathlib import Path
 

@@ -164,7 +164,7 @@ def test_a_closed_client_ends_what_runs(gateway: Served) -> None:
 
 
 def test_a_dropped_client_closes_by_itself(gateway: Served) -> None:
-    """Its thread ends, and nothing is raised where nobody can catch it."""
+    """Its thread ends, and nothing is raised where no caller can catch it."""
     before = set(threading.enumerate())
     client = manyhands.connect(f"http://{gateway.addr}")
     client.generate("hi", max_tokens=2)

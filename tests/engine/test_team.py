@@ -1,4 +1,4 @@
-"""A team of threads takes no more of the CPU than its work does, whoever shares the cores; a span little more than weights."""
+"""A team of threads takes no more of the CPU than its work does, whatever shares the cores; a span little more than weights."""
 
 import os
 import subprocess

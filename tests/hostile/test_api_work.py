@@ -95,7 +95,7 @@ FAMILY_F1: list[tuple[str, Callable[[], bytes]]] = [
 
 
 def test_large_bodies_are_refused_elsewhere(folder: Path, inline: list[int]) -> None:
-    """F1: each of these held the loop for seconds, and everybody's stream with it. One gateway takes all of them."""
+    """F1: each of these held the loop for seconds, and every stream with it. One gateway takes all of them."""
 
     async def attack(it: Served) -> None:
         for path, make in FAMILY_F1:

@@ -1,4 +1,4 @@
-"""config.json from strangers: what cannot be is one line that names the field, before a library or the memory sees it (F18)."""
+"""untrusted config.json: what cannot be is one line that names the field, before a library or the memory sees it (F18)."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""F6 and F15: thousands of made-up records. Tickets let anybody make keys; each record here is signed by one."""
+"""F6 and F15: thousands of made-up records. Who has a ticket can make keys; each record here is signed by one."""
 
 import asyncio
 from dataclasses import replace

@@ -251,7 +251,7 @@ def test_blocks_are_proven_one_by_one(tmp_path: Path) -> None:
 
 def fetched(model: Path, home: Path, providers: Sequence[Provider]) -> tuple[Path, Weights, Callable[[], Path]]:
     """Layers 3-5 and the ends pulled from `providers`; and how to fetch them again."""
-    kind = ServedModel(build_manifest(model).id, "somebody/tiny", "bf16")
+    kind = ServedModel(build_manifest(model).id, "owner/tiny", "bf16")
     weights = asyncio.run(weights_in(kind, providers, home, Silent()))
 
     def again() -> Path:

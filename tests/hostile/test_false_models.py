@@ -53,10 +53,10 @@ def model_id(number: int) -> ModelId:
 
 def forged(count: int) -> list[Record]:
     """Records of so many models that there are not, each of as many layers as a record may state."""
-    return [of_nobody(i, info_of(0, MAX_LAYERS, num_layers=MAX_LAYERS, model=model_id(i))) for i in range(count)]
+    return [of_no_node(i, info_of(0, MAX_LAYERS, num_layers=MAX_LAYERS, model=model_id(i))) for i in range(count)]
 
 
-def of_nobody(number: int, info: SpanInfo) -> Record:
+def of_no_node(number: int, info: SpanInfo) -> Record:
     """A record of a node that there is not."""
     node = NodeId(f"{number:064x}")
     return replace(record_of(1), node=node, name=f"x{number}", addresses=(NodeAddr("10.6.6.6", 66, node),), info=info)
@@ -82,7 +82,7 @@ def test_a_directory_of_false_models_is_looked_at_once() -> None:
 
 def test_a_model_that_all_claim_costs_no_more() -> None:
     info = info_of(0, MAX_LAYERS, num_layers=MAX_LAYERS)
-    records = [of_nobody(i, info) for i in range(MAX_RECORDS)]
+    records = [of_no_node(i, info) for i in range(MAX_RECORDS)]
     kind = ServedModel(info.model, info.model_name, info.precision)
     began = time.thread_time()
     assert not missing_spans(kind, records)
@@ -111,7 +111,7 @@ def test_nodes_that_come_and_go_are_told_in_few_lines(capsys: pytest.CaptureFixt
 
 def test_nodes_that_are_kept_out_are_few_lines() -> None:
     info = info_of(0, 1)
-    assert len(say_not_admitted((of_nobody(i, info) for i in range(MAX_RECORDS)), "lan")) == MAX_NOTES
+    assert len(say_not_admitted((of_no_node(i, info) for i in range(MAX_RECORDS)), "lan")) == MAX_NOTES
 
 
 def test_coverage_counts_overlaps() -> None:

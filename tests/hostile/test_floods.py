@@ -267,7 +267,7 @@ def test_dials_for_one_member_and_for_all_are_bounded(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("port", [999, 10_001], ids=["refuses", "is silent"])
-def test_an_address_that_cannot_be_reached_is_left_alone_whoever_names_it(bench: Bench, port: int) -> None:
+def test_an_address_that_cannot_be_reached_is_left_alone_whichever_peer_names_it(bench: Bench, port: int) -> None:
     """Session after session names it as its successor: it is dialled once in 5 s, then ever more seldom. (It was each time.)"""
 
     async def work(flooder: Flooder) -> None:

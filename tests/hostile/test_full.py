@@ -168,7 +168,7 @@ def test_the_queue_is_served_in_order_and_asks_at_a_bounded_rate() -> None:
         queue.released()
         await asyncio.sleep(0.1)
         assert rooms.taken == [10, 11, 12, 13, 14], "one release finds all the room there is"
-        assert rooms.asked - before <= 5 + 10 + 2, "who leaves passes its turn on; nobody else asks"
+        assert rooms.asked - before <= 5 + 10 + 2, "who leaves passes its turn on; no other asks"
         rooms.free = 35
         queue.released()
         await asyncio.gather(*clients, return_exceptions=True)

@@ -239,7 +239,7 @@ def test_a_starved_hop_keeps_its_place_while_another_is_replaced(bench: Bench) -
     bench.play(main)
 
 
-def test_where_everybody_is_slow_repairs_do_not_follow_each_other(bench: Bench) -> None:
+def test_where_every_node_is_slow_repairs_do_not_follow_each_other(bench: Bench) -> None:
     """Every node takes 1.2 s a step all of a sudden, so that every step is overdue; there are six spares to try."""
 
     async def main() -> None:
@@ -292,7 +292,7 @@ def start(place: str, *words: str) -> subprocess.Popen[str]:
 
 
 def test_a_real_one_way_cut_ends_both_links_at_both_ends() -> None:
-    """Frames of one direction, there or back, go to a hardware address that nobody has: no error, no acknowledgement, no
+    """Frames of one direction, there or back, go to a hardware address that no machine has: no error, no acknowledgement, no
     reset. Both cuts at once, each on a line of its own: it takes the seconds that silence is borne."""
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(cut_one_way, (0, 1)))

@@ -247,7 +247,7 @@ def test_an_impostor_cannot_hand_over_a_ticket(run: Run) -> None:
 
 
 def test_a_recorded_exchange_opens_nothing(run: Run) -> None:
-    """Over TLS nobody else can record one; here the joiner itself sends the same bytes again."""
+    """Over TLS no other can record one; here the joiner itself sends the same bytes again."""
 
     async def body() -> None:
         async with shown() as desk:
@@ -280,7 +280,7 @@ def test_the_code_of_another_swarm_opens_nothing(run: Run) -> None:
 @pytest.mark.parametrize(
     ("sources", "first"), [(1, b""), (100, b"\x16\x03\x01\x02\x00\x01")], ids=["one, silent", "many, half a hello"]
 )
-def test_a_flood_of_connections_keeps_nobody_out(run: Run, sources: int, first: bytes) -> None:
+def test_a_flood_of_connections_keeps_no_joiner_out(run: Run, sources: int, first: bytes) -> None:
     async def body() -> None:
         async with shown() as desk:
             callers = []

@@ -302,7 +302,7 @@ def test_another_tenants_request_takes_as_long_as_the_first(folder: Path) -> Non
 
 
 def test_callers_are_one_tenant_only_where_they_are_one_user(tmp_path: Path) -> None:
-    """Each key is one; who needs none is this machine's user on loopback, and nobody elsewhere or behind a proxy."""
+    """Each key is one; only this machine's user on loopback needs none, not one behind a proxy."""
     headers: dict[str, str] = {}
     plain = Access(None, Hosts())
     assert plain.caller("POST", headers, "program", is_open=False).tenant == "local"

@@ -58,7 +58,7 @@ async def kill(member: Member) -> None:
 
 
 def test_a_founder_that_is_killed_and_comes_back_elsewhere_finds_its_swarm(play: Play, tmp_path: Path) -> None:
-    """When it was last asked to leave, or began to serve, nobody had joined yet."""
+    """When it was last asked to leave, or began to serve, no member had joined yet."""
 
     async def scene(place: Town) -> None:
         founder = await place.open(0)
@@ -81,7 +81,7 @@ def test_a_founder_that_is_killed_and_comes_back_elsewhere_finds_its_swarm(play:
 
 
 def test_halves_merge_when_one_node_knows_an_address_of_the_other(play: Play) -> None:
-    """It was down when that node called it, and knows nobody itself."""
+    """It was down when that node called it, and knows no member itself."""
 
     async def scene(place: Town) -> None:
         ticket = place.ticket
@@ -114,30 +114,30 @@ def test_halves_merge_when_the_local_network_tells(play: Play) -> None:
     play(scene)
 
 
-def test_a_machine_that_was_suspended_calls_everybody_at_once(play: Play) -> None:
+def test_a_machine_that_was_suspended_calls_every_member_at_once(play: Play) -> None:
     async def scene(place: Town) -> None:
         first, second, third = [await place.open(index) for index in range(3)]
         await asyncio.sleep(REDIAL_S / 2)
         for other in (second, third):
             place.faults.cut(first.node, other.node)
             place.faults.cut(other.node, first.node)
-        knocked: list[NodeAddr] = []
-        first._bootstrap.dial = lambda addr: knock(knocked, addr)  # type: ignore[method-assign]
+        dialled: list[NodeAddr] = []
+        first._bootstrap.dial = lambda addr: note_dial(dialled, addr)  # type: ignore[method-assign]
         place.slept_s = 3600.0
         await asyncio.sleep(1.5)
-        assert not first.edges() or len(knocked) <= 2
+        assert not first.edges() or len(dialled) <= 2
         place.slept_s = 7200.0
         for link in [first.node.pool.find(other.id, "control") for other in (second, third)]:
             if link is not None:
                 link.abort("the machine slept")
         await asyncio.sleep(1.5)
-        assert {addr.node for addr in knocked} == {second.id, third.id}
+        assert {addr.node for addr in dialled} == {second.id, third.id}
 
     play(scene)
 
 
-async def knock(knocked: list[NodeAddr], addr: NodeAddr) -> None:
-    knocked.append(addr)
+async def note_dial(dialled: list[NodeAddr], addr: NodeAddr) -> None:
+    dialled.append(addr)
 
 
 def test_what_is_remembered_is_bounded(play: Play) -> None:

@@ -340,7 +340,7 @@ def test_what_a_page_can_send_unasked_runs_nothing(tmp_path: Path) -> None:
 # -- admins, pages and owners -----------------------------------------------------------------------------------------
 
 
-def test_nobody_is_an_admin_unless_told() -> None:
+def test_no_client_is_an_admin_unless_told() -> None:
     assert not Caller().is_admin and not Caller("a").is_admin
 
 

@@ -158,12 +158,12 @@ def test_another_kind_of_directory_is_named_by_both(play: Any) -> None:
     play("dht", scene)
 
 
-class Liar:
+class FaultyPeer:
     """A member by its ticket that answers the directory with `reply`: garbage, or nothing (None)."""
 
     def __init__(self, network: MemoryNetwork, index: int, reply: Callable[[], bytes] | None) -> None:
         key = key_of(index)
-        self.node = FullNode(lambda hello: network.transport(key.node_id, hello), key.private_key, name=f"liar{index}")
+        self.node = FullNode(lambda hello: network.transport(key.node_id, hello), key.private_key, name=f"bad{index}")
         self.asked = 0
         self._reply = reply
         self.node.handle(DirectoryUpdate, self._on_body)
@@ -175,23 +175,23 @@ class Liar:
         return True
 
 
-def test_peers_of_a_dht_that_lie_or_never_answer_harm_nobody(play: Any) -> None:
-    """The ticket's first two addresses are liars: who joins by it still finds the others, and the answer is right."""
+def test_peers_of_a_dht_that_answer_falsely_or_never_do_no_harm(play: Any) -> None:
+    """The ticket's first two addresses answer falsely: who joins by it still finds the others, and the answer is right."""
 
     async def scene(place: Town) -> None:
         room, rng = await budget(place), random.Random(5)
         first = await place.host(0, memory_bytes=room)
         replies = [lambda: b"d" + rng.randbytes(rng.randrange(200)), None]
-        liars = [Liar(place.network, 20 + index, reply) for index, reply in enumerate(replies)]
-        for liar in liars:
-            await place.stack.enter_async_context(liar.node)
-            addr = await liar.node.listen(NodeAddr("127.0.0.1", 0))
-            await liar.node.pool.get(first.member.addresses[0], "control")
+        faulty = [FaultyPeer(place.network, 20 + index, reply) for index, reply in enumerate(replies)]
+        for peer in faulty:
+            await place.stack.enter_async_context(peer.node)
+            addr = await peer.node.listen(NodeAddr("127.0.0.1", 0))
+            await peer.node.pool.get(first.member.addresses[0], "control")
             place.ticket = place.ticket.with_address(addr)
         for index in (1, 2):
             await place.host(index, memory_bytes=room)
         await until(lambda: len(spans(first.member)) == 3, 5)
-        assert all(liar.asked for liar in liars)
+        assert all(peer.asked for peer in faulty)
         alone = await place.origin(first.member).complete(place.origin(first.member).request_ids(PROMPT, PARAMS))
         assert len(alone.token_ids) == PARAMS.max_tokens and whole(first.member)
         await asyncio.sleep(120)

@@ -58,7 +58,7 @@ def test_one_key_runs_once(tmp_path: Path) -> None:
             assert [found.name for found in list_running(tmp_path)] == ["desk", "second"]
 
 
-def test_files_of_the_dead_and_of_strangers_do_not_count(tmp_path: Path) -> None:
+def test_files_of_ended_processes_and_of_other_forms_do_not_count(tmp_path: Path) -> None:
     with announced(tmp_path, running()):
         path = tmp_path / "run" / "desk.json"
         facts = json.loads(path.read_text())

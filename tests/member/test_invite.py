@@ -147,7 +147,7 @@ def test_an_expired_code_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_listener_is_at_the_port_after_the_nodes_if_that_is_free() -> None:
-    """Whoever opened a firewall for a fixed port can open the next one too."""
+    """Who opened a firewall for a fixed port can open the next one too."""
 
     async def scene() -> None:
         free = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)

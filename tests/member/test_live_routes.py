@@ -198,17 +198,17 @@ def test_a_node_cannot_make_its_edges_look_short(play: Play) -> None:
         origin, members = await settled(place, "", "0-1", "2-3", "2-3")
         level(origin)
         await informed(origin, "n1", "n2", "n3")
-        liar = members[3]
-        near = tuple(NearNode(name, 1) for name, _ in liar.announcer.profile.near)
-        truth = liar._told
+        faulty = members[3]
+        near = tuple(NearNode(name, 1) for name, _ in faulty.announcer.profile.near)
+        truth = faulty._told
 
         def untruth() -> Any:
             hosted = truth()
-            liar.announcer.profile = replace(liar.announcer.profile, near=near)
+            faulty.announcer.profile = replace(faulty.announcer.profile, near=near)
             return hosted
 
-        liar.directory._hosted = untruth
-        liar.directory.announce()
+        faulty.directory._hosted = untruth
+        faulty.directory.announce()
         await until(lambda: any(r.near == near for r in place_records(origin)))
         assert await routes_of(origin) == {"n1:0-1 n2:2-3"}
 

@@ -147,7 +147,7 @@ def test_every_cut_gives_the_same_answer(stage: Stage) -> None:
     assert stage.play(lambda place: scene_of(place, ["0-3", "2-5"])) == alone
 
 
-def test_nobody_answers(stage: Stage) -> None:
+def test_no_address_answers(stage: Stage) -> None:
     async def scene(place: Town) -> None:
         place.ticket = place.ticket.with_address(NodeAddr("127.0.0.1", 99))
         with pytest.raises(ShardUnavailable, match=r"no node of swarm town answers.*nothing listens there"):
@@ -244,7 +244,7 @@ def test_a_joiner_serves_what_it_got_from_a_peer(stage: Stage) -> None:
     stage.play(scene)
 
 
-def test_nobody_left_to_tell_what_the_model_is(stage: Stage) -> None:
+def test_no_member_left_to_tell_what_the_model_is(stage: Stage) -> None:
     async def scene(place: Town) -> None:
         await place.host(0)
         member = await place.open(1)
@@ -335,7 +335,7 @@ def test_a_stream_survives_a_leave_and_a_crash(stage: Stage) -> None:
 
 
 def test_the_layers_of_the_dead_are_taken_by_who_has_room(stage: Stage) -> None:
-    """Nobody else holds them: after gap_s the survivor loads them beside its own, and the model is whole again."""
+    """No other member holds them: after gap_s the survivor loads them beside its own, and the model is whole again."""
 
     async def scene(place: Town) -> None:
         first = await place.host(0, span=Span(0, 3))

@@ -36,7 +36,7 @@ async def names(resident: Resident) -> set[str]:
 
 
 def test_up_and_two_joins_answer_and_a_killed_one_disappears() -> None:
-    """Nobody names a layer or an address; within 20 s of kill -9 nobody offers the dead node, and the answer is the same.
+    """No member is told layers or addresses; within 20 s of kill -9 no member offers the dead node, and the answer is the same.
 
     The directory is a DHT, which only the ticket tells the others; the test below has the usual one.
     """
@@ -46,20 +46,20 @@ def test_up_and_two_joins_answer_and_a_killed_one_disappears() -> None:
         api = await town.found(first, "--layers", "0-5", "--directory", "dht")
         await asyncio.gather(town.join(second), town.join(third, "--layers", "6-11"))
         for resident in (first, second, third):
-            await until(lambda: everybody(resident, {"first", "second", "third"}), 20)  # noqa: B023
+            await until(lambda: sees(resident, {"first", "second", "third"}), 20)  # noqa: B023
             assert (await resident.view())["directory"] == "dht"
         text = await complete(api, "Once upon a time", 16)
         second.signal(signal.SIGKILL)
         await second.ended()
         for resident in (first, third):
-            await until(lambda: everybody(resident, {"first", "third"}), 20)  # noqa: B023
+            await until(lambda: sees(resident, {"first", "third"}), 20)  # noqa: B023
         assert await complete(api, "Once upon a time", 16) == text
         second_node = (await second.said("serving"))["node"]
         await town.join(second)
         assert (await second.said("serving"))["node"] == second_node
-        await until(lambda: everybody(first, {"first", "second", "third"}), 20)
+        await until(lambda: sees(first, {"first", "second", "third"}), 20)
 
-    async def everybody(resident: Resident, wanted: set[str]) -> bool:
+    async def sees(resident: Resident, wanted: set[str]) -> bool:
         return await names(resident) == wanted
 
     asyncio.run(_with_colony(scene))

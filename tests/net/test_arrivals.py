@@ -40,7 +40,7 @@ def test_the_end_reaches_every_taker_and_turns_away_who_comes_later() -> None:
     asyncio.run(body())
 
 
-def test_links_that_nobody_took_are_closed() -> None:
+def test_links_that_were_not_accepted_are_closed() -> None:
     async def body() -> None:
         arrivals = Arrivals[FramedLink]()
         async with memory_pair("data") as pair:

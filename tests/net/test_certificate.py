@@ -40,7 +40,7 @@ def test_a_leaf_is_issued_by_the_ca_and_names_the_node() -> None:
     assert peer_of(leaf.public_bytes(Encoding.DER)) == node_id_of(KEY.public_key())
 
 
-def test_no_certificate_or_another_kind_of_key_is_nobody() -> None:
+def test_no_certificate_or_another_kind_of_key_has_no_identity() -> None:
     curve = ec.generate_private_key(ec.SECP256R1()).public_key()
     builder = x509.CertificateBuilder(_name("x"), _name("y"), curve, 1, _NOT_BEFORE, _NOT_AFTER)
     with pytest.raises(LinkClosed, match="cannot be read"):

@@ -255,7 +255,7 @@ def test_one_caller_at_a_time() -> None:
     asyncio.run(main())
 
 
-def test_reading_pauses_until_somebody_delivers() -> None:
+def test_reading_pauses_until_a_task_delivers() -> None:
     async def main() -> None:
         link, transport = by_hand()
         for start in (0, MAX_QUEUED_MESSAGES):
@@ -271,7 +271,7 @@ def test_reading_pauses_until_somebody_delivers() -> None:
     asyncio.run(main())
 
 
-def test_a_sender_waits_while_nobody_delivers() -> None:
+def test_a_sender_waits_while_nothing_is_delivered() -> None:
     async def body(pair: Pair) -> None:
         total = 4 * MAX_QUEUED_MESSAGES
         for position in range(total):

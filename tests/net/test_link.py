@@ -136,7 +136,7 @@ def test_what_arrived_before_a_peers_close_is_delivered_then_the_reason() -> Non
     over("data", body)
 
 
-def test_close_wakes_whoever_waits() -> None:
+def test_close_wakes_all_that_wait() -> None:
     async def body(pair: Pair) -> None:
         pair.near.pause_writing()
         waiting = [asyncio.ensure_future(receive(pair.near)), asyncio.ensure_future(pair.near.drain())]

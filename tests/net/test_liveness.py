@@ -156,7 +156,7 @@ def test_beside_a_link_that_was_given_up_one_probe_is_enough() -> None:
     assert pulse.judge_suspect(PROBE_S) == "alive"
 
 
-def test_a_node_that_reads_nothing_blames_nobody() -> None:
+def test_a_node_that_reads_nothing_blames_no_peer() -> None:
     pulse = Pulse(0.0)
     pulse.asked(0.0)
     for second in range(60):

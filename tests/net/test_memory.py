@@ -21,7 +21,7 @@ def test_port_taken() -> None:
     asyncio.run(run())
 
 
-def test_dial_nobody_or_the_wrong_node() -> None:
+def test_dial_an_address_without_a_node_or_the_wrong_node() -> None:
     async def run() -> None:
         network = MemoryNetwork()
         a: Transport = network.transport(A, says("a"))
@@ -34,7 +34,7 @@ def test_dial_nobody_or_the_wrong_node() -> None:
     asyncio.run(run())
 
 
-def test_closing_ends_accept_and_drops_links_nobody_took() -> None:
+def test_closing_ends_accept_and_drops_links_not_accepted() -> None:
     async def run() -> None:
         network = MemoryNetwork()
         a, b = network.transport(A, says("a")), network.transport(B, says("b"))

@@ -120,7 +120,7 @@ def test_closing_closes_links_and_dials_under_way() -> None:
     with_pool(body)
 
 
-def test_each_new_link_is_told_once_whoever_dialled_it() -> None:
+def test_each_new_link_is_told_once_whichever_end_dialled_it() -> None:
     """Callers that share a link do not make it new; one who waits for the peer's call gets the link that comes."""
 
     async def run() -> None:

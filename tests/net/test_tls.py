@@ -1,4 +1,4 @@
-"""TLS on loopback, under asyncio and uvloop: members meet, strangers get nothing."""
+"""TLS on loopback, under asyncio and uvloop: members meet, nodes without the secret get nothing."""
 
 import asyncio
 import os
@@ -104,8 +104,8 @@ def test_an_aborted_link_is_lost_at_the_other_end(run: Run) -> None:
 
 def test_another_secret_is_refused_by_both_sides(run: Run) -> None:
     async def body() -> None:
-        async with node() as a, node(OTHER_SECRET) as stranger:
-            for transport, addr in ((stranger, await a.listen(LOOPBACK)), (a, await stranger.listen(LOOPBACK))):
+        async with node() as a, node(OTHER_SECRET) as outsider:
+            for transport, addr in ((outsider, await a.listen(LOOPBACK)), (a, await outsider.listen(LOOPBACK))):
                 with pytest.raises(LinkClosed, match=f"{addr} is not a member of this swarm"):
                     await transport.dial(addr, "control")
 
@@ -113,8 +113,8 @@ def test_another_secret_is_refused_by_both_sides(run: Run) -> None:
 
 
 @pytest.mark.parametrize("has_certificate", [False, True], ids=["no certificate", "other swarm"])
-def test_a_stranger_who_trusts_anyone_gets_no_byte(run: Run, has_certificate: bool) -> None:
-    """The stranger's own verification is off, so only the listener can keep him out."""
+def test_a_node_without_the_secret_that_verifies_nothing_gets_no_byte(run: Run, has_certificate: bool) -> None:
+    """The caller's own verification is off, so only the listener can refuse it."""
 
     async def body() -> None:
         async with node() as a:
@@ -137,7 +137,7 @@ def test_old_tls_is_refused(run: Run) -> None:
     run(body())
 
 
-def test_a_member_who_talks_nonsense_gets_no_byte_and_hurts_nobody(run: Run) -> None:
+def test_a_member_that_sends_wrong_bytes_gets_no_byte_and_does_no_harm(run: Run) -> None:
     async def body() -> None:
         async with node() as a, node() as b:
             addr = await b.listen(LOOPBACK)
@@ -243,7 +243,7 @@ def test_listening_where_one_cannot(run: Run) -> None:
     run(body())
 
 
-def test_dialling_nobody(run: Run) -> None:
+def test_dialling_an_address_without_a_listener(run: Run) -> None:
     async def body() -> None:
         with socket.socket() as taken:  # and not listening, so that no other process can
             taken.bind(("127.0.0.1", 0))
@@ -257,7 +257,7 @@ def test_dialling_nobody(run: Run) -> None:
 
 @pytest.mark.parametrize("host", ["a" * 300, "a..b", "\x00", "xn--\ufffd"])
 def test_a_host_that_no_resolver_takes_is_a_link_that_fails(run: Run, host: str) -> None:
-    """Hosts come from peers' records and messages: whoever dials one must not die of it."""
+    """Hosts come from peers' records and messages: a node that dials one must not fail by it."""
 
     async def body() -> None:
         async with node() as a:

@@ -163,8 +163,8 @@ def test_a_failure_of_the_whole_batch_ends_its_requests_and_not_the_host(
     play(main)
 
 
-def test_a_turn_that_nobody_waits_for_is_not_computed(ends: EndsRunner) -> None:
-    """A client that left costs nothing, and its turn hurts nobody."""
+def test_a_cancelled_turn_is_not_computed(ends: EndsRunner) -> None:
+    """A client that left costs nothing, and its turn does not delay the others."""
     decided: list[str] = []
 
     def note(name: str) -> list[int]:

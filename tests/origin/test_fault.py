@@ -36,7 +36,7 @@ def test_a_hop_may_blame_its_neighbours_and_no_others(hop: int, blame: int, at_f
 @pytest.mark.parametrize(
     ("code", "untrusted"), [(Corruption.code, True), (ProtocolError.code, True), (LinkClosed.code, False)]
 )
-def test_only_who_is_blamed_for_nonsense_lied(code: str, untrusted: bool) -> None:
+def test_only_a_hop_blamed_for_wrong_rows_is_untrusted(code: str, untrusted: bool) -> None:
     assert verdict(code, 1, 0).untrusted is untrusted and not verdict(code, 1, None).untrusted
 
 

@@ -76,7 +76,7 @@ def test_nothing_but_the_request_decides_the_text(
     play(main)
 
 
-def test_strangers_change_nothing(folder: Path) -> None:
+def test_other_requests_change_nothing(folder: Path) -> None:
     """Six requests of different lengths and settings at once; each is what it would be alone."""
     requests = [
         (

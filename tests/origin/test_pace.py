@@ -93,7 +93,7 @@ def test_lateness_makes_a_slow_hop_no_culprit() -> None:
 
 
 def test_a_storm_ends_by_itself() -> None:
-    """Every step is overdue whoever computes it: in ten minutes of it a session is repaired a dozen or two times, not 300."""
+    """Every step of every node is overdue: in ten minutes of it a session is repaired a dozen or two times, not 300."""
     thrift, now, waited_s, repairs = Thrift(), 0.0, 0.0, list[float]()
     while now < 600.0:
         now, waited_s = now + 1.0, waited_s + 1.0

@@ -97,7 +97,7 @@ class World:
         """No hop of these is apart from another."""
 
     async def look_around(self) -> None:
-        """Nobody comes back."""
+        """No node comes back."""
 
     async def connect(self, index: int, offer: Offer, num_hops: int, lease: Lease) -> Hop:
         if offer.name in self.unreachable:
@@ -159,7 +159,7 @@ def test_a_repair_says_what_it_did() -> None:
     assert play(main) == 0
 
 
-def test_a_lost_node_comes_back_only_if_nobody_else_covers_and_it_did_not_lie() -> None:
+def test_a_lost_node_comes_back_only_if_no_other_covers_and_its_rows_were_right() -> None:
     """A link may have been cut, a node restarted; but who sent nonsense stays out."""
 
     async def main() -> None:
@@ -308,7 +308,7 @@ def test_after_max_repairs_without_progress_the_request_is_given_up() -> None:
 
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_repair_is_patient(silent: bool) -> None:
-    """Nobody there, or nobody answers: it asks again until its patience ends, and takes who comes in time."""
+    """No node is there, or none answers: it asks again until its patience ends, and takes who comes in time."""
 
     async def in_vain() -> None:
         patient = Patient()
@@ -371,7 +371,7 @@ def test_who_would_like_to_leave_is_let_go_only_if_others_can_take_over() -> Non
         patient.world.silent = True
         patient.session.leaving[2] = "drains"
         await hand_over(patient)
-        assert not patient.session.losses, "nobody answers: it serves on"
+        assert not patient.session.losses, "no node answers: it serves on"
         patient = Patient(offer("s", 4, 6), offer("t", 6, 8))
         patient.session.leaving.update({1: "drains", 2: "drains"})
         await hand_over(patient)

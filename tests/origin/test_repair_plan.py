@@ -75,7 +75,7 @@ def is_covered(case: Case) -> bool:
 
 @given(cases())
 def test_a_plan_is_found_exactly_where_the_layers_are_held(case: Case) -> None:
-    """It covers every layer once, keeps every survivor in its place, and uses nobody who is excluded."""
+    """It covers every layer once, keeps every survivor in its place, and uses no node that is excluded."""
     if not is_covered(case):
         with pytest.raises(ShardUnavailable, match="no other node holds layers"):
             case.plan()
@@ -93,7 +93,7 @@ def test_a_plan_is_found_exactly_where_the_layers_are_held(case: Case) -> None:
 
 @given(cases())
 def test_every_hop_gets_exactly_what_it_lacks(case: Case) -> None:
-    """A recomputing hop gets the committed positions from the hop before it or the origin; nobody else gets them."""
+    """A recomputing hop gets the committed positions from the hop before it or the origin; no other hop gets them."""
     if not is_covered(case):
         return
     plan = case.plan()
@@ -111,7 +111,7 @@ def test_every_hop_gets_exactly_what_it_lacks(case: Case) -> None:
 
 
 @given(cases())
-def test_nobody_recomputes_without_need(case: Case) -> None:
+def test_no_hop_recomputes_without_need(case: Case) -> None:
     """New and empty hops do; a survivor with its cache only where it has no log and the hop after it recomputes."""
     if not is_covered(case):
         return

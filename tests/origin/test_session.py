@@ -1,4 +1,4 @@
-"""manyhands.origin.session on live swarms: how sessions open, fail and close, and that nobody else notices."""
+"""manyhands.origin.session on live swarms: how sessions open, fail and close, and that other sessions are not affected."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -67,9 +67,9 @@ def data_link(swarm: MemorySwarm, sender: int, receiver: int) -> Link:
     return link
 
 
-def strangers_link() -> Link:
+def unknown_link() -> Link:
     """Some link: whose it is does not matter to those who only count leases."""
-    return cast(Link, SimpleNamespace(peer=node_id("stranger"), is_closed=False))
+    return cast(Link, SimpleNamespace(peer=node_id("unknown"), is_closed=False))
 
 
 def leased(swarm: MemorySwarm) -> list[int]:
@@ -122,7 +122,7 @@ def test_cancelling_during_prefill_frees_every_hop(folder: Path) -> None:
 
 
 def test_a_cut_between_two_hops_is_healed_by_dialling_again(folder: Path) -> None:
-    """Nobody else holds the layers, so the same node takes its place again; a star on other links does not notice."""
+    """No other node holds the layers, so the same node takes its place again; a star on other links does not notice."""
     want = expected(folder, PROMPT, LONG)[3:]
 
     async def main() -> None:
@@ -244,16 +244,16 @@ def test_a_busy_hop_refuses_and_nothing_stays_leased(folder: Path, greedy: list[
     async def main() -> None:
         async with swarm_of(folder, CUT) as swarm:
             host = swarm.hops[1].hosts[0]
-            strangers = [opening(number, model=host.info.model) for number in range(host.info.max_sessions)]
-            a_link = strangers_link()
-            for stranger in strangers:
-                host.reserve(stranger, a_link)
+            others = [opening(number, model=host.info.model) for number in range(host.info.max_sessions)]
+            a_link = unknown_link()
+            for other in others:
+                host.reserve(other, a_link)
             with pytest.raises(ShardUnavailable, match=r"hop 1 \(n1\): layers 2-3 already serve 32 sessions"):
                 await ids_of(swarm, PROMPT, GREEDY, path=path)
             await asyncio.sleep(1)  # virtual: what is on its way arrives
             assert leased(swarm)[0] == leased(swarm)[2] == 0
-            for stranger in strangers:
-                host.close(Close(stranger.session), a_link.peer)
+            for other in others:
+                host.close(Close(other.session), a_link.peer)
             await all_free(swarm)
             assert await ids_of(swarm, PROMPT, GREEDY, path=path) == greedy
 
@@ -358,7 +358,7 @@ def test_a_hop_that_dies_while_the_route_opens_is_one_to_go_around(said_by: int,
     play(main)
 
 
-def test_a_better_link_that_appears_while_the_route_opens_harms_nobody() -> None:
+def test_a_better_link_that_appears_while_the_route_opens_does_no_harm() -> None:
     """A hop that is open already may tell of it; the session moves once it runs."""
 
     async def main() -> None:

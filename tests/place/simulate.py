@@ -90,7 +90,7 @@ class Simulation:
                 self.holdings.remove(mine)
 
     def _loaded(self) -> list[Holding]:
-        """Everybody's load, with all sessions waiting for the holders of the weakest layer."""
+        """Each node's load, with all sessions waiting for the holders of the weakest layer."""
         strength = throughputs([h for h in self.holdings if h.is_ready], self.num_layers)
         layer = strength.index(min(strength))
         holders = sum(h.span.start <= layer < h.span.end for h in self.holdings) or 1
@@ -107,5 +107,5 @@ class Simulation:
 
     @property
     def settled(self) -> int:
-        """The period after which nobody moved any more."""
+        """The period after which no node moved any more."""
         return max((period + 1 for period, made in enumerate(self.moves) if made), default=0)

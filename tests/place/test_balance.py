@@ -18,7 +18,7 @@ EAGER = BalanceConfig(patience=1, cool_down_s=0)
 
 
 def test_ten_hosts_against_one_heal_and_then_rest() -> None:
-    """IN-14: the weakest layer gets five times as fast, one move at a time, and nobody moves twice."""
+    """IN-14: the weakest layer gets five times as fast, one move at a time, and no node moves twice."""
     swarm = Simulation(TEN_TO_ONE, 8).run(60)
     counts = coverage(swarm.holdings, 8)
     assert sorted({counts[0], counts[7]}) == [5, 6] and len(swarm.holdings) == 11
@@ -53,7 +53,7 @@ def test_the_last_holder_stays() -> None:
 
 
 def test_a_holder_that_is_not_ready_covers_nothing() -> None:
-    """Make before break: somebody who still loads is no reason to leave."""
+    """Make before break: a node that still loads is no reason to leave."""
     loading = replace(hosts("0-3", 1, first=5)[0], is_ready=False)
     swarm = [*hosts("0-3", 1), loading, *hosts("4-7", 1, first=1, layer_s=1.0)]
     assert propose(swarm[0], swarm, 8, EAGER) is None
@@ -84,7 +84,7 @@ def test_it_waits_two_periods_and_cools_down() -> None:
     assert tired.move is None and "600 s" in tired.why
 
 
-def test_a_passing_imbalance_moves_nobody() -> None:
+def test_a_passing_imbalance_moves_no_span() -> None:
     mover = next(h for h in TEN_TO_ONE if holds_claim(h, TEN_TO_ONE, 8, 3, BalanceConfig()))
     even = [mover, *hosts("4-7", 1, first=20)]
     history = decide(mover, TEN_TO_ONE, 8, LoadHistory(), 3, 0.0, BalanceConfig()).history

@@ -38,7 +38,7 @@ def test_a_file_says_what_machines_can_do(tmp_path: Path) -> None:
     assert fleet.origin == "nas" and fleet.leg(desk, nas).rtt_s == 0.003
 
 
-def test_what_nobody_measured_is_the_sum_of_both_ways(tmp_path: Path) -> None:
+def test_what_was_not_measured_is_the_sum_of_both_ways(tmp_path: Path) -> None:
     laptop = NAS.replace("nas", "laptop")
     desk, nas, far = (fleet := read(tmp_path, DESK + NAS + laptop)).machines
     assert fleet.origin == "desk" and fleet.leg(desk, desk).rtt_s == 0

@@ -1,4 +1,4 @@
-"""Orders to serve other layers: who must obey, and what a flood or a liar gets."""
+"""Orders to serve other layers: who must obey, and what a flood or a false answer gets."""
 
 import asyncio
 from dataclasses import replace
@@ -182,14 +182,14 @@ def test_who_does_not_answer_is_told_from_who_is_gone(monkeypatch: pytest.Monkey
 
 
 @given(st.integers(0, (1 << 32) - 1), st.none() | st.text(max_size=20), st.text(max_size=400))
-def test_answers_that_nobody_waits_for_change_nothing(request: int, code: str | None, detail: str) -> None:
+def test_answers_without_a_question_change_nothing(request: int, code: str | None, detail: str) -> None:
     async def main() -> None:
         mine = orders.Orders()
-        link, stranger = object(), object()
+        link, other = object(), object()
         future: asyncio.Future[Reassigned | str] = asyncio.get_running_loop().create_future()
         mine._asked[7] = (link, future)  # type: ignore[assignment]
-        mine.on_answer(Reassigned(request, code, detail), stranger)  # type: ignore[arg-type]
-        mine.on_lost(stranger, "gone")  # type: ignore[arg-type]
+        mine.on_answer(Reassigned(request, code, detail), other)  # type: ignore[arg-type]
+        mine.on_lost(other, "gone")  # type: ignore[arg-type]
         assert not future.done()
         mine.on_answer(Reassigned(7, code, detail), link)  # type: ignore[arg-type]
         mine.on_answer(Reassigned(7, "conflict", "again"), link)  # type: ignore[arg-type]

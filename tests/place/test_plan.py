@@ -52,7 +52,7 @@ def test_pairs_that_are_measured_count_as_measured() -> None:
 
 
 def test_who_waits_dozes_off_and_is_slower_for_it() -> None:
-    """Alone on the origin nobody waits; two that share wait for each other, and for the way between them."""
+    """A request alone on the origin does not wait; two that share wait for each other, and for the way between them."""
     alone = task(machine("desk", 24, doze=1.5))
     assert find_plans(alone).best.token_s == pytest.approx(0.024)
     far = machine("far", 24, rtt_ms=100, doze=1.5)

@@ -133,7 +133,7 @@ def test_bad_wishes_are_refused() -> None:
         choose_span(shape(), [], room(0.5), tokens=1)
 
 
-def test_gaps_are_the_runs_nobody_holds() -> None:
+def test_gaps_are_the_runs_without_a_holder() -> None:
     counts = coverage([*hosts("2-3", 1), *hosts("3-5", 1)], 8)
     assert counts == [0, 0, 1, 2, 1, 1, 0, 0]
     assert gaps(counts) == [Span(0, 2), Span(6, 8)]

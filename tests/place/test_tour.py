@@ -32,7 +32,7 @@ def test_every_subset_gets_its_shortest_tour(ways: Ways) -> None:
 
 @settings(deadline=None)
 @given(ways())
-def test_improving_never_lengthens_and_loses_nobody(ways: Ways) -> None:
+def test_improving_never_lengthens_and_loses_no_node(ways: Ways) -> None:
     order: tuple[int, ...] = ()
     for place in range(len(ways.out)):
         order = insert(ways, order, place)

@@ -69,7 +69,7 @@ def test_a_queue_is_the_running_step_and_a_row_for_each_that_joins() -> None:
 
 @pytest.mark.parametrize(("rtt", "uplink"), [(-1, 1), (math.nan, 1), (math.inf, 1), (0, 0), (0, -5), (0, math.nan)])
 def test_a_leg_that_cannot_be_is_refused(rtt: float, uplink: float) -> None:
-    """Figures come from strangers' records: a nonsense one must not turn into a free or an endless way."""
+    """Figures come from peers' records: an impossible one must not turn into a free or an endless way."""
     with pytest.raises(BadRequest):
         Leg(rtt, uplink)
 

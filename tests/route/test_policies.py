@@ -88,7 +88,7 @@ def test_a_new_node_is_tried() -> None:
 
 
 def test_figures_that_cannot_be_count_as_not_measured() -> None:
-    """A stranger's nonsense neither wins every request nor breaks the search."""
+    """Impossible figures of a record neither win every request nor break the search."""
     good = offer("good", 0, 12)
     for layer_s, queue, row_s, uplink in [(math.nan, 0, 0, 1.0), (-1, -5, -1, -1), (math.inf, 1, math.inf, math.nan)]:
         bad = offer("bad", 0, 12, layer_s, queue=queue, row_s=row_s, uplink_Bps=uplink, free_tokens=1)
@@ -293,7 +293,7 @@ def test_greedy_figures_that_cannot_be_count_as_not_measured() -> None:
 
 
 def test_hn_24_the_origin_is_not_its_own_first_hop() -> None:
-    """Unless nobody else is."""
+    """Unless no other is."""
     own, other = offer("me", 0, 16), offer("a", 0, 16, queue=3)
     assert greedy([own, other], me_a=50) == "a:0-15"
     assert greedy([own]) == "me:0-15"

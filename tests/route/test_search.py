@@ -64,7 +64,7 @@ def test_hn_44_overlapping_shards() -> None:
     assert [(o.name, str(o.info.span)) for o in route] == [("a", "0-7"), ("c", "8-15")]
 
 
-def test_a_spare_serves_only_where_nobody_else_does() -> None:
+def test_a_spare_serves_only_where_no_other_does() -> None:
     """Fewest layers on spares before fewest hops: where one is needed, it takes the hole and no more."""
     halves = [offer("a", 0, 6), offer("b", 6, 12)]
     spare = offer("s", 0, 12)

@@ -128,7 +128,7 @@ class Wires:
     async def send(self, sender: int, to: Peer, body: bytes) -> None:
         await asyncio.sleep(0.01)
         if to.node not in self.runners or node_of(sender) not in self.runners:
-            raise LinkClosed("nobody there")
+            raise LinkClosed("no listener")
         self.runners[to.node].receive(Peer(node_of(sender), (address_of(sender),)), body)
 
 
@@ -251,7 +251,7 @@ def test_denied_nodes_are_neither_heard_nor_offered() -> None:
 def test_an_unreachable_peer_is_a_clear_error() -> None:
     async def live() -> None:
         async with running(Wires(), 0, gossip(0)) as runner:
-            with pytest.raises(LinkClosed, match="nobody there"):
+            with pytest.raises(LinkClosed, match="no listener"):
                 await runner.send(Peer(node_of(5)), b"hello")
 
     run_virtual(live())
@@ -300,7 +300,7 @@ def model_of(index: int) -> ModelId:
     return ModelId(f"{index:064x}")
 
 
-def test_who_only_looks_sees_all_and_is_seen_by_nobody() -> None:
+def test_who_only_looks_sees_all_and_is_seen_by_none() -> None:
     async def live() -> None:
         wires = Wires()
         async with running(wires, 0, gossip(0)) as first, running(wires, 1, gossip(1), host=Host(None)) as second:

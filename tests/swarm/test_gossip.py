@@ -137,13 +137,13 @@ class Loop:
 
 def test_thirty_nodes_learn_of_each_other_and_stay_cheap() -> None:
     loop = Loop(30)
-    everybody = set(loop.members)
-    assert loop.run_until_equal(everybody, 15) <= 10
+    members = set(loop.members)
+    assert loop.run_until_equal(members, 15) <= 10
     loop.run(20)
     loop.bytes_sent = 0
     for _ in range(70):  # longer than the interval between signatures
         loop.run(1)
-        assert all(view == everybody for view in loop.views()), "an idle swarm never doubts anybody"
+        assert all(view == members for view in loop.views()), "an idle swarm never doubts a member"
     assert loop.bytes_sent / 70 / 30 < 1000
 
 
@@ -186,7 +186,7 @@ def ignores(index: int, other: int) -> bool:
 
 
 def test_groups_that_know_each_other_well_stay_no_islands() -> None:
-    """One link joins two groups, from before anybody had anything to tell, and neither end draws the other."""
+    """One link joins two groups, from before any node had something to tell, and neither end draws the other."""
     first, second = next((a, b) for a in range(10) for b in range(10, 20) if ignores(a, b) and ignores(b, a))
     loop = Loop(0)
     for index in range(20):
@@ -207,7 +207,7 @@ def test_a_node_that_crashed_and_hosts_something_else_leaves_no_ghost() -> None:
         assert [record.info.span.start for record in mine if record.info] == [16]
 
 
-def test_two_nodes_with_one_key_find_out_and_nobody_else_suffers() -> None:
+def test_two_nodes_with_one_key_find_out_and_no_other_node_is_affected() -> None:
     loop = Loop(8)
     loop.run(10)
     twin = Member(2, loop.now)

@@ -1,4 +1,4 @@
-"""mDNS on the loopback interface: real multicast, real zeroconf. What strangers advertise is read strictly."""
+"""mDNS on the loopback interface: real multicast, real zeroconf. What unknown hosts advertise is read strictly."""
 
 import asyncio
 

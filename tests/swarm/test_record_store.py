@@ -134,7 +134,7 @@ def test_a_fork_must_be_signed() -> None:
     assert store.put(other[:-64] + DATA[-64:], NOW) == "forged" and not store.forks
 
 
-def test_a_wrong_clock_is_named_and_excludes_nobody() -> None:
+def test_a_wrong_clock_is_named_and_excludes_no_member() -> None:
     store = RecordStore(ME)
     assert store.put(sign(record_of(1, issued_at=NOW + 3600), key_of(1)), NOW) == "new"
     assert complaints(skews_of(store.records(NOW), NOW), {}) == [
@@ -188,7 +188,7 @@ def test_what_some_nodes_say_of_a_model(make: Callable[[NodeId], Static | Gossip
 
 
 def test_what_one_peer_introduced_stands_behind_all_others() -> None:
-    """Known nodes first, whoever introduced them; then one of each introducer."""
+    """Known nodes first, whichever node introduced them; then one of each introducer."""
     store = RecordStore(ME)
     for index in range(10, 15):
         store.take(sign(record_of(index), key_of(index)), NOW, sender=node_of(1))

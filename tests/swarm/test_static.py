@@ -1,4 +1,4 @@
-"""The static back-end: a list, and nobody speaks for anybody else."""
+"""The static back-end: a list, and no node speaks for another."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ def test_beats_keep_alive_a_whole_statement_at_a_time() -> None:
     assert second.records(NOW + 126) == []
 
 
-def test_nobody_speaks_for_others() -> None:
+def test_no_node_speaks_for_others() -> None:
     backend = Static(node_of(1))
     assert backend.receive(peer_of(3), data_of(2), NOW) == []
     assert backend.receive(peer_of(3), data_of(1), NOW) == []

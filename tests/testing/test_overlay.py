@@ -105,7 +105,7 @@ def test_a_crash_is_heard_at_once_and_a_silent_death_after_the_patience() -> Non
 
 
 def test_dialling_the_dead_fails() -> None:
-    """Refused at once by a machine that lives, after a timeout where there is none, or nobody of that name."""
+    """Refused at once by a machine that lives, after a timeout where there is none, or none of that name."""
     overlay, peers, echoes = world(3)
     overlay.kill(peers[1].node)
     overlay.kill(peers[2].node, silent=True)

@@ -187,7 +187,7 @@ def test_drain_waits_while_the_line_is_full() -> None:
     over("data", WanProfile(rate_bytes_per_s=1e8), None, body)
 
 
-def test_the_far_end_waits_while_nobody_delivers() -> None:
+def test_the_far_end_waits_while_nothing_is_delivered() -> None:
     """One inbox here, one below, and a read or two; then everything comes, in order."""
 
     async def body(ends: Ends) -> None:

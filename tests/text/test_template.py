@@ -1,4 +1,4 @@
-"""manyhands.text.template: what transformers renders, and what a template from a stranger cannot use up."""
+"""manyhands.text.template: what transformers renders, and what an untrusted template cannot use up."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Weights from peers: what arrives is what the ModelId says, whoever sends it; liars are named, honest work is kept."""
+"""Weights from peers: what is kept is what the ModelId says, whichever peer sent it, and wrong bytes are blamed."""
 
 import asyncio
 import errno
@@ -100,7 +100,7 @@ def test_a_second_span_joins_the_first(llama: Path, home: Path) -> None:
     assert set(again.asked) == check_holds(second.folder, llama, Span(2, 5)) - before
 
 
-def test_nothing_is_asked_of_anybody_when_all_is_here(llama: Path, home: Path) -> None:
+def test_no_peer_is_asked_when_all_is_here(llama: Path, home: Path) -> None:
     folder = get(need(llama), [FromDisk("a", llama)], home).folder
     assert get(need(llama), [], home).folder == folder
 
@@ -116,7 +116,7 @@ def test_a_span_outside_the_model_is_refused(llama: Path, home: Path) -> None:
         get(need(llama, Span(4, 9)), [FromDisk("a", llama)], home)
 
 
-def test_what_nobody_has_is_named(llama: Path, home: Path, tmp_path: Path) -> None:
+def test_what_no_peer_has_is_named(llama: Path, home: Path, tmp_path: Path) -> None:
     (part, _) = split_model(llama, [Span(0, 3), Span(3, 6)], tmp_path / "parts")
     with pytest.raises(ShardUnavailable, match=r"no provider has tensor model\.layers\.3.*1 peers were asked"):
         get(need(llama), [FromDisk("a", part)], home)
@@ -187,7 +187,7 @@ def test_the_rest_of_a_tensor_comes_from_another(llama: Path, home: Path) -> Non
 
 
 def test_a_lie_inside_a_mixed_tensor_is_found_out(llama: Path, home: Path) -> None:
-    """The liar sends a wrong piece and leaves; the honest node that completes the tensor is not blamed for it."""
+    """A peer sends a wrong piece and leaves; the right one that completes the tensor is not blamed for it."""
     bad, good = FromDisk("bad", llama, after(8, vanish, before=lie)), FromDisk("good", llama, slow(0.5))
     pulled = get(need(llama), [bad, good], home)
     check_holds(pulled.folder, llama)
@@ -206,7 +206,7 @@ def test_another_tensors_bytes_are_garbage(llama: Path, home: Path) -> None:
     assert faults(pulled, bad, good) == ["garbage", ""]
 
 
-def test_only_liars_leave_nothing_that_counts(llama: Path, home: Path) -> None:
+def test_only_wrong_bytes_leave_nothing_that_counts(llama: Path, home: Path) -> None:
     with pytest.raises(ShardUnavailable, match=r"dropped: bad .* garbage: tensor"):
         get(need(llama), [FromDisk("bad", llama, lie)], home)
     folder = home / "models" / build_manifest(llama).id
@@ -255,16 +255,16 @@ def test_one_honest_node_is_enough(llama: Path, home: Path, crowd: list[tuple[Tw
 
 
 def test_a_false_manifest_or_config_is_refused(llama: Path, tied: Path, home: Path) -> None:
-    liar, vain, good = FromDisk("liar", llama), FromDisk("vain", llama), FromDisk("good", llama)
+    faulty, vain, good = FromDisk("faulty", llama), FromDisk("vain", llama), FromDisk("good", llama)
     other = FromDisk("other", tied).store.files
-    liar.store.files[MANIFEST] = other[MANIFEST]
+    faulty.store.files[MANIFEST] = other[MANIFEST]
     vain.store.files["config.json"] = other["config.json"]
-    pulled = get(need(llama), [liar, vain, good], home)
+    pulled = get(need(llama), [faulty, vain, good], home)
     check_holds(pulled.folder, llama)
-    assert faults(pulled, liar, vain, good) == ["garbage", "garbage", ""]
+    assert faults(pulled, faulty, vain, good) == ["garbage", "garbage", ""]
 
 
-def test_config_arrives_without_what_nobody_vouches_for(llama: Path, home: Path, tmp_path: Path) -> None:
+def test_config_arrives_without_fields_that_its_digest_leaves_out(llama: Path, home: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(llama, tmp_path / "copy")
     config = json.loads((folder / "config.json").read_bytes())
     config |= {"_name_or_path": "http://evil", "_attn_implementation": "evil/kernel", "torch_dtype": "float64"}
@@ -297,8 +297,8 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(llama: Path, home: Path, 
     """However many offer it: the ModelId proves the files."""
     evil, good = changed(llama, tmp_path / "evil"), FromDisk("good", llama)
     crowd = [FromDisk(f"evil{index}", evil) for index in range(3)]
-    for liar in crowd:
-        liar.store.files[MANIFEST] = good.store.files[MANIFEST]
+    for faulty in crowd:
+        faulty.store.files[MANIFEST] = good.store.files[MANIFEST]
     pulled = get(need(llama, with_files=True), [*crowd, good], home)
     assert faults(pulled, *crowd, good) == ["garbage"] * 3 + [""]
     assert (pulled.folder / "tokenizer_config.json").read_bytes() == (llama / "tokenizer_config.json").read_bytes()
@@ -354,7 +354,7 @@ def test_a_kill_costs_only_what_was_not_written_down(llama: Path, home: Path, mo
 
 @pytest.mark.parametrize("change", ["bytes", "list", "lengths"])
 def test_a_prefix_is_not_believed(llama: Path, home: Path, change: str) -> None:
-    """A disk that lost bytes costs a second fetch, and blames nobody."""
+    """A disk that lost bytes costs a second fetch, and blames no peer."""
     folder, kept = interrupted(llama, home, 4.5)
     prefixes = json.loads((folder / PARTIAL).read_bytes())
     if change == "bytes":
@@ -401,7 +401,7 @@ def test_too_little_room_is_said_before_anything_is_fetched(
     assert provider.asked == []
 
 
-def test_a_disk_that_fills_up_blames_nobody(llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_blames_no_peer(llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put, count = workers._put, 0
 
     def full(handle: BinaryIO, at: int, block: bytes, sha: Any) -> None:

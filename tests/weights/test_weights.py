@@ -288,7 +288,7 @@ def test_a_member_that_comes_back_takes_the_layers_that_lie_here(folder: Path, h
 
 
 def test_who_names_a_part_serves_what_it_holds(folder: Path, home: Path, tmp_path: Path) -> None:
-    """`up` with a part that was carried to this machine, before anybody else is there."""
+    """`up` with a part that was carried to this machine, before another node is there."""
     _, part = split_model(folder, [FIRST, LAST], tmp_path / "parts")
 
     async def scene() -> None:

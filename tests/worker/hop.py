@@ -29,7 +29,7 @@ from tests.worker.tensors import decode_tensor, encode_tensor
 ORIGIN, BEFORE, AFTER, NODE = NodeId("0a" * 32), NodeId("0b" * 32), NodeId("0c" * 32), NodeId("0d" * 32)
 TOKEN = Token("00" * 16)
 MODEL = ModelId("ab" * 32)
-NOBODY: frozenset[int] = frozenset()
+NO_ENDS: frozenset[int] = frozenset()
 M = TypeVar("M", bound=Message)
 
 
@@ -128,7 +128,7 @@ class Hop:
             return SpanModel(folder, Span(2, 4), precision, False)
 
         def make_sampler(params: SamplingParams) -> Sampler:
-            return Sampler(params, 264, NOBODY)
+            return Sampler(params, 264, NO_ENDS)
 
         self.logs = LogBudget(config.log_bytes)
         self.owners = Owners()

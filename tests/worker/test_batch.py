@@ -28,18 +28,18 @@ def test_decode_comes_first_and_longest_waiting_first() -> None:
 
 
 def test_prefill_alone_fills_the_step() -> None:
-    """Without anybody decoding a prefill gets all rows, and the next one what is left."""
+    """Where no session decodes, a prefill gets all rows, and the next one what is left."""
     assert choose([Waiting(1, 1, 500)], 256, 32) == [Pick(1, 256)]
     assert choose([Waiting(1, 1, 200), Waiting(2, 2, 300)], 256, 32) == [Pick(1, 200), Pick(2, 56)]
 
 
 def test_beside_decode_prefill_is_held_to_its_share() -> None:
-    """Decoding must not become slow because somebody sent a long prompt."""
+    """Decoding must not become slow because a long prompt came."""
     picks = choose([Waiting(0, 1, 5000), Waiting(7, 2, 1)], 256, 32)
     assert picks == [Pick(2, 1), Pick(1, 32)]
 
 
-def test_nobody_waits_nobody_runs() -> None:
+def test_without_a_waiting_session_none_runs() -> None:
     assert choose([], 256, 32) == []
 
 
@@ -72,8 +72,8 @@ def test_short_steps_run_whole_and_prefill_keeps_its_share(waiting: list[Waiting
 
 
 @given(queues(), LIMITS)
-def test_nobody_starves(waiting: list[Waiting], limits: tuple[int, int]) -> None:
-    """If everybody always has another step, everybody runs within as many rounds as there are sessions.
+def test_no_session_starves(waiting: list[Waiting], limits: tuple[int, int]) -> None:
+    """If every session always has another step, each runs within as many rounds as there are sessions.
 
     Found here: enough sessions decoding filled every step, and a prefill waited for ever.
     """
@@ -98,7 +98,7 @@ def test_the_order_of_the_queue_does_not_matter(
 
 
 def test_a_kind_of_step_is_short_if_its_like_were() -> None:
-    """One that was long counts for a while; kinds nobody saw are not short, and there is no end of kinds."""
+    """One that was long counts for a while; kinds that were not seen are not short, and there is no end of kinds."""
     shortness, kind = Shortness(), StepKind(3, 1, 5)
     assert not shortness.is_short(kind)
     shortness.learn(kind, SHORT_S / 2, SHORT_S / 2)

@@ -107,7 +107,7 @@ def test_verify_windows_and_rollback_give_the_same_bits(subject: Subject, size: 
     assert_same_bits(np.concatenate(got), subject.reference)
 
 
-def test_strangers_in_a_ragged_batch_change_no_bit(subject: Subject) -> None:
+def test_other_sessions_in_a_ragged_batch_change_no_bit(subject: Subject) -> None:
     """Decoding beside a longer session's decode, window or prefill, before, between and behind them, is decoding alone."""
     pipeline = subject.whole
     caches, long, short = pipeline.session(), pipeline.session(200), pipeline.session()

@@ -313,7 +313,7 @@ def test_a_negative_position_is_refused(inner: SpanModel, position: int) -> None
     assert isinstance(inner.run([one])[0], ProtocolError)
 
 
-def test_a_job_that_nobody_waits_for_is_not_begun_and_closing_cancels_what_waits() -> None:
+def test_a_cancelled_job_is_not_begun_and_closing_cancels_what_waits() -> None:
     """A job that has begun ends all the same; afterwards nothing is taken, and closing again does no harm."""
     ran: list[str] = []
 
@@ -347,7 +347,7 @@ def test_a_job_that_nobody_waits_for_is_not_begun_and_closing_cancels_what_waits
 
 
 def test_a_result_for_a_loop_that_is_gone_is_dropped() -> None:
-    """The thread goes on, for whoever comes next."""
+    """The thread goes on, for the job that comes next."""
     device = Device.start(1)
     release = threading.Event()
 

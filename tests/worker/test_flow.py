@@ -37,7 +37,7 @@ def test_a_successor_without_credits_pauses_its_upstream(folder: Path, window: i
         one.step(2, 0, hidden(7))
         await one.quiet()
         assert len(one.after.of(Step, session_id(1))) == window
-        assert one.host.engine.rows_run == window + 1 + 7, "and nobody else is paused"
+        assert one.host.engine.rows_run == window + 1 + 7, "and no other session is paused"
         one.credit(1, 1)
         await one.quiet()
         assert len(one.after.of(Step, session_id(1))) == window + 1

@@ -125,7 +125,7 @@ def session(number: int) -> SessionId:
 def test_the_logs_of_a_node_stay_within_one_bound_and_the_greedy_pay(
     actions: list[tuple[int, int, int]], limit_rows: int
 ) -> None:
-    """Sessions with several places each. Whoever loses a log held more than an equal share, and most of all; nobody loses one
+    """Sessions with several places each. Who loses a log held more than an equal share, and most of all; none loses one
     while there is room."""
     budget = LogBudget(limit_rows * ROW_BYTES)
     logs: dict[tuple[int, int], OutputLog] = {}

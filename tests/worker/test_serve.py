@@ -143,7 +143,7 @@ def test_a_close_while_computing_sends_nothing_more(folder: Path) -> None:
 
 
 def test_a_batch_and_a_cut_prefill_give_the_bits_of_one_session_alone(folder: Path) -> None:
-    """Strangers, and the pieces in which a prefill is computed, are invisible downstream."""
+    """Other sessions, and the pieces in which a prefill is computed, are invisible downstream."""
     alone: list[torch.Tensor] = []
 
     async def one_alone(one: Hop) -> None:
@@ -504,7 +504,7 @@ def test_an_origin_that_is_lost_while_a_session_opens_leaves_no_lease(folder: Pa
 
 
 def test_a_successor_that_is_lost_while_layers_load_is_noticed(folder: Path) -> None:
-    """Nobody would have told the session: its steps would have gone nowhere."""
+    """Nothing would have told the session: its steps would have been lost."""
 
     async def scenario(one: Hop) -> None:
         message = opening(1)

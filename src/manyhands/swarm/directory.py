@@ -127,10 +127,10 @@ class Backend(Exchange, Protocol):
         """Whether `node` has withdrawn all its records: it left, and was not lost."""
 
     def records_of(self, nodes: Iterable[NodeId], model: ModelId, now: float) -> list[Record]:
-        """As Directory.records_of, whoever is admitted."""
+        """As Directory.records_of, of nodes that are not admitted too."""
 
     def in_turn(self, model: ModelId | None, without: Container[object], now: float) -> Iterator[Record]:
-        """As Directory.in_turn, whoever is admitted."""
+        """As Directory.in_turn, of nodes that are not admitted too."""
 
     @property
     def num_news(self) -> int:

@@ -127,7 +127,7 @@ def test_what_is_wrong_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -
             told = await post(client, 400, **body)
             assert said in told["error"]["message"], (body, told)
         await post(client, input_ids=IDS)  # from here on the nodes are known
-        assert (await post(client, 404, input_ids=IDS, worker="nobody"))["error"]
+        assert (await post(client, 404, input_ids=IDS, worker="unknown"))["error"]
         assert (await post(client, 404, input_ids=IDS, model="gpt-9"))["error"]
         assert (await post(client, 503, input_ids=IDS, worker="n1"))["error"]["message"].count("does not hold")
         await post(client, 413, input_ids=IDS, request_id="x" * (256 << 10))

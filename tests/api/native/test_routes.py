@@ -230,7 +230,7 @@ def die_at(scene: Observed, index: int, at_token: int) -> None:
 
 
 def test_a_loss_is_told_while_the_request_still_waits_for_its_repair(folder: Path) -> None:
-    """Nobody else holds the layers: the stream hears of it, and what is done about it then saves the request."""
+    """No other node holds the layers: the stream says so, and what is done about it then saves the request."""
 
     async def main(scene: Observed, client: httpx2.AsyncClient) -> None:
         scene.swarm.origin.routes.evict(scene.node(2))
@@ -363,7 +363,7 @@ def test_workers_tell_layers_and_links(folder: Path) -> None:
         assert [hop["name"] for hop in told["scheduler"]["routes"]["tiny"]] == ["n0", "n1"]
         assert (await client.get(f"/api/workers/{scene.node(0)}")).json()["name"] == "n0"
         assert (await client.get(f"/api/workers/{scene.node(0)[:8]}")).json()["name"] == "n0"
-        assert (await client.get("/api/workers/nobody")).status_code == 404
+        assert (await client.get("/api/workers/unknown")).status_code == 404
 
     play(folder, main)
 
@@ -395,7 +395,7 @@ def test_a_reassignment_is_refused_with_the_nodes_reason(folder: Path) -> None:
             ({"to": "0-2", "force": 1}, 400),
         ):
             assert (await client.post("/api/workers/n1/reassign", json=body)).status_code == status
-        assert (await client.post("/api/workers/nobody/reassign", json={"to": "0-2"})).status_code == 404
+        assert (await client.post("/api/workers/unknown/reassign", json={"to": "0-2"})).status_code == 404
 
     play(folder, main)
 

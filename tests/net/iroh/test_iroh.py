@@ -1,4 +1,4 @@
-"""iroh on loopback: members meet, strangers get nothing, the binding's repair is still needed."""
+"""iroh on loopback: members meet, nodes without the secret get nothing, the binding's repair is still needed."""
 
 import asyncio
 import subprocess
@@ -36,7 +36,7 @@ async def node(secret: bytes = SECRET, policy: TlsPolicy | None = None) -> Async
 
 @asynccontextmanager
 async def raw(key: Ed25519PrivateKey, addr: NodeAddr) -> AsyncIterator[Any]:
-    """A connection of somebody who speaks iroh and our ALPN, and nothing else of ours."""
+    """A connection of a peer that speaks iroh and our ALPN, and nothing else of ours."""
     iroh = load()
     iroh.iroh_ffi.uniffi_set_event_loop(asyncio.get_running_loop())
     endpoint = await iroh.Endpoint.bind(
@@ -131,8 +131,8 @@ def test_a_slow_reader_stops_its_writer(run: Run) -> None:
 
 def test_another_secret_is_refused_by_both_sides(run: Run) -> None:
     async def body() -> None:
-        async with node() as a, node(OTHER_SECRET) as stranger:
-            for transport, addr in ((stranger, await a.listen(LOOPBACK)), (a, await stranger.listen(LOOPBACK))):
+        async with node() as a, node(OTHER_SECRET) as outsider:
+            for transport, addr in ((outsider, await a.listen(LOOPBACK)), (a, await outsider.listen(LOOPBACK))):
                 with pytest.raises(LinkClosed, match="is not a member of this swarm"):
                     await transport.dial(addr, "control")
 
@@ -150,7 +150,7 @@ def test_another_secret_is_refused_by_both_sides(run: Run) -> None:
     ],
     ids=["silence", "zeros", "http", "another's proof", "flood"],
 )
-def test_a_stranger_gets_no_byte_and_no_reason(run: Run, said: bytes) -> None:
+def test_a_node_without_the_secret_gets_no_byte_and_no_reason(run: Run, said: bytes) -> None:
     async def body() -> None:
         async with node(policy=TlsPolicy(handshake_s=0.3)) as a:
             async with raw(Ed25519PrivateKey.generate(), await a.listen(LOOPBACK)) as connection:
@@ -169,7 +169,7 @@ def test_half_open_a_caller_who_opens_no_stream_is_dropped_at_the_deadline(run: 
     run(body())
 
 
-def test_a_member_who_talks_nonsense_after_the_proof_hurts_nobody(run: Run) -> None:
+def test_a_member_that_sends_wrong_bytes_after_the_proof_does_no_harm(run: Run) -> None:
     async def body() -> None:
         key = Ed25519PrivateKey.generate()
         peer = NodeId(key.public_key().public_bytes_raw().hex())
@@ -202,7 +202,7 @@ def test_allow_and_deny_lists(run: Run) -> None:
 
 
 def test_wrong_node_is_not_reached(run: Run) -> None:
-    """iroh looks for the key: whoever else answers at the address is not it."""
+    """iroh looks for the key: another node that answers at the address is not it."""
 
     async def body() -> None:
         async with node() as a, node() as b:
@@ -276,7 +276,7 @@ async def beset(callers: list[SilentCaller]) -> AsyncIterator[tuple[IrohTranspor
 
 @pytest.mark.parametrize("sources", [1, 200])
 def test_silent_callers_never_make_a_member_wait(run: Run, sources: int) -> None:
-    """Each has its time, but nobody waits for them: at the bound the oldest of the source with the most goes."""
+    """Each has its time, but no caller waits for them: at the bound the oldest of the source with the most goes."""
 
     async def body() -> None:
         callers = [SilentCaller(f"10.0.0.{1 + n % sources}") for n in range(200)]

@@ -224,13 +224,13 @@ def test_a_relay_that_answers_in_the_callees_name_is_found_out(run: Run) -> None
     run(body())
 
 
-def test_a_stranger_gets_no_byte_of_the_relay(run: Run) -> None:
+def test_a_node_without_the_secret_gets_no_byte_of_the_relay(run: Run) -> None:
     async def body() -> None:
-        async with scene() as s, member(OTHER_SECRET) as stranger:
+        async with scene() as s, member(OTHER_SECRET) as outsider:
             with pytest.raises(LinkClosed, match="is not a member of this swarm"):
-                await stranger.tunnels.dial(s.addr, "data")
+                await outsider.tunnels.dial(s.addr, "data")
             with pytest.raises(BadRequest, match=r"no relay at .* not a member of this swarm"):
-                await stranger.tunnels.listen(relayed(s.at))
+                await outsider.tunnels.listen(relayed(s.at))
             assert s.relay.num_forwarded == 0
 
     run(body())
@@ -288,7 +288,7 @@ def test_a_mailbox_comes_back_after_the_relay_was_away(run: Run) -> None:
     run(body())
 
 
-def test_half_open_a_call_that_nobody_answers_ends_at_the_deadline(run: Run) -> None:
+def test_half_open_a_call_without_an_answer_ends_at_the_deadline(run: Run) -> None:
     async def body() -> None:
         async with scene(limits=RelayLimits(answer_s=0.1)) as s:
             deaf = await s.b.tunnels._ask(s.at, LISTEN)  # replaces b's mailbox and never answers
@@ -335,7 +335,7 @@ def test_a_relay_that_talks_nonsense_loses_the_mailbox_only(run: Run) -> None:
     run(body())
 
 
-def test_a_flood_through_one_tunnel_is_bounded_and_starves_nobody(run: Run) -> None:
+def test_a_flood_through_one_tunnel_is_bounded_and_starves_no_other(run: Run) -> None:
     """The flooder's reader takes nothing: the relay must stop reading from it, and others must get through."""
 
     async def body() -> None:

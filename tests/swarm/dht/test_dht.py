@@ -1,4 +1,4 @@
-"""The DHT: buckets, lookups, bytes, the store, and whole overlays with death, partitions and liars in virtual time."""
+"""The DHT: buckets, lookups, bytes, the store, and whole overlays with deaths, partitions and false answers in virtual time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -163,7 +163,7 @@ def test_hostile_bytes_are_refused_or_mean_one_thing(body: bytes, kind: int) -> 
 
 
 @given(st.lists(st.tuples(st.text(max_size=300), st.integers(0, 65535)), max_size=6))
-def test_addresses_that_nobody_can_dial_are_not_passed_on(addresses: list[tuple[str, int]]) -> None:
+def test_addresses_that_cannot_be_dialled_are_not_passed_on(addresses: list[tuple[str, int]]) -> None:
     node = key_of(1).node_id
     contact = contact_of(Peer(node, tuple(NodeAddr(host, port, node) for host, port in addresses)))
     if contact is not None:
@@ -225,14 +225,14 @@ def test_a_lookup_finds_the_closest_of_the_living(dead: int) -> None:
         assert found[:8] == wanted[:8] and len({*found} & {*wanted}) >= K - 2 * (dead > 0)
 
 
-def test_a_liar_who_names_nodes_that_do_not_exist_is_not_followed() -> None:
+def test_a_peer_that_names_nodes_that_do_not_exist_is_not_followed() -> None:
     """It knows the target and invents ids next to it; the lookup ends with the true ones and few questions lost."""
     ids, tables, rng = network_of(300)
     target = rng.getrandbits(256)
     answering = answers_of(tables, target)
-    liar = min(ids, key=lambda p: p ^ target)
-    answering[liar] = [target ^ i for i in range(1, K + 1)]
-    lookup = Lookup(target, [contact_at(liar), contact_at(ids[0]), contact_at(ids[1])])
+    faulty = min(ids, key=lambda p: p ^ target)
+    answering[faulty] = [target ^ i for i in range(1, K + 1)]
+    lookup = Lookup(target, [contact_at(faulty), contact_at(ids[0]), contact_at(ids[1])])
     assert run_lookup(lookup, answering) == sorted(ids, key=lambda p: p ^ target)[:K]
     assert lookup.num_asked < 60
 
@@ -251,7 +251,7 @@ def test_an_endless_chain_of_nearer_nodes_ends() -> None:
     assert len(lookup._order) <= MAX_CANDIDATES + MAX_ASKS
 
 
-def test_answers_nobody_asked_for_change_nothing() -> None:
+def test_answers_without_a_question_change_nothing() -> None:
     lookup = Lookup(0, [contact_at(8)])
     lookup.answered(8, [contact_at(1)])
     lookup.failed(8)
@@ -261,7 +261,7 @@ def test_answers_nobody_asked_for_change_nothing() -> None:
     assert lookup.is_done and [c.id for c in lookup.closest()] == [8]
 
 
-def test_a_slow_node_holds_nobody_up_and_still_counts() -> None:
+def test_a_slow_node_delays_no_other_and_still_counts() -> None:
     lookup = Lookup(0, [contact_at(i) for i in range(1, 6)])
     assert [c.id for c in lookup.to_ask()] == [1, 2, 3] and not lookup.to_ask()
     lookup.slow(1)
@@ -308,7 +308,7 @@ def test_every_record_is_fetched_once_and_again_from_another_where_one_fails() -
     assert fetch.is_done and sorted(got) == tags
 
 
-def test_tags_that_nobody_delivers_are_given_up() -> None:
+def test_tags_that_are_not_delivered_are_given_up() -> None:
     fetch = RecordFetch({bytes([i]) * 8: [peer_at(1), peer_at(2)] for i in range(30)})
     num_asks = 0
     while asks := fetch.to_ask():
@@ -329,7 +329,7 @@ def store_of(*statements: bytes) -> DhtStore:
 
 
 def test_a_key_holds_one_record_per_node_and_span() -> None:
-    """IN-W03/W04: nobody writes a shared document."""
+    """IN-W03/W04: no node writes a shared document."""
     store = store_of(statement(1), statement(2), statement(1, info=info_of(8, 16)), statement(1, sequence=8))
     assert sorted((r.name, r.sequence) for r in store.records(START_S)) == [("node-1", 7), ("node-1", 8), ("node-2", 7)]
     assert len(store.tags(model_key(MODEL), START_S)) == len(store) == 3
@@ -530,7 +530,7 @@ def test_a_host_whose_link_was_idle_stays() -> None:
     assert world.view(holder) == names([0])
 
 
-def test_a_publisher_alone_publishes_when_somebody_comes() -> None:
+def test_a_publisher_alone_publishes_when_a_node_comes() -> None:
     world = World(1, hosts=1)
     world.overlay.run(30)
     world.peers.append(Peer(key_of(1).node_id, record_of(1).addresses))
@@ -587,7 +587,7 @@ def test_a_span_that_changed_is_stored_at_once_and_a_busier_one_soon() -> None:
     assert told == [1, 1, 0, 1]
 
 
-def test_a_model_that_nobody_asks_for_any_more_is_not_looked_up() -> None:
+def test_a_model_that_is_not_asked_for_any_more_is_not_looked_up() -> None:
     dht, peer = node_and_peer()
     dht.joined(peer, START_S)
     dht.unwatch(MODEL)
@@ -617,15 +617,15 @@ def test_a_node_stores_only_what_the_sender_says_of_itself() -> None:
 
 
 def test_an_answer_from_another_node_is_ignored() -> None:
-    """A stranger that guessed the request number cannot answer for whom was asked, nor with another kind."""
+    """A peer that guessed the request number cannot answer for whom was asked, nor with another kind."""
     dht, peer = node_and_peer()
     asked = dht.joined(peer, START_S)
     question = decode(asked[0].body)
     assert asked[0].to == peer and isinstance(question, DhtFind)
-    stranger = Peer(key_of(2).node_id, record_of(2).addresses)
+    other = Peer(key_of(2).node_id, record_of(2).addresses)
     lie = (contact_at(5),)
     assert not [
-        o for o in dht.receive(stranger, encode(DhtFound(question.request, lie, ())), START_S) if o.to == lie[0].peer
+        o for o in dht.receive(other, encode(DhtFound(question.request, lie, ())), START_S) if o.to == lie[0].peer
     ]
     dht.receive(peer, encode(DhtPong(question.request)), START_S)
     assert dht.counts.stray == 2
@@ -664,7 +664,7 @@ def test_no_bytes_raise_or_enter_the_store(bodies: list[bytes]) -> None:
     assert dht.records(START_S) == []
 
 
-class Liar:
+class FaultyPeer:
     """Answers every question at once, as `lie` likes; joins like anyone else."""
 
     def __init__(self, dht: Dht) -> None:
@@ -697,7 +697,7 @@ class Liar:
         return []
 
 
-class Inventor(Liar):
+class Inventor(FaultyPeer):
     """Names nodes next to the target that do not exist, and lists records that it never delivers."""
 
     def lie(self, sender: Peer, message: Message, now: float) -> Message | None:
@@ -711,7 +711,7 @@ class Inventor(Liar):
                 return None
 
 
-class Rewinder(Liar):
+class Rewinder(FaultyPeer):
     """Lists and delivers an old record of a host that has withdrawn it."""
 
     old = b""
@@ -727,18 +727,18 @@ class Rewinder(Liar):
                 return None
 
 
-def world_with(liar: type[Liar], count: int, hosts: int) -> tuple[World, list[Liar]]:
+def world_with(kind: type[FaultyPeer], count: int, hosts: int) -> tuple[World, list[FaultyPeer]]:
     """A world whose last `count` nodes lie."""
     world = World(60, hosts=hosts)
-    liars: list[Liar] = []
+    faulty: list[FaultyPeer] = []
     for index in range(60, 60 + count):
         peer = Peer(key_of(index).node_id, record_of(index).addresses)
         world.peers.append(peer)
-        liars.append(liar(Dht(peer.node, world.rng)))
-        world.overlay.add(peer, liars[-1])
+        faulty.append(kind(Dht(peer.node, world.rng)))
+        world.overlay.add(peer, faulty[-1])
         world.overlay.link(peer.node, world.peers[world.rng.randrange(60)].node)
         world.overlay.run(0.2)
-    return world, liars
+    return world, faulty
 
 
 def test_inventors_delay_lookups_but_hide_nothing() -> None:
