@@ -249,6 +249,22 @@ def test_verdict_names_the_figures() -> None:
     )
 
 
+def test_a_row_costs_what_it_costs_without_the_rows_of_other_requests() -> None:
+    """Ten milliseconds, as short windows show: none of the longer ones had its step alone. A long one counts for more where
+    that can be its own."""
+
+    def row_s(more: dict[int, float]) -> float:
+        costs = RouteCosts()
+        for rows, seconds in {1: 0.02, **more}.items():
+            costs.learn(Timing(rows, None, (seconds,)))
+        assert costs.row_s is not None
+        return costs.row_s
+
+    assert row_s({2: 0.03, 6: 0.14, 7: 0.2}) < 0.0125
+    assert row_s({2: 0.03, 16: 0.188}) == pytest.approx(0.0112, rel=0.01)
+    assert row_s({2: 0.019, 16: 0.0215}) == pytest.approx(0.0001, rel=0.1), "the short one is noise"
+
+
 @pytest.mark.parametrize(
     ("token_s", "draft_s", "has_time"), [(0.08, 0.01, True), (0.08, 0.011, False), (0.003, 0.0, True)]
 )

@@ -7,7 +7,7 @@ rows; a least rises slowly, for a route may become slower. What a round takes wh
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from math import sqrt
+from math import inf, sqrt
 from typing import NamedTuple
 
 from manyhands.core import NodeId, Span
@@ -15,6 +15,7 @@ from manyhands.route.offer import Offer
 
 _LEARN = 0.2  # of a new round's time in `token_s`
 _RISE = 0.01  # by which a least time grows at each new one of its kind, of one stream; less where more share the steps
+_COMPANY, _NOISE = 1.2, 0.1  # times what rows took in a shorter window, and of a step: more is not a window's own
 _PLAIN_EVERY = 32  # rounds with drafts before one without, which keeps `token_s` true
 _FLIGHT = (
     0.25  # of a round is computing at most where a round with drafts that follow is as good as one without, for that
@@ -56,10 +57,20 @@ class _Least:
 
     @property
     def row_s(self) -> float | None:
-        """By windows of several rows, each weighed by their number; None without one, or without one of a single row."""
-        one = self.one_s
-        more = [(rows - 1, sum(each) - one) for rows, each in self.of.items() if rows > 1] if one is not None else []
-        return max(0.0, sum(r * s for r, s in more) / sum(r * r for r, _ in more)) if more else None
+        """By windows of several rows, each weighed by their number; None without one, or without one of a single row.
+
+        What a long window takes far above what rows took in shorter ones (_COMPANY, _NOISE) is other requests': of many streams
+        few long windows are sent, and none may have had its steps alone.
+        """
+        one_s, least_s, seconds, weight = self.one_s, inf, 0.0, 0
+        if one_s is None or len(self.of) == 1:
+            return None
+        for rows, each in sorted(self.of.items())[1:]:
+            more_s = sum(each) - one_s
+            seconds += (rows - 1) * min(more_s, _COMPANY * (rows - 1) * least_s + _NOISE * one_s)
+            weight += (rows - 1) ** 2
+            least_s = max(0.0, min(least_s, more_s / (rows - 1)))
+        return max(0.0, seconds / weight)
 
 
 class SharedRounds(NamedTuple):
