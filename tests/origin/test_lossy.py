@@ -217,7 +217,7 @@ def test_the_guard_switches_loss_off_and_says_so(house: House, monkeypatch: pyte
                 told = answer.routing.as_object()["codec"]
                 assert told["used"] == "lossless" and "guard" in told["why"] and told["sample"]["mean_kl"] > 0
                 guard = scene.swarm.origin._loss_guard
-                (known,) = guard.divergences._known.values()
+                (known,) = guard.samples._known.values()
                 assert known.uses == turn + 1  # one sample for all
 
     play(main)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from manyhands.errors import ManyhandsError, ProtocolError
 from manyhands.origin.ends_batch import EndsBatcher
 from manyhands.origin.intake import due_rows
-from manyhands.origin.lossy import LEAST_ROWS, SAMPLE_ROWS, Divergence, Divergences, Loss, Lossy
+from manyhands.origin.lossy import LEAST_ROWS, SAMPLE_ROWS, Loss, LossSample, LossSamples, Lossy
 from manyhands.origin.route import Lease
 from manyhands.origin.session import Session
 from manyhands.origin.sessions import Sessions
@@ -36,7 +36,7 @@ class LossGuard:
     """Of one model at one origin. `ends` None: the edges have them, and there is nothing to compare with."""
 
     def __init__(self, sessions: Sessions, ends: EndsBatcher | None) -> None:
-        self.divergences = Divergences()
+        self.samples = LossSamples()
         self._sessions, self._ends = sessions, ends
 
     def lossy(self, prompt_length: int) -> tuple[Lossy | None, Loss]:
@@ -57,7 +57,7 @@ class LossGuard:
             return True, Loss(True, why="no link of the route was measured to be slow")
         ways = tuple((offer.node, offer.info.span) for offer in route), boundaries
         now = asyncio.get_running_loop().time()
-        if (found := self.divergences.find(ways, now)) is None:
+        if (found := self.samples.find(ways, now)) is None:
             try:
                 found = await self._sample(route, session, prompt[:SAMPLE_ROWS])
             except (ManyhandsError, TimeoutError) as error:
@@ -65,14 +65,14 @@ class LossGuard:
             except BaseException:
                 self._sessions.close(session)
                 raise
-            self.divergences.note(ways, found, now)
+            self.samples.note(ways, found, now)
             if found.is_too_large:
                 logger.warning("rows are sent without loss over %s: %s", [offer.name for offer in route], found)
         if found.is_too_large:
             return False, Loss(True, why="the guard found that the next tokens differ too much", sample=found)
         return True, Loss(True, tuple(sorted(boundaries)), sample=found)
 
-    async def _sample(self, route: Sequence[Offer], session: Session, ids: Sequence[int]) -> Divergence:
+    async def _sample(self, route: Sequence[Offer], session: Session, ids: Sequence[int]) -> LossSample:
         """Raises what ends one of the two sessions, TimeoutError."""
         lease = replace(session.route.lease, capacity=len(ids), prompt_length=len(ids), handle=None, lossy=None)
         lossy = replace(lease, lossy=Lossy(((0, len(ids)),), session.route.boundaries))
@@ -82,7 +82,7 @@ class LossGuard:
             if isinstance(outcome, BaseException):
                 raise outcome
         assert isinstance(exact, np.ndarray) and isinstance(rounded, np.ndarray) and self._ends is not None
-        found: list[Divergence] = []
+        found: list[LossSample] = []
 
         def compare(_: NDArray[np.float32]) -> Sequence[int]:
             found.append(divergence(exact, rounded))
@@ -119,14 +119,14 @@ class LossGuard:
         return np.concatenate(parts)
 
 
-def divergence(exact_TV: NDArray[np.float32], rounded_TV: NDArray[np.float32]) -> Divergence:
+def divergence(exact_TV: NDArray[np.float32], rounded_TV: NDArray[np.float32]) -> LossSample:
     """Of two sets of logits."""
     total, flips = 0.0, 0
     for exact_V, rounded_V in zip(exact_TV, rounded_TV, strict=True):
         log_p, log_q = _log_probs(exact_V), _log_probs(rounded_V)
         total += float(np.sum(np.exp(log_p) * (log_p - log_q)))
         flips += int(exact_V.argmax() != rounded_V.argmax())
-    return Divergence(len(exact_TV), total / len(exact_TV), flips)
+    return LossSample(len(exact_TV), total / len(exact_TV), flips)
 
 
 def _log_probs(logits_V: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -47,7 +47,7 @@ class Lossy:
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class LossSample:
     """What rounding did to the next token after each of `rows` positions: the mean of KL(exact || rounded) in nats, and how
     often another token was the likeliest."""
 
@@ -68,7 +68,7 @@ class Loss:
     is_wanted: bool = False
     layers: tuple[int, ...] = ()
     why: str = ""
-    sample: Divergence | None = None
+    sample: LossSample | None = None
 
     def as_object(self) -> dict[str, Any] | None:
         """The JSON form; None if nothing was asked (docs/routing.md)."""
@@ -85,29 +85,29 @@ Ways = tuple[tuple[Place, ...], frozenset[int]]  # a route, and the boundaries w
 
 @dataclass(slots=True)
 class _Known:
-    divergence: Divergence
+    sample: LossSample
     at: float
     uses: int = 1
 
 
-class Divergences:
+class LossSamples:
     """What was sampled of each way that rows were sent with loss; of MAX_WAYS, the least recent are forgotten."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Ways, _Known] = OrderedDict()
 
-    def find(self, ways: Ways, now: float) -> Divergence | None:
+    def find(self, ways: Ways, now: float) -> LossSample | None:
         """The last sample of `ways`; None if it is time for another one: each request that comes with it is counted."""
         known = self._known.get(ways)
         if known is None or now >= known.at + SAMPLE_AGE_S:
             return None
-        if not known.divergence.is_too_large and known.uses >= REQUESTS_A_SAMPLE:
+        if not known.sample.is_too_large and known.uses >= REQUESTS_A_SAMPLE:
             return None
         known.uses += 1
-        return known.divergence
+        return known.sample
 
-    def note(self, ways: Ways, divergence: Divergence, now: float) -> None:
-        self._known[ways] = _Known(divergence, now)
+    def note(self, ways: Ways, sample: LossSample, now: float) -> None:
+        self._known[ways] = _Known(sample, now)
         self._known.move_to_end(ways)
         if len(self._known) > MAX_WAYS:
             self._known.popitem(last=False)

@@ -14,18 +14,18 @@ from manyhands.origin.lossy import (
     MAX_WAYS,
     REQUESTS_A_SAMPLE,
     SAMPLE_AGE_S,
-    Divergence,
-    Divergences,
+    LossSample,
+    LossSamples,
     Lossy,
 )
 
 
 def test_what_is_too_large() -> None:
-    assert not Divergence(32, 0.0, 0).is_too_large and not Divergence(32, MAX_MEAN_KL, int(32 * MAX_FLIPS)).is_too_large
+    assert not LossSample(32, 0.0, 0).is_too_large and not LossSample(32, MAX_MEAN_KL, int(32 * MAX_FLIPS)).is_too_large
     assert (
-        Divergence(32, 1.01 * MAX_MEAN_KL, 0).is_too_large and Divergence(32, 0.0, int(32 * MAX_FLIPS) + 1).is_too_large
+        LossSample(32, 1.01 * MAX_MEAN_KL, 0).is_too_large and LossSample(32, 0.0, int(32 * MAX_FLIPS) + 1).is_too_large
     )
-    assert Divergence(32, float("nan"), 0).is_too_large and Divergence(32, float("inf"), 0).is_too_large
+    assert LossSample(32, float("nan"), 0).is_too_large and LossSample(32, float("inf"), 0).is_too_large
 
 
 def test_kl_and_flips_are_those_of_the_distributions() -> None:
@@ -34,7 +34,7 @@ def test_kl_and_flips_are_those_of_the_distributions() -> None:
     found = divergence(exact, other.astype(np.float32))
     wanted = (0.5 * np.log(2) - 0.25 * np.log(2)) / 2
     assert found.flips == 1 and found.rows == 2 and found.mean_kl == pytest.approx(wanted, rel=1e-4)
-    assert divergence(exact, exact) == Divergence(2, 0.0, 0)
+    assert divergence(exact, exact) == LossSample(2, 0.0, 0)
     assert divergence(exact, np.full_like(exact, np.nan)).is_too_large
 
 
@@ -43,7 +43,7 @@ def ways(number: int) -> Any:
 
 
 def test_samples_are_made_again_in_time_and_bounded_in_number() -> None:
-    good, bad, known = Divergence(32, 0.0, 0), Divergence(32, 9.0, 9), Divergences()
+    good, bad, known = LossSample(32, 0.0, 0), LossSample(32, 9.0, 9), LossSamples()
     assert known.find(ways(0), 0.0) is None
     known.note(ways(0), good, 0.0)
     known.note(ways(1), bad, 0.0)
