@@ -16,7 +16,7 @@ import pytest
 from manyhands.api import formats
 from manyhands.api.http import encode
 from manyhands.api.preparation import prepare
-from manyhands.api.preparation.desk import Prepared
+from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.pool import INLINE_BYTES
 from manyhands.api.preparation.process import IDS_A_TURN, read_answer
 from manyhands.api.streams import request_digest
@@ -247,6 +247,14 @@ async def turns_of(work: Awaitable[Any]) -> int:
         turns += 1
         await asyncio.sleep(0)
     return turns
+
+
+def test_short_ids_of_long_tokens_are_the_work_of_a_process() -> None:
+    """4,000 ids of 4,096 bytes each, in a body of 8 KB, became 16 MB of text and of JSON on the event loop."""
+    facts = Speaker("m", object(), 1 << 20, 9, 4096, "bf16", None, None, {}, has_levels=False)
+    desk = PreparationDesk({"m": facts}, 16, 1024, lambda grammar: None, is_inline=True)
+    with pytest.raises(NeedsProcess):
+        prepare.prepare("/detokenize", json.dumps({"model": "m", "tokens": [1] * 40}).encode(), desk)
 
 
 def test_what_a_client_says_it_has_comes_back_as_numbers_and_bytes() -> None:

@@ -30,6 +30,8 @@ MAX_CHOICES: Final = 128  # of all prompts together
 COUNTING: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 # Tokens whose texts are found one by one on the event loop: a millisecond. More are the work of a process.
 INLINE_PIECES: Final = 256
+# Text of ids that may be made and encoded there, by the length of the longest token: under a millisecond.
+INLINE_TEXT_BYTES: Final = 1 << 17
 # Of the long part of an answer, as JSON: the tokens of a megabyte of text with their texts.
 MAX_SHOWN_BYTES: Final = 16 << 20
 _LOGPROBS = "message.output_text.logprobs"
@@ -201,6 +203,8 @@ def _detokenize(given: Object, speaker: Speaker, desk: PreparationDesk) -> Prepa
     ids = given["tokens"]
     if max(ids) >= speaker.vocab_size:
         raise BadField(f"tokens has {max(ids)}; there are 0 to {speaker.vocab_size - 1}", "tokens")
+    if desk.is_inline and len(ids) * speaker.longest > INLINE_TEXT_BYTES:
+        raise NeedsProcess
     text: str = speaker.tokenizer.decode(ids, skip_special_tokens=False)
     return Prepared(speaker.name, given, [], SamplingParams(), num_tokens=len(ids), shown=_shown(text))
 
