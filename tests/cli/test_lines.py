@@ -36,6 +36,7 @@ def test_words_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_copied_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
+    assert "\n" in fitted(f"{'word ' * 30} manyhands join mh1...", Terminal()), "that is no ticket"
     line = f"from elsewhere:  manyhands join mh1{'A' * 120}"
     assert fitted(f"{line}\n  short", Terminal()) == f"{line}\n  short"
 

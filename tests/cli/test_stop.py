@@ -48,7 +48,7 @@ def test_one_that_stays_is_reported(process: subprocess.Popen[bytes]) -> None:
     run_path("desk").write_text(f"{process.pid} {ticks(process.pid)}")
     process.send_signal(signal.SIGSTOP)
     said = CliRunner().invoke(app, ["stop", "desk", "--wait", "0"])
-    assert said.exit_code == 1 and "still serves" in said.stdout
+    assert said.exit_code == 1 and "has not left after" in said.stdout
 
 
 def test_the_only_node_needs_no_name(process: subprocess.Popen[bytes]) -> None:

@@ -1,5 +1,6 @@
 """Lines for people: broken between words where a terminal would break them within one, and as they are elsewhere."""
 
+import re
 import shutil
 from collections.abc import Sequence
 from typing import TextIO
@@ -8,7 +9,7 @@ from manyhands.plain import one_line
 
 MIN_COLUMNS = 20
 INDENT = "  "  # of what stands below the first line
-TICKET = "mh1"  # a line with one is copied whole: it stays one line
+TICKET = re.compile("mh1[A-Za-z0-9_-]{16}")  # a line with one is copied whole: it stays one line
 
 
 def fitted(text: str, out: TextIO) -> str:
@@ -21,7 +22,7 @@ def fitted(text: str, out: TextIO) -> str:
 
 
 def _broken(line: str, width: int, wrapper: type) -> str:
-    if len(line) <= width or TICKET in line:
+    if len(line) <= width or TICKET.search(line):
         return line
     indent = line[: len(line) - len(line.lstrip())] + INDENT
     broken: str = wrapper(

@@ -36,7 +36,10 @@ def stop(
             stack.enter_context(doing(f"{name} hands its sessions over"))
             has_left = _wait(path, pid, wait - SHOWN_S)
     if not has_left:
-        typer.echo(f"{name} still serves sessions no other node can take; manyhands stop {name} --now ends it at once")
+        typer.echo(
+            f"{name} has not left after {wait:g} s: it hands sessions over, or has some that no other node can take; "
+            f"manyhands stop {name} --now ends it at once"
+        )
         raise typer.Exit(1)
     typer.echo(f"{name} has left")
 
