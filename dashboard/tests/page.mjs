@@ -120,8 +120,10 @@ const checks = {
     await page.waitForSelector(".nodes li");
     const shown = page.waitForSelector("text=/Reading the prompt, \\d+ % of \\d+ tokens/");
     await page.fill("textarea", "Once upon a time there was a king. ".repeat(80));
-    await page.keyboard.press("Enter");
-    await shown;
+    const { pid } = told.nodes.find((node) => node.name === "node-2");
+    const pauses = setInterval(() => (process.kill(pid, "SIGSTOP"), setTimeout(() => process.kill(pid, "SIGCONT"), 180)), 200);
+    await page.keyboard.press("Enter"); // a quiet machine would have read it before the first look
+    await shown.finally(() => clearInterval(pauses));
     await page.waitForSelector(".figures");
     await page.context().close();
   },
