@@ -92,14 +92,13 @@ async def race(attempts: Sequence[Attempt], dial: Callable[[NodeAddr], Awaitable
             done, _ = await asyncio.wait(running, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 addr = running[task]
-                try:
-                    link = task.result()
-                except LinkClosed as exc:
-                    failures.append(str(exc))
+                # `result` would raise it: its traceback would lead to this frame, and this frame to the task that holds it.
+                if isinstance(error := task.exception(), LinkClosed):
+                    failures.append(str(error))
                     del running[task]
                     continue
                 del running[task]
-                return addr, link
+                return addr, task.result()
     finally:
         await _drop(running)
     raise LinkClosed("; ".join(dict.fromkeys(failures)) or "no address is known")
