@@ -16,6 +16,7 @@ from manyhands.member.weights import weights_of
 from manyhands.net.setbacks import MAX_REMEMBERED, Setbacks
 from manyhands.net.transport import Link, Transport
 from manyhands.origin.routes import MAX_FAR
+from manyhands.origin.sessions import MAX_LOADED
 from manyhands.route.search import Rules
 from manyhands.swarm.dht.store import MAX_PER_KEY, MAX_PER_PUBLISHER, DhtStore
 from manyhands.swarm.directory import Peer
@@ -35,6 +36,7 @@ from manyhands.swarm.record import Record
 from manyhands.swarm.record_store import MAX_RECORDS_PER_NODE, RecordStore
 from manyhands.swarm.statement import sign
 from manyhands.testing.clock import run_virtual
+from manyhands.testing.swarm import memory_swarm
 from manyhands.testing.tiny import make_tiny
 from manyhands.wire.message import Lane
 from tests.hostile.test_routes import cpu_s
@@ -317,6 +319,33 @@ def test_setbacks_double_are_forgotten_and_bounded() -> None:
     for number in range(MAX_REMEMBERED):
         setbacks.failed(node_of(2), [NodeAddr("10.0.0.2", number)], now)
     assert len(setbacks) == MAX_REMEMBERED
+
+
+def test_the_names_of_one_node_are_bounded() -> None:
+    """A member can have itself dialled under any number of names: each was remembered while a link to it was open."""
+    setbacks, latest = Setbacks(), NodeAddr(f"n{2 * MAX_REMEMBERED - 1}.example", 1)
+    for number in range(2 * MAX_REMEMBERED):
+        setbacks.reached(node_of(0), NodeAddr(f"n{number}.example", 1))
+    assert len(setbacks) == MAX_REMEMBERED and setbacks.wait_s(node_of(1), latest, 0.0) > 0
+
+
+def test_what_a_node_loads_for_us_is_remembered_once_a_span(folder: Path) -> None:
+    """Each session on a span that was not loaded added what its record said then, for as long as the link lived."""
+
+    async def main() -> None:
+        async with memory_swarm(folder, "0-1,2-3") as swarm:
+            sessions, at = swarm.origin.node.requests, swarm.addrs[:1]
+            (said,) = await sessions.survey(at)
+
+            def loaded(**changes: Any) -> int:
+                sessions._note_loaded(replace(said, info=replace(said.info, is_loaded=False, **changes)))
+                return len(sessions.known_offers(at, ())) - 1  # its Hello named one
+
+            assert {loaded(free_tokens=number) for number in range(100)} == {1}
+            assert sessions.known_offers(at, ())[-1].info.free_tokens == 99
+            assert max(loaded(span=Span(number, number + 1)) for number in range(3 * MAX_LOADED)) == MAX_LOADED
+
+    asyncio.run(main())
 
 
 def test_nodes_that_there_are_not_hold_no_layers(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

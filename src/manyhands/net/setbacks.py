@@ -17,7 +17,7 @@ FIRST_S = 5.0
 MAX_S = 300.0
 DIAL_S = 20.0  # a dial takes less: one that was begun when it was allowed, and failed, counts as a further failure
 AGAIN_S = 1.0  # until an address that is being dialled for another node is asked about again
-MAX_REMEMBERED = 8192  # nodes and addresses; the oldest are forgotten first
+MAX_REMEMBERED = 8192  # nodes and addresses that failed, and addresses that are proven; the oldest are forgotten first
 Place = tuple[str, int]
 _NEVER = (0.0, -math.inf)
 
@@ -31,7 +31,7 @@ class Setbacks:
         self._dialled: dict[Place, NodeId] = {}  # now, and for which node
 
     def __len__(self) -> int:
-        return len(self._failures)
+        return len(self._failures) + len(self._proven)
 
     def failed(self, node: NodeId | None, addrs: Iterable[NodeAddr], now: float) -> None:
         """A dial of `node` at `addrs` failed, or a session could not be opened on it. None: another peer named the addresses,
@@ -61,7 +61,10 @@ class Setbacks:
         self._failures.pop(node, None)
         if addr is not None:
             self._failures.pop((addr.host, addr.port), None)
+            self._proven.pop((addr.host, addr.port), None)
             self._proven[addr.host, addr.port] = node
+            if len(self._proven) > MAX_REMEMBERED:  # a peer may be dialled under any number of names
+                del self._proven[next(iter(self._proven))]
 
     def lost(self, node: NodeId) -> None:
         """The last link to `node` has ended: its addresses are not proven any more."""

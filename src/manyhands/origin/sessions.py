@@ -4,11 +4,12 @@ import asyncio
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manyhands.config import RequestConfig
-from manyhands.core import ORIGIN_HOP, NodeAddr, NodeId, SessionId, SpanInfo
+from manyhands.core import ORIGIN_HOP, ModelId, NodeAddr, NodeId, Precision, SessionId, Span, SpanInfo
 from manyhands.errors import LinkClosed, ShardUnavailable
 from manyhands.net.transport import Link, try_send
 from manyhands.node import Node
@@ -19,6 +20,8 @@ from manyhands.wire.message import Close, Credit, Fault, Opened, Progress, Step
 from manyhands.wire.signed import Signer
 from manyhands.worker.owners import Owners
 
+MAX_LOADED: Final = 64  # spans of one node, of which there are no more records either; the oldest are forgotten first
+
 
 class Sessions:
     """`open` gives a session and `close` frees it. `owners`: whose sessions the spans of this node hold."""
@@ -27,7 +30,8 @@ class Sessions:
         self.request = request
         self.active: dict[SessionId, Session] = {}
         self._node, self._owners, self._signer = node, owners, Signer(key)
-        self._loaded: dict[NodeId, set[SpanInfo]] = {}  # what peers have loaded for sessions of ours since their Hello
+        # What peers have loaded for sessions of ours since their Hello: as they said it last, the latest last.
+        self._loaded: dict[NodeId, dict[tuple[ModelId, Precision, Span], SpanInfo]] = {}
 
     def register(self) -> None:
         """Take the messages of these sessions, before the spans of this node take theirs."""
@@ -64,7 +68,7 @@ class Sessions:
     def _offers_of(self, addr: NodeAddr, link: Link) -> list[Offer]:
         """What the peer said it hosts, and what it has loaded for us since."""
         at = NodeAddr(addr.host, addr.port, link.peer)
-        spans = (*link.hello.spans, *sorted(self._loaded.get(link.peer, ()), key=lambda info: info.span))
+        spans = (*link.hello.spans, *sorted(self._loaded.get(link.peer, {}).values(), key=lambda info: info.span))
         return [Offer(at, link.peer, link.hello.name, info) for info in spans]
 
     def known_offers(self, addrs: Sequence[NodeAddr], excluded: Collection[NodeId]) -> list[Offer]:
@@ -195,5 +199,10 @@ class Sessions:
         return True
 
     def _note_loaded(self, offer: Offer) -> None:
-        if not offer.info.is_loaded:
-            self._loaded.setdefault(offer.node, set()).add(replace(offer.info, is_loaded=True))
+        info = offer.info
+        if not info.is_loaded:
+            mine = self._loaded.setdefault(offer.node, {})
+            mine.pop((info.model, info.precision, info.span), None)
+            mine[info.model, info.precision, info.span] = replace(info, is_loaded=True)
+            if len(mine) > MAX_LOADED:
+                del mine[next(iter(mine))]
