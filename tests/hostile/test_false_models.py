@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from manyhands.api.formats import ModelFormats
-from manyhands.api.gateway import MAX_BRINGING, Gateway, OfferedModel
+from manyhands.api.gateway import MAX_BRINGING, MAX_MODELS, Gateway, OfferedModel
 from manyhands.api.native.swarm import swarm_router
 from manyhands.api.run import Caller
 from manyhands.checkpoint.folder import MANIFEST
@@ -180,6 +180,39 @@ def test_models_that_never_come_hold_up_no_other(tmp_path: Path) -> None:
                 task.cancel()
             await asyncio.gather(*stuck, return_exceptions=True)
             assert not any(lock.locked() for lock in gateway._bringing.values())
+
+    asyncio.run(main())
+
+
+class Endless:
+    """Offers any number of models, each of which loads at once."""
+
+    own = "own"
+
+    def __init__(self, count: int) -> None:
+        self._names = ["own", *(f"m{i}" for i in range(count))]
+
+    def offered(self) -> dict[str, OfferedModel]:
+        return {name: OfferedModel(model_id(i), "bf16", 4, 128) for i, name in enumerate(self._names)}
+
+    async def load(self, name: str) -> Origin:
+        return cast(Origin, object())
+
+
+def test_a_gateway_loads_a_bounded_number_of_models() -> None:
+    """Each stayed for good, with its tokenizer and its metrics: a member that offered small ones could fill the memory."""
+
+    async def main() -> None:
+        gateway = Gateway({}, others=Endless(MAX_MODELS + 5))
+        for number in range(MAX_MODELS):
+            await gateway.bring(f"m{number}")
+        for number in range(MAX_MODELS, MAX_MODELS + 5):
+            with pytest.raises(ModelNotFound, match=f"no more than {MAX_MODELS}: ask another member for 'm{number}'"):
+                await gateway.bring(f"m{number}")
+        await gateway.bring("m0")
+        assert len(gateway.origins) == MAX_MODELS
+        await gateway.bring("own")
+        assert "own" in gateway.origins, "what this machine hosts has a place of its own"
 
     asyncio.run(main())
 

@@ -35,6 +35,7 @@ from manyhands.plain import one_line
 logger = logging.getLogger(__name__)
 
 BRING_S: Final = 10.0  # between two attempts to load a model that could not be loaded
+MAX_MODELS: Final = 32  # loaded beside this machine's own, each for good with its tokenizer, ends and metrics
 MAX_BRINGING: Final = 4  # models that are loaded at once: where they come from may be slow, and others are asked for
 
 
@@ -144,7 +145,7 @@ class Gateway:
         why, and it is tried again BRING_S later.
 
         Any member can offer models; so they cost something only when they are asked for by name, and do not wait for each
-        other. Raises RateLimited if MAX_BRINGING are being loaded.
+        other. Raises RateLimited if MAX_BRINGING are being loaded, ModelNotFound if MAX_MODELS are loaded.
         """
         if self.others is None:
             return
@@ -157,6 +158,11 @@ class Gateway:
         num_loading = sum(each.locked() for each in self._bringing.values())
         if not turn.locked() and num_loading >= MAX_BRINGING:
             raise RateLimited(f"{num_loading} models are being loaded: try again later", BRING_S)
+        if not turn.locked() and name != self.own and len(self.origins) + num_loading >= MAX_MODELS:
+            raise ModelNotFound(
+                f"this gateway serves {len(self.origins)} models, and no more than {MAX_MODELS}: ask another member for "
+                f"{name[:100]!r}, or start this one anew"
+            )
         async with turn:
             await self._bring(self.others, name)
 
