@@ -8,6 +8,7 @@ import pytest
 
 from manyhands.core import Span
 from manyhands.engine import golden_models, library
+from manyhands.engine.cache import SessionCache
 from manyhands.engine.compile import compile_layers
 from manyhands.engine.cpu import CpuEnds
 from manyhands.engine.golden_cases import draw, reals, stored
@@ -54,6 +55,22 @@ def test_a_tied_head_is_held_once() -> None:
     ends = CpuEnds(program, tensors.__getitem__, "bf16", team, "scalar")
     assert resident() - before < 1.5 * table.nbytes + (4 << 20)
     assert np.array_equal(ends.embed([7, 19999]).view(np.uint16), table[[7, 19999]])
+
+
+def test_what_a_dropped_cache_held_is_the_systems_at_once() -> None:
+    """Also between caches that stay, where the C library's heap would keep it."""
+    plan = Plan(library.supported()[0], "f32", [64, 64], 1, "f32", 2048)
+    plan.add(library.ATTENTION, (0, 0, 0, 1, 1, 1, 64, 64, 0, 0, 1), (0.1, 0.0))
+    large = np.ones(24 << 20, np.uint8)
+    del large  # from here on glibc takes pieces of a MiB from its heap
+    caches = [SessionCache(plan, 2048) for _ in range(40)]
+    before, written = resident(), sum(cache.num_bytes for cache in caches)
+    for cache in caches:
+        cache._bytes[:] = 1
+    held = resident()
+    assert held - before > 0.9 * written, "only what is written is resident"
+    del caches[::2]
+    assert held - resident() > 0.45 * written
 
 
 def resident() -> int:

@@ -3,6 +3,7 @@
 To roll back is to step from an earlier position: later positions are written again before they are read.
 """
 
+import mmap
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,7 @@ WIDE, NARROW = 32, 16  # keys, and values, are padded to a multiple of so many n
 FIRST_BLOCKS = 4  # of a cache that begins without memory: 256 positions
 
 _CODES: Final = 32  # of a key or a value that share a scale of two bytes
+_PAGES: Final = 1 << 16  # bytes from which memory is taken in pages
 
 
 def bytes_per_position(layer: Layer, item: int, *, has_codes: bool = False) -> int:
@@ -29,7 +31,7 @@ def bytes_per_position(layer: Layer, item: int, *, has_codes: bool = False) -> i
 
 
 class SessionCache:
-    """Memory of one session for one plan; zeros at first, of which the system takes what is written.
+    """Memory of one session for one plan; zeros at first, of which only what was written is resident.
 
     Memory for `capacity` positions is there from the start; it grows by half, at least to what is asked for. `length` is the
     number of positions that are valid, kept by who steps.
@@ -39,7 +41,7 @@ class SessionCache:
         self.plan = plan
         self.length = 0
         self.blocks = -(-capacity // BLOCK)
-        self._bytes: Array = np.zeros(self.blocks * plan.block_bytes, np.uint8)
+        self._bytes = _zeros(self.blocks * plan.block_bytes)
 
     @property
     def capacity(self) -> int:
@@ -56,7 +58,7 @@ class SessionCache:
         if needed <= self.blocks:
             return
         blocks = max(needed, FIRST_BLOCKS, self.blocks * 3 // 2)
-        grown = np.zeros(blocks * self.plan.block_bytes, np.uint8)
+        grown = _zeros(blocks * self.plan.block_bytes)
         if self.blocks:
             self.plan.copy_cache(self._bytes, self.blocks, grown, blocks, self.blocks)
         self._bytes, self.blocks = grown, blocks
@@ -71,3 +73,13 @@ class SessionCache:
         """Rows [row, row + count) of a step as the positions from `start` on. Reserves their memory."""
         self.reserve(start + count)
         return Segment(library.address(self._bytes), self._bytes.nbytes, self.blocks, start, row, count)
+
+
+def _zeros(num_bytes: int) -> Array:
+    """Bytes in pages of their own: resident once they are written, and the system's again as soon as they are dropped.
+
+    The C library's heap keeps what was freed, and clears it for the next cache, all of which is resident then.
+    """
+    if num_bytes < _PAGES:
+        return np.zeros(num_bytes, np.uint8)
+    return np.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
