@@ -1,34 +1,32 @@
 """Builds the engine's library under AddressSanitizer and UndefinedBehaviourSanitizer: what tools/fuzz_kernels.py runs on."""
 
+import json
 import os
-import runpy
 import shutil
 import subprocess
-import warnings
+import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from manyhands.engine import library
 
 ROOT: Final = Path(__file__).parents[1]
 NATIVE: Final = ROOT / "src/manyhands/engine/native"
 SANITIZED: Final = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"]
+# In a process: setuptools takes the place of distutils in the one that imports it.
+_TELLS: Final = """
+import json, runpy, setuptools
+setuptools.setup = lambda **_: None
+found = runpy.run_path("setup.py")
+print(json.dumps((found["FLAGS"], found["targets"])))
+"""
 
 
 def targets(sanitized: str = "") -> dict[str, list[str]]:
     """setup.py's own flags for this machine, without running setup(); sanitizers for all targets, or for `sanitized` alone."""
-    with warnings.catch_warnings():  # of distutils, where it was imported before
-        warnings.simplefilter("ignore", DeprecationWarning)
-        import setuptools  # type: ignore[import-untyped]
-
-    kept: Any = setuptools.setup
-    setuptools.setup = lambda **_: None
-    try:
-        found = runpy.run_path(str(ROOT / "setup.py"))
-    finally:
-        setuptools.setup = kept
-    flags: list[str] = found["FLAGS"]
-    each: dict[str, list[str]] = {"": [], **found["targets"]}
+    done = subprocess.run([sys.executable, "-c", _TELLS], cwd=ROOT, capture_output=True, text=True, check=True)
+    flags, found = json.loads(done.stdout)
+    each: dict[str, list[str]] = {"": [], **found}
     if "amx" in each and not runs("amx"):
         each["amx"] = [*each["avx2"], "-UTARGET", "-DTARGET=amx", "-DTILES", "-DTILES_EMULATED"]  # in AVX2's lanes
         each[""] = ["-DTILES_EMULATED"]
