@@ -15,8 +15,6 @@ from manyhands.checkpoint.partition import (
     layer_of,
     longest_run,
     needed_tensors,
-    packed_ends_bytes,
-    packed_layer_bytes,
     span_tensors,
     tensor_bytes,
 )
@@ -120,28 +118,18 @@ def test_needed_refuses_layers_that_do_not_exist() -> None:
         needed_tensors(NAMES, 12, Span(11, 13), False)
 
 
-def test_bytes_are_exact_per_precision() -> None:
-    matrix, vector = Tensor("model.layers.1.w", "BF16", (6, 10)), Tensor("model.layers.1.n", "F32", (6,))
-    head = Tensor("lm_head.weight", "BF16", (4, 10))
-    assert layer_bytes([matrix, vector, head], 2, "bf16") == [0, 132]
-    assert layer_bytes([matrix, vector, head], 2, "fp16") == [0, 132]
-    assert layer_bytes([matrix, vector, head], 2, "fp32") == [0, 264]
-    assert layer_bytes([matrix, vector, head], 2, "w8") == [0, 64 + 24]
-    assert layer_bytes([matrix, vector, head], 2, "w4") == [0, 34 + 24]
-    assert [ends_bytes([matrix, head], p) for p in ("bf16", "fp32", "w8", "w4")] == [80, 160, 43, 43]
-
-
-def test_packed_bytes_are_what_memory_holds() -> None:
+def test_bytes_are_what_memory_holds() -> None:
     """Vectors are held in fp32, matrices of 16 bits as they are stored, also in fp32; a tied head is held once."""
-    matrix, vector = Tensor("model.layers.0.w", "BF16", (6, 10)), Tensor("model.layers.0.n", "BF16", (6,))
-    embed, head = Tensor("model.embed_tokens.weight", "BF16", (4, 10)), Tensor("lm_head.weight", "BF16", (4, 10))
-    sizes: list[tuple[Precision, int]] = [("bf16", 144), ("fp32", 144), ("w8", 64 + 24), ("w4", 34 + 24)]
+    matrix, vector = Tensor("model.layers.1.w", "BF16", (6, 10)), Tensor("model.layers.1.n", "BF16", (6,))
+    wide, embed = Tensor("model.layers.0.w", "F32", (6, 10)), Tensor("model.embed_tokens.weight", "BF16", (4, 10))
+    head = Tensor("lm_head.weight", "BF16", (4, 10))
+    sizes: list[tuple[Precision, int]] = [("bf16", 144), ("fp16", 144), ("fp32", 144), ("w8", 64 + 24), ("w4", 34 + 24)]
     for precision, want in sizes:
-        assert packed_layer_bytes([matrix, vector, head], 1, precision, ()) == [want]
-    assert packed_layer_bytes([matrix, vector], 1, "w4", {matrix.name}) == [120 + 24]
-    assert packed_ends_bytes([embed, head], "bf16", ()) == 160
-    assert packed_ends_bytes([embed], "bf16", ()) == 80
-    assert packed_ends_bytes([embed], "w4", ()) == 43
+        assert layer_bytes([matrix, vector, head], 2, precision) == [0, want]
+    assert [layer_bytes([wide], 1, precision) for precision in ("fp32", "bf16")] == [[240], [120]]
+    assert layer_bytes([matrix, vector], 2, "w4", {matrix.name}) == [0, 120 + 24]
+    assert [ends_bytes([matrix, head], p) for p in ("bf16", "fp32", "w8", "w4")] == [80, 80, 43, 43]
+    assert ends_bytes([embed, head], "bf16") == 160
 
 
 def test_integers_keep_their_size() -> None:

@@ -33,7 +33,7 @@ def test_inspect_says_what_a_model_is(tied: Path) -> None:
     facts = json.loads(run("inspect", str(tied), "--json"))
     assert (facts["family"], facts["num_layers"], facts["tied"]) == ("qwen2", 6, True)
     assert facts["model_id"] == build_manifest(tied).id
-    assert facts["bytes"]["fp32"]["total"] == 2 * facts["bytes"]["bf16"]["total"]
+    assert facts["bytes"]["fp32"] == facts["bytes"]["bf16"], "matrices of 16 bits stay as they are stored"
     assert facts["bytes"]["w8"]["total"] < facts["bytes"]["bf16"]["total"]
     assert facts["tokens_per_s"]["w4"] > facts["tokens_per_s"]["fp32"] > 0
 
@@ -44,10 +44,12 @@ def test_inspect_shows_a_table(llama: Path) -> None:
     assert build_manifest(llama).id[:60] in shown
 
 
-def test_inspect_bytes_are_those_on_disk(llama: Path) -> None:
-    total = json.loads(run("inspect", str(llama), "--json"))["bytes"]["bf16"]["total"]
+def test_what_inspect_says_is_stored_is_on_disk(llama: Path) -> None:
+    """In memory vectors take four bytes a number."""
+    facts = json.loads(run("inspect", str(llama), "--json"))
     header = int.from_bytes((llama / SINGLE).read_bytes()[:8], "little")
-    assert total == (llama / SINGLE).stat().st_size - header - 8
+    stored = (llama / SINGLE).stat().st_size - header - 8
+    assert facts["stored"] == {"BF16": stored} and stored < facts["bytes"]["bf16"]["total"] < 1.1 * stored
 
 
 def test_inspect_and_plan_tell_bytes_and_speed_of_a_gguf_file_at_each_precision(
@@ -60,7 +62,7 @@ def test_inspect_and_plan_tell_bytes_and_speed_of_a_gguf_file_at_each_precision(
     file, _ = tiny_gguf("llama", tmp_path / "tiny.gguf", "Q4_1")
     facts = json.loads(run("inspect", str(file), "--json"))
     totals = {name: each["total"] for name, each in facts["bytes"].items()}
-    assert totals["w4"] == totals["w8"] < totals["bf16"] / 3 and totals["fp32"] == 2 * totals["bf16"]
+    assert totals["w4"] == totals["w8"] < totals["bf16"] / 3 < totals["fp32"] / 5
     assert facts["stored"]["Q4_1"] * 0.99 < totals["w4"] < facts["stored"]["Q4_1"] * 1.1
     assert facts["tokens_per_s"]["w4"] == facts["tokens_per_s"]["w8"] > facts["tokens_per_s"]["bf16"]
     planned = CliRunner().invoke(cli, ["plan", str(file), "--json"], catch_exceptions=False)

@@ -25,13 +25,7 @@ _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.")
 _EMBED: Final = re.compile(r"(?:^|\.)(?:embed|wte|wpe|word_embeddings|tok_embeddings|position_embeddings)")
 _UNUSED: Final = re.compile(r"^mtp\.")
 
-_BITS: Final[Mapping[Precision, float]] = {
-    "bf16": 16,
-    "fp16": 16,
-    "fp32": 32,
-    "w8": 8.5,
-    "w4": 4.5,
-}  # of a matrix's number
+_BITS: Final[Mapping[Precision, float]] = {"w8": 8.5, "w4": 4.5}  # of a matrix's number
 # Of a number of blocks at w8 and w4, where they are held as they are stored (engine/quants.py). Scales of 6 bit take 8.
 _BLOCK_BITS: Final = {
     "Q4_0": 4.5,
@@ -162,59 +156,35 @@ def is_tied(names: Iterable[str]) -> bool:
     return all(layer_of(name) is not None or end_role(name) != "head" for name in names)
 
 
-def layer_bytes(tensors: Iterable[Described], num_layers: int, precision: Precision) -> list[int]:
-    """Exact bytes of weights of each layer held at `precision`."""
+def layer_bytes(
+    tensors: Iterable[Described], num_layers: int, precision: Precision, wide: Container[str] = ()
+) -> list[int]:
+    """Bytes of memory that each layer takes once it is loaded. `wide`: the matrices that are not rounded to small weights."""
     sizes = [0] * num_layers
     for tensor in tensors:
         layer = layer_of(tensor.name)
         if layer is not None and layer < num_layers:
-            sizes[layer] += tensor_bytes(tensor, precision)
+            sizes[layer] += tensor_bytes(tensor, precision, wide)
     return sizes
 
 
-def ends_bytes(tensors: Iterable[Described], precision: Precision) -> int:
-    """Exact bytes of embedding, final norm and head; at w4 embedding and head have 8 bits."""
+def ends_bytes(tensors: Iterable[Described], precision: Precision, wide: Container[str] = ()) -> int:
+    """Bytes of memory that embedding, final norm and head take once loaded: at w4 embedding and head have 8 bits, and a tied
+    head is held once."""
     kept: Precision = "w8" if precision == "w4" else precision
     ends = (tensor for tensor in tensors if layer_of(tensor.name) is None and not _UNUSED.search(tensor.name))
-    return sum(tensor_bytes(tensor, kept) for tensor in ends)
+    return sum(tensor_bytes(tensor, kept, wide) for tensor in ends)
 
 
-def tensor_bytes(tensor: Described, precision: Precision) -> int:
-    """Bytes of one tensor held at `precision`: small matrices have 16 bits of scale for 32 numbers, and vectors of fp32."""
+def tensor_bytes(tensor: Described, precision: Precision, wide: Container[str] = ()) -> int:
+    """Bytes of memory of one tensor once loaded: matrices of 16 bits as they are stored, also at fp32; small ones with 16 bits
+    of scale for 32 numbers, blocks as they are stored; vectors in fp32."""
     count = math.prod(tensor.shape)
     if not is_float(tensor.dtype):
         return count * _STORED_SIZES.get(tensor.dtype, 8)
-    if precision in SMALL_WEIGHTS and len(tensor.shape) < 2:
+    if len(tensor.shape) < 2:
         return count * 4
-    if precision in SMALL_WEIGHTS and tensor.dtype in BLOCKS:
-        return math.ceil(count * _BLOCK_BITS[tensor.dtype] / 8)
-    return math.ceil(count * _BITS[precision] / 8)
-
-
-def packed_layer_bytes(
-    tensors: Iterable[Described], num_layers: int, precision: Precision, wide: Container[str]
-) -> list[int]:
-    """Bytes of memory that each layer takes once it is loaded: matrices of 16 bits as they are stored, vectors in fp32.
-
-    `wide`: the matrices that are not rounded to small weights.
-    """
-    sizes = [0] * num_layers
-    for tensor in tensors:
-        layer = layer_of(tensor.name)
-        if layer is not None and layer < num_layers:
-            sizes[layer] += _packed(tensor, precision, wide)
-    return sizes
-
-
-def packed_ends_bytes(tensors: Iterable[Described], precision: Precision, wide: Container[str]) -> int:
-    """Bytes of memory that embedding, final norm and head take once loaded, as packed_layer_bytes; a tied head is held once."""
-    kept: Precision = "w8" if precision == "w4" else precision
-    ends = (tensor for tensor in tensors if layer_of(tensor.name) is None and not _UNUSED.search(tensor.name))
-    return sum(_packed(tensor, kept, wide) for tensor in ends)
-
-
-def _packed(tensor: Described, precision: Precision, wide: Container[str]) -> int:
     if precision in SMALL_WEIGHTS and tensor.name not in wide:
-        return tensor_bytes(tensor, precision)
-    is_half = len(tensor.shape) >= 2 and (precision != "fp32" or tensor.dtype in ("BF16", "F16"))
-    return math.prod(tensor.shape) * (2 if is_half else 4)
+        bits = _BLOCK_BITS[tensor.dtype] if tensor.dtype in BLOCKS else _BITS[precision]
+        return math.ceil(count * bits / 8)
+    return count * (2 if precision != "fp32" or tensor.dtype in ("BF16", "F16") else 4)

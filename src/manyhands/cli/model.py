@@ -56,7 +56,7 @@ def inspect(
 
 
 def describe(config: Mapping[str, Any], manifest: "Manifest") -> dict[str, Any]:
-    """Everything `inspect` says of a model with this config.json; bytes are exact."""
+    """Everything `inspect` says of a model with this config.json; bytes are those of memory, once it is loaded."""
     from manyhands.checkpoint.partition import ModelFacts, is_tied
     from manyhands.checkpoint.quantised import folded
 

@@ -153,11 +153,10 @@ def _row(each: "Shelved") -> tuple[str, str, str, str]:
 def _layers(each: "Shelved") -> str:
     if each.num_layers == 0:
         return "not whole yet" if each.kind == "short name" else "cannot be read"
-    return f"all {each.num_layers}" if each.is_whole else f"{_runs(each.layers)} of {each.num_layers}"
-
-
-def _runs(layers: "Sequence[Span]") -> str:
-    return ",".join(map(str, layers)) or "none"
+    if each.is_whole or not each.layers:
+        return f"{'all' if each.is_whole else 'none of'} {each.num_layers}"
+    is_one = sum(map(len, each.layers)) == 1
+    return f"{'layer' if is_one else 'layers'} {','.join(map(str, each.layers))} of {each.num_layers}"
 
 
 def _said_of(view: Mapping[str, Any] | None) -> list[str]:

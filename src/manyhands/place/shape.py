@@ -141,7 +141,7 @@ def _is_whole(folder: Path, tensors: Sequence[Any]) -> bool:
 
 def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], precision: Precision) -> ModelShape:
     """From a parsed config.json and the tensors' names, dtypes and shapes. Raises ModelError."""
-    from manyhands.checkpoint.partition import ModelFacts, packed_ends_bytes, packed_layer_bytes
+    from manyhands.checkpoint.partition import ModelFacts, ends_bytes, layer_bytes
     from manyhands.checkpoint.quantised import folded
     from manyhands.engine.cache import bytes_per_position
     from manyhands.engine.devices import torch_device
@@ -151,7 +151,7 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
     facts, tensors, weights = ModelFacts.from_config(config), folded(tensors, config), weight_precision(precision)
     program, is_torch = program_of(config, precision, model), torch_device() is not None
     wide = frozenset[str]().union(*map(wide_weights, program.layers))
-    layers = packed_layer_bytes(tensors, facts.num_layers, weights, wide)
+    layers = layer_bytes(tensors, facts.num_layers, weights, wide)
     if 0 in layers:
         raise ModelError(f"{model}: no tensors of layer {layers.index(0)}: the checkpoint lacks it")
     item = _ITEM_BYTES[weights]
@@ -161,7 +161,7 @@ def shape_of(model: str, config: Mapping[str, Any], tensors: Sequence[Any], prec
         cached = (bytes_per_position(layer, item, has_codes=caches_codes(precision)) for layer in program.layers)
         cache = max(cached)
     hidden = facts.hidden_size * item
-    ends = packed_ends_bytes(tensors, weights, wide)
+    ends = ends_bytes(tensors, weights, wide)
     process_bytes = PROCESS_BYTES if is_torch else NATIVE_PROCESS_BYTES
     sizes = (tuple(layers), ends, cache, hidden, facts.context)
     return ModelShape(model, precision, *sizes, process_bytes)
