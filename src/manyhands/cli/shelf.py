@@ -15,7 +15,6 @@ from manyhands.errors import BadRequest, ManyhandsError
 from manyhands.plain import one_line, size_of
 
 if TYPE_CHECKING:
-    from manyhands.core import Span
     from manyhands.weights.shelf import Shelved
 
 Name = Annotated[str, typer.Argument(help="As `manyhands list` shows it.")]
