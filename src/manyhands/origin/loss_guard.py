@@ -25,6 +25,7 @@ from manyhands.origin.session import Session
 from manyhands.origin.sessions import Sessions
 from manyhands.route.offer import Offer
 from manyhands.wire.rows import read_rows
+from manyhands.worker.quality import log_softmax
 
 logger = logging.getLogger(__name__)
 
@@ -123,14 +124,7 @@ def divergence(exact_TV: NDArray[np.float32], rounded_TV: NDArray[np.float32]) -
     """Of two sets of logits."""
     total, flips = 0.0, 0
     for exact_V, rounded_V in zip(exact_TV, rounded_TV, strict=True):
-        log_p, log_q = _log_probs(exact_V), _log_probs(rounded_V)
+        log_p, log_q = log_softmax(exact_V), log_softmax(rounded_V)
         total += float(np.sum(np.exp(log_p) * (log_p - log_q)))
         flips += int(exact_V.argmax() != rounded_V.argmax())
     return LossSample(len(exact_TV), total / len(exact_TV), flips)
-
-
-def _log_probs(logits_V: NDArray[np.float32]) -> NDArray[np.float64]:
-    wide = logits_V.astype(np.float64)
-    wide -= wide.max()
-    out: NDArray[np.float64] = wide - np.log(np.exp(wide).sum())
-    return out
