@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from manyhands.checkpoint.manifest import Silent
 from manyhands.config import WorkerConfig
@@ -98,7 +99,11 @@ Play = Callable[[Callable[[Town], Any]], Any]  # of the fixture `play`
 
 @asynccontextmanager
 async def town(folder: Path, home: Path, precision: Precision = "bf16") -> AsyncIterator[Town]:
+    """A Town without members. All of them state the same time of a layer: the machine's own pace, which other work on it
+    disturbs, decides nothing.
+    """
     async with AsyncExitStack() as stack:
+        stack.enter_context(patch("manyhands.member.hosting.decode_layer_s", lambda model, span: 0.001))
         yield Town(folder, home, stack, precision=precision)
 
 
