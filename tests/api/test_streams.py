@@ -413,14 +413,14 @@ def test_a_text_that_nothing_would_be_made_of_is_refused(folder: Path) -> None:
 # -- what a gateway remembers -----------------------------------------------------------------------------------------
 
 
+def id_of(stream: Any) -> str:
+    line = stream._with_id(b"x").splitlines()[0]
+    return str(line.removeprefix(b"id: ").decode())
+
+
 def test_claims_are_bounded_in_age_number_and_memory() -> None:
     now = [1000.0]
     streams, ann = Streams(SECRET, lambda: now[0]), Caller("ann", tenant="a")
-
-    def id_of(stream: Any) -> str:
-        line = stream._with_id(b"x").splitlines()[0]
-        return str(line.removeprefix(b"id: ").decode())
-
     first = id_of(streams.open(None, b"r" * 8, ann, 1, 1))
     elsewhere = Streams(SECRET, lambda: now[0])
     assert [elsewhere.claim(first, ann).is_free for _ in range(10)] == [True] * 8 + [False] * 2
@@ -431,7 +431,22 @@ def test_claims_are_bounded_in_age_number_and_memory() -> None:
         Streams(b"another swarm" * 3).claim(first, ann)
     for number in range(MAX_REMEMBERED + 100):
         streams.claim(id_of(streams.open(None, b"r" * 8, ann, number, 1)), ann)
-    assert len(streams._known) == MAX_REMEMBERED
+    (remembered,) = streams._callers.values()
+    assert len(remembered.streams) == MAX_REMEMBERED
     now[0] += MAX_AGE_S + 1
     with pytest.raises(BadEventId, match="good for"):
         streams.claim(first, ann)
+
+
+def test_who_rotates_more_streams_than_are_remembered_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was forgotten before its turn came again, and so resumed for free without end."""
+    monkeypatch.setattr("manyhands.api.streams.MAX_REMEMBERED", 16)
+    now = [1000.0]
+    streams, ann, bob = Streams(SECRET, lambda: now[0]), Caller("ann", tenant="a"), Caller("bob", tenant="b")
+    ids = [id_of(streams.open(None, b"r" * 8, ann, number, 1)) for number in range(17)]
+    others = id_of(streams.open(None, b"r" * 8, bob, 1, 1))
+    free = sum(streams.claim(each, ann).is_free for _ in range(50) for each in ids)
+    assert len(ids) <= free <= len(ids) * FREE_RESUMPTIONS
+    assert streams.claim(others, bob).is_free, "what one key forgets is no other's loss"
+    now[0] += 1
+    assert streams.claim(id_of(streams.open(None, b"r" * 8, ann, 99, 1)), ann).is_free

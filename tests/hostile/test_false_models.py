@@ -316,7 +316,7 @@ def test_tokenizers_that_cost_too_much_cost_their_own_requests(tmp_path: Path) -
     async def main() -> None:
         async with served(folders[slow]) as it, memory_swarm(folders[bloating], "0,1") as other:
             it.gateway.origins["bloating"] = other.origin
-            it.gateway.parts[0].preparing._deadline_s = 2.0  # type: ignore[attr-defined]
+            it.gateway.parts[0].preparing._deadline_s = 0.5  # type: ignore[attr-defined]
             before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
             for model in (MODEL, "bloating"):
                 status, said = await ask(it, model=model, prompt="a" * 3000)

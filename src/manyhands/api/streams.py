@@ -46,7 +46,7 @@ MAX_AGE_S: Final = 3600.0
 FREE_RESUMPTIONS: Final = 8
 # Ids of a prompt that are looked at in one turn of the event loop: a millisecond.
 IDS_A_TURN: Final = 1 << 14
-# Streams of which a gateway remembers how far they were resumed; the least recently used are forgotten.
+# Streams of one caller of which a gateway remembers how far they were resumed; the least recently used are forgotten.
 MAX_REMEMBERED: Final = 4096
 
 
@@ -69,6 +69,26 @@ class _Known:
 
     num_resumed: int = 0
     furthest: int = 0  # events that the client had when it came back last
+    created: int = 0  # when its first attempt began, by the wall clock
+
+
+class _OfCaller:
+    """The streams of one caller that were resumed. Of those created until `forgotten`, some are not known any more."""
+
+    def __init__(self) -> None:
+        self.streams: OrderedDict[bytes, _Known] = OrderedDict()
+        self.forgotten = -1
+
+    def known(self, position: Position) -> _Known:
+        """What is remembered of a stream, which is the latest used from now on. One that may have been forgotten counts as
+        resumed as often as is free: who rotates ids would never pay otherwise."""
+        if (known := self.streams.get(position.stream)) is None:
+            is_new = position.created > self.forgotten
+            known = self.streams[position.stream] = _Known(0 if is_new else FREE_RESUMPTIONS, 0, position.created)
+        self.streams.move_to_end(position.stream)
+        if len(self.streams) > MAX_REMEMBERED:
+            self.forgotten = max(self.forgotten, self.streams.popitem(last=False)[1].created)
+        return known
 
 
 class Streams:
@@ -77,11 +97,13 @@ class Streams:
     def __init__(self, secret: bytes | None = None, wall_clock: Callable[[], float] = time.time) -> None:
         self._secret = derive(secret or os.urandom(32), "streams 1")
         self._wall_clock = wall_clock
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._callers: dict[bytes, _OfCaller] = {}  # by their digests
         self._running: dict[bytes, Stream] = {}
 
     def __repr__(self) -> str:
-        return f"<Streams: {len(self._running)} run, {len(self._known)} remembered>"
+        return (
+            f"<Streams: {len(self._running)} run, {sum(len(it.streams) for it in self._callers.values())} remembered>"
+        )
 
     def claim(self, text: str, caller: Caller) -> Claim:
         """What the id `text`, shown by `caller`, allows.
@@ -96,10 +118,7 @@ class Streams:
             raise BadEventId(
                 f"Last-Event-ID is {age_s:.0f} s old; ids are good for {MAX_AGE_S:g} s: send the request without it"
             )
-        known = self._known.setdefault(position.stream, _Known())
-        self._known.move_to_end(position.stream)
-        while len(self._known) > MAX_REMEMBERED:
-            self._known.popitem(last=False)
+        known = self._callers.setdefault(position.caller, _OfCaller()).known(position)
         if position.num_events < known.furthest:
             raise BadEventId(
                 f"Last-Event-ID is event {position.num_events} of a stream that was resumed from event {known.furthest} "
@@ -128,7 +147,7 @@ class Streams:
                 "Last-Event-ID is of another request: send the same one again (model, prompt, every parameter), or leave "
                 "the header out"
             )
-        if (known := self._known.get(position.stream)) is not None:
+        if (known := self._callers[position.caller].streams.get(position.stream)) is not None:
             known.furthest = max(known.furthest, position.num_events)
         return self._stream(position, claim)
 

@@ -6,6 +6,7 @@ them; this file adds what many keys need: caps, tags, and which key makes way wh
 """
 
 import hashlib
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from itertools import chain
@@ -42,9 +43,12 @@ class DhtStore:
         self._me = me
         self._own = int(me, 16)
         self._stores: dict[int, RecordStore] = {}
+        self._near: list[int] = []  # how far the keys of `_stores` are from us, in order
+        self._keys_of: dict[NodeId, set[int]] = {}  # under which records of a node are held, or lately were
+        self._count = 0  # records of all stores
 
     def __len__(self) -> int:
-        return sum(map(len, self._stores.values()))
+        return self._count
 
     def put(
         self, data: bytes, now: float, sender: NodeId, *, node: NodeId | None = None, key: int | None = None
@@ -105,30 +109,32 @@ class DhtStore:
 
     def peer(self, node: NodeId) -> Peer | None:
         """`node` and where its newest record says that it can be dialled; None: nothing of it is held."""
-        entries = [entry for store in self._stores.values() for entry in store.of_node(node)]
+        entries = [entry for store in self._stores_of(node) for entry in store.of_node(node)]
         return Peer(node, max(entries, key=lambda e: e.record.version).record.addresses) if entries else None
 
     def has_left(self, node: NodeId) -> bool:
         """Whether `node` has withdrawn all its records: it left, and was not lost."""
-        stores = [store for store in self._stores.values() if store.of_node(node)]
+        stores = self._stores_of(node)
         return bool(stores) and all(store.has_left(node) for store in stores)
 
     def suspect(self, node: NodeId) -> None:
         """`node` cannot be reached: offer nothing of it until its next beat, or `trust`."""
-        for store in self._stores.values():
+        for store in self._stores_of(node):
             store.suspect(node)
 
     def trust(self, node: NodeId) -> None:
         """`node` answers."""
-        for store in self._stores.values():
+        for store in self._stores_of(node):
             store.trust(node)
 
     def expire(self, now: float) -> None:
         """Forget what is over."""
         for key, store in list(self._stores.items()):
-            store.expire(now)
+            self._count -= len(store.expire(now))
             if not len(store):
-                del self._stores[key]
+                self._drop(key)
+        for node in list(self._keys_of):
+            self._stores_of(node)
 
     def _find(self, key: int, tag: bytes) -> HeldRecord | None:
         store = self._stores.get(key)
@@ -142,26 +148,46 @@ class DhtStore:
         if store is None:
             store = RecordStore(self._me, MAX_PER_KEY)
             store.counts, store.forks = self.counts, self.forks
+        before = len(store)
         verdict = store.take(data, now, sender).verdict
-        if len(store):
+        self._count += len(store) - before
+        if len(store) and key not in self._stores:
             self._stores[key] = store
+            insort(self._near, key ^ self._own)
+        if store.get(name) is not None:
+            self._keys_of.setdefault(name.node, set()).add(key)
         return verdict
 
     def _has_room(self, key: int, node: NodeId) -> bool:
         """Over all keys; within one, its store decides."""
         if node == self._me:
             return True
-        if sum(len(store.of_node(node)) for store in self._stores.values()) >= MAX_PER_PUBLISHER:
+        if sum(len(store.of_node(node)) for store in self._stores_of(node)) >= MAX_PER_PUBLISHER:
             return False
-        return len(self) < MAX_RECORDS or self._make_room(key)
+        return self._count < MAX_RECORDS or self._make_room(key)
 
     def _make_room(self, key: int) -> bool:
         """Drop the farthest key if it is farther from us than `key`: a flood cannot push out what is ours to hold."""
-        farthest = max((k for k in self._stores if k not in self.wanted), key=lambda k: k ^ self._own, default=key)
+        others = (far ^ self._own for far in reversed(self._near))
+        farthest = next((k for k in others if k not in self.wanted), key)
         if farthest ^ self._own <= key ^ self._own:
             return False
-        del self._stores[farthest]
+        self._drop(farthest)
         return True
+
+    def _drop(self, key: int) -> None:
+        """Forget all that is held under `key`."""
+        self._count -= len(self._stores.pop(key))
+        del self._near[bisect_left(self._near, key ^ self._own)]
+
+    def _stores_of(self, node: NodeId) -> list[RecordStore]:
+        """Those that hold records of `node`. Its keys without any are forgotten."""
+        keys = self._keys_of.get(node, set())
+        found = {key: store for key in keys if (store := self._stores.get(key)) is not None and store.of_node(node)}
+        keys &= found.keys()
+        if not keys:
+            self._keys_of.pop(node, None)
+        return list(found.values())
 
 
 def _tag(entry: HeldRecord) -> bytes:
