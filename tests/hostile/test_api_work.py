@@ -9,12 +9,15 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from manyhands.api import formats
+from manyhands.api.anthropic import messages as anthropic
 from manyhands.api.http import encode
+from manyhands.api.ollama import generate as ollama
 from manyhands.api.preparation import prepare
 from manyhands.api.preparation.desk import NeedsProcess, PreparationDesk, Prepared, Speaker
 from manyhands.api.preparation.pool import INLINE_BYTES
@@ -247,6 +250,21 @@ async def turns_of(work: Awaitable[Any]) -> int:
         turns += 1
         await asyncio.sleep(0)
     return turns
+
+
+def test_long_arguments_of_a_call_are_told_as_they_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are objects, in the answers of Ollama and Anthropic, a megabyte of them was parsed and written at once."""
+    monkeypatch.setattr("json.loads", lambda text: pytest.fail("they are parsed"))
+    text = '{"x":["\\ud800",' + "[]," * 100_000 + "[]]}"
+    call = {"id": "call_1", "name": "f", "arguments": text}
+    choice, block = SimpleNamespace(calls=[call, {**call, "arguments": text[:-1]}]), {"type": "tool_use", "input": call}
+    (made,) = asyncio.run(ollama._calls(choice))  # type: ignore[arg-type]
+    shown = asyncio.run(anthropic._shown(block))
+    assert shown is not None and asyncio.run(anthropic._shown({**block, "input": {"arguments": "[]"}})) is None
+    for arguments in (made["function"]["arguments"], shown["input"]):
+        assert b"".join(encode.pieces({"a": arguments})) == b'{"a":' + text.encode() + b"}"
+    assert asyncio.run(turns_of(ollama._calls(choice))) > 200  # type: ignore[arg-type]
+    assert asyncio.run(turns_of(anthropic._shown(block))) > 200
 
 
 def test_short_ids_of_long_tokens_are_the_work_of_a_process() -> None:

@@ -282,3 +282,10 @@ def test_thoughts(text: str, is_open: bool, wanted: tuple[str, str]) -> None:
 @given(st.text(alphabet="<think>/ \na", max_size=60), st.lists(st.integers(0, 100)), st.booleans())
 def test_thoughts_do_not_depend_on_how_they_are_cut(text: str, places: list[int], is_open: bool) -> None:
     assert split([text], is_open=is_open) == split(cut(text, places), is_open=is_open)
+
+
+def test_arguments_within_a_string_are_text_that_can_be_sent() -> None:
+    """Half of a pair of surrogates, which JSON can write and UTF-8 cannot, ended the answer with a 500."""
+    said = '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\ud800x\\"}"}</tool_call>'
+    pieces = ToolReader(HERMES, {"f": {}}).feed(said)
+    assert pieces == [CallStart(0, "f"), CallArguments(0, '{"a": "?x"}')]

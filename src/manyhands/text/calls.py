@@ -105,7 +105,8 @@ class JsonCall(_Call):
             name = _load(value)
             self.name = name if isinstance(name, str) else None
         elif self._key == self._key_of_arguments and value.startswith('"'):
-            self._fresh.append(str(_load(value)))
+            said = str(_load(value))
+            self._fresh.append(said.encode(errors="replace").decode())  # half of a pair of surrogates is no text
             self._has_arguments = True
         self._key = None
         self._part.clear()

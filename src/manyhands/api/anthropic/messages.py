@@ -3,7 +3,6 @@
 message_start ─ (content_block_start ─ deltas ─ content_block_stop)* ─ message_delta ─ message_stop, and ping in between
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from manyhands.api.choice import Choice, ask_one
 from manyhands.api.delta import Delta
 from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway
-from manyhands.api.http.encode import JsonText
+from manyhands.api.http.encode import JsonText, whole_object
 from manyhands.api.http.error import error_body, error_object, status_of
 from manyhands.api.http.route import body_of, caller_of, client_of, describe
 from manyhands.api.http.sse import Emit, EventStream, Framing, Single, Watched, event_pieces, to_event
@@ -82,7 +81,7 @@ async def _whole(message: "_Message", gateway: Gateway, ask: Ask) -> Object:
     async for delta in message.choice.read(gateway, ask):
         for _ in message.events(delta):
             pass
-    return message.whole()
+    return await message.whole()
 
 
 async def _stream(message: "_Message", gateway: Gateway, ask: Ask, emit: Emit) -> None:
@@ -128,9 +127,9 @@ class _Message:
         yield self._event("message_delta", **told)
         yield self._event("message_stop")
 
-    def whole(self) -> Object:
+    async def whole(self) -> Object:
         """The answer at its end. A call that broke off before its input was whole is left out."""
-        content = [block for block in map(_shown, self.blocks) if block is not None]
+        content = [shown for block in self.blocks if (shown := await _shown(block)) is not None]
         told = {**self._ending(), "usage": self._usage(), "manyhands": extension(self.choice)}
         return {**self._head(), "content": content, **told}
 
@@ -191,12 +190,9 @@ class _Message:
         }
 
 
-def _shown(block: Object) -> Object | None:
+async def _shown(block: Object) -> Object | None:
     """A block of a whole answer; None for a call without a whole input."""
     if block["type"] != "tool_use":
         return block
-    try:
-        read = json.loads(block["input"]["arguments"])
-    except (ValueError, RecursionError):
-        return None
-    return {**block, "input": read} if isinstance(read, dict) else None
+    read = await whole_object(block["input"]["arguments"])
+    return None if read is None else {**block, "input": read}

@@ -7,10 +7,13 @@
 Of a token with k alternatives an answer keeps only its row: about 60 bytes for each of the k + 1.
 """
 
+import asyncio
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 from uuid import uuid4
+
+from manyhands.text.whole_json import read_object
 
 # Of an answer that is encoded, joined and written in one turn of the event loop. A piece may be larger by one item of it, or
 # by what is no JsonRows and no JsonText: a client's tools, which are bounded (prepare.py).
@@ -86,6 +89,16 @@ class JsonBytes:
         """At most PIECE_BYTES at a time."""
         for start in range(0, len(self._data), PIECE_BYTES):
             yield self._data[start : start + PIECE_BYTES]
+
+
+async def whole_object(text: str) -> JsonBytes | None:
+    """`text` as it stands, None unless it is a JSON object. Other work is done between parts of a long one."""
+    try:
+        for _ in read_object(text):
+            await asyncio.sleep(0)
+    except ValueError:
+        return None
+    return JsonBytes(text.encode())
 
 
 Part = JsonRows | JsonText | JsonBytes

@@ -1,6 +1,5 @@
 """Ollama's /api/chat and /api/generate over the gateway: one JSON object, or one a line as the answer grows."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from manyhands.api.choice import Choice, plans_of
 from manyhands.api.delta import Delta
 from manyhands.api.formats import ModelFormats
 from manyhands.api.gateway import Gateway
-from manyhands.api.http.encode import JsonText, encode, pieces
+from manyhands.api.http.encode import JsonText, encode, pieces, whole_object
 from manyhands.api.http.error import error_object
 from manyhands.api.http.route import body_of, caller_of, client_of, describe
 from manyhands.api.http.sse import NDJSON, Emit, EventStream, Single, Watched
@@ -68,7 +67,7 @@ async def _answer(
 async def _whole(shape: "_Shape", gateway: Gateway, ask: Ask, choice: Choice) -> Object:
     async for _ in choice.read(gateway, ask):
         pass
-    said = shape.said(choice.content, choice.reasoning, _calls(choice))
+    said = shape.said(choice.content, choice.reasoning, await _calls(choice))
     return {**shape.head(), **said, **shape.ending(choice)}
 
 
@@ -77,7 +76,7 @@ async def _stream(shape: "_Shape", gateway: Gateway, ask: Ask, choice: Choice, e
         text = _text_of(delta)
         if text or delta.reasoning:
             await emit(_line({**shape.head(), **shape.said(text, delta.reasoning), "done": False}))
-    if calls := _calls(choice):
+    if calls := await _calls(choice):
         await emit(_line({**shape.head(), **shape.said("", "", calls), "done": False}))
     await emit(_line({**shape.head(), **shape.said("", ""), **shape.ending(choice)}))
 
@@ -94,15 +93,11 @@ def _failed(error: Exception) -> bytes:
     return encode({"error": error_object(error)["message"]}) + b"\n"
 
 
-def _calls(choice: Choice) -> list[Object]:
+async def _calls(choice: Choice) -> list[Object]:
     """The calls whose arguments are whole: they are objects here."""
     out: list[Object] = []
     for call in choice.calls:
-        try:
-            arguments = json.loads(call["arguments"])
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(arguments, dict):
+        if (arguments := await whole_object(call["arguments"])) is not None:
             function = {"index": len(out), "name": call["name"], "arguments": arguments}
             out.append({"id": call["id"], "function": function})
     return out
