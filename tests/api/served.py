@@ -110,8 +110,8 @@ async def served(
     watcher = Watcher()
     async with memory_swarm(folder, cut, **options) as swarm:
         gateway = Gateway({MODEL: swarm.origin}, limits, [watcher])
-        voices = ModelFormats(gateway)
-        routers = [*compatible_routers(gateway, voices), native_router(gateway, History(), voices)]
+        formats = ModelFormats(gateway)
+        routers = [*compatible_routers(gateway, formats), native_router(gateway, History(), formats)]
         app = create_app(gateway, keys=keys, routers=routers)
         async with serving(app, "127.0.0.1", 0) as addr, AsyncExitStack() as clients:
             yield Served(addr, gateway, swarm, watcher, clients, app.state.access)

@@ -28,8 +28,8 @@ from manyhands.text.tools import CallArguments, CallStart, Content, Piece, ToolR
 class GenerationPlan:
     """One choice: what to ask, and how to read what comes. `index` is that of the choice among those of its prompt."""
 
-    voices: ModelFormats
-    voice: ModelFormat
+    formats: ModelFormats
+    model_format: ModelFormat
     made: Prepared
     prompt: Sequence[int]
     index: int = 0
@@ -38,19 +38,19 @@ class GenerationPlan:
     @property
     def thinking(self) -> Thinking | None:
         """The model's, where the prompt is a conversation."""
-        return self.voice.speaker.thinking if self.made.is_talk else None
+        return self.model_format.speaker.thinking if self.made.is_talk else None
 
     async def choose(self, api: Api, caller: Caller, entry: Admitted) -> tuple[Ask, "Choice"]:
         """What to ask, and its reader. Raises BadRequest for a grammar that cannot be."""
         made, params = self.made, self.made.params
         if self.index:
             params = replace(params, seed=_seed_of(params.seed, self.index))
-        constraint = await self.voices.compile(self.voice, made)
+        constraint = await self.formats.compile(self.model_format, made)
         shown = made.functions or self.thinking is not None
-        marks = {token: text for text, token in self.voice.speaker.special.items()} if shown else {}
+        marks = {token: text for text, token in self.model_format.speaker.special.items()} if shown else {}
         ours = made.given.get("manyhands", {})
         path, draft = made.given.get("path") or ours.get("path", "ring"), ours.get("draft", "")
-        rules = _rules_of(self.voice.origin, made.given | ours)
+        rules = _rules_of(self.model_format.origin, made.given | ours)
         how = (path, constraint, entry, marks, draft, rules)
         ask = Ask(made.model, api, self.prompt, params, caller, *how, is_fit=True, received=self.received)
         return ask, Choice(self)
@@ -62,23 +62,25 @@ def _rules_of(origin: Origin, given: Mapping[str, Any]) -> Rules:
     return replace(Rules.of(origin.node.request), **told)
 
 
-def plans_of(voices: ModelFormats, voice: ModelFormat, made: Prepared) -> list[GenerationPlan]:
+def plans_of(formats: ModelFormats, model_format: ModelFormat, made: Prepared) -> list[GenerationPlan]:
     """One plan a choice: every prompt has `count` of them."""
     choices = [(prompt, index) for prompt in made.prompts for index in range(made.count)]
     texts: Sequence[ReceivedText | None] = made.received or [None] * len(choices)
-    return [GenerationPlan(voices, voice, made, *choice, text) for choice, text in zip(choices, texts, strict=True)]
+    return [
+        GenerationPlan(formats, model_format, made, *choice, text) for choice, text in zip(choices, texts, strict=True)
+    ]
 
 
 async def ask_one(
-    voices: ModelFormats, path: str, api: Api, body: bytes, caller: Caller, client: str
+    formats: ModelFormats, path: str, api: Api, body: bytes, caller: Caller, client: str
 ) -> tuple[Prepared, Ask, "Choice"]:
     """Charge and prepare a request for one choice: what to ask, and its reader.
 
     Raises as ModelFormats.prepare, and RateLimited.
     """
-    entry = voices.gateway.enter(caller, api)
-    voice, made = await voices.prepare(path, body, caller, client)
-    (plan,) = plans_of(voices, voice, made)
+    entry = formats.gateway.enter(caller, api)
+    model_format, made = await formats.prepare(path, body, caller, client)
+    (plan,) = plans_of(formats, model_format, made)
     ask, choice = await plan.choose(api, caller, entry)
     return made, ask, choice
 
@@ -97,7 +99,7 @@ class Choice:
     def __init__(self, plan: GenerationPlan) -> None:
         made = plan.made
         self._thoughts = ThoughtReader(plan.thinking, is_open=made.is_open)
-        dialect = plan.voice.speaker.dialect
+        dialect = plan.model_format.speaker.dialect
         self._tools = ToolReader(dialect, made.functions) if made.functions and dialect else None
         self._is_parallel, self._is_call = made.is_parallel, made.is_call
         self.reasoning = ""

@@ -86,15 +86,17 @@ class ModelFormats:
         origins = self.gateway.origins
         if all(name in self._known and self._known[name].origin is origin for name, origin in origins.items()):
             return
-        known = {name: voice for name, voice in self._known.items() if origins.get(name) is voice.origin}
+        known = {
+            name: model_format for name, model_format in self._known.items() if origins.get(name) is model_format.origin
+        }
         for name, origin in [(name, origin) for name, origin in origins.items() if name not in known]:
             try:
                 known[name] = await asyncio.to_thread(ModelFormat.of, name, origin)
             except Exception as error:  # of files from outside: jinja2 and the tokenizers' library raise what they like
                 self.gateway.refuse(name, f"its tokenizer or chat template cannot be used ({one_line(error, 200)})")
         self._known = known
-        self._speakers = {name: voice.speaker for name, voice in known.items()}
-        self._specs = [voice.spec for voice in known.values()]
+        self._speakers = {name: model_format.speaker for name, model_format in known.items()}
+        self._specs = [model_format.spec for model_format in known.values()]
 
     async def close(self) -> None:
         """End the processes and the thread."""
@@ -150,17 +152,17 @@ class ModelFormats:
         return self._known[made.model], made
 
     def _accept(self, grammar: str) -> None:
-        if not any(voice.grammars.has(grammar) for voice in self._known.values()):
+        if not any(model_format.grammars.has(grammar) for model_format in self._known.values()):
             raise NeedsProcess
 
-    async def compile(self, voice: ModelFormat, made: Prepared) -> Grammar | None:
+    async def compile(self, model_format: ModelFormat, made: Prepared) -> Grammar | None:
         """The grammar of one choice, which a process has checked. Raises BadField."""
         if made.grammar is None:
             return None
-        thinking = voice.speaker.thinking
-        compiling = partial(voice.grammars.compile, made.grammar, thinking, is_open=made.is_open)
+        thinking = model_format.speaker.thinking
+        compiling = partial(model_format.grammars.compile, made.grammar, thinking, is_open=made.is_open)
         try:
-            if voice.grammars.has(made.grammar):
+            if model_format.grammars.has(made.grammar):
                 return compiling()
             return await asyncio.get_running_loop().run_in_executor(self._compiler, compiling)
         except BadRequest as error:

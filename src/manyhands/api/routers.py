@@ -11,7 +11,7 @@ from manyhands.api.openai.responses import responses_router
 from manyhands.api.openai.tokens import tokens_router
 
 
-def compatible_routers(gateway: Gateway, voices: ModelFormats) -> list[APIRouter]:
+def compatible_routers(gateway: Gateway, formats: ModelFormats) -> list[APIRouter]:
     """OpenAI's, Anthropic's and Ollama's paths, and the few that llama.cpp and vLLM add."""
     made = (openai_router, responses_router, tokens_router, anthropic_router, ollama_router)
-    return [make(gateway, voices) for make in made]
+    return [make(gateway, formats) for make in made]

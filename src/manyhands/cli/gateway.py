@@ -231,10 +231,10 @@ def _routers(gateway: "Gateway", history: "History", metrics: "Metrics", view: "
     from manyhands.api.routers import compatible_routers
     from manyhands.api.status import status_router
 
-    voices = ModelFormats(gateway)
+    formats = ModelFormats(gateway)
     return [
-        *compatible_routers(gateway, voices),
-        native_router(gateway, history, voices),
+        *compatible_routers(gateway, formats),
+        native_router(gateway, history, formats),
         status_router(gateway, metrics),
         swarm_router(view),
         plan_router(gateway, view),

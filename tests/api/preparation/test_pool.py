@@ -83,11 +83,11 @@ def test_turns_are_bounded_whatever_comes(steps: list[tuple[str, int]]) -> None:
 def play(folder: Path, scene: Callable[[Preparing, ModelFormat], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
         async with memory_swarm(folder, "0,1") as swarm:
-            voice = ModelFormat.of(MODEL, swarm.origin)
-            specs = [voice.spec]
+            model_format = ModelFormat.of(MODEL, swarm.origin)
+            specs = [model_format.spec]
             preparing = Preparing(lambda: specs, **options)
             try:
-                await scene(preparing, voice)
+                await scene(preparing, model_format)
             finally:
                 await preparing.close()
 
@@ -110,8 +110,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_a_process_prepares_as_the_loop_does(folder: Path) -> None:
-    async def scene(preparing: Preparing, voice: ModelFormat) -> None:
-        desk = PreparationDesk({MODEL: voice.speaker}, 16, 1024, lambda grammar: None, is_inline=True)
+    async def scene(preparing: Preparing, model_format: ModelFormat) -> None:
+        desk = PreparationDesk({MODEL: model_format.speaker}, 16, 1024, lambda grammar: None, is_inline=True)
         for path, fields in CASES:
             sent = body(**fields)
             here, there = prepare(path, sent, desk), await preparing.run("k", job(sent, path))
@@ -133,7 +133,7 @@ async def read_back(made: Any) -> Any:
 
 
 def test_a_job_that_takes_too_long_is_killed_and_the_next_is_served(tmp_path: Path) -> None:
-    async def scene(preparing: Preparing, voice: ModelFormat) -> None:
+    async def scene(preparing: Preparing, model_format: ModelFormat) -> None:
         with pytest.raises(BadRequest, match=r"more than 0.5 s"):
             await preparing.run("k", job(body(messages=HI), "/v1/chat/completions"))
         made = await preparing.run("k", job(body(prompt="hi")))
@@ -146,7 +146,7 @@ def test_a_process_that_is_not_let_run_has_its_time_left(folder: Path) -> None:
     """Stopped for three deadlines, as on a machine that has no CPU for it, a request is prepared all the same; one whose
     process never runs again ends, and the next is served."""
 
-    async def scene(preparing: Preparing, voice: ModelFormat) -> None:
+    async def scene(preparing: Preparing, model_format: ModelFormat) -> None:
         await preparing.run("k", job(body(prompt="hi")))
         (process, _) = preparing._idle[0]
         os.kill(process.pid, signal.SIGSTOP)
@@ -161,7 +161,7 @@ def test_a_process_that_is_not_let_run_has_its_time_left(folder: Path) -> None:
 
 
 def test_a_client_that_leaves_takes_its_process_along(tmp_path: Path) -> None:
-    async def scene(preparing: Preparing, voice: ModelFormat) -> None:
+    async def scene(preparing: Preparing, model_format: ModelFormat) -> None:
         await preparing.run("k", job(body(prompt="hi")))
         (process, _) = preparing._idle[0]
         running = asyncio.create_task(preparing.run("k", job(body(messages=HI), "/v1/chat/completions")))
@@ -180,8 +180,8 @@ def test_a_client_that_leaves_takes_its_process_along(tmp_path: Path) -> None:
 def test_what_is_done_inline_is_short(folder: Path) -> None:
     """CPU time of the worst bodies that are prepared on the loop; about 1 ms, 4 ms where the machine is slow."""
 
-    async def scene(preparing: Preparing, voice: ModelFormat) -> None:
-        desk = PreparationDesk({MODEL: voice.speaker}, 16, 1024, lambda grammar: None, is_inline=True)
+    async def scene(preparing: Preparing, model_format: ModelFormat) -> None:
+        desk = PreparationDesk({MODEL: model_format.speaker}, 16, 1024, lambda grammar: None, is_inline=True)
         for sent in (
             body(messages=HI * ((INLINE_BYTES - 100) // 36)),
             body(messages=[{"role": "user", "content": "a" * (INLINE_BYTES - 100)}]),
@@ -215,8 +215,8 @@ def test_what_is_done_inline_is_short(folder: Path) -> None:
 def test_texts_of_many_tokens_are_no_work_for_the_loop(folder: Path, fields: dict[str, Any], is_inline: bool) -> None:
     """8 KiB of digits took SmolLM's tokenizer 22 ms, each digit a token; of words 3 ms."""
 
-    async def scene(preparing: Preparing, voice: ModelFormat) -> None:
-        speaker = replace(voice.speaker, context=1 << 17)
+    async def scene(preparing: Preparing, model_format: ModelFormat) -> None:
+        speaker = replace(model_format.speaker, context=1 << 17)
         desk = PreparationDesk({MODEL: speaker}, 128, 1024, lambda grammar: None, is_inline=True)
         sent = body(**fields)
         assert len(sent) <= INLINE_BYTES

@@ -29,13 +29,13 @@ FRAMING = Framing(b"text/event-stream; charset=utf-8", to_event({"type": "ping"}
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def anthropic_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
+def anthropic_router(gateway: Gateway, formats: ModelFormats) -> APIRouter:
     """/v1/messages and /v1/messages/count_tokens."""
     router = APIRouter(tags=["Anthropic"])
 
     async def messages(request: Request) -> Response:
         body = await body_of(request)
-        work = _answer(gateway, voices, body, caller_of(request), client_of(request))
+        work = _answer(gateway, formats, body, caller_of(request), client_of(request))
         return Watched(work, request.state.release_body)
 
     async def count(request: Request) -> Response:
@@ -43,7 +43,7 @@ def anthropic_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
 
         async def work() -> Single:
             gateway.enter(caller_of(request), "tokens")
-            _, made = await voices.prepare(COUNT_PATH, body, caller_of(request), client_of(request))
+            _, made = await formats.prepare(COUNT_PATH, body, caller_of(request), client_of(request))
             return Single(lambda: _counted(made), gateway.limits)
 
         return Watched(work(), request.state.release_body)
@@ -58,9 +58,9 @@ async def _counted(made: Prepared) -> Object:
 
 
 async def _answer(
-    gateway: Gateway, voices: ModelFormats, body: bytes, caller: Caller, client: str
+    gateway: Gateway, formats: ModelFormats, body: bytes, caller: Caller, client: str
 ) -> EventStream | Single:
-    made, ask, choice = await ask_one(voices, PATH, "messages", body, caller, client)
+    made, ask, choice = await ask_one(formats, PATH, "messages", body, caller, client)
     message = _Message(made, choice)
     if not made.given.get("stream", False):
         return Single(lambda: _whole(message, gateway, ask), gateway.limits)

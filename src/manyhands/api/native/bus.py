@@ -29,7 +29,7 @@ HEADER: Final = "x-hearthnet-capability"
 _OURS: Final = frozenset({"start", "token", "reshard"})
 
 
-def bus_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
+def bus_router(gateway: Gateway, formats: ModelFormats) -> APIRouter:
     """The two paths."""
     router = APIRouter(tags=["bus"])
 
@@ -41,7 +41,7 @@ def bus_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
     async def call(request: Request) -> Response:
         """Call a capability: frames, or one object where `stream` is false."""
         body = await body_of(request)
-        return Watched(_answer(gateway, voices, body, request), request.state.release_body)
+        return Watched(_answer(gateway, formats, body, request), request.state.release_body)
 
     describe(router, PATH, call, "Call a capability of HearthNet's")
     return router
@@ -51,14 +51,14 @@ def _is_on(gateway: Gateway) -> bool:
     return any(not origin.node.worker.is_off for origin in gateway.origins.values())
 
 
-async def _answer(gateway: Gateway, voices: ModelFormats, body: bytes, request: Request) -> EventStream | Single:
+async def _answer(gateway: Gateway, formats: ModelFormats, body: bytes, request: Request) -> EventStream | Single:
     caller = caller_of(request)
     entry = gateway.enter(caller, "bus")
     named = request.headers.get(HEADER, CHAT)
     if named.partition("@")[0] != CHAT:
         raise NotOffered(f"{named[:80]} is not called here; GET /bus/v1/capabilities lists what is")
-    voice, made = await voices.prepare(PATH, body, caller, client_of(request))
-    (plan,) = plans_of(voices, voice, made)
+    model_format, made = await formats.prepare(PATH, body, caller, client_of(request))
+    (plan,) = plans_of(formats, model_format, made)
     ask, _ = await plan.choose("bus", caller, entry)
     if not made.given["stream"]:
         return Single(lambda: _whole(gateway, ask), gateway.limits)

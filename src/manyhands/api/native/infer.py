@@ -25,7 +25,7 @@ from manyhands.api.streams import ChoiceProgress, Stream, request_digest
 from manyhands.errors import BadRequest, ManyhandsError
 
 
-def infer_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
+def infer_router(gateway: Gateway, formats: ModelFormats) -> APIRouter:
     router = APIRouter()
 
     async def infer(request: Request) -> Response:
@@ -36,7 +36,7 @@ def infer_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
             if last_event_of(request):
                 raise BadEventId("Last-Event-ID is for a stream: send it to /api/infer/stream")
             entry = gateway.enter(caller_of(request), "native")
-            wanted = await _prepare(voices, body, request)
+            wanted = await _prepare(formats, body, request)
             _check_received(wanted, is_resumed=False)
             ask, _ = await wanted.plan().choose("native", caller_of(request), entry)
             return Single(lambda: _whole(gateway, ask, wanted.prompt), gateway.limits)
@@ -50,10 +50,10 @@ def infer_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
         async def work() -> EventStream:
             caller = caller_of(request)
             entry, claim = gateway.claim(caller, "native", last_event_of(request))
-            wanted = await _prepare(voices, body, request)
+            wanted = await _prepare(formats, body, request)
             _check_received(wanted, is_resumed=claim is not None)
             names = ["diagnostics"] if diagnostics else []
-            digest = await request_digest("/api/infer/stream", wanted.voice.origin.model.id, wanted.made, names)
+            digest = await request_digest("/api/infer/stream", wanted.model_format.origin.model.id, wanted.made, names)
             told = gateway.streams.open(claim, digest, caller, wanted.made.params.seed, 1, new_job_id())
             ask, _ = await wanted.plan(told.position.seed).choose("native", caller, entry)
             ask = replace(told.ask(0, ask), job_id=told.id)
@@ -82,8 +82,8 @@ _FLAGS = {"true": True, "1": True, "on": True, "yes": True, "false": False, "0":
 class _Wanted(NamedTuple):
     """What to generate, and the text to echo."""
 
-    voices: ModelFormats
-    voice: ModelFormat
+    formats: ModelFormats
+    model_format: ModelFormat
     made: Prepared
 
     @property
@@ -95,13 +95,13 @@ class _Wanted(NamedTuple):
         made = self.made
         if seed is not None:
             made = replace(made, params=replace(made.params, seed=seed))
-        (plan,) = plans_of(self.voices, self.voice, made)
+        (plan,) = plans_of(self.formats, self.model_format, made)
         return plan
 
 
-async def _prepare(voices: ModelFormats, body: bytes, request: Request) -> _Wanted:
+async def _prepare(formats: ModelFormats, body: bytes, request: Request) -> _Wanted:
     """Raises BadRequest, NotFound, RateLimited."""
-    return _Wanted(voices, *await voices.prepare("/api/infer", body, caller_of(request), client_of(request)))
+    return _Wanted(formats, *await formats.prepare("/api/infer", body, caller_of(request), client_of(request)))
 
 
 def _check_received(wanted: _Wanted, *, is_resumed: bool) -> None:

@@ -104,14 +104,14 @@ def _admin(caller: Annotated[Caller, Depends(_caller)]) -> None:
     check_admin(caller)
 
 
-def native_router(gateway: Gateway, history: History, voices: ModelFormats | None = None) -> APIRouter:
-    """The routes above. `history` must be among the gateway's observers. Share `voices` with openai_router."""
-    voices, router, whole = voices or ModelFormats(gateway), APIRouter(prefix="/api"), APIRouter()
-    router.include_router(infer_router(gateway, voices), tags=["infer"])
+def native_router(gateway: Gateway, history: History, formats: ModelFormats | None = None) -> APIRouter:
+    """The routes above. `history` must be among the gateway's observers. Share `formats` with openai_router."""
+    formats, router, whole = formats or ModelFormats(gateway), APIRouter(prefix="/api"), APIRouter()
+    router.include_router(infer_router(gateway, formats), tags=["infer"])
     router.include_router(_workers_router(gateway), prefix="/workers", tags=["workers"])
     router.include_router(_jobs_router(gateway, history), prefix="/jobs", tags=["jobs"])
     whole.include_router(router)
-    whole.include_router(bus_router(gateway, voices))
+    whole.include_router(bus_router(gateway, formats))
     return whole
 
 

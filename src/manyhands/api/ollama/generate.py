@@ -24,15 +24,15 @@ Object = dict[str, Any]
 Path = Literal["/api/chat", "/api/generate"]
 
 
-def ollama_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
+def ollama_router(gateway: Gateway, formats: ModelFormats) -> APIRouter:
     """Every path of Ollama's that is offered."""
     router = APIRouter(tags=["Ollama"])
-    router.include_router(models_router(gateway, voices))
+    router.include_router(models_router(gateway, formats))
 
     def handler(path: Path) -> Callable[[Request], Any]:
         async def generate(request: Request) -> Response:
             body = await body_of(request)
-            work = _answer(gateway, voices, path, body, caller_of(request), client_of(request))
+            work = _answer(gateway, formats, path, body, caller_of(request), client_of(request))
             return Watched(work, request.state.release_body)
 
         return generate
@@ -43,15 +43,15 @@ def ollama_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
 
 
 async def _answer(
-    gateway: Gateway, voices: ModelFormats, path: Path, body: bytes, caller: Caller, client: str
+    gateway: Gateway, formats: ModelFormats, path: Path, body: bytes, caller: Caller, client: str
 ) -> EventStream | Single:
     began = time.monotonic()
     entry = gateway.enter(caller, "ollama")
-    voice, made = await voices.prepare(path, body, caller, client)
+    model_format, made = await formats.prepare(path, body, caller, client)
     shape = _Shape(path, made, began)
     if not made.prompts:  # a program asks that the model be loaded
         return Single(shape.loaded, gateway.limits)
-    (plan,) = plans_of(voices, voice, made)
+    (plan,) = plans_of(formats, model_format, made)
     ask, choice = await plan.choose("ollama", caller, entry)
     if not made.given.get("stream", True):
         return Single(lambda: _whole(shape, gateway, ask, choice), gateway.limits)

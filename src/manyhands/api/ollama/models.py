@@ -34,7 +34,7 @@ class ShowRequest(BaseModel):
     verbose: bool | None = None
 
 
-def models_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
+def models_router(gateway: Gateway, formats: ModelFormats) -> APIRouter:
     """The four paths."""
     router = APIRouter(prefix="/api", tags=["Ollama"])
 
@@ -68,10 +68,10 @@ def models_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
         meant = gateway.names.find(wanted, gateway.models)
         caller_of(request).check_model(meant)
         origin = await gateway.ensure(wanted, caller_of(request))
-        await voices.open()
+        await formats.open()
         one = _Listed(meant, gateway.models[meant], origin.model.folder, origin.model.num_parameters)
         entry = await asyncio.to_thread(_entry, one, gateway.started_at)
-        return _shown(entry, origin, voices, meant, await asyncio.to_thread(_config_of, origin.model.folder))
+        return _shown(entry, origin, formats, meant, await asyncio.to_thread(_config_of, origin.model.folder))
 
     for name in OLLAMA_REFUSED:
         router.add_api_route(f"/{name}", _refused(name), methods=["POST", "DELETE"], include_in_schema=False)
@@ -153,8 +153,8 @@ _OF_CONFIG: Final = {
 }
 
 
-def _shown(entry: Object, origin: Origin, voices: ModelFormats, name: str, config: Object) -> Object:
-    speaker, family = voices.known(name).speaker, entry["details"]["family"]
+def _shown(entry: Object, origin: Origin, formats: ModelFormats, name: str, config: Object) -> Object:
+    speaker, family = formats.known(name).speaker, entry["details"]["family"]
     can = {"completion": True, "tools": speaker.dialect is not None, "thinking": speaker.thinking is not None}
     info: Object = {
         "general.architecture": family,

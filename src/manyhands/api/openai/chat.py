@@ -32,10 +32,10 @@ Object = dict[str, Any]
 T = TypeVar("T")
 
 
-def openai_router(gateway: Gateway, voices: ModelFormats | None = None) -> APIRouter:
-    """Every path under /v1 but /v1/responses. Share `voices` with responses_router: what a model's voice costs is paid once."""
+def openai_router(gateway: Gateway, formats: ModelFormats | None = None) -> APIRouter:
+    """Every path under /v1 but /v1/responses. Share `formats` with responses_router: a model's format is read once."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
-    api = OpenAI(gateway, voices or ModelFormats(gateway))
+    api = OpenAI(gateway, formats or ModelFormats(gateway))
     describe(router, "/chat/completions", api.chat, "Answer a conversation.")
     describe(router, "/completions", api.completions, "Go on from a text.")
 
@@ -91,7 +91,7 @@ class _Call:
     """One HTTP request in progress: the choices it makes, and the envelope around them."""
 
     gateway: Gateway
-    voice: ModelFormat
+    model_format: ModelFormat
     id: str
     kind: str
     model: str
@@ -103,7 +103,7 @@ class _Call:
     with_progress: bool  # tell how far the prompt is
 
     def envelope(self, **fields: Any) -> Object:
-        print_ = f"fp_{self.voice.origin.model.id[:12]}_{self.voice.origin.model.precision}"
+        print_ = f"fp_{self.model_format.origin.model.id[:12]}_{self.model_format.origin.model.precision}"
         head = {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
         return {**head, "system_fingerprint": print_, **fields}
 
@@ -122,8 +122,8 @@ class _Sender(NamedTuple):
 class OpenAI:
     """The handlers. What they do for a client, from parsing to the last token, ends with it."""
 
-    def __init__(self, gateway: Gateway, voices: ModelFormats) -> None:
-        self.gateway, self.voices = gateway, voices
+    def __init__(self, gateway: Gateway, formats: ModelFormats) -> None:
+        self.gateway, self.formats = gateway, formats
 
     async def chat(self, request: Request) -> Response:
         return await self._answered(request, "/v1/chat/completions", "chat", ChatForm)
@@ -143,16 +143,16 @@ class OpenAI:
         self, body: bytes, path: str, api: Api, form: Callable[[Spelling | None], Form], sender: _Sender
     ) -> EventStream | Single:
         entry, claim = self.gateway.claim(sender.caller, api, sender.last_event)
-        voice, made = await self.voices.prepare(path, body, sender.caller, sender.address)
-        told = await self._stream_of(path, voice, made, sender.caller, claim)
+        model_format, made = await self.formats.prepare(path, body, sender.caller, sender.address)
+        told = await self._stream_of(path, model_format, made, sender.caller, claim)
         if told is not None:
             made = replace(made, params=replace(made.params, seed=told.position.seed))
         prefix, kind = ("chatcmpl-", "chat.completion") if api == "chat" else ("cmpl-", "text_completion")
-        plans = plans_of(self.voices, voice, made)
+        plans = plans_of(self.formats, model_format, made)
         name, created = (told.id, told.position.created) if told is not None else (uuid4().hex, int(time.time()))
         whose = (sender.caller, api, entry, made.given.get("return_progress", False))
-        call = _Call(self.gateway, voice, prefix + name, kind, made.model, created, plans, *whose)
-        shape = form(Spelling(voice.grammars) if made.params.logprobs is not None else None)
+        call = _Call(self.gateway, model_format, prefix + name, kind, made.model, created, plans, *whose)
+        shape = form(Spelling(model_format.grammars) if made.params.logprobs is not None else None)
         asked = [await call.choose(index) for index in range(len(plans))]
         await shape.prepare()
         if told is None:
@@ -167,7 +167,7 @@ class OpenAI:
         )
 
     async def _stream_of(
-        self, path: str, voice: ModelFormat, made: Prepared, caller: Caller, claim: Claim | None
+        self, path: str, model_format: ModelFormat, made: Prepared, caller: Caller, claim: Claim | None
     ) -> Stream | None:
         """The stream that is asked for; None if the answer is wanted whole. Raises BadEventId."""
         if made.received and claim is None:
@@ -178,7 +178,9 @@ class OpenAI:
                 raise BadEventId("Last-Event-ID is for a stream: send stream: true, as before")
             return None
         options = made.given.get("stream_options", {})
-        request = await request_digest(path, voice.origin.model.id, made, [name for name in options if options[name]])
+        request = await request_digest(
+            path, model_format.origin.model.id, made, [name for name in options if options[name]]
+        )
         num_choices = len(made.prompts) * made.count
         return self.gateway.streams.open(claim, request, caller, made.params.seed, num_choices)
 

@@ -30,14 +30,14 @@ from manyhands.text.tools import CallArguments, CallStart, Content, Piece
 Object = dict[str, Any]
 
 
-def responses_router(gateway: Gateway, voices: ModelFormats | None = None) -> APIRouter:
+def responses_router(gateway: Gateway, formats: ModelFormats | None = None) -> APIRouter:
     """/v1/responses."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
-    voices = voices or ModelFormats(gateway)
+    formats = formats or ModelFormats(gateway)
 
     async def responses(request: Request) -> Response:
         body = await body_of(request)
-        work = _answer(gateway, voices, body, caller_of(request), client_of(request))
+        work = _answer(gateway, formats, body, caller_of(request), client_of(request))
         return Watched(work, request.state.release_body)
 
     describe(router, "/responses", responses, "Answer an input; nothing is kept.")
@@ -45,10 +45,10 @@ def responses_router(gateway: Gateway, voices: ModelFormats | None = None) -> AP
 
 
 async def _answer(
-    gateway: Gateway, voices: ModelFormats, body: bytes, caller: Caller, client: str
+    gateway: Gateway, formats: ModelFormats, body: bytes, caller: Caller, client: str
 ) -> EventStream | Single:
-    made, ask, choice = await ask_one(voices, "/v1/responses", "responses", body, caller, client)
-    spelling = Spelling(voices.known(made.model).grammars) if made.params.logprobs is not None else None
+    made, ask, choice = await ask_one(formats, "/v1/responses", "responses", body, caller, client)
+    spelling = Spelling(formats.known(made.model).grammars) if made.params.logprobs is not None else None
     if spelling is not None:
         await asyncio.to_thread(spelling.load)
     custom = frozenset(tool["name"] for tool in made.given.get("tools", ()) if tool["type"] == "custom")

@@ -18,7 +18,7 @@ from manyhands.text.reasoning import template_of
 Object = dict[str, Any]
 
 
-def tokens_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
+def tokens_router(gateway: Gateway, formats: ModelFormats) -> APIRouter:
     """The three paths."""
     router = APIRouter(tags=["tokens"])
 
@@ -28,10 +28,10 @@ def tokens_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
 
             async def work() -> Single:
                 gateway.enter(caller_of(request), "tokens")
-                voice, made = await voices.prepare(path, body, caller_of(request), client_of(request))
+                model_format, made = await formats.prepare(path, body, caller_of(request), client_of(request))
 
                 async def told() -> Object:
-                    return shape(made, voice.speaker.context)
+                    return shape(made, model_format.speaker.context)
 
                 return Single(told, gateway.limits)
 
@@ -49,8 +49,8 @@ def tokens_router(gateway: Gateway, voices: ModelFormats) -> APIRouter:
         caller_of(request).check_model(meant)
         await gateway.ensure(meant, caller_of(request))
         name = gateway.name(meant)
-        await voices.open()
-        speaker = voices.known(name).speaker
+        await formats.open()
+        speaker = formats.known(name).speaker
         return {
             "default_generation_settings": {"n_ctx": speaker.context},
             "total_slots": gateway.max_running,
