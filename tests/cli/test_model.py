@@ -10,10 +10,13 @@ from manyhands.checkpoint.folder import SINGLE
 from manyhands.checkpoint.manifest import build_manifest
 from manyhands.cli import app as cli
 from manyhands.cli.model import app
+from manyhands.core import Precision
 from manyhands.errors import BadRequest, ModelError
 from manyhands.place import kernels, measure
 from manyhands.place.kernels import Kernels
 from manyhands.place.measure import Speed
+from manyhands.place.shape import look_up
+from manyhands.testing.tiny import make_tiny
 from tests.gguf_files import tiny_gguf
 
 
@@ -68,6 +71,18 @@ def test_inspect_and_plan_tell_bytes_and_speed_of_a_gguf_file_at_each_precision(
     planned = CliRunner().invoke(cli, ["plan", str(file), "--json"], catch_exceptions=False)
     told = {each["precision"]: each for each in json.loads(planned.stdout)["precisions"]}
     assert {name: round(each["tokens_per_s"], 2) for name, each in told.items()} == facts["tokens_per_s"]
+
+
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
+@pytest.mark.parametrize("precision", ["w8", "w4"])
+def test_inspect_counts_what_nodes_load(family: str, precision: Precision, tmp_path: Path) -> None:
+    """Routers and latent attention's matrices are not rounded: plan and inspect agree on that."""
+    folder = make_tiny(family, tmp_path / family)
+    inspected = json.loads(run("inspect", str(folder), "--json"))["bytes"][precision]
+    shape = look_up(str(folder), precision, tmp_path / "home").shape
+    found = min(shape.layer_bytes), max(shape.layer_bytes), shape.ends_bytes
+    assert (inspected["layer_min"], inspected["layer_max"], inspected["ends"]) == found
+    assert inspected["total"] == sum(shape.layer_bytes) + shape.ends_bytes
 
 
 @pytest.mark.parametrize("how", [("--cut", "0-2,3-5"), ("--nodes", "2")])

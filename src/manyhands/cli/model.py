@@ -14,7 +14,7 @@ from manyhands.cli.progress import doing
 from manyhands.cli.quality import quality
 from manyhands.config import home_from_env
 from manyhands.core import PRECISIONS, Precision, Span, caches_codes, even_cut, parse_cut
-from manyhands.errors import BadRequest
+from manyhands.errors import BadRequest, ModelError
 from manyhands.plain import size_of
 
 if TYPE_CHECKING:  # help is instant: the hub's client is imported inside the commands
@@ -60,12 +60,12 @@ def describe(config: Mapping[str, Any], manifest: "Manifest") -> dict[str, Any]:
     from manyhands.checkpoint.partition import ModelFacts, is_tied
     from manyhands.checkpoint.quantised import folded
 
-    facts, matrices = ModelFacts.from_config(config), folded(manifest.tensors, config)
+    facts, matrices, wide = ModelFacts.from_config(config), folded(manifest.tensors, config), _wide(config)
     return {
         **asdict(facts),
         "tied": is_tied(manifest.names),
         "stored": stored_as(manifest.tensors),
-        "bytes": {precision: _sizes(facts, matrices, precision) for precision in HELD},
+        "bytes": {precision: _sizes(facts, matrices, precision, wide) for precision in HELD},
         "model_id": manifest.id,
     }
 
@@ -80,11 +80,24 @@ def stored_as(tensors: "Iterable[TensorDigest]") -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _sizes(facts: "ModelFacts", matrices: "Sequence[Any]", precision: Precision) -> dict[str, int]:
+def _wide(config: Mapping[str, Any]) -> frozenset[str]:
+    """Matrices that stay wide at w8 and w4; none of a model without a Program, which no command serves."""
+    from manyhands.program.families import build_program
+    from manyhands.program.tensors import wide_weights
+
+    try:
+        return frozenset[str]().union(*map(wide_weights, build_program(config).layers))
+    except ModelError:
+        return frozenset()
+
+
+def _sizes(
+    facts: "ModelFacts", matrices: "Sequence[Any]", precision: Precision, wide: frozenset[str]
+) -> dict[str, int]:
     from manyhands.checkpoint.partition import ends_bytes, layer_bytes
 
-    layers = layer_bytes(matrices, facts.num_layers, precision)
-    ends = ends_bytes(matrices, precision)
+    layers = layer_bytes(matrices, facts.num_layers, precision, wide)
+    ends = ends_bytes(matrices, precision, wide)
     return {"layer_min": min(layers), "layer_max": max(layers), "ends": ends, "total": sum(layers) + ends}
 
 
