@@ -25,7 +25,7 @@ from tests.worker.pipeline import forced
 @pytest.mark.parametrize("engine", [library.supported()[0], "torch-cpu"])
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe", "gemma3_text", "minicpm3", "gpt_oss", "deepseek_v3"])
 def test_cache_is_as_large_as_the_layers_say(tmp_path: Path, home: Path, family: str, engine: str) -> None:
-    """Also where latent attention is expanded, or heads are wider than hidden / heads."""
+    """Also where latents are cached, or heads are wider than hidden / heads."""
     folder = make_tiny(family, tmp_path / family, layers=2)
     with forced(engine):
         shape = look_up(str(folder), "bf16", home).shape
