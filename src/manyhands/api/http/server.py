@@ -216,7 +216,7 @@ async def serving(app: FastAPI, host: str, port: int, *, insecure: bool = False)
     for part in gateway.parts:
         await part.open()
     async with asyncio.TaskGroup() as group:
-        watchdog = group.create_task(gateway.watchdog.run(asyncio.get_running_loop().time()))
+        watchdog = group.create_task(gateway.watchdog.run(lambda: bool(server.server_state.connections)))
         task = group.create_task(server.serve(sockets=[bound]))
         await server.is_listening.wait()
         try:
