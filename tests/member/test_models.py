@@ -9,7 +9,7 @@ import pytest
 from manyhands.api.gateway import BRING_S, Gateway, OfferedModel
 from manyhands.checkpoint.manifest import Silent
 from manyhands.core import SamplingParams, Span
-from manyhands.errors import ModelNotFound, ShardUnavailable
+from manyhands.errors import ExperimentalDisabled, ModelNotFound, ShardUnavailable
 from manyhands.member.hosting import Hosting
 from manyhands.member.models import SwarmModels
 from manyhands.member.providers import providers_of
@@ -110,6 +110,31 @@ def test_ends_beyond_the_memory_are_refused_by_name(
             assert not gateway.origins and not hosting.with_ends
             assert "its embedding and head take" in gateway.refused["one"] and "--api" in gateway.refused["one"]
             assert not missing_spans(hosting.kind, hosting.member.records()) and hosting.budget.tokens == TOKENS
+
+    run_virtual(scene())
+
+
+def test_a_node_that_serves_no_layer_now_answers_for_its_model_unless_it_is_switched_off(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Switched off it says so, and loads nothing; on again it loads, also while its spans are drained for a move."""
+    monkeypatch.setenv("MANYHANDS_HOME", str(tmp_path))
+
+    async def scene() -> None:
+        async with town(folders[0], tmp_path) as place:
+            await place.host(0)
+            hosting, device = await joined(place, 1, "one", tmp_path / "joined", span=Span(1, 3))
+            gateway = Gateway({}, others=models_of(hosting, device, tmp_path / "joined"))
+            hosting.member.switch(on=False)
+            with pytest.raises(ExperimentalDisabled, match="is switched off: `manyhands switch on`"):
+                await gateway.bring("one")
+            assert not gateway.origins and not gateway.refused and not hosting.with_ends
+            hosting.member.switch(on=True)
+            for host in hosting.member.node.hosts:
+                host.drain()
+            assert not hosting.held
+            await gateway.bring("one")
+            assert set(gateway.origins) == {"one"} and not gateway.refused
 
     run_virtual(scene())
 

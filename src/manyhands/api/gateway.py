@@ -27,7 +27,7 @@ from manyhands.api.run import LOOK_S, Admitted, Api, Ask, Caller, Job, Observer,
 from manyhands.api.streams import Claim, Streams
 from manyhands.config import LimitsConfig
 from manyhands.core import ModelId, Precision
-from manyhands.errors import ManyhandsError, ModelNotFound, RateLimited
+from manyhands.errors import ExperimentalDisabled, ManyhandsError, ModelNotFound, RateLimited
 from manyhands.origin import Origin
 from manyhands.origin.loop import Request
 from manyhands.plain import one_line
@@ -145,7 +145,8 @@ class Gateway:
         why, and it is tried again BRING_S later.
 
         Any member can offer models; so they cost something only when they are asked for by name, and do not wait for each
-        other. Raises RateLimited if MAX_BRINGING are being loaded, ModelNotFound if MAX_MODELS are loaded.
+        other. Raises RateLimited if MAX_BRINGING are being loaded, ModelNotFound if MAX_MODELS are loaded, ExperimentalDisabled
+        while this node is switched off.
         """
         if self.others is None:
             return
@@ -182,6 +183,8 @@ class Gateway:
         try:
             self.origins[name] = await others.load(name)
             self.refused.pop(name, None)
+        except ExperimentalDisabled:  # says nothing of the model, and ends when the node is switched on
+            raise
         except ManyhandsError as error:
             self.refused[name] = str(error)
 

@@ -15,7 +15,7 @@ from typing import Final
 from manyhands.api.gateway import OfferedModel
 from manyhands.checkpoint.manifest import HashProgress
 from manyhands.core import Span
-from manyhands.errors import BadRequest, ShardUnavailable
+from manyhands.errors import BadRequest, ExperimentalDisabled, ShardUnavailable
 from manyhands.member.hosting import Hosting
 from manyhands.member.providers import providers_of
 from manyhands.member.view import missing_spans
@@ -87,7 +87,10 @@ class SwarmModels:
         return found
 
     async def load(self, name: str) -> Origin:
-        """Become an origin of a model. Raises ModelError, ShardUnavailable, BadRequest where memory does not hold its ends."""
+        """Become an origin of a model. Raises ModelError, ShardUnavailable, BadRequest where memory does not hold its ends, and
+        ExperimentalDisabled while this node is switched off: it would ask others for what it lacks."""
+        if self._member.node.worker.is_off:
+            raise ExperimentalDisabled(f"{self._member.node.name} is switched off: `manyhands switch on`")
         if name not in (kinds := self._kinds()):
             raise ShardUnavailable(f"no node of the swarm holds {one_line(name)} any more")
         kind, _ = kinds[name]
@@ -114,8 +117,9 @@ class SwarmModels:
         if not hosting.with_ends:
             self._check(hosting.weights.shape.ends_bytes, hosting.weights.name)
             hosting.with_ends = True
-
-        return await self._origin(hosting.weights, hosting.held[0], hosting.fetch)
+        # Layer 0 where no layer is served, as while it moves: a folder without any layer is no checkpoint.
+        span = next(iter(hosting.held), Span(0, 1))
+        return await self._origin(hosting.weights, span, hosting.fetch)
 
     async def _origin(self, weights: Weights, span: Span, fetch: Fetch) -> Origin:
         device, precision = self._device, weights.precision
