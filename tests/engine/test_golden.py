@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from manyhands.cli import checks
+from manyhands.core import Precision
 from manyhands.engine import golden, golden_models, library
 from manyhands.errors import ModelError
 from manyhands.program.families import FAMILIES
@@ -18,7 +19,7 @@ from tests.nightly import daily
 def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(library.FORCED, raising=False)
     yield
-    golden.failures.cache_clear()
+    golden._unlike.cache_clear()
     golden._chosen.cache_clear()
 
 
@@ -45,10 +46,10 @@ def test_every_back_end_reproduces_whole_models(name: str) -> None:
 
 
 def test_a_digest_of_small_weights_changes_no_other_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, small = golden.arithmetic(), golden.arithmetic(is_small=True)
+    before, small = golden.arithmetic("bf16"), golden.arithmetic("w8")
     (tmp_path / "small.json").write_text("{}")
     monkeypatch.setattr(golden, "SMALL_FILE", tmp_path / "small.json")
-    assert golden.arithmetic() == before != small != golden.arithmetic(is_small=True)
+    assert golden.arithmetic("fp32") == before != small != golden.arithmetic("w4")
     assert not any(map(golden.is_small, json.loads(golden.FILE.read_text())))
 
 
@@ -65,13 +66,27 @@ def test_a_back_end_with_other_bits_is_not_used(tmp_path: Path, monkeypatch: pyt
     other = {**json.loads(golden.FILE.read_text()), "norms": "0" * 64}
     (tmp_path / "golden.json").write_text(json.dumps(other))
     monkeypatch.setattr(golden, "FILE", tmp_path / "golden.json")
-    golden.failures.cache_clear()
+    golden._unlike.cache_clear()
     golden._chosen.cache_clear()
     assert golden.failures("scalar") == ("norms",)
     with pytest.raises(ModelError, match="norms"):
         golden.choose()
     (check,) = checks.check_engine()
     assert check.level == "fail" and "norms" in check.said
+
+
+def test_a_precision_proves_the_digests_of_its_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where those of small weights differ, bf16 is served all the same, and without a look at them."""
+    (tmp_path / "small.json").write_text('{"small experts": "00"}')
+    monkeypatch.setattr(golden, "SMALL_FILE", tmp_path / "small.json")
+    golden._unlike.cache_clear()
+    golden._chosen.cache_clear()
+    assert golden.choose("bf16") == golden.choose("fp32") == library.supported()[0]
+    assert golden._unlike.cache_info().currsize == 1
+    small: tuple[Precision, ...] = ("w8", "w4+c8")
+    for precision in small:
+        with pytest.raises(ModelError, match=r"small experts.*--dtype bf16 without --cache-dtype needs fewer"):
+            golden.choose(precision)
 
 
 def test_a_forced_back_end_is_the_one_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,7 +262,7 @@ def check_engine() -> Iterator[Check]:
     from manyhands.engine import golden, library
 
     try:
-        proven = {name: (*golden.failures(name), *golden.cache_failures(name)) for name in library.supported()}
+        proven = {name: golden.failures(name) for name in library.supported()}
         chosen = golden.choose()
     except ManyhandsError as error:
         yield verdict("engine", error)

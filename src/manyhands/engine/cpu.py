@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from manyhands.core import SMALL_WEIGHTS, Precision, Span, caches_codes, weight_precision
+from manyhands.core import SMALL_WEIGHTS, Precision, Span, weight_precision
 from manyhands.engine import golden, library
 from manyhands.engine.cache import SessionCache
 from manyhands.engine.compile import ROW_TYPES, compile_layers, head_plan
@@ -45,9 +45,7 @@ class CpuSpan:
         self.num_layers = len(program.layers)
         if span.end > self.num_layers:
             raise CutError(f"layers {span} are out of range: the model has layers 0-{self.num_layers - 1}")
-        self.span, self.back_end = span, back_end or golden.choose()
-        if caches_codes(precision):
-            golden.check_caches(self.back_end)
+        self.span, self.back_end = span, back_end or golden.choose(precision)
         self.hidden_size, self.vocab_size = program.hidden, program.vocab
         self._team = team
         layers = program.layers[span.start : span.end]
@@ -117,7 +115,7 @@ class CpuEnds:
         head: bool = True,
         packer: Packer = PLAIN,
     ) -> None:
-        self.back_end = back_end or golden.choose()
+        self.back_end = back_end or golden.choose(precision)
         self.hidden_size, self.vocab_size = program.hidden, program.vocab
         precision = weight_precision(precision)
         self._team, self._row_type = team, ROW_TYPES[precision]

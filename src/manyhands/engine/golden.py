@@ -2,18 +2,20 @@
 
 A back end is used only after it reproduced them (choose), so machines of different makes check each other through the
 repository. A digest changes only together with docs/arithmetic.md, and with it the arithmetic class. Digests of whole models
-stand beside those of operations (golden_models.py); tests reproduce both, a node that starts and `doctor` operations alone.
+stand beside those of operations (golden_models.py); tests reproduce both, `doctor` all operations, a node that starts those
+that its precision's class depends on.
 Run `python -m manyhands.engine.golden` to see what this machine's back ends fail to reproduce; `--write` stores scalar's.
 """
 
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
+from manyhands.core import SMALL_WEIGHTS, Precision, caches_codes, weight_precision
 from manyhands.engine import library
 from manyhands.engine.golden_cache import CASES as CACHE_CASES
 from manyhands.engine.golden_cases import CASES, BackEnd
@@ -25,7 +27,12 @@ FILE: Final = Path(__file__).with_name("golden.json")
 SMALL_FILE: Final = FILE.with_name("golden_small.json")  # of small weights: other classes do not depend on them
 CACHE_FILE: Final = FILE.with_name("golden_cache.json")  # of caches of 8 bit: other classes do not depend on them
 
-
+Group = Literal["wide", "small", "cache"]
+GROUPS: Final[Mapping[Group, Mapping[str, Callable[[BackEnd], bytes]]]] = {
+    "wide": CASES,
+    "small": SMALL_CASES,
+    "cache": CACHE_CASES,
+}
 ALL: Final = {**CASES, **SMALL_CASES, **CACHE_CASES}
 
 
@@ -56,53 +63,50 @@ def file_of(name: str) -> Path:
     return CACHE_FILE if name in CACHE_CASES else SMALL_FILE if is_small(name) else FILE
 
 
-@cache
-def failures(back_end: str) -> tuple[str, ...]:
-    """The cases whose digests a back end does not reproduce here; empty if it may be used. Without the cases of caches."""
-    return _unlike(back_end, {**CASES, **SMALL_CASES})
+def failures(back_end: str, groups: Collection[Group] = tuple(GROUPS)) -> tuple[str, ...]:
+    """The cases of `groups` whose digests a back end does not reproduce here; empty if it may be used for them."""
+    return tuple(name for group in groups for name in _unlike(back_end, group))
 
 
 @cache
-def cache_failures(back_end: str) -> tuple[str, ...]:
-    """The same for the cases of caches of 8 bit, which only a process that has such caches proves."""
-    return _unlike(back_end, CACHE_CASES)
-
-
-def _unlike(back_end: str, cases: Mapping[str, Callable[[BackEnd], bytes]]) -> tuple[str, ...]:
+def _unlike(back_end: str, group: Group) -> tuple[str, ...]:
     right = recorded()
-    return tuple(name for name, digest in digests(back_end, cases).items() if right.get(name) != digest)
+    return tuple(name for name, digest in digests(back_end, GROUPS[group]).items() if right.get(name) != digest)
 
 
-def check_caches(back_end: str) -> None:
-    """Raises ModelError where a back end does not reproduce the digests of caches of 8 bit here."""
-    if wrong := cache_failures(back_end):
-        raise ModelError(
-            f"{back_end} does not reproduce {', '.join(wrong)} here: leave --cache-dtype out; please report this CPU"
-        )
+def groups_of(precision: Precision) -> tuple[Group, ...]:
+    """The groups that the arithmetic class of a precision depends on."""
+    needed: dict[Group, bool] = {
+        "wide": True,
+        "small": weight_precision(precision) in SMALL_WEIGHTS,
+        "cache": caches_codes(precision),
+    }
+    return tuple(group for group, is_needed in needed.items() if is_needed)
 
 
-def arithmetic(*, is_small: bool = False, has_codes: bool = False) -> str:
-    """The name of the arithmetic that all back ends share: a hash of the digests; of small weights, and of caches of codes, of
-    theirs too."""
-    files = [FILE, *([SMALL_FILE] if is_small else []), *([CACHE_FILE] if has_codes else [])]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+def arithmetic(precision: Precision = "bf16") -> str:
+    """The name of the arithmetic that all back ends share: a hash of the digests that `precision` depends on."""
+    files: dict[Group, Path] = {"wide": FILE, "small": SMALL_FILE, "cache": CACHE_FILE}
+    return hashlib.sha256(b"".join(files[group].read_bytes() for group in groups_of(precision))).hexdigest()[:12]
 
 
-def choose() -> str:
-    """The back end of this process: the one MANYHANDS_ENGINE names, else the best that reproduces the digests.
+def choose(precision: Precision = "bf16") -> str:
+    """The back end for a precision: the one MANYHANDS_ENGINE names, else the best that reproduces the digests it depends on.
 
     Raises ModelError where the named one does not, or none does: nothing is replaced silently.
     """
-    return _chosen(library.forced())
+    return _chosen(library.forced(), groups_of(precision))
 
 
 @cache
-def _chosen(named: str | None) -> str:
+def _chosen(named: str | None, groups: tuple[Group, ...]) -> str:
+    wrong = {}
     for name in [named] if named else library.supported():
-        if not failures(name):
+        wrong[name] = failures(name, groups)
+        if not wrong[name]:
             return name
-    wrong = {name: failures(name) for name in ([named] if named else library.supported())}
-    raise ModelError(f"no back end reproduces the golden digests here: {wrong}; please report this CPU")
+    fewer = "--dtype bf16 without --cache-dtype needs fewer; " if len(groups) > 1 else ""
+    raise ModelError(f"no back end reproduces the golden digests here: {wrong}; {fewer}please report this CPU")
 
 
 def main(arguments: list[str]) -> int:
@@ -114,11 +118,8 @@ def main(arguments: list[str]) -> int:
         for file in (FILE, SMALL_FILE, CACHE_FILE):
             part = {name: digest for name, digest in found.items() if file_of(name) == file}
             file.write_text(json.dumps(part, indent=1) + "\n")
-        failures.cache_clear()
-        cache_failures.cache_clear()
-    wrong = {
-        name: [*failures(name), *cache_failures(name), *golden_models.failures(name)] for name in library.supported()
-    }
+        _unlike.cache_clear()
+    wrong = {name: [*failures(name), *golden_models.failures(name)] for name in library.supported()}
     sys.stdout.write(json.dumps(wrong, indent=1) + "\n")
     return int(any(wrong.values()))
 

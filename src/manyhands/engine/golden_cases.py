@@ -1,5 +1,6 @@
 """The cases of the golden digests: every operation on fixed input, as bytes. Small weights: golden_small.py."""
 
+import math
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,16 +26,15 @@ ATTENTION_SHAPES: Final[tuple[AttentionShape, ...]] = (
 
 def draw(seed: int, count: int) -> NDArray[np.uint64]:
     """Numbers that are the same wherever integers are (SplitMix64)."""
-    with np.errstate(over="ignore"):
-        z = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(z ^ (z >> np.uint64(31)))
 
 
 def reals(seed: int, *shape: int, around: int = 0, spread: int = 4) -> NDArray[np.float32]:
     """fp32 numbers of either sign whose exponents are the `spread` ones up to `around`."""
-    z = draw(seed, int(np.prod(shape)))
+    z = draw(seed, math.prod(shape))
     exponent = np.uint64(127 + around) - (z >> np.uint64(40)) % np.uint64(spread)
     bits = (z & np.uint64(0x807FFFFF)) | exponent << np.uint64(23)
     return np.ascontiguousarray(bits.astype(np.uint32).view(np.float32).reshape(shape))

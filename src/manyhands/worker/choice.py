@@ -36,7 +36,7 @@ def program_of(config: bytes | Mapping[str, Any], precision: Precision, where: s
     if (device := torch_device()) is not None:
         _check_device(device, precision)
     else:
-        golden.choose()
+        golden.choose(precision)
         _check_native(precision, quantised=quantised)
     program = build_program(parsed, where)
     if caches_codes(precision) and any(isinstance(layer.attention, LatentAttention) for layer in program.layers):

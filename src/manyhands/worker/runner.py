@@ -19,7 +19,7 @@ from manyhands.checkpoint.manifest import Manifest
 from manyhands.checkpoint.quantised import read_quantised
 from manyhands.checkpoint.verify import verifying
 from manyhands.config import home_from_env
-from manyhands.core import SMALL_WEIGHTS, Precision, Span, caches_codes, weight_precision
+from manyhands.core import SMALL_WEIGHTS, Precision, Span, weight_precision
 from manyhands.engine import golden
 from manyhands.engine.cpu import CpuEnds, CpuSpan
 from manyhands.engine.devices import torch_device
@@ -56,8 +56,7 @@ def program_class(program: Program, precision: Precision) -> str:
     if (device := torch_device()) is not None:
         named: str = device_part(device).arithmetic_class(program, precision, device)
         return named
-    is_small, has_codes = weight_precision(precision) in SMALL_WEIGHTS, caches_codes(precision)
-    whole = f"{golden.arithmetic(is_small=is_small, has_codes=has_codes)} {program!r}"
+    whole = f"{golden.arithmetic(precision)} {program!r}"
     return f"{precision}/{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 
 
@@ -66,9 +65,9 @@ def arithmetic_class(config: bytes, precision: Precision) -> str:
     return program_class(program_of(config, precision), precision)
 
 
-def back_end() -> str:
+def back_end(precision: Precision = "bf16") -> str:
     """What computes Programs in this process: a back end of the native engine, or a device of torch. Raises ModelError."""
-    return torch_device() or golden.choose()
+    return torch_device() or golden.choose(precision)
 
 
 def device_name() -> str:
@@ -88,7 +87,7 @@ def precision_note(config: bytes | Mapping[str, Any], precision: Precision) -> s
             f"{device} computes in torch: answers are of class E2, equal up to rounding"
             + ("" if device == "torch-cpu" else "; it has not been tried on a GPU: please report how it goes")
         )
-    elif forced() is None and golden.choose() == "scalar":
+    elif forced() is None and golden.choose(precision) == "scalar":
         notes.append("this CPU has neither AVX2 with FMA nor NEON: plain C computes, many times slower")
     if weight_precision(precision) == "bf16" and is_quantised(parsed):
         notes.append(
@@ -102,7 +101,7 @@ def describe(folder: Path, precision: Precision) -> Facts:
     """What is known of the model in `folder`, and that it may be served. May take seconds. Raises ModelError."""
     program = program_of(read_config(folder), precision, str(folder / "config.json"))
     sizes = len(program.layers), program.hidden, program.vocab, program.context
-    return Facts(*sizes, program_class(program, precision), back_end())
+    return Facts(*sizes, program_class(program, precision), back_end(precision))
 
 
 def load_span(
