@@ -26,6 +26,7 @@ from manyhands.api.streams import request_digest
 from manyhands.config import LimitsConfig
 from manyhands.core import ModelId, SamplingParams
 from manyhands.testing.stalls import watched_loop
+from manyhands.text import grammar
 from manyhands.text.received import MAX_RECEIVED, ReceivedText, read_received
 from manyhands.text.tokenizer import load_tokenizer
 from tests.api.preparation.answers import told
@@ -167,6 +168,22 @@ def test_requests_whose_clients_have_left_are_not_worked_on(folder: Path) -> Non
         plain = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["yes"]}}}
         status, said = await raw_slowly(it, post(CHAT, body(messages=HI, response_format=plain)))
         assert status == 200 and b'\\"yes\\"' in said
+
+    play(folder, scene)
+
+
+def test_compiled_grammars_do_not_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema of 57 kB left 12 MB in the gateway until 32 other grammars had come."""
+    monkeypatch.setattr(grammar, "KEPT_S", 0.05)
+
+    async def scene(it: Served) -> None:
+        for properties in (["a"], [f"p{number}" for number in range(500)]):
+            schema = {"type": "object", "properties": {name: {"enum": ["x"]} for name in properties}}
+            form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+            assert (await raw_slowly(it, post(CHAT, body(messages=HI, response_format=form))))[0] in (200, 400)
+        async with asyncio.timeout(GUARD_S):
+            while len(it.gateway.parts[0]._kept):  # type: ignore[attr-defined]  # noqa: ASYNC110 - another's state
+                await asyncio.sleep(0.01)
 
     play(folder, scene)
 

@@ -20,7 +20,7 @@ from manyhands.api.run import Caller
 from manyhands.errors import BadRequest, ModelError, ModelNotFound
 from manyhands.origin import Origin
 from manyhands.plain import one_line
-from manyhands.text.grammar import Grammar, Grammars
+from manyhands.text.grammar import Grammar, Grammars, KeptGrammars
 from manyhands.text.reasoning import find_thinking, template_of
 from manyhands.text.tokenizer_parts import MAX_TOKEN_BYTES, is_plain
 from manyhands.text.tools import PYTHON_TAG, find_dialect
@@ -36,7 +36,7 @@ class ModelFormat:
     grammars: Grammars
 
     @classmethod
-    def of(cls, name: str, origin: Origin) -> "ModelFormat":
+    def of(cls, name: str, origin: Origin, kept: KeptGrammars | None = None) -> "ModelFormat":
         """Blocking: 0.2 s for 150,000 tokens."""
         model = origin.model
         tokenizer = model.tokenizer
@@ -65,7 +65,7 @@ class ModelFormat:
             eos_ids=model.eos_ids,
             **shared,
         )
-        grammars = Grammars(tokenizer, model.vocab_size, model.eos_ids)
+        grammars = Grammars(tokenizer, model.vocab_size, model.eos_ids, kept)
         return cls(origin, Speaker(tokenizer=tokenizer, **shared), spec, grammars)
 
 
@@ -79,6 +79,8 @@ class ModelFormats:
         self._specs: list[SpeakerSpec] = []
         self.preparing = Preparing(lambda: self._specs)
         self._compiler = ThreadPoolExecutor(1, "grammar")  # llguidance lets the loop run meanwhile
+        self._kept = KeptGrammars()
+        self._next_expiry: asyncio.TimerHandle | None = None
         gateway.parts.append(self)
 
     async def open(self) -> None:
@@ -91,7 +93,7 @@ class ModelFormats:
         }
         for name, origin in [(name, origin) for name, origin in origins.items() if name not in known]:
             try:
-                known[name] = await asyncio.to_thread(ModelFormat.of, name, origin)
+                known[name] = await asyncio.to_thread(ModelFormat.of, name, origin, self._kept)
             except Exception as error:  # of files from outside: jinja2 and the tokenizers' library raise what they like
                 self.gateway.refuse(name, f"its tokenizer or chat template cannot be used ({one_line(error, 200)})")
         self._known = known
@@ -101,6 +103,8 @@ class ModelFormats:
     async def close(self) -> None:
         """End the processes and the thread."""
         await self.preparing.close()
+        if self._next_expiry is not None:
+            self._next_expiry.cancel()
         self._compiler.shutdown(wait=False, cancel_futures=True)
 
     def known(self, model: str) -> ModelFormat:
@@ -160,11 +164,20 @@ class ModelFormats:
         if made.grammar is None:
             return None
         thinking = model_format.speaker.thinking
+        if (copy := model_format.grammars.copy(made.grammar, thinking, is_open=made.is_open)) is not None:
+            return copy
         compiling = partial(model_format.grammars.compile, made.grammar, thinking, is_open=made.is_open)
         try:
-            if model_format.grammars.has(made.grammar):
-                return compiling()
-            return await asyncio.get_running_loop().run_in_executor(self._compiler, compiling)
+            compiled = await asyncio.get_running_loop().run_in_executor(self._compiler, compiling)
         except BadRequest as error:
             where = "tools" if made.functions else "response_format"
             raise BadField(f"{where}: {error}", where) from error
+        if self._next_expiry is None:
+            self._expire()
+        return compiled
+
+    def _expire(self) -> None:
+        """Drop the grammars that were not asked for again, now and whenever the next is due."""
+        self._next_expiry = None
+        if (left_s := self._kept.expire()) is not None:
+            self._next_expiry = asyncio.get_running_loop().call_later(left_s, self._expire)

@@ -7,7 +7,8 @@ whatever ids it is asked about (back by rollback, on by consuming), so drafts ma
 import json
 import re
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -36,8 +37,11 @@ _LIMITS = LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
-# Matchers kept to be copied: a program that asks again with the same tools compiles nothing.
+# What is kept compiled: so many grammars, of so many letters together, unused for so long at most. One takes up to 220 bytes a
+# letter, measured (2,000 properties: 57,000 letters, 12 MB), so all of them some 14 MB; to drop them takes 5 ms.
 MAX_KEPT = 32
+MAX_KEPT_LETTERS = 1 << 16
+KEPT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +145,66 @@ def _json(schema: Mapping[str, Any]) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": STYLE})
 
 
+class KeptGrammars:
+    """Matchers at their beginning, to be copied: a program that asks again with the same tools compiles nothing.
+
+    `maker`: what compiled one, for each model compiles its own. From any thread. The least recently used goes first.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kept: dict[tuple[Hashable, str], tuple[LLMatcher, float]] = {}  # and when it was last used
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def num_letters(self) -> int:
+        return sum(len(grammar) for _, grammar in self._kept)
+
+    def has(self, maker: Hashable, grammar: str) -> bool:
+        return (maker, grammar) in self._kept
+
+    def find(self, maker: Hashable, grammar: str) -> LLMatcher | None:
+        """It counts as used now."""
+        with self._lock:
+            matcher, _ = self._kept.pop((maker, grammar), (None, 0.0))
+            if matcher is not None:
+                self._kept[maker, grammar] = matcher, self._clock()
+            return matcher
+
+    def add(self, maker: Hashable, grammar: str, matcher: LLMatcher) -> None:
+        """Keep it, unless it is longer than all may be together."""
+        if len(grammar) > MAX_KEPT_LETTERS:
+            return
+        with self._lock:
+            self._kept.pop((maker, grammar), None)
+            self._kept[maker, grammar] = matcher, self._clock()
+            while len(self._kept) > MAX_KEPT or self.num_letters > MAX_KEPT_LETTERS:
+                del self._kept[next(iter(self._kept))]
+
+    def expire(self) -> float | None:
+        """Drop what was not used for KEPT_S. Seconds until the next is due; None if nothing is left."""
+        with self._lock:
+            now = self._clock()
+            for key in [key for key, (_, used_at) in self._kept.items() if used_at + KEPT_S <= now]:
+                del self._kept[key]
+            return next((used_at + KEPT_S - now for _, used_at in self._kept.values()), None)
+
+
 class Grammars:
     """Compiles grammars for one tokenizer; its table of tokens is made once, when first wanted (about 1 s for 150k).
 
-    Blocking, from any thread. The last MAX_KEPT grammars are kept compiled.
+    Blocking, from any thread. What was compiled is kept in `kept`, which several may share.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int], kept: KeptGrammars | None = None
+    ) -> None:
         self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, eos_ids
         self._table: LLTokenizer | None = None
-        self._kept: dict[str, LLMatcher] = {}
+        self._kept = KeptGrammars() if kept is None else kept
         self._lock = threading.Lock()
 
     @property
@@ -171,20 +225,24 @@ class Grammars:
             return self._table
 
     def has(self, grammar: str) -> bool:
-        """Whether `compile` would only copy."""
-        return grammar in self._kept
+        """Whether it is kept compiled."""
+        return self._kept.has(self, grammar)
+
+    def copy(self, grammar: str, thinking: Thinking | None = None, *, is_open: bool = False) -> "Grammar | None":
+        """As `compile` if it is kept compiled, which takes microseconds; else None."""
+        matcher = self._kept.find(self, grammar)
+        return None if matcher is None else self._copied(matcher, thinking, is_open=is_open)
 
     def compile(self, grammar: str, thinking: Thinking | None = None, *, is_open: bool = False) -> "Grammar":
         """Raises BadRequest saying what is wrong with the grammar. `thinking`: thoughts come first, freely."""
-        matcher = self._kept.get(grammar) or self._keep(grammar, compile_matcher(self.table, grammar))
-        return Grammar(matcher.deep_copy(), self._vocab_size, thinking, is_open=is_open)
+        matcher = self._kept.find(self, grammar)
+        if matcher is None:
+            matcher = compile_matcher(self.table, grammar)
+            self._kept.add(self, grammar, matcher)
+        return self._copied(matcher, thinking, is_open=is_open)
 
-    def _keep(self, grammar: str, matcher: LLMatcher) -> LLMatcher:
-        with self._lock:
-            self._kept[grammar] = matcher
-            while len(self._kept) > MAX_KEPT:
-                del self._kept[next(iter(self._kept))]
-        return matcher
+    def _copied(self, matcher: LLMatcher, thinking: Thinking | None, *, is_open: bool) -> "Grammar":
+        return Grammar(matcher.deep_copy(), self._vocab_size, thinking, is_open=is_open)
 
 
 def compile_matcher(table: LLTokenizer, grammar: str) -> LLMatcher:
