@@ -1,8 +1,14 @@
 """What does drafting win where there is no wide area network? Off against auto on one machine, and what a look-up costs.
 
-tales on one node of this process, with its drafter beside the origin; arms take turns. `repeats`: a text that goes on repeating
-itself, known to the suffix drafter; `prose`: tales at T = 0.7; `four`: four streams of prose at once, in sum. `lookup_us`: the
-worst suffix look-up at 32,768 ids of random and of repeating text. Run: python -m bench.drafting [--reps N]
+tales on one node of this process, with its drafter beside the origin. `repeats`: a text that goes on repeating itself, known to
+the suffix drafter; `prose`: tales at T = 0.7; `four`: four streams of prose at once, in sum. `lookup_us`: the worst suffix
+look-up at 32,768 ids of random and of repeating text.
+
+Each repetition measures off, auto and off again, in random order. `_x` are ratios of tokens per second within a repetition,
+`_cpu` of CPU seconds of the process, with the interval (`low` to `high`) in which their median lies, 95 % sure; `_noise` and
+`_cpu_noise` are off again against off: a difference that is not larger is noise.
+
+Run: python -m bench.drafting [--reps N] [--scene NAME]
 """
 
 import argparse
@@ -14,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from bench.report import finish, note, paired, spread
+from bench.report import finish, median_interval, note, paired, spread
 from manyhands import tales
 from manyhands.cli.options import run as run_loop
 from manyhands.core import SamplingParams
@@ -28,8 +34,10 @@ TARGET = {"repeats_x": 1.15, "prose_x": 0.98, "four_x": 0.98, "lookup_us": 50.0}
 PROSE = "Once upon a time there was a king who had three sons, and"
 LIST = "one two three four five six seven eight nine ten " * 8
 SCENES = {"repeats": (LIST, 0.0, 1), "prose": (PROSE, 0.7, 1), "four": (PROSE, 0.7, 4)}
-TOKENS = 200
+TOKENS = 100
 IDS = 32768
+ARMS = {"off": "off", "auto": "auto", "again": "off"}
+Samples = dict[tuple[str, str], list[float]]
 
 
 async def rate(origin: Origin, scene: str, draft: str, seed: int) -> tuple[float, list[list[int]]]:
@@ -47,25 +55,35 @@ async def rate(origin: Origin, scene: str, draft: str, seed: int) -> tuple[float
     return sum(each for each, _ in told), [ids for _, ids in told]
 
 
-async def measure(reps: int) -> dict[tuple[str, str], list[float]]:
-    samples: dict[tuple[str, str], list[float]] = {}
+async def measure(reps: int, scenes: Sequence[str]) -> tuple[Samples, Samples]:
+    """By scene and arm: tokens per second, and CPU seconds of the process."""
+    rates, cpu_s, rng = Samples(), Samples(), random.Random(2)
     async with memory_swarm(tales.model_path(), "0-11") as swarm:
         device, old = Device.start(1), swarm.origin
         drafter = DraftModel(tales.drafter_path(), "the drafter of tales", old.model.tokenizer)
         origin = Origin(old.node, old.model, device, swarm.addrs, None, drafter)
         for rep in range(reps + 1):
-            for scene in SCENES:
-                texts = {}
-                for draft in ("off", "auto") if rep % 2 else ("auto", "off"):
-                    got, texts[draft] = await rate(origin, scene, draft, rep)
+            for scene in scenes:
+                texts = []
+                for arm in rng.sample(list(ARMS), len(ARMS)):
+                    began = time.process_time()
+                    got, answers = await rate(origin, scene, ARMS[arm], rep)
+                    texts.append(answers)
                     if rep:  # the first turn warms up
-                        samples.setdefault((scene, draft), []).append(got)
-                assert texts["off"] == texts["auto"], f"{scene}: drafting has changed the text"
-                note(
-                    f"{scene}: {', '.join(f'{d} {s[-1]:.0f}' for (n, d), s in samples.items() if n == scene)} tokens/s"
-                )
+                        rates.setdefault((scene, arm), []).append(got)
+                        cpu_s.setdefault((scene, arm), []).append(time.process_time() - began)
+                assert texts[0] == texts[1] == texts[2], f"{scene}: drafting has changed the text"
+                told = [f"{arm} {each[-1]:.0f}" for (of, arm), each in rates.items() if of == scene]
+                note(f"{scene}: {', '.join(told)} tokens/s")
         device.close()
-    return samples
+    return rates, cpu_s
+
+
+def against(samples: Samples, scene: str, arm: str) -> dict[str, float]:
+    """An arm against off, with the interval of the median (`low` to `high`)."""
+    ratios = [a / b for a, b in zip(samples[scene, arm], samples[scene, "off"], strict=True)]
+    low, high = median_interval(ratios) if len(ratios) >= 6 else (min(ratios), max(ratios))
+    return {**paired(samples[scene, arm], samples[scene, "off"]), "low": round(low, 3), "high": round(high, 3)}
 
 
 def lookup_us(ids: Sequence[int]) -> float:
@@ -82,16 +100,24 @@ def lookup_us(ids: Sequence[int]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reps", type=int, default=5)
+    parser.add_argument("--reps", type=int, default=40)
+    parser.add_argument("--scene", choices=SCENES, help="this one alone")
+    options = parser.parse_args()
+    scenes = [options.scene] if options.scene else list(SCENES)
     rng = random.Random(1)
     texts = {"random": [rng.randrange(1 << 15) for _ in range(IDS)], "repeating": [i % 40 for i in range(IDS)]}
     found = {name: round(lookup_us(ids), 1) for name, ids in texts.items()}
-    samples = run_loop(measure(parser.parse_args().reps))
-    ratios = {f"{scene}_x": paired(samples[scene, "auto"], samples[scene, "off"]) for scene in SCENES}
-    rates = {f"{scene} {draft}": spread(each) for (scene, draft), each in samples.items()}
-    holds = {name: ratios[name]["median"] >= TARGET[name] for name in ratios}
+    rates, cpu_s = run_loop(measure(options.reps, scenes))
+    figures: dict[str, dict[str, float]] = {}
+    for scene in scenes:
+        figures[f"{scene}_x"] = against(rates, scene, "auto")
+        figures[f"{scene}_noise"] = against(rates, scene, "again")
+        figures[f"{scene}_cpu"] = against(cpu_s, scene, "auto")
+        figures[f"{scene}_cpu_noise"] = against(cpu_s, scene, "again")
+    told = {f"{scene} {arm}": spread(each) for (scene, arm), each in rates.items()}
+    holds = {f"{scene}_x": figures[f"{scene}_x"]["median"] >= TARGET[f"{scene}_x"] for scene in scenes}
     holds["lookup_us"] = max(found.values()) <= TARGET["lookup_us"]
-    return finish("drafting", {"tokens_per_s": rates, **ratios, "lookup_us": found}, TARGET, holds)
+    return finish("drafting", {"tokens_per_s": told, **figures, "lookup_us": found}, TARGET, holds)
 
 
 if __name__ == "__main__":
