@@ -1,13 +1,13 @@
 """manyhands.origin.depth: over acceptance, round trip, row cost and load, never under 0.98 of plain."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count, product
 
 import pytest
 
 from manyhands.origin.depth import MAX_AHEAD, Acceptance, Depth, copied, modelled
-from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter
+from manyhands.origin.draft import AutoDrafter, Drafter, NoDrafter, SuffixIndex
 from manyhands.origin.route_costs import MAX_ROUTES, CostsOfRoutes, RouteCosts, SharedRounds, Timing
 from tests.origin.routes_in_time import Fixed, LateModel, Line, ReadyModel, Simulation, Stream, rate
 from tests.route.test_policies import offer
@@ -91,6 +91,45 @@ def test_prose_over_a_long_route_yields_what_its_drafts_allow(chance: float) -> 
     wins = (len(truth) - 32) / simulation.play() / plain
     assert 0.9 / (1 - chance) < wins < 1.05 / (1 - chance)
     assert simulation.stale <= 0.03 * simulation.steps
+
+
+@pytest.mark.parametrize(("trip_s", "looks_rarely"), [(0.001, True), (0.1, False)])
+def test_short_rounds_without_drafts_rarely_look_for_any(
+    trip_s: float, looks_rarely: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four streams of a text that says nothing of its next token, on one hop: to look costs up to 3 % of a round of 2 ms, and
+    nothing of one of 100 ms. Rows cost what they do for tales."""
+    line, rng, looks, drafters = Line(trip_s, 0.001, 0.0002, hops=1), random.Random(4), [0], list[AutoDrafter]()
+    find = SuffixIndex.find
+
+    def counted(index: SuffixIndex, ids: Sequence[int]) -> tuple[int, int]:
+        looks[0] += 1
+        return find(index, ids)
+
+    monkeypatch.setattr(SuffixIndex, "find", counted)
+    texts = [[rng.randrange(12) for _ in range(1000)] for _ in range(4)]
+
+    def play(make: Callable[[], Drafter]) -> float:
+        return Simulation(line, [Stream(text, make()) for text in texts]).play()
+
+    acceptance, costs = Acceptance(), RouteCosts()
+
+    def drafter() -> Drafter:
+        drafters.append(AutoDrafter(acceptance, streams=lambda: 4))
+        drafters[-1].share(costs)
+        return drafters[-1]
+
+    assert play(NoDrafter) / play(drafter) >= 0.98
+    drafted = sum(tally.drafted for ours in drafters for tally in ours.tallies.values())
+    assert (looks[0] < 1000 and drafted < 100) if looks_rarely else looks[0] > 3000
+
+
+def test_a_text_that_begins_to_repeat_is_noticed_in_short_rounds_too() -> None:
+    rng, line = random.Random(5), Line(0.001, 0.001, 0.0002, hops=1)
+    text = [rng.randrange(5000) for _ in range(200)] + [i % 40 for i in range(432)]
+    plain, ours = Simulation(line, [Stream(text, NoDrafter())]), AutoDrafter(Acceptance())
+    assert plain.play() / Simulation(line, [Stream(text, ours)]).play() > 1.4
+    assert ours.tallies["suffix"].accepted > 300
 
 
 def test_rounds_that_streams_share() -> None:
@@ -220,6 +259,15 @@ def test_drafts_that_win_nothing_are_stopped_and_tried_again_later() -> None:
         depth.note(1, 0.1)
         rests.append(depth.trial.pause)
     assert drafting < 60 and max(rests) > 64
+
+
+def test_rounds_that_do_not_look_for_drafts_count_in_a_pause() -> None:
+    depth = depth_with(0.1, 0.0)
+    depth.trial.pause = 2
+    depth.rest()
+    assert not depth.begin() and depth.begin()
+    depth.rest()
+    assert depth.begin()
 
 
 def test_drafts_that_win_are_not_stopped() -> None:

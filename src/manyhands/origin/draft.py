@@ -12,6 +12,9 @@ from manyhands.origin.route_costs import RouteCosts, Timing
 # Once the first rows of a round have come back, the others are about to. Where the guesses on their way are all right with less
 # than this chance, drafts behind them wait for those rows: most would be void before a hop computed them.
 LIKELY = 0.2
+# Where rounds are short (RouteCosts.is_short), to look for drafts and to learn what a round took costs up to 3 % of it.
+# After so many rounds in a row without drafts, one in as many does so.
+PATIENCE = 8
 
 
 class Returned(NamedTuple):
@@ -206,6 +209,7 @@ class AutoDrafter:
             0  # ids from _at on are copied to _base and on, for a match of so many ids
         )
         self._is_new = True
+        self._fruitless, self._looks = 0, True  # rounds without drafts since one with; whether this one may have some
         self._tokens, self._began_at = 0, 0.0  # of this round
         self._is_disturbed = True  # the prompt is read in the first
 
@@ -233,6 +237,8 @@ class AutoDrafter:
         is_head, self._is_new = self._is_new, False  # drafts travel with the committed token
         if is_head:
             self._begin_round(ids)
+        if not self._source:
+            return ()
         ahead = [self._acceptance.chance(kind) for kind in self._ahead]
         if self._tokens and prod(ahead) < LIKELY:
             return ()
@@ -242,14 +248,14 @@ class AutoDrafter:
             taken = self._choose(ahead, kinds, is_apart=not is_head)
             period = max(1, self._base - self._at)  # a match that overlaps the end goes on from what it copied
             drafts: Sequence[int] = [ids[self._at + (count + i - self._base) % period] for i in range(taken)]
-        elif self._source == "model" and self._model is not None:
+        else:
+            assert self._model is not None, "it is the source"
             kinds = [modelled(len(guessed) + i) for i in range(MAX_AHEAD)]
             wanted = self._choose(ahead, kinds, is_apart=not is_head)
             drafts = self._model.take(count, min(most, wanted), wanted) if wanted else ()
-        else:
-            return ()
         self._ahead.extend(kinds[: len(drafts)])
         if drafts:
+            self._fruitless = 0
             self._depth.sent()
             self._tallies.setdefault(self._source, DraftTally()).drafted += len(drafts)
         return drafts
@@ -264,29 +270,36 @@ class AutoDrafter:
         """Choose the source of a round that begins with a token that was not guessed."""
         self._ahead.clear()
         self._source = ""
-        self._at, self._matched = self._index.find(ids) if self._copies else (-1, 0)
-        self._base = len(ids)
+        self._fruitless += 1
+        self._looks = self._fruitless <= PATIENCE or not self._fruitless % PATIENCE or not self._depth.costs.is_short
+        if not self._looks:
+            self._depth.rest()
+            return
         if not self._depth.begin(self._streams()):
             return
+        self._at, self._matched = self._index.find(ids) if self._copies else (-1, 0)
+        self._base = len(ids)
         copy = self._acceptance.chance(copied(self._matched)) if self._at >= 0 else 0.0
-        can = self._model is not None and not self._model.trouble and self._depth.has_time_for(self._model.draft_s)
+        model = self._model
+        can = model is not None and self._depth.has_time_for(model.draft_s) and not model.trouble
         guess = self._acceptance.chance(modelled(0)) if can else 0.0
         if copy > 0 and copy >= guess:
             self._source = "suffix"
-        elif self._model is not None and guess > 0:
+        elif model is not None and guess > 0:
             self._source = "model"
-            self._model.restart(ids)
+            model.restart(ids)
 
     def note(self, outcome: Returned) -> None:
         for number in range(min(len(self._ahead), outcome.right + outcome.is_dead)):
             kind = self._ahead.popleft()
             self._acceptance.note(kind, number < outcome.right)
             self._tallies[kind.drafter].accepted += number < outcome.right
-        if outcome.timing is not None:
+        if outcome.timing is not None and self._looks:
             self._depth.learn(outcome.timing)
         self._tokens += outcome.tokens
         self._is_disturbed |= outcome.is_disturbed
         if outcome.tokens > outcome.right:  # the last one was not guessed: the round is over
-            self._depth.note(self._tokens, None if self._is_disturbed else outcome.now - self._began_at)
+            if self._looks:
+                self._depth.note(self._tokens, None if self._is_disturbed else outcome.now - self._began_at)
             self._is_new, self._is_disturbed = True, False
             self._tokens, self._began_at = 0, outcome.now

@@ -21,6 +21,7 @@ _FLIGHT = (
     0.25  # of a round is computing at most where a round with drafts that follow is as good as one without, for that
 )
 _EXPLORE = 0.003  # of the time of rounds without drafts may go into single drafts that are not known to pay
+_SHORT_S = 0.01  # rounds that take less, as on one machine, are short: what drafting does in each of them shows
 _ASK_AGAIN = 32  # rounds after which a probe of which nothing came is made again
 MAX_ROUTES = 64  # remembered
 
@@ -113,6 +114,12 @@ class RouteCosts:
     def step_s(self) -> float:
         """What hops compute in a step of one row; 0 where they do not say."""
         return self._computed.one_s or 0.0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a round takes so little that one without drafts is to cost nothing more."""
+        one_s = self._took.one_s
+        return one_s is not None and one_s < _SHORT_S
 
     @property
     def _stages(self) -> float:
