@@ -1,12 +1,16 @@
 """The address that others reach this machine at."""
 
+import ipaddress
 import socket
 
 from manyhands.core import NodeAddr
 
+LOOPBACK = "127.0.0.1"
+
 
 def reachable(bound: NodeAddr) -> NodeAddr:
-    """The address to tell others: for a wildcard, this machine's own on its default route, else loopback."""
+    """The address to tell others. For a wildcard this machine's own: on its default route, else (a network that leads nowhere
+    else) of its first interface, else loopback."""
     if bound.host not in ("0.0.0.0", "::"):
         return bound
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -14,4 +18,15 @@ def reachable(bound: NodeAddr) -> NodeAddr:
             probe.connect(("192.0.2.1", 9))  # TEST-NET: picks the interface, sends nothing
             return NodeAddr(probe.getsockname()[0], bound.port, bound.node)
         except OSError:
-            return NodeAddr("127.0.0.1", bound.port, bound.node)
+            return NodeAddr(_without_route(), bound.port, bound.node)
+
+
+def _without_route() -> str:
+    """Of an interface that is not loopback; one that has only given itself an address (169.254.0.0/16) comes last."""
+    import ifaddr
+
+    told = [
+        ip.ip for adapter in ifaddr.get_adapters() for ip in adapter.ips if isinstance(ip.ip, str)
+    ]  # tuples are IPv6
+    found = [address for address in map(ipaddress.IPv4Address, told) if not address.is_loopback]
+    return str(min(found, key=lambda address: address.is_link_local, default=LOOPBACK))
