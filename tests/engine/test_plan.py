@@ -161,8 +161,17 @@ def test_segments_that_reach_beyond_are_refused(team: Team, change: dict[str, An
         plan.run(team, 1, [segment], rows, 2)
     with pytest.raises(ModelError):
         plan.run(team, 1, [cache.segment(0, 0, 1), cache.segment(0, 1, 1)], rows, 2)  # one cache twice
-    with pytest.raises(ModelError):
-        plan.run(team, 1, [cache.segment(0, 0, 2)], rows[1:], 2)
+    for given in (rows[1:], rows.tobytes()[1:], b""):
+        with pytest.raises(ModelError):
+            plan.run(team, 1, [cache.segment(0, 0, 2)], given, 2)
+
+
+def test_rows_may_be_bytes(team: Team) -> None:
+    """Also of a cache that grew, and so moved, between steps."""
+    plan, rows = layer("scalar"), stored(reals(3, 300, HIDDEN), "bf16")
+    cache = SessionCache(plan, 1)
+    out = [plan.run(team, 2, [cache.segment(at, 0, 150)], flat(rows[at : at + 150]).tobytes(), 150) for at in (0, 150)]
+    assert np.array_equal(np.concatenate(out), steps(plan, team, rows, [300]))
 
 
 OPS: list[tuple[int, Sequence[int], Sequence[float], Sequence[Array | None]]] = [

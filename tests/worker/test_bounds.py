@@ -43,11 +43,12 @@ def test_the_smallest_and_the_largest_norm(sizes: list[float], dtype: torch.dtyp
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2 * MAX_NORM, -3e38])
 @pytest.mark.parametrize("seen", [0, 100])
-def test_what_is_no_number_is_refused_at_any_time(value: float, seen: int) -> None:
-    """The finite rows beside it save nothing, and the next good one is admitted."""
+@pytest.mark.parametrize("company", [0, 2])
+def test_what_is_no_number_is_refused_at_any_time(value: float, seen: int, company: int) -> None:
+    """Alone, as a decode step has it, or with finite rows beside it; and the next good one is admitted."""
     bounds = taught(*[1.0] * seen)
-    bad = rows(1.0, 1.0, 1.0)
-    bad[1, 5] = value
+    bad = rows(*[1.0] * (1 + company))
+    bad[-1, 5] = value
     with pytest.raises(Corruption, match="those are not finite"):
         bounds.admit(bad, "those")
     bounds.admit(rows(1.0), "those")
@@ -56,8 +57,9 @@ def test_what_is_no_number_is_refused_at_any_time(value: float, seen: int) -> No
 def test_zeros_are_refused_at_any_time() -> None:
     bounds = RowBounds()
     for _ in range(2):
-        with pytest.raises(Corruption, match="all zeros"):
-            bounds.admit(rows(1.0, 0.0), "rows")
+        for zeros in (rows(1.0, 0.0), rows(0.0)):
+            with pytest.raises(Corruption, match="all zeros"):
+                bounds.admit(zeros, "rows")
         bounds.admit(rows(*[1.0] * MIN_SEEN), "rows")
 
 

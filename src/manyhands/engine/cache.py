@@ -41,7 +41,11 @@ class SessionCache:
         self.plan = plan
         self.length = 0
         self.blocks = -(-capacity // BLOCK)
-        self._bytes = _zeros(self.blocks * plan.block_bytes)
+        self._hold(_zeros(self.blocks * plan.block_bytes))
+
+    def _hold(self, memory: Array) -> None:
+        """Keep `memory` and its address, which every step gives to the engine."""
+        self._bytes, self._address = memory, library.address(memory)
 
     @property
     def capacity(self) -> int:
@@ -61,7 +65,8 @@ class SessionCache:
         grown = _zeros(blocks * self.plan.block_bytes)
         if self.blocks:
             self.plan.copy_cache(self._bytes, self.blocks, grown, blocks, self.blocks)
-        self._bytes, self.blocks = grown, blocks
+        self._hold(grown)
+        self.blocks = blocks
 
     def take(self, source: "SessionCache", start: int, end: int) -> None:
         """Copy positions [start, end) of another cache of the plan; `start` is a multiple of 64. Both have memory for them."""
@@ -72,7 +77,7 @@ class SessionCache:
     def segment(self, start: int, row: int, count: int) -> Segment:
         """Rows [row, row + count) of a step as the positions from `start` on. Reserves their memory."""
         self.reserve(start + count)
-        return Segment(library.address(self._bytes), self._bytes.nbytes, self.blocks, start, row, count)
+        return Segment(self._address, self._bytes.nbytes, self.blocks, start, row, count)
 
 
 def _zeros(num_bytes: int) -> Array:

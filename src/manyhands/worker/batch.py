@@ -81,9 +81,11 @@ class Pick(NamedTuple):
 
 def choose(waiting: Sequence[Waiting], prefill_rows: int, mixed_rows: int) -> list[Pick]:
     """The next device step: never empty unless `waiting` is; at most max(prefill_rows, WINDOW_ROWS) rows."""
+    room = max(prefill_rows, WINDOW_ROWS)
+    if len(waiting) == 1:
+        return [Pick(waiting[0].key, min(waiting[0].num_rows, room))]
     order = sorted(waiting)  # who was served longest ago comes first
     picks: list[Pick] = []
-    room = max(prefill_rows, WINDOW_ROWS)
     # A prefill that waits longest keeps a share even if short steps could fill the whole step.
     kept = min(mixed_rows, room // 2) if order and order[0].num_rows > WINDOW_ROWS else 0
     room -= kept
